@@ -88,6 +88,8 @@ static inline qn_value value_retain(qn_value v) {
 }
 /* What a list, record or function holds, and how many; NULL and 0 for others. */
 qn_value *value_parts(obj_head *o, uint32_t *n);
+/* A list, record or function like v, whose parts are all nil. Owned, or the error value. */
+QN_MUST_CHECK qn_value parts_like(qn_vm *vm, qn_value v);
 /* Frees the object whose last reference went away; iterative, so any depth is safe. */
 void value_free(qn_vm *vm, qn_value v);
 static inline void value_release(qn_vm *vm, qn_value v) {
@@ -332,23 +334,18 @@ struct qn_module {
 
 /* ---- trees --------------------------------------------------------------------------------------------- */
 
-/* Lists and records nest into trees whose leaves are arrays and numbers. A walk visits the leaves in field order, with a
- * path for messages ("layers[0].w"). Iterative: any depth is safe. */
-typedef struct tree_walk tree_walk;
-/* Calls `leaf(ctx, path, value)` for every value that is neither list nor record; stops when it returns false.
+/* Lists and records nest into trees whose leaves are arrays and numbers. A walk visits the leaves in field order.
+ * Iterative: any depth is safe. */
+/* Calls `leaf(ctx, value)` for every value that is neither list nor record; stops when it returns false.
  * Returns false with an error raised when memory ran out, or what `leaf` left. */
-QN_MUST_CHECK bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v),
-                             void *ctx);
+QN_MUST_CHECK bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, qn_value v), void *ctx);
 /* A tree of the same structure with every non-container value replaced by what `leaf` returns (owned; an error value
  * stops the walk). */
-QN_MUST_CHECK qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v),
-                                    void *ctx);
-/* The same where only the value that `leaf` gets matters, not its place: a part that a tree holds many times over is visited
- * once, or a few times, and what is made of it shared as it was. Both take trees that tree_each and tree_rebuild refuse (E605). */
-QN_MUST_CHECK bool tree_each_part(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v),
-                                  void *ctx);
-QN_MUST_CHECK qn_value tree_rebuild_parts(qn_vm *vm, qn_value tree,
-                                          qn_value (*leaf)(void *ctx, const char *path, qn_value v), void *ctx);
+QN_MUST_CHECK qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, qn_value v), void *ctx);
+/* Walks where only the value that `leaf` gets matters, not its place: a part that a tree holds many times over is visited once, or a few
+ * times, and what is made of it shared as it was. Both take trees that tree_each and tree_rebuild refuse (E605). */
+QN_MUST_CHECK bool tree_each_part(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, qn_value v), void *ctx);
+QN_MUST_CHECK qn_value tree_rebuild_parts(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, qn_value v), void *ctx);
 
 /* ---- parts that are shared (shared.c) -------------------------------------------------------------------------------------- */
 

@@ -135,8 +135,7 @@ qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
 }
 
 /* in_axes, out_axes: trees of ints and nil. */
-static bool axes_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool axes_leaf(void *ctx, qn_value v) {
   *(bool *)ctx &= value_is(v, TAG_INT) || value_is(v, TAG_NIL);
   return true;
 }
@@ -191,8 +190,7 @@ qn_value builtin_custom_grad(qn_vm *vm, const qn_value *args) {
   return transform_new(vm, TRANSFORM_CUSTOM_GRAD, args, 2);
 }
 
-static qn_value stop_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value stop_leaf(void *ctx, qn_value v) {
   bool number = value_is(v, TAG_ARRAY) || value_is_number(v);
   return number ? op_apply(ctx, OP_stop_gradient, &v, 1, NULL) : value_retain(v);
 }

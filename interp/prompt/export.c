@@ -479,8 +479,8 @@ static int report_missing(const export *x) {
 
 /* ---- all arguments ----------------------------------------------------------------------------------------------------------------------------- */
 
-static bool no_code(void *ctx, const char *path, qn_value v) {
-  (void)ctx, (void)path;
+static bool no_code(void *ctx, qn_value v) {
+  (void)ctx;
   return !value_is(v, TAG_FN) && !value_is(v, TAG_MODULE);
 }
 

@@ -24,14 +24,12 @@ typedef struct mover {
   int device;
 } mover;
 
-static bool elsewhere(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool elsewhere(void *ctx, qn_value v) {
   return !value_is(v, TAG_ARRAY) || value_array(v)->device == ((mover *)ctx)->device;
 }
 
-static qn_value move_leaf(void *ctx, const char *path, qn_value v) {
+static qn_value move_leaf(void *ctx, qn_value v) {
   const mover *m = ctx;
-  (void)path;
   if (!value_is(v, TAG_ARRAY)) return value_retain(v);
   qn_array *there = array_to_device(m->vm, value_array(v), m->device);
   return there ? value_obj(TAG_ARRAY, there) : value_error();
@@ -136,8 +134,7 @@ static qn_value function_for(qn_vm *vm, qn_value fn, qn_value backend, const qn_
   if (!value_is_error(run) && !value_is(run, TAG_FN)) {
     raise_error(vm, E_type, SPAN_NONE, "jit: the backend gives the function to call in the graph's place, not %s",
                 value_kind_name(run));
-    value_release(vm, run);
-    run = value_error();
+    run = value_fail(vm, run);
   }
   if (!value_is_error(run) && last) keep(vm, fn, graph, run);
   value_release(vm, graph);

@@ -39,8 +39,7 @@ typedef struct branch {
 
 /* ---- arms -------------------------------------------------------------------------------------------------------------------- */
 
-static bool note_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool note_leaf(void *ctx, qn_value v) {
   arm_end *a = ctx;
   qn_vm *vm = a->r->vm;
   bool number = value_is(v, TAG_ARRAY) || value_is_scalar(v);

@@ -64,8 +64,7 @@ static uint32_t alias_of_node(struct recording *r, uint32_t node) {
   return made;
 }
 
-qn_value leaves_alias(void *ctx, const char *path, qn_value v) {
-  (void)path;
+qn_value leaves_alias(void *ctx, qn_value v) {
   leaves *l = ctx;
   qn_vm *vm = l->r->vm;
   if (!is_float_leaf(v)) return value_retain(v);
@@ -81,8 +80,7 @@ static qn_value leaf_value(struct recording *r, qn_value like, uint32_t node) {
   return node ? rec_value_of(r, node) : tree_match_zeros(r->vm, like);
 }
 
-static qn_value grad_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value grad_leaf(void *ctx, qn_value v) {
   leaves *l = ctx;
   return is_float_leaf(v) ? leaf_value(l->r, v, l->grads[l->at++]) : value_nil();
 }
@@ -103,8 +101,7 @@ static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value 
 }
 
 /* For tree_each: counts numbers and arrays in *ctx. */
-static bool count_number(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool count_number(void *ctx, qn_value v) {
   if (value_is_number(v) || value_is(v, TAG_ARRAY)) ++*(uint32_t *)ctx;
   return true;
 }
@@ -178,17 +175,13 @@ enum { MOST_WRT = 64 };
 static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int which[MOST_WRT], uint32_t *n) {
   bool one = value_is(wrt, TAG_INT);
   *n = one ? 1 : value_is(wrt, TAG_LIST) ? value_list(wrt)->len : 0;
-  if (!*n || *n > MOST_WRT) {
-    raise_error(vm, E_argument, SPAN_NONE, "%s: wrt is the position of an argument or a list of positions", name);
-    return false;
-  }
+  if (!*n || *n > MOST_WRT)
+    return raise_false(vm, E_argument, "%s: wrt is the position of an argument or a list of positions", name);
   for (uint32_t i = 0; i < *n; i++) {
     qn_value w = one ? wrt : value_list(wrt)->items[i];
-    if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs) {
-      raise_error(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", name,
-                  nargs);
-      return false;
-    }
+    if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs)
+      return raise_false(vm, E_argument, "%s: wrt names an argument that the call does not have (%d given)", name,
+                         nargs);
     which[i] = (int)(w.u.i < 0 ? w.u.i + nargs : w.u.i);
   }
   return true;
@@ -221,8 +214,7 @@ typedef struct forward {
   vmap_pause pause;  /* what was held before */
 } forward;
 
-static bool out_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool out_leaf(void *ctx, qn_value v) {
   leaves *l = ctx;
   return !is_float_leaf(v) || leaves_add(l, rec_traced(l->r, v));
 }
@@ -240,8 +232,7 @@ static uint32_t tracer_node(struct recording *r, qn_value like) {
   return alias_of_node(r, node);
 }
 
-static bool tracer_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool tracer_leaf(void *ctx, qn_value v) {
   leaves *l = ctx;
   return !is_float_leaf(v) || (l->grads[l->at++] = tracer_node(l->r, v)) != 0;
 }
@@ -315,10 +306,8 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
   if (!forward_args(r, site, nargs, which, nwhich, false, w) || !forward_run(r, site, w)) return false;
   if (!tree_each(vm, w->y, out_leaf, &w->out)) return false;
   if (w->out.n) return true;
-  raise_error(vm, E_not_diff, SPAN_NONE,
-              "%s needs a function whose result is or holds a float or a float array, not %s", w->in.name,
-              kind_said(w->y).text);
-  return false;
+  return raise_false(vm, E_not_diff, "%s needs a function whose result is or holds a float or a float array, not %s",
+                     w->in.name, kind_said(w->y).text);
 }
 
 /* Appends the backward pass from stand-ins for the cotangents of the results, which nobody knows yet. False with an error raised. */
@@ -377,8 +366,7 @@ static qn_value grads_value(struct recording *r, forward *w, bool one) {
   while (made < w->nargs && !value_is_error(grads[made] = tree_rebuild(vm, w->args[made], grad_leaf, &w->in))) made++;
   r->handing_grads = false;
   if (made == w->nargs) return one ? grads[0] : list_of(vm, grads, (size_t)made);
-  while (made-- > 0) value_release(vm, grads[made]);
-  return value_error();
+  while (made-- > 0) return value_fail(vm, grads[made]);
 }
 
 static qn_value call_grad(struct recording *r, const rec_call_site *site) {
@@ -413,8 +401,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
 /* ---- vjp and jvp ------------------------------------------------------------------------------------------------------------------------- */
 
 /* A number that depends on nothing gets a node here, so that it can be an output as well. */
-qn_value leaves_keep(void *ctx, const char *path, qn_value v) {
-  (void)path;
+qn_value leaves_keep(void *ctx, qn_value v) {
   struct recording *r = ctx;
   if (!is_float_leaf(v)) return value_nil();
   if (!value_is(v, TAG_FLOAT) || rec_traced(r, v)) return value_retain(v);
@@ -433,7 +420,7 @@ static bool result_template(struct recording *r, const qn_value *args, int nargs
   bool ok = !value_is_error(floats) &&
             template_of_nodes(r, nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
   value_release(vm, all);
-  if (!value_is_error(floats)) value_release(vm, floats);
+  value_release(vm, floats);
   nodes_free(vm, &in_order);
   return ok;
 }
@@ -446,25 +433,20 @@ static qn_value bind_body(struct recording *r, graph_body *b, const node_list *b
   body_release(vm, b);
   if (!f) return value_error();
   qn_value fn = value_obj(TAG_FN, f);
-  if (!rec_hand_numbers(r, bound->nodes, bound->n)) {
-    value_release(vm, fn);
-    return value_error();
-  }
+  if (!rec_hand_numbers(r, bound->nodes, bound->n)) return value_fail(vm, fn);
   r->handing_grads = true;
   for (uint32_t i = 0; i < bound->n; i++) {
     f->captures[i] = rec_value_of(r, bound->nodes[i]);
     if (!value_is_error(f->captures[i])) continue;
     f->captures[i] = value_nil();
-    value_release(vm, fn);
-    fn = value_error();
+    fn = value_fail(vm, fn);
     break;
   }
   r->handing_grads = false;
   return fn;
 }
 
-static bool fill_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool fill_leaf(void *ctx, qn_value v) {
   leaves *l = ctx;
   if (!is_float_leaf(v)) return true;
   uint32_t i = l->at++;
@@ -664,8 +646,7 @@ static void leaf_list_drop(qn_vm *vm, void *what) {
   mem_free(vm, l->items, l->cap * sizeof *l->items);
 }
 
-static bool list_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool list_leaf(void *ctx, qn_value v) {
   leaf_list *l = ctx;
   if (!is_float_leaf(v)) return true;
   if (!mem_grow(l->vm, (void **)&l->items, &l->cap, l->n + 1, sizeof *l->items)) return false;
@@ -692,8 +673,7 @@ typedef struct one_leaf {
   qn_value v;
 } one_leaf;
 
-static qn_value place_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value place_leaf(void *ctx, qn_value v) {
   one_leaf *o = ctx;
   return is_float_leaf(v) && o->at++ == o->which ? value_retain(o->v) : value_nil();
 }
@@ -742,9 +722,9 @@ static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_li
     }
     qn_value out = value_error();
     if (!value_is_error(in) && !value_is_error(through)) out = vm->hooks.call(vm, through, &in, 1, value_nil());
-    if (!value_is_error(through)) value_release(vm, through);
-    if (!value_is_error(o.v)) value_release(vm, o.v);
-    if (!value_is_error(in)) value_release(vm, in);
+    value_release(vm, through);
+    value_release(vm, o.v);
+    value_release(vm, in);
     leaf_list got = {.vm = vm};
     ok = !value_is_error(out) && tree_each(vm, out, list_leaf, &got);
     for (uint32_t k = 0; k < to->n && k < got.n && ok; k++) {
@@ -752,7 +732,7 @@ static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_li
       if ((ok = !value_is_error(cell))) cells[turn ? k * from->n + i : i * to->n + k] = cell;
     }
     mem_free(vm, got.items, got.cap * sizeof *got.items);
-    if (!value_is_error(out)) value_release(vm, out);
+    value_release(vm, out);
   }
   return ok;
 }
@@ -764,14 +744,12 @@ typedef struct cell_walk {
   uint32_t at;
 } cell_walk;
 
-static qn_value cell_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value cell_leaf(void *ctx, qn_value v) {
   cell_walk *c = ctx;
   return is_float_leaf(v) ? value_retain(c->cells[c->at++]) : value_nil();
 }
 
-static qn_value row_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value row_leaf(void *ctx, qn_value v) {
   cell_walk *c = ctx;
   return is_float_leaf(v) ? tree_rebuild(c->vm, c->x, cell_leaf, c) : value_nil();
 }
@@ -786,7 +764,7 @@ static void jacobian_drop(qn_vm *vm, void *what) {
   jacobian_owned *o = what;
   for (size_t i = 0; i < o->ncells; i++) value_release(vm, o->cells[i]);
   if (o->cells) mem_free(vm, o->cells, o->ncells * sizeof *o->cells);
-  if (!value_is_error(o->map)) value_release(vm, o->map);
+  value_release(vm, o->map);
 }
 
 static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
@@ -833,8 +811,8 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   jacobian_drop(vm, &own);
   mem_free(vm, xs.items, xs.cap * sizeof *xs.items);
   mem_free(vm, ys.items, ys.cap * sizeof *ys.items);
-  if (!value_is_error(x)) value_release(vm, x);
-  if (!value_is_error(y)) value_release(vm, y);
+  value_release(vm, x);
+  value_release(vm, y);
   forward_free(vm, &w, &held, mark);
   return result;
 }

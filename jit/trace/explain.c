@@ -40,8 +40,7 @@ qn_value fields_record(qn_vm *vm, const field *fields, size_t n) {
       value_release(vm, v);
   }
   if (ok) return value_obj(TAG_RECORD, r);
-  if (r) value_release(vm, value_obj(TAG_RECORD, r));
-  return value_error();
+  if (r) return value_fail(vm, value_obj(TAG_RECORD, r));
 }
 
 qn_value list_of_items(qn_vm *vm, uint32_t n, qn_value (*item)(qn_vm *vm, const void *ctx, uint32_t i),
@@ -49,10 +48,7 @@ qn_value list_of_items(qn_vm *vm, uint32_t n, qn_value (*item)(qn_vm *vm, const 
   qn_list *l = list_new(vm, n);
   for (uint32_t i = 0; l && i < n; i++) {
     qn_value v = item(vm, ctx, i);
-    if (value_is_error(v)) {
-      value_release(vm, value_obj(TAG_LIST, l));
-      return v;
-    }
+    if (value_is_error(v)) return value_fail(vm, value_obj(TAG_LIST, l));
     l->items[i] = v;
   }
   return l ? value_obj(TAG_LIST, l) : value_error();
@@ -143,9 +139,8 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
     if (error_pending(vm)) return false;
-    raise_error(vm, E_type, SPAN_NONE, "%s takes a function within at most eight transforms, not %s", what,
-                value_is(fn, TAG_FN) ? "one within more" : value_kind_name(fn));
-    return false;
+    return raise_false(vm, E_type, "%s takes a function within at most eight transforms, not %s", what,
+                       value_is(fn, TAG_FN) ? "one within more" : value_kind_name(fn));
   }
   if (!anchor_specializations_of(vm, a)) return false;
   if (!rec_effect(vm, what)) return false;

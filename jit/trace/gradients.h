@@ -46,9 +46,9 @@ typedef struct leaves {
 } leaves;
 void leaves_free(leaves *l);
 /* For tree_rebuild, with `leaves` as ctx: float leaves become alias nodes, which are added; others stay. */
-qn_value leaves_alias(void *ctx, const char *path, qn_value v);
+qn_value leaves_alias(void *ctx, qn_value v);
 /* For tree_rebuild, with the recording as ctx: float leaves stay, and each has a node then; others become nil. */
-qn_value leaves_keep(void *ctx, const char *path, qn_value v);
+qn_value leaves_keep(void *ctx, qn_value v);
 
 /* ---- trees that match ---- */
 

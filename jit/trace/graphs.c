@@ -326,8 +326,7 @@ static qn_value input_item(qn_vm *vm, const void *ctx, uint32_t i) {
   else
     value_release(vm, text);
   if (ok) return node;
-  value_release(vm, node);
-  return value_error();
+  return value_fail(vm, node);
 }
 
 qn_value jit_graph_field(qn_vm *vm, qn_value v, const char *name) {
@@ -446,8 +445,7 @@ static uint32_t ask_rule(rewriting *w, uint32_t i) {
     out = vm->hooks.call(vm, w->rule, args, 2, value_nil());
     vm_disown(vm, &held[0]);
   }
-  for (int k = 0; k < 2; k++)
-    if (!value_is_error(args[k])) value_release(vm, args[k]);
+  for (int k = 0; k < 2; k++) value_release(vm, args[k]);
   if (value_is_error(out)) return UINT32_MAX;
   uint32_t node = 0;
   if (!value_is(out, TAG_NIL)) {
@@ -465,7 +463,7 @@ static uint32_t ask_rule(rewriting *w, uint32_t i) {
       node = UINT32_MAX;
     }
   }
-  if (!value_is_error(out)) value_release(vm, out);
+  value_release(vm, out);
   return node;
 }
 

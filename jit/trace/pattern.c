@@ -29,13 +29,6 @@ uint64_t hash_mix(uint64_t h, uint64_t x) {
   return h ^ h >> 29;
 }
 
-qn_value parts_like(qn_vm *vm, qn_value v) {
-  void *made = value_is(v, TAG_LIST)     ? (void *)list_new(vm, value_list(v)->len)
-               : value_is(v, TAG_RECORD) ? (void *)record_like(vm, value_record(v))
-                                         : (void *)fn_like(vm, value_fn(v));
-  return made ? value_obj(value_tag_of(v), made) : value_error();
-}
-
 bool nodes_add(qn_vm *vm, node_list *l, uint32_t node) {
   if (!mem_grow(vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return false;
   l->nodes[l->n++] = node;
@@ -562,10 +555,7 @@ static qn_value build(building *b) {
   qn_value *parts = value_parts(whole.u.p, &n);
   for (uint32_t i = 0; i < x->n; i++) {
     qn_value part = build(b);
-    if (value_is_error(part)) {
-      value_release(vm, whole);
-      return part;
-    }
+    if (value_is_error(part)) return value_fail(vm, whole);
     parts[i] = part;
   }
   return whole;

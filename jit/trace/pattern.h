@@ -9,11 +9,6 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/rec.h"
 
-/* ---- values and their parts ---- */
-
-/* A list, record or function like v, whose parts are all nil. Owned, or the error value. */
-QN_MUST_CHECK qn_value parts_like(qn_vm *vm, qn_value v);
-
 /* Nodes of a graph, in some order. */
 typedef struct node_list {
   uint32_t *nodes, n, cap;

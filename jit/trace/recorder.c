@@ -70,10 +70,7 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
   if (!active || value_is_error(out)) return out;
   uint32_t node = graph_node_raw(r->g, op, nodes, nin, attr, type_of_value(out), site);
   if (!rec_name(r, &out, node)) return value_error();
-  if (!rec_keep(r, node, value_retain(out))) {
-    value_release(vm, out);
-    return value_error();
-  }
+  if (!rec_keep(r, node, value_retain(out))) return value_fail(vm, out);
   r->done = r->g->n;
   return out;
 }
@@ -176,8 +173,7 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
   if (!vmap_advance(r)) return value_error();
   qn_value out = rec_value_of(r, node);
   if (value_is_error(out) || rec_appended(r)) return out;
-  value_release(vm, out);
-  return value_error();
+  return value_fail(vm, out);
 }
 
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
@@ -267,8 +263,7 @@ int rec_same_fn(qn_vm *vm, qn_value a, qn_value b) {
   return !r->capturing || rec_break(r, BREAK_kind, NULL) ? same : -1;
 }
 
-static qn_value observe_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value observe_leaf(void *ctx, qn_value v) {
   return value_is_scalar(v) ? rec_observe(ctx, v) : value_retain(v);
 }
 
@@ -319,8 +314,7 @@ typedef struct float_search {
   uint32_t last;
 } float_search;
 
-static bool mark_float(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool mark_float(void *ctx, qn_value v) {
   float_search *s = ctx;
   uint32_t node = is_float_leaf(v) ? rec_traced(s->r, v) : 0;
   s->marks[node] |= 1;
@@ -348,8 +342,7 @@ static int differentiated(qn_vm *vm, qn_value v) {
   return found;
 }
 
-static bool carries_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool carries_leaf(void *ctx, qn_value v) {
   const struct recording *r = ctx;
   return !is_float_leaf(v) || (r && rec_traced(r, v));
 }
@@ -413,8 +406,7 @@ qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   const jit_anchor *reader = r->ncalls ? r->callees[r->ncalls - 1] : r->of ? r->of->anchor : NULL;
   if (!value_is_error(v)) r->pattern.roots[known - 1].library = reader && place_in_library(vm, reader->at);
   if (value_is_error(v) || key_add(vm, &r->globals, (uintptr_t)slot, known)) return v;
-  value_release(vm, v);
-  return value_error();
+  return value_fail(vm, v);
 }
 
 void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now) {

@@ -944,8 +944,7 @@ qn_value rec_host_float(qn_vm *vm, qn_value x) {
 /* ---- a recording for one call --------------------------------------------------------------------------------------------------------- */
 
 /* Finds the first array: its device goes to *ctx, and the walk stops. */
-static bool device_of_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool device_of_leaf(void *ctx, qn_value v) {
   if (!value_is(v, TAG_ARRAY)) return true;
   *(int *)ctx = value_array(v)->device;
   return false;

@@ -41,10 +41,7 @@ static qn_value rule_function(qn_vm *vm, qn_value v, const void *home, int depth
   qn_value out = value_obj(TAG_FN, own);
   for (uint32_t i = 0; i < f->ncaptures; i++) {
     qn_value part = rule_function(vm, f->captures[i], home, depth + 1);
-    if (value_is_error(part)) {
-      value_release(vm, out);
-      return part;
-    }
+    if (value_is_error(part)) return value_fail(vm, out);
     own->captures[i] = part;
   }
   if (bare) fn_make_bare(own);
@@ -170,7 +167,7 @@ static qn_value cotangents_value(struct recording *r, const region_rule *rule, c
     values[made] = cotangents[made]      ? rec_value_of(r, cotangents[made])
                    : value_is_error(out) ? out
                                          : tree_match_zeros(vm, out);
-    if (!value_is_error(out)) value_release(vm, out);
+    value_release(vm, out);
     if (value_is_error(values[made])) break;
   }
   if (made == x->nouts) result = template_build(vm, &rule->cts, values, NULL);
@@ -244,7 +241,7 @@ bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
                        nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
   ok = ok && rec_room(r);
   vm_pop_to(vm, mark);
-  if (!value_is_error(gs)) value_release(vm, gs);
+  value_release(vm, gs);
   rule_drop(vm, &o);
   why->id = 0;
   return ok;
@@ -274,8 +271,8 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
     x->output = k;
   }
   nodes_free(vm, &floats);
-  if (!value_is_error(cts)) value_release(vm, cts);
-  if (!value_is_error(like)) value_release(vm, like);
+  value_release(vm, cts);
+  value_release(vm, like);
   if (ok) return rule;
   region_rule_release(vm, rule);
   return NULL;
@@ -345,14 +342,11 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   x.outs = custom ? outs.nodes : out.nodes;
   x.nouts = custom ? outs.n : out.n;
   if (ok && x.nouts && (!custom || in.n)) ok = regions_add(vm, &r->regions, &x) != NULL;
-  if (!ok) {
-    value_release(vm, result);
-    result = value_error();
-  }
+  if (!ok) result = value_fail(vm, result);
 done:
   r->grads--;
   if (rule) region_rule_release(vm, rule);
-  if (!value_is_error(args)) value_release(vm, args);
+  value_release(vm, args);
   nodes_free(vm, &arg_nodes);
   nodes_free(vm, &outs);
   leaves_free(&in);

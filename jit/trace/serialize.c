@@ -194,11 +194,11 @@ static bool refuse(archive *a, value_part part, qn_value v) {
                                       [PART_number] = "such a number",
                                       [PART_bound] = "such a value",
                                       [PART_cotangent] = "such a cotangent"};
-  raise_error(a->vm, E_type, SPAN_NONE,
-              "a graph with %s cannot be written: a file holds arrays, numbers, texts, and lists and records of these; "
-              "this is %s",
-              parts[part], kind_said(v).text);
-  return false;
+  return raise_false(
+      a->vm, E_type,
+      "a graph with %s cannot be written: a file holds arrays, numbers, texts, and lists and records of these; "
+      "this is %s",
+      parts[part], kind_said(v).text);
 }
 
 static bool read_elements(archive *a, const graph_type *t, qn_value *v) {
@@ -467,10 +467,10 @@ static bool ar_pattern(body_archive *r, uint32_t *at, int depth) {
     case PAT_LIST: letter = 'l'; break;
     case PAT_RECORD: letter = 'r'; break;
     case PAT_FN:
-      raise_error(a->vm, E_type, SPAN_NONE,
-                  "a graph with a function among its arguments cannot be written: let the function that is exported "
-                  "take arrays alone");
-      return false;
+      return raise_false(
+          a->vm, E_type,
+          "a graph with a function among its arguments cannot be written: let the function that is exported "
+          "take arrays alone");
     }
   if (!ar_u8(a, &letter)) return false;
   switch (letter) {
@@ -504,9 +504,8 @@ typedef struct cotangents {
   uint32_t at;
 } cotangents;
 
-static bool claim_cotangent(void *ctx, const char *path, qn_value v) {
+static bool claim_cotangent(void *ctx, qn_value v) {
   cotangents *c = ctx;
-  (void)path;
   graph_type t = type_of_value(v);
   return !is_float_leaf(v) || claim(c->r, c->at++, &t, 1);
 }
@@ -890,10 +889,8 @@ static bool ar_regions(archive *a, graph_body *b) {
 
 static bool write_graph_text(archive *a, const graph *g) {
   char why[256] = "";
-  if (!graph_runnable(g, why, sizeof why)) {
-    raise_error(a->vm, E_argument, SPAN_NONE, "this graph cannot be written: %s", why);
-    return false;
-  }
+  if (!graph_runnable(g, why, sizeof why))
+    return raise_false(a->vm, E_argument, "this graph cannot be written: %s", why);
   text_buf t;
   text_init(&t, a->vm);
   graph_print_apart(g, &(graph_store){.least = IN_TEXT, .ctx = a, .put = add_run}, &t);
@@ -1128,6 +1125,5 @@ qn_value jit_graph_deserialize(qn_vm *vm, const graph_serialized *from, char *wh
   }
   if (a.p == a.end && a.data == a.data_end) return g;
   wrong(&a, a.p == a.end ? "elements belong to no array" : "there is more behind the description");
-  value_release(vm, g);
-  return value_error();
+  return value_fail(vm, g);
 }

@@ -51,10 +51,7 @@ static qn_value tracer_array(struct recording *r, pat *x, qn_value v) {
   qn_array *data = array_view(r->vm, a, (qn_dtype)a->dtype, a->rank, a->shape, a->strides, a->offset);
   if (!data) return value_error();
   uint32_t node = add_input(r, x, v);
-  if (!node) {
-    value_release(r->vm, value_obj(TAG_ARRAY, data));
-    return value_error();
-  }
+  if (!node) return value_fail(r->vm, value_obj(TAG_ARRAY, data));
   x->n = a->device;
   qn_array *made = rec_input(r, node, data);
   return made ? value_obj(TAG_ARRAY, made) : value_error();
@@ -113,10 +110,7 @@ static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth,
   qn_value *to = value_parts(copy.u.p, &n);
   for (uint32_t i = 0; i < n; i++) {
     qn_value part = tracer(r, from[i], depth + 1, &(step){at, i});
-    if (value_is_error(part)) {
-      value_release(vm, copy);
-      return part;
-    }
+    if (value_is_error(part)) return value_fail(vm, copy);
     to[i] = part;
   }
   return copy;

@@ -70,7 +70,7 @@ static bool walk_leaf(tree_match *c, qn_value like, qn_value given) {
     if (c->lanes && value_is(given, TAG_ARRAY) && is_float_leaf(given)) {
       qn_value sum = sum_of_lanes(vm, given);
       bool ok = !value_is_error(sum) && c->leaf(c->ctx, like, sum);
-      if (!value_is_error(sum)) value_release(vm, sum);
+      value_release(vm, sum);
       return ok;
     }
     if (!value_is(given, TAG_INT))
@@ -90,7 +90,7 @@ static bool walk_leaf(tree_match *c, qn_value like, qn_value given) {
   if (c->lanes && b->dtype != a->dtype && a->dtype == WEAK_FLOAT && is_float_leaf(given) && shape_equal(a, b)) {
     qn_value wide = op_apply(vm, OP_cast, &given, 1, &(op_attr){.dtype = a->dtype});
     bool ok = !value_is_error(wide) && c->leaf(c->ctx, like, wide);
-    if (!value_is_error(wide)) value_release(vm, wide);
+    value_release(vm, wide);
     return ok;
   }
   if (b->dtype != a->dtype || !shape_equal(a, b)) return differs(c, like, given, "");
@@ -130,8 +130,7 @@ bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like,
   return ok;
 }
 
-static qn_value prototype_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value prototype_leaf(void *ctx, qn_value v) {
   if (value_is(v, TAG_FLOAT)) return value_float(0);
   if (!is_float_leaf(v)) return value_nil();
   qn_array *a = value_array(v), *p = array_new_header(ctx, (qn_dtype)a->dtype, a->rank, a->shape);

@@ -29,8 +29,7 @@ typedef struct bits_walk {
   uint32_t n, cap;
   bool failed;
 } bits_walk;
-static bool collect_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool collect_leaf(void *ctx, qn_value v) {
   bits_walk *w = ctx;
   if (!mem_grow(w->vm, (void **)&w->leaves, &w->cap, w->n + 1, sizeof *w->leaves)) return false;
   w->leaves[w->n++] = v;

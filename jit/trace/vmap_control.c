@@ -269,8 +269,7 @@ static int error_counts(qn_vm *vm) {
 static void raise_no_lane(qn_vm *vm) { raise_error(vm, E_not_batched, SPAN_NONE, "no lane comes here"); }
 
 /* For tree_rebuild_parts: a value that differs from lane to lane becomes the array of all lanes, others stay. */
-static qn_value all_lanes(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static qn_value all_lanes(void *ctx, qn_value v) {
   qn_vm *vm = ctx;
   if (!rec_is_lane(vm, v)) return value_retain(v);
   return rec_value_of(vm->rec, vmap_outermost(vm->rec, rec_traced(vm->rec, v)));

@@ -370,10 +370,7 @@ static qn_value walk_parts(lane_walk *m, const char *what, qn_value v, qn_value 
     qn_value made = one ? axes : part_axes(m, what, axes, v, i);
     if (!value_is_error(made)) made = leaf(m, from[i], made);
     path_pop(m, before);
-    if (value_is_error(made)) {
-      value_release(vm, out);
-      return made;
-    }
+    if (value_is_error(made)) return value_fail(vm, out);
     if (to) to[i] = made;
   }
   return out;
@@ -398,11 +395,9 @@ static bool same_lanes(lane_walk *m, qn_value v, int axis) {
   char found[sizeof m->first];
   snprintf(found, sizeof found, "%s is %s with %lld lane%s along axis %d", m->path, kind_said(v).text, (long long)n,
            n == 1 ? "" : "s", axis);
-  if (m->lanes >= 0) {
-    raise_error(m->r->vm, E_lanes, SPAN_NONE,
-                "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is", m->first, found);
-    return false;
-  }
+  if (m->lanes >= 0)
+    return raise_false(m->r->vm, E_lanes, "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is",
+                       m->first, found);
   memcpy(m->first, found, sizeof found);
   m->lanes = n;
   return true;
@@ -456,11 +451,10 @@ static qn_value lane_in(lane_walk *m, qn_value v, qn_value axes) {
 static bool vmap_in(lane_walk *m, qn_value in_axes, qn_value *args, int nargs) {
   qn_vm *vm = m->r->vm;
   bool each = value_is(in_axes, TAG_LIST);
-  if (each && value_list(in_axes)->len != (uint32_t)nargs) {
-    raise_error(vm, E_argument, SPAN_NONE, "vmap: in_axes has %u entr%s for %d positional argument%s",
-                value_list(in_axes)->len, value_list(in_axes)->len == 1 ? "y" : "ies", nargs, nargs == 1 ? "" : "s");
-    return false;
-  }
+  if (each && value_list(in_axes)->len != (uint32_t)nargs)
+    return raise_false(vm, E_argument, "vmap: in_axes has %u entr%s for %d positional argument%s",
+                       value_list(in_axes)->len, value_list(in_axes)->len == 1 ? "y" : "ies", nargs,
+                       nargs == 1 ? "" : "s");
   for (int i = 0; i <= nargs; i++) {
     if (i == nargs && !value_is(args[i], TAG_RECORD)) break;
     qn_value axes = !each ? in_axes : i < nargs ? value_list(in_axes)->items[i] : value_int(0);
@@ -579,8 +573,7 @@ typedef struct lane_search {
 } lane_search;
 
 /* Stops at the first value that differs between the lanes of the level. */
-static bool not_of_lane(void *ctx, const char *path, qn_value v) {
-  (void)path;
+static bool not_of_lane(void *ctx, qn_value v) {
   const lane_search *s = ctx;
   uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(s->r, v) : 0;
   return !node || !batch_whole(&s->level->batch, lifted(s->r, node, s->level));
@@ -612,8 +605,8 @@ bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_valu
 }
 
 /* The arguments of a rule that have lanes as in_axes: 0, and nil for the others. */
-static qn_value keep_axes(void *ctx, const char *path, qn_value v) {
-  (void)ctx, (void)path;
+static qn_value keep_axes(void *ctx, qn_value v) {
+  (void)ctx;
   return value_is(v, TAG_INT) && v.u.i == 0 ? v : value_nil();
 }
 
@@ -740,17 +733,11 @@ static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
 done:
   value_release(vm, r->active); /* an error in an arm leaves those of the arm */
   r->active = active;
-  if (open && !close_lanes(r, &l) && !value_is_error(result)) {
-    value_release(vm, result);
-    result = value_error();
-  }
+  if (open && !close_lanes(r, &l) && !value_is_error(result)) result = value_fail(vm, result);
   vm_pop_to(vm, mark);
   value_release(vm, in_axes);
   value_release(vm, out_axes);
-  if (!value_is_error(result) && !rec_room(r)) {
-    value_release(vm, result);
-    result = value_error();
-  }
+  if (!value_is_error(result) && !rec_room(r)) result = value_fail(vm, result);
   return result;
 }
 

@@ -376,12 +376,12 @@ static bool work_on_arrays(qn_vm *vm) {
   return ok;
 }
 
-static qn_value keep(void *ctx, const char *path, qn_value v) {
-  (void)ctx, (void)path;
+static qn_value keep(void *ctx, qn_value v) {
+  (void)ctx;
   return value_retain(v);
 }
-static bool look(void *ctx, const char *path, qn_value v) {
-  (void)ctx, (void)path, (void)v;
+static bool look(void *ctx, qn_value v) {
+  (void)ctx, (void)v;
   return true;
 }
 
