@@ -49,7 +49,7 @@ bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before
     if (tree_each_part(vm, args[i], elsewhere, &m)) continue;
     qn_value moved = error_pending(vm) ? value_error() : tree_rebuild_parts(vm, args[i], move_leaf, &m);
     if (value_is_error(moved)) {
-      backend_leave(vm, *before);
+      vm->device = (uint8_t)*before;
       return false;
     }
     value_release(vm, args[i]);
@@ -57,8 +57,6 @@ bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before
   }
   return true;
 }
-
-void backend_leave(qn_vm *vm, int before) { vm->device = (uint8_t)before; }
 
 /* ---- a function as the backend --------------------------------------------------------------------------------------------- */
 

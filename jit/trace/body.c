@@ -39,13 +39,8 @@ static void body_free(qn_vm *vm, void *code) {
   graph_body *b = code;
   anchor_close(vm, &b->code.anchor);
   chains_leave(vm, &b->code);
-  if (b->call.graph) graph_free(b->call.graph);
-  pattern_free(vm, &b->call.pattern);
-  template_free(vm, &b->call.result);
-  mem_free(vm, b->call.guards, b->call.nguards * sizeof *b->call.guards);
+  specialization_clear(vm, &b->call);
   if (b->bound) mem_free(vm, b->bound, (b->nbound + 1) * sizeof *b->bound);
-  regions_cut(vm, &b->regions, 0);
-  mem_free(vm, b->regions.list, b->regions.cap * sizeof *b->regions.list);
   value_release(vm, b->like);
   value_release(vm, b->params);
   mem_free(vm, b, sizeof *b);
@@ -97,8 +92,8 @@ void body_finish(graph_body *b) {
   }
   h = hash_mix(hash_mix(h, e->draw_input), e->ndraws);
   h = hash_mix(hash_mix(h, e->key_inputs[0]), e->key_inputs[1]);
-  for (uint32_t i = 0; i < b->regions.n; i++) {
-    const graph_region *x = &b->regions.list[i];
+  for (uint32_t i = 0; i < b->call.regions.n; i++) {
+    const graph_region *x = &b->call.regions.list[i];
     h = hash_mix(hash_mix(h, x->first), x->end);
     h = hash_mix(h, x->rule ? ((const region_rule *)x->rule)->number : 0);
     for (uint32_t k = 0; k < x->nargs + x->nouts; k++) h = hash_mix(h, x->args[k]);
@@ -206,7 +201,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   for (uint32_t i = 1; i < g->n && ok; i++)
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
-  ok = ok && regions_copy(vm, g, &r->regions, mark, &b->regions, c.map, NULL);
+  ok = ok && regions_copy(vm, g, &r->regions, mark, &b->call.regions, c.map, NULL);
   ok = (ok && !to->failed && !to->arena.failed) || copy_failed(&c);
   if (c.from) copy_end(&c);
   if (needed) mem_free(vm, needed, g->n);
@@ -252,7 +247,7 @@ static int by_first(const void *a, const void *b) {
 bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
   qn_vm *vm = r->vm;
   const graph *g = b->call.graph;
-  const region_list *regions = &b->regions; /* by their ends */
+  const region_list *regions = &b->call.regions; /* by their ends */
   uint32_t n = regions->n;
   node_copy c = {.vm = vm};
   size_t bytes = n * sizeof(uint32_t) + 1, open_bytes = n * sizeof(region_open) + 1;
@@ -410,9 +405,8 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   int nargs = (int)e->pattern.nargs;
   if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, inputs.arrays, inputs.scalars, &why)) {
     text_add(&why, "", 1);
-    raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",
-                why.failed ? "the arguments differ" : why.text);
-    ok = false;
+    ok = raise_false(vm, E_argument, "the graph was recorded for another call: %s",
+                     why.failed ? "the arguments differ" : why.text);
   }
   if (ok) pattern_values(&e->pattern, value_nil(), args, nargs, in);
   for (uint32_t i = 0; i < ninputs && ok; i++) value_retain(in[i]);
@@ -425,9 +419,8 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
     }
   if (ok && e->nguards && !specialization_guards_hold(vm, e, inputs.scalars, &why)) {
     text_add(&why, "", 1);
-    raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded with other numbers, which steered the program: %s",
-                why.failed ? "they differ" : why.text);
-    ok = false;
+    ok = raise_false(vm, E_argument, "the graph was recorded with other numbers, which steered the program: %s",
+                     why.failed ? "they differ" : why.text);
   }
   text_free(&why);
   call_inputs_free(vm, &inputs);

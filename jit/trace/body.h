@@ -11,13 +11,12 @@ typedef struct graph_body {
   uint32_t nbound; /* captures of the function */
   uint32_t *bound; /* the inputs of the graph that they are; NULL: the first ones, in order */
   bool rest;       /* the last argument of the pattern is the list of all that are left */
-  /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
+  /* graph and its regions; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
   specialization call;
   qn_value params; /* a list of the names of the pattern's arguments (but the rest); nil: they have none */
   /* So many of these (but the rest) may be left out, from the last on: the captures behind the bound ones. */
   uint32_t ndefaults;
   qn_value like; /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
-  region_list regions;
 } graph_body;
 static inline graph_body *body_of(qn_value fn) { return (graph_body *)value_fn(fn)->code; }
 

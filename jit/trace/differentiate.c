@@ -43,7 +43,7 @@ void leaves_free(leaves *l) {
   mem_free(l->r->vm, l->grads, l->grads_cap * sizeof *l->grads);
 }
 
-static void leaves_drop(qn_vm *vm, void *l) {
+void leaves_drop(qn_vm *vm, void *l) {
   (void)vm;
   leaves_free(l);
 }
@@ -85,10 +85,20 @@ static qn_value grad_leaf(void *ctx, qn_value v) {
   return is_float_leaf(v) ? leaf_value(l->r, v, l->grads[l->at++]) : value_nil();
 }
 
+/* A list (NULL: an error is raised) as a value. */
+static qn_value list_value(qn_list *l) { return l ? value_obj(TAG_LIST, l) : value_error(); }
+
 static qn_value list_of(qn_vm *vm, qn_value *items, size_t n) {
-  qn_list *l = list_from(vm, items, n);
+  qn_value list = list_value(list_from(vm, items, n));
   for (size_t i = 0; i < n; i++) value_release(vm, items[i]);
-  return l ? value_obj(TAG_LIST, l) : value_error();
+  return list;
+}
+
+/* The list of a forward pass's result, which is taken over, and what came of it, likewise. */
+static qn_value result_with(qn_vm *vm, qn_value *y, qn_value made) {
+  qn_value pair[2] = {*y, made};
+  *y = value_unset();
+  return list_of(vm, pair, 2);
 }
 
 static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value x) {
@@ -153,6 +163,27 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   return false;
 }
 
+/* The backward pass from `n` roots with a seed each; where either is 0 there is nothing to pass on. False with an error raised. */
+static bool backward_from(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, uint32_t n,
+                          leaves *wrt) {
+  qn_vm *vm = r->vm;
+  vm_memory both = {.bytes = 2 * (n + (size_t)1) * sizeof *roots};
+  uint32_t *some = both.p = mem_alloc(vm, both.bytes), *theirs = some + n + 1;
+  if (!some) return false;
+  int count = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!roots[i] || !seeds[i]) continue;
+    some[count] = roots[i];
+    theirs[count++] = seeds[i];
+  }
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_memory, &both);
+  bool ok = backward(r, from, some, theirs, count, wrt);
+  vm_disown(vm, &held);
+  mem_free(vm, some, both.bytes);
+  return ok;
+}
+
 /* ---- what is differentiated, and by what ------------------------------------------------------------------------------------------------------------ */
 
 /* The node of a scalar float result: 0 for a constant, UINT32_MAX with an error raised if it is none. */
@@ -171,7 +202,7 @@ static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
 
 enum { MOST_WRT = 64 };
 
-/* The positions that `wrt` names among nargs arguments. False with an error raised. */
+/* The positions that `wrt`, a plain value, names among nargs arguments. False with an error raised. */
 static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int which[MOST_WRT], uint32_t *n) {
   bool one = value_is(wrt, TAG_INT);
   *n = one ? 1 : value_is(wrt, TAG_LIST) ? value_list(wrt)->len : 0;
@@ -312,25 +343,10 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
 
 /* Appends the backward pass from stand-ins for the cotangents of the results, which nobody knows yet. False with an error raised. */
 static bool forward_transpose(struct recording *r, forward *w) {
-  qn_vm *vm = r->vm;
   if (!(w->held = vmap_hold(r, &w->pause))) return false;
   w->before = rec_mark(r);
-  if (!leaves_room(&w->out) || !tree_each(vm, w->y, tracer_leaf, &w->out)) return false;
-  uint32_t *roots = mem_alloc(vm, 2 * (w->out.n + (size_t)1) * sizeof *roots), *seeds = roots + w->out.n + 1;
-  if (!roots) return false;
-  int n = 0;
-  for (uint32_t i = 0; i < w->out.n; i++)
-    if (w->out.nodes[i]) {
-      roots[n] = w->out.nodes[i];
-      seeds[n++] = w->out.grads[i];
-    }
-  vm_memory both = {roots, 2 * (w->out.n + (size_t)1) * sizeof *roots};
-  vm_owned held;
-  vm_own(vm, &held, vm_drop_memory, &both);
-  bool ok = backward(r, w->from, roots, seeds, n, &w->in);
-  vm_disown(vm, &held);
-  mem_free(vm, roots, both.bytes);
-  return ok;
+  return leaves_room(&w->out) && tree_each(r->vm, w->y, tracer_leaf, &w->out) &&
+         backward_from(r, w->from, w->out.nodes, w->out.grads, w->out.n, &w->in);
 }
 
 /* From here on the nodes of a vmap's lanes get counterparts again; those that have gone meanwhile got none. */
@@ -366,7 +382,8 @@ static qn_value grads_value(struct recording *r, forward *w, bool one) {
   while (made < w->nargs && !value_is_error(grads[made] = tree_rebuild(vm, w->args[made], grad_leaf, &w->in))) made++;
   r->handing_grads = false;
   if (made == w->nargs) return one ? grads[0] : list_of(vm, grads, (size_t)made);
-  while (made-- > 0) return value_fail(vm, grads[made]);
+  while (made-- > 0) value_release(vm, grads[made]);
+  return value_error();
 }
 
 static qn_value call_grad(struct recording *r, const rec_call_site *site) {
@@ -389,11 +406,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   if (root != UINT32_MAX && backward(r, w.from, &root, &seed, root != 0, &w.in) &&
       rec_hand_numbers(r, w.in.grads, w.in.n))
     result = grads_value(r, &w, one);
-  if (!value_is_error(result) && def->kind != TRANSFORM_GRAD) {
-    qn_value pair[2] = {w.y, result};
-    w.y = value_unset();
-    result = list_of(vm, pair, 2);
-  }
+  if (!value_is_error(result) && def->kind != TRANSFORM_GRAD) result = result_with(vm, &w.y, result);
   forward_free(vm, &w, &held, mark);
   return result;
 }
@@ -414,9 +427,8 @@ qn_value leaves_keep(void *ctx, qn_value v) {
 static bool result_template(struct recording *r, const qn_value *args, int nargs, tpl_list *out) {
   qn_vm *vm = r->vm;
   node_list in_order = {0};
-  qn_list *l = list_from(vm, args, (size_t)nargs);
-  if (!l) return false;
-  qn_value all = value_obj(TAG_LIST, l), floats = tree_rebuild(vm, all, leaves_keep, r);
+  qn_value all = list_value(list_from(vm, args, (size_t)nargs));
+  qn_value floats = value_is_error(all) ? all : tree_rebuild(vm, all, leaves_keep, r);
   bool ok = !value_is_error(floats) &&
             template_of_nodes(r, nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
   value_release(vm, all);
@@ -496,16 +508,12 @@ static qn_value pullback_of(struct recording *r, const rec_call_site *site, forw
 
 static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
-  qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
+  qn_value *mark = vm->sp, back = value_error();
   forward w;
   vm_owned held;
   forward_begin(r, site, &w, &held);
-  if (forward_call(r, site, site->nargs - 1, NULL, 0, &w) && forward_transpose(r, &w) &&
-      !value_is_error(pair[1] = pullback_of(r, site, &w))) {
-    pair[0] = w.y;
-    w.y = value_unset();
-    result = list_of(vm, pair, 2);
-  }
+  if (forward_call(r, site, site->nargs - 1, NULL, 0, &w) && forward_transpose(r, &w)) back = pullback_of(r, site, &w);
+  qn_value result = value_is_error(back) ? back : result_with(vm, &w.y, back);
   forward_free(vm, &w, &held, mark);
   return result;
 }
@@ -514,25 +522,13 @@ static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
  * zero), to dy, those of the result's. False with an error raised. */
 static bool forward_push(struct recording *r, const forward *w, leaves *dx, leaves *dy) {
   qn_vm *vm = r->vm;
-  size_t n = w->in.n, bytes = 2 * (n + 1) * sizeof(uint32_t);
-  uint32_t *roots = mem_alloc(vm, bytes), *seeds = roots + n + 1;
-  if (!roots) return false;
-  int nroots = 0;
-  bool ok = true;
-  for (uint32_t i = 0; i < n; i++) {
-    if (!w->in.grads[i] || !dx->grads[i]) continue;
-    roots[nroots] = w->in.grads[i];
-    seeds[nroots++] = dx->grads[i];
-  }
-  for (uint32_t i = 0; i < w->out.n && ok; i++) ok = leaves_add(dy, w->out.grads[i]);
-  vm_memory both = {roots, bytes};
-  vm_owned held[3];
-  vm_own(vm, &held[0], vm_drop_memory, &both);
-  vm_own(vm, &held[1], leaves_drop, dx);
-  vm_own(vm, &held[2], leaves_drop, dy);
-  ok = ok && backward(r, w->before.n, roots, seeds, nroots, dy);
+  for (uint32_t i = 0; i < w->out.n; i++)
+    if (!leaves_add(dy, w->out.grads[i])) return false;
+  vm_owned held[2];
+  vm_own(vm, &held[0], leaves_drop, dx);
+  vm_own(vm, &held[1], leaves_drop, dy);
+  bool ok = backward_from(r, w->before.n, w->in.grads, dx->grads, w->in.n, dy);
   vm_disown(vm, &held[0]);
-  mem_free(vm, roots, bytes);
   return ok;
 }
 
@@ -579,7 +575,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   if (!given || given % 2)
     return raise_error(vm, E_arity, SPAN_NONE,
                        "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
-  qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
+  qn_value *mark = vm->sp, result = value_error();
   forward w;
   vm_owned held;
   forward_begin(r, site, &w, &held);
@@ -594,14 +590,9 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   ok = ok && rec_hand_numbers(r, dy.grads, dy.n);
   if (ok) {
     r->handing_grads = true;
-    pair[1] = tree_rebuild(vm, w.y, grad_leaf, &dy);
+    result = tree_rebuild(vm, w.y, grad_leaf, &dy);
     r->handing_grads = false;
-    ok = !value_is_error(pair[1]);
-  }
-  if (ok) {
-    pair[0] = w.y;
-    w.y = value_unset();
-    result = list_of(vm, pair, 2);
+    if (!value_is_error(result)) result = result_with(vm, &w.y, result);
   }
   leaves_free(&dx);
   leaves_free(&dy);
@@ -617,10 +608,8 @@ static qn_value pushforward_of(struct recording *r, const rec_call_site *site, f
   leaves dx = {.r = r, .n = w->in.n}, dy = {.r = r};
   qn_value x = value_error(), result = value_error();
   if (leaves_room(&dx) && fill_leaves(&dx, w->args, w->nargs) && forward_push(r, w, &dx, &dy) &&
-      fill_leaves(&dy, &w->y, 1)) {
-    qn_list *l = w->nargs == 1 ? NULL : list_from(vm, w->args, (size_t)w->nargs);
-    if (l || w->nargs == 1) x = l ? value_obj(TAG_LIST, l) : value_retain(w->args[0]);
-  }
+      fill_leaves(&dy, &w->y, 1))
+    x = w->nargs == 1 ? value_retain(w->args[0]) : list_value(list_from(vm, w->args, (size_t)w->nargs));
   if (!value_is_error(x)) {
     result = map_of(r, site, w, "pushforward", x, &w->y, 1, &dx, &dy);
     value_release(vm, x);
@@ -631,28 +620,6 @@ static qn_value pushforward_of(struct recording *r, const rec_call_site *site, f
   leaves_free(&dx);
   leaves_free(&dy);
   return result;
-}
-
-/* Leaves of a tree as values, borrowed, and the number of their elements. */
-typedef struct leaf_list {
-  qn_vm *vm;
-  qn_value *items;
-  uint32_t n, cap;
-  int64_t elements;
-} leaf_list;
-
-static void leaf_list_drop(qn_vm *vm, void *what) {
-  const leaf_list *l = what;
-  mem_free(vm, l->items, l->cap * sizeof *l->items);
-}
-
-static bool list_leaf(void *ctx, qn_value v) {
-  leaf_list *l = ctx;
-  if (!is_float_leaf(v)) return true;
-  if (!mem_grow(l->vm, (void **)&l->items, &l->cap, l->n + 1, sizeof *l->items)) return false;
-  l->elements += value_is(v, TAG_ARRAY) ? value_array(v)->size : 1;
-  l->items[l->n++] = v;
-  return true;
 }
 
 /* The unit vectors of a leaf's space, one a row: [size, shape...]. Of a number 1. */
@@ -726,12 +693,12 @@ static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_li
     value_release(vm, o.v);
     value_release(vm, in);
     leaf_list got = {.vm = vm};
-    ok = !value_is_error(out) && tree_each(vm, out, list_leaf, &got);
+    ok = !value_is_error(out) && tree_each(vm, out, leaf_list_float, &got);
     for (uint32_t k = 0; k < to->n && k < got.n && ok; k++) {
       qn_value cell = shape_cell(vm, value_retain(got.items[k]), from->items[i], to->items[k], turn);
       if ((ok = !value_is_error(cell))) cells[turn ? k * from->n + i : i * to->n + k] = cell;
     }
-    mem_free(vm, got.items, got.cap * sizeof *got.items);
+    leaf_list_drop(vm, &got);
     value_release(vm, out);
   }
   return ok;
@@ -754,19 +721,6 @@ static qn_value row_leaf(void *ctx, qn_value v) {
   return is_float_leaf(v) ? tree_rebuild(c->vm, c->x, cell_leaf, c) : value_nil();
 }
 
-/* What a Jacobian owns while its map is made and runs: the map, and the cells so far. */
-typedef struct jacobian_owned {
-  qn_value map, *cells;
-  size_t ncells;
-} jacobian_owned;
-
-static void jacobian_drop(qn_vm *vm, void *what) {
-  jacobian_owned *o = what;
-  for (size_t i = 0; i < o->ncells; i++) value_release(vm, o->cells[i]);
-  if (o->cells) mem_free(vm, o->cells, o->ncells * sizeof *o->cells);
-  value_release(vm, o->map);
-}
-
 static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
@@ -778,41 +732,39 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   if (!wrt_positions(r, f->captures[1], name, nargs, which, &nwrt, &one)) return result;
   forward w;
   leaf_list xs = {.vm = vm}, ys = {.vm = vm};
-  qn_value x = value_error(), y = value_error();
-  jacobian_owned own = {.map = value_error()};
-  vm_owned held, held_parts[5];
+  enum { X, Y, MAP, CELLS, OWNED };
+  qn_value own[OWNED]; /* what is differentiated by, the result, the linear map, and what the map has given so far */
+  vm_owned held, held_values[OWNED], held_lists[2];
   forward_begin(r, site, &w, &held);
-  vm_own(vm, &held_parts[0], vm_drop_value, &x);
-  vm_own(vm, &held_parts[1], vm_drop_value, &y);
-  vm_own(vm, &held_parts[2], leaf_list_drop, &xs);
-  vm_own(vm, &held_parts[3], leaf_list_drop, &ys);
-  vm_own(vm, &held_parts[4], jacobian_drop, &own);
-  if (forward_call(r, site, nargs, which, (int)nwrt, &w)) {
-    qn_list *l = one ? NULL : list_from(vm, w.args, nwrt);
-    x = l ? value_obj(TAG_LIST, l) : one ? value_retain(w.args[0]) : value_error();
-    y = value_retain(w.y);
+  for (int i = 0; i < OWNED; i++) {
+    own[i] = value_error();
+    vm_own(vm, &held_values[i], vm_drop_value, &own[i]);
   }
-  if (!value_is_error(x) && tree_each(vm, x, list_leaf, &xs) && tree_each(vm, y, list_leaf, &ys) &&
-      forward_transpose(r, &w)) {
-    size_t ncells = (size_t)xs.n * ys.n + 1;
-    own.cells = mem_alloc(vm, ncells * sizeof *own.cells);
-    if (own.cells) own.ncells = ncells;
-    for (size_t i = 0; i < own.ncells; i++) own.cells[i] = value_nil();
+  vm_own(vm, &held_lists[0], leaf_list_drop, &xs);
+  vm_own(vm, &held_lists[1], leaf_list_drop, &ys);
+  bool ok = forward_call(r, site, nargs, which, (int)nwrt, &w);
+  if (ok) {
+    own[X] = one ? value_retain(w.args[0]) : list_value(list_from(vm, w.args, nwrt));
+    own[Y] = value_retain(w.y);
+  }
+  ok = ok && !value_is_error(own[X]) && tree_each(vm, own[X], leaf_list_float, &xs) &&
+       tree_each(vm, own[Y], leaf_list_float, &ys) && forward_transpose(r, &w) &&
+       !value_is_error(own[CELLS] = list_value(list_new(vm, (size_t)xs.n * ys.n)));
+  if (ok) {
     bool turn = xs.elements < ys.elements; /* fewer columns than rows */
-    if (own.cells) own.map = turn ? pushforward_of(r, site, &w) : pullback_of(r, site, &w);
+    own[MAP] = turn ? pushforward_of(r, site, &w) : pullback_of(r, site, &w);
     /* The map takes one argument as it is, several as a list. */
-    qn_value argument = turn && nwrt == 1 && !one ? value_list(x)->items[0] : turn ? x : y;
-    if (!value_is_error(own.map) &&
-        fill_cells(vm, own.map, argument, turn ? &xs : &ys, turn ? &ys : &xs, turn, own.cells)) {
-      cell_walk c = {.vm = vm, .x = x, .cells = own.cells};
-      result = tree_rebuild(vm, y, row_leaf, &c);
+    qn_value argument = turn && nwrt == 1 && !one ? value_list(own[X])->items[0] : own[turn ? X : Y];
+    qn_value *cells = value_list(own[CELLS])->items;
+    if (!value_is_error(own[MAP]) &&
+        fill_cells(vm, own[MAP], argument, turn ? &xs : &ys, turn ? &ys : &xs, turn, cells)) {
+      cell_walk c = {.vm = vm, .x = own[X], .cells = cells};
+      result = tree_rebuild(vm, own[Y], row_leaf, &c);
     }
   }
-  jacobian_drop(vm, &own);
-  mem_free(vm, xs.items, xs.cap * sizeof *xs.items);
-  mem_free(vm, ys.items, ys.cap * sizeof *ys.items);
-  value_release(vm, x);
-  value_release(vm, y);
+  for (int i = 0; i < OWNED; i++) value_release(vm, own[i]);
+  leaf_list_drop(vm, &xs);
+  leaf_list_drop(vm, &ys);
   forward_free(vm, &w, &held, mark);
   return result;
 }

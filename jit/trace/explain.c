@@ -40,7 +40,8 @@ qn_value fields_record(qn_vm *vm, const field *fields, size_t n) {
       value_release(vm, v);
   }
   if (ok) return value_obj(TAG_RECORD, r);
-  if (r) return value_fail(vm, value_obj(TAG_RECORD, r));
+  if (r) value_release(vm, value_obj(TAG_RECORD, r));
+  return value_error();
 }
 
 qn_value list_of_items(qn_vm *vm, uint32_t n, qn_value (*item)(qn_vm *vm, const void *ctx, uint32_t i),

@@ -17,6 +17,8 @@ typedef struct region_rule {
   uint32_t levels;    /* how many vmaps it has been made for: leading axes of what it takes and returns */
   bool settled;       /* it is a specialization's (regions_settle): not to be called */
 } region_rule;
+/* An empty rule with one reference; NULL with an error raised. */
+QN_MUST_CHECK region_rule *region_rule_new(qn_vm *vm);
 void region_rule_release(qn_vm *vm, region_rule *rule);
 /* A rule that others have, too, stays as it is there: the region gets one of its own, which may be called. */
 QN_MUST_CHECK bool region_own_rule(qn_vm *vm, graph_region *x);
@@ -45,10 +47,23 @@ typedef struct leaves {
   uint32_t n, cap, grads_cap, at;
 } leaves;
 void leaves_free(leaves *l);
+void leaves_drop(qn_vm *vm, void *l); /* leaves_free, for vm_own */
 /* For tree_rebuild, with `leaves` as ctx: float leaves become alias nodes, which are added; others stay. */
 qn_value leaves_alias(void *ctx, qn_value v);
 /* For tree_rebuild, with the recording as ctx: float leaves stay, and each has a node then; others become nil. */
 qn_value leaves_keep(void *ctx, qn_value v);
+
+/* Leaves of a tree as values, borrowed, and the number of their elements. For tree_each: leaf_list_add takes all of them,
+ * leaf_list_float those that are floats. */
+typedef struct leaf_list {
+  qn_vm *vm;
+  qn_value *items;
+  uint32_t n, cap;
+  int64_t elements;
+} leaf_list;
+QN_MUST_CHECK bool leaf_list_add(void *ctx, qn_value v);
+QN_MUST_CHECK bool leaf_list_float(void *ctx, qn_value v);
+void leaf_list_drop(qn_vm *vm, void *list); /* frees its memory; for vm_own, too */
 
 /* ---- trees that match ---- */
 

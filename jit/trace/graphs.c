@@ -106,8 +106,8 @@ static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value 
   call_values call = {&e->pattern, fn, all->items};
   template_bind(vm, &c->result, (uint32_t)nargs, &call);
   for (uint32_t i = 0; i < e->regions.n; i++) {
-    if (!regions_add(vm, &b->regions, &e->regions.list[i])) return false;
-    if (e->regions.list[i].rule && !region_own_rule(vm, &b->regions.list[i])) return false;
+    if (!regions_add(vm, &b->call.regions, &e->regions.list[i])) return false;
+    if (e->regions.list[i].rule && !region_own_rule(vm, &b->call.regions.list[i])) return false;
   }
   qn_value *inputs = mem_alloc(vm, 2 * (n + (size_t)1) * sizeof *inputs), *free_ones = inputs + n + 1;
   if (!inputs) return false;
@@ -568,7 +568,7 @@ static bool record_anew(rewriting *w, const graph_body *from) {
   for (uint32_t i = 0; i < g->ninputs && ok; i++)
     ok = (w->c.map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
   ok = ok && nodes_anew(w);
-  for (uint32_t i = 0; i < from->regions.n && ok; i++) ok = region_anew(w, &from->regions.list[i]);
+  for (uint32_t i = 0; i < from->call.regions.n && ok; i++) ok = region_anew(w, &from->call.regions.list[i]);
   if (ok && rec_room(r)) return true;
   if (!error_pending(r->vm)) raise_memory(r->vm);
   return false;

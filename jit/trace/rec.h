@@ -277,7 +277,9 @@ typedef enum transform_kind {
 typedef struct transform_def {
   transform_kind kind;
   const char *name;
-  qn_value (*run)(void *ctx); /* how a call is made where no plan serves it (transform.c) */
+  /* How a call is made where no plan serves it, and what of that is done in a recording (transform.c). */
+  qn_value (*run)(void *ctx);
+  qn_value (*work)(struct recording *r, const rec_call_site *site);
 } transform_def;
 extern const transform_def transform_defs[];
 /* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn.

@@ -472,13 +472,7 @@ static void jit_close(qn_vm *vm) {
   for (anchor_specializations *e; (e = j->anchors);) {
     j->anchors = e->next;
     if (e->anchor) e->anchor->entries = NULL;
-    for (specialization *x = e->first, *after; x; x = after) {
-      after = x->next;
-      specialization_free(vm, x);
-    }
-    mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
-    parts_free(vm, &e->parts);
-    mem_free(vm, e, sizeof *e);
+    anchor_specializations_free(vm, e);
   }
   for (chain_anchor *c = j->chains, *next; c; c = next) {
     next = c->next;

@@ -27,6 +27,14 @@ void region_rule_release(qn_vm *vm, region_rule *rule) {
   mem_free(vm, rule, sizeof *rule);
 }
 
+region_rule *region_rule_new(qn_vm *vm) {
+  region_rule *rule = mem_zalloc(vm, sizeof *rule);
+  if (!rule) return NULL;
+  rule->refs = 1;
+  rule->backward = value_nil();
+  return rule;
+}
+
 enum { RULE_DEPTH = 8 }; /* functions within a rule's function that are looked at */
 
 /* The function as a specialization of code at `home` has it, which goes with that code: it does not keep functions of it alive. `home` NULL: as
@@ -49,9 +57,8 @@ static qn_value rule_function(qn_vm *vm, qn_value v, const void *home, int depth
 }
 
 static region_rule *rule_copy(qn_vm *vm, const region_rule *rule, const void *home) {
-  region_rule *own = mem_zalloc(vm, sizeof *own);
+  region_rule *own = region_rule_new(vm);
   if (!own) return NULL;
-  own->refs = 1;
   own->number = rule->number;
   own->lanes = rule->lanes;
   own->levels = rule->levels;
@@ -155,24 +162,27 @@ bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t m
 
 /* ---- asking a rule ----------------------------------------------------------------------------------------------------------- */
 
-/* The cotangents of a custom_grad's results as an argument of its backward. */
-static qn_value cotangents_value(struct recording *r, const region_rule *rule, const graph_region *x,
-                                 const uint32_t *cotangents) {
+/* What a template makes of `n` values, values[i] being that of nodes[i]; of a node that is 0 zeros like what node like[i] is. Owned, or the
+ * error value. */
+static qn_value build_of_nodes(struct recording *r, const tpl_list *t, const uint32_t *nodes, const uint32_t *like,
+                               uint32_t n) {
   qn_vm *vm = r->vm;
-  qn_value *values = mem_alloc(vm, (x->nouts + 1) * sizeof *values), result = value_error();
-  if (!values) return result;
+  qn_list *l = list_new(vm, n);
+  if (!l) return value_error();
+  qn_value values = value_obj(TAG_LIST, l), result = value_error();
   uint32_t made = 0;
-  for (; made < x->nouts; made++) {
-    qn_value out = cotangents[made] ? value_nil() : rec_value_of(r, x->outs[made]);
-    values[made] = cotangents[made]      ? rec_value_of(r, cotangents[made])
-                   : value_is_error(out) ? out
-                                         : tree_match_zeros(vm, out);
-    value_release(vm, out);
-    if (value_is_error(values[made])) break;
+  for (; made < n; made++) {
+    qn_value v = rec_value_of(r, nodes[made] ? nodes[made] : like[made]);
+    if (!value_is_error(v) && !nodes[made]) {
+      qn_value zeros = tree_match_zeros(vm, v);
+      value_release(vm, v);
+      v = zeros;
+    }
+    if (value_is_error(v)) break;
+    l->items[made] = v;
   }
-  if (made == x->nouts) result = template_build(vm, &rule->cts, values, NULL);
-  while (made-- > 0) value_release(vm, values[made]);
-  mem_free(vm, values, (x->nouts + 1) * sizeof *values);
+  if (made == n) result = template_build(vm, t, l->items, NULL);
+  value_release(vm, values);
   return result;
 }
 
@@ -194,42 +204,24 @@ static bool take_gradient(void *ctx, qn_value like, qn_value given) {
   return c->grads[k] || error_pending(c->r->vm) || (raise_memory(c->r->vm), false);
 }
 
-/* What region_apply_rule owns while the backward function runs. */
-typedef struct rule_owned {
-  qn_value *values; /* `made` of them */
-  size_t bytes;
-  uint32_t made;
-  qn_value args, like;
-} rule_owned;
-
-static void rule_drop(qn_vm *vm, void *what) {
-  rule_owned *o = what;
-  value_release(vm, o->args);
-  value_release(vm, o->like);
-  while (o->made-- > 0) value_release(vm, o->values[o->made]);
-  if (o->values) mem_free(vm, o->values, o->bytes);
-}
-
 bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads, op_refusal *why) {
   struct recording *r = ctx;
   qn_vm *vm = r->vm;
   const region_rule *rule = x->rule;
-  rule_owned o = {.bytes = (x->nargs + 1) * sizeof(qn_value), .args = value_error(), .like = value_error()};
-  qn_value *values = o.values = mem_alloc(vm, o.bytes), gs = value_error(), *mark = vm->sp;
-  bool ok = values && rec_room(r);
-  for (; o.made < x->nargs && ok; o.made += ok) ok = !value_is_error(values[o.made] = rec_value_of(r, x->args[o.made]));
-  ok = ok && !value_is_error(o.args = template_build(vm, &rule->args, values, NULL)) &&
-       !value_is_error(o.like = template_build(vm, &rule->like, values, NULL));
-  uint32_t nargs = ok ? value_list(o.args)->len : 0;
+  qn_value args = value_error(), like = value_error(), gs = value_error(), *mark = vm->sp;
+  bool ok = rec_room(r) && !value_is_error(args = build_of_nodes(r, &rule->args, x->args, x->args, x->nargs)) &&
+            !value_is_error(like = build_of_nodes(r, &rule->like, x->args, x->args, x->nargs));
+  uint32_t nargs = ok ? value_list(args)->len : 0;
   if (ok && (ok = vm_enter(vm, nargs + 1))) {
-    qn_value ct = cotangents_value(r, rule, x, cotangents);
+    qn_value ct = build_of_nodes(r, &rule->cts, cotangents, x->outs, x->nouts);
     if ((ok = !value_is_error(ct))) {
       *vm->sp++ = ct;
-      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(o.args)->items[i]);
-      vm_owned held;
-      vm_own(vm, &held, rule_drop, &o);
+      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(args)->items[i]);
+      vm_owned held[2];
+      vm_own(vm, &held[0], vm_drop_value, &args);
+      vm_own(vm, &held[1], vm_drop_value, &like);
       gs = vm->hooks.call(vm, rule->backward, mark, (int)nargs + 1, value_nil());
-      vm_disown(vm, &held);
+      vm_disown(vm, &held[0]);
       ok = !value_is_error(gs);
       if (!ok && vm->error && vm->error->id == E_arity && !vm->error->nframes)
         raise_note(vm, SPAN_NONE, "custom_grad calls backward with the cotangent of the result, then the arguments");
@@ -238,11 +230,12 @@ bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
   region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
   ok = ok &&
        tree_match_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
-                       nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
+                       nargs == 1 ? value_list(like)->items[0] : like, gs, (int)rule->levels, take_gradient, &c);
   ok = ok && rec_room(r);
   vm_pop_to(vm, mark);
   value_release(vm, gs);
-  rule_drop(vm, &o);
+  value_release(vm, args);
+  value_release(vm, like);
   why->id = 0;
   return ok;
 }
@@ -253,9 +246,8 @@ bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
 static region_rule *rule_make(struct recording *r, qn_value backward, qn_value args, qn_value y, node_list *nodes,
                               node_list *outs) {
   qn_vm *vm = r->vm;
-  region_rule *rule = mem_zalloc(vm, sizeof *rule);
+  region_rule *rule = region_rule_new(vm);
   if (!rule) return NULL;
-  rule->refs = 1;
   rule->number = ++jit_of(vm)->last_rule;
   rule->backward = value_retain(backward);
   qn_value cts = tree_rebuild(vm, y, leaves_keep, r), like = tree_rebuild(vm, args, leaves_keep, r);
@@ -276,18 +268,6 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
   if (ok) return rule;
   region_rule_release(vm, rule);
   return NULL;
-}
-
-/* What a region owns while its function runs. */
-typedef struct region_owned {
-  leaves *in;
-  qn_value args;
-} region_owned;
-
-static void region_drop(qn_vm *vm, void *what) {
-  region_owned *o = what;
-  leaves_free(o->in);
-  value_release(vm, o->args);
 }
 
 qn_value region_call(struct recording *r, const rec_call_site *site) {
@@ -315,11 +295,11 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   graph_region x = {.first = r->g->n, .again = !custom};
   const derived_by *by = r->wrt;
   if (custom) r->wrt = NULL; /* its derivative does not go through what it does */
-  region_owned owned = {&in, args};
-  vm_owned held;
-  vm_own(vm, &held, region_drop, &owned);
+  vm_owned held[2];
+  vm_own(vm, &held[0], leaves_drop, &in);
+  vm_own(vm, &held[1], vm_drop_value, &args);
   y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
-  vm_disown(vm, &held);
+  vm_disown(vm, &held[0]);
   r->wrt = by;
   if (value_is_error(y)) goto done;
   bool computed = false;

@@ -296,21 +296,14 @@ static bool ar_range(archive *a, qn_value *v) {
 
 /* The letter that a value begins with; 0: it cannot be written. */
 static uint8_t value_letter(qn_value v, value_part part) {
-  switch (value_tag_of(v)) {
-  case TAG_NIL: return 'n';
-  case TAG_BOOL: return v.u.i ? 't' : 'f';
-  case TAG_INT: return 'i';
-  case TAG_FLOAT: return 'd';
-  case TAG_STR: return 's';
-  case TAG_DTYPE: return 'y';
-  case TAG_DEVICE: return 'v';
-  case TAG_RANGE: return 'e';
-  case TAG_LIST: return 'l';
-  case TAG_RECORD: return 'r';
-  case TAG_ARRAY: return part == PART_cotangent ? 'p' : 'a';
-  case TAG_FN: return value_is_graph(v) ? 'g' : 0;
-  default: return 0;
-  }
+  static const uint8_t letters[] = {
+      [TAG_NIL] = 'n',    [TAG_INT] = 'i',   [TAG_FLOAT] = 'd', [TAG_STR] = 's',   [TAG_DTYPE] = 'y',
+      [TAG_DEVICE] = 'v', [TAG_RANGE] = 'e', [TAG_LIST] = 'l',  [TAG_RECORD] = 'r'};
+  value_tag tag = value_tag_of(v);
+  if (tag == TAG_BOOL) return v.u.i ? 't' : 'f';
+  if (tag == TAG_ARRAY) return part == PART_cotangent ? 'p' : 'a';
+  if (tag == TAG_FN) return value_is_graph(v) ? 'g' : 0;
+  return tag < sizeof letters ? letters[tag] : 0;
 }
 
 /* What follows the letter. *v is nil where it is read, and a copy of the value where it is written. */
@@ -459,19 +452,17 @@ static bool ar_pattern(body_archive *r, uint32_t *at, int depth) {
   if (reads(a) && !pattern_add(a->vm, p)) return false;
   uint32_t self = (*at)++;
   pat *x = &p->pats[self];
+  static const uint8_t letters[] = {[PAT_ARRAY] = 'a', [PAT_EXACT] = 'v', [PAT_LIST] = 'l', [PAT_RECORD] = 'r'};
   uint8_t letter = 0;
-  if (!reads(a)) switch ((pat_kind)x->kind) {
-    case PAT_ARRAY: letter = 'a'; break;
-    case PAT_SCALAR: letter = x->tag == TAG_INT ? 'i' : x->tag == TAG_FLOAT ? 'd' : 'b'; break;
-    case PAT_EXACT: letter = 'v'; break;
-    case PAT_LIST: letter = 'l'; break;
-    case PAT_RECORD: letter = 'r'; break;
-    case PAT_FN:
-      return raise_false(
-          a->vm, E_type,
-          "a graph with a function among its arguments cannot be written: let the function that is exported "
-          "take arrays alone");
-    }
+  if (!reads(a) && x->kind == PAT_SCALAR)
+    letter = x->tag == TAG_INT ? 'i' : x->tag == TAG_FLOAT ? 'd' : 'b';
+  else if (!reads(a) && x->kind != PAT_FN)
+    letter = letters[x->kind];
+  else if (!reads(a))
+    return raise_false(
+        a->vm, E_type,
+        "a graph with a function among its arguments cannot be written: let the function that is exported "
+        "take arrays alone");
   if (!ar_u8(a, &letter)) return false;
   switch (letter) {
   case 'a':
@@ -553,27 +544,10 @@ static graph_body *ar_made_graph(archive *a, tpl_list *t, tpl *x) {
   return b;
 }
 
-/* The letter that a template begins with; 0, with an error raised: it cannot be written. */
-static uint8_t template_letter(archive *a, const tpl *x) {
-  switch ((tpl_kind)x->kind) {
-  case TPL_OUTPUT: return 'o';
-  case TPL_VALUE: return 'v';
-  case TPL_LIST: return 'l';
-  case TPL_RECORD: return 'r';
-  case TPL_FN:
-    if (value_is_graph(x->value)) return 'g';
-    break;
-  case TPL_AGAIN:
-  case TPL_GIVEN: break;
-  }
-  refuse(a, PART_result, x->value);
-  return 0;
-}
-
 /* The template at *at, which stands behind it then; one that is read is appended. */
 static bool ar_template(archive *a, tpl_list *t, uint32_t *at, const outputs *from, int depth) {
-  static const uint8_t kinds[] = {
-      ['o'] = TPL_OUTPUT, ['v'] = TPL_VALUE, ['l'] = TPL_LIST, ['r'] = TPL_RECORD, ['g'] = TPL_FN};
+  static const char letters[] = {
+      [TPL_OUTPUT] = 'o', [TPL_VALUE] = 'v', [TPL_LIST] = 'l', [TPL_RECORD] = 'r', [TPL_FN] = 'g'};
   if (reads(a) && depth > PATTERN_DEPTH) return wrong(a, "a result nests too deep");
   if (reads(a) && !template_add(a->vm, t, TPL_VALUE)) return false;
   uint32_t self = (*at)++;
@@ -583,12 +557,15 @@ static bool ar_template(archive *a, tpl_list *t, uint32_t *at, const outputs *fr
     while (t->tpls[i].kind != TPL_FN || t->tpls[i].output != x.output) i++;
     return ar_template(a, t, &i, from, depth);
   }
-  uint8_t letter = reads(a) ? 0 : template_letter(a, &x);
-  if ((!reads(a) && !letter) || !ar_u8(a, &letter)) return false;
+  if (!reads(a) && (x.kind == TPL_GIVEN || (x.kind == TPL_FN && !value_is_graph(x.value))))
+    return refuse(a, PART_result, x.value);
+  uint8_t letter = (uint8_t)letters[x.kind];
+  if (!ar_u8(a, &letter)) return false;
+  const char *kind = memchr(letters, letter, sizeof letters);
+  if (!kind) return wrong(a, "there is no kind of result %d", letter);
+  x.kind = (uint8_t)(kind - letters);
   const graph_body *body = NULL;
   bool ok = true, record = letter == 'r';
-  if (reads(a) && !memchr("ovlrg", letter, 5)) return wrong(a, "there is no kind of result %d", letter);
-  x.kind = kinds[letter];
   if (letter == 'o')
     ok = ar_u32(a, &x.output) && (!reads(a) || x.output < from->n || wrong(a, "a result is no output"));
   else if (letter == 'v')
@@ -769,11 +746,9 @@ static bool write_rule(archive *a, const graph_body *b, const graph_region *x) {
 
 /* NULL if something is wrong. */
 static region_rule *read_rule(archive *a, const graph *g, const graph_region *x) {
-  region_rule *rule = mem_zalloc(a->vm, sizeof *rule);
+  region_rule *rule = region_rule_new(a->vm);
   if (!rule) return NULL;
-  rule->refs = 1;
   rule->number = ++jit_of(a->vm)->last_rule;
-  rule->backward = value_nil();
   if (ar_rule(a, g, x, rule, &rule->backward)) return rule;
   region_rule_release(a->vm, rule);
   return NULL;
@@ -800,14 +775,14 @@ static bool ar_region_parts(archive *a, graph_body *b, graph_region *x, uint32_t
   if (!reads(a)) return letter == 'a' || write_rule(a, b, x);
   x->again = letter == 'a';
   if (letter == 'r' && !(x->rule = read_rule(a, g, x))) return false;
-  bool ok = regions_add(a->vm, &b->regions, x);
+  bool ok = regions_add(a->vm, &b->call.regions, x);
   region_rule_release(a->vm, x->rule);
   return ok;
 }
 
 static bool ar_region(archive *a, graph_body *b, uint32_t i) {
   graph_region x = {0};
-  if (!reads(a)) x = b->regions.list[i];
+  if (!reads(a)) x = b->call.regions.list[i];
   if (!ar_u32(a, &x.first) || !ar_u32(a, &x.end) || !ar_count(a, 4, &x.nargs) || !ar_count(a, 4, &x.nouts))
     return false;
   if (!x.first || x.first >= x.end || x.end > b->call.graph->n) return wrong(a, "a region has no such nodes");
@@ -830,9 +805,9 @@ typedef struct nesting {
 /* Regions come in the order of their ends; each lies within another or apart from it. Fills in parents; depths count from within. */
 static bool regions_nest(archive *a, const graph_body *b, nesting *n, uint32_t *stack) {
   const graph *g = b->call.graph;
-  const graph_region *list = b->regions.list;
+  const graph_region *list = b->call.regions.list;
   uint32_t top = 0;
-  for (uint32_t i = 0; i < b->regions.n; i++) {
+  for (uint32_t i = 0; i < b->call.regions.n; i++) {
     if (i && list[i].end < list[i - 1].end) return wrong(a, "regions are out of order");
     for (; top && list[stack[top - 1]].first >= list[i].first; top--) {
       uint32_t inner = stack[top - 1];
@@ -852,7 +827,7 @@ static bool regions_nest(archive *a, const graph_body *b, nesting *n, uint32_t *
 /* Node `node` is read by one behind its regions (or, `by` being the number of nodes, by a result): it must be a result of theirs. */
 static bool read_through(const graph_body *b, const nesting *n, uint32_t node, uint32_t by) {
   for (uint32_t i = n->owner[node]; i; i = n->parent[i - 1]) {
-    if (by < b->regions.list[i - 1].end) return true;
+    if (by < b->call.regions.list[i - 1].end) return true;
     if (!(n->outs[node] >> n->depth[i - 1] & 1)) return false;
   }
   return true;
@@ -860,7 +835,7 @@ static bool read_through(const graph_body *b, const nesting *n, uint32_t node, u
 
 static bool regions_closed(archive *a, const graph_body *b) {
   const graph *g = b->call.graph;
-  uint32_t nr = b->regions.n;
+  uint32_t nr = b->call.regions.n;
   if (!nr) return true;
   size_t regions = 3 * (size_t)nr * sizeof(uint32_t), owners = g->n * sizeof(uint32_t), outs = g->n * sizeof(uint64_t);
   nesting n = {
@@ -878,7 +853,7 @@ static bool regions_closed(archive *a, const graph_body *b) {
 }
 
 static bool ar_regions(archive *a, graph_body *b) {
-  uint32_t n = b->regions.n;
+  uint32_t n = b->call.regions.n;
   if (!ar_count(a, 17, &n)) return false;
   for (uint32_t i = 0; i < n; i++)
     if (!ar_region(a, b, i) || vm_poll(a->vm)) return false;

@@ -46,19 +46,33 @@ static void guards_drop(qn_vm *vm, specialization *e) {
   e->nguards = 0;
 }
 
+void specialization_clear(qn_vm *vm, specialization *e) {
+  pattern_free(vm, &e->pattern);
+  template_free(vm, &e->result);
+  guards_drop(vm, e);
+  if (e->graph) graph_free(e->graph);
+  regions_cut(vm, &e->regions, 0);
+  mem_free(vm, e->regions.list, e->regions.cap * sizeof *e->regions.list);
+}
+
 void specialization_free(qn_vm *vm, specialization *e) {
   if (vm->asked.served == e) vm->asked.served = NULL;
   for (vm_host *h = vm->host; h; h = h->outer)
     if (h->asked.served == e) h->asked.served = NULL;
   job_cancel(vm, e);
-  pattern_free(vm, &e->pattern);
-  template_free(vm, &e->result);
-  guards_drop(vm, e);
   plan_forget(vm, &e->there);
   if (e->plan) shared_plan_release(e->plan);
-  if (e->graph) graph_free(e->graph);
-  regions_cut(vm, &e->regions, 0);
-  mem_free(vm, e->regions.list, e->regions.cap * sizeof *e->regions.list);
+  specialization_clear(vm, e);
+  parts_free(vm, &e->parts);
+  mem_free(vm, e, sizeof *e);
+}
+
+void anchor_specializations_free(qn_vm *vm, anchor_specializations *e) {
+  for (specialization *x = e->first, *next; x; x = next) {
+    next = x->next;
+    specialization_free(vm, x);
+  }
+  mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
   parts_free(vm, &e->parts);
   mem_free(vm, e, sizeof *e);
 }
@@ -73,18 +87,12 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
       *p = e->next;
       break;
     }
-  for (specialization *x = e->first, *next; x; x = next) {
-    next = x->next;
-    anchor_keep_counts(vm, e, x);
-    specialization_free(vm, x);
-  }
+  for (specialization *x = e->first; x; x = x->next) anchor_keep_counts(vm, e, x);
   for (anchor_specializations *other = jit_of(vm)->anchors; other && e->parts.n; other = other->next)
     for (uint32_t i = 0; i < e->parts.n; i++)
       if (e->parts.list[i].id == other->id) other->calls[CALL_part] += e->parts.list[i].calls;
   if (e->part && !vm->closing) part_gone(vm, e->id);
-  parts_free(vm, &e->parts);
-  mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
-  mem_free(vm, e, sizeof *e);
+  anchor_specializations_free(vm, e);
 }
 
 /* ---- scalar guards ----------------------------------------------------------------------------------------------------------- */

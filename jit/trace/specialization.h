@@ -102,6 +102,10 @@ specialization *anchor_add(qn_vm *vm, anchor_specializations *list, specializati
  * regions. NULL with an error raised. */
 QN_MUST_CHECK specialization *specialization_make(struct recording *r, qn_value fn, qn_value result);
 void specialization_free(qn_vm *vm, specialization *e);
+/* Frees what says which calls one serves and what they give, but not how they are made: its pattern, guards, template and graph. */
+void specialization_clear(qn_vm *vm, specialization *e);
+/* Frees what hung on an anchor, which knows nothing of it any more. */
+void anchor_specializations_free(qn_vm *vm, anchor_specializations *e);
 /* Has its compiled code turned out slower than eager calls? */
 bool specialization_stays_eager(const specialization *e);
 /* What a call must fulfil to be served by the specialization, as text, one guard a line; one guard about numbers, on no line. */

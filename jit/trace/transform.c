@@ -47,9 +47,10 @@ static jit_anchor *anchor_if_any(qn_vm *vm, qn_value fn) {
 
 /* ---- calls ------------------------------------------------------------------------------------------------------ */
 
-static qn_value differentiate_run(void *ctx) {
+/* What is done in a recording: the one that is on, or one of its own. */
+static qn_value within_run(void *ctx) {
   own_site *c = ctx;
-  return rec_within(c->vm, &c->site, differentiate_call);
+  return rec_within(c->vm, &c->site, ((const transform_def *)value_fn(c->site.fn)->code)->work);
 }
 
 static qn_value inner_run(void *ctx) {
@@ -59,15 +60,7 @@ static qn_value inner_run(void *ctx) {
 }
 
 /* Outside a recording nothing differentiates. */
-static qn_value region_run(void *ctx) {
-  own_site *c = ctx;
-  return op_deferred(c->vm) ? rec_within(c->vm, &c->site, region_call) : inner_run(ctx);
-}
-
-static qn_value vmap_run(void *ctx) {
-  own_site *c = ctx;
-  return vmap_call(c->vm, &c->site);
-}
+static qn_value region_run(void *ctx) { return op_deferred(((own_site *)ctx)->vm) ? within_run(ctx) : inner_run(ctx); }
 
 static bool option_is(qn_value options, const char *name, qn_value *out) {
   if (!value_is(options, TAG_RECORD)) return false;
@@ -94,17 +87,17 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result)
 }
 
 const transform_def transform_defs[] = {
-    [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad", differentiate_run},
-    [TRANSFORM_VALUE_AND_GRAD] = {TRANSFORM_VALUE_AND_GRAD, "value_and_grad", differentiate_run},
-    [TRANSFORM_JIT] = {TRANSFORM_JIT, "jit", inner_run},
-    [TRANSFORM_NOJIT] = {TRANSFORM_NOJIT, "nojit", inner_run},
-    [TRANSFORM_CHECKPOINT] = {TRANSFORM_CHECKPOINT, "checkpoint", region_run},
-    [TRANSFORM_VJP] = {TRANSFORM_VJP, "vjp", differentiate_run},
-    [TRANSFORM_JVP] = {TRANSFORM_JVP, "jvp", differentiate_run},
-    [TRANSFORM_CUSTOM_GRAD] = {TRANSFORM_CUSTOM_GRAD, "custom_grad", region_run},
-    [TRANSFORM_VMAP] = {TRANSFORM_VMAP, "vmap", vmap_run},
-    [TRANSFORM_JACOBIAN] = {TRANSFORM_JACOBIAN, "jacobian", differentiate_run},
-    [TRANSFORM_HESSIAN] = {TRANSFORM_HESSIAN, "hessian", differentiate_run},
+    [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad", within_run, differentiate_call},
+    [TRANSFORM_VALUE_AND_GRAD] = {TRANSFORM_VALUE_AND_GRAD, "value_and_grad", within_run, differentiate_call},
+    [TRANSFORM_JIT] = {TRANSFORM_JIT, "jit", inner_run, NULL},
+    [TRANSFORM_NOJIT] = {TRANSFORM_NOJIT, "nojit", inner_run, NULL},
+    [TRANSFORM_CHECKPOINT] = {TRANSFORM_CHECKPOINT, "checkpoint", region_run, region_call},
+    [TRANSFORM_VJP] = {TRANSFORM_VJP, "vjp", within_run, differentiate_call},
+    [TRANSFORM_JVP] = {TRANSFORM_JVP, "jvp", within_run, differentiate_call},
+    [TRANSFORM_CUSTOM_GRAD] = {TRANSFORM_CUSTOM_GRAD, "custom_grad", region_run, region_call},
+    [TRANSFORM_VMAP] = {TRANSFORM_VMAP, "vmap", within_run, vmap_call},
+    [TRANSFORM_JACOBIAN] = {TRANSFORM_JACOBIAN, "jacobian", within_run, differentiate_call},
+    [TRANSFORM_HESSIAN] = {TRANSFORM_HESSIAN, "hessian", within_run, differentiate_call},
 };
 
 /* A call of nojit(f): nothing in it is compiled. */
@@ -161,7 +154,7 @@ static qn_value call_jit(own_site *c) {
   } else {
     result = call_compiled(c, full);
   }
-  if (device >= 0) backend_leave(vm, before);
+  if (device >= 0) vm->device = (uint8_t)before;
   return result;
 }
 

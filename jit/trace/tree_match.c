@@ -13,6 +13,21 @@ bool is_float_leaf(qn_value v) {
   return value_is(v, TAG_FLOAT) || (value_is(v, TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(v)->dtype));
 }
 
+bool leaf_list_add(void *ctx, qn_value v) {
+  leaf_list *l = ctx;
+  if (!mem_grow(l->vm, (void **)&l->items, &l->cap, l->n + 1, sizeof *l->items)) return false;
+  l->elements += value_is(v, TAG_ARRAY) ? value_array(v)->size : 1;
+  l->items[l->n++] = v;
+  return true;
+}
+
+bool leaf_list_float(void *ctx, qn_value v) { return !is_float_leaf(v) || leaf_list_add(ctx, v); }
+
+void leaf_list_drop(qn_vm *vm, void *list) {
+  const leaf_list *l = list;
+  mem_free(vm, l->items, l->cap * sizeof *l->items);
+}
+
 typedef struct tree_match {
   qn_vm *vm;
   const char *what, *of;

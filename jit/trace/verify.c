@@ -23,19 +23,6 @@
 
 /* ---- comparing ----------------------------------------------------------------------------------------------------------- */
 
-typedef struct bits_walk {
-  qn_vm *vm;
-  qn_value *leaves;
-  uint32_t n, cap;
-  bool failed;
-} bits_walk;
-static bool collect_leaf(void *ctx, qn_value v) {
-  bits_walk *w = ctx;
-  if (!mem_grow(w->vm, (void **)&w->leaves, &w->cap, w->n + 1, sizeof *w->leaves)) return false;
-  w->leaves[w->n++] = v;
-  return true;
-}
-
 static bool same_leaf(qn_vm *vm, qn_value a, qn_value b) {
   if ((a.head & 0xff) != (b.head & 0xff)) return false;
   if (value_is(a, TAG_FLOAT)) return a.u.i == b.u.i || (a.u.f != a.u.f && b.u.f != b.u.f);
@@ -55,15 +42,15 @@ static bool same_leaf(qn_vm *vm, qn_value a, qn_value b) {
 }
 
 static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t size) {
-  bits_walk x = {.vm = vm}, y = {.vm = vm};
-  bool ok = tree_each(vm, a, collect_leaf, &x) && tree_each(vm, b, collect_leaf, &y) && x.n == y.n;
+  leaf_list x = {.vm = vm}, y = {.vm = vm};
+  bool ok = tree_each(vm, a, leaf_list_add, &x) && tree_each(vm, b, leaf_list_add, &y) && x.n == y.n;
   for (uint32_t i = 0; i < x.n && ok; i++)
-    if (!same_leaf(vm, x.leaves[i], y.leaves[i])) {
+    if (!same_leaf(vm, x.items[i], y.items[i])) {
       snprintf(where, size, "leaf %u of the result", i + 1);
       ok = false;
     }
-  mem_free(vm, x.leaves, x.cap * sizeof *x.leaves);
-  mem_free(vm, y.leaves, y.cap * sizeof *y.leaves);
+  leaf_list_drop(vm, &x);
+  leaf_list_drop(vm, &y);
   return ok;
 }
 

@@ -22,9 +22,9 @@ struct vmap_level {
   graph_batch batch;
 };
 
-/* The call of a vmap, inside the recording that is on or in one of its own. site->args: the positional arguments, then the keywords (a
- * record or nil). Owned, or the error value. */
-QN_MUST_CHECK qn_value vmap_call(qn_vm *vm, const rec_call_site *site);
+/* The call of a vmap in a recording. site->args: the positional arguments, then the keywords (a record or nil). Owned, or the error
+ * value. */
+QN_MUST_CHECK qn_value vmap_call(struct recording *r, const rec_call_site *site);
 /* Appends the counterparts of the nodes that were recorded since the last call. False with an error raised: memory is short, or an op
  * cannot be done in all lanes at once. */
 QN_MUST_CHECK bool vmap_advance(struct recording *r);

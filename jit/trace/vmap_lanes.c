@@ -687,22 +687,13 @@ static bool close_lanes(struct recording *r, struct vmap_level *l) {
   return ok;
 }
 
-/* What a vmap owns while its function runs. */
-typedef struct vmap_owned {
-  struct vmap_level *level;
-  qn_value active, in_axes, out_axes;
-} vmap_owned;
-
 /* For vm_own, when a host's exception passes; the recording goes as well. */
-static void vmap_drop(qn_vm *vm, void *what) {
-  vmap_owned *o = what;
-  arena_free(&o->level->batch.memory);
-  value_release(vm, o->active);
-  value_release(vm, o->in_axes);
-  value_release(vm, o->out_axes);
+static void level_drop(qn_vm *vm, void *level) {
+  (void)vm;
+  arena_free(&((struct vmap_level *)level)->batch.memory);
 }
 
-static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
+qn_value vmap_call(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   int nargs = site->nargs - 1;
@@ -718,11 +709,13 @@ static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
   if (!(open = open_lanes(r, &l, m.lanes))) goto done;
   m.level = &l;
   if (!vmap_in(&m, in_axes, mark, nargs)) goto done;
-  vmap_owned owned = {&l, active, in_axes, out_axes};
-  vm_owned held;
-  vm_own(vm, &held, vmap_drop, &owned);
+  vm_owned held[4];
+  vm_own(vm, &held[0], level_drop, &l);
+  vm_own(vm, &held[1], vm_drop_value, &active);
+  vm_own(vm, &held[2], vm_drop_value, &in_axes);
+  vm_own(vm, &held[3], vm_drop_value, &out_axes);
   qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
-  vm_disown(vm, &held);
+  vm_disown(vm, &held[0]);
   if (value_is_error(value)) goto done;
   lane_walk results = {.r = r, .level = &l, .floats = DTYPE_FLOAT, .whole = value};
   if (f->ncaptures > 3) results.floats = (qn_dtype)f->captures[3].u.i;
@@ -740,6 +733,3 @@ done:
   if (!value_is_error(result) && !rec_room(r)) result = value_fail(vm, result);
   return result;
 }
-
-/* The call of a vmap: inside the recording that is on, or in one of its own. */
-qn_value vmap_call(qn_vm *vm, const rec_call_site *site) { return rec_within(vm, site, vmap_inline); }
