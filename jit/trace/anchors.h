@@ -32,7 +32,8 @@ typedef enum call_fate {
 } call_fate;
 extern const char *const call_fates[CALL_FATES];
 
-/* What hangs on an anchor. */
+/* What the VM knows of the calls of an anchor's function: how many there were, what became of them, and the specializations that serve
+ * them. */
 typedef struct anchor_specializations {
   jit_anchor *anchor;
   struct anchor_specializations *next; /* of the VM, to free them all */

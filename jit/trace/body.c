@@ -90,8 +90,8 @@ void body_finish(graph_body *b) {
     h = hash_mix(hash_mix(h, (uint64_t)x->op << 8 | x->compare), x->value.head ^ (uint64_t)x->value.u.i);
     for (int k = 0; k < 3; k++) h = hash_mix(h, x->in[k]);
   }
-  h = hash_mix(hash_mix(h, e->draw_input), e->ndraws);
-  h = hash_mix(hash_mix(h, e->key_inputs[0]), e->key_inputs[1]);
+  for (int i = 0; i < RANDOM_INPUTS; i++) h = hash_mix(h, e->random[i]);
+  h = hash_mix(h, e->ndraws);
   for (uint32_t i = 0; i < b->call.regions.n; i++) {
     const graph_region *x = &b->call.regions.list[i];
     h = hash_mix(hash_mix(h, x->first), x->end);
@@ -425,13 +425,12 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   text_free(&why);
   call_inputs_free(vm, &inputs);
   if (!ok) return false;
-  if (e->draw_input) in[e->draw_input - 1] = rec_draws(vm, e->ndraws);
-  if (e->key_inputs[0] || e->key_inputs[1]) {
-    qn_value k0, k1;
-    rec_key(vm, &k0, &k1);
-    if (e->key_inputs[0]) in[e->key_inputs[0] - 1] = k0;
-    if (e->key_inputs[1]) in[e->key_inputs[1] - 1] = k1;
-  }
+  if (e->random[RANDOM_DRAW]) in[e->random[RANDOM_DRAW] - 1] = rec_draws(vm, e->ndraws);
+  const uint32_t *keys = &e->random[RANDOM_KEY];
+  qn_value words[2];
+  if (keys[0] || keys[1]) rec_key(vm, &words[0], &words[1]);
+  for (int i = 0; i < 2; i++)
+    if (keys[i]) in[keys[i] - 1] = words[i];
   return true;
 }
 

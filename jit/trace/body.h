@@ -31,7 +31,7 @@ QN_MUST_CHECK bool body_cut(struct recording *r, graph_body *b, uint32_t mark, c
                             const uint32_t *outs, uint32_t nouts, node_list *bound);
 /* A body's graph once more at the end of the recording, on nodes for its inputs; out[i] is output i. */
 QN_MUST_CHECK bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out);
-/* The call of a graph. */
+/* Calls a graph value, inside the recording that is on or in one of its own. Owned, or the error value. */
 QN_MUST_CHECK qn_value body_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at);
 void body_open(qn_vm *vm);
 

@@ -82,14 +82,13 @@ static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_sit
   uint64_t epoch = jit_of(vm)->epoch;
   if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
     return false;
-  if (e->draw_input) {
-    c->arrays[e->draw_input - 1] = NULL;
-    c->scalars[e->draw_input - 1] = value_int((int64_t)vm->draw);
-  }
-  for (int i = 0; i < 2; i++)
-    if (e->key_inputs[i]) {
-      c->arrays[e->key_inputs[i] - 1] = NULL;
-      c->scalars[e->key_inputs[i] - 1] = value_int((int64_t)(i ? vm->seed >> 32 : vm->seed & 0xffffffffu));
+  uint32_t random = e->random[RANDOM_DRAW] | e->random[RANDOM_KEY] | e->random[RANDOM_KEY + 1];
+  for (int i = 0; random && i < RANDOM_INPUTS; i++)
+    if (e->random[i]) {
+      c->arrays[e->random[i] - 1] = NULL;
+      c->scalars[e->random[i] - 1] = value_int((int64_t)(i == RANDOM_DRAW  ? vm->draw
+                                                         : i == RANDOM_KEY ? vm->seed & 0xffffffffu
+                                                                           : vm->seed >> 32));
     }
   if (e->nguards && !specialization_guards_hold(vm, e, c->scalars, why)) return false;
   e->epoch = epoch;

@@ -94,7 +94,7 @@ static qn_value list_of(qn_vm *vm, qn_value *items, size_t n) {
   return list;
 }
 
-/* The list of a forward pass's result, which is taken over, and what came of it, likewise. */
+/* The list [*y, made]. Takes both over: *y is unset then. */
 static qn_value result_with(qn_vm *vm, qn_value *y, qn_value made) {
   qn_value pair[2] = {*y, made};
   *y = value_unset();
@@ -330,7 +330,7 @@ static bool forward_run(struct recording *r, const rec_call_site *site, forward 
   return true;
 }
 
-/* Both, for a map that is to be transposed: its result must have a float leaf. */
+/* forward_args and forward_run for a function that is to be transposed: its result must have a float leaf. */
 static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
                          forward *w) {
   qn_vm *vm = r->vm;
@@ -364,7 +364,8 @@ static void forward_free(qn_vm *vm, forward *w, const vm_owned *held, qn_value *
 
 /* ---- grad, value_and_grad ------------------------------------------------------------------------------------------------------------ */
 
-/* The node that a gradient is taken of, as root_node; `aux`: the result is a list of it and something else. */
+/* The node that a gradient is taken of: 0 for a constant, UINT32_MAX with an error raised. `aux`: the result is a list of the loss and
+ * something else. */
 static uint32_t loss_node(struct recording *r, qn_value y, bool aux, const char *name) {
   if (!aux) return root_node(r, y, name);
   if (value_is(y, TAG_LIST) && value_list(y)->len == 2) return root_node(r, value_list(y)->items[0], name);

@@ -355,7 +355,7 @@ static qn_value key_word(qn_vm *vm, qn_value key, int i) {
 static bool draw_operands(qn_vm *vm, const op_drawing *d, qn_value in[3]) {
   if (value_is(d->key, TAG_NIL)) {
     rec_key(vm, &in[0], &in[1]);
-    in[2] = rec_draw(vm);
+    in[2] = rec_draws(vm, 1);
     return !value_is_error(in[2]);
   }
   in[2] = value_int(d->number);

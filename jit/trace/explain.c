@@ -226,24 +226,22 @@ static qn_value recompile_item(qn_vm *vm, const void *ctx, uint32_t i) {
   return reason_record(vm, m->text, m->at);
 }
 
-/* Line i of a text. */
-static qn_value guard_item(qn_vm *vm, const void *ctx, uint32_t i) {
-  const text_buf *t = ctx;
-  const char *at = t->text, *end;
-  for (; (end = memchr(at, '\n', t->len)) && i; i--) at = end + 1;
-  qn_str *s = str_new(vm, at, (size_t)(end - at));
-  return s ? value_obj(TAG_STR, s) : value_error();
-}
-
 /* A text for each guard; of none without a specialization. */
 static qn_value guard_list(qn_vm *vm, const specialization *e) {
   text_buf t TEXT_OWNED;
   text_init(&t, vm);
-  uint32_t n = 0;
   if (e) specialization_guards(e, &t);
-  for (size_t at = 0; at < t.len; at++) n += t.text[at] == '\n';
   if (t.failed) return raise_memory(vm);
-  return list_of_items(vm, n, guard_item, &t);
+  qn_list *l = list_new(vm, report_lines(&t));
+  const char *at = t.text;
+  for (uint32_t i = 0; l && i < l->len; i++) {
+    const char *end = memchr(at, '\n', t.len);
+    qn_str *s = str_new(vm, at, (size_t)(end - at));
+    if (!s) return value_fail(vm, value_obj(TAG_LIST, l));
+    l->items[i] = value_obj(TAG_STR, s);
+    at = end + 1;
+  }
+  return l ? value_obj(TAG_LIST, l) : value_error();
 }
 
 /* A time rounded to the three digits that say something. */

@@ -86,8 +86,7 @@ static bool copy_call(qn_vm *vm, const specialization *from, uint32_t nargs, uin
     to->guards[i] = from->guards[i];
     if (to->guards[i].op == GUARD_INPUT) to->guards[i].in[0] += more;
   }
-  to->draw_input = from->draw_input ? from->draw_input + more : 0;
-  for (int i = 0; i < 2; i++) to->key_inputs[i] = from->key_inputs[i] ? from->key_inputs[i] + more : 0;
+  for (int i = 0; i < RANDOM_INPUTS; i++) to->random[i] = from->random[i] ? from->random[i] + more : 0;
   to->ndraws = from->ndraws;
   return true;
 }

@@ -8,7 +8,7 @@
  *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
  *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
  *   try          rec_try_begin / rec_try_end around a body
- *   globals      rec_global when it reads a global while recording; captured values likewise (rec_capture)
+ *   globals      rec_global when it reads a global while recording; captured values are inputs from the beginning
  *   places       rec_at before it evaluates an operation, so that nodes know where they come from
  *   host scalars an operation on traced bools, ints, floats (value_node != 0) goes through op_apply
  *   builtins     rec_builtin before one runs, rec_carries after it: effects wait for what is pending, and host numbers among the
@@ -242,11 +242,9 @@ QN_MUST_CHECK bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *o
 
 /* ---- randomness (also outside recordings) ------------------------------------------------------------------------------------------ */
 
-/* Takes the VM's next draw number; the key words made from the VM's seed. As operands for RANDOM ops: while recording they are
- * inputs of the graph, so that a replayed call takes new draw numbers. */
-qn_value rec_draw(qn_vm *vm);
-/* Takes `n` (at least 1) and gives the first. */
-qn_value rec_draws(qn_vm *vm, uint64_t n);
+/* Takes the VM's next `n` draw numbers (at least 1) and gives the first; the key words made from the VM's seed. As operands for RANDOM ops:
+ * while recording they are inputs of the graph, so that a replayed call takes new draw numbers. */
+QN_MUST_CHECK qn_value rec_draws(qn_vm *vm, uint64_t n);
 void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1);
 
 /* ---- life of a VM's compiler state ------------------------------------------------------------------------------------------------ */

@@ -423,10 +423,11 @@ static uint32_t weak_int_input(struct recording *r, int64_t concrete) {
   return rec_keep(r, node, value_int(concrete));
 }
 
-qn_value rec_draw(qn_vm *vm) {
+qn_value rec_draws(qn_vm *vm, uint64_t n) {
   struct recording *r = vm->rec;
   if (r && r->arm) return rec_give_up(r, BREAK_effect), value_error(); /* how many are drawn must not depend on data */
-  int64_t draw = (int64_t)vm->draw++;
+  int64_t draw = (int64_t)vm->draw;
+  vm->draw += n;
   if (!r || !r->capturing) return value_int(draw);
   if (!r->draw_input) {
     r->draw_start = (uint64_t)draw;
@@ -438,15 +439,6 @@ qn_value rec_draw(qn_vm *vm) {
   if (draw == (int64_t)r->draw_start) return start;
   qn_value in[2] = {start, value_int(draw - (int64_t)r->draw_start)};
   return rec_apply(r, OP_add, in, 2, &(op_attr){0});
-}
-
-qn_value rec_draws(qn_vm *vm, uint64_t n) {
-  qn_value first = rec_draw(vm);
-  struct recording *r = vm->rec;
-  if (value_is_error(first)) return first;
-  vm->draw += n - 1;
-  if (r && r->capturing && r->draw_input) r->ndraws = vm->draw - r->draw_start;
-  return first;
 }
 
 void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1) {

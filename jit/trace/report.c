@@ -55,6 +55,12 @@ const char *report_ordinal(int64_t n) {
   return n % 10 > 3 || n / 10 % 10 == 1 ? "th" : endings[n % 10];
 }
 
+uint32_t report_lines(const text_buf *t) {
+  uint32_t n = 0;
+  for (size_t i = 0; i < t->len; i++) n += t->text[i] == '\n';
+  return n;
+}
+
 /* Lines of a text, each with an indentation. */
 static void add_indented(text_buf *t, const text_buf *lines, const char *indent) {
   for (size_t i = 0, end; i < lines->len; i = end + 1) {
@@ -318,8 +324,7 @@ bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {
     text_buf full;
     text_init(&full, vm);
     good = add_all(vm, &full, list, n);
-    uint32_t lines = 0;
-    for (size_t at = 0; at < full.len; at++) lines += full.text[at] == '\n';
+    uint32_t lines = report_lines(&full);
     text_free(&full);
     good = good && report_summary(vm, file, list, n, lines, out);
   }

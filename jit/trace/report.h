@@ -45,6 +45,8 @@ QN_MUST_CHECK bool report_calls(qn_vm *vm, const char *file, const anchor_specia
                                 uint32_t most, text_buf *out);
 /* Adds what a function is called in reports, with its transforms: "grad(loss)". */
 void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a);
+/* How many lines a text has, each ended by a newline. */
+uint32_t report_lines(const text_buf *t);
 /* What stands behind the name of n things, "" or "s"; and behind a number, "st" of 1. */
 const char *report_plural(uint64_t n);
 const char *report_ordinal(int64_t n);

@@ -744,7 +744,7 @@ static bool write_rule(archive *a, const graph_body *b, const graph_region *x) {
   return !value_is_error(backward) && keep(a, backward) && ar_rule(a, b->call.graph, x, x->rule, &backward);
 }
 
-/* NULL if something is wrong. */
+/* The rule of region x, whose nodes are in g. NULL if something is wrong. */
 static region_rule *read_rule(archive *a, const graph *g, const graph_region *x) {
   region_rule *rule = region_rule_new(a->vm);
   if (!rule) return NULL;
@@ -837,18 +837,17 @@ static bool regions_closed(archive *a, const graph_body *b) {
   const graph *g = b->call.graph;
   uint32_t nr = b->call.regions.n;
   if (!nr) return true;
-  size_t regions = 3 * (size_t)nr * sizeof(uint32_t), owners = g->n * sizeof(uint32_t), outs = g->n * sizeof(uint64_t);
-  nesting n = {
-      .parent = mem_zalloc(a->vm, regions), .owner = mem_zalloc(a->vm, owners), .outs = mem_zalloc(a->vm, outs)};
-  bool ok = n.parent && n.owner && n.outs;
-  if (ok) n.depth = n.parent + nr;
-  ok = ok && regions_nest(a, b, &n, n.parent + 2 * (size_t)nr);
+  size_t bytes = g->n * sizeof(uint64_t) + (g->n + 3 * (size_t)nr) * sizeof(uint32_t);
+  nesting n = {.outs = mem_zalloc(a->vm, bytes)};
+  if (!n.outs) return false;
+  n.owner = (uint32_t *)(n.outs + g->n);
+  n.parent = n.owner + g->n;
+  n.depth = n.parent + nr;
+  bool ok = regions_nest(a, b, &n, n.depth + nr);
   for (uint32_t i = 1; i < g->n && ok; i++)
     for (int k = 0; k < g->nodes[i].nin && ok; k++) ok = read_through(b, &n, g->nodes[i].in[k], i);
   for (uint32_t i = 0; i < g->noutputs && ok; i++) ok = read_through(b, &n, g->outputs[i], g->n);
-  if (n.parent) mem_free(a->vm, n.parent, regions);
-  if (n.owner) mem_free(a->vm, n.owner, owners);
-  if (n.outs) mem_free(a->vm, n.outs, outs);
+  mem_free(a->vm, n.outs, bytes);
   return ok || wrong(a, "something reads the inside of a region");
 }
 
@@ -877,7 +876,7 @@ static bool write_graph_text(archive *a, const graph *g) {
   return ok;
 }
 
-/* NULL if something is wrong. */
+/* The graph that the next text is, checked and without proofs. NULL if something is wrong. */
 static graph *read_graph_text(archive *a) {
   const char *text;
   uint32_t len;
@@ -949,15 +948,11 @@ static bool ar_bound(body_archive *r) {
 
 static bool ar_draws(body_archive *r) {
   specialization *e = &r->b->call;
-  uint32_t *inputs[3] = {&e->draw_input, &e->key_inputs[0], &e->key_inputs[1]};
   graph_type t = {.dtype = WEAK_INT, .weak = true};
-  for (int i = 0; i < 3; i++) {
-    uint32_t x = *inputs[i];
-    if (!ar_u32(r->a, &x) || (x && !claim(r, x - 1, &t, 2))) return false;
-    *inputs[i] = x;
-  }
+  for (int i = 0; i < RANDOM_INPUTS; i++)
+    if (!ar_u32(r->a, &e->random[i]) || (e->random[i] && !claim(r, e->random[i] - 1, &t, 2))) return false;
   return ar_int(r->a, 8, &e->ndraws) &&
-         (!reads(r->a) || !e->draw_input || (e->ndraws >= 1 && e->ndraws <= UINT32_MAX) ||
+         (!reads(r->a) || !e->random[RANDOM_DRAW] || (e->ndraws >= 1 && e->ndraws <= UINT32_MAX) ||
           wrong(r->a, "it draws no numbers"));
 }
 

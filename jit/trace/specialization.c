@@ -288,9 +288,9 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   memset(&r->pattern, 0, sizeof r->pattern);
   e->epoch = jit_of(vm)->epoch;
   const graph *g = r->g;
-  if (r->draw_input) e->draw_input = g->nodes[r->draw_input].payload.input + 1;
-  for (int i = 0; i < 2; i++)
-    if (r->key_inputs[i]) e->key_inputs[i] = g->nodes[r->key_inputs[i]].payload.input + 1;
+  const uint32_t random[RANDOM_INPUTS] = {r->draw_input, r->key_inputs[0], r->key_inputs[1]};
+  for (int i = 0; i < RANDOM_INPUTS; i++)
+    if (random[i]) e->random[i] = g->nodes[random[i]].payload.input + 1;
   e->ndraws = r->ndraws;
   e->device = r->device;
   e->state = capture ? SPEC_COMPILING : SPEC_BROKEN;

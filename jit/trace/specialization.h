@@ -45,6 +45,8 @@ typedef struct race {
   uint64_t again;   /* hits of the specialization at which the next round begins */
 } race;
 
+enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
+
 struct specialization {
   struct specialization *next;
   uint8_t state;  /* specialization_state */
@@ -61,7 +63,8 @@ struct specialization {
   break_reason why;
   span why_at;
   char why_text[64];
-  uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
+  /* The inputs of random numbers: the number of the first draw, and the two words of the key. Graph input numbers + 1; 0: none. */
+  uint32_t random[RANDOM_INPUTS];
   uint64_t ndraws;
   uint64_t hits, replays; /* calls that it served; of these, with its plan */
   /* Of the others: those to which plan or code came too late, were timed, were done both ways (--jit verify). */

@@ -15,7 +15,7 @@
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
 
-/* What became of a function. */
+/* What became of a function's calls, as the summary tells it. */
 typedef struct fn_report {
   const anchor_specializations *a;
   bool library;
@@ -38,12 +38,6 @@ static bool is_idle(const specialization *e) { return e->why == BREAK_no_arrays 
 
 /* Has a function been called with arrays in graphs of others only, or never? */
 static bool is_scalar(const anchor_specializations *a) { return !a->begun && !a->first; }
-
-static uint32_t lines_in(const text_buf *t) {
-  uint32_t n = 0;
-  for (size_t i = 0; i < t->len; i++) n += t->text[i] == '\n';
-  return n;
-}
 
 /* ---- lines that fit -------------------------------------------------------------------------------------------------------- */
 
@@ -145,7 +139,7 @@ static void find_within(const summary *s, fn_report *x) {
   }
 }
 
-/* The same code under other transforms has been recorded: nothing is to be said of it without them. */
+/* Has the function been recorded under other transforms? Then nothing is to be said of it without them. */
 static bool reported_elsewhere(const summary *s, const fn_report *x) {
   for (uint32_t i = 0; i < s->n; i++) {
     const jit_anchor *a = s->list[i].a->anchor;
@@ -245,7 +239,7 @@ static bool add_eager(const summary *s, text_buf *t) {
   for (uint32_t i = 0, end; i < n; i = end) {
     break_reason why = list[i].e->why;
     for (end = i; end < n && list[end].e->why == why; end++) {}
-    if (lines_in(t) >= EAGER_LINES) {
+    if (report_lines(t) >= EAGER_LINES) {
       left++;
       continue;
     }
@@ -497,7 +491,7 @@ bool report_summary(qn_vm *vm, const char *file, const anchor_specializations *c
   add_none(&s, &rest);
   good = good && report_calls(vm, file, list, n, CALL_LINES, &rest);
   text_add(out, eager.text, eager.len);
-  add_all_compiled(&s, out, SUMMARY_LINES - 3 - mixed - lines_in(&eager) - lines_in(&rest));
+  add_all_compiled(&s, out, SUMMARY_LINES - 3 - mixed - report_lines(&eager) - report_lines(&rest));
   text_add(out, rest.text, rest.len);
   if (n)
     text_addf(out, "In all %u line%s (call shapes, guards, kernels, the library's functions): quern explain --all %s\n",

@@ -59,7 +59,7 @@ static qn_value inner_run(void *ctx) {
   return c->vm->hooks.call(c->vm, value_fn(c->site.fn)->captures[0], c->site.args, n, c->site.args[n]);
 }
 
-/* Outside a recording nothing differentiates. */
+/* A call of checkpoint or custom_grad, which only matters where something may differentiate it: in a recording. */
 static qn_value region_run(void *ctx) { return op_deferred(((own_site *)ctx)->vm) ? within_run(ctx) : inner_run(ctx); }
 
 static bool option_is(qn_value options, const char *name, qn_value *out) {
@@ -131,7 +131,7 @@ static qn_value call_compiled(own_site *c, bool full) {
   return full && !value_is_error(result) ? check_fullgraph(vm, a, result) : result;
 }
 
-/* A call of jit(f, options). */
+/* A call of jit(f, options): on the device, or by the function, that the option `backend` names. */
 static qn_value call_jit(own_site *c) {
   qn_vm *vm = c->vm;
   const qn_fn *f = value_fn(c->site.fn);

@@ -151,7 +151,7 @@ static void verified_release(qn_vm *vm, const verified_call *v) {
     if (v->inputs->arrays[i]) value_release(vm, value_obj(TAG_ARRAY, v->inputs->arrays[i]));
 }
 
-/* For vm_own: frees all of it. */
+/* Frees all that a verified call owns; for vm_own. */
 static void verified_drop(qn_vm *vm, void *what) {
   verified_call *v = what;
   verified_release(vm, v);

@@ -14,7 +14,7 @@ typedef struct vmap_pause {
   struct vmap_level *at; /* NULL: no vmap was in progress */
   uint32_t seen;         /* the recording's vmap_seen when it began */
 } vmap_pause;
-/* A vmap in progress. */
+/* A call of a vmapped function in progress. */
 struct vmap_level {
   struct vmap_level *outer;
   uint32_t depth;    /* 1: the outermost */
@@ -34,7 +34,7 @@ QN_MUST_CHECK bool vmap_hold(struct recording *r, vmap_pause *before);
 /* Before a call whose derivative has a rule of its own: where any part of `args` differs from lane to lane, all `nodes`, its float leaves but
  * for host floats, get lanes of their own, so that the rule can be done in all lanes. False with an error raised. */
 QN_MUST_CHECK bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args);
-/* Ends what vmap_hold began. */
+/* Ends what vmap_hold began: counterparts are made again. */
 void vmap_go_on(struct recording *r, const vmap_pause *before);
 /* Have nodes from `from` on counterparts, or checks for the errors of lanes? Then they cannot be taken out of the graph. */
 bool vmap_know(const struct recording *r, uint32_t from);

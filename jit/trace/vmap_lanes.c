@@ -45,6 +45,19 @@ static uint32_t lifted(const struct recording *r, uint32_t node, const struct vm
 
 uint32_t vmap_outermost(const struct recording *r, uint32_t node) { return lifted(r, node, NULL); }
 
+/* As vmap_outermost; *bits says which levels the node has an axis of (the innermost: 1). */
+static uint32_t lifted_by(const struct recording *r, uint32_t node, uint32_t *bits) {
+  uint32_t bit = 1;
+  *bits = 0;
+  for (const struct vmap_level *l = r->lanes; l; l = l->outer, bit <<= 1) {
+    uint32_t w = batch_whole(&l->batch, node);
+    if (!w) continue;
+    node = w;
+    *bits |= bit;
+  }
+  return node;
+}
+
 bool rec_has_lanes(const qn_vm *vm) { return vm->rec->lanes != NULL; }
 
 bool rec_is_lane(const qn_vm *vm, qn_value v) {
@@ -96,17 +109,7 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
     }
     for (const struct vmap_level *l = r->lanes; l && c->nlevels < ARRAY_MAX_RANK; l = l->outer)
       c->sizes[c->nlevels++] = l->batch.lanes;
-    for (int k = 0; k < n->nin; k++) {
-      uint32_t node = n->in[k], bits = 0, bit = 1;
-      for (const struct vmap_level *l = r->lanes; l; l = l->outer, bit <<= 1) {
-        uint32_t w = batch_whole(&l->batch, node);
-        if (!w) continue;
-        node = w;
-        bits |= bit;
-      }
-      c->wholes[2 * k] = node;
-      c->wholes[2 * k + 1] = bits;
-    }
+    for (int k = 0; k < n->nin; k++) c->wholes[2 * k] = lifted_by(r, n->in[k], &c->wholes[2 * k + 1]);
     r->nchecks++;
   }
   return true;
@@ -265,17 +268,11 @@ void vmap_blame(struct recording *r, uint32_t node) {
 int vmap_name_first(struct recording *r, qn_value mask) {
   qn_vm *vm = r->vm;
   if (!value_is(mask, TAG_ARRAY)) return value_is(mask, TAG_NIL);
-  uint32_t node = rec_traced(r, mask), bit = 1, bits = 0;
+  uint32_t bits, node = lifted_by(r, rec_traced(r, mask), &bits);
   int64_t sizes[ARRAY_MAX_RANK], at[ARRAY_MAX_RANK] = {0};
   int nlevels = 0;
-  for (const struct vmap_level *l = r->lanes; l && nlevels < ARRAY_MAX_RANK; l = l->outer, bit <<= 1) {
-    uint32_t w = node ? batch_whole(&l->batch, node) : 0;
-    if (w) {
-      node = w;
-      bits |= bit;
-    }
-    sizes[nlevels++] = w ? l->batch.lanes : 1;
-  }
+  for (const struct vmap_level *l = r->lanes; l && nlevels < ARRAY_MAX_RANK; l = l->outer, nlevels++)
+    sizes[nlevels] = bits >> nlevels & 1 ? l->batch.lanes : 1;
   qn_error_object *e = error_take(vm);
   qn_value v = node ? rec_value_of(r, node) : value_error();
   bool ok = !value_is_error(v) && rec_run_pending(r);

@@ -40,7 +40,7 @@ enum {
   LONG_WAIT_MS = 1000 /* and before it goes before smaller ones */
 };
 
-/* The threads of one kind. */
+/* The threads that do one kind of work, planning or compiling, and the queue of what is to be done. */
 typedef struct crew {
   void (*run)(qn_engine *engine, void *what);    /* what a member does with what it has taken, */
   void (*finish)(qn_engine *engine, void *what); /* and what is left to do under the lock: hands it on */
