@@ -138,11 +138,6 @@ uint32_t copy_node(node_copy *c, uint32_t i) {
   return graph_node_like(c->to, &n, c->in);
 }
 
-static bool copy_failed(node_copy *c) {
-  if (!error_pending(c->vm)) raise_memory(c->vm);
-  return false;
-}
-
 /* ---- cutting ------------------------------------------------------------------------------------------------------------------------ */
 
 enum { SMALL_CONST = 64 };
@@ -202,7 +197,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
   ok = ok && regions_copy(vm, g, &r->regions, mark, &b->call.regions, c.map, NULL);
-  ok = (ok && !to->failed && !to->arena.failed) || copy_failed(&c);
+  ok = (ok && !to->failed && !to->arena.failed) || fail_memory(vm);
   if (c.from) copy_end(&c);
   if (needed) mem_free(vm, needed, g->n);
   return ok;
@@ -267,7 +262,7 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
   }
   for (uint32_t i = 0; i < g->noutputs && ok; i++) out[i] = c.map[g->outputs[i]];
   ok = ok && regions_copy(vm, g, regions, 0, &r->regions, c.map, ends) && rec_room(r);
-  if (!ok) copy_failed(&c);
+  if (!ok) fail_memory(vm);
   if (c.from) copy_end(&c);
   mem_free(vm, open, open_bytes);
   mem_free(vm, ends, bytes);
@@ -448,9 +443,8 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
     if (value_is(in[i], TAG_ARRAY) && !rec_place(r, value_array(in[i])->device)) {
       op_raise_devices(vm, "a graph", r->device, value_array(in[i])->device);
       ok = false;
-    } else if (!(nodes[i] = rec_node(r, in[i]))) {
-      if (!error_pending(vm)) raise_memory(vm);
-      ok = false;
+    } else {
+      ok = (nodes[i] = rec_node(r, in[i])) != 0 || fail_memory(vm);
     }
   }
   ok = ok && body_append(r, b, nodes, outs);

@@ -60,8 +60,7 @@ static uint32_t alias_of_node(struct recording *r, uint32_t node) {
     memcpy(a.d, t.shape, t.rank * sizeof *a.d);
     made = graph_node_raw(r->g, OP_reshape, &node, 1, &a, t, rec_site(r));
   }
-  if (!made && !error_pending(r->vm)) raise_memory(r->vm);
-  return made;
+  return made ? made : fail_memory(r->vm);
 }
 
 qn_value leaves_alias(void *ctx, qn_value v) {
@@ -548,9 +547,7 @@ static bool take_tangent(void *ctx, qn_value like, qn_value given) {
     op_raise_devices(t->r->vm, "jvp", t->r->device, value_array(given)->device);
     return false;
   }
-  t->dx->grads[i] = rec_node(t->r, given);
-  if (!t->dx->grads[i] && !error_pending(t->r->vm)) raise_memory(t->r->vm);
-  return t->dx->grads[i] != 0;
+  return (t->dx->grads[i] = rec_node(t->r, given)) != 0 || fail_memory(t->r->vm);
 }
 
 /* What led to the pullback alone has no true values, so its checks say nothing: nodes from `from` on that the tangents in l->grads do not need

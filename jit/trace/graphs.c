@@ -96,10 +96,7 @@ static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value 
                                    int nargs, graph_body *b, qn_value *values) {
   uint32_t n = e->graph->ninputs;
   specialization *c = &b->call;
-  if (!(c->graph = graph_copy(e->graph))) {
-    if (!error_pending(vm)) raise_memory(vm);
-    return false;
-  }
+  if (!(c->graph = graph_copy(e->graph))) return fail_memory(vm);
   const qn_list *all = value_list(kept);
   if (!copy_call(vm, e, (uint32_t)nargs, 0, c) || !fit_arguments(vm, b, args, nargs, kept)) return false;
   call_values call = {&e->pattern, fn, all->items};
@@ -568,9 +565,7 @@ static bool record_anew(rewriting *w, const graph_body *from) {
     ok = (w->c.map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
   ok = ok && nodes_anew(w);
   for (uint32_t i = 0; i < from->call.regions.n && ok; i++) ok = region_anew(w, &from->call.regions.list[i]);
-  if (ok && rec_room(r)) return true;
-  if (!error_pending(r->vm)) raise_memory(r->vm);
-  return false;
+  return (ok && rec_room(r)) || fail_memory(r->vm);
 }
 
 /* The graph as recorded anew, with the old one's pattern and result. Its inputs are what the rule brought along, then the old ones. */

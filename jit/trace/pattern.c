@@ -29,6 +29,11 @@ uint64_t hash_mix(uint64_t h, uint64_t x) {
   return h ^ h >> 29;
 }
 
+bool fail_memory(qn_vm *vm) {
+  if (!error_pending(vm)) raise_memory(vm);
+  return false;
+}
+
 bool nodes_add(qn_vm *vm, node_list *l, uint32_t node) {
   if (!mem_grow(vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return false;
   l->nodes[l->n++] = node;

@@ -9,6 +9,8 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/rec.h"
 
+/* A graph, a node or a region could not be made: raises that memory is short, unless an error is pending, which says why. False. */
+bool fail_memory(qn_vm *vm);
 /* Nodes of a graph, in some order. */
 typedef struct node_list {
   uint32_t *nodes, n, cap;

@@ -208,8 +208,8 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
   }
   if (ok)
     out = append_op(r, op, in, nodes, types, nin, attr);
-  else if (!error_pending(vm))
-    raise_memory(vm);
+  else
+    fail_memory(vm);
   if (types != few_types) mem_free(vm, types, bytes);
   return out;
 }

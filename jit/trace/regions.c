@@ -200,8 +200,7 @@ static bool take_gradient(void *ctx, qn_value like, qn_value given) {
   while (c->rule->like.tpls[c->at].kind != TPL_OUTPUT) c->at++;
   uint32_t k = c->rule->like.tpls[c->at++].output;
   if (value_is(given, TAG_NIL)) return true;
-  c->grads[k] = rec_node(c->r, given);
-  return c->grads[k] || error_pending(c->r->vm) || (raise_memory(c->r->vm), false);
+  return (c->grads[k] = rec_node(c->r, given)) != 0 || fail_memory(c->r->vm);
 }
 
 bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads, op_refusal *why) {

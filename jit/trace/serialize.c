@@ -232,6 +232,14 @@ static bool ar_array(archive *a, qn_value *v, bool prototype) {
   return x != NULL;
 }
 
+/* The record whose fields come next: where it is read, a new one without any, owned. */
+static bool ar_names(archive *a, qn_value *record) {
+  if (!reads(a)) return true;
+  qn_record *r = record_new(a->vm);
+  if (r) *record = value_obj(TAG_RECORD, r);
+  return r != NULL;
+}
+
 /* The name of field i, which gets nil if it is read. */
 static bool ar_field(archive *a, qn_record *r, uint32_t i) {
   qn_str *name = reads(a) ? NULL : record_name(r, i);
@@ -260,9 +268,8 @@ static bool ar_list(archive *a, qn_value *v, value_part part) {
 static bool ar_record(archive *a, qn_value *v, value_part part) {
   uint32_t n = reads(a) ? 0 : value_record(*v)->len;
   if (!ar_count(a, 5, &n)) return false;
-  qn_record *r = reads(a) ? record_new(a->vm) : value_record(*v);
-  if (!r) return false;
-  *v = value_obj(TAG_RECORD, r);
+  if (!ar_names(a, v)) return false;
+  qn_record *r = value_record(*v);
   for (uint32_t i = 0; i < n; i++)
     if (!ar_field(a, r, i) || !ar_value(a, &r->items[i], part)) return false;
   return true;
@@ -434,9 +441,7 @@ static bool ar_patterns(body_archive *r, uint8_t letter, uint32_t self, uint32_t
   if (reads(a)) {
     x.kind = record ? PAT_RECORD : PAT_LIST;
     x.tag = record ? TAG_RECORD : TAG_LIST;
-    qn_record *names = record ? record_new(a->vm) : NULL;
-    if (record && !names) return false;
-    if (record) x.value = value_obj(TAG_RECORD, names);
+    if (record && !ar_names(a, &x.value)) return false;
     p->pats[self] = x;
   }
   for (uint32_t i = 0; i < x.n; i++)
@@ -575,11 +580,7 @@ static bool ar_template(archive *a, tpl_list *t, uint32_t *at, const outputs *fr
          (x.n == value_fn(x.value)->ncaptures || wrong(a, "a graph is bound to another number of values"));
   else
     ok = ar_count(a, record ? 5 : 1, &x.n);
-  if (ok && record && reads(a)) {
-    qn_record *names = record_new(a->vm);
-    ok = names != NULL;
-    if (ok) x.value = value_obj(TAG_RECORD, names);
-  }
+  ok = ok && (!record || ar_names(a, &x.value));
   if (reads(a)) t->tpls[self] = x; /* which owns the value, whatever follows */
   for (uint32_t i = 0; i < x.n && ok; i++) {
     uint32_t item = *at;

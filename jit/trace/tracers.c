@@ -36,10 +36,7 @@ static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
   graph_type t = type_of_value(v);
   if (!pattern_set_input(r->vm, &r->pattern, x, &t, r->g->ninputs)) return 0;
   uint32_t node = graph_input(r->g, t, 0);
-  if (!node || !rec_room(r)) {
-    if (!error_pending(r->vm)) raise_memory(r->vm);
-    return 0;
-  }
+  if (!node || !rec_room(r)) return fail_memory(r->vm);
   r->pattern.ninputs = r->g->ninputs;
   if (r->pattern.leaves > (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
   return node;
@@ -303,9 +300,5 @@ bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason 
 bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes) {
   break_reason broken = BREAK_none;
   if (make(r, v, out, nodes, &broken, 0, v)) return true;
-  if (broken == BREAK_too_deep)
-    raise_error(r->vm, E_recursion, SPAN_NONE, "a value nests too deep");
-  else if (!error_pending(r->vm))
-    raise_memory(r->vm);
-  return false;
+  return broken == BREAK_too_deep ? raise_false(r->vm, E_recursion, "a value nests too deep") : fail_memory(r->vm);
 }

@@ -140,8 +140,7 @@ bool vmap_advance(struct recording *r) {
   r->vmap_seen = r->g->n;
   ok = ok && (!any || note_checks(r, fallible, from, n)) && rec_room(r);
   if (fallible != few) mem_free(vm, fallible, n - from);
-  if (!ok && !error_pending(vm)) raise_memory(vm);
-  return ok;
+  return ok || fail_memory(vm);
 }
 
 bool vmap_hold(struct recording *r, vmap_pause *before) {
