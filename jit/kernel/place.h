@@ -18,7 +18,7 @@ typedef struct place_life {
   uint32_t region;      /* of an output: given */
   int64_t offset;
   /* used while places are looked for */
-  uint32_t next;
+  uint32_t number, next;
   uint32_t pairs[2]; /* 1 + the first pair in which it is `by`, and is `over` */
   uint32_t block;
 } place_life;
