@@ -106,11 +106,7 @@ size_t qn_length(qn_value v) {
 
 /* Raises E301 for a value of the wrong kind. */
 static qn_status wrong_kind(qn_vm *vm, const char *wanted, qn_value v) {
-  text_buf t;
-  text_init(&t, vm);
-  text_addf(&t, "%s is needed, not ", wanted);
-  text_kind(&t, v);
-  raise_text(vm, E_type, SPAN_NONE, &t);
+  raise_error(vm, E_type, SPAN_NONE, "%s is needed, not %s", wanted, phrase_kind(v).text);
   return failed(vm);
 }
 

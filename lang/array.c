@@ -156,12 +156,7 @@ static inline qn_storage *small_storage(qn_vm *vm, size_t bytes) {
 static void explain_memory(qn_vm *vm, const qn_array *a, size_t bytes) {
   if (vm->error != vm->memory_error) return;
   error_clear(vm);
-  text_buf t;
-  text_init(&t, vm);
-  text_adds(&t, "out of memory: ");
-  text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
-  text_addf(&t, " needs %llu bytes", (unsigned long long)bytes);
-  raise_text(vm, E_memory, SPAN_NONE, &t);
+  raise_error(vm, E_memory, SPAN_NONE, "out of memory: %s needs %zu bytes", phrase_shape(a).text, bytes);
 }
 
 bool array_allocate(qn_vm *vm, qn_array *a) {
@@ -220,8 +215,6 @@ static inline void release_storage(qn_vm *vm, qn_storage *s) {
     storage_free(vm, s);
   }
 }
-
-void storage_release(qn_vm *vm, qn_storage *s) { release_storage(vm, s); }
 
 /* ---- small arrays as a whole: a header and its cell ---- */
 
@@ -738,13 +731,6 @@ bool array_own(qn_vm *vm, qn_value *v) {
 }
 
 qn_value array_get_flat(const qn_array *a, int64_t index) {
-  int64_t at = index;
-  if (!a->contiguous) {
-    at = 0;
-    for (int i = a->rank - 1; i >= 0; i--) {
-      at += index % a->shape[i] * a->strides[i];
-      index /= a->shape[i];
-    }
-  }
-  return dtype_load((qn_dtype)a->dtype, array_data(a) + at * (int64_t)dtype_size((qn_dtype)a->dtype));
+  int64_t at = a->contiguous ? a->offset + index : flat_offset(a, index);
+  return dtype_load((qn_dtype)a->dtype, a->storage->data + at * (int64_t)dtype_size((qn_dtype)a->dtype));
 }

@@ -53,17 +53,18 @@ static inline char *array_data(const qn_array *a) {
 
 /* A new contiguous array with storage; data uninitialised. Raises E201, E205 or E605 on an impossible shape. */
 QN_MUST_CHECK qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
-/* The same of the shape of an array. */
+/* A new contiguous array as array_new makes it, of the shape of x, on the CPU. */
 QN_MUST_CHECK qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x);
-/* The same on a device. */
+/* A new contiguous array in the memory of the device with this code. */
 QN_MUST_CHECK qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const int64_t *shape);
 /* An array header without storage (pending, or to be given storage by the caller). */
 QN_MUST_CHECK qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
 /* A view on `base`'s storage (base must have storage). Sets `contiguous` itself. */
 QN_MUST_CHECK qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
                                    const int64_t *strides, int64_t offset);
-/* The same part with data of its own where that costs no more than a view: few elements that lie in one piece in the CPU's memory.
- * So what is read from an array element by element or row by row does not make it shared. */
+/* The part of `base` that array_view would show, in base's dtype; the result is read only. Where it is few elements that lie in one piece
+ * in the CPU's memory it gets a copy of them, which costs no more than a view: so an array that is read element by element or row by
+ * row does not become shared, and its next update needs no copy. */
 QN_MUST_CHECK qn_array *array_part(qn_vm *vm, const qn_array *base, int rank, const int64_t *shape,
                                    const int64_t *strides, int64_t offset);
 QN_MUST_CHECK qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar); /* rank 0 */
@@ -71,17 +72,16 @@ QN_MUST_CHECK qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value sc
 /* Allocates storage for a header, on its device. */
 QN_MUST_CHECK bool array_allocate(qn_vm *vm, qn_array *a);
 qn_storage *storage_retain(qn_storage *s);
-void storage_release(qn_vm *vm, qn_storage *s);
 
 /* Makes the data exist (runs pending work). False with an error raised. */
 QN_MUST_CHECK bool array_force(qn_vm *vm, qn_array *a);
 /* A contiguous array of the same elements (itself, retained, if it is so already). Forces. */
 QN_MUST_CHECK qn_array *array_contiguous(qn_vm *vm, qn_array *a);
-/* Gives a reference up; NULL is ignored. */
+/* Gives up a reference to an array; NULL is ignored. */
 void array_drop(qn_vm *vm, qn_array *a);
 /* A new contiguous array of the same elements. Forces. */
 QN_MUST_CHECK qn_array *array_duplicate(qn_vm *vm, qn_array *a);
-/* The same, counted as a copy-on-write copy. */
+/* array_duplicate for an update of an array that has another owner: the copy counts in vm->copies. */
 QN_MUST_CHECK qn_array *array_copy(qn_vm *vm, qn_array *a);
 /* A contiguous array of the same elements in the CPU's memory (itself, retained, if it is so already). Forces. */
 QN_MUST_CHECK qn_array *array_to_cpu(qn_vm *vm, qn_array *a);
@@ -94,17 +94,16 @@ QN_MUST_CHECK qn_array *array_settle(qn_vm *vm, qn_array *a);
 QN_MUST_CHECK bool array_item(qn_vm *vm, qn_array *a, int64_t index, qn_value *out);
 /* Writes one element, `at` elements behind storage->data, of an array that has storage on any device. */
 QN_MUST_CHECK bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v);
-/* array_copy_watched on any one device. */
+/* array_copy_watched for two arrays on one device, whichever it is. */
 QN_MUST_CHECK bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from);
 /* Makes `*v` (an owned TAG_ARRAY value) safe to write in place: forced, one owner, contiguous or own storage. */
 QN_MUST_CHECK bool array_own(qn_vm *vm, qn_value *v);
 
-/* Copies elements between any two layouts of the same shape and dtype. Both have storage in the CPU's memory and do not
- * overlap. */
+/* Copies all elements between two layouts of one shape and dtype, which have storage in the CPU's memory and do not overlap. */
 void array_copy_elements(qn_array *to, const qn_array *from);
-/* The same; a copy of many bytes stops on an interrupt or a limit: false with that error raised. */
+/* array_copy_elements for copies that may take long: on an interrupt or a limit it stops, false with that error raised. */
 QN_MUST_CHECK bool array_copy_watched(qn_vm *vm, qn_array *to, const qn_array *from);
-/* Element as a host scalar, by flat row-major index; forced arrays in the CPU's memory only. */
+/* The element at a flat row-major index as a host scalar. The array is forced and in the CPU's memory. */
 qn_value array_get_flat(const qn_array *a, int64_t index);
 
 /* Sets row-major strides for a shape; returns the number of elements, or -1 when it overflows ARRAY_MAX_ELEMENTS or a size
@@ -114,7 +113,7 @@ bool shape_equal(const qn_array *a, const qn_array *b);
 /* Strides of a view of `a` with the new shape, if it can be a view without copying (NumPy's rule). */
 bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, int64_t *strides);
 
-/* dtype, rank, device and whether an array is contiguous, as one number. */
+/* dtype, rank, device and `contiguous` of an array as one number, so that two arrays are compared in one step. */
 static inline uint32_t array_form(const qn_array *a) {
   uint32_t form;
   memcpy(&form, (const char *)a + offsetof(qn_array, dtype), sizeof form);

@@ -135,15 +135,6 @@ static uint16_t sign_bit(double x) { return __builtin_signbit(x) ? 0x8000 : 0; }
 
 uint16_t f64_to_f16(double x) { return (uint16_t)(round_narrow(x, 10, 15) | sign_bit(x)); }
 uint16_t f64_to_bf16(double x) { return (uint16_t)(round_narrow(x, 7, 127) | sign_bit(x)); }
-uint16_t f32_to_f16(float x) { return f64_to_f16((double)x); }
-
-uint16_t f32_to_bf16(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 31 << 15 | 0x7fc0);
-  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 float bf16_to_f32(uint16_t h) {
   uint32_t bits = (uint32_t)h << 16;
   float x;

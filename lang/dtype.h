@@ -34,6 +34,7 @@ enum { /* DTYPE_T: the dtype whose C type in kernels is T, for macros over types
 #define DTYPE_FLOAT QN_f32 /* of arrays of host floats, and of what is divided or drawn without a dtype */
 #define DTYPE_WIDE QN_f64  /* the widest float: what is computed on the host */
 #define DTYPE_BYTE QN_u8   /* of texts, images and memory as such */
+#define DTYPE_DEEP QN_i32  /* of images with 16 bits a sample */
 /* Host numbers beside arrays, and in graphs. */
 #define WEAK_BOOL QN_bool
 #define WEAK_INT QN_i64
@@ -93,9 +94,7 @@ static inline qn_value dtype_scalar(qn_dtype d, double f, int64_t i) {
 bool dtype_holds(qn_dtype d, qn_value scalar);
 
 /* Scalar conversions, defined once, used by interpreter, kernels' constants and file code. Round to nearest even. */
-uint16_t f32_to_f16(float x);
 float f16_to_f32(uint16_t h);
-uint16_t f32_to_bf16(float x);
 float bf16_to_f32(uint16_t h);
 uint16_t f64_to_f16(double x);  /* rounds once */
 uint16_t f64_to_bf16(double x); /* rounds once */

@@ -6,6 +6,7 @@
 #include "lang/error.h"
 
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -276,23 +277,7 @@ void error_clear(qn_vm *vm) { error_free(vm, error_take(vm)); }
 
 /* ---- records ------------------------------------------------------------------------------------------------- */
 
-/* Sets a field whose name is a C string; takes over `item`. */
-static bool set_field(qn_vm *vm, qn_record *r, const char *name, qn_value item) {
-  if (value_is_error(item)) return false;
-  qn_str *s = str_intern(vm, name, strlen(name));
-  if (!s) {
-    value_release(vm, item);
-    return false;
-  }
-  bool ok = record_set(vm, r, s, item);
-  release_str(vm, s);
-  return ok;
-}
-
-static qn_value new_str(qn_vm *vm, const char *text) {
-  qn_str *s = str_new(vm, text, strlen(text));
-  return s ? value_obj(TAG_STR, s) : value_error();
-}
+static qn_value new_str(qn_vm *vm, const char *text) { return value_new(TAG_STR, str_new(vm, text, strlen(text))); }
 
 /* Code points in bytes [start, end) of a text. */
 static int64_t code_points(const source_text *s, uint32_t start, uint32_t end) {
@@ -302,16 +287,17 @@ static int64_t code_points(const source_text *s, uint32_t start, uint32_t end) {
 }
 
 static qn_value frame_record(qn_vm *vm, const error_frame *f) {
-  qn_record *r = record_new(vm);
-  if (!r) return value_error();
-  qn_value out = value_obj(TAG_RECORD, r);
+  qn_value out = value_new(TAG_RECORD, record_new(vm));
+  if (value_is_error(out)) return out;
+  qn_record *r = value_record(out);
   const source_text *s = source_get(vm, f->at.source);
   int line = 0, column = 0;
   if (s) source_position(s, f->at.start, &line, &column);
   qn_value function = f->function ? value_retain(value_obj(TAG_STR, f->function)) : value_nil();
-  if (set_field(vm, r, "function", function) && set_field(vm, r, "source", new_str(vm, s ? s->name : "")) &&
-      set_field(vm, r, "line", value_int(line)) && set_field(vm, r, "column", value_int(column)) &&
-      set_field(vm, r, "length", value_int(s ? code_points(s, f->at.start, f->at.end) : 0)))
+  if (record_set_named(vm, r, "function", function) &&
+      record_set_named(vm, r, "source", new_str(vm, s ? s->name : "")) &&
+      record_set_named(vm, r, "line", value_int(line)) && record_set_named(vm, r, "column", value_int(column)) &&
+      record_set_named(vm, r, "length", value_int(s ? code_points(s, f->at.start, f->at.end) : 0)))
     return out;
   return value_fail(vm, out);
 }
@@ -325,10 +311,7 @@ static qn_value trace_list(qn_vm *vm, const qn_error_object *e) {
   if (!l) return value_error();
   for (int i = 0; i < n; i++) {
     qn_value f = frame_record(vm, &frames[i]);
-    if (value_is_error(f)) {
-      value_release(vm, value_obj(TAG_LIST, l));
-      return f;
-    }
+    if (value_is_error(f)) return value_fail(vm, value_obj(TAG_LIST, l));
     l->items[i] = f;
   }
   return value_obj(TAG_LIST, l);
@@ -340,9 +323,9 @@ static bool record_fill(qn_vm *vm, qn_record *r, const qn_error_object *e) {
   const source_text *s = source_get(vm, e->at.source);
   int line = 0, column;
   if (s) source_position(s, e->at.start, &line, &column);
-  if (!set_field(vm, r, "id", new_str(vm, id)) ||
-      !set_field(vm, r, "message", value_retain(value_obj(TAG_STR, e->message))) ||
-      !set_field(vm, r, "line", value_int(line)) || !set_field(vm, r, "trace", trace_list(vm, e)))
+  if (!record_set_named(vm, r, "id", new_str(vm, id)) ||
+      !record_set_named(vm, r, "message", value_retain(value_obj(TAG_STR, e->message))) ||
+      !record_set_named(vm, r, "line", value_int(line)) || !record_set_named(vm, r, "trace", trace_list(vm, e)))
     return false;
   if (!value_is(e->payload, TAG_RECORD)) return true;
   qn_record *extra = value_record(e->payload);
@@ -360,18 +343,7 @@ qn_value error_to_record(qn_vm *vm, const qn_error_object *e) {
   return value_fail(vm, value_obj(TAG_RECORD, r));
 }
 
-void error_id_text(int id, char out[16]) {
-  char *p = out;
-  *p++ = 'E';
-  char digits[12];
-  int n = 0;
-  do {
-    digits[n++] = (char)('0' + id % 10);
-    id /= 10;
-  } while (id > 0);
-  while (n) *p++ = digits[--n];
-  *p = 0;
-}
+void error_id_text(int id, char out[16]) { snprintf(out, 16, "E%d", id); }
 
 /* A field of a record by its C name; unset if it has none. Borrowed. */
 static qn_value get_field(const qn_record *r, const char *name) {

@@ -106,6 +106,14 @@ void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color
 /* Helpers that say the same thing the same way everywhere. */
 void text_shape(text_buf *t, qn_dtype dtype, int rank, const int64_t *shape); /* f32[4, 3] */
 void text_kind(text_buf *t, qn_value v); /* "f32[4, 3]", "int 3", "list of 2", "str \"abc\"" : for messages */
+/* The words of text_kind and text_shape, and a number's, by value, to stand among the arguments of raise_error: phrase_kind(v).text. They
+ * last until the end of that statement; texts that are longer than any message wants are cut. */
+typedef struct phrase {
+  char text[512];
+} phrase;
+phrase phrase_kind(qn_value v);
+phrase phrase_shape(const qn_array *a); /* with the dtype */
+phrase phrase_float(double x);          /* as print shows a host number */
 /* The entries of `names` nearest to `name` by edit distance, ", "-joined, at most 3; returns false if none is near. */
 bool text_nearest(text_buf *t, const char *name, const char *const *names, int n);
 

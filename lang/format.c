@@ -1007,16 +1007,7 @@ static bool spec_parse(qn_vm *vm, const char *text, size_t len, spec *s) {
 }
 
 static bool spec_refuse(qn_vm *vm, const spec *s, qn_value v) {
-  text_buf kind;
-  text_init(&kind, vm);
-  text_kind(&kind, v);
-  text_add(&kind, "", 1);
-  if (kind.failed)
-    raise_memory(vm);
-  else
-    raise_error(vm, E_argument, SPAN_NONE, "the format \"%.*s\" does not fit %s", (int)s->len, s->text, kind.text);
-  text_free(&kind);
-  return false;
+  return raise_false(vm, E_argument, "the format \"%.*s\" does not fit %s", (int)s->len, s->text, phrase_kind(v).text);
 }
 
 /* Inserts commas into the digits before the point of what was written from `start` on. */

@@ -17,17 +17,18 @@ typedef struct format_options {
  * are, arrays with a header line and an aligned body, records as trees. Forces arrays; false with an error raised.
  * `options` may be NULL. */
 QN_MUST_CHECK bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf *out);
-/* The same among other text that `out` ends with and that the caller goes on with: an array is its elements alone where these fit
- * the rest of the line, else it has lines of its own, header and all, and *own says that what follows begins a new line. */
+/* The text of print for a value that stands among other text: behind what `out` ends with, before what the caller adds. An array is its
+ * elements alone where these fit the rest of the line. Else it gets lines of its own, with its header, and *own is set: what follows must
+ * begin a new line. */
 QN_MUST_CHECK bool format_among(qn_vm *vm, qn_value v, const format_options *options, text_buf *out, bool *own);
 /* Text that parses back to an equal value; what cannot, prints in ‹...›. */
 QN_MUST_CHECK bool format_repr(qn_vm *vm, qn_value v, text_buf *out);
-/* A text as a literal over as many lines as it has, between three quotes each. */
+/* Appends a text as a literal that spans as many lines as the text has, between """ and """. */
 void format_lines(const char *text, size_t len, text_buf *out);
 /* "{x:spec}": [[fill]align][sign][0][width][,][.precision][type] with type one of d f e g % x b s; rank-0 arrays as
  * numbers, larger arrays elementwise, laid out as without one. E317 for a spec that does not fit the value. */
 QN_MUST_CHECK bool format_spec(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out);
-/* The same among other text: *own is format_among's. */
+/* format_spec for a value that stands among other text; *own as format_among sets it. */
 QN_MUST_CHECK bool format_spec_among(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out, bool *own);
 
 /* Is this one of the words of the language, which cannot be names? */

@@ -1,7 +1,7 @@
-/* How source text is coloured: every byte has a look, which the parser gives (hooks.highlights) and whoever shows text on a
+/* How source text is coloured: every byte has a highlight, which the parser gives (hooks.highlights) and whoever shows text on a
  * terminal turns into colours: the excerpts of error reports, and the prompt. */
-#ifndef LANG_LOOK_H
-#define LANG_LOOK_H
+#ifndef LANG_HIGHLIGHT_H
+#define LANG_HIGHLIGHT_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ typedef enum highlight {
       HIGHLIGHT_COUNT
 } highlight;
 
-/* The code that begins a look on a terminal ("" for none); HIGHLIGHT_OFF ends it. */
+/* The code that begins a highlight on a terminal ("" for none); HIGHLIGHT_OFF ends it. */
 const char *highlight_style(highlight l);
 #define HIGHLIGHT_OFF "\033[0m"
 

@@ -350,7 +350,7 @@ void mem_cell_free(qn_vm *vm, void *p, size_t bytes) {
 
 /* ---- buffers ------------------------------------------------------------------------------------------------- */
 
-/* Is a buffer a mapping of its own, or a heap block? The same for all buffers of a class. */
+/* Is a buffer a mapping of its own? Else it is a heap block. All buffers of a class answer alike. */
 static inline bool buffer_mapped(size_t bytes) { return bytes + TAIL > MAPPED_MIN; }
 
 /* The class of a buffer and the class's size: 8 steps between powers of two. The readable bytes behind a mapping are a

@@ -65,11 +65,11 @@ typedef enum op_shape_rule {
 #define BATCH_RULES(RULE)                                                                                              \
   RULE(elementwise) /* operands of fewer axes get axes of 1 behind the lanes', and broadcast */                        \
   RULE(axes)        /* the attribute's axes + 1 */                                                                     \
-  RULE(axes_of_all) /* the same; operands that all lanes share are repeated along the lanes */                         \
+  RULE(axes_of_all) /* the attribute's axes + 1; operands that all lanes share are repeated along the lanes */         \
   RULE(per_axis)    /* attributes by axis get an entry for the lanes' */                                               \
-  RULE(pad)         /* the same; by where, if the lanes are padded with different numbers */                           \
+  RULE(pad)         /* as per_axis; by where, if the lanes are padded with different numbers */                        \
   RULE(index)       /* the lane is one more index */                                                                   \
-  RULE(scatter)     /* the same */                                                                                     \
+  RULE(scatter)     /* the lane is one more index */                                                                   \
   RULE(dot)         /* the lanes are one more batch axis, or rows of one product */                                    \
   RULE(draw)        /* numbers of their own for the lanes: of one draw for all, or by the keys of the lanes */         \
   RULE(shared)      /* no operand: the same in every lane */                                                           \
@@ -106,7 +106,7 @@ typedef enum op_raises {
  *              i * step + k * dilation of the axis
  *   pad        d[3i..3i+2] = low, high, interior: all >= 0 (cropping is a slice)
  *   index      d[0] = number of index operands k; they broadcast together and replace the k leading axes
- *   scatter    the same; mode = how v is combined (scatter_mode)
+ *   scatter    d[0] as for index; mode = how v is combined (scatter_mode)
  *   compress   mask covers the leading axes (its rank)
  *   random_*   mode = where the key is from: DRAW_COUNTED the VM's seed and counter, DRAW_KEYED the program. Lanes of a vmap get
  *              numbers of their own from the first, and from the second the same where they have the same key

@@ -276,6 +276,18 @@ bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item) {
   return true;
 }
 
+bool record_set_named(qn_vm *vm, qn_record *r, const char *name, qn_value item) {
+  if (value_is_error(item)) return false;
+  qn_str *s = str_intern(vm, name, strlen(name));
+  if (!s) {
+    value_release(vm, item);
+    return false;
+  }
+  bool good = record_set(vm, r, s, item);
+  value_release(vm, value_obj(TAG_STR, s));
+  return good;
+}
+
 qn_record *record_copy(qn_vm *vm, const qn_record *r) {
   qn_record *copy = record_like(vm, r);
   if (!copy) return NULL;

@@ -6,6 +6,7 @@
  * underlined, else the error's own place. A label is up to two parts, split at the first double blank; the second parts of
  * a line form a column. All measures are terminal columns: tabs are expanded, wide characters count two.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -219,10 +220,8 @@ static void excerpt_line(report *r, uint32_t line, const mark *marks, int n) {
     stop = crop + most;
   }
   char number[12];
-  int digits = sizeof number - 1;
-  number[digits] = 0;
-  for (uint32_t v = line + 1; v; v /= 10) number[--digits] = (char)('0' + v % 10);
-  gutter(r, number + digits);
+  snprintf(number, sizeof number, "%u", line + 1);
+  gutter(r, number);
   if (line_end(r->source, line) > line_start(r->source, line)) text_add(r->out, " ", 1);
   line_text(r, line, crop, stop);
   text_add(r->out, "\n", 1);
@@ -457,6 +456,30 @@ void text_kind(text_buf *t, qn_value v) {
   }
   default: text_adds(t, value_kind_name(v));
   }
+}
+
+/* What was written, which is freed. */
+static phrase phrase_of(text_buf *t) {
+  phrase p = {{0}};
+  if (t->len) memcpy(p.text, t->text, t->len < sizeof p.text ? t->len : sizeof p.text - 1);
+  text_free(t);
+  return p;
+}
+
+phrase phrase_kind(qn_value v) {
+  text_buf t;
+  text_init(&t, NULL);
+  text_kind(&t, v);
+  return phrase_of(&t);
+}
+
+phrase phrase_shape(const qn_array *a) { return phrase_kind(value_obj(TAG_ARRAY, (void *)(uintptr_t)a)); }
+
+phrase phrase_float(double x) {
+  text_buf t;
+  text_init(&t, NULL);
+  text_float(&t, x, WEAK_FLOAT);
+  return phrase_of(&t);
 }
 
 enum { NEAR_MAX = 64 }; /* longer names are not compared */

@@ -114,17 +114,7 @@ static uint64_t add_places(uint64_t a, uint64_t b) { return a + b < a ? UINT64_M
 
 static const qn_value *items_of(qn_value v, bool captures, uint32_t *n) {
   *n = 0;
-  if (value_is(v, TAG_LIST)) {
-    *n = value_list(v)->len;
-    return value_list(v)->items;
-  }
-  if (value_is(v, TAG_RECORD)) {
-    *n = value_record(v)->len;
-    return value_record(v)->items;
-  }
-  if (!captures || !value_is(v, TAG_FN)) return NULL;
-  *n = value_fn(v)->ncaptures;
-  return value_fn(v)->captures;
+  return value_is_container(v) || (captures && value_is(v, TAG_FN)) ? value_parts(v.u.p, n) : NULL;
 }
 
 /* Places of a tree, and of all its parts if each were there once. False with an error raised. */

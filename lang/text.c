@@ -117,6 +117,11 @@ void text_quoted(text_buf *t, const char *text, size_t len) {
   text_add(t, "\"", 1);
 }
 
+bool text_good(text_buf *t) {
+  if (t->failed) raise_memory(t->vm);
+  return !t->failed;
+}
+
 qn_value text_take(text_buf *t) {
   qn_vm *vm = t->vm;
   qn_value v = value_error();
@@ -126,8 +131,7 @@ qn_value text_take(text_buf *t) {
     else
       raise_memory(vm);
   } else {
-    qn_str *s = str_new(vm, t->text ? t->text : "", t->len);
-    if (s) v = value_obj(TAG_STR, s);
+    v = value_new(TAG_STR, str_new(vm, t->text ? t->text : "", t->len));
   }
   text_free(t);
   return v;

@@ -2,8 +2,8 @@
  *
  * An engine has no trace_events unless somebody starts one; then recordings, plans, compilations, runs of plans and kernels add a
  * span each, from whatever thread they happen on. Where there is none, asking costs a load and a test. */
-#ifndef LANG_TIMELINE_H
-#define LANG_TIMELINE_H
+#ifndef LANG_TRACE_EVENTS_H
+#define LANG_TRACE_EVENTS_H
 
 #include "lang/vm.h"
 

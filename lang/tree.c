@@ -22,24 +22,22 @@ typedef struct tree_walk {
   shared_parts shared;
 } tree_walk;
 
-static bool is_container(qn_value v) { return value_is(v, TAG_LIST) || value_is(v, TAG_RECORD); }
-
 qn_value parts_like(qn_vm *vm, qn_value v) {
   void *made = value_is(v, TAG_LIST)     ? (void *)list_new(vm, value_list(v)->len)
                : value_is(v, TAG_RECORD) ? (void *)record_like(vm, value_record(v))
                                          : (void *)fn_like(vm, value_fn(v));
-  return made ? value_obj(value_tag_of(v), made) : value_error();
+  return value_new(value_tag_of(v), made);
 }
 
 /* Looks at a value, or makes *to of it, which stays unset where that fails; the parts of a container are the next places. */
 static bool walk_value(tree_walk *w, qn_value v, qn_value *to) {
-  if (!is_container(v) && w->look) return w->look(w->ctx, v);
+  if (!value_is_container(v) && w->look) return w->look(w->ctx, v);
   if (w->make) {
-    qn_value made = is_container(v) ? parts_like(w->vm, v) : w->make(w->ctx, v);
+    qn_value made = value_is_container(v) ? parts_like(w->vm, v) : w->make(w->ctx, v);
     if (value_is_error(made)) return false;
     *to = made;
   }
-  if (!is_container(v)) return true;
+  if (!value_is_container(v)) return true;
   if (!mem_grow(w->vm, (void **)&w->levels, &w->cap, (size_t)w->n + 1, sizeof *w->levels)) return false;
   tree_level *l = &w->levels[w->n++];
   *l = (tree_level){.to = w->make ? value_parts(to->u.p, &l->n) : NULL};
@@ -56,7 +54,7 @@ static bool walk_step(tree_walk *w, qn_value v, bool *anew, qn_value **made) {
   if (vm_poll(w->vm)) return false;
   if (w->seen < PLACES_LOOK) {
     w->seen++;
-  } else if (is_container(v) && !value_unique(v)) {
+  } else if (value_is_container(v) && !value_unique(v)) {
     bool before;
     *made = shared_made(w->vm, &w->shared, v, &before);
     *anew = !before;

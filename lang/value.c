@@ -150,8 +150,8 @@ static int array_equal(qn_vm *vm, qn_array *a, qn_array *b) {
   if (!x) return -1;
   qn_array *y = array_to_cpu(vm, b);
   int equal = y ? elements_equal(x->dtype, array_data(x), array_data(y), x->size) : -1;
-  value_release(vm, value_obj(TAG_ARRAY, x));
-  if (y) value_release(vm, value_obj(TAG_ARRAY, y));
+  array_drop(vm, x);
+  array_drop(vm, y);
   return equal;
 }
 
@@ -200,8 +200,10 @@ static int equal_step(qn_vm *vm, equal_walk *w, qn_value a, qn_value b) {
   case TAG_ARRAY: return array_equal(vm, value_array(a), value_array(b));
   case TAG_LIST:
   case TAG_RECORD: {
-    uint32_t n = s == TAG_LIST ? value_list(a)->len : value_record(a)->len;
-    if (n != (s == TAG_LIST ? value_list(b)->len : value_record(b)->len)) return 0;
+    uint32_t n, others;
+    (void)value_parts(a.u.p, &n);
+    (void)value_parts(b.u.p, &others);
+    if (n != others) return 0;
     if (n && !equal_push(vm, w, a, b, n)) return -1;
     return 1;
   }

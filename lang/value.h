@@ -77,6 +77,8 @@ static inline qn_value value_error(void) { return (qn_value){.head = TAG_ERROR, 
 static inline qn_value value_unset(void) { return (qn_value){.head = TAG_UNSET, .u.i = 0}; }
 /* A heap object as a value; takes over the caller's reference. */
 static inline qn_value value_obj(value_tag t, void *p) { return (qn_value){.head = (uint64_t)t, .u.p = p}; }
+/* What a function that makes objects returned, as a value: the error value for NULL, with which it has raised an error. */
+static inline qn_value value_new(value_tag t, void *p) { return p ? value_obj(t, p) : value_error(); }
 static inline qn_value value_traced(qn_value v, uint32_t node) {
   v.head = (v.head & 0xffffffffu) | (uint64_t)node << 32;
   return v;
@@ -86,7 +88,8 @@ static inline qn_value value_retain(qn_value v) {
   if (value_is_heap(v)) ((obj_head *)v.u.p)->refs++;
   return v;
 }
-/* What a list, record or function holds, and how many; NULL and 0 for others. */
+static inline bool value_is_container(qn_value v) { return value_is(v, TAG_LIST) || value_is(v, TAG_RECORD); }
+/* The values that a list, record or function holds (borrowed), and how many; NULL and 0 for objects of other kinds. */
 qn_value *value_parts(obj_head *o, uint32_t *n);
 /* A list, record or function like v, whose parts are all nil. Owned, or the error value. */
 QN_MUST_CHECK qn_value parts_like(qn_vm *vm, qn_value v);
@@ -156,7 +159,7 @@ int utf8_decode(const char *s, uint32_t *code);
 int utf8_encode(uint32_t code, char out[4]);
 /* Terminal columns of a code point: 0, 1 or 2. */
 int utf8_width(uint32_t code);
-/* Of a text of one line. */
+/* Terminal columns of a text without line breaks. */
 int64_t utf8_columns(const char *text, size_t len);
 
 /* A growing text, for everything that builds strings: it begins as {.vm = vm}. Errors stick: append freely, test once at the end. */
@@ -174,6 +177,8 @@ void text_adds(text_buf *t, const char *s);
 void text_addf(text_buf *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void text_repeat(text_buf *t, const char *s, int n);
 void text_free(text_buf *t);
+/* Has everything been written? Else raises that memory was short. The buffer stays. */
+QN_MUST_CHECK bool text_good(text_buf *t);
 /* Frees a text that is not finished, since an error was raised: the error value. */
 static inline qn_value text_fail(text_buf *t) {
   text_free(t);
@@ -262,9 +267,12 @@ int record_find_text(const qn_record *r, const char *name, size_t len);
 qn_str *record_name(const qn_record *r, uint32_t index); /* borrowed */
 /* Sets or adds a field of a record with one owner. Takes over `item`, also on failure; borrows `name`. */
 QN_MUST_CHECK bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item);
+/* record_set under a name that the caller's code spells out. Takes over `item`, also on failure; with the error value as item it is
+ * false at once, so that calls can be chained. */
+QN_MUST_CHECK bool record_set_named(qn_vm *vm, qn_record *r, const char *name, qn_value item);
 /* A new record of the same fields and values. */
 QN_MUST_CHECK qn_record *record_copy(qn_vm *vm, const qn_record *r);
-/* As list_own. */
+/* Makes `*v` (an owned TAG_RECORD value) the only owner of its record, copying if need be. */
 QN_MUST_CHECK bool record_own(qn_vm *vm, qn_value *v);
 /* A copy without the field (which must exist). */
 QN_MUST_CHECK qn_record *record_without(qn_vm *vm, const qn_record *r, int index);
@@ -317,11 +325,11 @@ QN_MUST_CHECK qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptu
  * says what fn_like makes. */
 enum { FN_BARE = UINT32_MAX };
 void fn_make_bare(qn_fn *f);
-/* The same function once more, but for its captures, which are nil. */
+/* A function that counts as `f` (it has its code and its id, so fn_same holds), with captures that are nil, to be filled in. */
 QN_MUST_CHECK qn_fn *fn_like(qn_vm *vm, const qn_fn *f);
-/* A function of its own from then on, as if it had been made now. */
+/* Gives the function an id of its own: from now on it is another function than those that it was the same as. */
 void fn_renew(qn_vm *vm, qn_fn *f);
-/* Are two functions one? */
+/* Are two function values the same function? Copies of fn_like are. */
 static inline bool fn_same(qn_value a, qn_value b) { return value_fn(a)->id == value_fn(b)->id; }
 
 /* A module: its top-level scope belongs to the interpreter; the VM owns modules, values only point to them. The object is
@@ -342,8 +350,9 @@ QN_MUST_CHECK bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, q
 /* A tree of the same structure with every non-container value replaced by what `leaf` returns (owned; an error value
  * stops the walk). */
 QN_MUST_CHECK qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, qn_value v), void *ctx);
-/* Walks where only the value that `leaf` gets matters, not its place: a part that a tree holds many times over is visited once, or a few
- * times, and what is made of it shared as it was. Both take trees that tree_each and tree_rebuild refuse (E605). */
+/* tree_each and tree_rebuild for a `leaf` that need not see every place. A part that the tree holds many times over is visited once or a
+ * few times, and the rebuilt tree shares what was made of it. So these two also take trees with more places than tree_each and
+ * tree_rebuild allow (E605). */
 QN_MUST_CHECK bool tree_each_part(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, qn_value v), void *ctx);
 QN_MUST_CHECK qn_value tree_rebuild_parts(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, qn_value v), void *ctx);
 

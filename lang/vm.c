@@ -161,6 +161,7 @@ void vm_close(qn_vm *vm) {
   vm_write_waiting(vm); /* a host that leaves from here has an open VM */
   if (vm->stack) vm_pop_to(vm, vm->stack);
   vm->closing = true;
+  if (vm->hooks.close_stdlib) vm->hooks.close_stdlib(vm);
   if (vm->hooks.close_interp) vm->hooks.close_interp(vm);
   if (vm->hooks.close_jit) vm->hooks.close_jit(vm);
   if (vm->mem) {
@@ -440,12 +441,8 @@ bool vm_poll_slow(qn_vm *vm) {
     double now = vm_seconds(), took = now - vm->last_check;
     vm->last_check = now;
     if (now >= vm->deadline) {
-      text_buf t;
-      text_init(&t, vm);
-      text_adds(&t, "the time limit of ");
-      text_float(&t, vm->config.time_limit, WEAK_FLOAT);
-      text_adds(&t, " seconds is reached");
-      raise_text(vm, E_limit, SPAN_NONE, &t);
+      raise_error(vm, E_limit, SPAN_NONE, "the time limit of %s seconds is reached",
+                  phrase_float(vm->config.time_limit).text);
       return true;
     }
     bool whole = vm->next_check != 0; /* else it was cut short by what waits to be written */

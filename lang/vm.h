@@ -69,6 +69,8 @@ typedef struct vm_hooks {
   const device_memory *devices[DEVICE_FAMILIES];
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */
   void (*progress)(qn_vm *vm, int64_t done, int64_t total);
+  /* A figure, this object, has been drawn on the VM's output; NULL: nobody wants to know (interp/prompt). */
+  void (*drawn)(qn_vm *vm, const void *figure);
   /* The text of an FN_GRAPH value (jit/trace). */
   void (*graph_text)(qn_value graph, text_buf *out);
   /* Frees the code of FN_GRAPH values (jit/trace). */
@@ -76,7 +78,9 @@ typedef struct vm_hooks {
   /* An evaluation has ended without anybody being told: a host's callback unwound it. Whatever it began is dropped: the recording,
    * modules that were loading (interp). */
   void (*unwound)(qn_vm *vm);
-  /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. Runs before close_jit. */
+  /* Each frees what its floor keeps behind the VM's slot of that name, interp also what it keeps behind fn->code and modules' scopes; may
+   * be NULL. They run in this order. */
+  void (*close_stdlib)(qn_vm *vm);
   void (*close_interp)(qn_vm *vm);
   void (*close_jit)(qn_vm *vm);
 } vm_hooks;
@@ -144,7 +148,8 @@ struct qn_vm {
   uint32_t log;  /* log_channel bits */
   span updating; /* place of the assignment or call that may have to copy: what copies.at becomes if it does */
   copy_count copies;
-  /* The same by place, first met first; whoever reads them sets ncopy_places to 0. */
+  /* The copies by the place of the update, in the order in which places came up; further places are not kept. Whoever reads them sets
+   * ncopy_places to 0. */
   copy_count copy_places[COPY_PLACES];
   uint32_t ncopy_places;
   uint8_t device; /* code of the device where new arrays are made (vm_use_device) */
@@ -161,18 +166,14 @@ struct qn_vm {
   uint32_t next_node;   /* first free graph node id of this VM */
   uint64_t last_fn;     /* qn_fn.id of the function that was made last */
   uint64_t arrays_made; /* how many arrays were made or written to */
-  /* progress(): the label, when the bar was drawn last, and whether it stands on the terminal now. */
-  char progress_label[64];
-  double progress_drawn;
-  bool progress_shown;
-  /* The figure that was drawn last: the prompt does not show the record of what was just drawn; not owned. */
-  const void *drawn;
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
   void *devices[DEVICE_FAMILIES]; /* of each family: its state of this VM; NULL: none yet */
   void *dispatch;                 /* jit/run's: one-op kernels and what else eager ops keep (eager_close) */
   void *jit;                      /* jit/trace's state of this VM (jit_open) */
   void *interp;                   /* interp's state of this VM */
+  void *prompt;                   /* the session of interp/prompt that runs this VM; NULL: none */
+  void *stdlib;                   /* stdlib's state of this VM; NULL: none yet */
   /* The thread, stack and limits of the running evaluation (vm_run_begin). */
   vm_stack bound;
   char *host_low, *host_high; /* a stack that the host made: qn_stack_changed; NULL: none */
@@ -278,7 +279,8 @@ static inline bool vm_poll(qn_vm *vm) {
     return vm_poll_slow(vm);
   return false;
 }
-/* The same between steps of the program, where whatever is owned is found when a host's exception passes: what waits to be written is. */
+/* vm_poll for places between two steps of the program, where an exception of a host may pass through, since vm_own knows all that is owned:
+ * it also hands waiting text (vm_write_later) to the host's sink. */
 bool vm_poll_between_slow(qn_vm *vm);
 static inline bool vm_poll_between(qn_vm *vm) {
   vm->steps++;
@@ -287,7 +289,7 @@ static inline bool vm_poll_between(qn_vm *vm) {
     return vm_poll_between_slow(vm);
   return false;
 }
-/* The same for loops of C code over many items that cost little each: looks at every 4,096th. `i` counts them. */
+/* vm_poll for loops of C code over items that cost little each: `i` counts the items, and every 4,096th polls. */
 static inline bool vm_poll_item(qn_vm *vm, int64_t i) { return (i & 4095) == 4095 && vm_poll(vm); }
 /* A walk over a tree comes to its next place; `*seen` counts them. False with an error raised, as from vm_poll, or E605 if there
  * would be no end of them since the tree shares its parts. */
@@ -326,12 +328,14 @@ void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
  * gets it before anything else is written, at the next vm_poll_between, or at the end of the evaluation; what one leaves that an
  * exception ends, or what comes up outside all of them, in the next one or when the VM is closed. */
 void vm_write_later(qn_vm *vm, const char *text, size_t len);
-void vm_write_waiting(qn_vm *vm);              /* now */
-void vm_write_last(qn_vm *vm, qn_value *held); /* the same where an evaluation ends; its result is owned meanwhile */
+/* Writes now what waits. */
+void vm_write_waiting(qn_vm *vm);
+/* Writes what waits as an evaluation ends: `*held`, its result, is freed if the host's sink leaves by an exception. */
+void vm_write_last(qn_vm *vm, qn_value *held);
 static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (uint32_t)c) != 0; }
 /* One line to the log (vm_write_later), prefixed with the channel's name. */
 void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The same to a text that is written later. */
+/* Appends to `out` a line as vm_logf writes it, for a caller that writes it later. */
 void log_line(text_buf *out, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Parses "breaks,recompiles" into channel bits; false on an unknown name. */
 bool log_parse(const char *text, uint32_t *bits);

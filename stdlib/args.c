@@ -58,14 +58,11 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
 }
 
 static bool axis_of(qn_vm *vm, const char *fn, int64_t axis, int rank, int *out) {
-  if (axis < -rank || axis >= rank) {
-    if (rank == 0)
-      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank 0, which has no axes", fn, (long long)axis);
-    else
-      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld is out of range; an array of rank %d has the axes %d to %d", fn,
-                  (long long)axis, rank, -rank, rank - 1);
-    return false;
-  }
+  if (rank == 0)
+    return raise_false(vm, E_axis, "%s: axis %lld of an array of rank 0, which has no axes", fn, (long long)axis);
+  if (axis < -rank || axis >= rank)
+    return raise_false(vm, E_axis, "%s: axis %lld is out of range; an array of rank %d has the axes %d to %d", fn,
+                       (long long)axis, rank, -rank, rank - 1);
   *out = (int)(axis < 0 ? axis + rank : axis);
   return true;
 }
@@ -109,7 +106,7 @@ bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n) {
   return true;
 }
 
-/* Most are a few ints. */
+/* arg_ints for what most calls give: a few ints. False: it is something else. */
 static inline bool plain_ints(qn_value rest, int64_t *out, int *n) {
   const qn_list *l = value_list(rest);
   if (rest.head == TAG_INT) {
@@ -180,10 +177,7 @@ bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *ra
 /* ---- ops ------------------------------------------------------------------------------------------------------- */
 
 qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr) {
-  if (value_is_error(x)) return x;
-  qn_value out = op_apply(vm, op, &x, 1, attr);
-  value_release(vm, x);
-  return out;
+  return value_is_error(x) ? x : used(vm, x, op_apply(vm, op, &x, 1, attr));
 }
 
 qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr) {
@@ -206,31 +200,19 @@ qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
 }
 
 qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
-  if (value_is_error(x)) return x;
-  qn_value out = to_dtype(vm, x, dtype);
-  value_release(vm, x);
-  return out;
+  return value_is_error(x) ? x : used(vm, x, to_dtype(vm, x, dtype));
 }
 
 qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (value_is_error(x)) return x;
-  qn_value out = op_reshape(vm, x, rank, shape);
-  value_release(vm, x);
-  return out;
+  return value_is_error(x) ? x : used(vm, x, op_reshape(vm, x, rank, shape));
 }
 
 qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (value_is_error(x)) return x;
-  qn_value out = op_broadcast(vm, x, rank, shape);
-  value_release(vm, x);
-  return out;
+  return value_is_error(x) ? x : used(vm, x, op_broadcast(vm, x, rank, shape));
 }
 
 qn_value use_permute(qn_vm *vm, qn_value x, const int *order) {
-  if (value_is_error(x)) return x;
-  qn_value out = op_permute(vm, x, order);
-  value_release(vm, x);
-  return out;
+  return value_is_error(x) ? x : used(vm, x, op_permute(vm, x, order));
 }
 
 qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to) {
@@ -283,14 +265,8 @@ static bool shapes_agree(qn_vm *vm, const char *fn, const qn_value *items, uint3
     const qn_array *first = is_array(items[0]) ? value_array(items[0]) : NULL;
     int rank = a ? a->rank : 0, rank0 = first ? first->rank : 0;
     if (rank == rank0 && (rank == 0 || memcmp(a->shape, first->shape, (size_t)rank * sizeof *a->shape) == 0)) continue;
-    text_buf t;
-    text_init(&t, vm);
-    text_addf(&t, "%s: items 0 and %u differ in shape: ", fn, i);
-    text_kind(&t, items[0]);
-    text_adds(&t, " and ");
-    text_kind(&t, items[i]);
-    raise_text(vm, E_ragged, SPAN_NONE, &t);
-    return false;
+    return raise_false(vm, E_ragged, "%s: items 0 and %u differ in shape: %s and %s", fn, i, phrase_kind(items[0]).text,
+                       phrase_kind(items[i]).text);
   }
   return true;
 }
@@ -334,18 +310,15 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, q
   if (!a) return value_error();
   char *p = array_data(a);
   for (uint32_t i = 0; i < n; i++) dtype_store(dtype, p + i * dtype_size(dtype), items[i]);
-  if (!(a = array_settle(vm, a))) return value_error();
-  qn_value out = value_obj(TAG_ARRAY, a);
-  if (rec_const(vm, a)) return out;
-  return value_fail(vm, out);
+  qn_value out = value_new(TAG_ARRAY, array_settle(vm, a));
+  return value_is_error(out) || rec_const(vm, value_array(out)) ? out : value_fail(vm, out);
 }
 
 static qn_value array_nested(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype, int depth) {
   if (is_array(v) || value_is_scalar(v)) return value_retain(v);
   if (value_is(v, TAG_RANGE)) {
     const qn_range *r = value_range(v);
-    int64_t n = range_length(r);
-    return op_steps(vm, n, r->start, r->step);
+    return op_steps(vm, range_length(r), r->start, r->step);
   }
   if (!value_is(v, TAG_LIST)) return arg_refuse(vm, fn, "an array, a number or a list of these", v);
   if (depth == ARRAY_MAX_RANK)
@@ -465,9 +438,4 @@ bool text_search(qn_vm *vm, const char *text, size_t len, const char *part, size
     if (vm_poll_item(vm, i)) return false;
   }
   return true;
-}
-
-qn_value new_str(qn_vm *vm, const char *text, size_t len) {
-  qn_str *s = str_new(vm, text, len);
-  return s ? value_obj(TAG_STR, s) : value_error();
 }

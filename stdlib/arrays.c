@@ -9,10 +9,7 @@
 static qn_value filled(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
   if (is_array(v) || dtype_holds(dtype, v)) return op_full(vm, v, dtype, rank, shape);
   qn_value one = to_dtype(vm, v, dtype);
-  if (value_is_error(one)) return one;
-  qn_value out = op_full(vm, one, dtype, rank, shape);
-  value_release(vm, one);
-  return out;
+  return value_is_error(one) ? one : used(vm, one, op_full(vm, one, dtype, rank, shape));
 }
 
 static qn_value constant(qn_vm *vm, const char *fn, const qn_value *args, int64_t number) {
@@ -157,9 +154,7 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
   if (is_array(x) && value_array(x)->device == target.u.i) return value_retain(x);
   qn_value here = arg_array(vm, "to", x, QN_DTYPE_COUNT);
   if (value_is_error(here)) return here;
-  qn_array *there = array_to_device(vm, value_array(here), (int)target.u.i);
-  value_release(vm, here);
-  return there ? value_obj(TAG_ARRAY, there) : value_error();
+  return used(vm, here, value_new(TAG_ARRAY, array_to_device(vm, value_array(here), (int)target.u.i)));
 }
 
 qn_value builtin_gpu(qn_vm *vm, const qn_value *args) {

@@ -31,11 +31,12 @@ QN_MUST_CHECK static inline bool arg_int(qn_vm *vm, const char *fn, const char *
 }
 QN_MUST_CHECK bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out);
 QN_MUST_CHECK bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_value v, bool *out);
-/* nil stands for `otherwise`. */
+/* A dtype that arrays can have; nil stands for `otherwise`. */
 QN_MUST_CHECK bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dtype *out);
 /* One axis of an array of that rank; negative ones count from the end. E204. */
 QN_MUST_CHECK bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out);
-/* As arg_axes has it, of nil and of one axis that exists; false: arg_axes is to look. */
+/* arg_axes for what most calls give, nil or one axis that exists, so that reductions of few elements need no call. False: it is something
+ * else, or an error, and arg_axes decides. */
 static inline bool axes_at_once(qn_value v, int rank, uint8_t *mask) {
   *mask = (uint8_t)((1u << rank) - 1);
   if (v.head == TAG_NIL) return true;
@@ -44,7 +45,7 @@ static inline bool axes_at_once(qn_value v, int rank, uint8_t *mask) {
   *mask = (uint8_t)(1u << one);
   return true;
 }
-/* Are the arguments x, axis, keepdims of a reduction an array and what most calls have? Its axes then. */
+/* Do the arguments x, axis and keepdims of a reduction need no more checks? True for an array with axes as axes_at_once reads them. */
 static inline bool reduces_at_once(const qn_value *args, uint8_t *axes) {
   return args[0].head == TAG_ARRAY && args[2].head == TAG_BOOL &&
          axes_at_once(args[1], value_array(args[0])->rank, axes);
@@ -53,7 +54,7 @@ static inline bool reduces_at_once(const qn_value *args, uint8_t *axes) {
 QN_MUST_CHECK bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask);
 /* A rest parameter that holds ints, or one list of ints. At most ARRAY_MAX_RANK (E205). */
 QN_MUST_CHECK bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n);
-/* The same, as sizes: none negative (E201). */
+/* A rest parameter as the sizes of an array: ints, or one list of ints, none negative (E201). */
 QN_MUST_CHECK bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank);
 
 /* Operands of an op: arrays and numbers. */
@@ -75,9 +76,10 @@ static inline qn_value op2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op
   qn_value in[2] = {x, y};
   return op_apply(vm, op, in, 2, attr);
 }
-static inline qn_value op3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_attr *attr) {
-  qn_value in[3] = {x, y, z};
-  return op_apply(vm, op, in, 3, attr);
+/* Releases x, of which `out` was made: out. */
+static inline qn_value used(qn_vm *vm, qn_value x, qn_value out) {
+  value_release(vm, x);
+  return out;
 }
 /* These release their operands, also on failure; an error value among them is the result. */
 QN_MUST_CHECK qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr);
@@ -142,8 +144,10 @@ QN_MUST_CHECK qn_value use_pair(qn_vm *vm, qn_value a, qn_value b);
  * raised: interrupted. */
 QN_MUST_CHECK bool text_search(qn_vm *vm, const char *text, size_t len, const char *part, size_t part_len,
                                const char **found);
-QN_MUST_CHECK qn_value new_str(qn_vm *vm, const char *text, size_t len);
-static inline qn_value list_value(qn_list *l) { return l ? value_obj(TAG_LIST, l) : value_error(); }
+static inline qn_value new_str(qn_vm *vm, const char *text, size_t len) {
+  return value_new(TAG_STR, str_new(vm, text, len));
+}
+static inline qn_value list_value(qn_list *l) { return value_new(TAG_LIST, l); }
 static inline bool is_array(qn_value v) { return value_is(v, TAG_ARRAY); }
 
 #endif

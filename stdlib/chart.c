@@ -27,6 +27,13 @@ static double to_y(const chart *c, double v) {
   return c->bottom - (v - c->y.low) / (c->y.high - c->y.low) * (c->bottom - c->top);
 }
 
+/* Frees a text. False, with the error raised, if there was no memory for all of it. */
+static bool text_ended(text_buf *t) {
+  bool good = text_good(t);
+  text_free(t);
+  return good;
+}
+
 /* As much of a text as there is room for. */
 static bool draw_text(const chart *c, double x, double y, text_place place, const char *text, size_t len, double room) {
   if (!len) return true;
@@ -34,16 +41,7 @@ static bool draw_text(const chart *c, double x, double y, text_place place, cons
   text_init(&t, c->p->vm);
   text_label(&t, text, len, (int)(room / CHAR_WIDTH));
   if (t.len && !t.failed) c->p->text(c->p, x, y, place, t.text, t.len);
-  bool good = !t.failed;
-  text_free(&t);
-  if (!good) raise_memory(c->p->vm);
-  return good;
-}
-
-static bool named(const figure *f) {
-  for (int i = 0; i < f->nseries && f->kind == FIGURE_plot; i++)
-    if (f->series[i].name->len) return true;
-  return f->kind == FIGURE_plot && f->nseries > 1;
+  return text_ended(&t);
 }
 
 static bool draw_axes(chart *c) {
@@ -66,10 +64,7 @@ static bool draw_axes(chart *c) {
     p->line(p, x, c->bottom, x, c->bottom + TICK, 1, INK);
     if (t.len) p->text(p, x, c->bottom + TICK + 12, TEXT_center, t.text, t.len);
   }
-  bool good = !t.failed;
-  text_free(&t);
-  if (!good) raise_memory(p->vm);
-  return good;
+  return text_ended(&t);
 }
 
 static bool draw_frame(const chart *c) {
@@ -89,7 +84,7 @@ static bool draw_notes(const chart *c) {
   double y = c->top + LINE_HEIGHT;
   text_buf t;
   text_init(&t, p->vm);
-  for (int i = 0; i < c->f->nseries && named(c->f) && y < c->bottom; i++, y += LINE_HEIGHT) {
+  for (int i = 0; i < c->f->nseries && figure_named(c->f) && y < c->bottom; i++, y += LINE_HEIGHT) {
     const qn_str *name = c->f->series[i].name;
     t.len = 0;
     if (name->len)
@@ -106,10 +101,7 @@ static bool draw_notes(const chart *c) {
   t.len = 0;
   text_left_out(&t, c->f);
   if (t.len && !c->f->picture) p->text(p, c->right, c->top - 4, TEXT_to, t.text, t.len);
-  bool good = !t.failed;
-  text_free(&t);
-  if (!good) raise_memory(p->vm);
-  return good;
+  return text_ended(&t);
 }
 
 /* Points of one column of the chart, as far as they matter. */
@@ -186,7 +178,7 @@ static void draw_bars(chart *c) {
 static bool draw_lines(chart *c) {
   const figure *f = c->f;
   size_t longest = 0;
-  bool names = named(f), good = true;
+  bool names = figure_named(f), good = true;
   for (int i = 0; i < f->nseries && names; i++)
     if (f->series[i].name->len > longest) longest = f->series[i].name->len;
   if (longest > 24) longest = 24;
@@ -230,10 +222,7 @@ static bool draw_scale(chart *c) {
     p->line(p, x + BAR, y, x + BAR + 3, y, 1, INK);
     if (t.len) p->text(p, x + BAR + 6, y + 4, TEXT_from, t.text, t.len);
   }
-  bool good = !t.failed;
-  text_free(&t);
-  if (!good) raise_memory(p->vm);
-  return good;
+  return text_ended(&t);
 }
 
 static bool draw_image(chart *c) {
@@ -243,7 +232,7 @@ static bool draw_image(chart *c) {
       CHART_HEIGHT - 2.0 * MARGIN - (f->title->len ? LINE_HEIGHT + 4 : 0) - (f->x_label->len ? LINE_HEIGHT + 4 : 0);
   double sx = room_x / (double)f->width, sy = room_y / (double)f->height, s = sx < sy ? sx : sy;
   double width = (double)f->width * s, height = (double)f->height * s;
-  if (!f->picture && (width < room_x / 8 || height < room_y / 8)) { /* a op_program: proportions would hide it */
+  if (!f->picture && (width < room_x / 8 || height < room_y / 8)) { /* a strip: proportions would hide it */
     width = room_x;
     height = room_y;
   }
@@ -410,11 +399,7 @@ bool figure_svg(qn_vm *vm, qn_value v, bytes *out) {
             CHART_WIDTH, CHART_HEIGHT, CHART_WIDTH, CHART_HEIGHT, TEXT_SIZE, INK);
   bool good = chart_draw(&s.pen, &f);
   text_adds(&s.t, "</svg>\n");
-  if (good && s.t.failed) {
-    raise_memory(vm);
-    good = false;
-  }
-  good = good && bytes_add(vm, out, s.t.text, s.t.len);
+  good = good && text_good(&s.t) && bytes_add(vm, out, s.t.text, s.t.len);
   text_free(&s.t);
   figure_close(vm, &f);
   return good;

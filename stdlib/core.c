@@ -14,14 +14,13 @@
 /* Is a stream of the VM a terminal? A host's sink is none. */
 static bool on_terminal(const qn_vm *vm, int stream) { return !vm->config.write && isatty(stream); }
 
-/* Columns of the terminal that a stream goes to; 0 if it goes elsewhere. */
+/* Columns of the terminal that a stream goes to; 0 if it goes elsewhere or is too narrow to lay anything out for. */
 static int terminal_width(const qn_vm *vm, int stream) {
   struct winsize size;
   if (!on_terminal(vm, stream) || ioctl(stream, TIOCGWINSZ, &size) != 0) return 0;
   return size.ws_col >= 20 ? size.ws_col : 0;
 }
 
-/* Takes the bar off the terminal, before other output or at the end of its loop. */
 output_looks output_look(const qn_vm *vm, int stream) {
   output_looks looks = {.columns = 80, .rows = 24};
   struct winsize size = {0};
@@ -40,9 +39,18 @@ output_looks output_look(const qn_vm *vm, int stream) {
   return looks;
 }
 
+/* The bar of progress(), which is what the slot vm->stdlib holds, from the first bar on. */
+typedef struct progress_bar {
+  char label[64];
+  double drawn; /* when it was drawn last */
+  bool shown;   /* on the terminal now */
+} progress_bar;
+
+/* Takes the bar off the terminal, before other output or at the end of its loop. */
 static void progress_clear(qn_vm *vm) {
-  if (!vm->progress_shown) return;
-  vm->progress_shown = false;
+  progress_bar *bar = vm->stdlib;
+  if (!bar || !bar->shown) return;
+  bar->shown = false;
   vm_write(vm, 2, "\r\x1b[K", 4);
 }
 
@@ -73,10 +81,7 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
                             : format_among(vm, values->items[i], &options, &t, &own);
   }
   text_adds(&t, "\n");
-  if (good && t.failed) {
-    raise_memory(vm);
-    good = false;
-  }
+  good = good && text_good(&t);
   if (good) output_write(vm, stream, &t);
   text_free(&t);
   return good ? value_nil() : value_error();
@@ -132,14 +137,8 @@ static void trimmed(const qn_str *s, const char **text, size_t *len) {
 
 qn_value builtin_int(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  if (value_is(x, TAG_FLOAT) && !(x.u.f >= -0x1p63 && x.u.f < 0x1p63) && !rec_is_lane(vm, x)) {
-    text_buf t;
-    text_init(&t, vm);
-    text_adds(&t, "int: ");
-    text_float(&t, x.u.f, WEAK_FLOAT);
-    text_adds(&t, " has no value as a 64-bit integer");
-    return raise_text(vm, E_to_int, SPAN_NONE, &t);
-  }
+  if (value_is(x, TAG_FLOAT) && !(x.u.f >= -0x1p63 && x.u.f < 0x1p63) && !rec_is_lane(vm, x))
+    return raise_error(vm, E_to_int, SPAN_NONE, "int: %s has no value as a 64-bit integer", phrase_float(x.u.f).text);
   if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, WEAK_INT);
   switch ((int)value_tag_of(x)) {
   case TAG_BOOL:
@@ -224,8 +223,7 @@ qn_value builtin_range(qn_vm *vm, const qn_value *args) {
     return value_error();
   }
   if (step == 0) return raise_error(vm, E_argument, SPAN_NONE, "range: the step is 0");
-  qn_range *r = range_new(vm, start, stop, step);
-  return r ? value_obj(TAG_RANGE, r) : value_error();
+  return value_new(TAG_RANGE, range_new(vm, start, stop, step));
 }
 
 /* A list of `n` items; more than a list can hold is E605. */
@@ -242,10 +240,7 @@ qn_value builtin_list(qn_vm *vm, const qn_value *args) {
   qn_value out = list_value(list_of(vm, "list", s.n));
   for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
     qn_value item = sequence_item(vm, &s, i);
-    if (value_is_error(item)) {
-      value_release(vm, out);
-      return item;
-    }
+    if (value_is_error(item)) return value_fail(vm, out);
     value_list(out)->items[i] = item;
   }
   return out;
@@ -260,10 +255,7 @@ qn_value builtin_enumerate(qn_vm *vm, const qn_value *args) {
   qn_value out = list_value(list_of(vm, "enumerate", s.n));
   for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
     qn_value pair = use_pair(vm, value_int(start + i), sequence_item(vm, &s, i));
-    if (value_is_error(pair)) {
-      value_release(vm, out);
-      return pair;
-    }
+    if (value_is_error(pair)) return value_fail(vm, out);
     value_list(out)->items[i] = pair;
   }
   return out;
@@ -287,15 +279,12 @@ static qn_value parts_of(qn_vm *vm, const char *fn, qn_value v, part what) {
     qn_value item = what == PART_VALUES ? r->items[i] : value_obj(TAG_STR, name);
     value_retain(item);
     if (what == PART_ITEMS) item = use_pair(vm, item, value_retain(r->items[i]));
-    if (value_is_error(item)) {
-      value_release(vm, out);
-      out = item;
-      break;
-    }
-    value_list(out)->items[i] = item;
+    if (value_is_error(item))
+      out = value_fail(vm, out);
+    else
+      value_list(out)->items[i] = item;
   }
-  value_release(vm, from);
-  return out;
+  return used(vm, from, out);
 }
 
 qn_value builtin_items(qn_vm *vm, const qn_value *args) { return parts_of(vm, "items", args[0], PART_ITEMS); }
@@ -307,9 +296,7 @@ qn_value builtin_has(qn_vm *vm, const qn_value *args) {
   if (!arg_str(vm, "has", "a field's name", args[1], &name)) return value_error();
   qn_value r = arg_record(vm, "has", args[0]);
   if (value_is_error(r)) return r;
-  bool found = record_find(value_record(r), name) >= 0;
-  value_release(vm, r);
-  return value_bool(found);
+  return used(vm, r, value_bool(record_find(value_record(r), name) >= 0));
 }
 
 /* A position in a list of n items, negative ones from the end; -1 if it is outside. */
@@ -326,9 +313,7 @@ qn_value builtin_get(qn_vm *vm, const qn_value *args) {
     qn_value r = arg_record(vm, "get", x);
     if (value_is_error(r)) return r;
     int i = record_find(value_record(r), name);
-    qn_value out = value_retain(i >= 0 ? value_record(r)->items[i] : args[2]);
-    value_release(vm, r);
-    return out;
+    return used(vm, r, value_retain(i >= 0 ? value_record(r)->items[i] : args[2]));
   }
   if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "get", "a record, module or list", x);
   int64_t i;
@@ -372,8 +357,7 @@ qn_value builtin_remove(qn_vm *vm, const qn_value *args) {
     if (!arg_str(vm, "remove", "a field's name", args[1], &name)) return value_error();
     int i = record_find(value_record(x), name);
     if (i < 0) return no_field(vm, "remove", value_record(x), name);
-    qn_record *r = record_without(vm, value_record(x), i);
-    return r ? value_obj(TAG_RECORD, r) : value_error();
+    return value_new(TAG_RECORD, record_without(vm, value_record(x), i));
   }
   if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "remove", "a record or a list", x);
   int64_t index;
@@ -453,18 +437,19 @@ qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
 /* hooks.progress: "training [######------] 12/30", at most ten times a second. */
 static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
   enum { BAR = 30 };
+  progress_bar *bar = vm->stdlib;
   double now = vm_seconds();
   if (done == total) {
     progress_clear(vm);
     return;
   }
-  if (now - vm->progress_drawn < 0.1) return;
-  vm->progress_drawn = now;
-  vm->progress_shown = true;
+  if (now - bar->drawn < 0.1) return;
+  bar->drawn = now;
+  bar->shown = true;
   int full = (int)((double)done / (double)total * BAR);
   text_buf t;
   text_init(&t, vm);
-  text_addf(&t, "\r\x1b[K%s%s[", vm->progress_label, *vm->progress_label ? " " : "");
+  text_addf(&t, "\r\x1b[K%s%s[", bar->label, *bar->label ? " " : "");
   text_repeat(&t, "#", full);
   text_repeat(&t, "-", BAR - full);
   text_addf(&t, "] %lld/%lld", (long long)done, (long long)total);
@@ -474,6 +459,8 @@ static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
   vm_disown(vm, &held);
   text_free(&t);
 }
+
+static void progress_close(qn_vm *vm) { mem_free(vm, vm->stdlib, sizeof(progress_bar)); }
 
 /* On a terminal: a marked copy of the iterable, which the interpreter's `for` reports on. Elsewhere the iterable itself. */
 qn_value builtin_progress(qn_vm *vm, const qn_value *args) {
@@ -485,21 +472,22 @@ qn_value builtin_progress(qn_vm *vm, const qn_value *args) {
   qn_value out;
   if (value_is(args[0], TAG_RANGE)) {
     const qn_range *r = value_range(args[0]);
-    qn_range *copy = range_new(vm, r->start, r->stop, r->step);
-    out = copy ? value_obj(TAG_RANGE, copy) : value_error();
+    out = value_new(TAG_RANGE, range_new(vm, r->start, r->stop, r->step));
   } else if (value_is(args[0], TAG_LIST)) {
     out = list_value(list_from(vm, value_list(args[0])->items, value_list(args[0])->len));
   } else {
     out = builtin_list(vm, args);
   }
   if (value_is_error(out)) return out;
+  progress_bar *bar = vm->stdlib = vm->stdlib ? vm->stdlib : mem_zalloc(vm, sizeof *bar);
+  if (!bar) return value_fail(vm, out);
   ((obj_head *)out.u.p)->aux = OBJ_PROGRESS;
-  size_t n = utf8_valid_prefix(label->text,
-                               label->len < sizeof vm->progress_label - 1 ? label->len : sizeof vm->progress_label - 1);
-  memcpy(vm->progress_label, label->text, n);
-  vm->progress_label[n] = 0;
-  vm->progress_drawn = vm_seconds();
+  size_t n = utf8_valid_prefix(label->text, label->len < sizeof bar->label - 1 ? label->len : sizeof bar->label - 1);
+  memcpy(bar->label, label->text, n);
+  bar->label[n] = 0;
+  bar->drawn = vm_seconds();
   vm->hooks.progress = progress_draw;
+  vm->hooks.close_stdlib = progress_close;
   return out;
 }
 

@@ -329,10 +329,6 @@ static bool fill(table *t, qn_array *all) {
 
 /* ---- reading -------------------------------------------------------------------------------------------------------------------- */
 
-static qn_value settle(qn_vm *vm, qn_array *a) {
-  return (a = array_settle(vm, a)) ? value_obj(TAG_ARRAY, a) : value_error();
-}
-
 static qn_value read_rows(table *t) {
   qn_vm *vm = t->r.vm;
   reader start = t->r;
@@ -346,7 +342,7 @@ static qn_value read_rows(table *t) {
   qn_array *a = array_new(vm, dtype, t->ncolumns == 1 ? 1 : 2, shape);
   if (!a) return value_error();
   t->r = start;
-  if (fill(t, a)) return settle(vm, a);
+  if (fill(t, a)) return value_new(TAG_ARRAY, array_settle(vm, a));
   return value_fail(vm, value_obj(TAG_ARRAY, a));
 }
 
@@ -357,12 +353,8 @@ static bool read_columns(table *t, qn_record *out) {
   if (!judge_rows(t)) return false;
   for (int64_t i = 0; i < t->ncolumns; i++) {
     column *k = &t->columns[i];
-    if (k->kind == CELL_text)
-      k->data = list_value(list_new(vm, (size_t)t->rows));
-    else {
-      qn_array *a = array_new(vm, dtype_of(k), 1, &t->rows);
-      k->data = a ? value_obj(TAG_ARRAY, a) : value_error();
-    }
+    k->data = k->kind == CELL_text ? list_value(list_new(vm, (size_t)t->rows))
+                                   : value_new(TAG_ARRAY, array_new(vm, dtype_of(k), 1, &t->rows));
     if (value_is_error(k->data)) return false;
   }
   t->r = start;
@@ -370,7 +362,7 @@ static bool read_columns(table *t, qn_record *out) {
   for (int64_t i = 0; i < t->ncolumns; i++) {
     qn_value data = t->columns[i].data;
     t->columns[i].data = value_nil();
-    if (is_array(data)) data = settle(vm, value_array(data));
+    if (is_array(data)) data = value_new(TAG_ARRAY, array_settle(vm, value_array(data)));
     if (value_is_error(data) || !record_set(vm, out, value_str(t->columns[i].name), data)) return false;
   }
   return true;
@@ -378,29 +370,16 @@ static bool read_columns(table *t, qn_record *out) {
 
 qn_value csv_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   const char *text = (const char *)data;
-  if (!utf8_valid(text, len)) {
-    file_refuse(vm, path, "the text is not UTF-8 (byte %zu)", utf8_valid_prefix(text, len));
-    return value_error();
-  }
+  size_t good = utf8_valid_prefix(text, len);
+  if (good < len) return file_error(vm, path, "the text is not UTF-8 (byte %zu)", good);
   table t = {.r = {.vm = vm, .path = path, .p = text, .end = text + len, .separator = ',', .line = 1}};
   if (len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) t.r.p += 3;
-  if (!next_row(&t.r)) {
-    file_refuse(vm, path, "the file has no rows");
-    return value_error();
-  }
+  if (!next_row(&t.r)) return file_error(vm, path, "the file has no rows");
   find_separator(&t.r);
   qn_value out = value_error();
   if (read_first(&t)) {
-    qn_record *record = t.header ? record_new(vm) : NULL;
-    if (!t.header) {
-      out = read_rows(&t);
-    } else if (record) {
-      out = value_obj(TAG_RECORD, record);
-      if (!read_columns(&t, record)) {
-        value_release(vm, out);
-        out = value_error();
-      }
-    }
+    out = t.header ? value_new(TAG_RECORD, record_new(vm)) : read_rows(&t);
+    if (t.header && !value_is_error(out) && !read_columns(&t, value_record(out))) out = value_fail(vm, out);
   }
   table_free(&t);
   return out;
@@ -440,8 +419,7 @@ static void text_cell(text_buf *t, const qn_str *s, bool header) {
 /* The row in `t`, which is empty then. */
 static bool end_row(qn_vm *vm, text_buf *t, bytes *out, int64_t row) {
   text_adds(t, "\n");
-  bool good = !t->failed && bytes_add(vm, out, t->text, t->len);
-  if (t->failed) raise_memory(vm);
+  bool good = text_good(t) && bytes_add(vm, out, t->text, t->len);
   t->len = 0;
   return good && !vm_poll_item(vm, row);
 }
@@ -449,19 +427,11 @@ static bool end_row(qn_vm *vm, text_buf *t, bytes *out, int64_t row) {
 static bool write_rows(qn_vm *vm, qn_value v, text_buf *t, bytes *out) {
   qn_array *a = array_to_cpu(vm, value_array(v));
   if (!a) return false;
-  bool good = a->rank <= 2;
-  if (!good) {
-    text_buf shape;
-    text_init(&shape, vm);
-    text_adds(&shape, "save: .csv holds rows of numbers, at most two axes; this is ");
-    text_shape(&shape, (qn_dtype)a->dtype, a->rank, a->shape);
-    raise_text(vm, E_rank, SPAN_NONE, &shape);
-  }
+  bool good = a->rank <= 2 || raise_false(vm, E_rank, "save: .csv holds rows of numbers, at most two axes; this is %s",
+                                          phrase_shape(a).text);
   int64_t rows = a->rank ? a->shape[0] : 1, columns = a->rank == 2 ? a->shape[1] : 1;
-  if (good && (!rows || !columns)) {
-    raise_error(vm, E_argument, SPAN_NONE, "save: .csv cannot hold an array without elements");
-    good = false;
-  }
+  if (good && (!rows || !columns))
+    good = raise_false(vm, E_argument, "save: .csv cannot hold an array without elements");
   for (int64_t i = 0; good && i < rows; i++) {
     for (int64_t k = 0; k < columns; k++) {
       if (k) text_adds(t, ",");
@@ -469,7 +439,7 @@ static bool write_rows(qn_vm *vm, qn_value v, text_buf *t, bytes *out) {
     }
     good = end_row(vm, t, out, i);
   }
-  value_release(vm, value_obj(TAG_ARRAY, a));
+  array_drop(vm, a);
   return good;
 }
 
@@ -483,10 +453,9 @@ static bool write_item(qn_vm *vm, text_buf *t, const qn_str *name, qn_value colu
     text_cell(t, value_str(v), false);
   else if (value_is_scalar(v))
     text_number(t, v, WEAK_FLOAT);
-  else {
+  else
     return raise_false(vm, E_type, "save: column %s of a .csv file holds numbers or texts; item %lld is of kind %s",
                        name->text, (long long)row, value_kind_name(v));
-  }
   return true;
 }
 
@@ -506,12 +475,8 @@ static bool write_columns(qn_vm *vm, qn_record *columns, text_buf *t, bytes *out
     } else if (value_is(v, TAG_LIST)) {
       n = value_list(v)->len;
     } else {
-      text_buf b;
-      text_init(&b, vm);
-      text_addf(&b, "save: column %s of a .csv file must be an array of rank 1 or a list, not ", name);
-      text_kind(&b, v);
-      raise_text(vm, E_type, SPAN_NONE, &b);
-      return false;
+      return raise_false(vm, E_type, "save: column %s of a .csv file must be an array of rank 1 or a list, not %s",
+                         name, phrase_kind(v).text);
     }
     if (rows >= 0 && n != rows)
       return raise_false(vm, E_shape, "save: column %s has %lld items, column %s %lld", record_name(columns, 0)->text,

@@ -14,6 +14,12 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 /* Beyond these bounds ranges and their margins would not be finite. */
 bool number_drawn(double x) { return x >= -1e300 && x <= 1e300; }
 
+bool figure_named(const figure *f) {
+  for (int i = 0; i < f->nseries && f->kind == FIGURE_plot; i++)
+    if (f->series[i].name->len) return true;
+  return f->kind == FIGURE_plot && f->nseries > 1;
+}
+
 double series_x(const figure_series *s, int64_t i) { return s->x ? s->x[i] : (double)i; }
 
 uint32_t series_color(int i) {
@@ -197,13 +203,18 @@ static bool refuse_field(qn_vm *vm, const char *fn, const char *name) {
   return raise_false(vm, E_argument, "%s: the figure's field %s is not what plot, hist and show make", fn, name);
 }
 
+/* As f64 in the CPU's memory, in one piece. */
+static qn_value numbers_of(qn_vm *vm, const char *fn, qn_value v) {
+  qn_value x = arg_array(vm, fn, v, DTYPE_WIDE);
+  return value_is_error(x) ? x : used(vm, x, value_new(TAG_ARRAY, array_to_cpu(vm, value_array(x))));
+}
+
 /* The numbers of an array (or what becomes one) of a rank, held by the figure. */
 static bool hold_numbers(qn_vm *vm, const char *fn, figure *f, qn_value v, int rank, const double **data,
                          int64_t *shape) {
-  qn_value x = arg_array(vm, fn, v, DTYPE_WIDE);
-  qn_array *a = value_is_error(x) ? NULL : array_to_cpu(vm, value_array(x));
-  value_release(vm, x);
-  if (!a || !list_push(vm, f->held, value_obj(TAG_ARRAY, a))) return false;
+  qn_value x = numbers_of(vm, fn, v);
+  if (value_is_error(x) || !list_push(vm, f->held, x)) return false;
+  const qn_array *a = value_array(x);
   if (a->rank != rank) return raise_false(vm, E_rank, "%s: numbers of rank %d are needed, not %d", fn, rank, a->rank);
   *data = (const double *)(const void *)array_data(a);
   memcpy(shape, a->shape, (size_t)rank * sizeof *shape);
@@ -294,8 +305,8 @@ static bool open_show(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   f->height = shape[0];
   f->width = shape[1];
   f->channels = colors ? (int)shape[2] : 1;
-  f->picture = colors || ((dtype == QN_u8 || dtype_is_bool(dtype)) && auto_range);
-  f->scale = dtype == QN_u8 ? 255 : dtype == QN_i32 ? 65535 : 1;
+  f->picture = colors || ((dtype == DTYPE_BYTE || dtype_is_bool(dtype)) && auto_range);
+  f->scale = dtype == DTYPE_BYTE ? 255 : dtype == DTYPE_DEEP ? 65535 : 1;
   range_start(&f->low, &f->high);
   for (int64_t i = 0; i < f->height * f->width * f->channels; i++) {
     if (vm_poll_item(vm, i)) return false;
@@ -339,19 +350,6 @@ void figure_close(qn_vm *vm, figure *f) {
 
 /* ---- the builtins ------------------------------------------------------------------------------------------------------------ */
 
-/* Takes over v, also on failure and if it is the error value. */
-static bool put(qn_vm *vm, qn_record *r, const char *name, qn_value v) {
-  if (value_is_error(v)) return false;
-  qn_str *key = str_intern(vm, name, strlen(name));
-  if (!key) {
-    value_release(vm, v);
-    return false;
-  }
-  bool good = record_set(vm, r, key, v);
-  value_release(vm, value_obj(TAG_STR, key));
-  return good;
-}
-
 /* The beginning of a figure; `labels` are the arguments title, x_label and y_label. NULL with an error raised. */
 static qn_record *new_figure(qn_vm *vm, figure_kind kind, const qn_value *labels) {
   static const char *const names[] = {"title", "x_label", "y_label"};
@@ -360,8 +358,8 @@ static qn_record *new_figure(qn_vm *vm, figure_kind kind, const qn_value *labels
     if (!arg_str(vm, kinds[kind], "a text as title, x_label or y_label", labels[i], &text)) return NULL;
   qn_record *r = record_new(vm);
   if (!r) return NULL;
-  bool good = put(vm, r, "figure", new_str(vm, kinds[kind], strlen(kinds[kind])));
-  for (int i = 0; i < 3 && good; i++) good = put(vm, r, names[i], value_retain(labels[i]));
+  bool good = record_set_named(vm, r, "figure", new_str(vm, kinds[kind], strlen(kinds[kind])));
+  for (int i = 0; i < 3 && good; i++) good = record_set_named(vm, r, names[i], value_retain(labels[i]));
   if (good) return r;
   value_release(vm, value_obj(TAG_RECORD, r));
   return NULL;
@@ -381,17 +379,14 @@ static qn_value drawn(qn_vm *vm, const char *fn, qn_value v) {
     vm_disown(vm, &held[0]);
     figure_close(vm, &f);
   }
-  if (good) {
-    vm->drawn = v.u.p;
-    return v;
-  }
-  return value_fail(vm, v);
+  if (!good) return value_fail(vm, v);
+  if (vm->hooks.drawn) vm->hooks.drawn(vm, v.u.p);
+  return v;
 }
 
 static qn_value finish(qn_vm *vm, const char *fn, qn_record *r, bool good) {
   qn_value v = value_obj(TAG_RECORD, r);
-  if (good) return drawn(vm, fn, v);
-  return value_fail(vm, v);
+  return good ? drawn(vm, fn, v) : value_fail(vm, v);
 }
 
 /* ---- plot ---- */
@@ -419,11 +414,8 @@ static bool add_series(qn_vm *vm, qn_list *series, const char *name, size_t len,
     value_release(vm, y);
     return false;
   }
-  good = put(vm, r, "name", new_str(vm, name, len)) && put(vm, r, "x", value_retain(x));
-  if (good)
-    good = put(vm, r, "y", y);
-  else
-    value_release(vm, y);
+  good = record_set_named(vm, r, "name", new_str(vm, name, len)) && record_set_named(vm, r, "x", value_retain(x));
+  good = record_set_named(vm, r, "y", good ? y : value_fail(vm, y));
   qn_value v = value_obj(TAG_RECORD, r);
   if (good) return list_push(vm, series, v);
   value_release(vm, v);
@@ -478,7 +470,7 @@ qn_value builtin_plot(qn_vm *vm, const qn_value *args) {
     good = false;
   }
   if (good)
-    good = put(vm, r, "series", value_obj(TAG_LIST, series));
+    good = record_set_named(vm, r, "series", value_obj(TAG_LIST, series));
   else if (series)
     value_release(vm, value_obj(TAG_LIST, series));
   value_release(vm, x);
@@ -539,50 +531,25 @@ static bool check_edges(qn_vm *vm, qn_value edges) {
   return good;
 }
 
-/* As f64 in the CPU's memory, in one piece. */
-static qn_value numbers_of(qn_vm *vm, const char *fn, qn_value v) {
-  qn_value x = arg_array(vm, fn, v, DTYPE_WIDE);
-  if (value_is_error(x)) return x;
-  qn_array *a = array_to_cpu(vm, value_array(x));
-  value_release(vm, x);
-  return a ? value_obj(TAG_ARRAY, a) : value_error();
-}
-
 static bool fill_hist(qn_vm *vm, qn_record *r, const qn_array *x, qn_value bins) {
   enum { BINS_MAX = 10000 };
-  qn_value edges;
-  if (value_is(bins, TAG_INT)) {
-    if (bins.u.i < 1 || bins.u.i > BINS_MAX)
-      return raise_false(vm, E_argument, "hist: bins is 1 to %d, not %lld", BINS_MAX, (long long)bins.u.i);
-    edges = equal_edges(vm, x, bins.u.i);
-  } else {
-    edges = numbers_of(vm, "hist", bins);
-    if (!value_is_error(edges) && !check_edges(vm, edges)) {
-      value_release(vm, edges);
-      return false;
-    }
-  }
+  bool count = value_is(bins, TAG_INT);
+  if (count && (bins.u.i < 1 || bins.u.i > BINS_MAX))
+    return raise_false(vm, E_argument, "hist: bins is 1 to %d, not %lld", BINS_MAX, (long long)bins.u.i);
+  qn_value edges = count ? equal_edges(vm, x, bins.u.i) : numbers_of(vm, "hist", bins);
+  if (!count && !value_is_error(edges) && !check_edges(vm, edges)) edges = value_fail(vm, edges);
   if (value_is_error(edges)) return false;
   int64_t n = value_array(edges)->size - 1;
   qn_array *a = array_new(vm, DTYPE_INT, 1, &n);
-  bool good = a != NULL;
-  if (good) {
-    int64_t *counts = (int64_t *)(void *)array_data(a);
-    memset(counts, 0, (size_t)n * sizeof *counts);
-    good = count_between(vm, (const double *)(const void *)array_data(x), x->size,
-                         (const double *)(const void *)array_data(value_array(edges)), n, counts);
-  }
-  if (good)
-    good = put(vm, r, "edges", edges);
-  else
-    value_release(vm, edges);
-  if (!good) {
-    if (a) value_release(vm, value_obj(TAG_ARRAY, a));
+  if (!record_set_named(vm, r, "edges", edges) || !record_set_named(vm, r, "counts", value_new(TAG_ARRAY, a)))
     return false;
-  }
-  int64_t left_out = 0;
-  for (int64_t i = 0; i < x->size; i++) left_out += !number_drawn(((const double *)(const void *)array_data(x))[i]);
-  return put(vm, r, "counts", value_obj(TAG_ARRAY, a)) && put(vm, r, "left_out", value_int(left_out));
+  const double *numbers = (const double *)(const void *)array_data(x);
+  int64_t *counts = (int64_t *)(void *)array_data(a), left_out = 0;
+  memset(counts, 0, (size_t)n * sizeof *counts);
+  if (!count_between(vm, numbers, x->size, (const double *)(const void *)array_data(value_array(edges)), n, counts))
+    return false;
+  for (int64_t i = 0; i < x->size; i++) left_out += !number_drawn(numbers[i]);
+  return record_set_named(vm, r, "left_out", value_int(left_out));
 }
 
 qn_value builtin_hist(qn_vm *vm, const qn_value *args) {
@@ -620,22 +587,19 @@ qn_value builtin_show(qn_vm *vm, const qn_value *args) {
   qn_dtype dtype = (qn_dtype)a->dtype;
   qn_record *r = NULL;
   if (a->rank != 2 && (a->rank != 3 || a->shape[2] < 3 || a->shape[2] > 4)) {
-    text_buf t;
-    text_init(&t, vm);
-    text_adds(&t, "show: expected a matrix, or an image of height x width x 3 (or 4), not ");
-    text_shape(&t, dtype, a->rank, a->shape);
-    if (a->rank == 1) text_adds(&t, "; plot draws lines");
-    raise_text(vm, E_rank, SPAN_NONE, &t);
+    raise_error(vm, E_rank, SPAN_NONE, "show: expected a matrix, or an image of height x width x 3 (or 4), not %s%s",
+                phrase_shape(a).text, a->rank == 1 ? "; plot draws lines" : "");
   } else if (a->size == 0) {
     raise_error(vm, E_argument, SPAN_NONE, "show: there is nothing to draw: the array has no elements");
-  } else if (a->rank == 3 && !dtype_is_float(dtype) && dtype != QN_u8 && dtype != QN_i32 && !dtype_is_bool(dtype)) {
+  } else if (a->rank == 3 && !dtype_is_float(dtype) && dtype != DTYPE_BYTE && dtype != DTYPE_DEEP &&
+             !dtype_is_bool(dtype)) {
     raise_error(vm, E_dtype, SPAN_NONE, "show: colours are u8 (0 to 255), i32 (0 to 65535) or floats (0 to 1), not %s",
                 dtype_rows[dtype].name);
   } else {
     r = new_figure(vm, FIGURE_show, args + 3);
   }
-  bool good =
-      r && put(vm, r, "image", value_retain(image)) && put(vm, r, "low", args[1]) && put(vm, r, "high", args[2]);
+  bool good = r && record_set_named(vm, r, "image", value_retain(image)) && record_set_named(vm, r, "low", args[1]) &&
+              record_set_named(vm, r, "high", args[2]);
   value_release(vm, image);
   return r ? finish(vm, "show", r, good) : value_error();
 }

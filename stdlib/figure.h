@@ -51,6 +51,8 @@ bool figure_is(qn_value v);
 QN_MUST_CHECK bool figure_open(qn_vm *vm, const char *fn, qn_value v, figure *f);
 void figure_close(qn_vm *vm, figure *f);
 
+/* Do its series have names (or numbers, where there are several) to be told apart by? */
+bool figure_named(const figure *f);
 double series_x(const figure_series *s, int64_t i);
 /* Can the number be drawn? */
 bool number_drawn(double x);
@@ -67,7 +69,7 @@ void text_tick(text_buf *t, const axis *a, int i);
 /* A program's text on one line, cut at its end where it needs more than `room` columns. Control characters become blanks, so that a
  * label cannot move a terminal's cursor. */
 void text_label(text_buf *t, const char *text, size_t len, int room);
-/* Columns that it then takes. */
+/* Columns of the terminal that text_label fills. */
 int label_columns(const char *text, size_t len, int room);
 /* "3 numbers that are not finite are left out", or nothing. */
 void text_left_out(text_buf *t, const figure *f);

@@ -82,15 +82,8 @@ static bool shape_is_like(const like_ctx *c, const qn_str *name, qn_value file, 
   if (!is_array(tree) || !is_array(file)) return true;
   const qn_array *a = value_array(file), *b = value_array(tree);
   if (a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0) return true;
-  text_buf t;
-  text_init(&t, c->vm);
-  text_addf(&t, "load: %s is ", name->len ? name->text : "the array");
-  text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
-  text_addf(&t, " in %s, and ", c->path);
-  text_shape(&t, (qn_dtype)b->dtype, b->rank, b->shape);
-  text_adds(&t, " in like");
-  raise_text(c->vm, E_argument, SPAN_NONE, &t);
-  return false;
+  return raise_false(c->vm, E_argument, "load: %s is %s in %s, and %s in like", name->len ? name->text : "the array",
+                     phrase_shape(a).text, c->path, phrase_shape(b).text);
 }
 
 static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *values) {
@@ -114,13 +107,10 @@ static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *value
     /* A number of the tree was saved as rank 0, and becomes a number again. */
     if (value_is_scalar(values[0]) && is_array(out) && value_array(out)->rank == 0) {
       qn_value number;
-      bool ok = array_item(vm, value_array(out), 0, &number);
-      value_release(vm, out);
-      out = ok ? number : value_error();
+      out = array_item(vm, value_array(out), 0, &number) ? used(vm, out, number) : value_fail(vm, out);
     }
   }
-  value_release(vm, name);
-  return out;
+  return used(vm, name, out);
 }
 
 /* ---- the builtins ------------------------------------------------------------------------------------------------------ */
@@ -144,9 +134,7 @@ qn_value builtin_load(qn_vm *vm, const qn_value *args) {
   bytes_free(vm, &b);
   if (!like || value_is_error(out)) return out;
   like_ctx c = {vm, path->text, value_record(out)};
-  qn_value tree = trees_map(vm, "load", &args[1], 1, true, visit_like, &c);
-  value_release(vm, out);
-  return tree;
+  return used(vm, out, trees_map(vm, "load", &args[1], 1, true, visit_like, &c));
 }
 
 qn_value builtin_save(qn_vm *vm, const qn_value *args) {

@@ -37,20 +37,27 @@ bool bytes_add(qn_vm *vm, bytes *b, const void *p, size_t len) {
   return true;
 }
 
-bool file_refuse(qn_vm *vm, const char *path, const char *format, ...) {
+static bool refuse(qn_vm *vm, const char *path, const char *format, va_list args) {
   char what[512];
+  vsnprintf(what, sizeof what, format, args);
+  int good = (int)utf8_valid_prefix(what, strlen(what)); /* a cut may have split a character */
+  return raise_false(vm, E_format, "%s: %.*s", path, good, what);
+}
+
+bool file_refuse(qn_vm *vm, const char *path, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  vsnprintf(what, sizeof what, format, args);
+  bool no = refuse(vm, path, format, args);
   va_end(args);
-  size_t good = utf8_valid_prefix(what, strlen(what)); /* a cut may have split a character */
-  text_buf t;
-  text_init(&t, vm);
-  text_adds(&t, path);
-  text_adds(&t, ": ");
-  text_add(&t, what, good);
-  raise_text(vm, E_format, SPAN_NONE, &t);
-  return false;
+  return no;
+}
+
+qn_value file_error(qn_vm *vm, const char *path, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  (void)refuse(vm, path, format, args);
+  va_end(args);
+  return value_error();
 }
 
 /* The system's reason in words of our own, since its texts depend on the locale. */
@@ -76,17 +83,9 @@ static const char *reason(int code) {
 }
 
 static bool file_failed(qn_vm *vm, const char *path, const char *doing, int code) {
-  text_buf t;
-  text_init(&t, vm);
-  text_adds(&t, path);
-  text_addf(&t, ": cannot be %s: ", doing);
   const char *why = reason(code);
-  if (why)
-    text_adds(&t, why);
-  else
-    text_addf(&t, "system error %d", code);
-  raise_text(vm, E_file, SPAN_NONE, &t);
-  return false;
+  if (why) return raise_false(vm, E_file, "%s: cannot be %s: %s", path, doing, why);
+  return raise_false(vm, E_file, "%s: cannot be %s: system error %d", path, doing, code);
 }
 
 bool file_read(qn_vm *vm, const char *path, bytes *out) {
@@ -137,9 +136,8 @@ bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   text_adds(&name, path);
   if (beside) text_addf(&name, ".%ld.tmp", (long)getpid());
   text_add(&name, "", 1);
-  if (name.failed) {
+  if (!text_good(&name)) {
     text_free(&name);
-    raise_memory(vm);
     return false;
   }
   if (beside) unlink(name.text);
@@ -158,7 +156,10 @@ bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are read and written as they lie in memory");
 
 qn_dtype elements_dtype(qn_dtype stored) {
-  return stored == QN_u16 ? QN_i32 : stored == QN_u32 || stored == QN_u64 ? QN_i64 : stored;
+  if (dtype_public((int)stored)) return stored;
+  int d = 0;
+  while (d < DTYPE_PUBLIC && !(dtype_is_int((qn_dtype)d) && dtype_contains((qn_dtype)d, stored))) d++;
+  return d < DTYPE_PUBLIC ? (qn_dtype)d : DTYPE_INT;
 }
 
 static uint64_t get_element(const uint8_t *p, size_t size, bool swapped) {
@@ -179,23 +180,63 @@ bool elements_read(qn_dtype stored, bool swapped, char *to, const uint8_t *from,
   }
   for (int64_t i = 0; i < n; i++) {
     uint64_t x = get_element(from + (size_t)i * size, size, swapped);
-    if (stored == QN_u64 && x > INT64_MAX) return false;
+    if (x > INT64_MAX && !dtype_public((int)stored)) return false;
     memcpy(to + (size_t)i * step, &x, step);
   }
   return true;
 }
 
+/* ---- leaves ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct leaves {
+  qn_vm *vm;
+  const char *format;
+  qn_record *flat;
+} leaves;
+
+static qn_value visit_leaf(void *ctx, const trees_walk *walk, const qn_value *values) {
+  leaves *l = ctx;
+  qn_vm *vm = l->vm;
+  qn_value v = values[0];
+  text_buf t;
+  text_init(&t, vm);
+  text_path(walk, true, &t);
+  qn_str *name = text_good(&t) ? str_intern(vm, t.text ? t.text : "", t.len) : NULL;
+  text_free(&t);
+  if (!name) return value_error();
+  bool good;
+  if (!is_array(v) && !value_is_scalar(v)) {
+    good = raise_false(vm, E_type, "save: %s holds arrays and numbers; %s is of kind %s", l->format, name->text,
+                       value_kind_name(v));
+  } else if (record_find(l->flat, name) >= 0) {
+    good = raise_false(vm, E_argument, "save: two leaves have the dotted name %s", name->text);
+  } else {
+    v = is_array(v) ? value_retain(v) : value_new(TAG_ARRAY, array_from_scalar(vm, value_operand_type(v).dtype, v));
+    good = !value_is_error(v) && record_set(vm, l->flat, name, v);
+  }
+  value_release(vm, value_obj(TAG_STR, name));
+  return good ? value_nil() : value_error();
+}
+
+qn_value leaves_by_name(qn_vm *vm, const char *format, qn_value tree) {
+  if (!value_is_container(tree)) {
+    char what[80];
+    snprintf(what, sizeof what, "a record or list of arrays for %s (.npy holds one array)", format);
+    return arg_refuse(vm, "save", what, tree);
+  }
+  leaves l = {vm, format, record_new(vm)};
+  qn_value flat = value_new(TAG_RECORD, l.flat);
+  if (value_is_error(flat)) return flat;
+  qn_value walked = trees_map(vm, "save", &tree, 1, true, visit_leaf, &l);
+  return value_is_error(walked) ? value_fail(vm, flat) : used(vm, walked, flat);
+}
+
 /* ---- texts ------------------------------------------------------------------------------------------------------------ */
 
 qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
-  if (len > TEXT_MAX) {
-    raise_error(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", path);
-    return value_error();
-  }
-  if (!utf8_valid((const char *)data, len)) {
-    file_refuse(vm, path, "the text is not UTF-8 (byte %zu)", utf8_valid_prefix((const char *)data, len));
-    return value_error();
-  }
+  if (len > TEXT_MAX) return raise_error(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", path);
+  size_t good = utf8_valid_prefix((const char *)data, len);
+  if (good < len) return file_error(vm, path, "the text is not UTF-8 (byte %zu)", good);
   return new_str(vm, (const char *)data, len);
 }
 

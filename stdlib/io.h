@@ -22,13 +22,18 @@ QN_MUST_CHECK bool file_read(qn_vm *vm, const char *path, bytes *out);
 /* Writes beside the file and renames, so that a failure leaves the old content. */
 QN_MUST_CHECK bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
 
-/* Raises E502: "<path>: <what>". */
+/* Each raises E502, "<path>: <what>", and gives what a reader returns then: false, or the error value. */
 bool file_refuse(qn_vm *vm, const char *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
+qn_value file_error(qn_vm *vm, const char *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* A path argument of a builtin: a text without NUL. */
 QN_MUST_CHECK bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out);
 /* The bytes as a text. E502 where they are not UTF-8. */
 QN_MUST_CHECK qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
+
+/* The leaves of a tree as a record under their dotted names, for a format that holds such records: owned. Numbers become arrays of rank
+ * 0. The error value if the tree is none, has other leaves or two of one name; the messages name the format, ".npz". */
+QN_MUST_CHECK qn_value leaves_by_name(qn_vm *vm, const char *format, qn_value tree);
 
 /* Elements as files hold them: a public dtype, or u16, u32 or u64, whose elements arrays hold in the next wider one. */
 qn_dtype elements_dtype(qn_dtype stored);

@@ -36,15 +36,10 @@ static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
     qn_value item = sequence_item(vm, s, i);
     qn_value answer = value_is_error(item) ? item : call1(vm, f, item);
     bool test = value_is(answer, TAG_BOOL) || (is_array(answer) && dtype_is_bool(value_array(answer)->dtype));
-    if (!test && !value_is_error(answer)) {
-      text_buf t;
-      text_init(&t, vm);
-      text_adds(&t, "filter: the function says whether an item stays, true or false; for item ");
-      text_int(&t, i);
-      text_adds(&t, " it gave ");
-      text_kind(&t, answer);
-      raise_text(vm, E_condition, SPAN_NONE, &t);
-    }
+    if (!test && !value_is_error(answer))
+      raise_error(vm, E_condition, SPAN_NONE,
+                  "filter: the function says whether an item stays, true or false; for item %lld it gave %s",
+                  (long long)i, phrase_kind(answer).text);
     int keep = value_is_error(answer) || !test ? -1 : rec_truth(vm, answer, SPAN_NONE);
     value_release(vm, answer);
     if (keep > 0 ? !list_push(vm, out, item) : keep < 0) {
@@ -67,8 +62,7 @@ static qn_value new_list(qn_vm *vm, const char *fn, const qn_value *args,
   vm_own(vm, &held, vm_drop_value, &out);
   bool good = into(vm, &s, args[1], value_list(out));
   vm_disown(vm, &held);
-  if (good) return out;
-  return value_fail(vm, out);
+  return good ? out : value_fail(vm, out);
 }
 
 qn_value builtin_map(qn_vm *vm, const qn_value *args) { return new_list(vm, "map", args, map_into); }
@@ -118,10 +112,7 @@ qn_value builtin_zip(qn_vm *vm, const qn_value *args) {
       if (good) row->items[j] = item;
     }
     if (row && !good) value_release(vm, value_obj(TAG_LIST, row));
-    if (!good || !list_push(vm, value_list(out), value_obj(TAG_LIST, row))) {
-      value_release(vm, out);
-      out = value_error();
-    }
+    if (!good || !list_push(vm, value_list(out), value_obj(TAG_LIST, row))) out = value_fail(vm, out);
   }
   mem_free(vm, s, k * sizeof *s);
   return out;
@@ -155,8 +146,7 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
   if (value_is(x, TAG_RANGE)) {
     const qn_range *r = value_range(x);
     int64_t n = range_length(r);
-    qn_range *out = n ? range_slice(vm, r, n - 1, n, -1) : range_new(vm, 0, 0, 1);
-    return out ? value_obj(TAG_RANGE, out) : value_error();
+    return value_new(TAG_RANGE, n ? range_slice(vm, r, n - 1, n, -1) : range_new(vm, 0, 0, 1));
   }
   if (is_array(x)) return raise_error(vm, E_type, SPAN_NONE, "reverse: arrays are reversed by flip(x, axis)");
   return arg_refuse(vm, "reverse", "a list, range or text", x);
@@ -309,13 +299,9 @@ static qn_value sort_key(qn_vm *vm, qn_value item, qn_value by) {
   if (is_array(key) && value_array(key)->size == 1) {
     qn_value plain;
     if (!array_item(vm, value_array(key), 0, &plain)) plain = value_error();
-    value_release(vm, key);
-    return plain;
+    return used(vm, key, plain);
   }
-  if (value_is_error(key)) return key;
-  qn_value plain = rec_observe_tree(vm, key);
-  value_release(vm, key);
-  return plain;
+  return value_is_error(key) ? key : used(vm, key, rec_observe_tree(vm, key));
 }
 
 static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
@@ -340,9 +326,7 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
     out = list_value(list_new(vm, n));
     for (uint32_t i = 0; i < n && !value_is_error(out); i++) {
       value_list(out)->items[i] = value_retain(l->items[order[i]]);
-      if (!vm_poll_item(vm, i)) continue;
-      value_release(vm, out);
-      out = value_error();
+      if (vm_poll_item(vm, i)) out = value_fail(vm, out);
     }
   }
   if (order) mem_free(vm, order, 2 * (size_t)n * sizeof *order);
@@ -391,12 +375,9 @@ static qn_value number_item(qn_vm *vm, const char *fn, sequence *s, int64_t i) {
   if (is_array(item) || value_is_scalar(item) || value_is_error(item)) return item;
   bool most = strcmp(fn, "max") == 0, extreme = most || strcmp(fn, "min") == 0;
   if (value_is(item, TAG_STR) && extreme && i == 0) {
-    text_buf t;
-    text_init(&t, vm);
-    text_addf(&t, "%s: expected numbers and arrays in the list, not ", fn);
-    text_kind(&t, item);
-    text_addf(&t, "; the %s of texts is sort(xs)[%d]", most ? "last" : "first", most ? -1 : 0);
-    raise_text(vm, E_type, SPAN_NONE, &t);
+    raise_error(vm, E_type, SPAN_NONE,
+                "%s: expected numbers and arrays in the list, not %s; the %s of texts is sort(xs)[%d]", fn,
+                phrase_kind(item).text, most ? "last" : "first", most ? -1 : 0);
   } else {
     (void)arg_refuse(vm, fn, "numbers and arrays in the list", item);
   }

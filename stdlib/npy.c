@@ -141,24 +141,14 @@ static bool read_header(reader *r, header *h) {
 /* ---- reading ---------------------------------------------------------------------------------------------------------- */
 
 qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
-  if (len < sizeof magic || memcmp(data, magic, sizeof magic) != 0) {
-    file_refuse(vm, path, len < sizeof magic ? "the file is truncated" : "this is no .npy file: it begins otherwise");
-    return value_error();
-  }
+  if (len < sizeof magic) return file_error(vm, path, "the file is truncated");
+  if (memcmp(data, magic, sizeof magic) != 0) return file_error(vm, path, "this is no .npy file: it begins otherwise");
   int version = len > 6 ? data[6] : 0;
   size_t start = version == 1 ? 10 : 12;
-  if (len < start || version < 1 || version > 3) {
-    if (len >= start)
-      file_refuse(vm, path, "version %d of .npy is unknown", version);
-    else
-      file_refuse(vm, path, "the file is truncated in its header");
-    return value_error();
-  }
-  size_t header_len = version == 1 ? get_u16(data + 8) : get_u32(data + 8);
-  if (header_len > len - start) {
-    file_refuse(vm, path, "the file is truncated in its header");
-    return value_error();
-  }
+  size_t header_len = len < start ? len : version == 1 ? get_u16(data + 8) : get_u32(data + 8);
+  if (len >= start && (version < 1 || version > 3))
+    return file_error(vm, path, "version %d of .npy is unknown", version);
+  if (len < start || header_len > len - start) return file_error(vm, path, "the file is truncated in its header");
   header h = {0};
   reader r = {vm, path, (const char *)data + start, (const char *)data + start + header_len};
   if (!read_header(&r, &h)) return value_error();
@@ -168,32 +158,26 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
   int64_t strides[ARRAY_MAX_RANK];
   int64_t n = shape_strides(h.rank, h.shape, strides);
   qn_dtype stored = h.stored;
-  if (n < 0 || (uint64_t)n > len / dtype_size(stored)) {
-    if (n < 0)
-      file_refuse(vm, path, "the shape in the header has too many elements");
-    else
-      file_refuse(vm, path, "the file is truncated: %zu bytes of data where the header asks for %zu", len,
-                  (size_t)n * dtype_size(stored));
-    return value_error();
-  }
+  if (n < 0) return file_error(vm, path, "the shape in the header has too many elements");
+  if ((uint64_t)n > len / dtype_size(stored))
+    return file_error(vm, path, "the file is truncated: %zu bytes of data where the header asks for %zu", len,
+                      (size_t)n * dtype_size(stored));
   /* Fortran order: the elements are those of the transposed array in C order. */
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0; i < h.rank; i++) shape[i] = h.shape[h.fortran ? h.rank - 1 - i : i];
   qn_dtype dtype = elements_dtype(stored);
   qn_array *a = array_new(vm, dtype, h.rank, shape);
   if (!a) return value_error();
-  qn_value out = value_obj(TAG_ARRAY, a);
   if (!elements_read(stored, h.swapped, array_data(a), data, n)) {
-    file_refuse(vm, path, "an element is beyond the range of i64");
-    return value_fail(vm, out);
+    array_drop(vm, a);
+    return file_error(vm, path, "an element is beyond the range of i64");
   }
-  if (!(a = array_settle(vm, a))) return value_error();
-  out = value_obj(TAG_ARRAY, a);
-  if (!h.fortran || h.rank < 2) return out;
+  a = array_settle(vm, a);
+  if (!a || !h.fortran || h.rank < 2) return value_new(TAG_ARRAY, a);
   for (int i = 0; i < h.rank; i++) strides[i] = a->strides[h.rank - 1 - i];
-  qn_array *view = array_view(vm, a, dtype, h.rank, h.shape, strides, a->offset);
-  value_release(vm, out);
-  return view ? value_obj(TAG_ARRAY, view) : value_error();
+  qn_value view = value_new(TAG_ARRAY, array_view(vm, a, dtype, h.rank, h.shape, strides, a->offset));
+  array_drop(vm, a);
+  return view;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------------------------ */
@@ -201,51 +185,30 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
 bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
   if (!value_is(v, TAG_ARRAY) && !value_is_scalar(v))
     return arg_wrong(vm, "save", "one array for .npy (.npz and .safetensors hold trees of arrays)", v);
-  int64_t shape[ARRAY_MAX_RANK];
-  qn_dtype dtype;
-  qn_array *a = NULL;
-  int rank = 0;
-  if (value_is(v, TAG_ARRAY)) {
-    a = array_to_cpu(vm, value_array(v));
-    if (!a) return false;
-    dtype = (qn_dtype)a->dtype;
-    rank = a->rank;
-    memcpy(shape, a->shape, sizeof shape);
-  } else {
-    dtype = value_operand_type(v).dtype;
-  }
-  text_buf t;
-  text_init(&t, vm);
-  bool good = *dtype_rows[dtype].npy;
-  if (!good) {
-    raise_error(
-        vm, E_dtype, SPAN_NONE,
+  qn_dtype dtype = value_operand_type(v).dtype;
+  if (!*dtype_rows[dtype].npy)
+    return raise_false(
+        vm, E_dtype,
         "save: .npy has no %s, which .safetensors has; or convert with x.to(f32), which holds every such number",
         dtype_rows[dtype].name);
-  } else {
-    text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", dtype_size(dtype) == 1 ? '|' : '<',
-              dtype_rows[dtype].npy);
-    for (int i = 0; i < rank; i++) {
-      text_int(&t, shape[i]);
-      text_adds(&t, rank == 1 ? "," : i < rank - 1 ? ", " : "");
-    }
-    text_adds(&t, "), }");
-    while ((10 + t.len + 1) % 64 && !t.failed) text_adds(&t, " ");
-    text_adds(&t, "\n");
-    if (t.failed) {
-      raise_memory(vm);
-      good = false;
-    }
+  qn_array *a = is_array(v) ? array_to_cpu(vm, value_array(v)) : array_from_scalar(vm, dtype, v);
+  if (!a) return false;
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", dtype_size(dtype) == 1 ? '|' : '<',
+            dtype_rows[dtype].npy);
+  for (int i = 0; i < a->rank; i++) {
+    text_int(&t, a->shape[i]);
+    text_adds(&t, a->rank == 1 ? "," : i < a->rank - 1 ? ", " : "");
   }
-  if (good) {
-    uint8_t lead[10] = {0, 0, 0, 0, 0, 0, 1, 0, (uint8_t)t.len, (uint8_t)(t.len >> 8)};
-    memcpy(lead, magic, sizeof magic);
-    char number[8];
-    if (!a) dtype_store(dtype, number, v);
-    good = bytes_add(vm, out, lead, sizeof lead) && bytes_add(vm, out, t.text, t.len) &&
-           bytes_add(vm, out, a ? array_data(a) : number, a ? (size_t)a->size * dtype_size(dtype) : dtype_size(dtype));
-  }
+  text_adds(&t, "), }");
+  while ((10 + t.len + 1) % 64 && !t.failed) text_adds(&t, " ");
+  text_adds(&t, "\n");
+  uint8_t lead[10] = {0, 0, 0, 0, 0, 0, 1, 0, (uint8_t)t.len, (uint8_t)(t.len >> 8)};
+  memcpy(lead, magic, sizeof magic);
+  bool good = text_good(&t) && bytes_add(vm, out, lead, sizeof lead) && bytes_add(vm, out, t.text, t.len) &&
+              bytes_add(vm, out, array_data(a), (size_t)a->size * dtype_size(dtype));
   text_free(&t);
-  if (a) value_release(vm, value_obj(TAG_ARRAY, a));
+  array_drop(vm, a);
   return good;
 }

@@ -134,17 +134,17 @@ static qn_value read_member(archive *z, const member *m) {
       return value_error();
     }
   }
-  qn_value out = value_error();
+  qn_value out;
   text_buf name;
   text_init(&name, vm);
   text_adds(&name, z->path);
   text_adds(&name, ": ");
   text_add(&name, m->name, m->name_len);
   text_add(&name, "", 1);
-  if (name.failed)
-    raise_memory(vm);
+  if (!text_good(&name))
+    out = value_error();
   else if (crc32_z(crc32_z(0, NULL, 0), data, m->size) != m->crc)
-    file_refuse(vm, name.text, "damaged: its checksum is wrong");
+    out = file_error(vm, name.text, "damaged: its checksum is wrong");
   else
     out = npy_read(vm, name.text, data, m->size);
   text_free(&name);
@@ -176,8 +176,8 @@ qn_value npz_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
   if (!find_directory(&z)) return value_error();
   qn_record *r = record_new(vm);
   if (!r) return value_error();
-  if (read_members(&z, r)) return value_obj(TAG_RECORD, r);
-  return value_fail(vm, value_obj(TAG_RECORD, r));
+  qn_value out = value_obj(TAG_RECORD, r);
+  return read_members(&z, r) ? out : value_fail(vm, out);
 }
 
 /* ---- writing --------------------------------------------------------------------------------------------------------------- */
@@ -187,7 +187,6 @@ typedef struct writer {
   bytes *out;
   bytes directory;
   uint32_t entries;
-  qn_record *names; /* those used so far */
 } writer;
 
 static bool too_large(qn_vm *vm) {
@@ -230,39 +229,25 @@ static bool write_member(writer *w, qn_value v, const text_buf *name) {
   return bytes_add(vm, &w->directory, entry, sizeof entry) && bytes_add(vm, &w->directory, name->text, name->len);
 }
 
-static qn_value visit_member(void *ctx, const trees_walk *walk, const qn_value *values) {
-  writer *w = ctx;
-  qn_vm *vm = w->vm;
-  text_buf name;
-  text_init(&name, vm);
-  text_path(walk, true, &name);
-  bool good = false;
-  qn_str *key = name.failed ? NULL : str_intern(vm, name.text ? name.text : "", name.len);
-  if (name.failed) {
-    raise_memory(vm);
-  } else if (key && record_find(w->names, key) >= 0) {
-    raise_error(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", key->text);
-  } else if (key && !is_array(values[0]) && !value_is_scalar(values[0])) {
-    raise_error(vm, E_type, SPAN_NONE, "save: .npz holds arrays and numbers; %s is of kind %s", key->text,
-                value_kind_name(values[0]));
-  } else if (key && record_set(vm, w->names, key, value_nil())) {
+static bool write_members(writer *w, const qn_record *flat) {
+  bool good = true;
+  for (uint32_t i = 0; i < flat->len && good; i++) {
+    text_buf name;
+    text_init(&name, w->vm);
+    text_add(&name, record_name(flat, i)->text, record_name(flat, i)->len);
     text_adds(&name, ".npy");
-    good = write_member(w, values[0], &name);
+    good = !vm_poll(w->vm) && text_good(&name) && write_member(w, flat->items[i], &name);
+    text_free(&name);
   }
-  if (key) value_release(vm, value_obj(TAG_STR, key));
-  text_free(&name);
-  return good ? value_nil() : value_error();
+  return good;
 }
 
 bool npz_write(qn_vm *vm, qn_value tree, bytes *out) {
-  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST))
-    return arg_wrong(vm, "save", "a record or list of arrays for .npz (.npy holds one array)", tree);
-  writer w = {.vm = vm, .out = out, .names = record_new(vm)};
-  if (!w.names) return false;
-  qn_value walked = trees_map(vm, "save", &tree, 1, true, visit_member, &w);
-  value_release(vm, walked);
-  value_release(vm, value_obj(TAG_RECORD, w.names));
-  bool good = !value_is_error(walked);
+  qn_value flat = leaves_by_name(vm, ".npz", tree);
+  if (value_is_error(flat)) return false;
+  writer w = {.vm = vm, .out = out};
+  bool good = write_members(&w, value_record(flat));
+  value_release(vm, flat);
   if (good && (out->len >= UINT32_MAX || w.directory.len >= UINT32_MAX)) good = too_large(vm);
   if (good) {
     uint8_t end[END_LEN] = {0};

@@ -272,25 +272,20 @@ static bool read_image(png *g, char *data) {
 }
 
 qn_value png_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
-  if (len < sizeof magic || memcmp(data, magic, sizeof magic) != 0) {
-    file_refuse(vm, path,
-                len && len < sizeof magic ? "the file is truncated" : "this is no .png file: it begins otherwise");
-    return value_error();
-  }
+  if (len && len < sizeof magic) return file_error(vm, path, "the file is truncated");
+  if (!len || memcmp(data, magic, sizeof magic) != 0)
+    return file_error(vm, path, "this is no .png file: it begins otherwise");
   png g = {.vm = vm, .path = path, .data = data, .len = len};
   if (!read_chunks(&g)) return value_error();
   /* A row has at least one byte besides its filter, so this bounds the array, too. */
   uint64_t bytes = row_bytes(&g, g.width) + 1;
-  if (bytes > UINT32_MAX || bytes * g.height / DEFLATE_RATIO > g.packed + 64) {
-    file_refuse(vm, path, "the image is damaged: %u x %u pixels cannot be in so few bytes", g.width, g.height);
-    return value_error();
-  }
+  if (bytes > UINT32_MAX || bytes * g.height / DEFLATE_RATIO > g.packed + 64)
+    return file_error(vm, path, "the image is damaged: %u x %u pixels cannot be in so few bytes", g.width, g.height);
   int64_t shape[3] = {g.height, g.width, g.channels};
-  qn_array *a = array_new(vm, g.bits == 16 ? QN_i32 : QN_u8, g.channels == 1 ? 2 : 3, shape);
+  qn_array *a = array_new(vm, g.bits == 16 ? DTYPE_DEEP : DTYPE_BYTE, g.channels == 1 ? 2 : 3, shape);
   if (!a) return value_error();
   if (!read_image(&g, array_data(a))) return value_fail(vm, value_obj(TAG_ARRAY, a));
-  a = array_settle(vm, a);
-  return a ? value_obj(TAG_ARRAY, a) : value_error();
+  return value_new(TAG_ARRAY, array_settle(vm, a));
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------------------------ */
@@ -370,7 +365,7 @@ bool png_encode(qn_vm *vm, const png_pixels *image, bytes *out) {
 /* Element i as 8 or 16 bits; false if it is out of range. */
 static bool put_sample(uint8_t *to, const qn_array *a, int64_t i) {
   qn_value v = array_get_flat(a, i);
-  if (a->dtype == QN_i32) {
+  if (a->dtype == DTYPE_DEEP) {
     if (v.u.i < 0 || v.u.i > 65535) return false;
     to[2 * i] = (uint8_t)(v.u.i >> 8);
     to[2 * i + 1] = (uint8_t)v.u.i;
@@ -391,9 +386,8 @@ static bool fill_samples(qn_vm *vm, const qn_array *a, uint8_t *to) {
     if (put_sample(to, a, i)) continue;
     text_buf t;
     text_init(&t, vm);
-    text_adds(&t, "save: .png holds numbers from 0 to ");
-    text_adds(&t, a->dtype == QN_i32 ? "65535 of i32" : "1 of a float array");
-    text_adds(&t, ", not ");
+    text_addf(&t, "save: .png holds numbers from 0 to %s, not ",
+              a->dtype == DTYPE_DEEP ? "65535 of i32" : "1 of a float array");
     qn_value v = array_get_flat(a, i);
     if (value_is(v, TAG_FLOAT))
       text_float(&t, v.u.f, dtype_compute(a->dtype));
@@ -407,18 +401,17 @@ static bool fill_samples(qn_vm *vm, const qn_array *a, uint8_t *to) {
 }
 
 static bool refuse_image(qn_vm *vm, const qn_array *a) {
-  text_buf t;
-  text_init(&t, vm);
   bool rank = a->rank != 2 && (a->rank != 3 || a->shape[2] < 1 || a->shape[2] > 4);
   bool empty = a->size == 0, large = a->size > INT32_MAX;
-  text_adds(&t, "save: ");
-  text_adds(&t, rank    ? "an image is height x width, or height x width x channels (1 to 4), not "
-                : empty ? ".png cannot hold an image without pixels: "
-                : large ? "the image has too many pixels for .png: "
-                        : ".png holds bool, u8 (0 to 255), i32 (16 bits) and floats (0 to 1); convert ");
-  text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
-  raise_text(vm, rank ? E_rank : empty || large ? E_argument : E_dtype, SPAN_NONE, &t);
-  return false;
+  const char *why = rank    ? "an image is height x width, or height x width x channels (1 to 4), not "
+                    : empty ? ".png cannot hold an image without pixels: "
+                    : large ? "the image has too many pixels for .png: "
+                            : ".png holds bool, u8 (0 to 255), i32 (16 bits) and floats (0 to 1); convert ";
+  return raise_false(vm,
+                     rank             ? E_rank
+                     : empty || large ? E_argument
+                                      : E_dtype,
+                     "save: %s%s", why, phrase_shape(a).text);
 }
 
 bool png_write(qn_vm *vm, qn_value image, bytes *out) {
@@ -426,20 +419,21 @@ bool png_write(qn_vm *vm, qn_value image, bytes *out) {
   const qn_array *shape = value_array(image);
   qn_dtype dtype = (qn_dtype)shape->dtype;
   if ((shape->rank != 2 && (shape->rank != 3 || shape->shape[2] < 1 || shape->shape[2] > 4)) || shape->size == 0 ||
-      shape->size > INT32_MAX || (!dtype_is_bool(dtype) && dtype != QN_u8 && dtype != QN_i32 && !dtype_is_float(dtype)))
+      shape->size > INT32_MAX ||
+      (!dtype_is_bool(dtype) && dtype != DTYPE_BYTE && dtype != DTYPE_DEEP && !dtype_is_float(dtype)))
     return refuse_image(vm, shape);
   qn_array *a = array_to_cpu(vm, value_array(image));
   if (!a) return false;
   png_pixels p = {.width = (uint32_t)a->shape[1],
                   .height = (uint32_t)a->shape[0],
                   .channels = a->rank == 2 ? 1 : (int)a->shape[2],
-                  .bits = dtype == QN_i32 ? 16 : 8};
+                  .bits = dtype == DTYPE_DEEP ? 16 : 8};
   size_t n = (size_t)a->size * (size_t)p.bits / 8;
   uint8_t *samples = mem_alloc(vm, n);
   bool good = samples != NULL && fill_samples(vm, a, samples);
   p.data = samples;
   good = good && png_encode(vm, &p, out);
   mem_free(vm, samples, n);
-  value_release(vm, value_obj(TAG_ARRAY, a));
+  array_drop(vm, a);
   return good;
 }

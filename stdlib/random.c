@@ -75,15 +75,10 @@ static bool is_probability(qn_vm *vm, const char *fn, qn_value p) {
     if (!value_is_error(holds)) holds = rec_observe(vm, holds);
     if (value_is_error(holds)) return false;
     if (holds.u.i) continue;
-    text_buf t;
-    text_init(&t, vm);
-    text_addf(&t, "%s: a probability lies from 0 to 1, it is not ", fn);
     if (value_is(p, TAG_INT))
-      text_int(&t, p.u.i);
-    else
-      text_float(&t, p.u.f, WEAK_FLOAT);
-    raise_text(vm, E_argument, SPAN_NONE, &t);
-    return false;
+      return raise_false(vm, E_argument, "%s: a probability lies from 0 to 1, it is not %lld", fn, (long long)p.u.i);
+    return raise_false(vm, E_argument, "%s: a probability lies from 0 to 1, it is not %s", fn,
+                       phrase_float(p.u.f).text);
   }
   return true;
 }
@@ -116,12 +111,8 @@ qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
   if (!key_arg(vm, "permutation", args[1], &d)) return value_error();
   qn_value bits = op_draw(vm, OP_random_bits, &d);
   if (value_is_error(bits)) return bits;
-  qn_value order = op_sort(vm, OP_argsort, bits, 0, false);
-  value_release(vm, bits);
-  if (!rows || value_is_error(order)) return order;
-  qn_value out = op_take(vm, x, order, 0);
-  value_release(vm, order);
-  return out;
+  qn_value order = used(vm, bits, op_sort(vm, OP_argsort, bits, 0, false));
+  return !rows || value_is_error(order) ? order : used(vm, order, op_take(vm, x, order, 0));
 }
 
 qn_value builtin_seed(qn_vm *vm, const qn_value *args) {

@@ -33,9 +33,7 @@ qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
   x = arg_array(vm, "mean", x, QN_DTYPE_COUNT);
   if (value_is_error(x)) return x;
   bool good = arg_axes(vm, "mean", args[1], value_array(x)->rank, &axes);
-  qn_value out = good ? op_mean(vm, x, axes, keepdims) : value_error();
-  value_release(vm, x);
-  return out;
+  return good ? used(vm, x, op_mean(vm, x, axes, keepdims)) : value_fail(vm, x);
 }
 
 qn_value builtin_gelu(qn_vm *vm, const qn_value *args) {
@@ -90,9 +88,7 @@ static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
   if (dtype_is_narrow(dtype)) {
     qn_value wide = to_dtype(vm, x, dtype_compute(dtype));
     if (value_is_error(wide)) return wide;
-    qn_value out = round_floats(vm, wide, digits);
-    value_release(vm, wide);
-    return use_dtype(vm, out, dtype);
+    return use_dtype(vm, used(vm, wide, round_floats(vm, wide, digits)), dtype);
   }
   char text[16];
   snprintf(text, sizeof text, "1e%d", (int)(digits < 0 ? -digits : digits));
@@ -150,12 +146,7 @@ qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
   qn_value indices = op1(vm, OP_argsort, x, &attr);
   if (value_is_error(indices)) return indices;
   attr = (op_attr){.axes = (uint8_t)(1u << axis)};
-  qn_value values = op2(vm, OP_gather, x, indices, &attr);
-  if (value_is_error(values)) {
-    value_release(vm, indices);
-    return values;
-  }
-  return use_pair(vm, values, indices);
+  return use_pair(vm, op2(vm, OP_gather, x, indices, &attr), indices);
 }
 
 qn_value builtin_matmul(qn_vm *vm, const qn_value *args) {

@@ -112,8 +112,7 @@ static qn_value json_text(json *j) {
     else
       good = json_escape(j, &t);
   }
-  if (good) return text_take(&t);
-  return text_fail(&t);
+  return good ? text_take(&t) : text_fail(&t);
 }
 
 /* An interned name. */
@@ -226,7 +225,7 @@ static qn_value make_tensor(file *f, const tensor *t, const char *name) {
   qn_vm *vm = f->vm;
   int64_t strides[ARRAY_MAX_RANK], n = shape_strides(t->rank, t->shape, strides);
   int64_t size = (int64_t)dtype_size(t->dtype);
-#define REFUSE(what) return file_refuse(vm, f->path, "array %s %s", name, what), value_error()
+#define REFUSE(what) return file_error(vm, f->path, "array %s %s", name, what)
   if (t->from > t->to || t->to > f->len) REFUSE("lies outside the file: the file is truncated or damaged");
   if (n < 0) REFUSE("has too many elements");
   if (n > f->len || n * size != t->to - t->from) REFUSE("has another number of bytes than its shape asks for");
@@ -235,12 +234,11 @@ static qn_value make_tensor(file *f, const tensor *t, const char *name) {
   qn_array *a = array_new(vm, elements_dtype(t->dtype), t->rank, t->shape);
   if (!a) return value_error();
   if (!elements_read(t->dtype, false, array_data(a), f->data + t->from, n)) {
-    value_release(vm, value_obj(TAG_ARRAY, a));
+    array_drop(vm, a);
     REFUSE("has an element beyond the range of i64");
   }
 #undef REFUSE
-  a = array_settle(vm, a);
-  return a ? value_obj(TAG_ARRAY, a) : value_error();
+  return value_new(TAG_ARRAY, array_settle(vm, a));
 }
 
 static bool read_entry(void *ctx, json *j, qn_str *name) {
@@ -249,13 +247,8 @@ static bool read_entry(void *ctx, json *j, qn_str *name) {
   if (record_find(f->out, name) >= 0) return json_refuse(j, "two arrays have one name");
   qn_value v;
   if (strcmp(name->text, metadata_name) == 0) {
-    qn_record *r = record_new(f->vm);
-    if (!r) return false;
-    v = value_obj(TAG_RECORD, r);
-    if (!json_object(j, read_metadata, r)) {
-      value_release(f->vm, v);
-      return false;
-    }
+    v = value_new(TAG_RECORD, record_new(f->vm));
+    if (!value_is_error(v) && !json_object(j, read_metadata, value_record(v))) v = value_fail(f->vm, v);
   } else {
     tensor t = {.dtype = QN_DTYPE_COUNT, .rank = -1, .to = -1};
     if (!json_object(j, read_tensor_field, &t)) return false;
@@ -288,18 +281,12 @@ static bool check_spans(file *f) {
 
 qn_value safetensors_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   uint64_t header = len < 8 ? 0 : get_u64(data);
-  if (len < 8 || header > len - 8) {
-    file_refuse(vm, path,
-                len < 8 ? "the file is truncated"
-                        : "the header is longer than the file: it is truncated, or no .safetensors file");
-    return value_error();
-  }
+  if (len < 8) return file_error(vm, path, "the file is truncated");
+  if (header > len - 8)
+    return file_error(vm, path, "the header is longer than the file: it is truncated, or no .safetensors file");
   const char *text = (const char *)data + 8;
   json j = {vm, path, text, text, text + header};
-  if (!utf8_valid(text, header)) {
-    file_refuse(vm, path, "the header is not UTF-8");
-    return value_error();
-  }
+  if (!utf8_valid(text, header)) return file_error(vm, path, "the header is not UTF-8");
   file f = {
       .vm = vm, .path = path, .data = data + 8 + header, .len = (int64_t)(len - 8 - header), .out = record_new(vm)};
   if (!f.out) return value_error();
@@ -308,8 +295,7 @@ qn_value safetensors_read(qn_vm *vm, const char *path, const uint8_t *data, size
   good = good && (j.p == j.end || json_refuse(&j, "text follows the object"));
   good = good && check_spans(&f);
   mem_free(vm, f.spans, f.cap * sizeof *f.spans);
-  if (good) return value_obj(TAG_RECORD, f.out);
-  return value_fail(vm, value_obj(TAG_RECORD, f.out));
+  return good ? value_obj(TAG_RECORD, f.out) : value_fail(vm, value_obj(TAG_RECORD, f.out));
 }
 
 /* ---- writing -------------------------------------------------------------------------------------------------------------------- */
@@ -327,42 +313,8 @@ static void text_json(text_buf *t, const qn_str *s) {
   text_adds(t, "\"");
 }
 
-/* Collects leaves under their dotted names. */
-typedef struct leaves {
-  qn_vm *vm;
-  qn_record *flat;
-} leaves;
-
-static qn_value visit_leaf(void *ctx, const trees_walk *walk, const qn_value *values) {
-  leaves *l = ctx;
-  qn_vm *vm = l->vm;
-  text_buf t;
-  text_init(&t, vm);
-  text_path(walk, true, &t);
-  if (t.failed) {
-    text_free(&t);
-    return raise_memory(vm);
-  }
-  qn_str *name = str_intern(vm, t.text ? t.text : "", t.len);
-  text_free(&t);
-  if (!name) return value_error();
-  bool good = false;
-  if (!is_array(values[0]) && !value_is_scalar(values[0]))
-    raise_error(vm, E_type, SPAN_NONE, "save: .safetensors holds arrays and numbers; %s is of kind %s", name->text,
-                value_kind_name(values[0]));
-  else if (record_find(l->flat, name) >= 0)
-    raise_error(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", name->text);
-  else
-    good = record_set(vm, l->flat, name, value_retain(values[0]));
-  value_release(vm, value_obj(TAG_STR, name));
-  return good ? value_nil() : value_error();
-}
-
-static qn_dtype dtype_in_file(qn_value v) {
-  return is_array(v) ? (qn_dtype)value_array(v)->dtype : value_operand_type(v).dtype;
-}
-static int64_t bytes_in_file(qn_value v) {
-  return (is_array(v) ? value_array(v)->size : 1) * (int64_t)dtype_size(dtype_in_file(v));
+static size_t bytes_in_file(qn_value v) {
+  return (size_t)value_array(v)->size * dtype_size((qn_dtype)value_array(v)->dtype);
 }
 
 static bool text_metadata(qn_vm *vm, text_buf *t, qn_value metadata) {
@@ -381,15 +333,9 @@ static bool text_metadata(qn_vm *vm, text_buf *t, qn_value metadata) {
 }
 
 static bool add_elements(qn_vm *vm, qn_value v, bytes *out) {
-  if (!is_array(v)) {
-    char number[8];
-    dtype_store(dtype_in_file(v), number, v);
-    return bytes_add(vm, out, number, dtype_size(dtype_in_file(v)));
-  }
   qn_array *a = array_to_cpu(vm, value_array(v));
-  if (!a) return false;
-  bool good = bytes_add(vm, out, array_data(a), (size_t)bytes_in_file(v));
-  value_release(vm, value_obj(TAG_ARRAY, a));
+  bool good = a && bytes_add(vm, out, array_data(a), bytes_in_file(v));
+  array_drop(vm, a);
   return good;
 }
 
@@ -397,65 +343,50 @@ static bool write_flat(qn_vm *vm, const qn_record *flat, qn_value metadata, text
   text_adds(t, "{");
   if (!value_is(metadata, TAG_NIL) && !text_metadata(vm, t, metadata)) return false;
   /* Where the next array with elements of so many bytes goes. */
-  int64_t next[WIDEST + 1] = {0};
+  size_t next[WIDEST + 1] = {0};
   for (uint32_t i = 0; i < flat->len; i++)
-    for (size_t size = 1; size < dtype_size(dtype_in_file(flat->items[i])); size *= 2)
+    for (size_t size = 1; size < dtype_size((qn_dtype)value_array(flat->items[i])->dtype); size *= 2)
       next[size] += bytes_in_file(flat->items[i]);
   for (uint32_t i = 0; i < flat->len; i++) {
-    qn_value v = flat->items[i];
-    qn_dtype dtype = dtype_in_file(v);
-    int64_t from = next[dtype_size(dtype)];
-    next[dtype_size(dtype)] += bytes_in_file(v);
+    const qn_array *a = value_array(flat->items[i]);
+    qn_dtype dtype = (qn_dtype)a->dtype;
+    size_t from = next[dtype_size(dtype)], to = next[dtype_size(dtype)] += bytes_in_file(flat->items[i]);
     if (vm_poll(vm)) return false;
     text_adds(t, t->len > 1 ? "," : "");
     text_json(t, record_name(flat, i));
     char named[8];
     text_addf(t, ":{\"dtype\":\"%s\",\"shape\":[", type_name(dtype, named));
-    for (int k = 0; is_array(v) && k < value_array(v)->rank; k++)
-      text_addf(t, "%s%lld", k ? "," : "", (long long)value_array(v)->shape[k]);
-    text_addf(t, "],\"data_offsets\":[%lld,%lld]}", (long long)from, (long long)(from + bytes_in_file(v)));
+    for (int k = 0; k < a->rank; k++) text_addf(t, "%s%lld", k ? "," : "", (long long)a->shape[k]);
+    text_addf(t, "],\"data_offsets\":[%zu,%zu]}", from, to);
   }
   text_adds(t, "}");
   while (t->len % 8 && !t->failed) text_adds(t, " ");
-  if (t->failed) {
-    raise_memory(vm);
-    return false;
-  }
+  if (!text_good(t)) return false;
   uint8_t lead[8] = {0};
   put_u32(lead, (uint32_t)t->len);
   bool good = bytes_add(vm, out, lead, sizeof lead) && bytes_add(vm, out, t->text, t->len);
   for (size_t size = WIDEST; size && good; size /= 2)
     for (uint32_t i = 0; i < flat->len && good; i++)
-      if (dtype_size(dtype_in_file(flat->items[i])) == size) good = add_elements(vm, flat->items[i], out);
+      if (dtype_size((qn_dtype)value_array(flat->items[i])->dtype) == size)
+        good = add_elements(vm, flat->items[i], out);
   return good;
 }
 
 bool safetensors_write(qn_vm *vm, qn_value tree, bytes *out) {
-  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST))
-    return arg_wrong(vm, "save", "a record or list of arrays for .safetensors (.npy holds one array)", tree);
-  qn_value metadata = value_nil();
+  qn_value metadata = value_nil(), rest = value_retain(tree);
   int at =
       value_is(tree, TAG_RECORD) ? record_find_text(value_record(tree), metadata_name, sizeof metadata_name - 1) : -1;
   if (at >= 0) {
     metadata = value_record(tree)->items[at];
-    qn_record *rest = record_without(vm, value_record(tree), at);
-    if (!rest) return false;
-    tree = value_obj(TAG_RECORD, rest);
-  } else {
-    value_retain(tree);
+    rest = used(vm, rest, value_new(TAG_RECORD, record_without(vm, value_record(tree), at)));
+    if (value_is_error(rest)) return false;
   }
-  leaves l = {vm, record_new(vm)};
-  bool good = l.flat != NULL;
-  if (good) {
-    qn_value walked = trees_map(vm, "save", &tree, 1, true, visit_leaf, &l);
-    good = !value_is_error(walked);
-    value_release(vm, walked);
-  }
+  qn_value flat = used(vm, rest, leaves_by_name(vm, ".safetensors", rest));
+  if (value_is_error(flat)) return false;
   text_buf t;
   text_init(&t, vm);
-  good = good && write_flat(vm, l.flat, metadata, &t, out);
+  bool good = write_flat(vm, value_record(flat), metadata, &t, out);
   text_free(&t);
-  if (l.flat) value_release(vm, value_obj(TAG_RECORD, l.flat));
-  value_release(vm, tree);
+  value_release(vm, flat);
   return good;
 }

@@ -12,10 +12,7 @@ static qn_value array_arg(qn_vm *vm, const char *fn, qn_value v) {
 
 static void text_sizes(text_buf *t, const int64_t *shape, int rank) {
   text_adds(t, "(");
-  for (int i = 0; i < rank; i++) {
-    if (i) text_adds(t, ", ");
-    text_int(t, shape[i]);
-  }
+  for (int i = 0; i < rank; i++) text_addf(t, "%s%lld", i ? ", " : "", (long long)shape[i]);
   text_adds(t, ")");
 }
 
@@ -53,11 +50,8 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
   if (!fits || known != size) {
     text_buf t;
     text_init(&t, vm);
-    text_adds(&t, "reshape: ");
-    text_kind(&t, args[0]);
-    text_adds(&t, " has ");
-    text_int(&t, size);
-    text_adds(&t, size == 1 ? " element, which does not fit " : " elements, which do not fit ");
+    text_addf(&t, "reshape: %s has %lld element%s fit ", phrase_kind(args[0]).text, (long long)size,
+              size == 1 ? ", which does not" : "s, which do not");
     text_sizes(&t, shape, rank);
     return raise_text(vm, E_shape, SPAN_NONE, &t);
   }
@@ -84,7 +78,8 @@ qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
   return use_permute(vm, x, order);
 }
 
-/* The axes that a list of ints names, each once. False: there is somewhat to say about them, or they are given otherwise. */
+/* The axes of builtin_permute where they are given as a list of ints that names each axis once. False: they are given in another way, or
+ * wrongly. */
 static inline bool plain_order(qn_value axes, int rank, int *order) {
   const qn_list *l = value_list(axes);
   if (!value_is(axes, TAG_LIST)) return false;
@@ -123,8 +118,7 @@ qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
     }
     if (good) seen |= 1u << order[i];
   }
-  if (good) return use_permute(vm, x, order);
-  return value_fail(vm, x);
+  return good ? use_permute(vm, x, order) : value_fail(vm, x);
 }
 
 qn_value builtin_broadcast_to(qn_vm *vm, const qn_value *args) {
@@ -255,9 +249,7 @@ qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   }
   qn_value x = array_arg(vm, "pad", args[0]);
   if (value_is_error(x)) return x;
-  qn_value out = pad_widths(vm, args[1], value_array(x)->rank, d) ? op_pad(vm, x, with, d) : value_error();
-  value_release(vm, x);
-  return out;
+  return pad_widths(vm, args[1], value_array(x)->rank, d) ? used(vm, x, op_pad(vm, x, with, d)) : value_fail(vm, x);
 }
 
 static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
@@ -359,10 +351,7 @@ qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
   for (int64_t i = 0; i < n && !value_is_error(out); i++) {
     int64_t len = size / n + (i < size % n);
     qn_value piece = op_slice(vm, x, axis, start, len, 1);
-    if (value_is_error(piece)) {
-      value_release(vm, out);
-      return piece;
-    }
+    if (value_is_error(piece)) return value_fail(vm, out);
     value_list(out)->items[i] = piece;
     start += len;
   }
@@ -378,9 +367,7 @@ static qn_value index_arg(qn_vm *vm, const char *fn, qn_value v) {
   if (value_is_error(index)) return index;
   if (is_array(index) && dtype_is_int((qn_dtype)value_array(index)->dtype)) return index;
   if (is_array(index) && value_array(index)->size == 0) return use_dtype(vm, index, DTYPE_INDEX);
-  qn_value bad = arg_refuse(vm, fn, "an integer array as index", index);
-  value_release(vm, index);
-  return bad;
+  return used(vm, index, arg_refuse(vm, fn, "an integer array as index", index));
 }
 
 qn_value builtin_take(qn_vm *vm, const qn_value *args) {
@@ -401,12 +388,10 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   qn_value index = index_arg(vm, "take", args[1]);
   if (value_is_error(index)) return index;
   int rank = a->rank - 1 + value_array(index)->rank;
-  qn_value out = rank <= ARRAY_MAX_RANK ? op_take(vm, x, index, axis)
-                                        : raise_error(vm, E_rank, SPAN_NONE,
-                                                      "take: the result would have %d axes; an array has at most %d",
-                                                      rank, ARRAY_MAX_RANK);
-  value_release(vm, index);
-  return out;
+  if (rank <= ARRAY_MAX_RANK) return used(vm, index, op_take(vm, x, index, axis));
+  raise_error(vm, E_rank, SPAN_NONE, "take: the result would have %d axes; an array has at most %d", rank,
+              ARRAY_MAX_RANK);
+  return value_fail(vm, index);
 }
 
 qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
@@ -414,10 +399,7 @@ qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "gather", "an array", args[0]);
   if (!arg_axis(vm, "gather", args[2], value_array(args[0])->rank, &axis)) return value_error();
   qn_value index = index_arg(vm, "gather", args[1]);
-  if (value_is_error(index)) return index;
-  qn_value out = op_gather(vm, args[0], index, axis);
-  value_release(vm, index);
-  return out;
+  return value_is_error(index) ? index : used(vm, index, op_gather(vm, args[0], index, axis));
 }
 
 qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
@@ -426,10 +408,7 @@ qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
     return arg_refuse(vm, "scatter_add", "an array or a number as v", args[2]);
   qn_value index =
       value_is(args[1], TAG_INT) ? to_dtype(vm, args[1], DTYPE_INDEX) : index_arg(vm, "scatter_add", args[1]);
-  if (value_is_error(index)) return index;
-  qn_value out = op_add_at(vm, args[0], index, args[2]);
-  value_release(vm, index);
-  return out;
+  return value_is_error(index) ? index : used(vm, index, op_add_at(vm, args[0], index, args[2]));
 }
 
 qn_value builtin_nonzero(qn_vm *vm, const qn_value *args) {

@@ -80,14 +80,8 @@ static void put_centered(sketch *s, const qn_str *text, int from, int width) {
   text_adds(s->t, "\n");
 }
 
-static bool has_names(const figure *f) {
-  for (int i = 0; i < f->nseries && f->kind == FIGURE_plot; i++)
-    if (f->series[i].name->len) return true;
-  return f->kind == FIGURE_plot && f->nseries > 1;
-}
-
 static void put_legend(sketch *s) {
-  if (!has_names(s->f)) return;
+  if (!figure_named(s->f)) return;
   int sign = s->looks.colors ? 3 : 2, at = s->margin + 1;
   text_repeat(s->t, " ", at);
   for (int i = 0; i < s->f->nseries; i++) {
@@ -423,10 +417,7 @@ bool figure_sketch(qn_vm *vm, const figure *f) {
   s.height = s.looks.rows - 4;
   s.height = s.height > HEIGHT_MAX ? HEIGHT_MAX : s.height < HEIGHT_MIN ? HEIGHT_MIN : s.height;
   bool good = f->kind == FIGURE_show ? sketch_image(&s) : sketch_chart(&s);
-  if (good && t.failed) {
-    raise_memory(vm);
-    good = false;
-  }
+  good = good && text_good(&t);
   if (good) output_write(vm, 1, &t);
   text_free(&t);
   return good;

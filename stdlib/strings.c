@@ -42,8 +42,7 @@ static qn_value split_text(qn_vm *vm, const qn_str *s, qn_value by) {
       p = q + separator->len;
     }
   }
-  if (good) return out;
-  return value_fail(vm, out);
+  return good ? out : value_fail(vm, out);
 }
 
 qn_value builtin_split(qn_vm *vm, const qn_value *args) {
@@ -76,14 +75,7 @@ qn_value builtin_lines(qn_vm *vm, const qn_value *args) {
 qn_value builtin_chars(qn_vm *vm, const qn_value *args) {
   qn_str *s;
   if (!arg_str(vm, "chars", "a text", args[0], &s)) return value_error();
-  qn_value out = list_value(list_new(vm, 0));
-  for (uint32_t i = 0; i < s->len && !value_is_error(out);) {
-    uint32_t code;
-    int n = utf8_decode(s->text + i, &code);
-    if (!push_text(vm, out, s->text + i, (size_t)n)) return value_fail(vm, out);
-    i += (uint32_t)n;
-  }
-  return out;
+  return builtin_list(vm, args);
 }
 
 qn_value builtin_join(qn_vm *vm, const qn_value *args) {

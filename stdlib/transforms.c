@@ -4,27 +4,23 @@
 #include "jit/run/device.h"
 #include "stdlib/builtins.h"
 
-/* `gives`: it gives a function, which takes the arguments. */
+/* A function as argument of builtin `fn`. `gives`: the builtin gives a function, which takes the arguments; the message says so to who
+ * passed a result in place of the function. E311 if it is none. */
 static bool arg_fn(qn_vm *vm, const char *fn, qn_value v, bool gives) {
   if (value_is(v, TAG_FN)) return true;
-  text_buf t;
-  text_init(&t, vm);
-  text_addf(&t, "%s: expected a function, not ", fn);
-  text_kind(&t, v);
-  if (value_is(v, TAG_DTYPE)) {
-    const char *name = dtype_rows[v.u.i].name;
-    text_addf(&t, "; write fn(x) %s(x)", name);
-  } else if (gives && (value_is(v, TAG_ARRAY) || value_is(v, TAG_FLOAT) || value_is(v, TAG_RECORD))) {
-    text_addf(&t, "; it takes the function itself, what it gives the arguments: %s(f)(x), not %s(f(x))", fn, fn);
-  }
-  raise_text(vm, E_not_callable, SPAN_NONE, &t);
-  return false;
+#define EXPECTED "%s: expected a function, not %s"
+  if (value_is(v, TAG_DTYPE))
+    return raise_false(vm, E_not_callable, EXPECTED "; write fn(x) %s(x)", fn, phrase_kind(v).text,
+                       dtype_rows[v.u.i].name);
+  if (gives && (value_is(v, TAG_ARRAY) || value_is(v, TAG_FLOAT) || value_is(v, TAG_RECORD)))
+    return raise_false(vm, E_not_callable,
+                       EXPECTED "; it takes the function itself, what it gives the arguments: %s(f)(x), not %s(f(x))",
+                       fn, phrase_kind(v).text, fn, fn);
+  return raise_false(vm, E_not_callable, EXPECTED, fn, phrase_kind(v).text);
 }
 
-/* For those who pass the arguments of f to a transform: the end of a message. */
-static void text_called(text_buf *t, const char *fn) {
-  text_addf(t, "; %s gives a function, which takes the arguments: %s(f)(x)", fn, fn);
-}
+/* The end of a message for those who pass the arguments of f to a transform. */
+#define GIVES "; %s gives a function, which takes the arguments: %s(f)(x)"
 
 /* wrt: an int or a list of ints. */
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
@@ -39,25 +35,15 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
   }
   for (uint32_t i = 0; i < n; i++) {
     int64_t at;
-    if (i == 0 && (value_is(wrt[i], TAG_FLOAT) || value_is(wrt[i], TAG_ARRAY))) {
-      text_buf t;
-      text_init(&t, vm);
-      text_addf(&t, "%s: expected an int or a list of ints as wrt, not ", fn);
-      text_kind(&t, wrt[i]);
-      text_called(&t, fn);
-      return raise_text(vm, E_type, SPAN_NONE, &t);
-    }
+    if (i == 0 && (value_is(wrt[i], TAG_FLOAT) || value_is(wrt[i], TAG_ARRAY)))
+      return raise_error(vm, E_type, SPAN_NONE, "%s: expected an int or a list of ints as wrt, not %s" GIVES, fn,
+                         phrase_kind(wrt[i]).text, fn, fn);
     if (!arg_int(vm, fn, "an int or a list of ints as wrt", wrt[i], &at)) return value_error();
     if (at < 0) return raise_error(vm, E_argument, SPAN_NONE, "%s: wrt counts arguments from 0", fn);
   }
-  if (!plain && !value_is(args[2], TAG_BOOL)) {
-    text_buf t;
-    text_init(&t, vm);
-    text_addf(&t, "%s: expected true or false as aux, not ", fn);
-    text_kind(&t, args[2]);
-    text_called(&t, fn);
-    return raise_text(vm, E_type, SPAN_NONE, &t);
-  }
+  if (!plain && !value_is(args[2], TAG_BOOL))
+    return raise_error(vm, E_type, SPAN_NONE, "%s: expected true or false as aux, not %s" GIVES, fn,
+                       phrase_kind(args[2]).text, fn, fn);
   if (kind != TRANSFORM_HESSIAN) return transform_new(vm, kind, args, plain ? 2 : 3);
   qn_value captures[4] = {args[0], args[1], value_bool(false), value_bool(true)}; /* the last: within a hessian */
   qn_value slope = transform_new(vm, TRANSFORM_GRAD, captures, 4);
@@ -83,14 +69,6 @@ static bool one_of(qn_value v, const char *const *names, int n) {
   return false;
 }
 
-static bool set_option(qn_vm *vm, qn_record *r, const char *name, qn_value v) {
-  qn_str *key = str_intern(vm, name, strlen(name));
-  if (!key) return false;
-  bool good = record_set(vm, r, key, value_retain(v));
-  value_release(vm, value_obj(TAG_STR, key));
-  return good;
-}
-
 /* A family of devices by its name, or "eager". */
 static bool is_backend(qn_value v) {
   return value_is(v, TAG_STR) &&
@@ -107,31 +85,27 @@ static qn_value refuse_backend(qn_vm *vm) {
   return raise_text(vm, E_argument, SPAN_NONE, &t);
 }
 
+#define MODES "jit: mode is \"default\", \"reduce-overhead\" or \"max-autotune\""
+
 qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
   static const char *const modes[] = {"default", "reduce-overhead", "max-autotune"};
   bool fullgraph;
   if (!arg_fn(vm, "jit", args[0], true) || !arg_bool(vm, "jit", "true or false as fullgraph", args[2], &fullgraph))
     return value_error();
-  if (!one_of(args[1], modes, 3)) {
-    text_buf t;
-    text_init(&t, vm);
-    text_adds(&t, "jit: mode is \"default\", \"reduce-overhead\" or \"max-autotune\"");
-    if (!value_is(args[1], TAG_STR)) text_called(&t, "jit");
-    return raise_text(vm, E_argument, SPAN_NONE, &t);
-  }
+  if (!one_of(args[1], modes, 3))
+    return value_is(args[1], TAG_STR) ? raise_error(vm, E_argument, SPAN_NONE, MODES)
+                                      : raise_error(vm, E_argument, SPAN_NONE, MODES GIVES, "jit", "jit");
   if (!value_is(args[3], TAG_NIL) && !value_is(args[3], TAG_BOOL))
     return raise_error(vm, E_argument, SPAN_NONE, "jit: dynamic is nil, true or false");
   if (!value_is(args[4], TAG_NIL) && !value_is(args[4], TAG_FN) && !is_backend(args[4])) return refuse_backend(vm);
   qn_record *r = record_new(vm);
-  if (!r) return value_error();
-  qn_value options = value_obj(TAG_RECORD, r), out = value_error();
-  if (set_option(vm, r, "mode", args[1]) && set_option(vm, r, "fullgraph", args[2]) &&
-      set_option(vm, r, "dynamic", args[3]) && set_option(vm, r, "backend", args[4])) {
-    qn_value captures[2] = {args[0], options};
-    out = transform_new(vm, TRANSFORM_JIT, captures, 2);
-  }
-  value_release(vm, options);
-  return out;
+  qn_value options = value_new(TAG_RECORD, r);
+  if (!r) return options;
+  static const char *const names[] = {"mode", "fullgraph", "dynamic", "backend"};
+  bool good = true;
+  for (int i = 0; i < 4 && good; i++) good = record_set_named(vm, r, names[i], value_retain(args[i + 1]));
+  qn_value captures[2] = {args[0], options};
+  return good ? used(vm, options, transform_new(vm, TRANSFORM_JIT, captures, 2)) : value_fail(vm, options);
 }
 
 /* in_axes, out_axes: trees of ints and nil. */
@@ -144,13 +118,10 @@ static bool arg_lane_axes(qn_vm *vm, const char *name, qn_value v) {
   bool good = true;
   if (!tree_each_part(vm, v, axes_leaf, &good)) return false;
   if (good) return true;
-  text_buf t;
-  text_init(&t, vm);
-  text_addf(&t, "vmap: %s is an int, nil, or a list or record of these, not ", name);
-  text_kind(&t, v);
-  if (value_is(v, TAG_ARRAY) || value_is(v, TAG_FLOAT)) text_called(&t, "vmap");
-  raise_text(vm, E_argument, SPAN_NONE, &t);
-  return false;
+#define AXES "vmap: %s is an int, nil, or a list or record of these, not %s"
+  if (value_is(v, TAG_ARRAY) || value_is(v, TAG_FLOAT))
+    return raise_false(vm, E_argument, AXES GIVES, name, phrase_kind(v).text, "vmap", "vmap");
+  return raise_false(vm, E_argument, AXES, name, phrase_kind(v).text);
 }
 
 qn_value builtin_vmap(qn_vm *vm, const qn_value *args) {

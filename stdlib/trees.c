@@ -3,10 +3,10 @@
 #include "stdlib/builtins.h"
 
 static bool is_leaf(qn_value v) { return is_array(v) || value_is_number(v); }
-static bool is_container(qn_value v) { return value_is(v, TAG_LIST) || value_is(v, TAG_RECORD); }
 static uint32_t container_len(qn_value v) { return value_is(v, TAG_LIST) ? value_list(v)->len : value_record(v)->len; }
 static qn_value *container_items(qn_value v) {
-  return value_is(v, TAG_LIST) ? value_list(v)->items : value_record(v)->items;
+  uint32_t n;
+  return value_parts(v.u.p, &n);
 }
 
 typedef struct frame {
@@ -51,11 +51,7 @@ static qn_value differ(walk *w, qn_value first, qn_value other, uint32_t j) {
   text_addf(&t, "%s: the trees differ in structure", w->fn);
   if (w->depth) text_adds(&t, " at ");
   text_path(w, false, &t);
-  text_adds(&t, ": ");
-  text_kind(&t, first);
-  text_adds(&t, " in the first, ");
-  text_kind(&t, other);
-  text_addf(&t, " in tree %u", j + 1);
+  text_addf(&t, ": %s in the first, %s in tree %u", phrase_kind(first).text, phrase_kind(other).text, j + 1);
   return raise_text(w->vm, E_type, SPAN_NONE, &t);
 }
 
@@ -71,7 +67,7 @@ static bool same_structure(qn_value a, qn_value b) {
 /* Handles one place of the trees: the result's value there, or unset after a level was entered. */
 static qn_value enter(walk *w, const qn_value *values, trees_visit visit, void *ctx) {
   qn_value first = values[0];
-  if (!is_leaf(first) && !is_container(first)) return w->all ? visit(ctx, w, values) : value_retain(first);
+  if (!is_leaf(first) && !value_is_container(first)) return w->all ? visit(ctx, w, values) : value_retain(first);
   for (uint32_t j = 1; j < w->k; j++)
     if (value_is(values[j], TAG_NIL)) return value_retain(first);
   if (is_leaf(first)) {
@@ -85,13 +81,7 @@ static qn_value enter(walk *w, const qn_value *values, trees_visit visit, void *
   if (!mem_grow(w->vm, (void **)&w->frames, &w->frames_cap, w->depth + 1, sizeof *w->frames) ||
       !mem_grow(w->vm, (void **)&w->levels, &w->levels_cap, (size_t)(w->depth + 1) * w->k, sizeof *w->levels))
     return value_error();
-  qn_value out;
-  if (value_is(first, TAG_LIST)) {
-    out = list_value(list_new(w->vm, value_list(first)->len));
-  } else {
-    qn_record *r = record_like(w->vm, value_record(first));
-    out = r ? value_obj(TAG_RECORD, r) : value_error();
-  }
+  qn_value out = parts_like(w->vm, first);
   if (value_is_error(out)) return out;
   for (uint32_t j = 0; j < w->k; j++) w->levels[w->depth * w->k + j] = values[j];
   w->frames[w->depth++] = (frame){out, 0};
@@ -208,9 +198,7 @@ static qn_value collect(qn_vm *vm, const char *fn, const qn_value *trees, uint32
   collect_ctx c = {vm, list_value(list_new(vm, 0)), k, rows};
   if (value_is_error(c.list)) return c.list;
   qn_value walked = trees_map(vm, fn, trees, k, false, visit_collect, &c);
-  value_release(vm, walked);
-  if (!value_is_error(walked)) return c.list;
-  return value_fail(vm, c.list);
+  return value_is_error(walked) ? value_fail(vm, c.list) : used(vm, walked, c.list);
 }
 
 qn_value builtin_tree_leaves(qn_vm *vm, const qn_value *args) { return collect(vm, "tree_leaves", args, 1, false); }
@@ -246,6 +234,5 @@ qn_value builtin_same_shapes(qn_vm *vm, const qn_value *args) {
   if (!trees) return value_error();
   qn_value walked = trees_map(vm, "same_shapes", trees, c.k, false, visit_shapes, &c);
   vm_pop_to(vm, trees);
-  value_release(vm, walked);
-  return value_is_error(walked) ? value_error() : value_bool(c.same);
+  return value_is_error(walked) ? walked : used(vm, walked, value_bool(c.same));
 }

@@ -121,9 +121,7 @@ static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *
       text_init(&t, vm);
       text_addf(&t, "%s: the window's %s is %lld", w->fn, axis_name(w, i), (long long)s->size);
       if (s->apart > 1) text_addf(&t, " (%lld with dilation %lld)", (long long)reach, (long long)s->apart);
-      text_addf(&t, ", axis %d of ", x->rank - w->n + i);
-      text_shape(&t, (qn_dtype)x->dtype, x->rank, x->shape);
-      text_addf(&t, " is %lld", (long long)lengths[i]);
+      text_addf(&t, ", axis %d of %s is %lld", x->rank - w->n + i, phrase_shape(x).text, (long long)lengths[i]);
       if (length != lengths[i]) text_addf(&t, " (%lld with padding)", (long long)length);
       raise_text(vm, E_shape, SPAN_NONE, &t);
       return false;
@@ -168,9 +166,7 @@ static qn_value use_windows(qn_vm *vm, qn_value x, const sweeps *w, qn_value fil
       x = use_move_axis(vm, use_window(vm, x, axis, s->size, s->step, s->apart), rank + *more, lead + *more);
       ++*more;
     } else if (s->step > 1) {
-      qn_value part = op_slice(vm, x, axis, 0, s->count, s->step);
-      value_release(vm, x);
-      x = part;
+      x = used(vm, x, op_slice(vm, x, axis, 0, s->count, s->step));
     }
   }
   return x;
@@ -238,15 +234,10 @@ typedef struct convolution {
   bool single; /* x came without a batch axis */
 } convolution;
 
-static qn_value refuse_shapes(qn_vm *vm, const convolution *c, const qn_array *x, const qn_array *w, const char *why) {
-  text_buf t;
-  text_init(&t, vm);
-  text_addf(&t, "%s: %s; x is ", c->w.fn, why);
-  text_shape(&t, (qn_dtype)x->dtype, x->rank, x->shape);
-  text_adds(&t, c->w.n == 1 ? ", [batch, channels, length]; w is " : ", [batch, channels, height, width]; w is ");
-  text_shape(&t, (qn_dtype)w->dtype, w->rank, w->shape);
-  text_adds(&t, c->w.n == 1 ? ", [out, channels / groups, length]" : ", [out, channels / groups, height, width]");
-  return raise_text(vm, E_shape, SPAN_NONE, &t);
+static bool refuse_shapes(qn_vm *vm, const convolution *c, const qn_array *x, const qn_array *w, const char *why) {
+  const char *axes = c->w.n == 1 ? "length" : "height, width";
+  return raise_false(vm, E_shape, "%s: %s; x is %s, [batch, channels, %s]; w is %s, [out, channels / groups, %s]",
+                     c->w.fn, why, phrase_shape(x).text, axes, phrase_shape(w).text, axes);
 }
 
 /* x may lack the batch axis. */
@@ -258,8 +249,7 @@ static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
   if ((x->rank != full && !c->single) || w->rank != full) {
     snprintf(why, sizeof why, "%s has rank %d, not %d", w->rank == full ? "x" : "w",
              w->rank == full ? x->rank : w->rank, full);
-    refuse_shapes(vm, c, x, w, why);
-    return false;
+    return refuse_shapes(vm, c, x, w, why);
   }
   c->batch = c->single ? 1 : x->shape[0];
   c->channels = x->shape[!c->single];
@@ -279,10 +269,7 @@ static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
              "axis %d of x, its channels, is %lld: %lld in each of %lld groups, and axis 1 of w is %lld", !c->single,
              (long long)c->channels, (long long)(c->channels / c->groups), (long long)c->groups,
              (long long)w->shape[1]);
-  if (*why) {
-    refuse_shapes(vm, c, x, w, why);
-    return false;
-  }
+  if (*why) return refuse_shapes(vm, c, x, w, why);
   return read_sweeps(vm, &c->w, x, w->shape + LEAD, args[2], args[3], args[4]);
 }
 

@@ -17,6 +17,8 @@ typedef struct session {
   copy_count copy_places[COPY_PLACES];
   uint32_t ncopy_places;
   double began, ran; /* when the last text that was run began and was done (seconds) */
+  const void
+      *drawn; /* the figure that the last input drew last, whose record is not shown as well; not owned, NULL: none */
 } session;
 
 typedef enum command_argument { ARGUMENT_NOTHING, ARGUMENT_NAME, ARGUMENT_EXPRESSION, ARGUMENT_FILE } command_argument;

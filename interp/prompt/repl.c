@@ -179,7 +179,7 @@ void copies_end(session *s, copy_count before) {
 bool session_run(session *s, const char *text, size_t len, bool last, bool *more) {
   qn_value v = value_nil();
   copy_count before = copies_begin(s);
-  s->vm->drawn = NULL;
+  s->drawn = NULL;
   s->began = s->ran = seconds(s);
   qn_interrupt_clear(s->vm); /* a Ctrl-C while nothing ran was for the line that was typed */
   qn_status status = qn_eval_prompt(s->vm, text, len, &v);
@@ -192,7 +192,7 @@ bool session_run(session *s, const char *text, size_t len, bool last, bool *more
   if (s->interrupted && s->terminal) fputs("\n", stderr); /* behind the ^C of the terminal */
   if (status != QN_OK)
     cli_report(s->vm);
-  else if (!value_is(v, TAG_NIL) && !is_silent(text, len) && !(value_is_heap(v) && v.u.p == s->vm->drawn))
+  else if (!value_is(v, TAG_NIL) && !is_silent(text, len) && !(value_is_heap(v) && v.u.p == s->drawn))
     show(s, v);
   if (status == QN_OK) value_release(s->vm, v);
   fflush(stdout);
@@ -346,8 +346,12 @@ static bool line_loop(session *s) {
 
 /* ---- the session ---------------------------------------------------------------------------------------------------------- */
 
+static void note_drawn(qn_vm *vm, const void *figure) { ((session *)vm->prompt)->drawn = figure; }
+
 int repl_run(qn_vm *vm) {
   session s = {.vm = vm, .terminal = isatty(0) && isatty(1)};
+  vm->prompt = &s;
+  vm->hooks.drawn = note_drawn;
   const char *term = getenv("TERM");
   history h = {0};
   if (s.terminal) printf("Quern %s. :help shows keys and commands, ?NAME explains a name, Ctrl-D ends.\n", QN_VERSION);
@@ -373,5 +377,7 @@ int repl_run(qn_vm *vm) {
   if (s.terminal && !s.editor) printf("\n");
   edit_close(s.editor);
   history_close(&h);
+  vm->hooks.drawn = NULL;
+  vm->prompt = NULL;
   return good ? EXIT_FINE : EXIT_SCRIPT;
 }

@@ -46,8 +46,8 @@ static void noise_fill(void *data, uint8_t dtype, int64_t n, bool wild) {
     case QN_bool: bits = noise(2); break;
     case QN_f32: memcpy(&bits, &f, 4); break;
     case QN_f64: memcpy(&bits, &d, 8); break;
-    case QN_f16: bits = f32_to_f16(f); break;
-    case QN_bf16: bits = f32_to_bf16(f); break;
+    case QN_f16: bits = f64_to_f16(f); break;
+    case QN_bf16: bits = f64_to_bf16(f); break;
     default: break;
     }
     ev_write((qn_dtype)dtype, data, i, bits);

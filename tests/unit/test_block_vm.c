@@ -644,9 +644,9 @@ START_TEST(tiles_of_other_types) {
   const bvm_loops *all[3];
   int n = tables(all);
   for (int i = 0; i < M * K; i++)
-    x[i] = random_float(), xi[i] = (int32_t)random_bits(), xh[i] = f32_to_f16(random_float());
+    x[i] = random_float(), xi[i] = (int32_t)random_bits(), xh[i] = f64_to_f16(random_float());
   for (int i = 0; i < K * N; i++)
-    y[i] = random_float(), yi[i] = (int32_t)random_bits(), yh[i] = f32_to_f16(random_float());
+    y[i] = random_float(), yi[i] = (int32_t)random_bits(), yh[i] = f64_to_f16(random_float());
   for (int t = 0; t < n; t++) {
     all[t]->tile(&(qk_tile){x, y, out, work, K, 1, N, 1, M, N, K, N, QN_f64, QN_f64, QN_f64});
     all[t]->tile(&(qk_tile){xi, yi, outi, work, K, 1, N, 1, M, N, K, N, QN_i32, QN_i32, QN_i32});
@@ -678,7 +678,7 @@ START_TEST(deep_tiles_of_other_types) {
   int n = tables(all);
   for (int i = 0; i < 2 * K; i++) {
     x[i] = random_float(), y[i] = random_float();
-    xh[i] = f32_to_f16(random_float()), yh[i] = f32_to_f16(random_float());
+    xh[i] = f64_to_f16(random_float()), yh[i] = f64_to_f16(random_float());
   }
   for (int64_t sx = 1; sx <= 2; sx++)
     for (int64_t sy = 1; sy <= 2; sy++) {
