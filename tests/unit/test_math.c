@@ -88,6 +88,30 @@ static const function functions[] = {
 enum { WIDE = 3 /* the last ones: within 4 ulp */ };
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
 
+/* Functions that need no row above: what tests them is named. */
+static const struct {
+  const char *name, *by;
+} others[] = {{"arctan2", "power_and_angle"},      {"pow", "power_and_angle"},
+              {"smul", "minimum_and_maximum"},     {"sign", "minimum_and_maximum"},
+              {"floordiv", "division_with_floor"}, {"mod", "division_with_floor"},
+              {"isnan", "tests/edges.py"},         {"isinf", "tests/edges.py"},
+              {"isfinite", "tests/edges.py"},      {"philox_uniform", "tests/unit/test_eager.c"}};
+
+/* A function of mathfns.h is in one of the two lists, and once. */
+START_TEST(every_function_has_a_row) {
+#define X(name, ...) #name,
+  static const char *const names[] = {MATHS(X, f64)};
+#undef X
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    int rows = 0;
+    for (int k = 0; k < FUNCTIONS; k++) rows += strcmp(functions[k].name, names[i]) == 0;
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++) rows += strcmp(others[k].name, names[i]) == 0;
+    ck_assert_msg(rows == 1, "%s has %d rows: one is needed, in `functions`, or in `others` with its test", names[i],
+                  rows);
+  }
+}
+END_TEST
+
 START_TEST(within_two_ulp) {
   for (int i = 0; i < FUNCTIONS; i++) {
     const function *t = &functions[i];
@@ -344,7 +368,7 @@ START_TEST(casts) {
     double d = k & 1 ? bitcast_u64_f64(random_bits()) : (unit() - 0.5) * exp2((double)(random_bits() % 300) - 150);
     float x = (float)d;
     bool half = d != d || (cast_f64_f16(d) == f64_to_f16(d) && cast_f64_bf16(d) == f64_to_bf16(d) &&
-                           cast_f32_f16(x) == f32_to_f16(x) && cast_f32_bf16(x) == f32_to_bf16(x));
+                           cast_f32_f16(x) == f64_to_f16(x) && cast_f32_bf16(x) == f64_to_bf16(x));
     if (!half) ck_abort_msg("%a or f32 %a to half floats", d, x);
     if (cast_f64_i32(d) != (d > -2147483649.0 && d < 2147483648.0 ? (int32_t)d : 0)) ck_abort_msg("%a to i32", d);
     if (cast_f32_i64(x) != (x >= -0x1p63f && x < 0x1p63f ? (int64_t)x : 0)) ck_abort_msg("f32 %a to i64", x);
@@ -395,6 +419,6 @@ int main(void) {
   CASE(tcase_create("special_values"), special_values, exact_values, minimum_and_maximum);
   CASE(tcase_create("two_operands"), small_powers_are_products, power_and_angle, division_with_floor);
   CASE(tcase_create("integers_and_casts"), integers, casts);
-  CASE(tcase_create("printed_texts"), printed_texts);
+  CASE(tcase_create("printed_texts"), printed_texts, every_function_has_a_row);
   return run_suite(s);
 }
