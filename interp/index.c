@@ -51,7 +51,7 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
     out->start = r->start, out->stop = r->stop, out->step = r->step;
     return true;
   }
-  bool array = value_is(v, TAG_ARRAY), mask = array && value_array(v)->dtype == QN_bool;
+  bool array = value_is(v, TAG_ARRAY), mask = array && dtype_is_bool(value_array(v)->dtype);
   if (!host && (array ? mask || is_int_array(v) : value_is(v, TAG_INT) && rec_number(vm, v))) {
     *out = (index_item){.kind = INDEX_ARRAY, .array = v};
     return true;
@@ -141,7 +141,7 @@ bool index_items_here(const qn_vm *vm, node *const *items, uint32_t n, const qn_
       if (v.head == TAG_INT) {
         out->kind = INDEX_INT;
         out->start = v.u.i;
-      } else if (v.head == TAG_ARRAY && (value_array(v)->dtype == QN_bool || is_int_array(v))) {
+      } else if (v.head == TAG_ARRAY && (dtype_is_bool(value_array(v)->dtype) || is_int_array(v))) {
         out->kind = INDEX_ARRAY;
         out->array = v;
       } else {

@@ -554,7 +554,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
       return value_nil();
     }
     bool array =
-        i.head == TAG_ARRAY && (value_array(i)->dtype == QN_bool || dtype_is_int((qn_dtype)value_array(i)->dtype));
+        i.head == TAG_ARRAY && (dtype_is_bool(value_array(i)->dtype) || dtype_is_int((qn_dtype)value_array(i)->dtype));
     if ((array || i.head == TAG_INT) && index_item_of(vm, i, false, &item)) {
       qn_value r = update_array(vm, n, x, &item, v);
       value_release(vm, i);

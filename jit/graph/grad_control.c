@@ -160,7 +160,8 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     for (uint32_t i = 0; i < l->nrows; i++) { /* a row was kept of every stride-th turn */
       uint32_t row = graph_row(body, in.row_cts[i], graph_count(body, OP_floordiv, t, in.stride), false);
       uint32_t is = graph_op2(body, OP_eq, graph_count(body, OP_mod, t, in.stride), graph_weak_int(body, 0));
-      uint32_t none = graph_const_scalar(body, row ? (qn_dtype)body->nodes[row].type.dtype : QN_f32, false, 0, 0, 0);
+      uint32_t none =
+          graph_const_scalar(body, row ? (qn_dtype)body->nodes[row].type.dtype : DTYPE_FLOAT, false, 0, 0, 0);
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
     }
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
@@ -400,8 +401,8 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
   if (!(l.back = backward_body(c, n.payload.regions[1], &l, given_rows, why))) goto done;
   *why = (op_refusal){.id = E_memory, .text = "out of memory"};
   uint32_t results = n.payload.regions[1]->noutputs;
-  uint32_t turns = result_of(g, c->node, results, (graph_type){.dtype = QN_i64, .weak = true}, n.site);
-  v.stride = result_of(g, c->node, results + 1, (graph_type){.dtype = QN_i64, .weak = true}, n.site);
+  uint32_t turns = result_of(g, c->node, results, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
+  v.stride = result_of(g, c->node, results + 1, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   for (uint32_t k = 0; k < l.ncarries; k++)
     if (!(kept[k] = result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site))) goto done;
   memcpy(v.captured, n.in + l.ncarries, l.ncaptured * sizeof *v.captured);

@@ -163,7 +163,7 @@ bool graph_fix_gemm(graph *g, uint32_t node, uint8_t flags) {
 
 graph_type graph_result_type(const graph_node *n, uint32_t index) {
   const graph *r = n->payload.regions[n->kind == NODE_LOOP];
-  if (index >= r->noutputs) return (graph_type){.dtype = QN_i64, .weak = true};
+  if (index >= r->noutputs) return (graph_type){.dtype = WEAK_INT, .weak = true};
   graph_type t = r->nodes[r->outputs[index]].type;
   if (n->kind != NODE_LOOP || index < graph_loop_carries(n) || t.rank == ARRAY_MAX_RANK) return t;
   memmove(t.shape + 1, t.shape, t.rank * sizeof *t.shape);
@@ -175,7 +175,7 @@ graph_type graph_result_type(const graph_node *n, uint32_t index) {
 
 uint32_t graph_regions(graph *g, graph_kind kind, const uint32_t *in, int nin, graph *first, graph *second,
                        const op_attr *attr, uint32_t site) {
-  graph_node n = {.kind = (uint8_t)kind, .nin = (uint16_t)nin, .site = site, .type = {.dtype = QN_bool}};
+  graph_node n = {.kind = (uint8_t)kind, .nin = (uint16_t)nin, .site = site, .type = {.dtype = DTYPE_TEST}};
   n.payload.regions[0] = first;
   n.payload.regions[1] = second;
   bool ok = first && second && nin <= UINT16_MAX && (!attr || (n.attr = take_attr(g, attr)));

@@ -158,7 +158,7 @@ bool value_graph_type(qn_value v, graph_type *out) {
   case TAG_BOOL:
   case TAG_INT:
   case TAG_FLOAT:
-    out->dtype = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f64;
+    out->dtype = value_is(v, TAG_BOOL) ? WEAK_BOOL : value_is(v, TAG_INT) ? WEAK_INT : WEAK_FLOAT;
     out->rank = 0;
     out->weak = true;
     return true;
@@ -301,7 +301,7 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   }
   if (keys) call.nin = nin;
   for (int i = 0; i < nin && !keys; i++) operand_of(in[i], &operands[i]);
-  for (int i = 0; i < nin && keys; i++) operands[i] = (op_operand){.dtype = QN_i64};
+  for (int i = 0; i < nin && keys; i++) operands[i] = (op_operand){.dtype = DTYPE_INDEX};
   operand_of(out, &call.out);
   op_key key;
   int64_t ints[OP_CALL_INTS];
@@ -406,7 +406,7 @@ static bool repeats(const qn_array *a) {
 
 /* An operand as a strict array; owned. */
 static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute, int device) {
-  qn_dtype to = role == ROLE_CONDITION ? QN_bool : role == ROLE_INDEX ? QN_i64 : compute;
+  qn_dtype to = role == ROLE_CONDITION ? DTYPE_TEST : role == ROLE_INDEX ? DTYPE_INDEX : compute;
   qn_value s;
   if (!value_is(v, TAG_ARRAY) && device)
     s = eager_check_fit(vm, v, to) ? as_value(scalar_there(vm, v, to, device)) : value_error();
@@ -425,8 +425,8 @@ static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute, i
 
 qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to) {
   switch (to) {
-  case QN_bool: return value_bool(value_is(v, TAG_FLOAT) ? v.u.f != 0 : v.u.i != 0);
-  case QN_f64: return value_float(value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i);
+  case WEAK_BOOL: return value_bool(value_is(v, TAG_FLOAT) ? v.u.f != 0 : v.u.i != 0);
+  case WEAK_FLOAT: return value_float(value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i);
   default:
     if (!value_is(v, TAG_FLOAT)) return value_int(v.u.i);
     if (v.u.f > -0x1.0000000000001p63 && v.u.f < 0x1p63) return value_int((int64_t)v.u.f);
@@ -448,7 +448,7 @@ static qn_value apply_cast(qn_vm *vm, op_id op, qn_value v, const op_attr *attr,
   }
   if (op == OP_fit) return fit_scalar(vm, v, to, device);
   /* an explicit conversion of a number: through an array of its own type, with the checks of cast */
-  qn_dtype own = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f64;
+  qn_dtype own = value_is(v, TAG_BOOL) ? WEAK_BOOL : value_is(v, TAG_INT) ? WEAK_INT : WEAK_FLOAT;
   qn_array *a = array_of_scalar(vm, v, own, device);
   if (!a) return value_error();
   qn_value out = cast_array(vm, a, to, OP_cast);
@@ -540,7 +540,7 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
       keys[i].i = v.u.i;
     }
     if (!arrays) return as_value(run_kernel(vm, op, operands, 3, attr, &t.result, keys, device));
-    t.compute = QN_i64; /* of the keys */
+    t.compute = DTYPE_INDEX; /* of the keys */
   }
   int made = 0;
   for (; made < nin; made++) {

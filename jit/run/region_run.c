@@ -202,7 +202,7 @@ static void keep_rows(region_run *x) {
   for (uint32_t k = x->r->ncarries; k < x->r->nmade; k++) {
     const kept_rows *rows = &x->rows[k - x->r->ncarries];
     char *to = rows->at + (size_t)x->kept * rows->row;
-    if (rows->type->weak && rows->type->dtype == QN_bool)
+    if (rows->type->weak && rows->type->dtype == WEAK_BOOL)
       *(uint8_t *)to = x->out[k].number.i != 0;
     else if (rows->type->weak)
       memcpy(to, &x->out[k].number, rows->row);

@@ -275,9 +275,9 @@ qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int axis) {
 
 /* May a host number be stored as dtype d as it is, whatever is said about it otherwise? */
 static inline bool number_fits(qn_value v, qn_dtype d) {
-  if (d == QN_f32 && v.head == TAG_INT && (uint64_t)v.u.i <= 1 << 24) return true;
-  if (d == QN_f32 && v.head == TAG_FLOAT && fabs(v.u.f) <= 1e38) return true;
-  bool kind = dtype_is_float(d) || value_is(v, TAG_BOOL) || (value_is(v, TAG_INT) && d != QN_bool);
+  if (d == DTYPE_FLOAT && v.head == TAG_INT && (uint64_t)v.u.i <= 1 << 24) return true;
+  if (d == DTYPE_FLOAT && v.head == TAG_FLOAT && fabs(v.u.f) <= 1e38) return true;
+  bool kind = dtype_is_float(d) || value_is(v, TAG_BOOL) || (value_is(v, TAG_INT) && !dtype_is_bool(d));
   return value_is_scalar(v) && kind && dtype_holds(d, v);
 }
 
@@ -409,7 +409,7 @@ qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64
 
 qn_value eager_steps(qn_vm *vm, int64_t n, int64_t first, int64_t step) {
   if (vm->device || (uint64_t)n > (uint64_t)vm->tune[TUNE_par_grain]) return value_unset();
-  qn_array *out = array_new(vm, QN_i64, 1, &n);
+  qn_array *out = array_new(vm, DTYPE_INDEX, 1, &n);
   if (!out) return value_error();
   int64_t *to = (int64_t *)(void *)array_data(out);
   uint64_t at = (uint64_t)first, by = (uint64_t)step, ahead[4] = {0, by, 2 * by, 3 * by};

@@ -253,7 +253,7 @@ qn_value op_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t 
 }
 
 qn_value op_iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis) {
-  if (!vm->rec && rank == 1 && (dtype == QN_i64 || dtype_is_float(dtype))) {
+  if (!vm->rec && rank == 1 && (dtype == DTYPE_INDEX || dtype_is_float(dtype))) {
     qn_value now = eager_steps(vm, *shape, 0, 1);
     if (is_set(now)) return use_cast(vm, now, dtype);
   }

@@ -103,7 +103,7 @@ static qn_value any_number(struct recording *r, op_id op, const qn_value *in, in
   for (int k = 0; k < nin; k++) types[k] = type_of_value(in[k]);
   if (!op_infer(NULL, op, types, nin, &(op_attr){0}, &t, &why)) return value_error();
   error_clear(r->vm);
-  return t.result.dtype == QN_bool ? value_bool(false) : t.result.dtype == QN_f64 ? value_float(1) : value_int(1);
+  return t.result.dtype == WEAK_BOOL ? value_bool(false) : t.result.dtype == WEAK_FLOAT ? value_float(1) : value_int(1);
 }
 
 /* An op among host numbers alone: computed at once, and appended where one of them has a node. */
