@@ -27,7 +27,7 @@ _Static_assert((int)ROWS == (int)QN_DTYPE_COUNT, "dtypes.def has a row for every
 /* What the columns of a class have to say, and what the predicates of dtype.h take for granted. */
 #define IS_BOOL(d, size, digits, least) (d == QN_bool && size == 1 && digits == 1 && !least)
 #define IS_INT(d, size, digits, least) (d >= QN_u8 && d <= QN_i64 && digits == 8 * size - 1 && !least)
-#define IS_UINT(d, size, digits, least) ((d == QN_u8 || d > QN_f64) && digits == 8 * size && !least)
+#define IS_UINT(d, size, digits, least) (((d >= QN_u8 && d <= QN_i64) || d > QN_f64) && digits == 8 * size && !least)
 #define IS_FLOAT(d, size, digits, least) (d >= QN_f16 && d <= QN_f64 && digits < 8 * size && least < 0)
 #define IS_COMPLEX(d, size, digits, least) (d > QN_f64 && digits < 4 * size && least < 0)
 #define DTYPE(name, size, klass, compute, digits, least, ...)                                                          \
