@@ -29,22 +29,14 @@ qn_value qn_retain(qn_value v) { return value_retain(v); }
 void qn_release(qn_vm *vm, qn_value v) { value_release(vm, v); }
 
 qn_kind qn_kind_of(qn_value v) {
-  switch (value_tag_of(v)) {
-  case TAG_BOOL: return QN_BOOL;
-  case TAG_INT: return QN_INT;
-  case TAG_FLOAT: return QN_FLOAT;
-  case TAG_DTYPE: return QN_DTYPE;
-  case TAG_DEVICE: return QN_DEVICE;
-  case TAG_STR: return QN_STR;
-  case TAG_LIST: return QN_LIST;
-  case TAG_RECORD: return QN_RECORD;
-  case TAG_ARRAY: return QN_ARRAY;
-  case TAG_FN: return QN_FN;
-  case TAG_RANGE: return QN_RANGE;
-  case TAG_MODULE: return QN_MODULE;
-  default: return QN_NIL;
-  }
+  static const uint8_t kinds[] = {
+      [TAG_BOOL] = QN_BOOL,     [TAG_INT] = QN_INT, [TAG_FLOAT] = QN_FLOAT, [TAG_DTYPE] = QN_DTYPE,
+      [TAG_DEVICE] = QN_DEVICE, [TAG_STR] = QN_STR, [TAG_LIST] = QN_LIST,   [TAG_RECORD] = QN_RECORD,
+      [TAG_ARRAY] = QN_ARRAY,   [TAG_FN] = QN_FN,   [TAG_RANGE] = QN_RANGE, [TAG_MODULE] = QN_MODULE};
+  value_tag t = value_tag_of(v);
+  return t < sizeof kinds / sizeof *kinds ? (qn_kind)kinds[t] : QN_NIL; /* which the others are */
 }
+_Static_assert(QN_NIL == 0, "tags without a kind are nil");
 
 qn_value qn_nil(void) { return value_nil(); }
 qn_value qn_bool(bool b) { return value_bool(b); }

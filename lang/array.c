@@ -364,15 +364,11 @@ qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, 
     mem_free(vm, a, sizeof *a);
     return unusual_view(vm, base, dtype, rank, shape, offset);
   }
-  vm->arrays_made++;
   /* A contiguous view keeps the strides of its shape, also along axes of size 1, where any would do. */
   if (odd && !gaps) shape_strides(rank, shape, a->strides);
-  a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
-  a->dtype = (uint8_t)dtype;
-  a->rank = (uint8_t)rank;
+  header_begin(vm, a, dtype, rank);
   a->device = base->device;
   a->contiguous = !gaps;
-  a->node = 0;
   a->size = size;
   a->offset = offset;
   a->storage = storage_retain(base->storage);

@@ -410,10 +410,7 @@ static bool write_summary(format *f, const qn_array *a) {
   s.infs *= times;
   text_buf *t = f->out;
   if (dtype_is_bool(dtype)) {
-    text_int(t, (int64_t)s.sum);
-    text_adds(t, " of ");
-    text_int(t, a->size);
-    text_adds(t, " true");
+    text_addf(t, "%lld of %lld true", (long long)s.sum, (long long)a->size);
     return true;
   }
   const char *gap = "";
@@ -432,17 +429,8 @@ static bool write_summary(format *f, const qn_array *a) {
     text_decimal(t, s.sum / (double)s.finite, 'g', FLOAT_DIGITS);
     gap = "  ";
   }
-  if (s.nans) {
-    text_adds(t, gap);
-    text_adds(t, "nan ");
-    text_int(t, s.nans);
-    gap = "  ";
-  }
-  if (s.infs) {
-    text_adds(t, gap);
-    text_adds(t, "inf ");
-    text_int(t, s.infs);
-  }
+  if (s.nans) text_addf(t, "%snan %lld", gap, (long long)s.nans);
+  if (s.infs) text_addf(t, "%sinf %lld", s.nans ? "  " : gap, (long long)s.infs);
   return true;
 }
 
@@ -617,19 +605,8 @@ static void atom_text(const qn_vm *vm, text_buf *t, qn_value v) {
   }
   case TAG_RANGE: {
     const qn_range *r = value_range(v);
-    if (r->step == 1) {
-      text_int(t, r->start);
-      text_adds(t, "..");
-      text_int(t, r->stop);
-      break;
-    }
-    text_adds(t, "range(");
-    text_int(t, r->start);
-    text_adds(t, ", ");
-    text_int(t, r->stop);
-    text_adds(t, ", ");
-    text_int(t, r->step);
-    text_adds(t, ")");
+    text_addf(t, r->step == 1 ? "%lld..%lld" : "range(%lld, %lld, %lld)", (long long)r->start, (long long)r->stop,
+              (long long)r->step);
     break;
   }
   case TAG_FN: {
@@ -684,13 +661,8 @@ static bool repr_array(format *f, qn_array *from) {
   const char *dtype = dtype_rows[a->dtype].name;
   if (a->size == 0) {
     text_adds(t, "zeros(");
-    for (int i = 0; i < a->rank; i++) {
-      text_int(t, a->shape[i]);
-      text_adds(t, ", ");
-    }
-    text_adds(t, "dtype: ");
-    text_adds(t, dtype);
-    text_adds(t, ")");
+    for (int i = 0; i < a->rank; i++) text_addf(t, "%lld, ", (long long)a->shape[i]);
+    text_addf(t, "dtype: %s)", dtype);
     return finished(f, a, true);
   }
   text_adds(t, dtype);
@@ -816,11 +788,7 @@ static bool flow_list(format *f, const qn_list *l, int64_t indent) {
     if (i > 0) text_adds(t, ",");
     size_t start = t->len;
     if (i > 0) text_adds(t, " ");
-    if (i > before + 1) {
-      text_adds(t, "‹");
-      text_int(t, i - before - 1);
-      text_adds(t, " more›, ");
-    }
+    if (i > before + 1) text_addf(t, "‹%lld more›, ", (long long)(i - before - 1));
     f->depth++;
     bool good = repr_value(f, l->items[i]);
     f->depth--;
@@ -867,9 +835,7 @@ static bool print_tree(format *f, qn_value v, int64_t indent) {
     if (vm_poll(f->vm)) return false;
     if (i > before + 1) {
       new_line(f, indent + 2);
-      text_adds(t, "‹");
-      text_int(t, i - before - 1);
-      text_adds(t, " more›");
+      text_addf(t, "‹%lld more›", (long long)(i - before - 1));
     }
     new_line(f, indent + 2);
     if (!list) field_name(t, record_name(value_record(v), (uint32_t)i));

@@ -90,6 +90,19 @@ void sources_close(qn_vm *vm);
 bool error_open(qn_vm *vm); /* the out-of-memory error */
 void error_close(qn_vm *vm);
 
+/* A set of objects that each know their hash, a uint32_t at `hash_at` of the object: open addressing, at most half full. It holds no
+ * references: an object leaves it when it is freed. Whoever looks for one begins at slot hash & (size - 1) and goes on to the first empty
+ * slot. The owner of the set frees the slots. */
+typedef struct hash_set {
+  void **slots;
+  uint32_t size, count; /* size: a power of two, 0 at first */
+  uint32_t hash_at;
+} hash_set;
+/* Makes room for one more; then hash_set_put cannot fail. The first table has `first` slots. */
+QN_MUST_CHECK bool hash_set_room(qn_vm *vm, hash_set *t, uint32_t first);
+void hash_set_put(hash_set *t, void *object);
+void hash_set_remove(hash_set *t, const void *object);
+
 void text_addv(text_buf *t, const char *format, va_list args);
 uint32_t str_hash(const char *text, size_t len);
 

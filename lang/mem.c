@@ -475,17 +475,11 @@ void *mem_buffer(qn_vm *vm, size_t bytes) {
     if (p) m->lists.stats.buffers += cell_class(bytes) * CELL_STEP;
     return p;
   }
-  if (count_fails(m) || bytes > (size_t)1 << 56) {
-    raise_memory(vm);
-    return NULL;
-  }
   size_t size;
-  int k = buffer_class(bytes, &size);
-  if (!hold(vm, size)) {
-    raise_memory(vm);
-    return NULL;
-  }
   void *p = NULL;
+  if (count_fails(m) || bytes > (size_t)1 << 56) goto fail;
+  int k = buffer_class(bytes, &size);
+  if (!hold(vm, size)) goto fail;
   if (m->lane[k]) {
     p = m->lane[k];
     m->lane[k] = m->lane[k]->next;
@@ -504,12 +498,14 @@ void *mem_buffer(qn_vm *vm, size_t bytes) {
   }
   if (!p) {
     m->held -= size;
-    raise_memory(vm);
-    return NULL;
+    goto fail;
   }
   count_live(&m->lists, size);
   m->lists.stats.buffers += size;
   return p;
+fail:
+  raise_memory(vm);
+  return NULL;
 }
 
 bool mem_hold(qn_vm *vm, size_t bytes) {

@@ -1,7 +1,7 @@
 /* Records and their layouts.
  *
  * Shared layouts (up to LAYOUT_SHARED_MAX names) stand in the VM's layout table, found by the hash of their sequence of
- * names; the table holds no references, a layout leaves it when it is freed. The hash of a sequence is made from the hash
+ * names; the table is a hash_set: a layout leaves it when it is freed. The hash of a sequence is made from the hash
  * of the one before, so adding a field to a record is one look-up. A name is looked up by its pointer among few names,
  * through the layout's hash index among many.
  */
@@ -12,8 +12,7 @@
 enum { SCAN_MAX = 8 }; /* names that are looked through without an index */
 
 struct layout_table {
-  record_layout **slots; /* open addressing, a power of two, at most half full */
-  uint32_t size, count;
+  hash_set set;
   record_layout *empty; /* kept as long as the VM */
 };
 
@@ -29,44 +28,6 @@ record_layout *layout_retain(record_layout *l) {
   return l;
 }
 
-static uint32_t layout_home(const struct layout_table *t, const record_layout *l) { return l->hash & (t->size - 1); }
-
-static void table_put(struct layout_table *t, record_layout *l) {
-  uint32_t i = layout_home(t, l);
-  while (t->slots[i]) i = (i + 1) & (t->size - 1);
-  t->slots[i] = l;
-}
-
-static bool table_grow(qn_vm *vm, struct layout_table *t) {
-  if (t->size > UINT32_MAX / 4) {
-    raise_memory(vm);
-    return false;
-  }
-  uint32_t size = t->size ? t->size * 2 : 64;
-  record_layout **slots = mem_zalloc(vm, size * sizeof *slots);
-  if (!slots) return false;
-  record_layout **old = t->slots;
-  uint32_t n = t->size;
-  t->slots = slots;
-  t->size = size;
-  for (uint32_t i = 0; i < n; i++)
-    if (old[i]) table_put(t, old[i]);
-  mem_free(vm, old, n * sizeof *old);
-  return true;
-}
-
-static void table_remove(struct layout_table *t, const record_layout *l) {
-  uint32_t mask = t->size - 1, i = layout_home(t, l);
-  while (t->slots[i] != l) i = (i + 1) & mask;
-  for (uint32_t j = (i + 1) & mask; t->slots[j]; j = (j + 1) & mask) {
-    if (((j - layout_home(t, t->slots[j])) & mask) < ((j - i) & mask)) continue;
-    t->slots[i] = t->slots[j];
-    i = j;
-  }
-  t->slots[i] = NULL;
-  t->count--;
-}
-
 static void layout_free(qn_vm *vm, record_layout *l) {
   for (uint32_t i = 0; i < l->len; i++) value_release(vm, value_obj(TAG_STR, l->names[i]));
   mem_free(vm, l->names, l->cap * sizeof *l->names);
@@ -76,7 +37,7 @@ static void layout_free(qn_vm *vm, record_layout *l) {
 
 void layout_release(qn_vm *vm, record_layout *l) {
   if (!l || --l->refs) return;
-  if (l->shared) table_remove(vm->layouts, l);
+  if (l->shared) hash_set_remove(&vm->layouts->set, l);
   layout_free(vm, l);
 }
 
@@ -142,7 +103,7 @@ static record_layout *layout_make(qn_vm *vm, qn_str *const *names, uint32_t n, q
 
 /* The shared layout of names followed by `last` (may be NULL); `hash` is that of the whole sequence. Owned. */
 static record_layout *layout_share(qn_vm *vm, qn_str *const *names, uint32_t n, qn_str *last, uint32_t hash) {
-  struct layout_table *t = vm->layouts;
+  hash_set *t = &vm->layouts->set;
   uint32_t len = n + (last != NULL);
   if (t->size)
     for (uint32_t i = hash & (t->size - 1); t->slots[i]; i = (i + 1) & (t->size - 1)) {
@@ -151,13 +112,12 @@ static record_layout *layout_share(qn_vm *vm, qn_str *const *names, uint32_t n, 
           (n == 0 || memcmp(l->names, names, n * sizeof *names) == 0))
         return layout_retain(l);
     }
-  if ((t->count + 1) * 2 > t->size && !table_grow(vm, t)) return NULL;
+  if (!hash_set_room(vm, t, 64)) return NULL;
   record_layout *l = layout_make(vm, names, n, last);
   if (!l) return NULL;
   l->hash = hash;
   l->shared = true;
-  table_put(t, l);
-  t->count++;
+  hash_set_put(t, l);
   return l;
 }
 
@@ -171,6 +131,7 @@ record_layout *layout_of(qn_vm *vm, qn_str *const *names, uint32_t n) {
 bool layouts_open(qn_vm *vm) {
   vm->layouts = mem_zalloc(vm, sizeof *vm->layouts);
   if (!vm->layouts) return false;
+  vm->layouts->set.hash_at = offsetof(record_layout, hash);
   vm->layouts->empty = layout_of(vm, NULL, 0);
   return vm->layouts->empty != NULL;
 }
@@ -179,7 +140,7 @@ void layouts_close(qn_vm *vm) {
   struct layout_table *t = vm->layouts;
   if (!t) return;
   layout_release(vm, t->empty);
-  mem_free(vm, t->slots, t->size * sizeof *t->slots);
+  mem_free(vm, t->set.slots, t->set.size * sizeof *t->set.slots);
   mem_free(vm, t, sizeof *t);
   vm->layouts = NULL;
 }

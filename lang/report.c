@@ -415,10 +415,7 @@ static void text_excerpt(text_buf *t, const qn_str *s) {
 void text_kind(text_buf *t, qn_value v) {
   switch (value_tag_of(v)) {
   case TAG_BOOL: text_adds(t, v.u.i ? "bool true" : "bool false"); break;
-  case TAG_INT:
-    text_adds(t, "int ");
-    text_int(t, v.u.i);
-    break;
+  case TAG_INT: text_addf(t, "int %lld", (long long)v.u.i); break;
   case TAG_FLOAT:
     text_adds(t, "float ");
     text_float(t, v.u.f, WEAK_FLOAT);
@@ -443,10 +440,7 @@ void text_kind(text_buf *t, qn_value v) {
     if (value_fn(v)->head.flags == FN_BUILTIN) text_addf(t, " %s", ((const builtin_def *)value_fn(v)->code)->name);
     break;
   case TAG_RANGE:
-    text_adds(t, "range ");
-    text_int(t, value_range(v)->start);
-    text_adds(t, "..");
-    text_int(t, value_range(v)->stop);
+    text_addf(t, "range %lld..%lld", (long long)value_range(v)->start, (long long)value_range(v)->stop);
     if (value_range(v)->step != 1) text_addf(t, " by %lld", (long long)value_range(v)->step);
     break;
   case TAG_MODULE: {

@@ -1,7 +1,7 @@
 /* Strings, the intern table, and UTF-8.
  *
- * The intern table is open addressing with linear probing over the strings themselves; it holds no references: a string
- * leaves the table when it is freed (str_forget), by shifting later entries of its run back.
+ * The intern table is a hash_set of the strings themselves, with linear probing; a string that is freed leaves it, by shifting later
+ * entries of its run back. Record layouts (record.c) lie in another such set.
  */
 #include <string.h>
 
@@ -284,8 +284,7 @@ size_t str_offset(const qn_str *s, int64_t i) {
 /* ---- interning ----------------------------------------------------------------------------------------------- */
 
 struct intern_table {
-  qn_str **slots; /* a power of two of them, at most half full */
-  uint32_t size, count;
+  hash_set set;
 };
 
 #ifdef QN_CHECKED
@@ -296,43 +295,66 @@ enum { INTERN_FIRST = 256 };
 
 bool intern_open(qn_vm *vm) {
   vm->interned = mem_zalloc(vm, sizeof *vm->interned);
+  if (vm->interned) vm->interned->set.hash_at = offsetof(qn_str, hash);
   return vm->interned != NULL;
 }
 
 void intern_close(qn_vm *vm) {
   struct intern_table *t = vm->interned;
   if (!t) return;
-  mem_free(vm, t->slots, t->size * sizeof *t->slots);
+  mem_free(vm, t->set.slots, t->set.size * sizeof *t->set.slots);
   mem_free(vm, t, sizeof *t);
   vm->interned = NULL;
 }
 
-static void intern_put(struct intern_table *t, qn_str *s) {
-  uint32_t i = s->hash & (t->size - 1);
-  while (t->slots[i]) i = (i + 1) & (t->size - 1);
-  t->slots[i] = s;
+static uint32_t hash_of(const hash_set *t, const void *object) {
+  uint32_t hash;
+  memcpy(&hash, (const char *)object + t->hash_at, sizeof hash);
+  return hash;
 }
 
-static bool intern_grow(qn_vm *vm, struct intern_table *t) {
+void hash_set_put(hash_set *t, void *object) {
+  uint32_t i = hash_of(t, object) & (t->size - 1);
+  while (t->slots[i]) i = (i + 1) & (t->size - 1);
+  t->slots[i] = object;
+  t->count++;
+}
+
+bool hash_set_room(qn_vm *vm, hash_set *t, uint32_t first) {
+  if ((t->count + 1) * 2 <= t->size) return true;
   if (t->size > UINT32_MAX / 4) {
     raise_memory(vm);
     return false;
   }
-  uint32_t size = t->size ? t->size * 2 : INTERN_FIRST;
-  qn_str **slots = mem_zalloc(vm, size * sizeof *slots);
-  if (!slots) return false;
-  qn_str **old = t->slots;
-  uint32_t n = t->size;
-  t->slots = slots;
-  t->size = size;
-  for (uint32_t i = 0; i < n; i++)
-    if (old[i]) intern_put(t, old[i]);
-  mem_free(vm, old, n * sizeof *old);
+  hash_set old = *t;
+  t->size = old.size ? old.size * 2 : first;
+  t->slots = mem_zalloc(vm, t->size * sizeof *t->slots);
+  if (!t->slots) {
+    *t = old;
+    return false;
+  }
+  t->count = 0;
+  for (uint32_t i = 0; i < old.size; i++)
+    if (old.slots[i]) hash_set_put(t, old.slots[i]);
+  mem_free(vm, old.slots, old.size * sizeof *old.slots);
   return true;
 }
 
+void hash_set_remove(hash_set *t, const void *object) {
+  uint32_t mask = t->size - 1, i = hash_of(t, object) & mask;
+  while (t->slots[i] != object) i = (i + 1) & mask;
+  for (uint32_t j = (i + 1) & mask; t->slots[j]; j = (j + 1) & mask) {
+    if (((j - hash_of(t, t->slots[j])) & mask) < ((j - i) & mask))
+      continue; /* its run does not reach back to the hole */
+    t->slots[i] = t->slots[j];
+    i = j;
+  }
+  t->slots[i] = NULL;
+  t->count--;
+}
+
 qn_str *str_intern(qn_vm *vm, const char *text, size_t len) {
-  struct intern_table *t = vm->interned;
+  hash_set *t = &vm->interned->set;
   uint32_t hash = len <= STR_MAX ? str_hash(text, len) : 0;
   if (t->size)
     for (uint32_t i = hash & (t->size - 1); t->slots[i]; i = (i + 1) & (t->size - 1)) {
@@ -342,30 +364,16 @@ qn_str *str_intern(qn_vm *vm, const char *text, size_t len) {
         return s;
       }
     }
-  if ((t->count + 1) * 2 > t->size && !intern_grow(vm, t)) return NULL;
+  if (!hash_set_room(vm, t, INTERN_FIRST)) return NULL;
   qn_str *s = str_make(vm, text, len);
   if (!s) return NULL;
   s->hash = hash;
   s->head.flags |= STR_INTERNED;
-  intern_put(t, s);
-  t->count++;
+  hash_set_put(t, s);
   return s;
 }
 
-static void str_forget(struct intern_table *t, const qn_str *s) {
-  uint32_t mask = t->size - 1, i = s->hash & mask;
-  while (t->slots[i] != s) i = (i + 1) & mask;
-  for (uint32_t j = (i + 1) & mask; t->slots[j]; j = (j + 1) & mask) {
-    uint32_t home = t->slots[j]->hash & mask;
-    if (((j - home) & mask) < ((j - i) & mask)) continue; /* its run does not reach back to the hole */
-    t->slots[i] = t->slots[j];
-    i = j;
-  }
-  t->slots[i] = NULL;
-  t->count--;
-}
-
 void str_free(qn_vm *vm, qn_str *s) {
-  if (s->head.flags & STR_INTERNED) str_forget(vm->interned, s);
+  if (s->head.flags & STR_INTERNED) hash_set_remove(&vm->interned->set, s);
   mem_free(vm, s, str_bytes(s));
 }

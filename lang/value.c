@@ -9,25 +9,14 @@
 #include "lang/internal.h"
 
 const char *value_kind_name(qn_value v) {
-  switch (value_tag_of(v)) {
-  case TAG_NIL: return "nil";
-  case TAG_BOOL: return "bool";
-  case TAG_INT: return "int";
-  case TAG_FLOAT: return "float";
-  case TAG_DTYPE: return "dtype";
-  case TAG_DEVICE: return "device";
-  case TAG_STR: return "str";
-  case TAG_LIST: return "list";
-  case TAG_RECORD: return "record";
-  case TAG_ARRAY: return "array";
-  case TAG_FN: return value_fn(v)->head.flags == FN_GRAPH ? "graph" : "fn";
-  case TAG_RANGE: return "range";
-  case TAG_MODULE: return "module";
-  case TAG_ERROR: return "error";
-  case TAG_UNSET: return "unset";
-  case TAG_SIGNAL: return "signal";
-  }
-  return "value";
+  static const char *const names[] = {
+      [TAG_NIL] = "nil",     [TAG_BOOL] = "bool",     [TAG_INT] = "int",       [TAG_FLOAT] = "float",
+      [TAG_DTYPE] = "dtype", [TAG_DEVICE] = "device", [TAG_ERROR] = "error",   [TAG_UNSET] = "unset",
+      [TAG_STR] = "str",     [TAG_LIST] = "list",     [TAG_RECORD] = "record", [TAG_ARRAY] = "array",
+      [TAG_FN] = "fn",       [TAG_RANGE] = "range",   [TAG_MODULE] = "module", [TAG_SIGNAL] = "signal"};
+  value_tag t = value_tag_of(v);
+  if (t == TAG_FN && value_fn(v)->head.flags == FN_GRAPH) return "graph";
+  return t < sizeof names / sizeof *names && names[t] ? names[t] : "value";
 }
 
 /* ---- freeing ------------------------------------------------------------------------------------------------- */

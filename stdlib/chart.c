@@ -268,6 +268,13 @@ static void put_attribute(text_buf *t, const char *name, double x) {
   text_adds(t, "\"");
 }
 
+static void put_frame(text_buf *t, double x, double y, double width, double height) {
+  put_attribute(t, "x", x);
+  put_attribute(t, "y", y);
+  put_attribute(t, "width", width);
+  put_attribute(t, "height", height);
+}
+
 static void svg_line(pen *p, double x0, double y0, double x1, double y1, double width, uint32_t color) {
   text_buf *t = &svg_of(p)->t;
   text_adds(t, "<line");
@@ -303,10 +310,7 @@ static void svg_curve(pen *p, const double *xy, int64_t n, uint32_t color) {
 static void svg_box(pen *p, double x, double y, double width, double height, uint32_t color) {
   text_buf *t = &svg_of(p)->t;
   text_adds(t, "<rect");
-  put_attribute(t, "x", x);
-  put_attribute(t, "y", y);
-  put_attribute(t, "width", width);
-  put_attribute(t, "height", height);
+  put_frame(t, x, y, width, height);
   text_addf(t, " fill=\"#%06x\"/>\n", color);
 }
 
@@ -372,10 +376,7 @@ static bool svg_image(pen *p, double x, double y, double width, double height, c
   if (good) {
     text_buf *t = &svg_of(p)->t;
     text_adds(t, "<image preserveAspectRatio=\"none\" style=\"image-rendering:pixelated\"");
-    put_attribute(t, "x", x);
-    put_attribute(t, "y", y);
-    put_attribute(t, "width", width);
-    put_attribute(t, "height", height);
+    put_frame(t, x, y, width, height);
     text_adds(t, " href=\"data:image/png;base64,");
     put_base64(t, b.data, b.len);
     text_adds(t, "\"/>\n");
