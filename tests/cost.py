@@ -211,7 +211,7 @@ fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
 for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
 """
 COMPILED_BOUND = 3200  # a call
-WHILE_COMPILING, CALLS, OFF_CALLS = 1.25, 300, 100  # with --jit off every call costs the same
+WHILE_COMPILING, CALLS = 1.25, 300
 
 
 def callgrind(command, out, *options, env=None):
@@ -354,9 +354,9 @@ def main():
     for name, program in {} if options.pattern else programs.items():
         with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
             text = "seed(1)\n" + program
-            start, off, on = (main_thread(quern, ["--jit", mode], text + f"for _ in 0..{calls} {{ f(x) }}\n", folder)
-                              for mode, calls in (("off", 0), ("off", OFF_CALLS), ("on", CALLS)))
-        off, on = (off - start) * CALLS / OFF_CALLS, on - start
+            calls = text + f"for _ in 0..{CALLS} {{ f(x) }}\n"
+            start = main_thread(quern, ["--jit", "off"], text, folder)
+            off, on = (main_thread(quern, ["--jit", mode], calls, folder) - start for mode in ("off", "on"))
         print(f"{name}: {CALLS} calls while a compiler runs {on / off:.3f} times those of --jit off, at most {WHILE_COMPILING}")
         if on > WHILE_COMPILING * off:
             failed.append(f"{name}: calls while a compiler runs")
