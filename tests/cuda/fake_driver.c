@@ -240,7 +240,7 @@ struct CUfunc_st {
   CUfunction next;
 };
 struct CUmod_st {
-  void *library;
+  void *library; /* open until the process ends */
   CUfunction functions;
 };
 
@@ -264,9 +264,8 @@ EXPORT CUresult cuModuleUnload(CUmodule module) {
     next = f->next;
     free(f);
   }
-  int rc = dlclose(module->library);
-  free(module);
-  return rc == 0 ? 0 : 1;
+  free(module); /* its library stays open: at each one that closes the loader walks all the others, thousands here */
+  return 0;
 }
 EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
   (void)function;
