@@ -657,7 +657,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   k_kernel *k = lower(&r, &why);
   f->budget -= n + made;
   f->to->work += n + made;
-  schedule_cost cost = {0};
+  double cost = 0;
   bool effects = false;
   for (k_val v = 1; k && v < k->n && !effects; v++) effects = k_is_effect(&k->nodes[v]);
   bool ok = k && (!effects || schedule_estimate(k, f->target, &cost, &why)); /* all checks may be known to hold */
@@ -665,7 +665,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   unplace(f, n);
   if (!ok && why == lower_no_memory) return out_of_memory(f);
   if (!goes_on(f)) return false;
-  *ns = ok ? cost.nanoseconds : -1;
+  *ns = ok ? cost : -1;
   *known = (struct fuse_estimate){key | 1, *ns};
   f->memo->n++;
   return ok;

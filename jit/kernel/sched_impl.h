@@ -1,4 +1,4 @@
-/* What schedule.c (the shapes of loop nests) and sched_emit.c (addresses and values at a point of a nest) share. */
+/* What schedule.c (the shapes of loop nests) and sched_build.c (addresses and values at a point of a nest) share. */
 #ifndef JIT_KERNEL_SCHED_IMPL_H
 #define JIT_KERNEL_SCHED_IMPL_H
 
@@ -28,10 +28,10 @@ typedef struct prepared_node {
   } * ranges;
 } prepared_node;
 
-typedef struct emitter {
+typedef struct nest_builder {
   const k_kernel *k;
   l_program *p;
-  arena *arena; /* for preparations */
+  arena *arena; /* for preparations: the program's */
   const char *why;
   bool body, phase_open; /* past the prelude; a PHASE stands already where the next one begins */
   struct {
@@ -55,40 +55,40 @@ typedef struct emitter {
   } * kept;                          /* by K node: where a value lies in a local; base and stride per VEC */
   uint32_t *last_load, *first_store; /* by buffer: positions in the code */
   bool *lone_store;                  /* by buffer: stored by one of several instances, while others may still load */
-} emitter;
+} nest_builder;
 
-bool emit_init(emitter *e, const k_kernel *k, l_program *p);
-void emit_free(emitter *e);
-bool emit_refuse(emitter *e, const char *why); /* false */
+bool nest_begin(nest_builder *nb, const k_kernel *k, l_program *p);
+void nest_builder_free(nest_builder *nb);
+bool nest_refuse(nest_builder *nb, const char *why); /* false */
 
-l_val emit_dim(emitter *e, qn_dim d); /* an index */
-l_val emit_number(emitter *e, int64_t n);
-static inline l_val emit_index(emitter *e, l_code c, l_val a, l_val b) { return l_index(e->p, c, a, b); }
-l_val emit_code(emitter *e, l_instr i);
-l_val emit_for(emitter *e, l_val from, l_val to, l_val *loop_variable);
+l_val nest_dim(nest_builder *nb, qn_dim d); /* an index */
+l_val nest_number(nest_builder *nb, int64_t n);
+static inline l_val nest_index(nest_builder *nb, l_code c, l_val a, l_val b) { return l_index(nb->p, c, a, b); }
+l_val nest_code(nest_builder *nb, l_instr i);
+void nest_for(nest_builder *nb, l_val from, l_val to, l_val *loop_variable);
 
-/* Blocks: mark, emit the block's body, then end it: values made inside are forgotten. */
-static inline uint32_t emit_mark(const emitter *e) { return e->ntrail; }
-void emit_forget(emitter *e, uint32_t mark);
-void emit_end(emitter *e, uint32_t mark);
-void emit_set_value(emitter *e, k_val v, l_val value);
+/* Blocks: mark, build the block's body, then end it: values made inside are forgotten. */
+static inline uint32_t nest_mark(const nest_builder *nb) { return nb->ntrail; }
+void nest_forget(nest_builder *nb, uint32_t mark);
+void nest_end(nest_builder *nb, uint32_t mark);
+void nest_set_value(nest_builder *nb, k_val v, l_val value);
 
 /* A form without the VEC's axis, as an index. */
-l_val emit_form(emitter *e, k_form f);
-/* Before a VEC over e->vec: makes the uniform values that v needs and prepares addresses. */
-bool emit_prepare(emitter *e, k_val v);
-bool emit_prepare_form(emitter *e, k_form f, prepared_form *to);
-bool emit_prepare_effect(emitter *e, k_val effect);
-/* VEC from 0 to n; values of e->vec start at e->at[e->vec]. */
-void emit_vec(emitter *e, l_val n);
-void emit_vec_end(emitter *e, uint32_t mark);
+l_val nest_form(nest_builder *nb, k_form f);
+/* Before a VEC over nb->vec: makes the uniform values that v needs and prepares addresses. */
+bool nest_prepare(nest_builder *nb, k_val v);
+bool nest_prepare_form(nest_builder *nb, k_form f, prepared_form *to);
+bool nest_prepare_effect(nest_builder *nb, k_val effect);
+/* VEC from 0 to n; values of nb->vec start at nb->at[nb->vec]. */
+void nest_vec(nest_builder *nb, l_val n);
+void nest_vec_end(nest_builder *nb, uint32_t mark);
 /* A value here: uniform outside a VEC (v must lack the VEC's axis), inside one anything that was prepared. */
-l_val emit_value(emitter *e, k_val v);
+l_val nest_value(nest_builder *nb, k_val v);
 /* A store, update or check here. Inside a VEC it must have been prepared. */
-bool emit_effect(emitter *e, k_val effect);
+bool nest_effect(nest_builder *nb, k_val effect);
 
 /* Accumulators' order for a REDUCE, SCAN or DOT node. */
-l_order emit_order(const k_node *n);
+l_order nest_order(const k_node *n);
 
 /* ---- nests (the shapes are described in schedule.c) ---------------------------------------------------------------------- */
 
@@ -165,22 +165,25 @@ typedef struct nest {
   int turned; /* the axis that loads of a turned nest run along */
   int inner;  /* an axis of a plain nest looped over around the VEC; -1: none */
   bool one_slab, outer_scan;
-  k_val dot;              /* of a product */
-  int m, n_axis;          /* its axes; -1: none */
-  int64_t tm, tn;         /* its tiles */
-  int64_t dot_slab;       /* elements of depth in an instance; 0: all */
-  bool *needed, *after;   /* by node; after: depends on a reduction over r */
-  uint8_t *stage;         /* by node: passes over c before it is known */
-  uint8_t *keep;          /* by node: 1 + the pass that keeps it */
-  job_list first, second; /* what is done per row, and after r is reduced */
+  k_val dot;               /* of a product */
+  int m, n_axis;           /* its axes; -1: none */
+  int64_t tm, tn;          /* its tiles */
+  int64_t dot_slab;        /* elements of depth in an instance; 0: all */
+  bool *in_rows, *in_rest; /* by node: needed in each row, by what follows */
+  bool *needed, *after;    /* by node; after: depends on a reduction over r */
+  uint8_t *stage;          /* by node: passes over c before it is known */
+  uint8_t *keep;           /* by node: 1 + the pass that keeps it */
+  job_list first, second;  /* what is done per row, and after r is reduced */
   const char *why;
 } nest;
 
-/* Emits a nest's phases (sched_nest.c). */
-bool nest_emit(emitter *e, nest *s, int64_t grain);
+/* Builds a nest's phases (sched_nest.c). */
+bool nest_build(nest_builder *nb, nest *s, int64_t grain);
 /* Which values of these passes are kept: fills in s->keep. */
 bool nest_plan_passes(nest *s, const job_list *l);
 bool nest_load_is_turned(const nest *s, k_val v);
+/* Marks v and all that it is made from in seen, by node, but not what a reduction over r is made from. */
+void nest_reach(const nest *s, k_val v, bool *seen);
 /* The shortest slab of r: whole chains of everything that is reduced over it. */
 int64_t nest_slab(const nest *s);
 void k_each_operand(const k_kernel *k, k_val v, void (*visit)(void *ctx, k_val operand), void *ctx);
@@ -188,8 +191,20 @@ void k_each_operand(const k_kernel *k, k_val v, void (*visit)(void *ctx, k_val o
 static inline k_mask axis_bit(int axis) { return axis < 0 ? 0 : (k_mask)1 << axis; }
 static inline bool axis_in(k_mask m, int axis) { return axis >= 0 && (m >> axis & 1); }
 static inline bool k_folds(const k_node *n) { return n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT; }
+/* Does a node give the results of a reduction over r, not running values? */
+static inline bool nest_reduces(const nest *s, const k_node *n) {
+  return k_folds(n) && n->code != K_SCAN && n->axis == s->r;
+}
+/* The axes that a fold's operands have. */
+static inline k_mask operand_axes(const k_kernel *k, const k_node *n) {
+  return k->nodes[n->a].axes | k->nodes[n->b].axes;
+}
 static inline int64_t axis_hint(const k_kernel *k, int axis) {
   return axis < 0 ? 1 : dim_hint(k->dims, k->axes[axis].extent);
+}
+/* How many tiles an axis has in the recorded call. */
+static inline int64_t tiles_hint(const k_kernel *k, int axis, int64_t width) {
+  return (axis_hint(k, axis) + width - 1) / width;
 }
 static inline bool const_at_most(const k_kernel *k, int axis, int64_t most) {
   int64_t c;

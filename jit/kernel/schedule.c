@@ -1,4 +1,4 @@
-/* K to L: the shapes of loop nests. sched_emit.c fills in addresses and values.
+/* K to L: the shapes of loop nests. sched_build.c fills in addresses and values.
  *
  * The effects of a kernel are split into nests that run one after the other (only updates in place need more than one).
  * In a nest every axis has a role:
@@ -85,6 +85,7 @@ static bool refuse(nest *s, const char *why) {
   if (!s->why) s->why = why;
   return false;
 }
+
 /* ---- what depends on what ---------------------------------------------------------------------------------------------- */
 
 typedef void (*visitor)(void *ctx, k_val operand);
@@ -163,8 +164,8 @@ static bool roles_fit(const nest *s, int r, int c) {
     const k_node *n = &k->nodes[v];
     if (!s->needed[v] || !k_folds(n)) continue;
     if (n->axis != r && n->axis != c) return false;
-    k_mask body = k->nodes[n->a].axes | (n->b ? k->nodes[n->b].axes : 0);
-    if (n->axis == r && n->code != K_DOT && n->order == ORDER_INNER && axis_in(body, c) && emit_order(n) != ORDER_FREE)
+    k_mask body = operand_axes(k, n);
+    if (n->axis == r && n->code != K_DOT && n->order == ORDER_INNER && axis_in(body, c) && nest_order(n) != ORDER_FREE)
       return false;
     if (n->axis == c && n->code == K_DOT) return false;
     if (n->axis == r && n->code == K_SCAN && !axis_in(body, c)) return false; /* it runs beside nothing */
@@ -266,7 +267,7 @@ static bool find_stages(nest *s) {
     k_each_operand(k, v, gather_operand, &g);
     s->stage[v] = g.stage;
     s->after[v] = g.after;
-    if (k_folds(n) && n->code != K_SCAN && n->axis == s->r) {
+    if (nest_reduces(s, n)) {
       if (g.after) return refuse(s, "reductions over one axis in turn");
       s->after[v] = true;
       s->stage[v] = 0;
@@ -282,21 +283,19 @@ static bool find_stages(nest *s) {
   return true;
 }
 
-/* Reductions over c that v needs, without going through reductions over r (`stop`). */
-typedef struct collect {
-  nest *s;
+typedef struct reach {
+  const nest *s;
   bool *seen;
-  bool stop;
-} collect;
+} reach;
 
-static void collect_operand(void *ctx, k_val v) {
-  collect *c = ctx;
-  const k_node *n = &c->s->k->nodes[v];
-  if (c->seen[v]) return;
-  c->seen[v] = true;
-  if (c->stop && k_folds(n) && n->code != K_SCAN && n->axis == c->s->r) return;
-  k_each_operand(c->s->k, v, collect_operand, c);
+static void reach_operand(void *ctx, k_val v) {
+  reach *x = ctx;
+  if (x->seen[v]) return;
+  x->seen[v] = true;
+  if (!nest_reduces(x->s, &x->s->k->nodes[v])) k_each_operand(x->s->k, v, reach_operand, x);
 }
+
+void nest_reach(const nest *s, k_val v, bool *seen) { reach_operand(&(reach){s, seen}, v); }
 
 static void add_job(job_list *l, const nest *s, job_kind kind, k_val v) {
   const k_node *n = &s->k->nodes[v];
@@ -310,7 +309,7 @@ static void add_job(job_list *l, const nest *s, job_kind kind, k_val v) {
     gather g = {.s = (nest *)s};
     k_each_operand(s->k, v, gather_operand, &g);
     j.stage = g.stage;
-    m = s->k->nodes[n->a].axes | (n->b ? s->k->nodes[n->b].axes : 0);
+    m = operand_axes(s->k, n);
   }
   j.along_c = axis_in(m, s->c);
   if (j.stage + 1 > l->stages) l->stages = j.stage + 1;
@@ -320,53 +319,46 @@ static void add_job(job_list *l, const nest *s, job_kind kind, k_val v) {
 /* Sorts the work into what is done in every row and what follows once r is reduced. */
 static bool find_jobs(nest *s) {
   const k_kernel *k = s->k;
-  bool *rows = calloc(k->n, sizeof *rows), *rest = calloc(k->n, sizeof *rest);
+  bool *rows = s->in_rows = calloc(k->n, sizeof *rows), *rest = s->in_rest = calloc(k->n, sizeof *rest);
   s->first.jobs = calloc(k->n, sizeof *s->first.jobs);
   s->second.jobs = calloc(k->n, sizeof *s->second.jobs);
-  bool ok = rows && rest && s->first.jobs && s->second.jobs;
-  if (!ok) s->why = lower_no_memory;
-  for (uint32_t i = 0; ok && i < s->n; i++) {
+  if (!rows || !rest || !s->first.jobs || !s->second.jobs) return refuse(s, lower_no_memory);
+  for (uint32_t i = 0; i < s->n; i++) {
     k_val e = s->effects[i];
     bool in_row = s->r < 0 || axis_in(k->nodes[e].axes, s->r);
-    if (in_row && s->after[e]) ok = refuse(s, "a reduction's result is needed along its axis");
-    collect c = {s, in_row ? rows : rest, true};
-    collect_operand(&c, e);
+    if (in_row && s->after[e]) return refuse(s, "a reduction's result is needed along its axis");
+    nest_reach(s, e, in_row ? rows : rest);
   }
-  for (uint32_t v = 1; ok && v < k->n; v++) {
-    const k_node *n = &k->nodes[v];
-    if (!s->needed[v] || !k_folds(n) || n->code == K_SCAN || n->axis != s->r || s->r < 0) continue;
-    collect c = {s, rows, true};
-    k_each_operand(k, v, collect_operand, &c);
-  }
-  for (uint32_t v = 1; ok && v < k->n; v++) {
+  reach into_rows = {s, rows};
+  for (uint32_t v = 1; v < k->n; v++)
+    if (s->needed[v] && nest_reduces(s, &k->nodes[v])) k_each_operand(k, v, reach_operand, &into_rows);
+  for (uint32_t v = 1; v < k->n; v++) {
     const k_node *n = &k->nodes[v];
     if (!s->needed[v]) continue;
     if (n->code == K_REDUCE && n->axis == s->c) {
       if (rows[v]) add_job(&s->first, s, JOB_REDUCE_C, v);
       if (rest[v]) add_job(&s->second, s, JOB_REDUCE_C, v);
-    } else if (k_folds(n) && n->code != K_SCAN && n->axis == s->r) {
+    } else if (nest_reduces(s, n)) {
       add_job(&s->first, s, JOB_REDUCE_R, v);
     } else if (k_is_effect(n)) {
       add_job(s->r < 0 || axis_in(n->axes, s->r) ? &s->first : &s->second, s, JOB_EFFECT, v);
     }
-    if (n->code == K_SCAN && n->axis == s->r && rest[v]) ok = refuse(s, "a running value is needed after its axis");
+    if (n->code == K_SCAN && n->axis == s->r && rest[v]) return refuse(s, "a running value is needed after its axis");
   }
-  free(rows);
-  free(rest);
   /* An effect that runs along c runs over all of P: it cannot be done once only. */
-  for (uint32_t i = 0; ok && i < s->first.n + s->second.n; i++) {
+  for (uint32_t i = 0; i < s->first.n + s->second.n; i++) {
     const job *j = i < s->first.n ? &s->first.jobs[i] : &s->second.jobs[i - s->first.n];
     k_mask missing = s->par & ~k->nodes[j->v].axes;
     if (j->kind != JOB_EFFECT) continue;
     /* One that does not would not happen at all where a missing axis may be empty. */
     if (!j->along_c && s->shape == SHAPE_PLAIN) missing |= axis_bit(s->c) | axis_bit(s->inner);
-    for (int a = 0; a < (int)k->naxes && ok; a++) {
+    for (int a = 0; a < (int)k->naxes; a++) {
       int64_t c;
       bool filled = dim_is_const(k->dims, k->axes[a].extent, &c) && c > 0;
-      if (axis_in(missing, a) && (j->along_c || !filled)) ok = refuse(s, differing);
+      if (axis_in(missing, a) && (j->along_c || !filled)) return refuse(s, differing);
     }
   }
-  return ok;
+  return true;
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
@@ -409,7 +401,7 @@ static void size_product(nest *s, bool first) {
   s->tm = tm;
   s->tn = tn;
   s->dot_slab = 0;
-  double tiles = (double)points * (double)((rows + tm - 1) / tm) * (double)((columns + tn - 1) / tn);
+  double tiles = (double)points * (double)tiles_hint(k, s->m, tm) * (double)tiles_hint(k, s->n_axis, tn);
   int64_t depth = axis_hint(k, k->nodes[s->dot].axis), slab = s->by->dot_slab;
   if (!first || tiles >= (double)s->by->dot_spread || depth < 2 * slab) return;
   while (tiles * (double)(depth / slab) > 8 * (double)s->by->dot_spread) slab *= 2;
@@ -550,7 +542,6 @@ typedef struct keeper {
   uint8_t pass;
 } keeper;
 
-static void weigh_operand(void *ctx, k_val v);
 typedef struct weigher {
   const nest *s;
   int weight;
@@ -586,7 +577,7 @@ static void keep_operand(void *ctx, k_val v) {
   nest *s = p->s;
   if (!axis_in(s->k->nodes[v].axes, s->c) || s->keep[v] || p->first[v] == p->pass + 1) return;
   const k_node *n = &s->k->nodes[v];
-  bool finished = k_folds(n) && n->code != K_SCAN && n->axis == s->r; /* a reduction with many results */
+  bool finished = nest_reduces(s, n); /* with many results */
   if (p->first[v] && finished) s->keep[v] = p->first[v];
   if (finished) {
     if (!p->first[v]) p->first[v] = (uint8_t)(p->pass + 1);
@@ -656,6 +647,8 @@ static void nest_free(nest *s) {
   free(s->after);
   free(s->stage);
   free(s->keep);
+  free(s->in_rows);
+  free(s->in_rest);
   free(s->first.jobs);
   free(s->second.jobs);
 }
@@ -666,7 +659,7 @@ static bool to_scratch(const k_kernel *k, k_val effect) {
 }
 
 /* Effects in nests: what goes to scratch ends one; an update is a nest of its own, and so are the checks before it. */
-static uint32_t nest_end(const k_kernel *k, const k_val *effects, uint32_t from, uint32_t n) {
+static uint32_t effects_end(const k_kernel *k, const k_val *effects, uint32_t from, uint32_t n) {
   for (uint32_t i = from; i < n; i++)
     if (to_scratch(k, effects[i])) return i + 1;
   if (k->nodes[effects[from]].code == K_STOREF) return from + 1;
@@ -681,7 +674,7 @@ static uint32_t nest_end(const k_kernel *k, const k_val *effects, uint32_t from,
 /* The next nest, of the effects from `from` on. Effects that cannot share loops are nests of their own. */
 static bool nest_next(nest *s, const k_kernel *k, schedule_target target, const k_val *effects, uint32_t from,
                       uint32_t n, uint32_t *to) {
-  *to = nest_end(k, effects, from, n);
+  *to = effects_end(k, effects, from, n);
   if (nest_init(s, k, target, effects + from, *to - from, from == 0)) return true;
   if (s->why != differing || *to - from == 1) return false;
   uint32_t same = from + 1;
@@ -692,38 +685,39 @@ static bool nest_next(nest *s, const k_kernel *k, schedule_target target, const 
   return nest_init(s, k, target, effects + from, same - from, from == 0);
 }
 
-static uint32_t list_effects(const k_kernel *k, k_val **effects) {
-  uint32_t n = 0;
-  *effects = calloc(k->n, sizeof **effects);
-  if (!*effects) return 0;
-  for (uint32_t v = 1; v < k->n; v++)
-    if (k_is_effect(&k->nodes[v])) (*effects)[n++] = v;
-  return n;
+/* A kernel's effects, *n of them, for the caller to free. A reason in *why if there are none, or no memory. */
+static k_val *list_effects(const k_kernel *k, uint32_t *n, const char **why) {
+  k_val *effects = calloc(k->n, sizeof *effects);
+  *n = 0;
+  for (uint32_t v = 1; effects && v < k->n; v++)
+    if (k_is_effect(&k->nodes[v])) effects[(*n)++] = v;
+  *why = !effects ? lower_no_memory : *n ? NULL : "nothing is stored";
+  return effects;
 }
 
 /* ---- sizes in the prelude ---------------------------------------------------------------------------------------------------- */
 
-static void form_dims(emitter *e, k_form f) {
-  const k_linear *l = &e->k->forms[f];
-  if (l->constant) emit_dim(e, l->constant);
+static void form_dims(nest_builder *nb, k_form f) {
+  const k_linear *l = &nb->k->forms[f];
+  if (l->constant) nest_dim(nb, l->constant);
   for (uint32_t i = 0; i < l->n; i++) {
-    const k_atom *a = &e->k->atoms[l->terms[i].atom];
-    if (l->terms[i].coef != 1) emit_dim(e, l->terms[i].coef);
+    const k_atom *a = &nb->k->atoms[l->terms[i].atom];
+    if (l->terms[i].coef != 1) nest_dim(nb, l->terms[i].coef);
     if (a->kind != ATOM_DIV && a->kind != ATOM_MOD) continue;
-    emit_dim(e, a->by);
-    form_dims(e, a->of);
+    nest_dim(nb, a->by);
+    form_dims(nb, a->of);
   }
 }
 
-static void all_dims(emitter *e) {
-  const k_kernel *k = e->k;
-  for (uint32_t a = 0; a < k->naxes; a++) emit_dim(e, k->axes[a].extent);
+static void all_dims(nest_builder *nb) {
+  const k_kernel *k = nb->k;
+  for (uint32_t a = 0; a < k->naxes; a++) nest_dim(nb, k->axes[a].extent);
   for (k_val v = 1; v < k->n; v++) {
     const k_condition *c = &k->guards[k->nodes[v].guard];
-    form_dims(e, k->nodes[v].at);
+    form_dims(nb, k->nodes[v].at);
     for (uint32_t i = 0; i < c->n; i++) {
-      emit_dim(e, c->ranges[i].extent);
-      form_dims(e, c->ranges[i].form);
+      nest_dim(nb, c->ranges[i].extent);
+      form_dims(nb, c->ranges[i].form);
     }
   }
 }
@@ -732,19 +726,19 @@ static void all_dims(emitter *e) {
 
 /* An effect that lacks an axis of its nest is done where that axis is at 0, while instances elsewhere along it may still load
  * what lies there. */
-static void note_lone_stores(emitter *e, const nest *s) {
+static void note_lone_stores(nest_builder *nb, const nest *s) {
   k_mask instances = s->par;
   if (s->shape != SHAPE_ROWS) instances |= axis_bit(s->c) | axis_bit(s->turned);
   for (uint32_t i = 0; i < s->n; i++) {
-    const k_node *n = &e->k->nodes[s->effects[i]];
-    if (n->code == K_STORE && (instances & ~n->axes)) e->lone_store[n->buffer] = true;
+    const k_node *n = &nb->k->nodes[s->effects[i]];
+    if (n->code == K_STORE && (instances & ~n->axes)) nb->lone_store[n->buffer] = true;
   }
 }
 
 /* May output `o` lie over input `b`? Every load of b has the address of the one store of o, runs over the same axes without a
  * guard, and stands before it in every instance. */
-static bool may_alias(const emitter *e, uint32_t b, uint32_t o) {
-  const k_kernel *k = e->k;
+static bool may_alias(const nest_builder *nb, uint32_t b, uint32_t o) {
+  const k_kernel *k = nb->k;
   k_val store = 0;
   if (k->buffers[b].mode != BUF_IN || k->buffers[o].mode == BUF_IN) return false;
   if (dtype_size((qn_dtype)k->buffers[b].dtype) != dtype_size((qn_dtype)k->buffers[o].dtype)) return false;
@@ -755,34 +749,33 @@ static bool may_alias(const emitter *e, uint32_t b, uint32_t o) {
       store = v;
     }
   }
-  if (!store || k->nodes[store].guard || e->lone_store[o]) return false;
+  if (!store || k->nodes[store].guard || nb->lone_store[o]) return false;
   for (k_val v = 1; v < k->n; v++) {
     const k_node *n = &k->nodes[v];
     if (n->code != K_LOAD || n->buffer != (int32_t)b) continue;
     if (n->guard || n->at != k->nodes[store].at || n->axes != k->nodes[store].axes) return false;
   }
-  return e->last_load[b] < e->first_store[o];
+  return nb->last_load[b] < nb->first_store[o];
 }
 
 /* ---- driver -------------------------------------------------------------------------------------------------------------------- */
 
-static bool emit_kernel(emitter *e, schedule_target target, int64_t grain) {
-  const k_kernel *k = e->k;
-  k_val *effects;
-  uint32_t n = list_effects(k, &effects);
-  bool ok = effects ? n > 0 || emit_refuse(e, "nothing is stored") : emit_refuse(e, lower_no_memory);
-  for (uint32_t from = 0; ok && from < n;) {
-    uint32_t to;
+static bool build_kernel(nest_builder *nb, schedule_target target, int64_t grain) {
+  const k_kernel *k = nb->k;
+  uint32_t n;
+  k_val *effects = list_effects(k, &n, &nb->why);
+  for (uint32_t from = 0, to; !nb->why && from < n; from = to) {
     nest s;
-    ok = nest_next(&s, k, target, effects, from, n, &to);
-    if (!ok) emit_refuse(e, s.why);
-    ok = ok && nest_emit(e, &s, grain);
-    if (ok) note_lone_stores(e, &s);
+    if (!nest_next(&s, k, target, effects, from, n, &to))
+      nest_refuse(nb, s.why);
+    else if (nest_build(nb, &s, grain))
+      note_lone_stores(nb, &s);
+    else
+      nest_refuse(nb, lower_no_memory);
     nest_free(&s);
-    from = to;
   }
   free(effects);
-  return ok && !e->why;
+  return !nb->why;
 }
 
 bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule_result *out, const char **why) {
@@ -790,37 +783,37 @@ bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule
   *why = lower_no_memory;
   l_program *p = l_new(k->name);
   if (!p) return false;
-  emitter e;
-  bool ok = emit_init(&e, k, p);
+  nest_builder nb;
+  bool ok = nest_begin(&nb, k, p);
   for (uint32_t b = 0; ok && b < k->nbuffers; b++)
     ok = l_buffer_add(p, (qn_dtype)k->buffers[b].dtype, (l_buffer_mode)k->buffers[b].mode, 0) >= 0;
   for (uint32_t c = 0; ok && c < k->nchecks; c++) ok = l_check_add(p, k->checks[c]) >= 0;
   if (ok) {
     p->nscalars = k->nscalars;
-    e.zero = l_int(p, 0);
-    e.one = l_int(p, 1);
-    all_dims(&e);
+    nb.zero = l_int(p, 0);
+    nb.one = l_int(p, 1);
+    all_dims(&nb);
     for (uint32_t b = 0; b < k->nbuffers; b++)
-      if (k->buffers[b].mode == BUF_SCRATCH) p->buffers[b].size = emit_dim(&e, k->buffers[b].elements);
-    ok = emit_kernel(&e, target, grain);
+      if (k->buffers[b].mode == BUF_SCRATCH) p->buffers[b].size = nest_dim(&nb, k->buffers[b].elements);
+    ok = build_kernel(&nb, target, grain);
   }
   if (ok && !p->failed) {
-    out->ints = arena_alloc(&p->arena, (e.nints + 1) * sizeof *out->ints);
+    out->ints = arena_alloc(&p->arena, (nb.nints + 1) * sizeof *out->ints);
     out->alias = arena_alloc(&p->arena, (size_t)k->nbuffers * k->nbuffers + 1);
     ok = out->ints && out->alias;
   }
   if (ok && !p->failed) {
-    if (e.nints) memcpy(out->ints, e.ints, e.nints * sizeof *out->ints);
-    out->nints = p->nints = e.nints;
+    if (nb.nints) memcpy(out->ints, nb.ints, nb.nints * sizeof *out->ints);
+    out->nints = p->nints = nb.nints;
     for (uint32_t b = 0; b < k->nbuffers; b++)
-      for (uint32_t o = 0; o < k->nbuffers; o++) out->alias[b * k->nbuffers + o] = may_alias(&e, b, o);
+      for (uint32_t o = 0; o < k->nbuffers; o++) out->alias[b * k->nbuffers + o] = may_alias(&nb, b, o);
     out->program = p;
   } else {
-    *why = e.why && !p->failed ? e.why : lower_no_memory;
+    *why = nb.why && !p->failed ? nb.why : lower_no_memory;
     l_free(p);
     ok = false;
   }
-  emit_free(&e);
+  nest_builder_free(&nb);
   return ok;
 }
 
@@ -855,7 +848,7 @@ static int divisions(const nest *s, k_form f) {
   return n;
 }
 
-static double nest_cost(const nest *s, schedule_cost *cost) {
+static double nest_cost(const nest *s) {
   const k_kernel *k = s->k;
   double bytes = 0, work = 0, nodes = 0;
   for (uint32_t b = 0; b < k->nbuffers; b++) bytes += touched_bytes(s, (int)b);
@@ -888,28 +881,22 @@ static double nest_cost(const nest *s, schedule_cost *cost) {
   double threads = !pool || instances < 1 ? 1 : instances < 4 ? instances : 4;
   double passes =
       s->first.stages * (double)k_points(k, s->par | axis_bit(s->r)) + s->second.stages * (double)k_points(k, s->par);
-  cost->bytes += (int64_t)bytes;
-  cost->phases += phases;
   int merges = s->shape == SHAPE_SPLIT ? s->first.stages : phases - 1; /* these phases are short */
   return s->by->phase_ns * phases + (pool ? s->by->pool_ns * (phases - merges) : 0) + NS_BYTE * bytes + work / threads +
          s->by->node_ns * nodes + NS_ROW * passes;
 }
 
-bool schedule_estimate(const k_kernel *k, schedule_target target, schedule_cost *cost, const char **why) {
-  *cost = (schedule_cost){.nanoseconds = schedule_numbers_of[target].launch_ns};
-  k_val *effects;
-  uint32_t n = list_effects(k, &effects);
-  *why = effects ? n ? NULL : "nothing is stored" : lower_no_memory;
-  for (uint32_t from = 0; !*why && from < n;) {
-    uint32_t to;
+bool schedule_estimate(const k_kernel *k, schedule_target target, double *nanoseconds, const char **why) {
+  uint32_t n;
+  k_val *effects = list_effects(k, &n, why);
+  *nanoseconds = schedule_numbers_of[target].launch_ns;
+  for (uint32_t from = 0, to; !*why && from < n; from = to) {
     nest s;
-    bool ok = nest_next(&s, k, target, effects, from, n, &to);
-    if (ok)
-      cost->nanoseconds += nest_cost(&s, cost);
+    if (nest_next(&s, k, target, effects, from, n, &to))
+      *nanoseconds += nest_cost(&s);
     else
       *why = s.why;
     nest_free(&s);
-    from = to;
   }
   free(effects);
   return !*why;

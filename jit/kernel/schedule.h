@@ -16,19 +16,12 @@ typedef struct schedule_result {
   uint8_t *alias;
 } schedule_result;
 
-/* What a schedule costs, estimated at the recorded sizes. */
-typedef struct schedule_cost {
-  double nanoseconds;
-  int64_t bytes;   /* moved to and from memory, at least: every element that is touched once */
-  int64_t scratch; /* bytes of partials */
-  int32_t phases;
-} schedule_cost;
-
 /* Makes the program of a finished kernel. False with a reason (static text): memory (lower_no_memory), or the effects do not fit
  * loop nests. `grain`: the tunable par.grain. */
 QN_MUST_CHECK bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule_result *out,
                             const char **why);
-/* Says whether schedule would succeed, and what the program would cost on such a device, its start included. */
-QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, schedule_cost *cost, const char **why);
+/* Says whether schedule would succeed, and how long the program would take on such a device, its start included, at the recorded
+ * sizes. */
+QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, double *nanoseconds, const char **why);
 
 #endif
