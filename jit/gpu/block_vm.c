@@ -889,11 +889,9 @@ enum { HEAD_WORDS = EMIT_WORDS_HEAD + sizeof(block_vm_head) / sizeof(uint64_t) }
 /* One phase: its words are the kernel's parameters where there is room. */
 static bool run_phase(qn_vm *vm, gpu_stream *s, const block_program *v, const block_phase *ph, const block_call *c,
                       const uint64_t head[EMIT_WORDS_HEAD], unsigned blocks, size_t scratch, gpu_code *code) {
-  size_t nwords = HEAD_WORDS + ph->ncells + ph->words, bytes = nwords * sizeof(uint64_t);
-  uint64_t few[EMIT_WORDS_BY_VALUE], *words = nwords <= EMIT_WORDS_BY_VALUE ? few : mem_alloc(vm, bytes);
-  int64_t instances = c->values[ph->instances];
-  CUdeviceptr block = 0;
-  if (!words) return false;
+  gpu_words w;
+  if (!gpu_words_open(vm, &w, HEAD_WORDS + ph->ncells + ph->words)) return false;
+  uint64_t *words = w.all;
   block_vm_head *h = (block_vm_head *)(void *)(words + EMIT_WORDS_HEAD);
   memcpy(words, head, EMIT_WORDS_HEAD * sizeof *words);
   *h = (block_vm_head){.cells = ph->ncells,
@@ -907,15 +905,10 @@ static bool run_phase(qn_vm *vm, gpu_stream *s, const block_program *v, const bl
                        .scratch = (int64_t)scratch};
   first_cells(c, ph, words + HEAD_WORDS);
   memcpy(words + HEAD_WORDS + ph->ncells, ph->code, ph->words * sizeof *words);
-  bool ok = words == few || ((block = gpu_alloc(vm, s, bytes)) != 0 && gpu_write(vm, s, block, words, bytes));
-  if (ok) {
-    void *arguments[] = {&block, &instances, words == few ? few : words};
-    CUresult rc = s->engine->libraries.driver.cuLaunchKernel(code->functions[0], blocks, 1, 1, GPU_THREADS, 1, 1,
-                                                             (unsigned)shared_bytes(ph), s->stream, arguments, NULL);
-    if (rc != GPU_OK) ok = gpu_raise(vm, s, rc, "a launch");
-  }
-  if (block) gpu_free(vm, s, block, bytes);
-  if (words != few) mem_free(vm, words, bytes);
+  bool ok =
+      gpu_words_send(vm, s, &w) && gpu_launch(vm, s, code->functions[0], blocks, GPU_THREADS,
+                                              (unsigned)shared_bytes(ph), w.block, c->values[ph->instances], words);
+  gpu_words_close(vm, s, &w);
   return ok;
 }
 
@@ -923,9 +916,7 @@ static bool run_phase(qn_vm *vm, gpu_stream *s, const block_program *v, const bl
 static bool run_phases(qn_vm *vm, gpu_stream *s, const block_program *v, block_call *c, uint64_t *buffers,
                        uint64_t head[EMIT_WORDS_HEAD], gpu_code *code) {
   const l_program *p = c->p;
-  size_t pieces = 0, all = 0;
-  for (uint32_t b = 0; b < p->nbuffers; b++)
-    if (p->buffers[b].mode == BUF_SCRATCH) pieces += gpu_buffer_bytes(p, b, c->values);
+  size_t pieces = gpu_scratch_buffers(p, c->values, 0, NULL), all = 0;
   for (int pass = 0; pass < 2; pass++) {
     for (uint32_t k = 0; k < v->nphases; k++) {
       const block_phase *ph = &v->phases[k];
@@ -939,12 +930,7 @@ static bool run_phases(qn_vm *vm, gpu_stream *s, const block_program *v, block_c
     if (pass || !all) continue;
     if (!gpu_scratch(vm, s, all)) return false;
     head[0] = s->scratch + pieces;
-    CUdeviceptr at = s->scratch;
-    for (uint32_t b = 0; b < p->nbuffers; b++) {
-      if (p->buffers[b].mode != BUF_SCRATCH) continue;
-      buffers[b] = at;
-      at += gpu_buffer_bytes(p, b, c->values);
-    }
+    (void)gpu_scratch_buffers(p, c->values, s->scratch, buffers);
   }
   return true;
 }

@@ -395,9 +395,12 @@ VM_SLOW1(X)
 #define X(N, T, R, F) FUNCTION(N, SLOW2(T, R, F))
 VM_SLOW2(X)
 #undef X
-#define CASE1(N, T) case N: { BODY1(T, T, VM_SAME) break; }
-#define CASE3(N, T) case N: { BODY3(u8, T, VM_CHOICE) break; }
-#define CASE_KEEP(N, U) \
+/* The cases of an op for elements of every size. */
+#define EACH_SIZE(CASE, N, ...) \
+  CASE(N##1, u8, __VA_ARGS__) CASE(N##2, u16, __VA_ARGS__) CASE(N##4, u32, __VA_ARGS__) CASE(N##8, u64, __VA_ARGS__)
+#define CASE1(N, T, _) case N: { BODY1(T, T, VM_SAME) break; }
+#define CASE3(N, T, _) case N: { BODY3(u8, T, VM_CHOICE) break; }
+#define CASE_KEEP(N, U, _) \
   case N: { \
     const U *const x = AT(U, OP_A); U *const z = AT(U, OP_D); \
     const int sx = STEP(OP_A); \
@@ -433,7 +436,7 @@ VM_SLOW2(X)
 #define GATHERED(k) + AT(i64, OP_F)[(k) * STEP(OP_F)] * CELL(OP_G)
 #define NOWHERE(k)
 #define STORE_(k) if (guard >> (k) & 1) p[(k) * step] = x##k;
-#define CASE_STORE(N, U) \
+#define CASE_STORE(N, U, _) \
   case N: { \
     U *const p = (U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *x = AT(U, OP_D); \
     const i64 step = CELL(OP_C) * 64; \
@@ -450,7 +453,7 @@ VM_SLOW2(X)
     break; \
   }
 /* Of a strip's elements the last one of an address stores; barriers keep strips in order. Outside VECs thread 0 stores. */
-#define CASE_SCATTER(N, U) \
+#define CASE_SCATTER(N, U, _) \
   case N: { \
     U *const p = (U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *const x = AT(U, OP_D); \
     const i64 *const index = AT(i64, OP_F); \
@@ -657,22 +660,10 @@ extern "C" __global__ void __launch_bounds__(64, 16)
         guard = active;
         break;
       }
-      CASE1(VM_MOVE1, u8)
-      CASE1(VM_MOVE2, u16)
-      CASE1(VM_MOVE4, u32)
-      CASE1(VM_MOVE8, u64)
-      CASE_KEEP(VM_KEEP1, u8)
-      CASE_KEEP(VM_KEEP2, u16)
-      CASE_KEEP(VM_KEEP4, u32)
-      CASE_KEEP(VM_KEEP8, u64)
-      CASE3(VM_SELECT1, u8)
-      CASE3(VM_SELECT2, u16)
-      CASE3(VM_SELECT4, u32)
-      CASE3(VM_SELECT8, u64)
-      CASE_IOTA(VM_IOTA1, u8, )
-      CASE_IOTA(VM_IOTA2, u16, )
-      CASE_IOTA(VM_IOTA4, u32, )
-      CASE_IOTA(VM_IOTA8, u64, )
+      EACH_SIZE(CASE1, VM_MOVE, )
+      EACH_SIZE(CASE_KEEP, VM_KEEP, )
+      EACH_SIZE(CASE3, VM_SELECT, )
+      EACH_SIZE(CASE_IOTA, VM_IOTA, )
       CASE_IOTA(VM_IOTAB, u8, != 0)
       case VM_GUARD: {
         const u8 *const x = AT(u8, OP_C);
@@ -684,22 +675,10 @@ extern "C" __global__ void __launch_bounds__(64, 16)
         }
         break;
       }
-      CASE_LOAD(VM_LOAD1, u8, NOWHERE)
-      CASE_LOAD(VM_LOAD2, u16, NOWHERE)
-      CASE_LOAD(VM_LOAD4, u32, NOWHERE)
-      CASE_LOAD(VM_LOAD8, u64, NOWHERE)
-      CASE_LOAD(VM_GATHER1, u8, GATHERED)
-      CASE_LOAD(VM_GATHER2, u16, GATHERED)
-      CASE_LOAD(VM_GATHER4, u32, GATHERED)
-      CASE_LOAD(VM_GATHER8, u64, GATHERED)
-      CASE_STORE(VM_STORE1, u8)
-      CASE_STORE(VM_STORE2, u16)
-      CASE_STORE(VM_STORE4, u32)
-      CASE_STORE(VM_STORE8, u64)
-      CASE_SCATTER(VM_SCATTER1, u8)
-      CASE_SCATTER(VM_SCATTER2, u16)
-      CASE_SCATTER(VM_SCATTER4, u32)
-      CASE_SCATTER(VM_SCATTER8, u64)
+      EACH_SIZE(CASE_LOAD, VM_LOAD, NOWHERE)
+      EACH_SIZE(CASE_LOAD, VM_GATHER, GATHERED)
+      EACH_SIZE(CASE_STORE, VM_STORE, )
+      EACH_SIZE(CASE_SCATTER, VM_SCATTER, )
       case VM_UPDATE: {
         const int f = (int)OP_E, size = VM_SIZE(f & 15);
         const u64 p = shared_[OP_A];
@@ -738,91 +717,37 @@ extern "C" __global__ void __launch_bounds__(64, 16)
             fail(a0, (int)OP_D, CELL(OP_B) + CELL(OP_C) * (j + 64 * u));
         break;
       }
-#define ACC_(o) const bvm_acc *const a = (const bvm_acc *)(descriptions + (o))
 #define VALUE_(o) vm_get((u64)AT(char, o) + ((o) & VM_VECTOR ? (u64)(t * (a->size - 1)) : 0), u * STEP(o), a->size)
-      case VM_ACC: {
-        ACC_(OP_D);
-        vm_empty(shared_, a);
-        break;
-      }
-      case VM_ROWS: {
-        ACC_(OP_D);
-        ROLLED for (int u = 0; u < nu; u++)
-          if (active >> u & 1)
-            vm_put(ACC_CELLS, CELL(a->k) * CELL(a->results) + from + j + 64 * u, a->size, VALUE_(OP_A));
-        break;
-      }
-      case VM_ARGS: {
-        ACC_(OP_D);
-        ROLLED for (int u = 0; u < nu; u++)
-          if (active >> u & 1) vm_arg(shared_, a, from + j + 64 * u, VALUE_(OP_A), CELL(OP_B));
-        break;
-      }
-      case VM_ARG: {
-        ACC_(OP_D);
-        ROLLED for (int u = 0; u < nu; u++)
-          if (active >> u & 1) vm_arg(shared_, a, t, VALUE_(OP_A), CELL(OP_B) + j + 64 * u);
-        break;
-      }
-      case VM_LEAF: {
-        ACC_(OP_D);
-        const u64 k = shared_[a->k];
-        if ((k + 1) % a->chain == 0)
-          ROLLED for (int u = 0; u < nu; u++)
-            if (inside >> u & 1) vm_leaf(shared_, a, from + j + 64 * u, k / a->chain);
-        break;
-      }
-      case VM_PUSH: {
-        ACC_(OP_D);
-        const int u = 0;
-        vm_push(shared_, a, VALUE_(OP_A), VALUE_(OP_C), CELL(OP_B));
-        break;
-      }
-      case VM_SCAN: {
-        ACC_(OP_A);
-        ROLLED for (int u = 0; u < nu; u++) {
-          const i64 left = n - j0 - 64 * u;
-          const u64 y = vm_scan(shared_, a, x_, VALUE_(OP_B), CELL(a->k) + j0 + 64 * u, left < 64 ? (int)left : 64, OP_C != 0);
-          vm_put((u64)AT(char, OP_D) + (u64)(t * (a->size - 1)), u * 64, a->size, y);
-        }
-        break;
-      }
-      case VM_SCANS: {
-        ACC_(OP_A);
-        ROLLED for (int u = 0; u < nu; u++)
-          if (active >> u & 1)
-            vm_put((u64)AT(char, OP_D) + (u64)(t * (a->size - 1)), u * 64, a->size,
-                   vm_scans(shared_, a, from + j + 64 * u, VALUE_(OP_B), CELL(a->k), OP_C != 0));
-        break;
-      }
-      case VM_ROOT: {
-        ACC_(OP_D);
-        vm_whole_root(shared_, a);
-        break;
-      }
-      case VM_ROOTS: {
-        ACC_(OP_D);
-        ROLLED for (int u = 0; u < nu; u++)
-          if (inside >> u & 1) vm_root(shared_, a, from + j + 64 * u);
-        break;
-      }
-      case VM_FINISH: {
-        ACC_(OP_A);
-        vm_whole_root(shared_, a);
-        vm_lanes(shared_, a);
-        shared_[OP_D] = HAS(VMF_ARG) ? vm_get(shared_[a->index], 0, 8) : vm_get(ACC_CELLS, 0, a->size);
-        break;
-      }
-      case VM_PARTIAL: {
-        ACC_(OP_D);
-        vm_partial(shared_, a, shared_[OP_A], CELL(OP_B), shared_[OP_C], CELL(OP_E));
-        break;
-      }
-      case VM_MERGE: {
-        ACC_(OP_D);
-        vm_merge(shared_, a, shared_[OP_A], CELL(OP_B), shared_[OP_C], CELL(OP_E));
-        break;
-      }
+/* A case with the accumulator that operand o describes; and for each of the elements in `set`, of strip u. */
+#define CASE_ACC(N, o, ...) \
+  case N: { \
+    const bvm_acc *const a = (const bvm_acc *)(descriptions + (o)); \
+    __VA_ARGS__ \
+    break; \
+  }
+#define EACH_OF(set) ROLLED for (int u = 0; u < nu; u++) if (set >> u & 1)
+      CASE_ACC(VM_ACC, OP_D, vm_empty(shared_, a);)
+      CASE_ACC(VM_ROWS, OP_D,
+               EACH_OF(active) vm_put(ACC_CELLS, CELL(a->k) * CELL(a->results) + from + j + 64 * u, a->size, VALUE_(OP_A));)
+      CASE_ACC(VM_ARGS, OP_D, EACH_OF(active) vm_arg(shared_, a, from + j + 64 * u, VALUE_(OP_A), CELL(OP_B));)
+      CASE_ACC(VM_ARG, OP_D, EACH_OF(active) vm_arg(shared_, a, t, VALUE_(OP_A), CELL(OP_B) + j + 64 * u);)
+      CASE_ACC(VM_LEAF, OP_D, const u64 k = shared_[a->k];
+               if ((k + 1) % a->chain == 0) EACH_OF(inside) vm_leaf(shared_, a, from + j + 64 * u, k / a->chain);)
+      CASE_ACC(VM_PUSH, OP_D, const int u = 0; vm_push(shared_, a, VALUE_(OP_A), VALUE_(OP_C), CELL(OP_B));)
+      CASE_ACC(VM_SCAN, OP_A, ROLLED for (int u = 0; u < nu; u++) {
+        const i64 left = n - j0 - 64 * u;
+        const u64 y = vm_scan(shared_, a, x_, VALUE_(OP_B), CELL(a->k) + j0 + 64 * u, left < 64 ? (int)left : 64, OP_C != 0);
+        vm_put((u64)AT(char, OP_D) + (u64)(t * (a->size - 1)), u * 64, a->size, y);
+      })
+      CASE_ACC(VM_SCANS, OP_A, EACH_OF(active)
+               vm_put((u64)AT(char, OP_D) + (u64)(t * (a->size - 1)), u * 64, a->size,
+                      vm_scans(shared_, a, from + j + 64 * u, VALUE_(OP_B), CELL(a->k), OP_C != 0));)
+      CASE_ACC(VM_ROOT, OP_D, vm_whole_root(shared_, a);)
+      CASE_ACC(VM_ROOTS, OP_D, EACH_OF(inside) vm_root(shared_, a, from + j + 64 * u);)
+      CASE_ACC(VM_FINISH, OP_A, vm_whole_root(shared_, a); vm_lanes(shared_, a);
+               shared_[OP_D] = HAS(VMF_ARG) ? vm_get(shared_[a->index], 0, 8) : vm_get(ACC_CELLS, 0, a->size);)
+      CASE_ACC(VM_PARTIAL, OP_D, vm_partial(shared_, a, shared_[OP_A], CELL(OP_B), shared_[OP_C], CELL(OP_E));)
+      CASE_ACC(VM_MERGE, OP_D, vm_merge(shared_, a, shared_[OP_A], CELL(OP_B), shared_[OP_C], CELL(OP_E));)
       default: running = 0; break;
       }
     }

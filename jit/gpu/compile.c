@@ -21,7 +21,7 @@
 struct gpu_job {
   gpu_job *next;
   int device;
-  char *text;
+  char *text; /* behind the codes */
   size_t len;
   int64_t cache_bytes;
   bool quick;
@@ -104,21 +104,9 @@ static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *op
 /* ---- loading ------------------------------------------------------------------------------------------------------------- */
 
 static bool keep_module(gpu_engine *e, CUmodule module, int device) {
+  hash_table *modules = &e->devices[device].modules;
   pthread_mutex_lock(&e->lock);
-  bool ok = e->nmodules < e->modules_cap;
-  if (!ok) {
-    uint32_t cap = e->modules_cap ? 2 * e->modules_cap : 32;
-    CUmodule *modules = realloc(e->modules, cap * sizeof *modules);
-    if (modules) e->modules = modules;
-    int *devices = modules ? realloc(e->module_device, cap * sizeof *devices) : NULL;
-    if (devices) e->module_device = devices;
-    ok = devices != NULL;
-    if (ok) e->modules_cap = cap;
-  }
-  if (ok) {
-    e->module_device[e->nmodules] = device;
-    e->modules[e->nmodules++] = module;
-  }
+  bool ok = hash_add(modules, modules->n, module);
   pthread_mutex_unlock(&e->lock);
   return ok;
 }
@@ -145,11 +133,10 @@ static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
     if (rc == GPU_OK) rc = GPU_OUT_OF_MEMORY;
   }
   d->cuCtxPopCurrent_v2(&old);
-  const char *text = NULL;
-  if (rc != GPU_OK && (d->cuGetErrorString(rc, &text) != GPU_OK || !text)) text = "unknown error";
   if (rc != GPU_OK)
     troubles_tell(&e->troubles, GPU_TROUBLE_LOAD,
-                  "quern: compiled kernels cannot be loaded on gpu(%d), and run on the CPU: %s", j->device, text);
+                  "quern: compiled kernels cannot be loaded on gpu(%d), and run on the CPU: %s", j->device,
+                  gpu_error_text(d, rc));
   return rc == GPU_OK;
 }
 
@@ -200,7 +187,6 @@ static void run_job(gpu_engine *e, gpu_job *j) {
   for (uint32_t i = 0; i < j->n; i++)
     atomic_store_explicit(&j->codes[i]->state, ok ? CODE_READY : CODE_FAILED, memory_order_release);
   pthread_cond_broadcast(&e->done);
-  free(j->text);
   free(j);
 }
 
@@ -233,17 +219,11 @@ static bool have_worker(gpu_engine *e) {
 }
 
 bool gpu_compile(gpu_engine *e, int device, const gpu_unit *u) {
-  gpu_job *j = calloc(1, sizeof *j + u->n * sizeof *j->codes);
-  char *text = malloc(u->len + 1);
-  if (!j || !text) {
-    free(j);
-    free(text);
-    return false;
-  }
-  memcpy(text, u->text, u->len);
-  text[u->len] = 0;
+  gpu_job *j = calloc(1, sizeof *j + u->n * sizeof *j->codes + u->len + 1);
+  if (!j) return false;
+  j->text = (char *)(j->codes + u->n);
+  memcpy(j->text, u->text, u->len);
   j->device = device;
-  j->text = text;
   j->len = u->len;
   j->cache_bytes = u->cache_bytes;
   j->quick = u->quick;
@@ -266,10 +246,7 @@ bool gpu_compile(gpu_engine *e, int device, const gpu_unit *u) {
     for (uint32_t i = 0; i < j->n; i++) atomic_store(&j->codes[i]->state, CODE_FAILED);
   }
   pthread_mutex_unlock(&e->lock);
-  if (!queued && !here) {
-    free(j->text);
-    free(j);
-  }
+  if (!queued && !here) free(j);
   return ok;
 }
 
@@ -287,21 +264,18 @@ void gpu_compile_close(gpu_engine *e) {
   for (int i = 0; i < e->nworkers; i++) pthread_join(e->workers[i], NULL);
   for (gpu_job *j = e->queue, *next; j; j = next) {
     next = j->next;
-    free(j->text);
     free(j);
   }
-  const cuda_driver *d = &e->libraries.driver;
-  for (uint32_t i = 0; i < e->nmodules; i++) {
-    CUcontext old;
-    if (d->cuCtxPushCurrent_v2(e->devices[e->module_device[i]].context) != GPU_OK) continue;
-    d->cuModuleUnload(e->modules[i]);
-    d->cuCtxPopCurrent_v2(&old);
-  }
+  const cuda_driver *driver = &e->libraries.driver;
   for (int d = 0; d < GPU_DEVICES; d++) {
-    hash_table *codes = &e->devices[d].codes;
-    for (uint32_t i = 0; i < codes->cap; i++) code_free(codes->slots[i].what);
-    hash_free(codes);
+    gpu_device *g = &e->devices[d];
+    CUcontext old;
+    bool entered = g->modules.n && driver->cuCtxPushCurrent_v2(g->context) == GPU_OK;
+    for (uint32_t i = 0; i < g->modules.cap && entered; i++)
+      if (g->modules.slots[i].what) driver->cuModuleUnload(g->modules.slots[i].what);
+    if (entered) driver->cuCtxPopCurrent_v2(&old);
+    for (uint32_t i = 0; i < g->codes.cap; i++) code_free(g->codes.slots[i].what);
+    hash_free(&g->modules);
+    hash_free(&g->codes);
   }
-  free(e->modules);
-  free(e->module_device);
 }

@@ -50,9 +50,9 @@ static bool count_true(qn_vm *vm, gpu_stream *s, compress_words *w, int64_t *cou
 }
 
 device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made) {
-  gpu_stream *s = gpu_stream_of(vm, mask->device);
-  if (!s) return DEVICE_FAILS;
-  if (!gpu_text_code(vm, s, TEXT_COMPRESS)) return DEVICE_REFUSES;
+  device_answer answer;
+  gpu_stream *s = gpu_text_enter(vm, mask->device, TEXT_COMPRESS, "x[mask]", &answer);
+  if (!s) return answer;
   int64_t shape[ARRAY_MAX_RANK] = {0, mask->rank}, count = 0;
   int rank = x ? x->rank - mask->rank + 1 : 2;
   for (int k = 1; x && k < rank; k++) shape[k] = x->shape[mask->rank + k - 1];
@@ -62,7 +62,6 @@ device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, q
   w.tile = each * TILE;
   w.tiles = each ? (steps + each - 1) / each : 0;
   size_t bytes = (size_t)(w.tiles + 1) * sizeof(int64_t);
-  if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "x[mask]") ? DEVICE_DONE : DEVICE_FAILS;
   bool own = false, ok = !w.n || (w.counts = gpu_alloc(vm, s, bytes)) != 0;
   if (ok && w.n) ok = count_true(vm, s, &w, &count);
   shape[0] = count;

@@ -66,10 +66,9 @@ gpu_device *gpu_device_of(gpu_engine *e, int number, const char **why) {
   if (number < l->devices && number < GPU_DEVICES) {
     g = &e->devices[number];
     if (!g->tried) {
-      const char *text = NULL;
       CUresult rc = open_device(&l->driver, g, number);
-      if (rc != GPU_OK && (l->driver.cuGetErrorString(rc, &text) != GPU_OK || !text)) text = "unknown error";
-      if (rc != GPU_OK) snprintf(g->why, sizeof g->why, "the driver says: %s (%d)", text, (int)rc);
+      if (rc != GPU_OK)
+        snprintf(g->why, sizeof g->why, "the driver says: %s (%d)", gpu_error_text(&l->driver, rc), (int)rc);
       g->tried = true;
     }
     *why = g->why;
@@ -86,13 +85,17 @@ static bool trouble(qn_engine *engine, char *text, size_t size) {
   return e && troubles_next(&e->troubles, text, size);
 }
 
-bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what) {
+const char *gpu_error_text(const cuda_driver *d, CUresult rc) {
   const char *text = NULL;
-  if (s->engine->libraries.driver.cuGetErrorString(rc, &text) != GPU_OK || !text) text = "unknown error";
+  return d->cuGetErrorString(rc, &text) == GPU_OK && text ? text : "unknown error";
+}
+
+bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what) {
   if (rc == GPU_OUT_OF_MEMORY)
     raise_error(vm, E_memory, SPAN_NONE, "gpu(%d) has no memory left for %s", s->number, what);
   else
-    raise_error(vm, E_internal, SPAN_NONE, "gpu(%d): %s failed: %s (%d)", s->number, what, text, (int)rc);
+    raise_error(vm, E_internal, SPAN_NONE, "gpu(%d): %s failed: %s (%d)", s->number, what,
+                gpu_error_text(gpu_driver(s), rc), (int)rc);
   return false;
 }
 

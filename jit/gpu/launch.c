@@ -105,6 +105,30 @@ unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, int64_t instances) 
   return (unsigned)(instances < most ? instances : most);
 }
 
+bool gpu_launch(qn_vm *vm, const gpu_stream *s, CUfunction f, unsigned blocks, unsigned threads, unsigned shared,
+                CUdeviceptr block, int64_t instances, void *words) {
+  void *arguments[] = {&block, &instances, words};
+  CUresult rc = gpu_driver(s)->cuLaunchKernel(f, blocks, 1, 1, threads, 1, 1, shared, s->stream, arguments, NULL);
+  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+}
+
+bool gpu_words_open(qn_vm *vm, gpu_words *w, uint32_t n) {
+  w->n = n;
+  w->block = 0;
+  w->all = n <= EMIT_WORDS_BY_VALUE ? w->few : mem_alloc(vm, n * sizeof *w->all);
+  return w->all != NULL;
+}
+
+bool gpu_words_send(qn_vm *vm, gpu_stream *s, gpu_words *w) {
+  size_t bytes = w->n * sizeof *w->all;
+  return w->all == w->few || ((w->block = gpu_alloc(vm, s, bytes)) != 0 && gpu_write(vm, s, w->block, w->all, bytes));
+}
+
+void gpu_words_close(qn_vm *vm, gpu_stream *s, gpu_words *w) {
+  if (w->block) gpu_free(vm, s, w->block, w->n * sizeof *w->all);
+  if (w->all != w->few) mem_free(vm, w->all, w->n * sizeof *w->all);
+}
+
 /* Bytes of scratch that a block of threads needs: the last function of the program tells, for its ints and scalars. */
 static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *ints, const qk_scalar *scalars) {
   const l_program *p = u->p;
@@ -118,25 +142,16 @@ static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *i
     return true;
   }
   if (!gpu_cells(vm, s)) return false;
-  uint64_t few[EMIT_WORDS_BY_VALUE], *words = few;
-  if (u->words > EMIT_WORDS_BY_VALUE && !(words = mem_alloc(vm, u->words * sizeof *words))) return false;
-  memset(words, 0, u->words * sizeof *words);
-  words[0] = s->mapped_there + offsetof(gpu_mapped, scratch);
-  if (bytes) memcpy(words + EMIT_WORDS_HEAD + p->nbuffers, ints, bytes);
-  if (p->nscalars) memcpy(words + EMIT_WORDS_HEAD + p->nbuffers + p->nints, scalars, p->nscalars * sizeof *scalars);
-  CUdeviceptr block = 0;
-  int64_t instances = 0;
-  void *arguments[] = {&block, &instances, words};
-  bool ok = u->by_value || ((block = gpu_alloc(vm, s, u->words * sizeof *words)) != 0 &&
-                            gpu_write(vm, s, block, words, u->words * sizeof *words));
-  if (ok) {
-    CUresult rc = gpu_driver(s)->cuLaunchKernel(u->code->functions[u->code->nfunctions - 1], 1, 1, 1, 1, 1, 1, 0,
-                                                s->stream, arguments, NULL);
-    if (rc != GPU_OK) ok = gpu_raise(vm, s, rc, "a launch");
-    if (ok && !(ok = gpu_wait(vm, s, "a kernel"))) s->abandoned = true;
-  }
-  if (block) gpu_free(vm, s, block, u->words * sizeof *words);
-  if (words != few) mem_free(vm, words, u->words * sizeof *words);
+  gpu_words w;
+  if (!gpu_words_open(vm, &w, u->words)) return false;
+  memset(w.all, 0, u->words * sizeof *w.all);
+  w.all[0] = s->mapped_there + offsetof(gpu_mapped, scratch);
+  if (bytes) memcpy(w.all + EMIT_WORDS_HEAD + p->nbuffers, ints, bytes);
+  if (p->nscalars) memcpy(w.all + EMIT_WORDS_HEAD + p->nbuffers + p->nints, scalars, p->nscalars * sizeof *scalars);
+  bool ok = gpu_words_send(vm, s, &w) &&
+            gpu_launch(vm, s, u->code->functions[u->code->nfunctions - 1], 1, 1, 0, w.block, 0, w.all);
+  if (ok && !(ok = gpu_wait(vm, s, "a kernel"))) s->abandoned = true;
+  gpu_words_close(vm, s, &w);
   if (!ok) return false;
   u->piece = (size_t)s->mapped->scratch;
   if (keeps) {
@@ -147,18 +162,22 @@ static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *i
   return true;
 }
 
-size_t gpu_buffer_bytes(const l_program *p, uint32_t b, const int64_t *values) {
-  int64_t n = values[p->buffers[b].size];
-  return ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 255) & ~(size_t)255;
+size_t gpu_scratch_buffers(const l_program *p, const int64_t *values, CUdeviceptr base, uint64_t *addresses) {
+  size_t bytes = 0;
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    if (p->buffers[b].mode != BUF_SCRATCH) continue;
+    int64_t n = values[p->buffers[b].size];
+    if (addresses) addresses[b] = base + bytes;
+    bytes += ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 255) & ~(size_t)255;
+  }
+  return bytes;
 }
 
 bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, const gpu_code *code, const int64_t *ints,
                 const qk_scalar *scalars, const int64_t *values) {
   *u = (gpu_setup){.p = p, .code = code, .words = emit_cuda_words(p)};
   u->by_value = u->words <= EMIT_WORDS_BY_VALUE;
-  for (uint32_t b = 0; b < p->nbuffers; b++)
-    if (p->buffers[b].mode == BUF_SCRATCH) u->pieces_at += gpu_buffer_bytes(p, b, values);
-  u->scratch = u->pieces_at;
+  u->scratch = u->pieces_at = gpu_scratch_buffers(p, values, 0, NULL);
   if (!l_needs_scratch(p)) return true;
   if (!ask_scratch(vm, s, u, ints, scalars)) return false;
   if (u->piece <= GPU_SHARED && code->shares) {
@@ -174,55 +193,46 @@ bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, cons
 }
 
 void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr base, uint64_t *words) {
-  const l_program *p = u->p;
   words[0] = u->piece ? base + u->pieces_at : 0;
-  for (uint32_t b = 0; b < p->nbuffers; b++) {
-    if (p->buffers[b].mode != BUF_SCRATCH) continue;
-    words[EMIT_WORDS_HEAD + b] = base;
-    base += gpu_buffer_bytes(p, b, values);
-  }
+  (void)gpu_scratch_buffers(u->p, values, base, words + EMIT_WORDS_HEAD);
 }
 
 /* The phases, with their words. */
-static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *values, uint64_t *words) {
+static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *values, gpu_words *words) {
   const l_program *p = u->p;
-  CUdeviceptr block = 0;
-  CUresult rc = GPU_OK;
-  size_t bytes = u->words * sizeof *words;
-  bool ok = u->by_value || ((block = gpu_alloc(vm, s, bytes)) != 0 && gpu_write(vm, s, block, words, bytes));
-  for (uint32_t j = 0, v = 1; j + 1 < u->code->nfunctions && ok && rc == GPU_OK; j++, v++) {
+  bool ok = gpu_words_send(vm, s, words);
+  for (uint32_t j = 0, v = 1; j + 1 < u->code->nfunctions && ok; j++, v++) {
     while (p->code[v].code != L_PAR) v++;
     int64_t instances = values[p->code[v].a];
-    void *arguments[] = {&block, &instances, words};
     if (instances > 0)
-      rc = gpu_driver(s)->cuLaunchKernel(u->code->functions[j], gpu_blocks(s, u, instances), 1, 1, GPU_THREADS, 1, 1,
-                                         u->shared, s->stream, arguments, NULL);
+      ok = gpu_launch(vm, s, u->code->functions[j], gpu_blocks(s, u, instances), GPU_THREADS, u->shared, words->block,
+                      instances, words->all);
   }
-  if (block) gpu_free(vm, s, block, bytes);
-  return ok && (rc == GPU_OK || gpu_raise(vm, s, rc, "a launch"));
+  return ok;
 }
 
 static device_answer run(qn_vm *vm, gpu_stream *s, const gpu_setup *u, void *const *buffers, const int64_t *ints,
                          const qk_scalar *scalars, const int64_t *values) {
   const l_program *p = u->p;
   bool waits = p->nchecks || l_unbounded(p);
-  uint64_t few[EMIT_WORDS_BY_VALUE], *words = few, error = ~(uint64_t)0;
+  uint64_t error = ~(uint64_t)0;
+  gpu_words w;
   if (waits && !gpu_cells(vm, s)) return DEVICE_FAILS;
   if (u->scratch && !gpu_scratch(vm, s, u->scratch)) return DEVICE_FAILS;
-  if (!u->by_value && !(words = mem_alloc(vm, u->words * sizeof *words))) return DEVICE_FAILS;
-  uint64_t *at = words + EMIT_WORDS_HEAD;
-  words[1] = waits ? s->cell : 0;
-  words[2] = waits ? s->mapped_there + offsetof(gpu_mapped, stop) : 0;
-  words[3] = 1;
+  if (!gpu_words_open(vm, &w, u->words)) return DEVICE_FAILS;
+  uint64_t *at = w.all + EMIT_WORDS_HEAD;
+  w.all[1] = waits ? s->cell : 0;
+  w.all[2] = waits ? s->mapped_there + offsetof(gpu_mapped, stop) : 0;
+  w.all[3] = 1;
   for (uint32_t b = 0; b < p->nbuffers; b++)
     *at++ = p->buffers[b].mode == BUF_SCRATCH ? 0 : (uint64_t)(uintptr_t)*buffers++;
   for (uint32_t i = 0; i < p->nints; i++) *at++ = (uint64_t)ints[i];
   for (uint32_t i = 0; i < p->nscalars; i++) *at++ = (uint64_t)scalars[i].i;
-  gpu_place_scratch(u, values, s->scratch, words);
-  bool ok = phases(vm, s, u, values, words);
+  gpu_place_scratch(u, values, s->scratch, w.all);
+  bool ok = phases(vm, s, u, values, &w);
   if (!ok) s->abandoned |= waits;
   ok = ok && (!waits || gpu_checked(vm, s, &error));
-  if (words != few) mem_free(vm, words, u->words * sizeof *words);
+  gpu_words_close(vm, s, &w);
   return !ok ? DEVICE_FAILS : error == ~(uint64_t)0 ? DEVICE_DONE : DEVICE_REFUSES;
 }
 

@@ -21,10 +21,9 @@ device_answer gpu_recurrence(qn_vm *vm, qn_array *to, const qn_array *by, const 
                         .reverse = reverse,
                         .exclusive = exclusive};
   if (w.n > LONG_CHAIN && w.chains < FEW_CHAINS) return DEVICE_REFUSES;
-  gpu_stream *s = gpu_stream_of(vm, plus->device);
-  if (!s) return DEVICE_FAILS;
-  if (!gpu_text_code(vm, s, TEXT_RECURRENCE)) return DEVICE_REFUSES;
-  if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "a recurrence") ? DEVICE_DONE : DEVICE_FAILS;
+  device_answer answer;
+  gpu_stream *s = gpu_text_enter(vm, plus->device, TEXT_RECURRENCE, "a recurrence", &answer);
+  if (!s) return answer;
   bool ok = gpu_text_launch(vm, s, TEXT_RECURRENCE, 0, (w.chains + THREADS - 1) / THREADS, &w);
   gpu_leave(s);
   return ok ? DEVICE_DONE : DEVICE_FAILS;

@@ -91,6 +91,7 @@ typedef struct sequence {
 
 typedef struct gpu_plan {
   device_plan shown;
+  size_t bytes; /* of the piece of memory that all tables lie in */
   gpu_stream *stream;
   bool ready, placed;
   bool fallible; /* calls are waited for; an interrupt may stop their kernels, since their results are dropped then */
@@ -150,33 +151,27 @@ void gpu_plan_close(qn_vm *vm, device_plan *there) {
   bool entered = gpu_ours(g->stream->engine) && gpu_enter(g->stream);
   sequences_free(vm, g, g->of_step);
   sequences_free(vm, g, g->joined);
-  for (uint32_t b = 0; b < p->nbuffers && there->constants; b++)
+  for (uint32_t b = 0; b < p->nbuffers; b++)
     if (there->constants[b]) gpu_free(vm, g->stream, (CUdeviceptr)(uintptr_t)there->constants[b], constant_bytes(p, b));
   if (entered) gpu_leave(g->stream);
-  mem_free(vm, there->constants, (p->nbuffers + 1) * sizeof *there->constants);
-  mem_free(vm, g->of_step, (p->nsteps + 1) * sizeof *g->of_step);
-  mem_free(vm, g->joined, (p->nsteps + 1) * sizeof *g->joined);
-  mem_free(vm, g->first_check, (p->nsteps + 1) * sizeof *g->first_check);
-  mem_free(vm, g->programs, (p->nkernels + 1) * sizeof *g->programs);
-  mem_free(vm, g->list, (p->nkernels + 1) * sizeof *g->list);
-  mem_free(vm, g, sizeof *g);
+  mem_free(vm, g, g->bytes);
 }
 
 static gpu_plan *open_plan(qn_vm *vm, int device, const plan *p) {
   gpu_stream *s = gpu_stream_of(vm, device);
-  gpu_plan *g = s ? mem_zalloc(vm, sizeof *g) : NULL;
+  size_t pointers = p->nbuffers + 2 * (size_t)p->nsteps + p->nkernels;
+  size_t bytes = sizeof(gpu_plan) + pointers * sizeof(void *) + p->nkernels * sizeof(device_program) +
+                 p->nsteps * sizeof(uint32_t);
+  gpu_plan *g = s ? mem_zalloc(vm, bytes) : NULL;
   if (!g) return NULL;
-  g->shown = (device_plan){.plan = p, .device = device};
+  g->bytes = bytes;
+  g->shown = (device_plan){.plan = p, .device = device, .constants = (void **)(void *)(g + 1)};
   g->stream = s;
-  if (!(g->shown.constants = mem_zalloc(vm, (p->nbuffers + 1) * sizeof *g->shown.constants)) ||
-      !(g->of_step = mem_zalloc(vm, (p->nsteps + 1) * sizeof *g->of_step)) ||
-      !(g->joined = mem_zalloc(vm, (p->nsteps + 1) * sizeof *g->joined)) ||
-      !(g->first_check = mem_zalloc(vm, (p->nsteps + 1) * sizeof *g->first_check)) ||
-      !(g->programs = mem_zalloc(vm, (p->nkernels + 1) * sizeof *g->programs)) ||
-      !(g->list = mem_zalloc(vm, (p->nkernels + 1) * sizeof *g->list))) {
-    gpu_plan_close(vm, &g->shown);
-    return NULL;
-  }
+  g->of_step = (sequence **)(void *)(g->shown.constants + p->nbuffers);
+  g->joined = g->of_step + p->nsteps;
+  g->list = (device_program **)(void *)(g->joined + p->nsteps);
+  g->programs = (device_program *)(void *)(g->list + p->nkernels);
+  g->first_check = (uint32_t *)(void *)(g->programs + p->nkernels);
   for (uint32_t k = 0; k < p->nkernels; k++) {
     g->programs[k] = (device_program){.program = p->kernels[k].program, .hash = p->kernels[k].hash};
     g->list[k] = &g->programs[k];
@@ -558,11 +553,7 @@ static bool place_scratch(qn_vm *vm, gpu_stream *s, instance *i) {
 static bool run_function(qn_vm *vm, gpu_stream *s, const instance *i, const function *f, CUdeviceptr block) {
   if (f->product) return gpu_gemm_run(vm, s, f->product, i->words + f->at, i->base);
   CUdeviceptr words = block ? block + f->at * sizeof *i->words : 0;
-  int64_t instances = f->instances;
-  void *arguments[] = {&words, &instances, i->words + f->at};
-  CUresult rc =
-      gpu_driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, f->shared, s->stream, arguments, NULL);
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+  return gpu_launch(vm, s, f->f, f->blocks, GPU_THREADS, f->shared, words, f->instances, i->words + f->at);
 }
 
 /* No graphs with products any more; the log says why. */
@@ -655,7 +646,6 @@ bool gpu_plan_joins(qn_vm *vm, device_plan *there) {
   if (!g->ready || !g->apart) return g->ready;
   if (g->joined && gpu_enter(g->stream)) {
     sequences_free(vm, g, g->joined);
-    mem_free(vm, g->joined, (there->plan->nsteps + 1) * sizeof *g->joined);
     g->joined = NULL;
     gpu_leave(g->stream);
   }

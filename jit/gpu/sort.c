@@ -58,9 +58,9 @@ static bool sort_few(qn_vm *vm, gpu_stream *s, sort_words *w) {
 device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices) {
   if (x->size == 0) return DEVICE_DONE;
   if (x->size > (int64_t)1 << 40 || (x->rank && x->shape[axis] > INT32_MAX)) return DEVICE_REFUSES;
-  gpu_stream *s = gpu_stream_of(vm, x->device);
-  if (!s) return DEVICE_FAILS;
-  if (!gpu_text_code(vm, s, TEXT_SORT)) return DEVICE_REFUSES;
+  device_answer answer;
+  gpu_stream *s = gpu_text_enter(vm, x->device, TEXT_SORT, "sorting", &answer);
+  if (!s) return answer;
   sort_words w = {.x = (uint64_t)(uintptr_t)array_data(x),
                   .out = (uint64_t)(uintptr_t)array_data(out),
                   .infinity = dtype_is_float((qn_dtype)x->dtype) ? dtype_infinity((qn_dtype)x->dtype) : 0,
@@ -77,7 +77,6 @@ device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bo
     }
   }
   w.lines = x->size / w.n;
-  if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "sorting") ? DEVICE_DONE : DEVICE_FAILS;
   bool ok = w.n <= RANKED ? sort_few(vm, s, &w) : w.n <= SHORT_LINE ? sort_short(vm, s, &w) : sort_long(vm, s, &w);
   gpu_leave(s);
   return ok ? DEVICE_DONE : DEVICE_FAILS;

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 
 #include "jit/gpu/libraries.h"
+#include "jit/kernel/emit.h"
 #include "jit/run/code.h"
 #include "jit/run/device.h"
 
@@ -26,7 +27,8 @@ typedef struct gpu_device {
   int arch;  /* 90 for sm_90 */
   int units; /* multiprocessors */
   gpu_gemms *products;
-  hash_table codes; /* gpu_code by the hash of its program */
+  hash_table codes;   /* gpu_code by the hash of its program */
+  hash_table modules; /* CUmodule, by their number */
 } gpu_device;
 
 /* Compiled code of one program for one device. In the device's table until the engine closes. */
@@ -50,9 +52,6 @@ typedef struct gpu_engine {
   bool opened;
   libraries libraries;
   gpu_device devices[GPU_DEVICES];
-  CUmodule *modules; /* and their devices */
-  int *module_device;
-  uint32_t nmodules, modules_cap;
   gpu_job *queue, **tail;
   pthread_cond_t work, done;
   pthread_t workers[GPU_WORKERS];
@@ -151,6 +150,8 @@ static inline void gpu_leave(const gpu_stream *s) {
 }
 /* The VM's stream on the device, entered; NULL with an error raised, which names `what` was to be done. */
 gpu_stream *gpu_entered(qn_vm *vm, int device, const char *what);
+/* The driver's words for what it answered. */
+const char *gpu_error_text(const cuda_driver *d, CUresult rc);
 /* Raises what a call of the driver answered; always false. */
 bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what);
 
@@ -242,10 +243,28 @@ typedef enum gpu_text { TEXT_OWN, TEXT_SORT, TEXT_COMPRESS, TEXT_RECURRENCE, TEX
 enum { OWN_COPY, OWN_REPORT, OWN_COUNT }; /* kernels of TEXT_OWN */
 /* NULL while they are compiled, which begins with the first question, or if they cannot be. Under `sync` and `verify` they are waited for. */
 const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, gpu_text text);
+/* The VM's stream on the device, entered, once the text's code is there. NULL: *answer says why; an error names `what` was to be done. */
+gpu_stream *gpu_text_enter(qn_vm *vm, int device, gpu_text text, const char *what, device_answer *answer);
 /* Launches one of them, whose code is there, with its words (words.h), for so many instances; inside gpu_enter. */
 QN_MUST_CHECK bool gpu_text_launch(qn_vm *vm, gpu_stream *s, gpu_text text, int kernel, int64_t instances, void *words);
 /* The name of a text, and the text. */
 const char *gpu_text_source(gpu_text text, const char **name);
+
+/* Asks for a kernel: its words are its parameters or, where `block` is not 0, lie there. Inside gpu_enter. */
+QN_MUST_CHECK bool gpu_launch(qn_vm *vm, const gpu_stream *s, CUfunction f, unsigned blocks, unsigned threads,
+                              unsigned shared, CUdeviceptr block, int64_t instances, void *words);
+/* The words of a launch, and where its kernels find them: in their parameters, or in a block of the device. */
+typedef struct gpu_words {
+  uint64_t *all;
+  uint32_t n;
+  CUdeviceptr block; /* 0: they are parameters */
+  uint64_t few[EMIT_WORDS_BY_VALUE];
+} gpu_words;
+/* Room for n words. False with an error raised; else gpu_words_close is due. */
+QN_MUST_CHECK bool gpu_words_open(qn_vm *vm, gpu_words *w, uint32_t n);
+/* Sends those that are too many for parameters. Inside gpu_enter, as closing is. */
+QN_MUST_CHECK bool gpu_words_send(qn_vm *vm, gpu_stream *s, gpu_words *w);
+void gpu_words_close(qn_vm *vm, gpu_stream *s, gpu_words *w);
 
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
@@ -260,8 +279,8 @@ typedef struct gpu_setup {
   unsigned shared; /* or bytes of shared memory for one, where these are few */
   size_t pieces_at;
 } gpu_setup;
-/* Bytes of a scratch buffer, as such buffers lie one after the other. */
-size_t gpu_buffer_bytes(const l_program *p, uint32_t b, const int64_t *values);
+/* Writes the addresses of scratch buffers, one after the other from `base` on, to addresses[b] (NULL: nowhere). Returns their bytes. */
+size_t gpu_scratch_buffers(const l_program *p, const int64_t *values, CUdeviceptr base, uint64_t *addresses);
 /* Fills it in for launch-time values. False with an error raised. */
 QN_MUST_CHECK bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, const gpu_code *code,
                               const int64_t *ints, const qk_scalar *scalars, const int64_t *values);

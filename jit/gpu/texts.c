@@ -45,13 +45,19 @@ const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, gpu_text text) {
   return s->texts[text];
 }
 
+gpu_stream *gpu_text_enter(qn_vm *vm, int device, gpu_text text, const char *what, device_answer *answer) {
+  gpu_stream *s = gpu_stream_of(vm, device);
+  *answer = s ? DEVICE_REFUSES : DEVICE_FAILS;
+  if (!s || !gpu_text_code(vm, s, text)) return NULL;
+  if (gpu_enter(s)) return s;
+  *answer = DEVICE_FAILS;
+  gpu_raise(vm, s, GPU_NO_DEVICE, what);
+  return NULL;
+}
+
 bool gpu_text_launch(qn_vm *vm, gpu_stream *s, gpu_text text, int kernel, int64_t instances, void *words) {
   enum { BLOCKS_PER_UNIT = 16 };
-  CUdeviceptr block = 0;
-  void *arguments[] = {&block, &instances, words};
   int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
-  unsigned blocks = (unsigned)(instances < most ? instances : most);
-  CUresult rc = s->engine->libraries.driver.cuLaunchKernel(s->texts[text]->functions[kernel], blocks, 1, 1, THREADS, 1,
-                                                           1, 0, s->stream, arguments, NULL);
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+  return gpu_launch(vm, s, s->texts[text]->functions[kernel], (unsigned)(instances < most ? instances : most), THREADS,
+                    0, 0, instances, words);
 }
