@@ -22,8 +22,6 @@ typedef struct translator {
   uint8_t *reg_size;
 } translator;
 
-static bool is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
-
 void bvm_code_free(void *code) {
   vmcode *c = code;
   if (!c) return;
@@ -41,10 +39,8 @@ void bvm_code_free(void *code) {
 
 bvm_fn bvm_loop_of(const bvm_loops *l, const l_program *p, const l_instr *i) {
   if (i->code == L_MATH) return l->math[i->sub][math_rows[i->sub].kind == MATH_IS_WORD ? i->dtype : i->type2];
-  if (i->sub == KOP_cast && p->code[i->a].dtype != i->dtype) return l->cast[p->code[i->a].dtype][i->dtype];
-  if (i->sub == KOP_cast || i->sub == KOP_copy || i->sub == KOP_bitcast)
-    return l->copy[bvm_size_class(dtype_size((qn_dtype)i->dtype))];
-  if (i->sub == KOP_select) return l->select[bvm_size_class(dtype_size((qn_dtype)i->dtype))];
+  uint8_t from = p->code[i->a].dtype;
+  if (i->sub == KOP_cast) return from != i->dtype ? l->cast[from][i->dtype] : l->kop[KOP_copy][from];
   return l->kop[i->sub][i->type2];
 }
 
@@ -204,7 +200,7 @@ static void decode(translator *t, bvm_op *o, bool in_vec) {
   if (in_vec && c->scalar[o->at]) o->flags |= OP_ONCE;
 }
 
-static bool note_acc(translator *t, l_val at) {
+static void note_acc(translator *t, l_val at) {
   vmcode *c = t->c;
   const l_instr *i = &t->p->code[at];
   bvm_acc_plan *a = &c->accs[c->naccs];
@@ -214,10 +210,9 @@ static bool note_acc(translator *t, l_val at) {
                       .order = (uint8_t)i->imm,
                       .size = (uint8_t)dtype_size((qn_dtype)i->dtype),
                       .many = i->a != 0,
-                      .arg = is_arg(i->sub)};
+                      .arg = i->sub == KOP_argmax || i->sub == KOP_argmin};
   a->fold = a->arg ? NULL : c->loops->kop[i->sub][i->dtype];
   c->acc_of[at] = (uint16_t)c->naccs++;
-  return true;
 }
 
 static bool translate(translator *t) {
@@ -238,7 +233,7 @@ static bool translate(translator *t) {
       continue;
     }
     if (i->code == L_CONST || i->code == L_INT || i->code == L_SYNC) continue; /* set when the frame is made */
-    if (i->code == L_ACC && !note_acc(t, v)) return false;
+    if (i->code == L_ACC) note_acc(t, v);
     if (i->code == L_ACC || i->code == L_LOCAL || i->code == L_TILE) {
       c->places[c->nplaces++] = c->nops;
       c->phases[c->nphases - 1].nplaces++;

@@ -117,8 +117,8 @@ void bvm_frame_init(bvm_frame *f, const vmcode *code, const qk_args *args, void 
 void bvm_frame_again(bvm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block);
 /* Evaluates what stands before the phase's PAR. Returns the number of instances. */
 int64_t bvm_phase_begin(bvm_frame *f, const bvm_phase *ph);
-/* Bytes of locals and accumulators of the phase; bvm_phase_begin has run. */
-size_t bvm_phase_bytes(const bvm_frame *f, const bvm_phase *ph);
+/* Bytes of locals and accumulators of the phase; bvm_phase_begin has run. What the frame knows of their places is lost. */
+size_t bvm_phase_bytes(bvm_frame *f, const bvm_phase *ph);
 /* Elements of work of one instance, roughly. */
 int64_t bvm_phase_work(const bvm_frame *f, const bvm_phase *ph);
 /* Runs instances lo..hi-1; f->dynamic is set. False: interrupted. */

@@ -65,12 +65,6 @@ static int64_t width_of(const bvm_frame *f, const bvm_acc_plan *a) {
  * the last 64 values of each of the 6 steps. */
 static int64_t scan_rows(const bvm_acc_plan *a) { return !a->scanned ? 0 : has_rows(a) ? 4 + 6 * ORDER_LANES : 4; }
 
-size_t bvm_acc_bytes(const bvm_frame *f, const bvm_acc_plan *a) {
-  size_t r = (size_t)results_of(f, a), w = (size_t)width_of(f, a), s = a->size;
-  return round64((has_rows(a) ? ORDER_LANES : 1) * w * s) + round64((size_t)levels_of(f, a) * w * s) +
-         round64((size_t)scan_rows(a) * r * s) + (a->arg ? round64(r * 8) : 0);
-}
-
 char *bvm_acc_place(bvm_frame *f, const bvm_acc_plan *a, char *at) {
   bvm_acc *s = &f->accs[f->code->acc_of[a->at]];
   size_t r = (size_t)results_of(f, a), w = (size_t)width_of(f, a), size = a->size;
@@ -281,25 +275,13 @@ static void push_value(bvm_frame *f, const bvm_op *o, const bvm_acc_plan *a, bvm
 
 void bvm_acc_push(bvm_frame *f, const bvm_op *o) { push_value(f, o, plan_of(f, o->in->a), state_of(f, o->in->a)); }
 
-void bvm_acc_vec_begin(bvm_frame *f, uint32_t pc, uint32_t end) {
+void bvm_acc_vec_block(bvm_frame *f, uint32_t pc, uint32_t end, bool first) {
   for (uint32_t k = pc + 1; k < end; k++) {
     const bvm_op *o = &f->code->ops[k];
     if ((o->code != L_PUSH && o->code != L_SCAN) || !plan_of(f, o->in->a)->many) continue;
     bvm_acc *s = state_of(f, o->in->a);
-    s->k0 = s->k;
-    s->leaves0 = s->leaves;
-    s->scanned0 = s->scanned;
-  }
-}
-
-void bvm_acc_vec_block(bvm_frame *f, uint32_t pc, uint32_t end) {
-  for (uint32_t k = pc + 1; k < end; k++) {
-    const bvm_op *o = &f->code->ops[k];
-    if ((o->code != L_PUSH && o->code != L_SCAN) || !plan_of(f, o->in->a)->many) continue;
-    bvm_acc *s = state_of(f, o->in->a);
-    s->scanned = s->scanned0;
-    s->k = s->k0;
-    s->leaves = s->leaves0;
+    if (first) s->k0 = s->k, s->leaves0 = s->leaves, s->scanned0 = s->scanned;
+    s->k = s->k0, s->leaves = s->leaves0, s->scanned = s->scanned0;
   }
 }
 

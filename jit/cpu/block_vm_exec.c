@@ -62,36 +62,24 @@ int64_t bvm_phase_begin(bvm_frame *f, const bvm_phase *ph) {
 
 int64_t bvm_scratch_elements(const bvm_frame *f, uint32_t b) { return f->idx[f->code->p->buffers[b].size]; }
 
-static size_t local_bytes(const bvm_frame *f, const l_instr *i) {
-  return (size_t)(f->idx[i->a] > 0 ? f->idx[i->a] : 0) * dtype_size((qn_dtype)i->dtype);
-}
-
-size_t bvm_phase_bytes(const bvm_frame *f, const bvm_phase *ph) {
-  size_t bytes = 0;
-  for (uint32_t k = 0; k < ph->nplaces; k++) {
-    const bvm_op *o = &f->code->ops[f->code->places[ph->places + k]];
-    if (o->code == L_TILE)
-      bytes += QK_TILE_WORK;
-    else if (o->code == L_LOCAL)
-      bytes += round64(local_bytes(f, o->in));
-    else
-      bytes += bvm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
-  }
-  return bytes;
-}
-
-/* Gives locals and accumulators their places. */
-static void place(bvm_frame *f, const bvm_phase *ph) {
+/* Gives locals and accumulators their places, one behind the other in the frame's dynamic part. Returns where that ends. */
+static char *place(bvm_frame *f, const bvm_phase *ph) {
   char *at = f->dynamic;
   for (uint32_t k = 0; k < ph->nplaces; k++) {
     const bvm_op *o = &f->code->ops[f->code->places[ph->places + k]];
+    int64_t n = o->code == L_LOCAL ? f->idx[o->in->a] : 0;
     if (o->code == L_TILE)
       f->val[o->at] = bump(&at, QK_TILE_WORK);
     else if (o->code == L_LOCAL)
-      f->val[o->at] = bump(&at, local_bytes(f, o->in));
+      f->val[o->at] = bump(&at, (size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)o->in->dtype));
     else
       at = bvm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
   }
+  return at;
+}
+
+size_t bvm_phase_bytes(bvm_frame *f, const bvm_phase *ph) {
+  return (size_t)((uintptr_t)place(f, ph) - (uintptr_t)f->dynamic);
 }
 
 /* Bounds that are known at launch count; others are taken for 64. */
@@ -203,20 +191,25 @@ static char *address_of(const bvm_frame *f, const l_instr *i, int64_t stride, in
   return (char *)((uintptr_t)buffer_base(f, i->imm) + (uintptr_t)(at * (uint64_t)bytes));
 }
 
+/* Where the one element of an access outside VECs lies; NULL where its guard does not hold. */
+static char *address_of_one(const bvm_frame *f, const bvm_op *o) {
+  const l_instr *i = o->in;
+  if (i->g && !*(const uint8_t *)f->val[i->g]) return NULL;
+  int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
+  return address_of(f, i, stride, bytes) + (i->c ? *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes : 0);
+}
+
 static void load(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   const bvm_loops *l = f->code->loops;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0, n = f->n;
-  char *base = address_of(f, i, stride, bytes), *out = f->val[o->at];
-  bool vector = (o->flags & OP_VECTOR) && !(o->flags & OP_ONCE);
-  if (!vector) { /* one element */
-    if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
-    if (i->g && !*(const uint8_t *)f->val[i->g])
-      copy_one(out, f->val[i->h], o->size);
-    else
-      copy_one(out, base, o->size);
+  char *out = f->val[o->at];
+  if (!(o->flags & OP_VECTOR) || o->flags & OP_ONCE) { /* one element */
+    const char *from = address_of_one(f, o);
+    copy_one(out, from ? from : f->val[i->h], o->size);
     return;
   }
+  char *base = address_of(f, i, stride, bytes);
   bool guarded = i->h != 0;
   if (!guarded && !i->c) {
     if (stride == 1 && (o->flags & OP_ALIAS))
@@ -267,12 +260,12 @@ static void store(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   const bvm_loops *l = f->code->loops;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
-  char *base = address_of(f, i, stride, bytes);
   if (!(o->flags & OP_VECTOR)) {
-    if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
-    if (!i->g || *(const uint8_t *)f->val[i->g]) copy_one(base, f->val[i->h], o->size);
+    char *to = address_of_one(f, o);
+    if (to) copy_one(to, f->val[i->h], o->size);
     return;
   }
+  char *base = address_of(f, i, stride, bytes);
   guard g = guard_of(f, i);
   guard_active(f, &g);
   if (g.from >= g.to) return;
@@ -317,12 +310,12 @@ static void update(bvm_frame *f, const bvm_op *o) {
   const bvm_loops *l = f->code->loops;
   uint8_t dtype = f->code->p->code[i->h].dtype;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
-  char *base = address_of(f, i, stride, bytes);
   if (!(o->flags & OP_VECTOR)) {
-    if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
-    if (!i->g || *(const uint8_t *)f->val[i->g]) update_one(l, i->sub, dtype, base, f->val[i->h]);
+    char *element = address_of_one(f, o);
+    if (element) update_one(l, i->sub, dtype, element, f->val[i->h]);
     return;
   }
+  char *base = address_of(f, i, stride, bytes);
   guard g = guard_of(f, i);
   guard_active(f, &g);
   const char *from = bvm_vector(f, i->h, 3);
@@ -533,12 +526,11 @@ static bool run_while(bvm_frame *f, const bvm_op *o, uint32_t pc) {
 static bool run_vec(bvm_frame *f, const bvm_op *o, uint32_t pc) {
   int64_t from = f->idx[o->in->a], to = f->idx[o->in->b], count = to - from;
   bool ok = true, many = (o->flags & OP_MANY) != 0;
-  if (many) bvm_acc_vec_begin(f, pc, o->end);
   for (int64_t k = 0; k < count && ok; k += f->block) {
     f->o = k;
     f->i0 = from + k;
     f->n = count - k < f->block ? count - k : f->block;
-    if (many && k) bvm_acc_vec_block(f, pc, o->end);
+    if (many) bvm_acc_vec_block(f, pc, o->end, k == 0);
     ok = frame_run(f, pc + 1, o->end);
     if ((k & 0xfffff) == 0 && k && interrupted(f)) ok = false;
   }
@@ -627,7 +619,7 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
 
 bool bvm_phase_run(bvm_frame *f, const bvm_phase *ph, int64_t lo, int64_t hi) {
   const bvm_op *par = &f->code->ops[ph->par];
-  if (ph->nplaces) place(f, ph);
+  if (ph->nplaces) (void)place(f, ph);
   for (int64_t i = lo; i < hi; i++) {
     f->idx[par->at] = i;
     if (!frame_run(f, ph->par + 1, ph->end)) return false;

@@ -13,16 +13,15 @@ QN_MUST_CHECK bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end);
 const void *bvm_vector(bvm_frame *f, l_val v, int slot);
 
 /* ---- accumulators (block_vm_acc.c) ---- */
-size_t bvm_acc_bytes(const bvm_frame *f, const bvm_acc_plan *a);
-char *bvm_acc_place(bvm_frame *f, const bvm_acc_plan *a, char *at); /* returns what follows */
+/* Gives an accumulator its memory, from `at` on; returns what follows. */
+char *bvm_acc_place(bvm_frame *f, const bvm_acc_plan *a, char *at);
 void bvm_acc_reset(bvm_frame *f, const bvm_op *o);
 void bvm_acc_push(bvm_frame *f, const bvm_op *o);
 void bvm_acc_scan(bvm_frame *f, const bvm_op *o);
 void bvm_acc_partial(bvm_frame *f, const bvm_op *o);
 void bvm_acc_merge(bvm_frame *f, const bvm_op *o);
 void bvm_acc_finish(bvm_frame *f, const bvm_op *o);
-/* A VEC begins that pushes to accumulators with many results: each of its blocks starts with the same counts. */
-void bvm_acc_vec_begin(bvm_frame *f, uint32_t pc, uint32_t end);
-void bvm_acc_vec_block(bvm_frame *f, uint32_t pc, uint32_t end);
+/* A block begins of a VEC that pushes to accumulators with many results: the `first` one notes their counts, the others start with the same. */
+void bvm_acc_vec_block(bvm_frame *f, uint32_t pc, uint32_t end, bool first);
 
 #endif

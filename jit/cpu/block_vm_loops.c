@@ -447,24 +447,17 @@ NUMBERS(MAKE_FOLDS_NUM)
 WORDS(MAKE_FOLDS_BIT)
 MAKE_FOLDS_BIT(b8)
 
-#define MADD_f32 fma_f32
-#define MADD_f64 fma_f64
+#define madd_f32 fma_f32
+#define madd_f64 fma_f64
 #define MADD_INT(T)                                                                                                    \
   static inline T madd_##T(T x, T y, T s) { return add_##T(s, mul_##T(x, y)); }
 WORDS(MADD_INT)
-#define MADD_u8 madd_u8
-#define MADD_i8 madd_i8
-#define MADD_i16 madd_i16
-#define MADD_i32 madd_i32
-#define MADD_i64 madd_i64
-#define MADD_u32 madd_u32
-#define MADD_u64 madd_u64
 #define DOTS(T)                                                                                                        \
   static void dot_##T(void *value, const void *a, const void *b, int mode, int64_t n, bool first) {                    \
     const T *x = a, *y = b;                                                                                            \
     int64_t sx = mode & VM_A ? 1 : 0, sy = mode & VM_B ? 1 : 0;                                                        \
     T v = first ? mul_##T(x[0], y[0]) : *(T *)value;                                                                   \
-    for (int64_t i = first; i < n; i++) v = MADD_##T(x[i * sx], y[i * sy], v);                                         \
+    for (int64_t i = first; i < n; i++) v = madd_##T(x[i * sx], y[i * sy], v);                                         \
     *(T *)value = v;                                                                                                   \
   }                                                                                                                    \
   static void dots_##T(void *acc, const void *a, const void *b, int mode, int64_t n, bool first) {                     \
@@ -477,7 +470,7 @@ WORDS(MADD_INT)
     SPLAT_OF(T, y, b, VM_B)                                                                                            \
     for (int64_t j = 0; j < n; j += SPLAT) {                                                                           \
       int64_t m = n - j < SPLAT ? n - j : SPLAT;                                                                       \
-      SIMD for (int64_t i = 0; i < m; i++) s[i] = MADD_##T(x[i], y[i], s[i]);                                          \
+      SIMD for (int64_t i = 0; i < m; i++) s[i] = madd_##T(x[i], y[i], s[i]);                                          \
       s += SPLAT, x += mode & VM_A ? SPLAT : 0, y += mode & VM_B ? SPLAT : 0;                                          \
     }                                                                                                                  \
   }
@@ -496,12 +489,12 @@ NUMBERS(DOTS)
         for (int k = 0; k < kept; k++) of[k] = GET(row[k * sx]);                                                       \
         for (int64_t j = columns; j > 0; j--, column += next) {                                                        \
           SCALAR C v = mul_##C(kept ? of[0] : GET(*row), GET(*column));                                                \
-          for (int k = 1; k < kept; k++) v = MADD_##C(of[k], GET(column[k * sy]), v);                                  \
+          for (int k = 1; k < kept; k++) v = madd_##C(of[k], GET(column[k * sy]), v);                                  \
           if (!kept) {                                                                                                 \
             const T *x = row, *y = column;                                                                             \
             for (int64_t k = depth; k > 1; k--) {                                                                      \
               SCALAR x += sx, y += sy;                                                                                 \
-              v = MADD_##C(GET(*x), GET(*y), v);                                                                       \
+              v = madd_##C(GET(*x), GET(*y), v);                                                                       \
             }                                                                                                          \
           }                                                                                                            \
           *out++ = PUT(v);                                                                                             \

@@ -46,8 +46,7 @@ typedef struct code_table {
   troubles troubles;
   pthread_mutex_t lock; /* over what follows */
   hash_table codes;     /* phases by l_hash */
-  void **objects;       /* dlopen handles */
-  uint32_t nobjects, objects_cap;
+  hash_table objects;   /* dlopen handles, by their number */
 } code_table;
 
 static void init(void *part, qn_engine *engine) {
@@ -66,9 +65,10 @@ void compile_close(cpu_engine *c) {
   code_table *t = c->code;
   if (!t) return;
   for (uint32_t i = 0; i < t->codes.cap; i++) free(t->codes.slots[i].what);
-  for (uint32_t i = 0; i < t->nobjects; i++) dlclose(t->objects[i]);
+  for (uint32_t i = 0; i < t->objects.cap; i++)
+    if (t->objects.slots[i].what) dlclose(t->objects.slots[i].what);
   hash_free(&t->codes);
-  free(t->objects);
+  hash_free(&t->objects);
   free(t);
   c->code = NULL;
 }
@@ -293,16 +293,7 @@ static void *load_object(code_table *t, const char *object, size_t size) {
     return NULL;
   }
   pthread_mutex_lock(&t->lock);
-  if (t->nobjects == t->objects_cap) {
-    uint32_t cap = t->objects_cap ? t->objects_cap * 2 : 32;
-    void **more = realloc(t->objects, cap * sizeof *more);
-    if (more) {
-      t->objects = more;
-      t->objects_cap = cap;
-    }
-  }
-  bool kept = t->nobjects < t->objects_cap;
-  if (kept) t->objects[t->nobjects++] = handle;
+  bool kept = hash_add(&t->objects, t->objects.n, handle);
   pthread_mutex_unlock(&t->lock);
   if (kept) return handle;
   dlclose(handle);

@@ -34,6 +34,16 @@ static inline const bvm_loops *cpu_loops(qn_vm *vm) {
 /* How many threads may share work that is worth so many elements of pointwise work: at least 1; 0 with an error raised. */
 int cpu_threads(qn_vm *vm, int64_t work);
 
+/* Is work to end: was it interrupted or, asked by the VM's own thread, is its time over? */
+static inline bool cpu_must_stop(qn_vm *vm, bool own) {
+  if (atomic_load_explicit(&vm->interrupt, memory_order_relaxed)) return true;
+  return own && vm->config.time_limit > 0 && !error_pending(vm) && vm_poll_slow(vm);
+}
+/* Raises the error of work that ended so, if none is pending. */
+static inline void cpu_raise_stopped(qn_vm *vm) {
+  if (!error_pending(vm) && !vm_poll_slow(vm)) raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
+}
+
 /* The end of order INNER (l.h): 64 lanes, of which the first n (1..64) are x[0..n) and the others the identity, folded by halving
  * to one value, `out`. `lanes` is room for 64 elements; it may be `x`, and `out` may be the start of it. */
 void bvm_fold_lanes(bvm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n);

@@ -2,12 +2,12 @@
  * thread at the clock, too. */
 #include "jit/cpu/pieces.h"
 
+#include "jit/cpu/cpu.h"
 #include "jit/cpu/thread_pool.h"
 
 bool pieces_stop(cpu_pieces *p, int thread) {
   if (atomic_load_explicit(&p->stop, memory_order_relaxed)) return true;
-  bool stop = atomic_load_explicit(&p->vm->interrupt, memory_order_relaxed) != 0 ||
-              (thread == 0 && p->vm->config.time_limit > 0 && !error_pending(p->vm) && vm_poll_slow(p->vm));
+  bool stop = cpu_must_stop(p->vm, thread == 0);
   if (stop) atomic_store(&p->stop, true);
   return stop;
 }
@@ -33,6 +33,6 @@ bool pieces_run(qn_vm *vm, int threads, int64_t n, void (*work)(cpu_pieces *p, i
     take(&p, 0);
   }
   if (!atomic_load(&p.stop)) return true;
-  if (!error_pending(vm) && !vm_poll_slow(vm)) raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
+  cpu_raise_stopped(vm);
   return false;
 }

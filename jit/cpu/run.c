@@ -88,8 +88,7 @@ static void cpu_engine_forked(qn_engine *engine) {
 static bool one_element(op_id op, qn_dtype d, const void *a, const void *b, const void *c, void *out) {
   const bvm_loops *loops = bvm_loops_pick();
   op_body body = op_bodies[op];
-  bvm_fn fn = body.kind == BODY_KOP    ? (body.which == KOP_select ? loops->select[bvm_size_class(dtype_size(d))]
-                                                                   : loops->kop[body.which][d])
+  bvm_fn fn = body.kind == BODY_KOP    ? loops->kop[body.which][d]
               : body.kind == BODY_MATH ? loops->math[body.which][d]
                                        : NULL;
   if (fn) fn(out, a, b, c, 0, 1);
@@ -169,16 +168,6 @@ typedef struct launch {
   _Atomic uint64_t error;
 } launch;
 
-/* Looks at the clock too, on the VM's own thread. */
-static inline bool must_stop(qn_vm *vm, bool own) {
-  if (atomic_load_explicit(&vm->interrupt, memory_order_relaxed)) return true;
-  return own && vm->config.time_limit > 0 && !error_pending(vm) && vm_poll_slow(vm);
-}
-
-static void raise_stopped(qn_vm *vm) {
-  if (!error_pending(vm) && !vm_poll_slow(vm)) raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
-}
-
 static void work(void *ctx, int thread) {
   launch *l = ctx;
   bvm_frame other, *f = thread ? &other : l->own;
@@ -199,7 +188,7 @@ static void work(void *ctx, int thread) {
       l->compiled(&args, lo, hi);
     else if (!bvm_phase_run(f, l->phase, lo, hi))
       atomic_store(&l->stop, true);
-    if (must_stop(l->vm, thread == 0)) atomic_store(&l->stop, true);
+    if (cpu_must_stop(l->vm, thread == 0)) atomic_store(&l->stop, true);
   }
   l->failures[thread] = l->compiled ? (kernel_failure){.error = ~(uint64_t)0} : f->failure;
 }
@@ -277,7 +266,7 @@ static bool run_phase(launch *l, kernel_failure *failure, size_t scratch_bytes) 
     uint64_t error = atomic_load(&l->error);
     if (error < failure->error) *failure = (kernel_failure){.error = error};
     if (atomic_load(&l->stop)) {
-      raise_stopped(vm);
+      cpu_raise_stopped(vm);
       ok = false;
     }
   }
@@ -330,8 +319,8 @@ static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, con
     compiled[k](&args, 0, code->phases[k].instances);
     failure->error = atomic_load_explicit(&error, memory_order_relaxed);
     ok = failure->error == ~(uint64_t)0;
-    if (must_stop(vm, true)) {
-      raise_stopped(vm);
+    if (cpu_must_stop(vm, true)) {
+      cpu_raise_stopped(vm);
       failure->error = ~(uint64_t)0;
       ok = false;
     }

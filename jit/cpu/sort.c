@@ -209,11 +209,24 @@ static bool ranks(const sorting *s) { return s->n <= (s->size == 8 ? SORT_RANKED
 
 static bool room_stops(sort_room *r) { return pieces_stop(r->ctx, r->thread); }
 
+/* The memory, for a piece of work that begins. */
+static sort_room *room_begin(sort_room *r, cpu_pieces *p, int thread) {
+  r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
+  return r;
+}
+
+/* How many lines a piece of work has where so many threads share them. */
+static int64_t lines_each(const sorting *s, int threads) {
+  int64_t each = PART / s->n;
+  if (threads > 1 && each > s->total / (4 * threads)) each = s->total / (4 * threads);
+  if (each < 1) each = 1;
+  return s->tiles ? (each + TILE - 1) / TILE * TILE : each;
+}
+
 static void lines_piece(cpu_pieces *p, int thread, int64_t piece) {
   const sorting *s = p->ctx;
   int64_t line = piece * s->each, end = s->total - line < s->each ? s->total : line + s->each;
-  sort_room *r = s->rooms ? room_of(s, thread) : NULL;
-  if (r) r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
+  sort_room *r = s->rooms ? room_begin(room_of(s, thread), p, thread) : NULL;
   while (line < end) {
     const char *in;
     char *out;
@@ -239,10 +252,7 @@ static void lines_piece(cpu_pieces *p, int thread, int64_t piece) {
 static bool sort_lines(sorting *s) {
   int threads = cpu_threads(s->vm, s->total * s->n > INT64_MAX / WORTH ? INT64_MAX : s->total * s->n * WORTH);
   if (!threads) return false;
-  s->each = PART / s->n;
-  if (threads > 1 && s->each > s->total / (4 * threads)) s->each = s->total / (4 * threads);
-  if (s->each < 1) s->each = 1;
-  if (s->tiles) s->each = (s->each + TILE - 1) / TILE * TILE;
+  s->each = lines_each(s, threads);
   int64_t pieces = (s->total + s->each - 1) / s->each;
   if (threads > pieces) threads = (int)pieces;
   if (!inserts(s) && !ranks(s)) {
@@ -310,8 +320,7 @@ static void sort_piece(cpu_pieces *p, int thread, int64_t place) {
   const sorting *s = h->s;
   int64_t from = h->from[place], n = h->from[place + 1] - from;
   if (n == 0) return;
-  sort_room *r = &h->rooms[thread];
-  r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
+  sort_room *r = room_begin(&h->rooms[thread], p, thread);
   size_t at = (size_t)from * sort_item_size(s->kind);
   const void *sorted = s->loops->sort[s->kind](r, h->b + at, h->a + at, n, s->low);
   if (!r->stopped) store(s, sorted, n, h->out + from * s->out_step, s->out_step);
@@ -454,17 +463,11 @@ static void choose_line(const choosing *c, sort_room *r, const char *in, int64_t
   if (!r->stopped) c->s.loops->indices[c->s.kind](items, n, out, out_step);
 }
 
-static sort_room *room_for(const sorting *s, cpu_pieces *p, int thread) {
-  sort_room *r = room_of(s, thread);
-  r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
-  return r;
-}
-
 static void choose_lines_piece(cpu_pieces *p, int thread, int64_t piece) {
   const choosing *c = p->ctx;
   const sorting *s = &c->s;
   int64_t line = piece * s->each, end = s->total - line < s->each ? s->total : line + s->each;
-  sort_room *r = room_for(s, p, thread);
+  sort_room *r = room_begin(room_of(s, thread), p, thread);
   char *tile = (char *)r + s->room - rounded((size_t)(s->n * s->size * TILE));
   while (line < end && !r->stopped) {
     const char *in;
@@ -482,7 +485,7 @@ static void choose_lines_piece(cpu_pieces *p, int thread, int64_t piece) {
 static void choose_part_piece(cpu_pieces *p, int thread, int64_t part) {
   const choosing *c = p->ctx;
   int64_t from = part * c->part, n = c->s.n - from < c->part ? c->s.n - from : c->part;
-  sort_room *r = room_for(&c->s, p, thread);
+  sort_room *r = room_begin(room_of(&c->s, thread), p, thread);
   char *items;
   c->found[part] = choose(c, r, c->in + from * c->s.step, c->s.step, from, n, &items);
   size_t item = sort_item_size(c->s.kind);
@@ -522,10 +525,7 @@ static bool choose_many(choosing *c) {
   while (c->parts > threads && s->n / c->parts < c->first * FEW_OF_PART) c->parts--;
   c->part = (s->n + c->parts - 1) / c->parts;
   c->parts = (s->n + c->part - 1) / c->part;
-  s->each = PART / s->n;
-  if (threads > 1 && s->each > s->total / (4 * threads)) s->each = s->total / (4 * threads);
-  if (s->each < 1) s->each = 1;
-  if (s->tiles) s->each = (s->each + TILE - 1) / TILE * TILE;
+  s->each = lines_each(s, threads);
   int64_t pieces = parted ? c->parts : (s->total + s->each - 1) / s->each;
   if (threads > pieces) threads = (int)pieces;
   s->room = room_head() + 2 * rounded((size_t)(c->enough + SEEN_AT_ONCE) * item) + rounded(SEEN_AT_ONCE * item) +

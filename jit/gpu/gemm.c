@@ -202,8 +202,7 @@ void gpu_gemms_close(gpu_engine *e, gpu_device *d) {
 
 /* ---- device_kernels ----------------------------------------------------------------------------------------------------------- */
 
-/* What is known of a signature, asked for if need be; NULL: nothing. Inside gpu_enter. */
-static const product *known(qn_vm *vm, gpu_stream *s, const device_gemm *p) {
+const gpu_made *gpu_gemm_made(qn_vm *vm, gpu_stream *s, const device_gemm *p) {
   lt_types t;
   if (vm->tune[TUNE_gpu_portable] || p->batch < 1 || p->batch > INT32_MAX || p->m < 1 || p->n < 1 || p->k < 1 ||
       !types_of(p->dtype, &t))
@@ -226,7 +225,7 @@ bool gpu_has_gemm(qn_vm *vm, int device, const device_gemm *p) {
     return false;
   }
   if (!gpu_enter(s)) return false;
-  bool has = known(vm, s, p) != NULL;
+  bool has = gpu_gemm_made(vm, s, p) != NULL;
   gpu_leave(s);
   return has;
 }
@@ -250,18 +249,7 @@ static bool failed(qn_vm *vm, const gpu_stream *s, cublasStatus_t rc) {
   return false;
 }
 
-static device_answer run(qn_vm *vm, gpu_stream *s, const product *x, void *const buffers[3]) {
-  CUdeviceptr workspace = 0, at[3];
-  for (int i = 0; i < 3; i++) at[i] = (CUdeviceptr)(uintptr_t)buffers[i];
-  if (x->workspace && !(workspace = gpu_alloc(vm, s, x->workspace))) return DEVICE_FAILS;
-  cublasStatus_t rc = ask(s, x, at, workspace, s->stream);
-  if (workspace) gpu_free(vm, s, workspace, x->workspace);
-  return rc == LT_OK || failed(vm, s, rc) ? DEVICE_DONE : DEVICE_FAILS;
-}
-
-/* ---- products of plans (sequence.c) --------------------------------------------------------------------------------------------- */
-
-const gpu_made *gpu_gemm_made(qn_vm *vm, gpu_stream *s, const device_gemm *p) { return known(vm, s, p); }
+/* ---- running them --------------------------------------------------------------------------------------------- */
 
 static size_t operand_bytes(const product *x, int i) {
   const device_gemm *p = &x->is;
@@ -325,8 +313,14 @@ CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addres
 device_answer gpu_gemm(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]) {
   gpu_stream *s = gpu_entered(vm, device, "a matrix product");
   if (!s) return DEVICE_FAILS;
-  const product *x = known(vm, s, p);
-  device_answer answer = x ? run(vm, s, x, buffers) : DEVICE_REFUSES;
+  const product *x = gpu_gemm_made(vm, s, p);
+  device_answer answer = x ? DEVICE_FAILS : DEVICE_REFUSES;
+  uint64_t at[3];
+  for (int i = 0; i < 3; i++) at[i] = (uint64_t)(uintptr_t)buffers[i];
+  size_t bytes = x ? gpu_gemm_scratch(x, at) : 0;
+  CUdeviceptr scratch = bytes ? gpu_alloc(vm, s, bytes) : 0;
+  if (x && (scratch || !bytes) && gpu_gemm_run(vm, s, x, at, scratch)) answer = DEVICE_DONE;
+  if (scratch) gpu_free(vm, s, scratch, bytes);
   gpu_leave(s);
   return answer;
 }

@@ -176,7 +176,7 @@ void gpu_memory_close(qn_vm *vm);
 
 /* Until everything asked for is done. False with an error raised, E603 or E604 too: then it goes on by itself. */
 QN_MUST_CHECK bool gpu_wait(qn_vm *vm, gpu_stream *s, const char *what);
-/* Until the event is done. */
+/* Until the event is done, or (NULL) everything. */
 QN_MUST_CHECK bool gpu_wait_event(qn_vm *vm, gpu_stream *s, CUevent event, const char *what);
 /* Makes `mapped` and `cell`, and waits for what was abandoned. */
 QN_MUST_CHECK bool gpu_cells(qn_vm *vm, gpu_stream *s);

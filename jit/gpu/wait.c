@@ -21,18 +21,19 @@ static bool pause_for(qn_vm *vm, uint32_t turn) {
   return true;
 }
 
-bool gpu_wait(qn_vm *vm, gpu_stream *s, const char *what) {
+bool gpu_wait_event(qn_vm *vm, gpu_stream *s, CUevent event, const char *what) {
+  const cuda_driver *d = gpu_driver(s);
   CUresult rc;
-  for (uint32_t turn = 0; (rc = gpu_driver(s)->cuStreamQuery(s->stream)) == GPU_NOT_READY; turn++)
+  for (uint32_t turn = 0; (rc = event ? d->cuEventQuery(event) : d->cuStreamQuery(s->stream)) == GPU_NOT_READY; turn++)
     if (!pause_for(vm, turn)) return false;
   return rc == GPU_OK || gpu_raise(vm, s, rc, what);
 }
 
-bool gpu_wait_event(qn_vm *vm, gpu_stream *s, CUevent event, const char *what) {
-  CUresult rc;
-  for (uint32_t turn = 0; (rc = gpu_driver(s)->cuEventQuery(event)) == GPU_NOT_READY; turn++)
-    if (!pause_for(vm, turn)) return false;
-  return rc == GPU_OK || gpu_raise(vm, s, rc, what);
+bool gpu_wait(qn_vm *vm, gpu_stream *s, const char *what) { return gpu_wait_event(vm, s, NULL, what); }
+
+/* In the stream's order, nothing has failed. */
+static CUresult empty_cell(const gpu_stream *s, CUdeviceptr cell) {
+  return gpu_driver(s)->cuMemsetD8Async(cell, 0xff, sizeof(uint64_t), s->stream);
 }
 
 bool gpu_cells(qn_vm *vm, gpu_stream *s) {
@@ -54,7 +55,7 @@ bool gpu_cells(qn_vm *vm, gpu_stream *s) {
   if (!s->cell) {
     CUdeviceptr cell = gpu_alloc(vm, s, sizeof(uint64_t));
     if (!cell) return false;
-    CUresult rc = d->cuMemsetD8Async(cell, 0xff, sizeof(uint64_t), s->stream);
+    CUresult rc = empty_cell(s, cell);
     if (rc != GPU_OK) {
       gpu_free(vm, s, cell, sizeof(uint64_t));
       return gpu_raise(vm, s, rc, "the error cell");
@@ -64,7 +65,7 @@ bool gpu_cells(qn_vm *vm, gpu_stream *s) {
   if (s->abandoned) {
     if (!gpu_wait(vm, s, "work that was interrupted")) return false;
     s->mapped->stop = 0;
-    CUresult rc = d->cuMemsetD8Async(s->cell, 0xff, sizeof(uint64_t), s->stream);
+    CUresult rc = empty_cell(s, s->cell);
     if (rc != GPU_OK) return gpu_raise(vm, s, rc, "the error cell");
     s->abandoned = false;
   }
@@ -92,7 +93,7 @@ bool gpu_checked(qn_vm *vm, gpu_stream *s, uint64_t *error) {
     asked = gpu_text_launch(vm, s, TEXT_OWN, OWN_REPORT, 1, &(report_words){s->cell, s->mapped_there});
   } else {
     CUresult rc = d->cuMemcpyDtoHAsync_v2(&m->error, s->cell, sizeof m->error, s->stream);
-    if (rc == GPU_OK) rc = d->cuMemsetD8Async(s->cell, 0xff, sizeof m->error, s->stream);
+    if (rc == GPU_OK) rc = empty_cell(s, s->cell);
     asked = rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
   }
   if (!asked) {
