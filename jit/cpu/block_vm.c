@@ -76,7 +76,7 @@ static void use(translator *t, l_val v, uint32_t at, const open_loop *loops, int
   if (t->last[v] < when) t->last[v] = when;
 }
 
-/* Positions of the last use of every vector value of the VEC ops[begin..end]. */
+/* Notes for every vector value of the VEC ops[begin..end] the position of its last use. */
 static void find_uses(translator *t, uint32_t begin, uint32_t end) {
   open_loop loops[64];
   int n = 0;
@@ -99,7 +99,8 @@ static void find_uses(translator *t, uint32_t begin, uint32_t end) {
 
 static bool writes(uint8_t code) { return code == L_STORE || code == L_RMW; }
 
-/* Nothing is written between the load at `at` and the last use of its value (which may be what is written). */
+/* May the value of the LOAD at `at` be a pointer into memory? It may if nothing is written there between the load and the last use of
+ * the value; the last use itself may be the write. */
 static bool may_alias(const translator *t, uint32_t at) {
   const l_instr *load = t->c->ops[at].in;
   if (load->c || load->e || load->f || load->g) return false;
@@ -110,7 +111,8 @@ static bool may_alias(const translator *t, uint32_t at) {
   return t->c->ops[last].code != L_END;
 }
 
-/* The STORE at `at` takes a value that was computed just for it: compute it into the memory. */
+/* Where the STORE at `at` takes a value that was computed for it alone, the instruction that computes the value is told to write it to
+ * the memory at once. Nothing in between may see the difference. */
 static void find_destination(translator *t, uint32_t vec, uint32_t at) {
   vmcode *c = t->c;
   const l_instr *store = c->ops[at].in;

@@ -71,10 +71,10 @@ typedef struct vmcode {
   size_t scratch;
 } vmcode;
 
-/* The loop of a KOP or MATH instruction. */
+/* The loop that computes a KOP or MATH instruction; NULL: there is none for its types. */
 bvm_fn bvm_loop_of(const bvm_loops *loops, const l_program *p, const l_instr *i);
 
-/* NULL when memory is short. `p` must outlive the result. */
+/* Translates a program; bvm_code_free frees the result, which `p` must outlive. NULL when memory is short. */
 QN_MUST_CHECK vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops);
 void bvm_code_free(void *code);
 
@@ -119,7 +119,7 @@ void bvm_frame_again(bvm_frame *f, const vmcode *code, const qk_args *args, void
 int64_t bvm_phase_begin(bvm_frame *f, const bvm_phase *ph);
 /* Bytes of locals and accumulators of the phase; bvm_phase_begin has run. What the frame knows of their places is lost. */
 size_t bvm_phase_bytes(bvm_frame *f, const bvm_phase *ph);
-/* Elements of work of one instance, roughly. */
+/* About how many elements one instance works on, as share_out (run.c) weighs them. */
 int64_t bvm_phase_work(const bvm_frame *f, const bvm_phase *ph);
 /* Runs instances lo..hi-1; f->dynamic is set. False: interrupted. */
 QN_MUST_CHECK bool bvm_phase_run(bvm_frame *f, const bvm_phase *ph, int64_t lo, int64_t hi);

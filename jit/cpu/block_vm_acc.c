@@ -102,7 +102,7 @@ void bvm_acc_reset(bvm_frame *f, const bvm_op *o) {
 
 /* ---- trees ---- */
 
-/* Adds leaf number s->leaves for elements from..from + n of the width; the leaf is overwritten. */
+/* Adds a leaf to the tree, for n of its `width` elements from `from` on, as number s->leaves; the caller counts it. The leaf is overwritten. */
 static void add_leaf(const bvm_acc_plan *a, bvm_acc *s, char *leaf, int64_t width, int64_t from, int64_t n) {
   size_t size = a->size;
   int l = 0;
@@ -111,7 +111,8 @@ static void add_leaf(const bvm_acc_plan *a, bvm_acc *s, char *leaf, int64_t widt
   memcpy(s->tree + (size_t)(l * width + from) * size, leaf, (size_t)n * size);
 }
 
-/* The root of the subtrees into `out`, which has the smallest one already if `any`; false if there is none. */
+/* Combines all subtrees into `out`, for n of `width` elements from `from` on. `any`: `out` has the smallest subtree already. False: there
+ * is no subtree, and `out` is as it was. */
 static bool tree_root(const bvm_acc_plan *a, const bvm_acc *s, char *out, int64_t width, int64_t from, int64_t n,
                       bool any) {
   for (int l = 0; l < s->levels && s->leaves >> l; l++) {
@@ -178,7 +179,7 @@ static void fold_lanes(const bvm_acc_plan *a, char *lanes) {
   bvm_fold_lanes(a->fold, a->size, lanes, lanes, lanes, ORDER_LANES);
 }
 
-/* Any order: 64 lanes at a time where that pays. */
+/* Pushes n elements to an accumulator of order FREE: in 64 lanes where there are enough elements for that to pay. */
 static void push_free(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, int64_t n) {
   const bvm_loops *l = f->code->loops;
   char lanes[ORDER_LANES * 8] __attribute__((aligned(64)));
@@ -198,7 +199,7 @@ static void push_free(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const cha
   s->k += n;
 }
 
-/* One result, orders OUTER, TREE and DOT. */
+/* Pushes n elements, or (y not NULL) n products, to the one result of order OUTER, TREE or DOT. */
 static void push_chain(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, const char *y, int mode,
                        int64_t n) {
   const bvm_loops *l = f->code->loops;
@@ -220,7 +221,7 @@ static void push_chain(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const ch
   }
 }
 
-/* Many results: those of the running block, one k. */
+/* Pushes one element, or product, to each of n results, those of the running block. k is the index that argmax and argmin note. */
 static void push_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, const char *y, int mode,
                       int64_t k, int64_t n) {
   const bvm_loops *l = f->code->loops;
@@ -245,7 +246,7 @@ static void push_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const cha
   }
 }
 
-/* Pushes the value of a PUSH or a SCAN. */
+/* Pushes what a PUSH or a SCAN is given, to whichever kind of accumulator it names. */
 static void push_value(bvm_frame *f, const bvm_op *o, const bvm_acc_plan *a, bvm_acc *s) {
   const l_instr *i = o->in;
   bool vector = (o->flags & OP_VECTOR) != 0;
@@ -287,7 +288,7 @@ void bvm_acc_vec_block(bvm_frame *f, uint32_t pc, uint32_t end, bool first) {
 
 /* ---- results ---- */
 
-/* The unfinished chain of elements from..from + n becomes the last leaf (in place, counted by the caller's copy of s). */
+/* Makes an unfinished chain the last leaf of the tree. The chain is overwritten. */
 static void close_chain(const bvm_acc_plan *a, bvm_acc *s, char *chain, int64_t width, int64_t from, int64_t n) {
   if (has_tree(a) && s->k % chain_length(a) != 0) {
     add_leaf(a, s, chain, width, from, n);
@@ -295,7 +296,7 @@ static void close_chain(const bvm_acc_plan *a, bvm_acc *s, char *chain, int64_t 
   }
 }
 
-/* One result: its root in s->chain (64 lanes for INNER), once. */
+/* Leaves the one result in s->chain, of order INNER still in 64 lanes. Done once, however often it is asked for. */
 static void finish_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s) {
   if (s->done) return;
   s->done = true;
@@ -419,7 +420,7 @@ void bvm_acc_merge(bvm_frame *f, const bvm_op *o) {
 
 enum { SCAN_G, SCAN_B, SCAN_C, SCAN_LAST };
 
-/* One result: x[0..n) becomes its running values. */
+/* Replaces x[0..n), the next n elements of a scan with one result, by its running values. */
 static void scan_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *x, int64_t n) {
   const bvm_loops *l = f->code->loops;
   size_t size = a->size;
@@ -456,7 +457,7 @@ static void scan_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *x, i
   }
 }
 
-/* Many results from..from + n, one k: x becomes the running values. */
+/* Replaces x[0..n), the next element of each of the results from `from` on, by their running values. */
 static void scan_many(const bvm_acc_plan *a, bvm_acc *s, char *x, int64_t from, int64_t n) {
   size_t size = a->size, bytes = (size_t)n * size;
 #define SCAN_ROW(r) (s->scan + ((size_t)(r) * (size_t)s->results + (size_t)from) * size)

@@ -82,7 +82,7 @@ size_t bvm_phase_bytes(bvm_frame *f, const bvm_phase *ph) {
   return (size_t)((uintptr_t)place(f, ph) - (uintptr_t)f->dynamic);
 }
 
-/* Bounds that are known at launch count; others are taken for 64. */
+/* The value of an index instruction, as far as it follows from constants and ints; else `unknown`. For estimates of work. */
 static int64_t trips(const bvm_frame *f, l_val v, int64_t unknown) {
   const l_instr *i = &f->code->p->code[v];
   if (i->code == L_INT || i->code == L_PARAM) return f->idx[v];
@@ -155,7 +155,7 @@ static guard guard_of(bvm_frame *f, const l_instr *i) {
   return g;
 }
 
-/* Restricts a guard to the lanes that are active. */
+/* Inside a WHILE of a VEC: restricts a guard to the elements that are still in the loop. */
 static void guard_active(bvm_frame *f, guard *g) {
   if (!f->active) return;
   if (!g->where) {
@@ -291,7 +291,7 @@ static void store(bvm_frame *f, const bvm_op *o) {
     if (!g.where || g.where[j]) copy_one(base + (at ? at[j] : stride * j) * bytes, from + j * bytes, o->size);
 }
 
-/* element = f(element, value), one after the other; f16 and bf16 by way of f32. */
+/* element = f(element, value), for one element of any dtype: f16 and bf16 are computed in f32. */
 static void update_one(const bvm_loops *l, uint8_t op, uint8_t dtype, void *element, const void *value) {
   uint8_t compute = dtype_rows[dtype].compute;
   if (compute == dtype) {

@@ -121,7 +121,7 @@ static uint16_t known(translator *t, cell_kind kind, uint8_t dtype, int64_t valu
 static uint16_t number(translator *t, int64_t value) { return known(t, CELL_NUMBER, 0, value); }
 static uint16_t changing(translator *t) { return new_cell(t, (block_cell){CELL_RUNS, 0, 0}); }
 
-/* Operands by their place. */
+/* The seven operands of an instruction, in the order in which they are given to ADD. */
 enum { D, A, B, C, E, F, G, OPERANDS };
 
 static uint32_t add(translator *t, uint32_t op, const uint16_t o[OPERANDS]) {
@@ -134,7 +134,7 @@ static uint32_t add(translator *t, uint32_t op, const uint16_t o[OPERANDS]) {
 }
 #define ADD(op, ...) add(t, op, (const uint16_t[OPERANDS]){__VA_ARGS__})
 
-/* Where a jump goes to: operand a, b or c. */
+/* Makes instruction `at`, whose operand a, b or c is the target of a jump, jump to what is added next. */
 static void aim(translator *t, uint32_t at, char operand) {
   if (t->large || t->failed) return;
   uint64_t to = t->ph->ncode, *w = t->ph->code + 2 * (size_t)at;
@@ -146,7 +146,7 @@ static void aim(translator *t, uint32_t at, char operand) {
     w[1] = (w[1] & ~0xffffull) | to;
 }
 
-/* A description of `n` u16; its number. */
+/* Adds n fields to the descriptions (of accumulators and tiles) behind the phase's code. Returns the number of the first. */
 static uint16_t describe(translator *t, const uint16_t *fields, size_t n) {
   while (t->ndescriptions + n + 1 > t->descriptions_cap)
     if (!grow(t, (void **)&t->descriptions, t->descriptions_cap, &t->descriptions_cap, sizeof *t->descriptions))
@@ -168,7 +168,7 @@ static uint32_t small_place(const block_place *pl) {
   return bytes <= VM_SMALL ? (uint32_t)((bytes + 63) & ~63ull) : 0;
 }
 
-/* A place, in the pass over all of them that it belongs to: first those in scratch, then those in shared memory. */
+/* Gives a place its cell, in the pass that it belongs to: one pass is for places in scratch, the next for those in shared memory. */
 static void place(translator *t, uint16_t *cell, block_place pl) {
   block_phase *ph = t->ph;
   uint32_t small = small_place(&pl);
@@ -219,7 +219,7 @@ static void find_uses(translator *t, l_val vec) {
   }
 }
 
-/* After instruction v: registers whose values are not used any more. */
+/* Gives back the registers of values that nobody uses after instruction v. */
 static void give_registers(translator *t, l_val v) {
   for (l_val k = t->vec + 1; k <= v; k++)
     if (t->last[k] == v && t->where[k] & VM_VECTOR && l_rows[instr(t, k)->code].result == 'V') {
@@ -351,7 +351,7 @@ static void describe_acc(translator *t, l_val v) {
 
 static block_vm_acc acc_of(const translator *t, l_val v) { return t->accs[v]; }
 
-/* cells[result] = f(cells[result], ...) for the elements of a pass. */
+/* Pushes one value to each of many results: cells[result] = f(cells[result], value), by plain instructions where there are some. */
 static void push_many(translator *t, const l_instr *push) {
   const l_instr *a = instr(t, push->a);
   block_vm_acc q = acc_of(t, push->a);
@@ -378,7 +378,7 @@ static void push_many(translator *t, const l_instr *push) {
   }
 }
 
-/* In a VEC: the elements' pushes, without counting. */
+/* Pushes inside a VEC; `pushed` and the end of the VEC count them. */
 static void push_elements(translator *t, const l_instr *push) {
   const l_instr *a = instr(t, push->a);
   block_vm_acc q = acc_of(t, push->a);
@@ -415,7 +415,7 @@ static void scan(translator *t, l_val v) {
 
 static void block(translator *t, l_val from, l_val to);
 
-/* The SETs of a loop, all at once. */
+/* The SETs at the end of a loop's turn. All new values are taken before any carry changes: a new value may be another carry. */
 static void sets(translator *t, l_val loop) {
   const l_instr *list[64];
   uint16_t kept[64];
@@ -556,7 +556,7 @@ static void tile(translator *t, const l_tile *l) {
   ADD(vm_number(VM_TILED, 0, dtype), describe(t, (const uint16_t *)&q, sizeof q / sizeof(uint16_t)));
 }
 
-/* Between barriers: the state of an accumulator moves. */
+/* PARTIAL and MERGE: an accumulator's state to or from a buffer. The interpreter puts barriers around it. */
 static void partial(translator *t, const l_instr *i) {
   bool arg = i->d != 0;
   ADD(i->code == L_MERGE ? VM_MERGE : VM_PARTIAL, t->acc[i->a], buffer(t, i->imm), at(t, i->b),
@@ -718,7 +718,7 @@ static void free_phases(block_program *v) {
   v->phases = NULL;
 }
 
-/* Shared memory: cells and code, places, registers. */
+/* Bytes of the first part of shared memory, cells and code. Small places follow, then registers (shared_bytes). */
 static size_t code_bytes(const block_phase *ph) { return (((size_t)ph->ncells + ph->words) * 8 + 63) & ~(size_t)63; }
 
 static size_t shared_bytes(const block_phase *ph) {
@@ -728,7 +728,7 @@ static size_t shared_bytes(const block_phase *ph) {
   return bytes + ph->regs;
 }
 
-/* With registers of so many strips. False when memory is short. */
+/* Translates all phases with registers of so many strips of 64 elements; out->able tells whether there is room. False when memory is short. */
 static bool translate(block_program *out, const l_program *p, int strips) {
   translator t = {.p = p, .strips = strips};
   out->strips = strips;
@@ -859,7 +859,7 @@ typedef struct block_call {
   const uint64_t *buffers;
 } block_call;
 
-/* The phase's cells as they are at first. */
+/* Writes the phase's cells as an instance finds them at its beginning. */
 static void first_cells(const block_call *c, const block_phase *ph, uint64_t *cells) {
   for (uint32_t i = 0; i < ph->ncells; i++) {
     const block_cell *from = &ph->cells[i];

@@ -53,7 +53,7 @@ typedef struct block_vm_tile {
 
 /* Row classes: an interpreter for the dtypes that most programs need is compiled much sooner than one for all. */
 typedef enum block_vm_class { BLOCK_VM_F32, BLOCK_VM_ALL, BLOCK_VM_CLASSES } block_vm_class;
-/* The smallest class that has these dtypes (bits). */
+/* The smallest class that has all these dtypes; bit d stands for dtype d. */
 block_vm_class block_vm_class_of(uint32_t dtypes);
 /* The hash that an interpreter's code is known by, and its text, with a function k<hash>_0. */
 uint64_t block_vm_hash(block_vm_class c);
