@@ -4,6 +4,11 @@
  * over whole arrays where all are contiguous and of one shape; else elements are first put into the result's order, few of them as
  * one piece, more row by row. Host numbers and arrays of one element are operands that are repeated. What is pending or on a device,
  * large, wrong or fails a check is left to the slow way, which also says what is wrong.
+ *
+ * Why it is there: an op on a few elements, call included, takes 360 to 780 instructions this way and 3,600 to 8,900 by its kernel
+ * (tests/cost.py). Programs lie in tables of the VM by op and kinds of operands, not in caches at call sites: a look-up is three loads,
+ * and one program serves all sites. Tried: copies of broadcast operands by the nest alone (m + row 770 -> 1,021), rows by the nest in
+ * place of `repeat` (m - column 750 -> 995), gaps by the nest in place of WRITE_ROWS (m.T * 2 1,050 -> 1,200).
  */
 #include <string.h>
 
@@ -70,15 +75,10 @@ static __attribute__((noinline)) bool run_blocks(const op_program *s, const void
 }
 
 /* Strips of more than one step. Unset: a check has failed, or there is no op_program. */
-static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const op_program *s, const qn_array *x, const void *a,
-                                                    const void *b, const void *c, size_t vectors) {
-  const void *at[PROGRAM_SLOTS];
-  if (__builtin_expect(!s->usable, 0)) return value_unset();
+static inline __attribute__((always_inline)) qn_value run_steps(qn_vm *vm, const op_program *s, const qn_array *x,
+                                                                const void **at, size_t vectors) {
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
-  at[0] = a;
-  at[1] = b;
-  at[2] = c;
   int64_t n = out->size;
   char *to = out->storage->data;
   if (n <= BLOCK ? op_program_run(s, at, vectors, to, n) : run_blocks(s, at, (uint32_t)vectors, to, n))
@@ -87,14 +87,21 @@ static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const op_program 
   return value_unset();
 }
 
-/* The result of the shape of x, where all operands are in its order or repeated. Unset: a check has failed. */
+static __attribute__((noinline)) qn_value run_two_steps(qn_vm *vm, const op_program *s, const qn_array *x,
+                                                        const void *a, const void *b, size_t vectors) {
+  const void *at[PROGRAM_SLOTS];
+  if (__builtin_expect(!s->usable, 0)) return value_unset();
+  at[0] = a, at[1] = b;
+  return run_steps(vm, s, x, at, vectors);
+}
+
+/* The result of the shape of x, where one or two operands are in its order or repeated. Unset: a check has failed. */
 static inline __attribute__((always_inline)) qn_value run_whole(qn_vm *vm, const op_program *s, const qn_array *x,
-                                                                const void *a, const void *b, const void *c,
-                                                                uint32_t vectors) {
-  if (!s->fn) return run_steps(vm, s, x, a, b, c, vectors);
+                                                                const void *a, const void *b, uint32_t vectors) {
+  if (!s->fn) return run_two_steps(vm, s, x, a, b, vectors);
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
-  s->fn(out->storage->data, a, b, c, (int)vectors, out->size);
+  s->fn(out->storage->data, a, b, NULL, (int)vectors, out->size);
   return value_obj(TAG_ARRAY, out);
 }
 
@@ -102,7 +109,6 @@ static inline __attribute__((always_inline)) qn_value run_whole(qn_vm *vm, const
 
 typedef struct fast_op {
   const op_program *op_program;
-  int nin;
   const qn_array *a[OPERANDS]; /* NULL: a number, at from[] */
   const void *from[OPERANDS];  /* the first element */
 } fast_op;
@@ -157,9 +163,9 @@ static inline __attribute__((always_inline)) bool make_nest(const fast_op *f, in
     n->size[++last] = size;
     EACH_OPERAND(k, nin) n->stride[k][last] = stride[k];
   }
-  if (last < 0) {
+  while (last < 1) { /* there are at least two */
     n->size[++last] = 1;
-    EACH_OPERAND(k, nin) n->stride[k][0] = 0;
+    EACH_OPERAND(k, nin) n->stride[k][last] = 0;
   }
   n->rank = last + 1;
   *total = dense;
@@ -227,32 +233,6 @@ void eager_write_out(void *to, const qn_array *a) {
   if (make_nest(&f, 1, rank, shape, &total, &n) && total) spread(to, at, size, &n, n.stride[0]);
 }
 
-/* Are the last two axes that matter all, and may one loop go over each row? */
-static inline __attribute__((always_inline)) bool in_rows(const fast_op *f, int nin, const fast_nest *n) {
-  bool yes = f->op_program->fn && n->rank == 2;
-  EACH_OPERAND(k, nin) yes = yes && (n->stride[k][0] & ~(int64_t)1) == 0;
-  return yes;
-}
-
-/* These rows. */
-static inline __attribute__((always_inline)) void run_two_axes(const fast_op *f, int nin, const fast_nest *n,
-                                                               char *out) {
-  const char *from[OPERANDS];
-  int64_t step[OPERANDS], out_step = n->size[0] * (int64_t)dtype_size((qn_dtype)f->op_program->result);
-  uint32_t mode = 0;
-  EACH_OPERAND(k, OPERANDS) {
-    from[k] = f->from[k];
-    step[k] = 0;
-    if (k >= nin || !f->a[k]) continue;
-    step[k] = n->stride[k][1] * (int64_t)bytes_of(f->a[k]);
-    mode |= (uint32_t)n->stride[k][0] << k;
-  }
-  for (int64_t i = 0, rows = n->size[1], length = n->size[0]; i < rows; i++, out += out_step) {
-    f->op_program->fn(out, from[0], from[1], from[2], (int)mode, length);
-    EACH_OPERAND(k, nin) from[k] += step[k];
-  }
-}
-
 /* Results of at most a block. */
 static inline __attribute__((always_inline)) bool run_few(const fast_op *f, int nin, const fast_nest *n, char *out,
                                                           int64_t total) {
@@ -270,25 +250,18 @@ static inline __attribute__((always_inline)) bool run_few(const fast_op *f, int 
   return run_piece(f, at, vectors, out, total);
 }
 
-/* One row of the result: blocks of operands with odd strides are gathered first. */
-static bool run_row(const fast_op *f, const bvm_loops *l, const fast_nest *n, const char *const *row, char *out,
-                    size_t out_size) {
+/* One row of the result in blocks: operands with odd strides are gathered first. */
+static __attribute__((noinline)) bool run_row(const fast_op *f, const bvm_loops *l, const fast_nest *n,
+                                              const char *const *row, uint32_t vectors, char *out, size_t out_size) {
   _Alignas(64) char held[OPERANDS][BLOCK * 8];
-  int64_t length = n->size[0], step = f->op_program->fn ? length : BLOCK;
-  uint32_t vectors = 0;
-  for (int k = 0; k < f->nin; k++) {
-    int64_t stride = f->a[k] ? n->stride[k][0] : 0;
-    if (stride) vectors |= 1u << k;
-    if (stride != 0 && stride != 1) step = BLOCK;
-  }
-  for (int64_t i = 0; i < length; i += step) {
-    int64_t m = length - i < step ? length - i : step;
+  for (int64_t i = 0, m; i < n->size[0]; i += m) {
+    m = n->size[0] - i < BLOCK ? n->size[0] - i : BLOCK;
     const void *at[PROGRAM_SLOTS];
     for (int k = 0; k < OPERANDS; k++) {
       at[k] = row[k];
       if (!(vectors >> k & 1)) continue;
-      int64_t stride = n->stride[k][0];
       size_t size = bytes_of(f->a[k]);
+      int64_t stride = n->stride[k][0];
       at[k] = row[k] + i * stride * (int64_t)size;
       if (stride == 1) continue;
       l->load[bvm_size_class(size)](held[k], at[k], stride, m);
@@ -299,26 +272,39 @@ static bool run_row(const fast_op *f, const bvm_loops *l, const fast_nest *n, co
   return true;
 }
 
-static __attribute__((noinline)) bool run_rows(const fast_op *f, const bvm_loops *l, const fast_nest *n, char *out) {
-  size_t out_size = dtype_size((qn_dtype)f->op_program->result);
+/* Row by row, of at least two axes. `whole`: the only loop goes over each row at once. */
+static inline __attribute__((always_inline)) bool run_rows(const fast_op *f, int nin, const bvm_loops *l,
+                                                           const fast_nest *n, bool whole, char *out) {
   const char *from[OPERANDS];
-  int64_t size[OPERANDS] = {0};
-  for (int k = 0; k < OPERANDS; k++) {
+  int64_t size[OPERANDS], step[OPERANDS], index[ARRAY_MAX_RANK], length = n->size[0];
+  size_t out_size = dtype_size((qn_dtype)f->op_program->result);
+  uint32_t vectors = 0;
+  EACH_OPERAND(k, OPERANDS) {
     from[k] = f->from[k];
-    if (k < f->nin && f->a[k]) size[k] = (int64_t)bytes_of(f->a[k]);
+    if (k >= nin) continue;
+    size[k] = f->a[k] ? (int64_t)bytes_of(f->a[k]) : 0;
+    step[k] = n->stride[k][1] * size[k];
+    vectors |= (uint32_t)(n->stride[k][0] != 0) << k;
   }
-  int64_t index[ARRAY_MAX_RANK] = {0};
+  for (int i = 2; i < n->rank; i++) index[i] = n->size[i];
   for (;;) {
-    if (!run_row(f, l, n, from, out, out_size)) return false;
-    out += (size_t)n->size[0] * out_size;
-    int i = 1;
-    for (; i < n->rank; i++) {
-      for (int k = 0; k < f->nin; k++) from[k] += n->stride[k][i] * size[k];
-      if (++index[i] < n->size[i]) break;
-      for (int k = 0; k < f->nin; k++) from[k] -= n->stride[k][i] * n->size[i] * size[k];
-      index[i] = 0;
+    for (int64_t r = n->size[1]; r > 0; r--, out += (size_t)length * out_size) {
+      if (whole)
+        f->op_program->fn(out, from[0], from[1], from[2], (int)vectors, length);
+      else if (!run_row(f, l, n, from, vectors, out, out_size))
+        return false;
+      EACH_OPERAND(k, nin) from[k] += step[k];
     }
-    if (i >= n->rank) return true;
+    if (n->rank == 2) return true;
+    EACH_OPERAND(k, nin) from[k] -= step[k] * n->size[1];
+    int i = 2;
+    for (; i < n->rank; i++) {
+      EACH_OPERAND(k, nin) from[k] += n->stride[k][i] * size[k];
+      if (--index[i]) break;
+      EACH_OPERAND(k, nin) from[k] -= n->stride[k][i] * n->size[i] * size[k];
+      index[i] = n->size[i];
+    }
+    if (i == n->rank) return true;
   }
 }
 
@@ -335,11 +321,9 @@ static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, cons
   qn_array *out = l ? array_new(vm, (qn_dtype)f->op_program->result, rank, shape) : NULL;
   if (!out) return value_error();
   char *to = out->storage->data;
-  if (total && in_rows(f, nin, &n)) {
-    run_two_axes(f, nin, &n, to);
-    return value_obj(TAG_ARRAY, out);
-  }
-  if (!total || (total <= BLOCK ? run_few(f, nin, &n, to, total) : run_rows(f, l, &n, to)))
+  bool rows = f->op_program->fn != NULL; /* may one loop go over each row? */
+  EACH_OPERAND(k, nin) rows = rows && (n.stride[k][0] & ~(int64_t)1) == 0;
+  if (!total || (rows || total > BLOCK ? run_rows(f, nin, l, &n, rows, to) : run_few(f, nin, &n, to, total)))
     return value_obj(TAG_ARRAY, out);
   value_release(vm, value_obj(TAG_ARRAY, out));
   return value_unset();
@@ -348,74 +332,49 @@ static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, cons
 /* ---- any operands ----------------------------------------------------------------------------------------------------- */
 
 static inline bool same_shape(const qn_array *a, const qn_array *b) {
-  return a->rank == b->rank && a->size == b->size && (a->rank <= 1 || shape_equal(a, b));
-}
-
-/* Is y's shape that of the last axes of x? */
-static inline bool is_suffix(const qn_array *x, const qn_array *y) {
-  int before = x->rank - y->rank;
-  if (before < 0) return false;
-  for (int i = 0, rank = y->rank; i < rank; i++)
-    if (y->shape[i] != x->shape[before + i]) return false;
+  if (a->rank != b->rank || a->size != b->size) return false;
+  for (int i = a->rank - 1; i > 0; i--)
+    if (a->shape[i] != b->shape[i]) return false;
   return true;
 }
 
-/* Is it that of the first axes, the others being 1? */
-static inline bool is_prefix(const qn_array *x, const qn_array *y) {
-  int rank = x->rank, i = 0;
-  if (y->rank != rank) return false;
-  while (i < rank && y->shape[i] == x->shape[i]) i++;
-  for (; i < rank; i++)
-    if (y->shape[i] != 1) return false;
+#define REPEAT(T)                                                                                                      \
+  for (; to < end;)                                                                                                    \
+    for (const T *p = (const T *)(const void *)from, *stop = p + y->size; p < stop; p++)                               \
+      for (char *next = to + each * sizeof *p; to < next; to += sizeof *p) *(T *)(void *)to = *p;                      \
   return true;
-}
 
-#define REPEAT_EACH(T)                                                                                                 \
-  for (int64_t i = 0; i < n; i++) {                                                                                    \
-    T e = ((const T *)from)[i];                                                                                        \
-    for (T *p = (T *)(void *)to, *end = p + each; p < end;) *p++ = e;                                                  \
-    to += (size_t)each * sizeof e;                                                                                     \
-  }                                                                                                                    \
-  return;
-
-static inline void repeat_each(const char *from, int64_t n, int64_t each, size_t size, char *to) {
+/* Writes out y, without gaps, along x, of at most a block: y has the sizes of x in the axes before `last` but for some 1s in front, and is
+ * repeated along those and the last ones. False: it is repeated in another way. */
+static __attribute__((noinline)) bool repeat_each(const qn_array *x, const qn_array *y, const char *from, size_t size,
+                                                  char *to, const char *end) {
+  int before = x->rank - y->rank, last = y->rank;
+  size_t each = 1;
+  while (last > 0 && y->shape[last - 1] == 1) each *= (size_t)x->shape[before + --last];
+  while (last > 0 && y->shape[last - 1] == x->shape[before + last - 1]) last--;
+  while (last > 0 && y->shape[last - 1] == 1) last--;
+  if (last) return false;
   switch (size) {
-  case 1: REPEAT_EACH(uint8_t)
-  case 2: REPEAT_EACH(uint16_t)
-  case 4: REPEAT_EACH(uint32_t)
-  default: REPEAT_EACH(uint64_t)
+  case 1: REPEAT(uint8_t)
+  case 2: REPEAT(uint16_t)
+  case 4: REPEAT(uint32_t)
+  default: REPEAT(uint64_t)
   }
 }
 
-/* Writes a row again and again, `total` bytes in all. */
-static inline void repeat_row(char *to, const char *row, size_t bytes, size_t total) {
-  char *end = to + total;
-  switch (bytes) {
-  case 4:
-    for (; to < end; to += 4) memcpy(to, row, 4);
-    return;
-  case 8:
-    for (; to < end; to += 8) memcpy(to, row, 8);
-    return;
-  case 16:
-    for (; to < end; to += 16) memcpy(to, row, 16);
-    return;
-  default:
+/* Writes out y along x: most are rows, and short ones. False: it is repeated in another way. */
+static inline bool repeat(const qn_array *x, const qn_array *y, const char *row, size_t size, char *to) {
+  int before = x->rank - y->rank;
+  const char *end = to + (size_t)x->size * size;
+  size_t bytes = (size_t)y->size * size;
+  if (before < 0 || !y->contiguous || x->size > BLOCK) return false;
+  for (int i = 0, rank = y->rank; i < rank; i++)
+    if (y->shape[i] != x->shape[before + i]) return repeat_each(x, y, row, size, to, end);
+  if (bytes % 8)
     for (; to < end; to += bytes) memcpy(to, row, bytes);
-  }
-}
-
-/* Writes out y, without gaps, as it is repeated along x, of at most a block. False: it is repeated in another way. */
-static __attribute__((noinline)) bool repeat(const qn_array *x, const qn_array *y, size_t size, char *to) {
-  const char *from = array_data(y);
-  int64_t n = y->size, each = n ? x->size / n : 0;
-  if (!y->contiguous || x->size > BLOCK || !n) return false;
-  if (is_suffix(x, y)) {
-    repeat_row(to, from, (size_t)n * size, (size_t)x->size * size);
-    return true;
-  }
-  if (!is_prefix(x, y)) return false;
-  repeat_each(from, n, each, size, to);
+  else
+    for (; to < end; to += bytes)
+      for (size_t i = 0; i < bytes; i += 8) memcpy(to + i, row + i, 8);
   return true;
 }
 
@@ -446,11 +405,10 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
   const op_program *s = f.op_program = op_program_of(vm, op, number);
   if (__builtin_expect(!s, 0)) return value_error();
   if (__builtin_expect(!s->usable, 0)) return value_unset();
-  f.nin = nin;
   uint32_t vectors = 0;
   bool whole = x->size && (x->contiguous || x->size <= BLOCK);
-  const void *at[OPERANDS] = {NULL, NULL, NULL};
-  EACH_OPERAND(k, OPERANDS) f.from[k] = NULL;
+  const void *at[PROGRAM_SLOTS];
+  for (int k = nin; k < OPERANDS; k++) at[k] = f.from[k] = NULL;
   EACH_OPERAND(k, nin) {
     const qn_array *a = f.a[k];
     if (!a) {
@@ -466,12 +424,17 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
       if (whole) eager_write_out(held[k], a);
       at[k] = held[k];
     } else if (a->size != 1 && whole) {
-      whole = repeat(x, a, s->size[k], held[k]);
+      whole = repeat(x, a, at[k], s->size[k], held[k]);
       at[k] = held[k];
       vectors |= 1u << k;
     }
   }
-  return whole ? run_whole(vm, s, x, at[0], at[1], at[2], vectors) : run_spread(vm, &f, nin);
+  if (!whole) return run_spread(vm, &f, nin);
+  if (!s->fn) return run_steps(vm, s, x, at, vectors);
+  qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
+  if (__builtin_expect(!out, 0)) return value_error();
+  s->fn(out->storage->data, at[0], at[1], at[2], (int)vectors, out->size);
+  return value_obj(TAG_ARRAY, out);
 }
 
 static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_value *in) {
@@ -481,10 +444,6 @@ static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_
 static __attribute__((noinline)) qn_value any_two(qn_vm *vm, op_id op, const qn_value *in) {
   return any(vm, op, in, 2, 0);
 }
-static __attribute__((noinline)) qn_value any_three(qn_vm *vm, op_id op, const qn_value *in) {
-  return any(vm, op, in, 3, 0);
-}
-
 /* ---- the common operands ---------------------------------------------------------------------------------------------- */
 
 /* In the CPU's memory, without gaps, and not large. */
@@ -496,7 +455,7 @@ static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const
                                                                 const void *a, const void *b, uint32_t vectors) {
   if (__builtin_expect(!s, 0)) return value_error();
   if (__builtin_expect(!s->usable, 0)) return value_unset();
-  return run_whole(vm, s, x, a, b, NULL, vectors);
+  return run_whole(vm, s, x, a, b, vectors);
 }
 
 qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
@@ -548,82 +507,19 @@ qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
       if (y->storage && !y->device && y->contiguous && same_shape(x, y)) {
         const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, y->dtype));
         if (__builtin_expect(s != NULL, 1))
-          return run_whole(vm, s, x, data_of(x, s->size[0]), data_of(y, s->size[1]), NULL, 3);
+          return run_whole(vm, s, x, data_of(x, s->size[0]), data_of(y, s->size[1]), 3);
       }
     } else if (b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
       const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, PROGRAM_WEAK + (uint32_t)b.head));
       _Alignas(8) char cell[8];
       if (__builtin_expect(s != NULL, 1) && scalar_fits(b, (qn_dtype)s->scalar[1], cell))
-        return run_whole(vm, s, x, data_of(x, s->size[0]), cell, NULL, 1);
+        return run_whole(vm, s, x, data_of(x, s->size[0]), cell, 1);
     }
   }
   return two(vm, op, a, b);
 }
 
-/* Numbers and plain arrays of at most a block, of the shape of the first that is largest, of its last axes or of one element, for which
- * there is a op_program. Unset: they are more than that. */
-static inline __attribute__((always_inline)) qn_value three(qn_vm *vm, op_id op, const qn_value *in) {
-  _Alignas(8) char cell[OPERANDS][8];
-  _Alignas(64) char held[OPERANDS][BLOCK * 8];
-  const qn_array *x = NULL;
-  int64_t most = 0;
-  uint32_t number = 0, vectors = 0;
-  EACH_OPERAND(k, OPERANDS) {
-    const qn_array *a = value_array(in[k]);
-    uint32_t kind = PROGRAM_WEAK + (uint32_t)in[k].head;
-    if (in[k].head == TAG_ARRAY) {
-      if (!a->storage || !array_in_order(a)) return value_unset();
-      kind = a->dtype;
-      if (a->size > most) {
-        x = a;
-        most = a->size;
-      }
-    } else if (in[k].head - TAG_BOOL > TAG_FLOAT - TAG_BOOL) {
-      return value_unset();
-    }
-    number = number << PROGRAM_KIND_BITS | kind;
-  }
-  const op_program *s = x && most <= BLOCK ? op_program_known(vm, op, number) : NULL;
-  if (!s || !s->usable) return value_unset();
-  const void *at[PROGRAM_SLOTS];
-  EACH_OPERAND(k, OPERANDS) {
-    const qn_array *a = value_array(in[k]);
-    if (in[k].head != TAG_ARRAY) {
-      if (!scalar_fits(in[k], (qn_dtype)s->scalar[k], cell[k])) return value_unset();
-      at[k] = cell[k];
-      continue;
-    }
-    size_t size = s->size[k];
-    const char *from = at[k] = data_of(a, size);
-    if (a != x) {
-      int before = x->rank - a->rank;
-      if (before < 0) return value_unset();
-      if (a->size == 1) continue;
-      for (int i = 0, rank = a->rank; i < rank; i++)
-        if (a->shape[i] != x->shape[before + i]) return value_unset();
-      if (a->size != most) {
-        at[k] = held[k];
-        repeat_row(held[k], from, (size_t)a->size * size, (size_t)most * size);
-      }
-    }
-    vectors |= 1u << k;
-  }
-  qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
-  if (__builtin_expect(!out, 0)) return value_error();
-  char *to = out->storage->data;
-  if (s->fn) {
-    s->fn(to, at[0], at[1], at[2], (int)vectors, most);
-  } else if (!op_program_run(s, at, vectors, to, most)) {
-    value_release(vm, value_obj(TAG_ARRAY, out));
-    return value_unset();
-  }
-  return value_obj(TAG_ARRAY, out);
-}
-
-qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) {
-  qn_value r = three(vm, op, in);
-  return __builtin_expect(r.head != TAG_UNSET, 1) ? r : any_three(vm, op, in);
-}
+qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) { return any(vm, op, in, 3, 0); }
 
 qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {
   if (!value_is(a, TAG_ARRAY)) return value_unset();

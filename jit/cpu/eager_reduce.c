@@ -107,10 +107,24 @@ static inline const char *in_order(const qn_array *x, char *room) {
   return room;
 }
 
-/* What is folded: `outer` times n elements, each of `inner` results behind one another. */
+/* What is folded: `outer` times n elements, each of `inner` results behind one another; and the shape of the results. */
 typedef struct fold_nest {
-  int64_t outer, n, inner;
+  int64_t outer, n, inner, shape[ARRAY_MAX_RANK];
+  int rank;
 } fold_nest;
+
+/* Of neighbouring axes, from `first` on and before `last`. */
+static inline __attribute__((always_inline)) void fold_near(const qn_array *x, int first, int last, bool keepdims,
+                                                            fold_nest *f) {
+  f->outer = f->n = f->inner = 1;
+  f->rank = 0;
+  for (int i = 0; i < first; i++) f->outer *= f->shape[f->rank++] = x->shape[i];
+  for (int i = first; i < last; i++) {
+    f->n *= x->shape[i];
+    if (keepdims) f->shape[f->rank++] = 1;
+  }
+  for (int i = last, rank = x->rank; i < rank; i++) f->inner *= f->shape[f->rank++] = x->shape[i];
+}
 
 /* A chain over many elements: a row of results at a time. */
 static __attribute__((noinline)) void chain_rows(bvm_fn step, size_t size, const fold_nest *f, char *out,
@@ -138,7 +152,7 @@ static bool fold_apart(const fold_plan *p, const qn_array *x, uint32_t axes, cha
     int64_t n = 1;
     for (; a >= 0 && axes >> a & 1; a--) n *= x->shape[a];
     if (n > ORDER_LANES) return false;
-    fold_nest f = {left / n / inner, n, inner};
+    fold_nest f = {.outer = left / n / inner, .n = n, .inner = inner};
     if (n > 1 && !behind)
       p->tree(data, data, f.outer, n);
     else if (n > 1)
@@ -212,17 +226,11 @@ static __attribute__((noinline)) void fold_cast(const fold_plan *p, const fold_n
 /* Neighbouring axes, from `first` on and before `last`; the elements of x in row-major order. Unset: not here. */
 static inline __attribute__((always_inline)) qn_value
 reduce_near(qn_vm *vm, const fold_plan *p, const qn_array *x, const char *source, int first, int last, bool keepdims) {
-  int rank = x->rank, kept = 0;
-  fold_nest f = {1, 1, 1};
-  int64_t shape[ARRAY_MAX_RANK];
-  for (int i = 0; i < first; i++) f.outer *= shape[kept++] = x->shape[i];
-  for (int i = first; i < last; i++) {
-    f.n *= x->shape[i];
-    if (keepdims) shape[kept++] = 1;
-  }
-  for (int i = last; i < rank; i++) f.inner *= shape[kept++] = x->shape[i];
+  int rank = x->rank;
+  fold_nest f;
+  fold_near(x, first, last, keepdims, &f);
   if (f.n > ORDER_LANES) return value_unset();
-  qn_array *out = array_new(vm, (qn_dtype)p->result, kept, shape);
+  qn_array *out = array_new(vm, (qn_dtype)p->result, f.rank, f.shape);
   if (!out) return value_error();
   char *to = out->storage->data;
   if (p->widen || p->narrow) {
@@ -264,41 +272,30 @@ static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, int op, 
 static __attribute__((noinline)) qn_value reduce_arg(qn_vm *vm, int op, const qn_array *x, uint32_t axes,
                                                      bool keepdims) {
   if (!axes || !is_tiny(x)) return value_unset();
-  int rank = x->rank, first = __builtin_ctz(axes), last = 32 - __builtin_clz(axes), kept = 0;
+  int first = __builtin_ctz(axes), last = 32 - __builtin_clz(axes);
   const fold_plan *p = plan_of(vm, op, (qn_dtype)x->dtype);
   if (!p) return value_error();
   if (!p->usable || axes + (1u << first) != 1u << last) return value_unset();
-  int64_t shape[ARRAY_MAX_RANK], outer = 1, n = 1, inner = 1;
-  for (int i = 0; i < first; i++) outer *= shape[kept++] = x->shape[i];
-  for (int i = first; i < last; i++) {
-    n *= x->shape[i];
-    if (keepdims) shape[kept++] = 1;
-  }
-  for (int i = last; i < rank; i++) inner *= shape[kept++] = x->shape[i];
+  fold_nest f;
+  fold_near(x, first, last, keepdims, &f);
   _Alignas(64) char work[TINY_ELEMENTS * 8], room[TINY_ELEMENTS * 8], held[TINY_ELEMENTS * 8];
   const char *source = in_order(x, room);
   if (p->widen) {
     p->widen(work, source, NULL, NULL, VM_A, x->size);
     source = work;
   }
-  qn_array *out = array_new(vm, QN_i64, kept, shape);
+  qn_array *out = array_new(vm, DTYPE_INDEX, f.rank, f.shape);
   if (!out) return value_error();
   int64_t *at = (int64_t *)(void *)out->storage->data;
   size_t size = p->size;
   uint64_t best = 0;
-  if (inner == 1) {
-    for (; outer > 0; outer--, source += (size_t)n * size) {
-      *at = -1;
-      p->arg(&best, at++, source, 0, n);
-    }
-    return value_obj(TAG_ARRAY, out);
-  }
   void (*column)(void *, const void *, int64_t, int64_t) = cpu_loops(vm)->load[bvm_size_class(size)];
-  for (; outer > 0; outer--, source += (size_t)(n * inner) * size)
-    for (int64_t i = 0; i < inner; i++) {
-      column(held, source + (size_t)i * size, inner, n);
+  for (; f.outer > 0; f.outer--, source += (size_t)(f.n * f.inner) * size)
+    for (int64_t i = 0; i < f.inner; i++) {
+      const char *elements = source;
+      if (f.inner > 1) column(held, source + (size_t)i * size, f.inner, f.n), elements = held;
       *at = -1;
-      p->arg(&best, at++, held, 0, n);
+      p->arg(&best, at++, elements, 0, f.n);
     }
   return value_obj(TAG_ARRAY, out);
 }
