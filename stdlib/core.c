@@ -460,7 +460,10 @@ static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
   text_free(&t);
 }
 
-static void progress_close(qn_vm *vm) { mem_free(vm, vm->stdlib, sizeof(progress_bar)); }
+static void progress_close(qn_vm *vm) {
+  mem_free(vm, vm->stdlib, sizeof(progress_bar));
+  vm->stdlib = NULL;
+}
 
 /* On a terminal: a marked copy of the iterable, which the interpreter's `for` reports on. Elsewhere the iterable itself. */
 qn_value builtin_progress(qn_vm *vm, const qn_value *args) {

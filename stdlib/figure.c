@@ -540,9 +540,9 @@ static bool fill_hist(qn_vm *vm, qn_record *r, const qn_array *x, qn_value bins)
   if (!count && !value_is_error(edges) && !check_edges(vm, edges)) edges = value_fail(vm, edges);
   if (value_is_error(edges)) return false;
   int64_t n = value_array(edges)->size - 1;
+  if (!record_set_named(vm, r, "edges", edges)) return false;
   qn_array *a = array_new(vm, DTYPE_INT, 1, &n);
-  if (!record_set_named(vm, r, "edges", edges) || !record_set_named(vm, r, "counts", value_new(TAG_ARRAY, a)))
-    return false;
+  if (!record_set_named(vm, r, "counts", value_new(TAG_ARRAY, a))) return false;
   const double *numbers = (const double *)(const void *)array_data(x);
   int64_t *counts = (int64_t *)(void *)array_data(a), left_out = 0;
   memset(counts, 0, (size_t)n * sizeof *counts);

@@ -306,7 +306,7 @@ static void ask(session *s, const char *verb, const char *argument) {
     if (strchr("([{", argument[i])) depth++;
     if (strchr(")]}", argument[i])) depth--;
   }
-  bool call = open && chain_begin(argument, highlights, open) == 0 &&
+  bool call = open && argument[len - 1] == ')' && chain_begin(argument, highlights, open) == 0 &&
               edit_partner(argument, len, highlights, open) == len - 1; /* it does not end before the text does */
   qn_value f;
   call = call && !has_keywords(argument, highlights, open + 1, len - 1) &&

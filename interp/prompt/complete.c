@@ -90,7 +90,7 @@ bool chain_value(qn_vm *vm, const char *text, const uint8_t *highlights, size_t 
       for (at = from; at < end && in_word(text[at]);) at++;
       if (!interp_field(*out, text + from, at - from, out)) return false;
     } else {
-      at = edit_partner(text, end, highlights, at);
+      at = text[at] == '[' ? edit_partner(text, end, highlights, at) : SIZE_MAX;
       if (at == SIZE_MAX || !constant_index(text + from, at - from, *out, out)) return false;
       at++;
     }

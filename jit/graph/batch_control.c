@@ -167,6 +167,8 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   uint32_t made = 0, index = 0;
   bool ok =
       same_way_begin(b, node, &s) && same_way_part(b, &s, 0, s.results, why) && same_way_part(b, &s, 1, s.results, why);
+  /* Results that all lanes share, too: the lane's own node is not to run. */
+  for (uint32_t k = 0; k < s.nresults && ok; k++) s.results[k] = true;
   for (int k = 0; k < 2 && ok; k++) ok = (s.parts[k] = lane_arm_done(&s.arms[k], s.results, s.nresults)) != NULL;
   if (ok)
     made = same_way_node(b, &s);
@@ -242,8 +244,13 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
     graph_free(s.parts[1]);
   batched_regions *r = made ? results_new(b, node, s.nresults + 2) : NULL;
   for (uint32_t k = 0; k < s.nresults && r; k++) {
-    if (!s.results[k]) continue;
     graph_type t = graph_result_type(&g->nodes[node], k), whole;
+    if (!s.results[k] && k < carries) { /* the lane's own node is not to run */
+      uint32_t shared = graph_proj(g, made, k, t, s.n.site);
+      if (!shared || !(r->whole[k] = batch_whole_always(b, shared))) r = NULL;
+      continue;
+    }
+    if (!s.results[k]) continue;
     if (k >= carries) {
       memmove(t.shape, t.shape + 1, sizeof t.shape - sizeof *t.shape);
       t.rank--;

@@ -763,7 +763,9 @@ static bool may_alias(const nest_builder *nb, uint32_t b, uint32_t o) {
 static bool build_kernel(nest_builder *nb, schedule_target target, int64_t grain) {
   const k_kernel *k = nb->k;
   uint32_t n;
-  k_val *effects = list_effects(k, &n, &nb->why);
+  const char *why;
+  k_val *effects = list_effects(k, &n, &why);
+  if (why) nest_refuse(nb, why);
   for (uint32_t from = 0, to; !nb->why && from < n; from = to) {
     nest s;
     if (!nest_next(&s, k, target, effects, from, n, &to))

@@ -561,7 +561,7 @@ static bool trust_dead(struct recording *r, uint32_t from, const leaves *l) {
   for (uint32_t i = g->n - 1; i >= from && ok; i--) {
     const graph_node *n = &g->nodes[i];
     for (int k = 0; k < n->nin && needed[i]; k++) needed[n->in[k]] = 1;
-    if (!needed[i] && graph_fallible(g, i)) ok = graph_fix_flags(g, i, graph_attr(n).flags | ATTR_PROVEN);
+    if (!needed[i]) ok = graph_node_prove(g, i);
   }
   mem_free(r->vm, needed, g->n);
   return ok || (raise_memory(r->vm), false);

@@ -918,12 +918,8 @@ void rec_forget(struct recording *r, rec_marked before) {
     if (r->done > g->n) r->done = g->n;
     return;
   }
-  for (uint32_t i = before.n; i < g->n; i++) {
-    graph_node *n = &g->nodes[i];
-    if (!graph_fallible(g, i)) continue;
-    op_attr attr = graph_attr(n);
-    graph_fix_flags(g, i, attr.flags | ATTR_PROVEN);
-  }
+  for (uint32_t i = before.n; i < g->n; i++) /* without memory the graph has failed */
+    if (!graph_node_prove(g, i)) return;
 }
 
 bool rec_place(struct recording *r, int device) {

@@ -100,6 +100,7 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
   for (uint32_t i = from; i < end; i++) {
     if (!fallible[i - from] || !vmap_whole(r, i)) continue;
     const graph_node *n = &g->nodes[i];
+    if (n->kind != NODE_OP) continue; /* a branch or loop names no lane */
     if (!mem_grow(r->vm, (void **)&r->checks, &r->checks_cap, r->nchecks + 1, sizeof *r->checks)) return false;
     struct lane_check *c = &r->checks[r->nchecks];
     *c = (struct lane_check){.first = end, .last = vmap_outermost(r, i), .node = i};
