@@ -662,12 +662,12 @@ static void complete(editor *e) {
   e->menu_end = e->cursor;
   e->chosen = -1;
   size_t typed = e->cursor - e->menu.start, common = common_beginning(&e->menu);
-  e->typed = strndup(e->text + e->menu.start, common > typed || e->menu.n == 1 ? common : typed);
+  e->typed = common > typed ? strndup(e->menu.items[0], common)
+                            : strndup(e->text + e->menu.start, e->menu.n == 1 ? common : typed);
   if (!e->typed) {
     close_menu(e);
     return;
   }
-  if (common > typed) memcpy(e->typed, e->menu.items[0], common);
   remember(e, RUN_NONE);
   menu_apply(e, e->menu.n == 1 ? 0 : -1);
   if (e->menu.n == 1) close_menu(e);
