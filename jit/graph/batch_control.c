@@ -186,24 +186,12 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   return r != NULL;
 }
 
-/* Kept rows of all lanes, [turns, lanes, ..], as [lanes, turns, ..]. The lane's rows are as many: where sizes name them, they name these. */
-static uint32_t rows_of_lanes(graph_batch *b, uint32_t lane_rows, uint32_t rows) {
+/* Kept rows of all lanes, [turns, lanes, ..], as [lanes, turns, ..]. */
+static uint32_t rows_of_lanes(graph_batch *b, uint32_t rows) {
   graph *g = b->g;
-  const graph_type *t = &g->nodes[rows].type;
-  if (lane_rows) {
-    dim_expr *e = &g->dims.exprs[~g->nodes[lane_rows].type.shape[0]];
-    e->ref = rows;
-  }
-  op_attr attr = {.n = t->rank, .d = {1, 0}};
-  for (int i = 2; i < t->rank; i++) attr.d[i] = i;
+  op_attr attr = {.n = g->nodes[rows].type.rank, .d = {1, 0}};
+  for (int i = 2; i < attr.n; i++) attr.d[i] = i;
   return graph_op(g, OP_permute, &rows, 1, &attr, g->nodes[rows].site);
-}
-
-/* The lane's node for result `index`; 0: nobody has asked for it. */
-static uint32_t lane_result(const graph *g, uint32_t node, uint32_t index) {
-  for (uint32_t i = node + 1; i < g->n; i++)
-    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index == index) return i;
-  return 0;
 }
 
 /* A loop all of whose lanes make the same turns. *parts: they do not, and nothing has been made. */
@@ -256,7 +244,7 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
       t.rank--;
     }
     r->whole[k] = whole_type(b, &t, &whole) ? graph_proj(g, made, k, whole, s.n.site) : 0;
-    if (k >= carries && r->whole[k]) r->whole[k] = rows_of_lanes(b, lane_result(g, node, k), r->whole[k]);
+    if (k >= carries && r->whole[k]) r->whole[k] = rows_of_lanes(b, r->whole[k]);
     if (!r->whole[k]) r = NULL;
   }
   same_way_free(&s);

@@ -30,14 +30,16 @@ graph *graph_new(qn_vm *vm) {
   return g;
 }
 
+void graph_cut(graph *g, uint32_t n) {
+  while (g->n > n) {
+    const graph_node *last = &g->nodes[--g->n];
+    for (int k = 0; graph_kind_has_regions(last->kind) && k < 2; k++) graph_free(last->payload.regions[k]);
+  }
+}
+
 void graph_free(graph *g) {
   if (!g) return;
-  for (uint32_t i = 1; i < g->n; i++) {
-    graph_node *n = &g->nodes[i];
-    if (n->kind != NODE_IF && n->kind != NODE_LOOP) continue;
-    graph_free(n->payload.regions[0]);
-    graph_free(n->payload.regions[1]);
-  }
+  graph_cut(g, 1);
   arena a = g->arena; /* the graph lies in it */
   arena_free(&a);
 }

@@ -148,6 +148,8 @@ QN_MUST_CHECK graph *graph_new(qn_vm *vm);
 void graph_free(graph *g);
 /* A copy with its own arena, without a VM: what a worker thread gets. NULL when memory is short. */
 QN_MUST_CHECK graph *graph_copy(const graph *g);
+/* Drops the nodes from `n` on, which nothing names. */
+void graph_cut(graph *g, uint32_t n);
 
 /* Builders return the node's index, or 0 when memory is short (and g->failed is set). An operand 0 gives 0, so that
  * builders nest and one look at g->failed at the end is enough. Inputs may be added at any time. */

@@ -914,7 +914,7 @@ void rec_forget(struct recording *r, rec_marked before) {
                vmap_know(r, before.n);
   for (uint32_t i = before.n; i < g->n && i < r->vals_cap && !known; i++) known = !value_is(r->vals[i], TAG_UNSET);
   if (!known) {
-    g->n = before.n;
+    graph_cut(g, before.n);
     if (r->done > g->n) r->done = g->n;
     return;
   }
