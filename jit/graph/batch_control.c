@@ -100,10 +100,8 @@ static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *in
   return graph_inline(a->g, arm, args, a->outs) && batch_advance(&a->batch, &culprit, why);
 }
 
-/* The arm's graph, its outputs those of results that differ from lane to lane; owned. NULL: memory. */
-static graph *lane_arm_done(lane_arm *a, const bool *differs, uint32_t n) {
-  for (uint32_t k = 0; k < n; k++)
-    if (differs[k] && !graph_output(a->g, batch_whole_always(&a->batch, a->outs[k]))) return NULL;
+/* The arm's graph, which has its outputs; owned. NULL: memory. */
+static graph *lane_arm_done(lane_arm *a) {
   graph *g = a->g;
   batch_end(&a->batch);
   graph_dce(g);
@@ -164,12 +162,15 @@ static uint32_t same_way_node(graph_batch *b, same_way *s) {
 static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   graph *g = b->g;
   same_way s;
-  uint32_t made = 0, index = 0;
-  bool ok =
-      same_way_begin(b, node, &s) && same_way_part(b, &s, 0, s.results, why) && same_way_part(b, &s, 1, s.results, why);
-  /* Results that all lanes share, too: the lane's own node is not to run. */
-  for (uint32_t k = 0; k < s.nresults && ok; k++) s.results[k] = true;
-  for (int k = 0; k < 2 && ok; k++) ok = (s.parts[k] = lane_arm_done(&s.arms[k], s.results, s.nresults)) != NULL;
+  uint32_t made = 0;
+  bool ok = same_way_begin(b, node, &s);
+  for (int part = 0; part < 2 && ok; part++) {
+    lane_arm *a = &s.arms[part];
+    ok = same_way_part(b, &s, part, s.results, why);
+    /* Results that all lanes share, too: the lane's own node is not to run. */
+    for (uint32_t k = 0; k < s.nresults && ok; k++) ok = graph_output(a->g, batch_whole_always(&a->batch, a->outs[k]));
+    ok = ok && (s.parts[part] = lane_arm_done(a)) != NULL;
+  }
   if (ok)
     made = same_way_node(b, &s);
   else
@@ -177,8 +178,7 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   batched_regions *r = made ? results_new(b, node, s.nresults) : NULL;
   for (uint32_t k = 0; k < s.nresults && r; k++) {
     graph_type t = graph_result_type(&g->nodes[node], k), all;
-    if (s.results[k] && (!whole_type(b, &t, &all) || !(r->whole[k] = graph_proj(g, made, index++, all, s.n.site))))
-      r = NULL;
+    if (!whole_type(b, &t, &all) || !(r->whole[k] = graph_proj(g, made, k, all, s.n.site))) r = NULL;
   }
   same_way_free(&s);
   if (r) r->made = made;
@@ -194,7 +194,7 @@ static uint32_t rows_of_lanes(graph_batch *b, uint32_t rows) {
   return graph_op(g, OP_permute, &rows, 1, &attr, g->nodes[rows].site);
 }
 
-/* A loop all of whose lanes make the same turns. *parts: they do not, and nothing has been made. */
+/* A loop all of whose lanes make the same turns. *parted: they do not, and nothing has been made. */
 static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *why) {
   graph *g = b->g;
   same_way s;
@@ -215,17 +215,14 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
     same_way_free(&s);
     return true;
   }
-  bool *all = ok ? calloc(s.nresults + (size_t)1, sizeof *all) : NULL;
-  ok = ok && all;
   if (ok) { /* the results keep their numbers: those that are shared are made as they are */
     graph *body = s.arms[1].g;
     for (uint32_t k = 0; k < s.nresults && ok; k++)
       ok = graph_output(body,
                         s.results[k] ? batch_whole_always(&s.arms[1].batch, s.arms[1].outs[k]) : s.arms[1].outs[k]);
-    ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1], all, 0)) != NULL &&
-         graph_output(s.arms[0].g, s.arms[0].outs[0]) && (s.parts[0] = lane_arm_done(&s.arms[0], all, 0)) != NULL;
+    ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1])) != NULL && graph_output(s.arms[0].g, s.arms[0].outs[0]) &&
+         (s.parts[0] = lane_arm_done(&s.arms[0])) != NULL;
   }
-  free(all);
   if (ok)
     made = same_way_node(b, &s);
   else
