@@ -95,8 +95,7 @@ static uint32_t shaped(batching *c, op_id op, uint32_t node, int rank, const qn_
   if (rank > ARRAY_MAX_RANK) return refuse_rank(c, rank);
   graph_type t = c->g->nodes[node].type;
   if (!t.weak && t.rank == rank && memcmp(t.shape, shape, (size_t)rank * sizeof *shape) == 0) return node;
-  op_attr attr = {.n = (uint8_t)rank};
-  memcpy(attr.d, shape, (size_t)rank * sizeof *shape);
+  op_attr attr = graph_shape_attr(rank, shape);
   return make1(c, op, node, &attr);
 }
 
@@ -410,8 +409,7 @@ bool batch_bind(graph_batch *b, uint32_t lane, uint32_t node) {
 uint32_t batch_lane(graph_batch *b, uint32_t node, uint32_t site) {
   if (!node) return 0;
   graph_type t = b->g->nodes[node].type;
-  op_attr attr = {.n = (uint8_t)(t.rank - 1)};
-  memcpy(attr.d, t.shape + 1, attr.n * sizeof *attr.d);
+  op_attr attr = graph_shape_attr(t.rank - 1, t.shape + 1);
   uint32_t zero = graph_const_scalar(b->g, (qn_dtype)t.dtype, false, 0, 0, site);
   uint32_t lane = graph_op(b->g, OP_broadcast, &zero, 1, &attr, site);
   return lane && batch_bind(b, lane, node) ? lane : 0;

@@ -45,7 +45,6 @@ static batched_regions *results_new(graph_batch *b, uint32_t node, uint32_t n) {
   }
   x->n = n;
   x->whole = arena_alloc(&b->memory, (n + 1) * sizeof *x->whole);
-  if (x->whole) memset(x->whole, 0, (n + 1) * sizeof *x->whole);
   return x->whole ? x : NULL;
 }
 
@@ -132,9 +131,9 @@ static bool same_way_begin(const graph_batch *b, uint32_t node, same_way *s) {
   s->before = s->n.kind == NODE_IF;
   s->nresults = s->n.payload.regions[1]->noutputs;
   s->inputs = calloc((size_t)s->n.nin + s->nresults + 1, sizeof *s->inputs);
-  s->results = s->inputs + s->n.nin;
   s->in = calloc(s->n.nin + (size_t)1, sizeof *s->in);
   if (!s->inputs || !s->in) return false;
+  s->results = s->inputs + s->n.nin;
   for (uint32_t k = s->before; k < s->n.nin; k++) s->inputs[k - s->before] = whole(b, s->n.in[k]) != 0;
   return true;
 }
@@ -252,36 +251,36 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
 
 /* ---- lanes part --------------------------------------------------------------------------------------------------------------- */
 
-/* Row `lane` of what differs, and what is shared as it is: operands of the node inside the body. */
+/* Sets `in` to the operands of branch or loop `n` inside the body of the loop over the lanes: row `lane` of an operand that differs
+ * from lane to lane, else the operand itself. They are the body's operands from number 1 on. False: memory is short. */
 static bool lane_operands(const graph_batch *b, region_builder *body, const graph_node *n, uint32_t lane,
-                          const uint32_t *numbers, uint32_t *in) {
+                          uint32_t *in) {
   for (int k = 0; k < n->nin; k++) {
-    in[k] = builder_input(body, 1, numbers[k]);
+    in[k] = builder_input(body, 1, 1 + (uint32_t)k);
     if (whole(b, n->in[k])) in[k] = graph_row(body->part[1], in[k], lane, b->g->nodes[n->in[k]].type.weak);
     if (!in[k]) return false;
   }
   return true;
 }
 
+/* Makes a branch or loop whose lanes take different ways: a loop over the lanes. */
 static bool lanes_in_turn(graph_batch *b, uint32_t node) {
   graph *g = b->g;
   graph_node n = g->nodes[node];
   uint32_t carries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : graph_nresults(&n);
   region_builder body;
-  uint32_t *numbers = calloc(2 * (size_t)n.nin + 1, sizeof *numbers), *in = numbers + n.nin, made = 0;
-  if (!builder_open(&body, g) || !numbers) body.failed = true;
-  uint32_t zero = graph_weak_int(g, 0);
-  (void)builder_operand(&body, zero);
-  for (int k = 0; k < n.nin && numbers; k++)
-    numbers[k] = builder_operand(&body, whole(b, n.in[k]) ? whole(b, n.in[k]) : n.in[k]);
+  builder_open(&body, g);
+  uint32_t *in = builder_list(&body, n.nin);
+  (void)builder_operand(&body, graph_weak_int(g, 0));
+  for (int k = 0; k < n.nin; k++) (void)builder_operand(&body, whole(b, n.in[k]) ? whole(b, n.in[k]) : n.in[k]);
   if (!body.failed) {
     graph *head = body.part[0], *turn = body.part[1];
     uint32_t lane = builder_input(&body, 1, 0), inner = 0;
-    body.failed |=
-        !graph_output(head, graph_op2(head, OP_lt, builder_input(&body, 0, 0), graph_weak_int(head, b->lanes))) ||
-        !graph_output(turn, graph_count(turn, OP_add, lane, graph_weak_int(turn, 1))) ||
-        !lane_operands(b, &body, &n, lane, numbers, in);
-    if (!body.failed)
+    uint32_t more = graph_op2(head, OP_lt, builder_input(&body, 0, 0), graph_weak_int(head, b->lanes));
+    uint32_t next = graph_count(turn, OP_add, lane, graph_weak_int(turn, 1));
+    builder_outputs(&body, 0, &more, 1);
+    builder_outputs(&body, 1, &next, 1);
+    if (!body.failed && lane_operands(b, &body, &n, lane, in))
       inner = graph_regions(turn, (graph_kind)n.kind, in, n.nin, graph_copy(n.payload.regions[0]),
                             graph_copy(n.payload.regions[1]), n.attr, 0);
     for (uint32_t k = 0; k < carries && inner; k++)
@@ -289,8 +288,7 @@ static bool lanes_in_turn(graph_batch *b, uint32_t node) {
     body.failed |= !inner;
   }
   op_attr attr = graph_loop_attr(1, 0);
-  made = builder_close(&body, 0, &attr, n.site);
-  free(numbers);
+  uint32_t made = builder_close(&body, 0, &attr, n.site);
   batched_regions *r = made ? results_new(b, node, carries) : NULL;
   uint32_t all =
       r ? graph_op(g, OP_iota, NULL, 0, &(op_attr){.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {b->lanes}}, n.site)

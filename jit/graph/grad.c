@@ -41,25 +41,10 @@ static bool same_shape(const graph_type *a, const graph_type *b) {
   return a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
 }
 
-static op_attr shape_attr(const graph_type *like) {
-  op_attr attr = {.n = like->rank};
-  memcpy(attr.d, like->shape, like->rank * sizeof *attr.d);
-  return attr;
-}
-
-uint32_t grad_reshape_to(grad_ctx *c, uint32_t node, const graph_type *like) {
+uint32_t grad_view(grad_ctx *c, op_id op, uint32_t node, const graph_type *like) {
   if (!node || same_shape(&c->g->nodes[node].type, like)) return node;
-  op_attr attr = shape_attr(like);
-  return make1_attr(c, OP_reshape, node, &attr);
-}
-
-uint32_t grad_cast_to(grad_ctx *c, uint32_t node, qn_dtype dtype) { return graph_cast(c->g, node, dtype, c->site); }
-
-uint32_t grad_full(grad_ctx *c, const graph_type *like, double x) {
-  uint32_t number = graph_const_scalar(c->g, (qn_dtype)like->dtype, like->weak, x, (int64_t)x, c->site);
-  if (!number || like->rank == 0) return number;
-  op_attr attr = shape_attr(like);
-  return make1_attr(c, OP_broadcast, number, &attr);
+  op_attr attr = graph_shape_attr(like->rank, like->shape);
+  return make1_attr(c, op, node, &attr);
 }
 
 uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like) {
@@ -355,7 +340,7 @@ static bool step(backward *b, uint32_t i) {
 static uint32_t mark_anew(graph *g, uint32_t j, uint32_t site) {
   graph_type t = g->nodes[j].type;
   if (t.weak || g->nodes[j].kind == NODE_CONST) return j;
-  op_attr attr = shape_attr(&t);
+  op_attr attr = graph_shape_attr(t.rank, t.shape);
   attr.flags = ATTR_ANEW;
   return graph_node_raw(g, OP_reshape, &j, 1, &attr, t, site);
 }

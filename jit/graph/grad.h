@@ -89,10 +89,17 @@ typedef struct control_grad {
 /* False: not differentiable, as `why` says, or memory is short. */
 QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 
-uint32_t grad_reshape_to(grad_ctx *c, uint32_t node, const graph_type *like);
-uint32_t grad_cast_to(grad_ctx *c, uint32_t node, qn_dtype dtype);
-/* An array of one number in every element, with the dtype and shape of `like`. */
-uint32_t grad_full(grad_ctx *c, const graph_type *like, double x);
+/* Reshapes or broadcasts (`op`) a node to the shape of `like`, unless it has that already. */
+uint32_t grad_view(grad_ctx *c, op_id op, uint32_t node, const graph_type *like);
+static inline uint32_t grad_reshape_to(grad_ctx *c, uint32_t node, const graph_type *like) {
+  return grad_view(c, OP_reshape, node, like);
+}
+static inline uint32_t grad_cast_to(grad_ctx *c, uint32_t node, qn_dtype dtype) {
+  return graph_cast(c->g, node, dtype, c->site);
+}
+static inline uint32_t grad_full(grad_ctx *c, const graph_type *like, double x) {
+  return graph_full(c->g, like, x, c->site);
+}
 /* Sums over the axes along which `like` was broadcast to node's shape; the result has exactly the shape of `like`. */
 uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like);
 

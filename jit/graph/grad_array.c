@@ -18,16 +18,9 @@ static uint32_t keep_axes(grad_ctx *c, uint32_t reduced) {
   return grad_reshape_to(c, reduced, &t);
 }
 
-static uint32_t broadcast_to(grad_ctx *c, uint32_t node, const graph_type *like) {
-  if (!node || graph_type_same(&c->g->nodes[node].type, like)) return node;
-  op_attr attr = {.n = like->rank};
-  memcpy(attr.d, like->shape, like->rank * sizeof *attr.d);
-  return make1_attr(c, OP_broadcast, node, &attr);
-}
-
 void grad_sum(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]);
-  c->out[0] = broadcast_to(c, keep_axes(c, c->ct), &x);
+  c->out[0] = grad_view(c, OP_broadcast, keep_axes(c, c->ct), &x);
 }
 
 /* The product of the other elements is an exclusive running product from the left times one from the right: no division, so
@@ -282,7 +275,7 @@ static uint32_t window_places(grad_ctx *c, const graph_type *x, uint32_t ct, int
   }
   column = (graph_type){.dtype = DTYPE_INDEX, .rank = x->rank};
   for (int i = 0; i < x->rank; i++) column.shape[i] = i == axis ? all : 1;
-  uint32_t place = broadcast_to(c, grad_reshape_to(c, make2(c, OP_add, at[0], at[1]), &column), &rows);
+  uint32_t place = grad_view(c, OP_broadcast, grad_reshape_to(c, make2(c, OP_add, at[0], at[1]), &column), &rows);
   graph_type wide = *x;
   wide.dtype = rows.dtype;
   uint32_t in[] = {grad_full(c, &wide, 0), place, grad_reshape_to(c, ct, &rows)};

@@ -1,13 +1,17 @@
-/* Differentiation of branches and loops: the backward of a region is a region.
+/* Differentiation of branches and loops (grad_control of grad.h): the gradient of a region is a region.
  *
  * A branch   if p { A } else { B } on captured values x, with cotangents ct of its results, becomes
  *
- *     if p { x, ct -> A once more, then A's cotangents of x } else { the same of B }
+ *     if p { x, ct -> A once more, then the cotangents of x by A } else { likewise with B }
  *
- * so only the arm that was taken is differentiated, what it keeps lives only within it, and nothing is kept between. The arm is made
- * once more: its checks have been made by the first time, and are left out (ATTR_PROVEN).
+ * so only the arm that was taken is differentiated, and nothing is stored between the forward and the backward pass: the arm computes
+ * its values once more. Its checks have passed the first time and are left out (ATTR_PROVEN).
  *
- * Regions within regions are met by graph_vjp inside the arm, and become regions within the backward arm.
+ * A loop keeps its carries at the beginning of turns as rows (keep_carries). Its gradient is a loop over the turns, from the last to the
+ * first, whose body computes one turn once more from the kept carries and then differentiates it. Where there were more turns than rows,
+ * so that only every stride-th turn was kept, an outer loop first computes the carries in between, a block of turns at a time.
+ *
+ * Regions inside regions are differentiated by graph_vjp when it meets them in the copy.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,59 +25,85 @@ static bool short_of_memory(op_refusal *why) {
   return false;
 }
 
-/* Zeros of a node's type. */
-static uint32_t zeros(graph *g, uint32_t like) {
-  graph_type t = g->nodes[like].type;
-  uint32_t zero = graph_const_scalar(g, (qn_dtype)t.dtype, t.weak, 0, 0, 0);
-  if (!zero || !t.rank) return zero;
-  op_attr attr = {.n = t.rank};
-  memcpy(attr.d, t.shape, t.rank * sizeof *attr.d);
-  return graph_op(g, OP_broadcast, &zero, 1, &attr, 0);
+static uint32_t zeros(graph *g, uint32_t like) { return graph_full(g, &g->nodes[like].type, 0, 0); }
+
+/* A region that is being differentiated. */
+typedef struct region_vjp {
+  graph *g;                              /* a copy of the region, proven; owned */
+  uint32_t *roots, *seeds, *wrt, *grads; /* as graph_vjp takes them; one allocation, owned by `roots` */
+  int nroots, nwrt;
+} region_vjp;
+
+static void region_vjp_free(region_vjp *x) {
+  free(x->roots);
+  graph_free(x->g);
 }
 
-/* The arm that is differentiated: its inputs are x and then the cotangents that are given, its results the cotangents of those x
- * that are wanted. `inputs`: how many operands of the node come before x. Owned; NULL with `why`. */
-static graph *backward_arm(const control_grad *c, const graph *arm, int before, op_refusal *why) {
-  graph *g = graph_copy(arm);
-  uint32_t n = arm->noutputs, *roots = calloc(4 * (size_t)n + 2 * (size_t)arm->ninputs + 1, sizeof *roots), culprit;
-  uint32_t *seeds = roots + n, *wrt = seeds + n, *grads = wrt + arm->ninputs;
-  int nroots = 0, nwrt = 0;
-  if (!g || !roots || !graph_prove(g)) goto memory;
-  for (uint32_t k = 0; k < n; k++) {
-    if (!c->given[k]) continue;
-    uint32_t result = g->outputs[k], seed = graph_input(g, g->nodes[result].type, 0);
-    if (!seed) goto memory;
-    roots[nroots] = result;
-    seeds[nroots++] = seed;
+/* Copies a region. False when memory is short; region_vjp_free in any case. */
+static bool region_vjp_begin(const graph *region, region_vjp *x) {
+  size_t most = (size_t)region->noutputs + region->ninputs + 1;
+  *x = (region_vjp){.g = graph_copy(region), .roots = calloc(4 * most, sizeof *x->roots)};
+  if (!x->g || !x->roots || !graph_prove(x->g)) return false;
+  x->seeds = x->roots + most;
+  x->wrt = x->seeds + most;
+  x->grads = x->wrt + most;
+  return true;
+}
+
+/* Result `k` of the region has a cotangent: `seed`, a node of the copy. False: `seed` is 0. */
+static bool region_vjp_root(region_vjp *x, uint32_t k, uint32_t seed) {
+  x->roots[x->nroots] = x->g->outputs[k];
+  return (x->seeds[x->nroots++] = seed) != 0;
+}
+
+/* The cotangents of `wrt` become the copy's results. Returns the copy, owned by the caller; NULL with `why`. Frees everything else. */
+static graph *region_vjp_end(region_vjp *x, op_refusal *why) {
+  graph *g = x->g;
+  uint32_t culprit;
+  bool ok = graph_vjp(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->nwrt, NULL, x->grads, &culprit, why);
+  if (ok) {
+    g->noutputs = 0;
+    for (int i = 0; i < x->nwrt; i++) (void)graph_output(g, x->grads[i] ? x->grads[i] : zeros(g, x->wrt[i]));
+    graph_dce(g);
+    ok = !g->failed || short_of_memory(why);
+  } else if (why->id == E_memory) {
+    short_of_memory(why);
+  }
+  if (ok) x->g = NULL;
+  region_vjp_free(x);
+  return ok ? g : NULL;
+}
+
+/* An arm's gradient: its inputs are the arm's and then the cotangents that are given, its results the cotangents of those captured
+ * values that are wanted. Owned; NULL with `why`. */
+static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *why) {
+  region_vjp x;
+  bool ok = region_vjp_begin(arm, &x);
+  for (uint32_t k = 0; k < arm->noutputs && ok; k++)
+    if (c->given[k]) ok = region_vjp_root(&x, k, graph_input(x.g, x.g->nodes[x.g->outputs[k]].type, 0));
+  if (!ok) {
+    short_of_memory(why);
+    region_vjp_free(&x);
+    return NULL;
   }
   for (uint32_t i = 0; i < arm->ninputs; i++)
-    if (c->wanted[before + (int)i]) wrt[nwrt++] = g->inputs[i];
-  if (!graph_vjp(g, 1, roots, seeds, nroots, wrt, nwrt, NULL, grads, &culprit, why)) {
-    if (why->id == E_memory) goto memory;
-    goto fail;
-  }
-  g->noutputs = 0;
-  for (int i = 0; i < nwrt; i++)
-    if (!graph_output(g, grads[i] ? grads[i] : zeros(g, wrt[i]))) goto memory;
-  if (g->failed) goto memory;
-  graph_dce(g);
-  if (g->failed) goto memory;
-  free(roots);
-  return g;
-memory:
-  short_of_memory(why);
-fail:
-  free(roots);
-  graph_free(g);
-  return NULL;
+    if (c->wanted[1 + i]) x.wrt[x.nwrt++] = x.g->inputs[i]; /* operand 0 is the predicate */
+  return region_vjp_end(&x, why);
+}
+
+/* to[i] becomes result first + i of a node with regions, of the type of `like`[i]. False: `node` is 0, or memory is short. */
+static bool take_results(graph *g, uint32_t node, uint32_t first, uint32_t n, const uint32_t *like, uint32_t *to) {
+  for (uint32_t i = 0; i < n && node; i++)
+    if (!(to[i] = graph_proj(g, node, first + i, g->nodes[like[i]].type, 0))) node = 0;
+  return node != 0;
 }
 
 static bool grad_branch(control_grad *c, op_refusal *why) {
   graph *g = c->g;
-  graph_node n = g->nodes[c->node]; /* the list moves while nodes are appended */
+  graph_node n = g->nodes[c->node]; /* a copy, since the list of nodes moves when it grows */
   uint32_t nout = n.payload.regions[0]->noutputs, nin = n.nin;
-  graph *arms[2] = {backward_arm(c, n.payload.regions[0], 1, why), NULL};
-  if (arms[0]) arms[1] = backward_arm(c, n.payload.regions[1], 1, why);
+  graph *arms[2] = {backward_arm(c, n.payload.regions[0], why), NULL};
+  if (arms[0]) arms[1] = backward_arm(c, n.payload.regions[1], why);
   uint32_t *in = calloc((size_t)nin + nout + 1, sizeof *in);
   if (!arms[1] || !in) {
     graph_free(arms[0]);
@@ -95,62 +125,63 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
 
 /* What the parts of a loop's gradient share. */
 typedef struct loop_grad {
-  const graph *body; /* the loop's body, its carries as its only results, proven */
-  graph *
-      back; /* of carries, captured values, cotangents of float carries and of rows: cotangents of float carries, of captured values */
-  uint32_t ncarries, ncaptured;
-  bool *weak;                /* by carry */
-  uint32_t ncts, naccs;      /* float carries; captured values that are wanted */
-  uint32_t *captured, *rows; /* nodes: captured values; cotangents of rows */
-  uint32_t nrows;
-  int64_t block; /* turns that are made again at a time */
+  const graph *body; /* the loop's body, proven, with the carries of the next turn as its only results */
+  /* The gradient of one turn; owned. Its inputs are the turn's carries and captured values, the cotangents of the float carries that
+   * the turn gives, and those of its rows; its results the cotangents of the float carries that it takes, then of captured values. */
+  graph *back;
+  uint32_t ncarries, ncaptured, nrows;
+  uint32_t ncts, naccs; /* float carries; captured values whose cotangents are wanted, which are sums over all turns */
+  bool *weak;           /* by carry: is it a host number? */
+  int64_t block;        /* turns that are computed once more at a time */
 } loop_grad;
 
-enum { LOOP_FEW = 4096 };
-
-/* Nodes of the values that a part of the gradient works on, in the graph where it lies. */
+/* Values that the parts of the gradient work on, as nodes of the graph at hand. */
 typedef struct loop_values {
-  uint32_t *captured; /* ncaptured */
-  uint32_t *row_cts;  /* nrows: cotangents of rows that were kept, by the distance `stride` */
-  uint32_t stride;
-  uint32_t *cts; /* ncts, then naccs: cotangents, sums */
+  uint32_t *captured; /* ncaptured of them */
+  uint32_t *row_cts;  /* nrows: arrays of the cotangents of kept rows */
+  uint32_t stride;    /* how many turns lie between two kept rows */
+  uint32_t *cts;      /* ncts cotangents of carries, then naccs sums */
 } loop_values;
 
-/* The operands of a region_builder for values, after its carries; their inputs in part k are in `to`. */
+static bool values_make(const loop_grad *l, arena *a, loop_values *v) {
+  *v = (loop_values){.captured = arena_alloc(a, l->ncaptured * sizeof *v->captured),
+                     .row_cts = arena_alloc(a, l->nrows * sizeof *v->row_cts),
+                     .cts = arena_alloc(a, (l->ncts + l->naccs) * sizeof *v->cts)};
+  return !a->failed;
+}
+
+/* Makes values operands of a builder (not their `cts`, which the callers do) and sets `to` to what these are inside its region `part`;
+ * `to` lasts until builder_close. */
 static void capture_values(const loop_grad *l, region_builder *b, const loop_values *v, int part, loop_values *to) {
   uint32_t c = builder_operands(b, v->captured, l->ncaptured), r = builder_operands(b, v->row_cts, l->nrows);
   uint32_t s = builder_operand(b, v->stride);
+  b->failed |= !values_make(l, &b->memory, to);
   if (b->failed) return;
   for (uint32_t i = 0; i < l->ncaptured; i++) to->captured[i] = builder_input(b, part, c + i);
   for (uint32_t i = 0; i < l->nrows; i++) to->row_cts[i] = builder_input(b, part, r + i);
   to->stride = builder_input(b, part, s);
 }
 
-static bool values_open(const loop_grad *l, loop_values *v) {
-  uint32_t *at = calloc((size_t)l->ncaptured + l->nrows + l->ncts + l->naccs + 1, sizeof *at);
-  *v = (loop_values){.captured = at, .row_cts = at + l->ncaptured, .cts = at + l->ncaptured + l->nrows};
-  return at != NULL;
-}
-static void values_close(loop_values *v) { free(v->captured); }
-
-/* for t = hi - 1 down to lo: the carries of turn t are row t - lo of `kept`; their cotangents and the sums go on. False: memory. */
+/* Appends to g
+ *     for t = hi - 1 down to lo: the gradient of turn t
+ * where row t - lo of `kept` has the carries of turn t, and v->cts are the cotangents and sums behind turn hi - 1. Sets `cts` to those
+ * before turn lo. False: memory is short. */
 static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi,
                           const uint32_t *kept, uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t n = l->ncts + l->naccs, *args = NULL, *outs = NULL;
-  if (!builder_open(&b, g) || !values_open(l, &in)) b.failed = true;
+  uint32_t n = l->ncts + l->naccs;
+  builder_open(&b, g);
   (void)builder_operand(&b, hi);
   uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
            rows = builder_operands(&b, kept, l->ncarries);
-  if (!b.failed) capture_values(l, &b, v, 1, &in);
-  graph *body = b.part[1];
-  args = calloc((size_t)l->ncarries + l->ncaptured + l->ncts + l->nrows + 1, sizeof *args);
-  outs = calloc(n + 1, sizeof *outs);
-  b.failed |= !args || !outs;
+  capture_values(l, &b, v, 1, &in);
+  uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + l->ncts + l->nrows);
+  uint32_t *outs = builder_list(&b, 1 + n);
+  graph *head = b.part[0], *body = b.part[1];
   if (!b.failed) {
-    b.failed |=
-        !graph_output(b.part[0], graph_op2(b.part[0], OP_gt, builder_input(&b, 0, 0), builder_input(&b, 0, from)));
+    uint32_t more = graph_op2(head, OP_gt, builder_input(&b, 0, 0), builder_input(&b, 0, from));
+    builder_outputs(&b, 0, &more, 1);
     uint32_t t = graph_count(body, OP_sub, builder_input(&b, 1, 0), graph_weak_int(body, 1)), k = 0;
     uint32_t at = graph_count(body, OP_sub, t, builder_input(&b, 1, from));
     for (uint32_t i = 0; i < l->ncarries; i++)
@@ -165,65 +196,60 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
     }
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
-    b.failed = b.failed || !graph_inline(body, l->back, args, outs) || !graph_output(body, t);
-    for (uint32_t i = 0; i < n && !b.failed; i++) {
-      if (i >= l->ncts) outs[i] = graph_op2(body, OP_add, builder_input(&b, 1, first + i), outs[i]);
-      b.failed |= !graph_output(body, outs[i]);
-    }
+    outs[0] = t;
+    b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1);
+    for (uint32_t i = l->ncts; i < n && !b.failed; i++)
+      outs[1 + i] = graph_op2(body, OP_add, builder_input(&b, 1, first + i), outs[1 + i]);
+    builder_outputs(&b, 1, outs, 1 + n);
   }
-  free(args);
-  free(outs);
-  values_close(&in);
-  uint32_t node = builder_close(&b, 0, NULL, 0);
-  for (uint32_t i = 0; i < n && node; i++)
-    if (!(cts[i] = graph_proj(g, node, 1 + i, g->nodes[v->cts[i]].type, 0))) node = 0;
-  return node != 0;
+  return take_results(g, builder_close(&b, 0, NULL, 0), 1, n, v->cts, cts);
 }
 
-/* for t in lo..hi: carries = body(carries); `keep`: the carries of each turn are kept. carries[i] becomes the carry at the end, or its rows. */
+/* Appends to g
+ *     for t in lo..hi: carries = body(carries)
+ * carries[i] becomes the carry behind the last turn or, with `keep`, the array of what it was before each turn. False: memory is short. */
 static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi, bool keep,
                           uint32_t *carries) {
   region_builder b;
-  uint32_t n = l->ncarries, *outs = calloc(n + 1, sizeof *outs),
-           *args = calloc((size_t)n + l->ncaptured + 1, sizeof *args);
-  if (!builder_open(&b, g) || !outs || !args) b.failed = true;
+  uint32_t n = l->ncarries;
+  builder_open(&b, g);
   (void)builder_operand(&b, lo);
   uint32_t first = builder_operands(&b, carries, n), to = builder_operand(&b, hi);
   uint32_t captured = builder_operands(&b, v->captured, l->ncaptured);
+  uint32_t *args = builder_list(&b, (size_t)n + l->ncaptured), *outs = builder_list(&b, 1 + n);
   if (!b.failed) {
-    graph *body = b.part[1];
-    b.failed |=
-        !graph_output(b.part[0], graph_op2(b.part[0], OP_lt, builder_input(&b, 0, 0), builder_input(&b, 0, to)));
+    graph *head = b.part[0], *body = b.part[1];
+    uint32_t more = graph_op2(head, OP_lt, builder_input(&b, 0, 0), builder_input(&b, 0, to));
+    builder_outputs(&b, 0, &more, 1);
     for (uint32_t i = 0; i < n; i++) args[i] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->ncaptured; i++) args[n + i] = builder_input(&b, 1, captured + i);
-    b.failed = b.failed || !graph_inline(body, l->body, args, outs) ||
-               !graph_output(body, graph_count(body, OP_add, builder_input(&b, 1, 0), graph_weak_int(body, 1)));
-    for (uint32_t i = 0; i < n && !b.failed; i++) b.failed |= !graph_output(body, outs[i]);
-    for (uint32_t i = 0; i < n && keep && !b.failed; i++) b.failed |= !graph_output(body, args[i]);
+    b.failed |= !graph_inline(body, l->body, args, outs + 1);
+    outs[0] = graph_count(body, OP_add, builder_input(&b, 1, 0), graph_weak_int(body, 1));
+    builder_outputs(&b, 1, outs, 1 + n);
+    builder_outputs(&b, 1, args, keep ? n : 0);
   }
   op_attr attr = graph_loop_attr(n + 1, 0);
   uint32_t node = builder_close(&b, 0, keep ? &attr : NULL, 0);
-  for (uint32_t i = 0; i < n && node; i++)
-    if (!(carries[i] = graph_proj(g, node, 1 + i + (keep ? n : 0), g->nodes[carries[i]].type, 0))) node = 0;
-  free(outs);
-  free(args);
-  return node != 0;
+  return take_results(g, node, keep ? 1 + n : 1, n, carries, carries);
 }
 
-/* All turns, from the last to the first, where not all rows were kept: blocks that lie between two that were, and are no longer than
- * l->block, are made again with all of theirs. */
+/* Appends to g the gradient of turns 0..turns where only every stride-th turn's carries were kept, in `kept`: a loop, from the last turn
+ * to the first, over blocks of at most l->block turns that begin at a kept turn or where the block before ended. Each computes all of
+ * its carries, then its gradient. Sets `cts` to the cotangents and sums before turn 0. False: memory is short. */
 static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
                            uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t n = l->ncts + l->naccs, *carries = calloc(l->ncarries + 1, sizeof *carries);
-  if (!builder_open(&b, g) || !values_open(l, &in) || !carries) b.failed = true;
+  uint32_t n = l->ncts + l->naccs;
+  builder_open(&b, g);
+  uint32_t *carries = builder_list(&b, l->ncarries);
   (void)builder_operand(&b, turns);
   uint32_t first = builder_operands(&b, v->cts, n), rows = builder_operands(&b, kept, l->ncarries);
-  if (!b.failed) capture_values(l, &b, v, 1, &in);
+  capture_values(l, &b, v, 1, &in);
   if (!b.failed) {
-    graph *h = b.part[0], *body = b.part[1];
-    b.failed |= !graph_output(h, graph_op2(h, OP_gt, builder_input(&b, 0, 0), graph_weak_int(h, 0)));
+    graph *head = b.part[0], *body = b.part[1];
+    uint32_t more = graph_op2(head, OP_gt, builder_input(&b, 0, 0), graph_weak_int(head, 0));
+    builder_outputs(&b, 0, &more, 1);
     uint32_t hi = builder_input(&b, 1, 0), last = graph_count(body, OP_sub, hi, graph_weak_int(body, 1));
     uint32_t at = graph_count(body, OP_floordiv, last, in.stride), start = graph_count(body, OP_mul, at, in.stride);
     uint32_t lo = graph_op2(body, OP_maximum, start, graph_count(body, OP_sub, hi, graph_weak_int(body, l->block)));
@@ -233,55 +259,46 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
     for (uint32_t i = 0; i < l->ncarries; i++) b.failed |= !carries[i];
     b.failed = b.failed || !lo || !forward_block(l, body, &in, start, lo, false, carries) ||
                !forward_block(l, body, &in, lo, hi, true, carries) ||
-               !reverse_block(l, body, &in, lo, hi, carries, in.cts) || !graph_output(body, lo);
-    for (uint32_t i = 0; i < n && !b.failed; i++) b.failed |= !graph_output(body, in.cts[i]);
+               !reverse_block(l, body, &in, lo, hi, carries, in.cts);
+    builder_outputs(&b, 1, &lo, 1);
+    builder_outputs(&b, 1, in.cts, n);
   }
-  values_close(&in);
-  free(carries);
-  uint32_t node = builder_close(&b, 0, NULL, 0);
-  for (uint32_t i = 0; i < n && node; i++)
-    if (!(cts[i] = graph_proj(g, node, 1 + i, g->nodes[v->cts[i]].type, 0))) node = 0;
-  return node != 0;
+  return take_results(g, builder_close(&b, 0, NULL, 0), 1, n, v->cts, cts);
 }
 
-/* if stride == 1 { every row is there } else { blocks are made again }. */
+/* Appends to g
+ *     if stride == 1 { reverse_block over all turns } else { reverse_blocks }
+ * as how many turns were kept is known only when the loop has run. */
 static bool reverse_loop(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
                          uint32_t *cts) {
   region_builder b;
   uint32_t n = l->ncts + l->naccs;
   uint32_t predicate = graph_op2(g, OP_eq, v->stride, graph_weak_int(g, 1));
-  if (!builder_open(&b, g) || !predicate) b.failed = true;
+  builder_open(&b, g);
+  b.failed |= !predicate;
   uint32_t t = builder_operand(&b, turns), first = builder_operands(&b, v->cts, n),
            rows = builder_operands(&b, kept, l->ncarries);
-  loop_values none = {0};
-  uint32_t from = b.n;
-  uint32_t *to = calloc((size_t)l->ncarries + n + 1, sizeof *to);
-  if (!values_open(l, &none) || !to) b.failed = true;
-  for (int arm = 0; arm < 2; arm++) {
-    loop_values in = none;
-    if (arm == 0 && !b.failed) capture_values(l, &b, v, 0, &in);
-    if (b.failed) break;
-    graph *g2 = b.part[arm];
+  loop_values in;
+  uint32_t from = b.n, *to = builder_list(&b, (size_t)l->ncarries + n);
+  capture_values(l, &b, v, 0, &in);
+  for (int arm = 0; arm < 2 && !b.failed; arm++) {
+    graph *part = b.part[arm];
     for (uint32_t i = 0; i < l->ncaptured; i++) in.captured[i] = builder_input(&b, arm, from + i);
     for (uint32_t i = 0; i < l->nrows; i++) in.row_cts[i] = builder_input(&b, arm, from + l->ncaptured + i);
     in.stride = builder_input(&b, arm, from + l->ncaptured + l->nrows);
     for (uint32_t i = 0; i < n; i++) in.cts[i] = builder_input(&b, arm, first + i);
     for (uint32_t i = 0; i < l->ncarries; i++) to[n + i] = builder_input(&b, arm, rows + i);
-    bool ok = arm == 0 ? reverse_block(l, g2, &in, graph_weak_int(g2, 0), builder_input(&b, arm, t), to + n, to)
-                       : reverse_blocks(l, g2, &in, builder_input(&b, arm, t), to + n, to);
+    bool ok = arm == 0 ? reverse_block(l, part, &in, graph_weak_int(part, 0), builder_input(&b, arm, t), to + n, to)
+                       : reverse_blocks(l, part, &in, builder_input(&b, arm, t), to + n, to);
     b.failed |= !ok;
-    for (uint32_t i = 0; i < n && !b.failed; i++) b.failed |= !graph_output(g2, to[i]);
+    builder_outputs(&b, arm, to, n);
   }
-  values_close(&none);
-  free(to);
-  uint32_t node = builder_close(&b, predicate, NULL, 0);
-  for (uint32_t i = 0; i < n && node; i++)
-    if (!(cts[i] = graph_proj(g, node, i, g->nodes[v->cts[i]].type, 0))) node = 0;
-  return node != 0;
+  return take_results(g, builder_close(&b, predicate, NULL, 0), 0, n, v->cts, cts);
 }
 
-/* How many rows of these carries may be kept: a power of two. */
 enum { KEPT_BYTES = 256 << 20, KEPT_LEAST = 64, KEPT_MOST = 1 << 16 };
+
+/* How many rows a loop with these carries may keep: a power of two, so that they take about KEPT_BYTES at most. */
 static int64_t slots_for(graph *g, const uint32_t *carries, uint32_t n) {
   int64_t bytes = 1, slots = KEPT_MOST;
   for (uint32_t i = 0; i < n; i++) {
@@ -295,7 +312,8 @@ static int64_t slots_for(graph *g, const uint32_t *carries, uint32_t n) {
   return slots;
 }
 
-/* The loop keeps its carries from now on. Where their rows begin among its results; 0: memory is short. */
+/* Makes a loop keep its carries of each turn as rows, unless it does so already. Returns the number of its result that is the first
+ * carry's rows; 0 when memory is short. */
 static uint32_t keep_carries(graph *g, uint32_t node) {
   graph_node *n = &g->nodes[node];
   graph *body = n->payload.regions[1];
@@ -310,119 +328,112 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
-  for (uint32_t i = node + 1; i < g->n; i++) /* the number of turns and the stride lie behind all rows */
+  for (uint32_t i = node + 1; i < g->n; i++) /* the number of turns and the stride come after all rows */
     if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index >= at)
       g->nodes[i].payload.index += carries;
   op_attr attr = graph_loop_attr(carries, slots);
   return graph_set_attr(g, node, &attr) ? at : 0;
 }
 
-/* The body's backward pass (loop_grad.back), its first results cut to the carries' cotangents. */
-static graph *backward_body(const control_grad *c, const graph *body, loop_grad *l, const uint32_t *rows,
+/* Makes loop_grad.back: the gradient of a turn. `rows`: which results of the body are the rows that have cotangents. NULL with `why`. */
+static graph *backward_body(const control_grad *c, const graph *body, const loop_grad *l, const uint32_t *rows,
                             op_refusal *why) {
-  graph *g = graph_copy(body);
-  uint32_t most = body->noutputs + body->ninputs, culprit;
-  uint32_t *roots = calloc(4 * (size_t)most + 4, sizeof *roots), *seeds = roots + most, *wrt = seeds + most,
-           *grads = wrt + most;
-  int n = 0, nwrt = 0;
-  *why = (op_refusal){.id = E_memory, .text = "out of memory"};
-  if (!g || !roots || !graph_prove(g)) goto fail;
-  for (uint32_t k = 0; k < l->ncarries; k++) {
+  region_vjp x;
+  bool ok = region_vjp_begin(body, &x);
+  graph *g = x.g;
+  for (uint32_t k = 0; k < l->ncarries && ok; k++) {
     if (!dtype_is_float((qn_dtype)g->nodes[g->inputs[k]].type.dtype)) continue;
-    roots[n] = g->outputs[k];
-    if (!(seeds[n++] = graph_input(g, g->nodes[g->outputs[k]].type, 0))) goto fail;
-    wrt[nwrt++] = g->inputs[k];
+    ok = region_vjp_root(&x, k, graph_input(g, g->nodes[g->outputs[k]].type, 0));
+    x.wrt[x.nwrt++] = g->inputs[k];
   }
-  for (uint32_t k = 0; k < l->nrows; k++) {
-    roots[n] = g->outputs[rows[k]];
-    graph_type t = g->nodes[roots[n]].type;
+  for (uint32_t k = 0; k < l->nrows && ok; k++) {
+    graph_type t = g->nodes[g->outputs[rows[k]]].type;
+    op_attr attr = {.dtype = t.dtype, .flags = ATTR_WEAK};
+    bool weak = t.weak;
     t.weak = false;
     uint32_t seed = graph_input(g, t, 0);
-    if (seed && g->nodes[roots[n]].type.weak) {
-      op_attr attr = {.dtype = t.dtype, .flags = ATTR_WEAK};
-      seed = graph_op(g, OP_cast, &seed, 1, &attr, 0);
-    }
-    if (!(seeds[n++] = seed)) goto fail;
+    if (weak) seed = graph_op(g, OP_cast, &seed, 1, &attr, 0);
+    ok = region_vjp_root(&x, rows[k], seed);
+  }
+  if (!ok) {
+    short_of_memory(why);
+    region_vjp_free(&x);
+    return NULL;
   }
   for (uint32_t i = l->ncarries; i < body->ninputs; i++)
-    if (c->wanted[i]) wrt[nwrt++] = g->inputs[i];
-  if (!graph_vjp(g, 1, roots, seeds, n, wrt, nwrt, NULL, grads, &culprit, why)) goto fail;
-  *why = (op_refusal){.id = E_memory, .text = "out of memory"};
-  g->noutputs = 0;
-  for (int i = 0; i < nwrt; i++)
-    if (!graph_output(g, grads[i] ? grads[i] : zeros(g, wrt[i]))) goto fail;
-  graph_dce(g);
-  if (g->failed) goto fail;
-  free(roots);
-  return g;
-fail:
-  free(roots);
-  graph_free(g);
-  return NULL;
+    if (c->wanted[i]) x.wrt[x.nwrt++] = g->inputs[i];
+  return region_vjp_end(&x, why);
 }
 
-/* A result of a node: the node that takes it already, or a new one. (Rows are taken by one node only, whose size is a symbol of it.) */
+/* Result `index` of a node with regions: the node that takes it already, or else a new one. (An array of kept rows must be taken by one
+ * node only, since its size is a symbol of that node.) */
 static uint32_t result_of(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site) {
   for (uint32_t i = node + 1; i < g->n; i++)
     if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index == index) return i;
   return graph_proj(g, node, index, type, site);
 }
 
-static bool grad_loop(control_grad *c, op_refusal *why) {
+static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refusal *why) {
   graph *g = c->g;
   graph_node n = g->nodes[c->node];
   uint32_t made = n.payload.regions[1]->noutputs;
-  loop_grad l = {.ncarries = graph_loop_carries(&n)};
-  l.ncaptured = n.nin - l.ncarries;
-  size_t most = (size_t)n.nin + made + 1;
-  uint32_t *lists = calloc(8 * most, sizeof *lists), *kept = lists, *given_rows = lists + most, *cts = lists + 2 * most;
-  uint32_t *float_carries = lists + 4 * most, *wanted = lists + 5 * most;
-  graph *body = NULL;
-  loop_values v = {0};
-  bool ok = false;
-  *why = (op_refusal){.id = E_memory, .text = "out of memory"};
-  l.weak = calloc(l.ncarries + 1, sizeof *l.weak);
-  if (!lists || !l.weak) goto done;
-  for (uint32_t k = l.ncarries; k < made; k++)
-    if (c->given[k]) given_rows[l.nrows++] = k;
-  for (uint32_t k = 0; k < l.ncarries; k++) {
-    l.weak[k] = g->nodes[n.in[k]].type.weak;
-    if (dtype_is_float((qn_dtype)g->nodes[n.in[k]].type.dtype)) float_carries[l.ncts++] = k;
+  l->ncarries = graph_loop_carries(&n);
+  l->ncaptured = n.nin - l->ncarries;
+  uint32_t *kept = arena_alloc(memory, l->ncarries * sizeof *kept);
+  uint32_t *given_rows = arena_alloc(memory, made * sizeof *given_rows);
+  uint32_t *float_carries = arena_alloc(memory, l->ncarries * sizeof *float_carries);
+  uint32_t *wanted = arena_alloc(memory, n.nin * sizeof *wanted);
+  uint32_t *cts = arena_alloc(memory, n.nin * sizeof *cts);
+  l->weak = arena_alloc(memory, l->ncarries * sizeof *l->weak);
+  if (memory->failed) return false;
+  for (uint32_t k = l->ncarries; k < made; k++)
+    if (c->given[k]) given_rows[l->nrows++] = k;
+  for (uint32_t k = 0; k < l->ncarries; k++) {
+    l->weak[k] = g->nodes[n.in[k]].type.weak;
+    if (dtype_is_float((qn_dtype)g->nodes[n.in[k]].type.dtype)) float_carries[l->ncts++] = k;
   }
-  for (uint32_t i = l.ncarries; i < n.nin; i++)
-    if (c->wanted[i]) wanted[l.naccs++] = i;
+  for (uint32_t i = l->ncarries; i < n.nin; i++)
+    if (c->wanted[i]) wanted[l->naccs++] = i;
   uint32_t rows = keep_carries(g, c->node);
   n = g->nodes[c->node];
-  if (!rows || !values_open(&l, &v) || !(body = graph_copy(n.payload.regions[1])) || !graph_prove(body)) goto done;
-  l.body = body;
-  body->noutputs = l.ncarries;
+  graph *body;
+  loop_values v;
+  if (!rows || !values_make(l, memory, &v) || !(l->body = body = graph_copy(n.payload.regions[1])) ||
+      !graph_prove(body))
+    return false;
+  body->noutputs = l->ncarries;
   graph_dce(body);
-  l.block = graph_loop_slots(&n) ? graph_loop_slots(&n) : KEPT_LEAST;
-  if (!(l.back = backward_body(c, n.payload.regions[1], &l, given_rows, why))) goto done;
-  *why = (op_refusal){.id = E_memory, .text = "out of memory"};
+  l->block = graph_loop_slots(&n) ? graph_loop_slots(&n) : KEPT_LEAST;
+  if (!(l->back = backward_body(c, n.payload.regions[1], l, given_rows, why))) return false;
+  short_of_memory(why);
   uint32_t results = n.payload.regions[1]->noutputs;
   uint32_t turns = result_of(g, c->node, results, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   v.stride = result_of(g, c->node, results + 1, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
-  for (uint32_t k = 0; k < l.ncarries; k++)
-    if (!(kept[k] = result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site))) goto done;
-  memcpy(v.captured, n.in + l.ncarries, l.ncaptured * sizeof *v.captured);
-  for (uint32_t k = 0; k < l.nrows; k++) v.row_cts[k] = c->given[given_rows[k]];
-  for (uint32_t k = 0; k < l.ncts; k++) {
+  for (uint32_t k = 0; k < l->ncarries; k++)
+    if (!(kept[k] = result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site))) return false;
+  memcpy(v.captured, n.in + l->ncarries, l->ncaptured * sizeof *v.captured);
+  for (uint32_t k = 0; k < l->nrows; k++) v.row_cts[k] = c->given[given_rows[k]];
+  for (uint32_t k = 0; k < l->ncts; k++) {
     uint32_t carry = float_carries[k];
     v.cts[k] = c->given[carry] ? c->given[carry] : zeros(g, n.in[carry]);
   }
-  for (uint32_t k = 0; k < l.naccs; k++) v.cts[l.ncts + k] = zeros(g, n.in[wanted[k]]);
-  if (!turns || !v.stride || g->failed || !reverse_loop(&l, g, &v, turns, kept, cts)) goto done;
-  for (uint32_t k = 0; k < l.ncts; k++)
+  for (uint32_t k = 0; k < l->naccs; k++) v.cts[l->ncts + k] = zeros(g, n.in[wanted[k]]);
+  if (!turns || !v.stride || g->failed || !reverse_loop(l, g, &v, turns, kept, cts)) return false;
+  for (uint32_t k = 0; k < l->ncts; k++)
     if (c->wanted[float_carries[k]]) c->out[float_carries[k]] = cts[k];
-  for (uint32_t k = 0; k < l.naccs; k++) c->out[wanted[k]] = cts[l.ncts + k];
-  ok = true;
-done:
-  if (l.back) graph_free(l.back);
-  graph_free(body);
-  values_close(&v);
-  free(lists);
-  free(l.weak);
+  for (uint32_t k = 0; k < l->naccs; k++) c->out[wanted[k]] = cts[l->ncts + k];
+  return true;
+}
+
+static bool grad_loop(control_grad *c, op_refusal *why) {
+  loop_grad l = {0};
+  arena memory;
+  arena_init(&memory, NULL);
+  short_of_memory(why); /* what a failure is unless something else is said */
+  bool ok = loop_gradient(c, &l, &memory, why);
+  graph_free((graph *)l.body);
+  graph_free(l.back);
+  arena_free(&memory);
   return ok;
 }
 

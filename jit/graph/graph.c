@@ -123,6 +123,12 @@ uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64
   return graph_const(g, (graph_type){.dtype = (uint8_t)dtype, .weak = weak}, data, site);
 }
 
+uint32_t graph_full(graph *g, const graph_type *like, double x, uint32_t site) {
+  op_attr attr = graph_shape_attr(like->rank, like->shape); /* `like` may lie in the list of nodes, which moves */
+  uint32_t number = graph_const_scalar(g, (qn_dtype)like->dtype, like->weak, x, (int64_t)x, site);
+  return number && attr.n ? graph_op(g, OP_broadcast, &number, 1, &attr, site) : number;
+}
+
 bool graph_const_value(const graph *g, uint32_t node, qn_value *value) {
   const graph_node *n = &g->nodes[node];
   if (n->kind != NODE_CONST) return false;

@@ -111,6 +111,12 @@ static inline op_attr graph_attr(const graph_node *n) {
   for (int i = 0; i < a.n; i++) a.d[i] = n->attr->d[i];
   return a;
 }
+/* A shape as the attribute of reshape and broadcast. */
+static inline op_attr graph_shape_attr(int rank, const qn_dim *shape) {
+  op_attr a = {.n = (uint8_t)rank};
+  memcpy(a.d, shape, (size_t)rank * sizeof *shape);
+  return a;
+}
 /* Do nodes of this op always have attributes? Others have them only for ATTR_PROVEN, and dot for ATTR_LIBRARY. */
 static inline bool op_has_attr(op_id op) {
   if (op_rows[op].klass == CLASS_POINTWISE) return op_rows[op].dtype_rule == DT_attr;
@@ -164,6 +170,8 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
  * recorder. Operands' errors must have been excluded by the caller or by op_infer. A constant scalar that is cast or fitted
  * becomes a constant of that type where this is exact or in range. */
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
+/* Appends an array of one number in every element, with the dtype and shape of `like`. */
+uint32_t graph_full(graph *g, const graph_type *like, double x, uint32_t site);
 /* Gives a node's attributes these flags. False when memory is short. */
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
 /* Gives a node other attributes, which are copied. False when memory is short. */

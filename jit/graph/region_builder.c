@@ -1,34 +1,30 @@
-/* Nodes with regions in the making (region_builder.h). */
+/* Building nodes with regions (region_builder.h). */
 #include "jit/graph/region_builder.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-bool builder_open(region_builder *b, graph *outer) {
+void builder_open(region_builder *b, graph *outer) {
   *b = (region_builder){.outer = outer, .part = {graph_new(NULL), graph_new(NULL)}};
-  b->failed = !b->part[0] || !b->part[1];
-  return !b->failed;
+  arena_init(&b->memory, NULL);
+  b->failed =
+      !b->part[0] || !b->part[1] || !arena_room(&b->memory, (void **)&b->operands, &b->cap, 1, sizeof *b->operands);
 }
 
-static bool grow_list(void **list, uint32_t *cap, uint32_t need, size_t size) {
-  if (need <= *cap) return true;
-  uint32_t more = *cap ? 2 * *cap : 16;
-  void *p = realloc(*list, more * size);
-  if (!p) return false;
-  *list = p;
-  *cap = more;
-  return true;
+uint32_t *builder_list(region_builder *b, size_t n) {
+  uint32_t *list = arena_alloc(&b->memory, n * sizeof *list);
+  b->failed |= !list;
+  return list;
 }
 
-/* A size of input `i`, axis `axis`, that is d outside. */
+/* What the outer size `d` of axis `axis` of input `i` is inside the regions. */
 static qn_dim inner_size(region_builder *b, uint32_t i, int axis, qn_dim d) {
   if (d >= 0) return d;
   for (uint32_t k = 0; k < b->nsizes; k++)
     if (b->sizes[k].outer == d) return b->sizes[k].inner;
   qn_dim made = d;
-  for (int k = 0; k < 2; k++) /* the same number in both: they have the same inputs */
+  for (int k = 0; k < 2; k++) /* the regions have the same inputs, so both give the symbol the same number */
     made = dim_symbol(&b->part[k]->dims, DIM_FROM_INPUT, i, (uint16_t)axis, dim_hint(&b->outer->dims, d), NULL);
-  if (!grow_list((void **)&b->sizes, &b->sizes_cap, b->nsizes + 1, sizeof *b->sizes)) {
+  if (!arena_room(&b->memory, (void **)&b->sizes, &b->sizes_cap, b->nsizes + 1, sizeof *b->sizes)) {
     b->failed = true;
     return made;
   }
@@ -38,7 +34,7 @@ static qn_dim inner_size(region_builder *b, uint32_t i, int axis, qn_dim d) {
 }
 
 uint32_t builder_operand(region_builder *b, uint32_t node) {
-  if (b->failed || !node || !grow_list((void **)&b->operands, &b->cap, b->n + 1, sizeof *b->operands)) {
+  if (b->failed || !node || !arena_room(&b->memory, (void **)&b->operands, &b->cap, b->n + 2, sizeof *b->operands)) {
     b->failed = true;
     return 0;
   }
@@ -48,24 +44,24 @@ uint32_t builder_operand(region_builder *b, uint32_t node) {
   b->operands[b->n] = node;
   return b->n++;
 }
+
 uint32_t builder_operands(region_builder *b, const uint32_t *nodes, uint32_t n) {
   uint32_t first = b->n;
   for (uint32_t i = 0; i < n; i++) (void)builder_operand(b, nodes[i]);
   return first;
 }
 
+void builder_outputs(region_builder *b, int part, const uint32_t *nodes, uint32_t n) {
+  for (uint32_t i = 0; i < n && !b->failed; i++) b->failed |= !graph_output(b->part[part], nodes[i]);
+}
+
 uint32_t builder_close(region_builder *b, uint32_t predicate, const op_attr *attr, uint32_t site) {
   uint32_t node = 0, *in = b->operands;
-  bool ok = !b->failed && !b->part[0]->failed && !b->part[1]->failed;
-  if (ok && predicate) {
-    ok = grow_list((void **)&b->operands, &b->cap, b->n + 1, sizeof *b->operands);
-    if (ok) {
-      in = b->operands;
+  if (!b->failed && !b->part[0]->failed && !b->part[1]->failed) {
+    if (predicate) { /* builder_operand has left room for it */
       memmove(in + 1, in, b->n++ * sizeof *in);
       in[0] = predicate;
     }
-  }
-  if (ok) {
     graph_dce(b->part[0]);
     graph_dce(b->part[1]);
     node = graph_regions(b->outer, predicate ? NODE_IF : NODE_LOOP, in, (int)b->n, b->part[0], b->part[1], attr, site);
@@ -73,8 +69,7 @@ uint32_t builder_close(region_builder *b, uint32_t predicate, const op_attr *att
     graph_free(b->part[0]);
     graph_free(b->part[1]);
   }
-  free(b->operands);
-  free(b->sizes);
+  arena_free(&b->memory);
   return node;
 }
 

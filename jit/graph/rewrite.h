@@ -31,7 +31,9 @@ extern const int rule_count;
 /* Adds a node as the rewriter does: rules, constant folding, common subexpressions. The op's type is inferred; operands are
  * strict. 0 where op_infer refuses or memory is short. */
 uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
-/* A scalar constant; `like` gives dtype and weakness. */
+/* Adds a reshape or broadcast (`op`) of `node` to the shape of `like`. */
+uint32_t rewrite_view(rewriter *r, op_id op, uint32_t node, const graph_node *like);
+/* Adds a scalar constant with the dtype and weakness of `like`: `f` if it is a float, else `i`. */
 uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i, uint32_t site);
 
 /* The value of an op on constant scalars, where all executors agree on its bits (fold.c): false for others. `out` gets the

@@ -1,6 +1,5 @@
 /* The rewrite rules (rules.def), each a few lines: what it looks for, what it puts there. */
 #include <math.h>
-#include <string.h>
 
 #include "jit/graph/folds.h"
 #include "jit/graph/rewrite.h"
@@ -36,9 +35,7 @@ static uint32_t shaped(rewriter *r, const graph_node *n, uint32_t node) {
   const graph_type *t = &at(r, node)->type;
   if (graph_type_same(t, &n->type)) return node;
   if (t->dtype != n->type.dtype || t->weak != n->type.weak) return 0;
-  op_attr attr = {.n = n->type.rank};
-  memcpy(attr.d, n->type.shape, n->type.rank * sizeof *attr.d);
-  return rewrite_op(r, OP_broadcast, &node, 1, &attr, n->site);
+  return rewrite_view(r, OP_broadcast, node, n);
 }
 
 static uint32_t number(rewriter *r, const graph_node *n, double f, int64_t i) {
@@ -261,10 +258,7 @@ static uint32_t rule_proven_shift(rewriter *r, const graph_node *n) {
 /* ---- reductions ---------------------------------------------------------------------------------------------------------------------- */
 
 static uint32_t reshaped(rewriter *r, const graph_node *n, uint32_t node) {
-  if (graph_type_same(&at(r, node)->type, &n->type)) return node;
-  op_attr attr = {.n = n->type.rank};
-  memcpy(attr.d, n->type.shape, n->type.rank * sizeof *attr.d);
-  return rewrite_op(r, OP_reshape, &node, 1, &attr, n->site);
+  return graph_type_same(&at(r, node)->type, &n->type) ? node : rewrite_view(r, OP_reshape, node, n);
 }
 
 static uint32_t rule_reduce_single(rewriter *r, const graph_node *n) {

@@ -142,9 +142,7 @@ static uint32_t drop_broadcasts(rewriter *r, const graph_node *n) {
   if (stores || graph_node_fallible(r->g, n)) return 0;
   uint32_t result = rewrite(r, &small);
   if (!result) return 0;
-  op_attr to = {.n = n->type.rank};
-  memcpy(to.d, n->type.shape, n->type.rank * sizeof *to.d);
-  return rewrite_op(r, OP_broadcast, &result, 1, &to, n->site);
+  return rewrite_view(r, OP_broadcast, result, n);
 }
 
 /* ---- one node -------------------------------------------------------------------------------------------------------------- */
@@ -205,6 +203,11 @@ uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op
   return rewrite(r, &n);
 }
 
+uint32_t rewrite_view(rewriter *r, op_id op, uint32_t node, const graph_node *like) {
+  op_attr attr = graph_shape_attr(like->type.rank, like->type.shape);
+  return rewrite_op(r, op, &node, 1, &attr, like->site);
+}
+
 uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i, uint32_t site) {
   char data[16] = {0};
   qn_dtype d = (qn_dtype)like->dtype;
@@ -230,8 +233,8 @@ static uint32_t stored_operand(rewriter *r, const graph_node *n, int which) {
     all = all && (k < 0 ? dim_is(t, n->type.shape[i], 1) : dim_equal(t, own.shape[k], n->type.shape[i]));
   }
   if (!one && !all) {
-    op_attr to = {.n = (uint8_t)(rank + 2)};
-    memcpy(to.d, n->type.shape, (size_t)rank * sizeof *to.d);
+    op_attr to = graph_shape_attr(rank, n->type.shape);
+    to.n = (uint8_t)(rank + 2);
     to.d[rank] = own.shape[own.rank - 2];
     to.d[rank + 1] = own.shape[own.rank - 1];
     if (!(x = rewrite_op(r, OP_broadcast, &x, 1, &to, n->site))) return 0;
