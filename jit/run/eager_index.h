@@ -27,17 +27,32 @@ bool eager_fits(const eager_places *p, qn_value v);
  * scatter_mode says. False with an error raised. */
 QN_MUST_CHECK bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v, int mode);
 
-/* x[by] for one index array along the first axis or a mask; unset: not here. */
-QN_MUST_CHECK qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array *by);
-/* x[by] = v, also by a mask, x[by] += v or x[by] *= v, of an array of rank 1 by an index array, where v is of x's dtype or a number that it holds; *ok: false
- * with an error raised. False: not here. */
+/* Order of kinds: bool < int < float. A value is stored in an array of its kind or of a later one. */
+static inline int eager_kind(qn_dtype d) { return dtype_is_bool(d) ? 0 : dtype_is_int(d) ? 1 : 2; }
+/* May v be stored in arrays of this dtype: is it a number of no later kind that the dtype holds? */
+static inline bool eager_number_fits(qn_value v, qn_dtype d) {
+  if (d == DTYPE_FLOAT && v.head == TAG_INT && (uint64_t)v.u.i <= 1 << 24) return true;
+  if (d == DTYPE_FLOAT && v.head == TAG_FLOAT && v.u.f <= 1e38 && v.u.f >= -1e38) return true;
+  int kind = value_is(v, TAG_BOOL) ? 0 : value_is(v, TAG_INT) ? 1 : 2;
+  return value_is_scalar(v) && kind <= eager_kind(d) && dtype_holds(d, v);
+}
+/* May v be stored in x: such a number, or an array of no later kind on the device of x? */
+static inline bool eager_may_store(const qn_array *x, qn_value v) {
+  qn_dtype d = (qn_dtype)x->dtype;
+  if (!value_is(v, TAG_ARRAY)) return eager_number_fits(v, d);
+  const qn_array *a = value_array(v);
+  return a->device == x->device && (a->dtype == d || eager_kind((qn_dtype)a->dtype) <= eager_kind(d));
+}
+
+/* What an index array takes along an axis, or a mask of all of x; unset: not here. */
+QN_MUST_CHECK qn_value eager_take(qn_vm *vm, const qn_array *x, const qn_array *by, int axis);
+/* x[by] = v, also by a mask, x[by] += v or x[by] *= v, of an array of rank 1 by an index array, where v is of x's dtype or a number that it holds;
+ * *ok: false with an error raised. False: not here. */
 QN_MUST_CHECK bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int mode, bool *ok);
-/* What an index array takes along an axis; unset: not here. */
-QN_MUST_CHECK qn_value eager_take(qn_vm *vm, const qn_array *x, const qn_array *index, int axis);
 /* A copy of x with v, of its dtype, added to it at the places of an index array; unset: not here. */
 QN_MUST_CHECK qn_value eager_add_at(qn_vm *vm, qn_array *x, const qn_array *by, qn_value v);
 /* OP_gather along an axis; unset: not here. */
-QN_MUST_CHECK qn_value eager_fast_gather(qn_vm *vm, qn_value x, qn_value index, int axis);
+QN_MUST_CHECK qn_value eager_gather(qn_vm *vm, qn_value x, qn_value index, int axis);
 /* INDEX ops; unset: not here. */
 QN_MUST_CHECK qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 

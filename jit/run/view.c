@@ -9,10 +9,10 @@
  * strict operands and the result's type. Measured on arrays of four elements, in instructions with the call: concat, stack and pad by
  * the rules 2,600 to 4,000, here 700 to 800.
  */
-#include <math.h>
 #include <string.h>
 
 #include "jit/run/eager.h"
+#include "jit/run/eager_index.h"
 
 static inline qn_value as_value(qn_array *a) { return a ? value_obj(TAG_ARRAY, a) : value_error(); }
 
@@ -273,14 +273,6 @@ qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int axis) {
   return join(vm, j, first->device, type.dtype, rank, shape, in, nin);
 }
 
-/* May a host number be stored as dtype d as it is, whatever is said about it otherwise? */
-static inline bool number_fits(qn_value v, qn_dtype d) {
-  if (d == DTYPE_FLOAT && v.head == TAG_INT && (uint64_t)v.u.i <= 1 << 24) return true;
-  if (d == DTYPE_FLOAT && v.head == TAG_FLOAT && fabs(v.u.f) <= 1e38) return true;
-  bool kind = dtype_is_float(d) || value_is(v, TAG_BOOL) || (value_is(v, TAG_INT) && !dtype_is_bool(d));
-  return value_is_scalar(v) && kind && dtype_holds(d, v);
-}
-
 qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype dtype) {
   const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
   int rank = first ? first->rank : 0, device = first ? first->device : vm->device;
@@ -289,7 +281,7 @@ qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype 
   for (int i = 0; i < nin; i++) {
     const qn_array *a = value_array(in[i]);
     if (!value_is(in[i], TAG_ARRAY)) {
-      if (rank || device || dtype == QN_DTYPE_COUNT || !number_fits(in[i], dtype)) return value_unset();
+      if (rank || device || dtype == QN_DTYPE_COUNT || !eager_number_fits(in[i], dtype)) return value_unset();
       differ = true;
       continue;
     }
@@ -384,7 +376,7 @@ qn_value eager_pad(qn_vm *vm, const qn_array *x, qn_value with, const qn_dim *d)
     if (a->rank || a->dtype != x->dtype || !a->storage || a->device) return value_unset();
     element = array_data(a);
   } else {
-    if (!number_fits(with, (qn_dtype)x->dtype)) return value_unset();
+    if (!eager_number_fits(with, (qn_dtype)x->dtype)) return value_unset();
     dtype_store((qn_dtype)x->dtype, cell, with);
   }
   for (int i = x->rank - 1; i >= 0; i--) {
@@ -398,7 +390,7 @@ qn_value eager_pad(qn_vm *vm, const qn_array *x, qn_value with, const qn_dim *d)
 
 qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
   _Alignas(8) char cell[8];
-  if (vm->device || !number_fits(v, dtype)) return value_unset();
+  if (vm->device || !eager_number_fits(v, dtype)) return value_unset();
   qn_array *out = array_new(vm, dtype, rank, shape);
   if (!out) return value_error();
   dtype_store(dtype, cell, v);

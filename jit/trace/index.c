@@ -48,7 +48,7 @@ void index_clip(const index_item *slice, int64_t size, int64_t *start, int64_t *
   clip(slice, size, start, count);
 }
 
-static bool is_mask(qn_value v) { return value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool; }
+static bool is_mask(qn_value v) { return value_is(v, TAG_ARRAY) && value_array(v)->dtype == DTYPE_TEST; }
 
 /* How many axes of the array an item takes. */
 static int axes_of(const index_item *item) {
@@ -152,7 +152,7 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
     int64_t at = item->start, count;
     if (item->kind == INDEX_ARRAY) {
       qn_array *by = value_is(item->array, TAG_ARRAY) ? value_array(item->array) : NULL;
-      bool mask = by && by->dtype == QN_bool;
+      bool mask = by && dtype_is_bool(by->dtype);
       int axes = mask ? by->rank : 1;
       if (w.axis + axes > x->rank) return fits_count(vm, x, items, n);
       if (mask && !mask_fits(x, w.axis, by)) return fits_count(vm, x, items, n) && fail_mask(vm, x, w.axis, by);
@@ -494,7 +494,7 @@ static __attribute__((noinline)) qn_value index_ints(qn_vm *vm, qn_value x, cons
 
 /* op_index outside of recordings by one index array or mask: few elements are read without looking at axes. */
 static __attribute__((noinline)) qn_value index_named(qn_vm *vm, qn_value x, const index_item *item) {
-  qn_value few = eager_named(vm, value_array(x), value_array(item->array));
+  qn_value few = eager_take(vm, value_array(x), value_array(item->array), 0);
   return few.head == TAG_UNSET ? index_part(vm, x, item, 1) : few;
 }
 
@@ -517,11 +517,9 @@ qn_value op_index_row(qn_vm *vm, qn_value x, int64_t i) {
 
 /* ---- what is stored --------------------------------------------------------------------------------------------------------------- */
 
-/* Order of kinds: bool < int < float. A value goes into an array of its kind or of a later one. */
-static int kind_order(qn_dtype d) { return d == QN_bool ? 0 : dtype_is_int(d) ? 1 : 2; }
 static qn_dtype dtype_of(qn_value v) {
   return value_is(v, TAG_ARRAY)  ? (qn_dtype)value_array(v)->dtype
-         : value_is(v, TAG_BOOL) ? QN_bool
+         : value_is(v, TAG_BOOL) ? DTYPE_TEST
          : value_is(v, TAG_INT)  ? QN_i64
                                  : QN_f64;
 }
@@ -540,7 +538,7 @@ static __attribute__((noinline)) bool fail_store(qn_vm *vm, const qn_array *x, q
   if (!array && !value_is_scalar(v)) {
     text_adds(&t, " cannot be stored in an array");
     if (value_is(v, TAG_LIST)) text_adds(&t, "; array(xs) makes one of a list of numbers");
-  } else if (kind_order(dtype_of(v)) > kind_order((qn_dtype)x->dtype)) {
+  } else if (eager_kind(dtype_of(v)) > eager_kind((qn_dtype)x->dtype)) {
     qn_dtype holds = array || !value_is(v, TAG_FLOAT) ? dtype_of(v) : QN_f32;
     text_addf(&t, " cannot be stored in an array of %s, which keeps its dtype; x = %s(x) makes one that can hold it",
               dtype_rows[x->dtype].name, dtype_rows[holds].name);
@@ -551,17 +549,6 @@ static __attribute__((noinline)) bool fail_store(qn_vm *vm, const qn_array *x, q
   }
   raise_text(vm, id, SPAN_NONE, &t);
   return false;
-}
-
-static inline bool may_store(const qn_array *x, qn_value v) {
-  qn_dtype d = (qn_dtype)x->dtype;
-  if (value_is(v, TAG_ARRAY)) {
-    const qn_array *a = value_array(v);
-    return a->device == x->device && (a->dtype == d || kind_order((qn_dtype)a->dtype) <= kind_order(d));
-  }
-  if (!value_is_scalar(v)) return false;
-  v.head &= 0xff;
-  return kind_order(dtype_of(v)) <= kind_order(d) && (v.head == TAG_BOOL || dtype_holds(d, v));
 }
 
 /* v, which may be stored, as an array of x's dtype; owned. */
@@ -752,7 +739,7 @@ static bool put_by(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode 
 bool op_part_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
   const qn_array *a = value_array(*x);
   bool ok;
-  if (!may_store(a, v)) return fail_store(vm, a, v);
+  if (!eager_may_store(a, v)) return fail_store(vm, a, v);
   if (p->pick.n) return put_by(vm, x, p, v, SCATTER_SET);
   if (!op_deferred(vm) && put_few(vm, x, p, v, &ok)) return ok;
   return base_put(vm, x, p, broadcast_take(vm, as_dtype(vm, a, v), p->pick.rank, p->pick.shape));
@@ -798,7 +785,7 @@ bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
     vm->arrays_made++;
     ok = true;
   } else {
-    done = may_store(a, r) && put_few(vm, x, p, r, &ok);
+    done = eager_may_store(a, r) && put_few(vm, x, p, r, &ok);
   }
   value_release(vm, r);
   if (done && !ok) error_clear(vm);
@@ -827,7 +814,7 @@ static inline bool put_one(qn_vm *vm, const qn_array *a, int64_t at, qn_value v)
   } else if (a->dtype == QN_f32 && (!f || (v.u.f <= 0x1.fffffep127 && v.u.f >= -0x1.fffffep127))) {
     float x32 = f ? (float)v.u.f : (float)v.u.i;
     memcpy(to, &x32, sizeof x32);
-  } else if (may_store(a, v)) {
+  } else if (eager_may_store(a, v)) {
     dtype_store((qn_dtype)a->dtype, to, v);
   } else {
     return false;
@@ -853,15 +840,15 @@ void op_put_refused(qn_vm *vm, qn_value x, const index_item *items, int n, qn_va
   const qn_array *a = value_array(x);
   bool element = n == a->rank;
   for (int i = 0; element && i < n; i++) element = items[i].kind == INDEX_INT;
-  if (!element || op_deferred(vm) || !eager_here(a) || !value_is_scalar(v) || may_store(a, v)) return;
+  if (!element || op_deferred(vm) || !eager_here(a) || !value_is_scalar(v) || eager_may_store(a, v)) return;
   error_clear(vm);
   (void)fail_store(vm, a, v);
 }
 
 bool op_put_at(qn_vm *vm, qn_value *x, qn_value by, op_id op, qn_value v, bool *ok) {
   const qn_array *a = value_array(*x);
-  if (op_deferred(vm) || (op != OP_COUNT && ((op != OP_add && op != OP_mul) || a->dtype == QN_bool))) return false;
-  if (value_array(by)->rank == 0 || !may_store(a, v)) return false;
+  if (op_deferred(vm) || (op != OP_COUNT && ((op != OP_add && op != OP_mul) || dtype_is_bool(a->dtype)))) return false;
+  if (value_array(by)->rank == 0 || !eager_may_store(a, v)) return false;
   if (!value_is(v, TAG_ARRAY)) v.head &= 0xff;
   return eager_put_named(vm, x, value_array(by), v,
                          op == OP_COUNT ? SCATTER_SET
@@ -932,8 +919,9 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_
 bool op_part_combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   const qn_array *a = value_array(*x);
   /* Sums of bools are integers, which one by one are refused. */
-  if ((op != OP_add && op != OP_mul && op != OP_sub) || a->dtype == QN_bool) return combine_one_by_one(vm, x, p, op, v);
-  if (!may_store(a, v)) return fail_store(vm, a, v);
+  if ((op != OP_add && op != OP_mul && op != OP_sub) || dtype_is_bool(a->dtype))
+    return combine_one_by_one(vm, x, p, op, v);
+  if (!eager_may_store(a, v)) return fail_store(vm, a, v);
   if (op != OP_sub) return put_by(vm, x, p, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL);
   qn_value w = as_dtype(vm, a, v);
   if (value_is_error(w)) return false;
