@@ -22,8 +22,7 @@ bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
     *out = number.u.i;
     return true;
   }
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "%s is ", what);
   text_kind(&t, v);
   text_adds(&t, ", not an int");
@@ -57,8 +56,7 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
     return true;
   }
   if (!array || is_int_array(v)) return index_int(vm, v, "the index", &out->start);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_kind(&t, v);
   text_adds(
       &t,
@@ -235,8 +233,7 @@ static qn_value str_get(qn_vm *vm, const qn_str *s, const index_item *item) {
     while (byte < s->len && ((unsigned char)s->text[byte] & 0xc0) == 0x80) byte++;
   }
   offsets[n] = s->len;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   bool stop = false;
   for (int64_t i = 0; i < count && !stop && !t.failed; i++) {
     int64_t k = at + i * item->step;
@@ -261,8 +258,7 @@ static qn_value range_get(qn_vm *vm, const qn_range *r, const index_item *item) 
 }
 
 static qn_value fail_index(qn_vm *vm, qn_value x, int n) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_kind(&t, x);
   bool indexed = value_is(x, TAG_LIST) || value_is(x, TAG_STR) || value_is(x, TAG_RANGE);
   text_adds(&t, !indexed ? " cannot be indexed" : n == 1 ? " cannot be indexed like this" : " takes one index");

@@ -238,13 +238,12 @@ void raise_undefined_all(qn_vm *vm, const scope *s, const undefined_name *list, 
   }
   enum { SHOWN = 20 };
   /* Looked up before anything is raised: a look-up that finds no memory drops its own error. */
-  text_buf hints[ERROR_NOTES], t;
+  text_buf hints[ERROR_NOTES], t = {.vm = vm};
   uint32_t noted = n < ERROR_NOTES ? n : ERROR_NOTES;
   for (uint32_t i = 0; i < noted; i++) {
-    text_init(&hints[i], vm);
+    hints[i] = (text_buf){.vm = vm};
     suggest(vm, s, &list[i], "", &hints[i]);
   }
-  text_init(&t, vm);
   text_addf(&t, "%u names are not defined:", n);
   for (uint32_t i = 0; i < n && i < SHOWN; i++) text_addf(&t, "%s %s", i ? "," : "", list[i].name->text);
   if (n > SHOWN) text_adds(&t, ", ...");

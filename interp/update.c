@@ -42,8 +42,7 @@ static qn_value combined(qn_vm *vm, store *s, qn_value old) {
 }
 
 static bool fail_kind(qn_vm *vm, qn_value x, const char *what) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_kind(&t, x);
   text_addf(&t, " %s", what);
   raise_text(vm, E_type, SPAN_NONE, &t);
@@ -261,8 +260,7 @@ static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *v
                                                                    : -1;
   bool ok = n == (int64_t)p->n;
   if (!ok) {
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_addf(&t, "the pattern has %u item%s, the value is ", p->n, p->n == 1 ? "" : "s");
     text_kind(&t, v);
     raise_text(vm, E_destructure, p->at, &t);
@@ -283,8 +281,7 @@ static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *v
 static bool record_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
   bool ok = value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE);
   if (!ok) {
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_adds(&t, "the pattern needs a record or module, the value is ");
     text_kind(&t, v);
     raise_text(vm, E_destructure, p->at, &t);

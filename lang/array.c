@@ -77,17 +77,17 @@ bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, in
   return true;
 }
 
-static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+static void *raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   if (rank > ARRAY_MAX_RANK || rank < 0)
-    return raise_false(vm, E_rank, "an array of rank %d: arrays have at most %d axes", rank, ARRAY_MAX_RANK);
+    return raise_nothing(vm, E_rank, SPAN_NONE, "an array of rank %d: arrays have at most %d axes", rank,
+                         ARRAY_MAX_RANK);
   bool negative = false;
   for (int i = 0; i < rank; i++) negative |= shape[i] < 0;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_shape(&t, dtype, rank, shape);
   text_adds(&t, negative ? ": a size is negative" : ": arrays have at most 2**48 elements");
   raise_text(vm, negative ? E_shape : E_too_large, SPAN_NONE, &t);
-  return false;
+  return NULL;
 }
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
@@ -106,10 +106,7 @@ static inline void header_begin(qn_vm *vm, qn_array *a, qn_dtype dtype, int rank
 
 static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank,
                                                                   const int64_t *shape) {
-  if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) {
-    raise_shape(vm, dtype, rank, shape);
-    return NULL;
-  }
+  if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) return raise_shape(vm, dtype, rank, shape);
   qn_array *a = list_take(lists_of(vm), &lists_of(vm)->small[HEADER_CLASS], HEADER_CLASS * SMALL_STEP);
   if (__builtin_expect(!a, 0) && !(a = mem_alloc(vm, sizeof *a))) return NULL;
   header_begin(vm, a, dtype, rank);
@@ -123,8 +120,7 @@ static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_
       size = shape_strides(rank, shape, a->strides);
       if (size < 0) {
         mem_free(vm, a, sizeof *a);
-        raise_shape(vm, dtype, rank, shape);
-        return NULL;
+        return raise_shape(vm, dtype, rank, shape);
       }
       memcpy(a->shape, shape, (size_t)rank * sizeof *shape);
       break;

@@ -111,8 +111,7 @@ qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message) {
 
 static void raise_formatted(qn_vm *vm, error_id id, span at, const char *format, va_list args) {
   if (vm->error) return;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addv(&t, format, args);
   raise_text(vm, id, at, &t);
 }
@@ -156,8 +155,7 @@ qn_value raise_kind(qn_vm *vm, error_id id, span at, qn_value v, const char *mor
 void raise_note(qn_vm *vm, span at, const char *format, ...) {
   qn_error_object *e = vm->error;
   if (!e || e->nnotes == ERROR_NOTES || e->refs > 1) return;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   va_list args;
   va_start(args, format);
   text_addv(&t, format, args);
@@ -192,8 +190,7 @@ static bool set_message(qn_vm *vm, qn_error_object *e, const char *function, siz
     if (word && ((word == n && memcmp(text, function, n) == 0) || is_builtin(vm, text, word))) named = word;
   }
   if (n && named) text += named + strlen(": ");
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_add(&t, function, n);
   text_addf(&t, "%s%s", n ? ": " : "", text);
   qn_str *s = t.failed ? NULL : str_new(vm, t.text, t.len);
@@ -389,8 +386,7 @@ qn_value raise_record(qn_vm *vm, span at, qn_value record) {
       error_find((int)number) && number != E_interrupted && number != E_limit)
     id = (int)number;
   v = get_field(r, "message");
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   if (value_is(v, TAG_STR))
     text_add(&t, value_str(v)->text, value_str(v)->len);
   else

@@ -225,8 +225,7 @@ static void body_plan(body *b, format *f, const qn_array *a) {
   b->cells = (cells){.f = f, .dtype = (qn_dtype)a->dtype};
   body_windows(b);
   if (a->size == 0) return;
-  text_buf scratch;
-  text_init(&scratch, f->vm);
+  text_buf scratch = {.vm = f->vm};
   survey s = {0};
   int64_t index[ARRAY_MAX_RANK] = {0};
   if (dtype_is_float((qn_dtype)a->dtype) && !f->spec) {
@@ -1019,8 +1018,7 @@ static void digits_in_base(text_buf *t, uint64_t n, unsigned base) {
 
 /* A host number or an array element. */
 static bool spec_scalar(qn_vm *vm, qn_value v, qn_dtype dtype, const spec *s, text_buf *out) {
-  text_buf body;
-  text_init(&body, vm);
+  text_buf body = {.vm = vm};
   bool good = true, negative = false, number = true;
   char type = s->type;
   if (value_is(v, TAG_BOOL) && (type == 0 || type == 's')) {
@@ -1078,8 +1076,7 @@ static bool spec_array(qn_vm *vm, qn_value v, const spec *s, text_buf *out, bool
   } else if (a->size == 0) {
     write_body(&f, a, 0, true);
   } else {
-    text_buf first;
-    text_init(&first, vm);
+    text_buf first = {.vm = vm};
     good = spec_scalar(vm, array_get_flat(a, 0), (qn_dtype)a->dtype, s, &first) && array_among(&f, value_array(v), own);
     text_free(&first);
   }
@@ -1098,8 +1095,7 @@ bool format_spec_among(qn_vm *vm, qn_value v, const char *text, size_t len, text
   if (value_is_scalar(v)) return spec_scalar(vm, v, WEAK_FLOAT, &s, out);
   if (value_is(v, TAG_ARRAY)) return spec_array(vm, v, &s, out, own);
   if ((s.type && s.type != 's') || s.commas || s.sign != '-' || s.align == '=') return spec_refuse(vm, &s, v);
-  text_buf shown;
-  text_init(&shown, vm);
+  text_buf shown = {.vm = vm};
   bool good = format_print(vm, v, NULL, &shown);
   if (shown.failed) {
     out->failed = true;

@@ -21,10 +21,7 @@ static bool items_fill(qn_vm *vm, qn_value *to, const qn_value *from, size_t n) 
 }
 
 qn_list *list_new(qn_vm *vm, size_t n) {
-  if (n > UINT32_MAX) {
-    raise_error(vm, E_too_large, SPAN_NONE, "a list of %zu items is too large", n);
-    return NULL;
-  }
+  if (n > UINT32_MAX) return raise_nothing(vm, E_too_large, SPAN_NONE, "a list of %zu items is too large", n);
   qn_list *l = mem_alloc(vm, sizeof *l);
   if (!l) return NULL;
   *l = (qn_list){.head = {.refs = 1, .tag = TAG_LIST}};

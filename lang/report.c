@@ -461,8 +461,7 @@ static phrase phrase_of(text_buf *t) {
 }
 
 phrase phrase_kind(qn_value v) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_kind(&t, v);
   return phrase_of(&t);
 }
@@ -470,8 +469,7 @@ phrase phrase_kind(qn_value v) {
 phrase phrase_shape(const qn_array *a) { return phrase_kind(value_obj(TAG_ARRAY, (void *)(uintptr_t)a)); }
 
 phrase phrase_float(double x) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_float(&t, x, WEAK_FLOAT);
   return phrase_of(&t);
 }

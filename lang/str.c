@@ -185,8 +185,8 @@ static unsigned room_class(size_t bytes) {
 static size_t str_bytes(const qn_str *s) { return s->head.aux ? room_bytes(s->head.aux) : bytes_for(s->len); }
 
 static qn_str *fail_long(qn_vm *vm, size_t len) {
-  raise_error(vm, E_too_large, SPAN_NONE, "a string of %zu bytes is too large; strings have at most 2**31 - 1", len);
-  return NULL;
+  return raise_nothing(vm, E_too_large, SPAN_NONE, "a string of %zu bytes is too large; strings have at most 2**31 - 1",
+                       len);
 }
 
 static qn_str *str_make(qn_vm *vm, const char *text, size_t len) {

@@ -6,8 +6,6 @@
 
 #include "lang/internal.h"
 
-void text_init(text_buf *t, qn_vm *vm) { *t = (text_buf){.vm = vm}; }
-
 void text_free(text_buf *t) {
   if (t->vm)
     mem_free(t->vm, t->text, t->cap);

@@ -229,10 +229,7 @@ int value_equal(qn_vm *vm, qn_value a, qn_value b) {
 /* ---- ranges and functions ------------------------------------------------------------------------------------ */
 
 qn_range *range_new(qn_vm *vm, int64_t start, int64_t stop, int64_t step) {
-  if (step == 0) {
-    raise_error(vm, E_argument, SPAN_NONE, "a range's step cannot be 0");
-    return NULL;
-  }
+  if (step == 0) return raise_nothing(vm, E_argument, SPAN_NONE, "a range's step cannot be 0");
   qn_range *r = mem_alloc(vm, sizeof *r);
   if (r) *r = (qn_range){{.refs = 1, .tag = TAG_RANGE}, start, stop, step};
   return r;
@@ -248,8 +245,7 @@ qn_range *range_slice(qn_vm *vm, const qn_range *r, int64_t first, int64_t n, in
     fits = stop != last;
   }
   if (fits) return range_new(vm, range_item(r, first), stop, by);
-  raise_error(vm, E_overflow, SPAN_NONE, "the end or step of this part of a range does not fit 64 bits");
-  return NULL;
+  return raise_nothing(vm, E_overflow, SPAN_NONE, "the end or step of this part of a range does not fit 64 bits");
 }
 
 /* Clamped to INT64_MAX: the whole range of integers in steps of 1 has one item more. */

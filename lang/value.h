@@ -170,7 +170,6 @@ typedef struct text_buf {
   bool failed; /* out of memory or too long: the error is raised when the buffer is taken */
 } text_buf;
 enum { TEXT_MAX = INT32_MAX };
-void text_init(text_buf *t, qn_vm *vm);
 void text_add(text_buf *t, const char *s, size_t len);
 void text_adds(text_buf *t, const char *s);
 /* No %f, %e or %g: these depend on the locale (text_float, text_decimal). */

@@ -142,8 +142,8 @@ qn_vm *vm_open(const qn_config *config) {
   restrict_cache(vm);
   vm->next_node = 1;
   vm->next_check = UINT64_MAX;
-  text_init(&vm->report, vm);
-  text_init(&vm->later, NULL);
+  vm->report = (text_buf){.vm = vm};
+  vm->later = (text_buf){0};
   vm->began = vm_seconds();
   vm->owns_engine = !vm->config.engine;
   vm->engine = engine_join(vm->config.engine);
@@ -248,12 +248,11 @@ bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg)
 
 bool vm_stack_overflow(qn_vm *vm) {
   if ((char *)__builtin_frame_address(0) < vm->c_stack_limit)
-    raise_error(vm, E_recursion, SPAN_NONE,
-                "calls nest too deep for the C stack of this thread; does the recursion end? A loop needs no stack");
-  else
-    raise_error(vm, E_too_large, SPAN_NONE, "a call, or an array literal, of more than %d values",
-                VALUE_STACK / 100000 * 100000);
-  return false;
+    return raise_false(
+        vm, E_recursion,
+        "calls nest too deep for the C stack of this thread; does the recursion end? A loop needs no stack");
+  return raise_false(vm, E_too_large, "a call, or an array literal, of more than %d values",
+                     VALUE_STACK / 100000 * 100000);
 }
 
 #if defined(__x86_64__)
@@ -484,7 +483,7 @@ void vm_write_later(qn_vm *vm, const char *text, size_t len) {
 void vm_write_waiting(qn_vm *vm) {
   if (!vm->later.len) return;
   text_buf t TEXT_OWNED = vm->later;
-  text_init(&vm->later, NULL);
+  vm->later = (text_buf){0};
   vm_write(vm, 2, t.text, t.len);
 }
 
@@ -529,8 +528,7 @@ void log_line(text_buf *out, log_channel c, const char *format, ...) {
 }
 
 void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) {
-  text_buf t TEXT_OWNED;
-  text_init(&t, NULL);
+  text_buf t TEXT_OWNED = {0};
   va_list args;
   va_start(args, format);
   add_log(&t, c, format, args);
@@ -559,11 +557,9 @@ bool log_parse(const char *text, uint32_t *bits) {
 static bool raise_tunable(qn_vm *vm, const char *name) {
   const char *names[TUNABLE_COUNT];
   for (int i = 0; i < TUNABLE_COUNT; i++) names[i] = tunable_rows[i].name;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "there is no tunable %s", name);
-  text_buf near;
-  text_init(&near, vm);
+  text_buf near = {.vm = vm};
   if (text_nearest(&near, name, names, TUNABLE_COUNT)) text_addf(&t, "; near: %s", near.text);
   text_free(&near);
   raise_text(vm, E_argument, SPAN_NONE, &t);

@@ -117,7 +117,7 @@ static parser *open_lexer(qn_vm *vm, const source_text *text, ast_module *module
   p->module = module;
   p->at = (const unsigned char *)text->text;
   p->end = p->at + text->len;
-  text_init(&p->chars, vm);
+  p->chars = (text_buf){.vm = vm};
   return p;
 }
 

@@ -525,7 +525,7 @@ static ast_module *parse_source(qn_vm *vm, const source_text *text, uint32_t sou
     p->engine = engine;
     p->at = (const unsigned char *)text->text;
     p->end = p->at + text->len;
-    text_init(&p->chars, vm);
+    p->chars = (text_buf){.vm = vm};
     grammar_start(engine, p);
     *outcome = drive(p);
     uint32_t at = (uint32_t)(p->at - (const unsigned char *)text->text);

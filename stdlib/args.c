@@ -10,8 +10,7 @@
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
 
 qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "%s: expected %s, not ", fn, what);
   text_kind(&t, v);
   if (value_is(v, TAG_LIST) && !strncmp(what, "an array", 8) && !strstr(what, "list"))
@@ -78,12 +77,8 @@ bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out) {
 
 bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
   if (axes_at_once(v, rank, mask)) return true;
-  const qn_value *items = &v;
-  uint32_t n = 1;
-  if (value_is(v, TAG_LIST)) {
-    items = value_list(v)->items;
-    n = value_list(v)->len;
-  }
+  uint32_t n;
+  const qn_value *items = one_or_many(&v, &n);
   *mask = 0;
   for (uint32_t i = 0; i < n; i++) {
     int64_t axis = items[i].u.i;
@@ -132,12 +127,8 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
       value_is(value_list(rest)->items[1], TAG_DTYPE))
     return raise_false(vm, E_type, "%s: the dtype is given by name: dtype: %s", fn,
                        dtype_rows[value_list(rest)->items[1].u.i].name);
-  const qn_value *items = &rest;
-  uint32_t count = 1;
-  if (value_is(rest, TAG_LIST)) {
-    items = value_list(rest)->items;
-    count = value_list(rest)->len;
-  }
+  uint32_t count;
+  const qn_value *items = one_or_many(&rest, &count);
   for (uint32_t i = 0; i < count; i++) {
     int64_t k;
     if (value_is(items[i], TAG_DTYPE)) {
@@ -372,12 +363,10 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
     }
   }
   if (value_is(v, TAG_RECORD))
-    raise_error(vm, E_not_iterable, SPAN_NONE,
-                "%s: a record has no order of its own; use items(r), keys(r) or values(r)", fn);
-  else
-    raise_error(vm, E_not_iterable, SPAN_NONE, "%s: expected a list, range, text or array of rank 1 or more, not %s",
-                fn, is_array(v) ? "an array of rank 0" : value_kind_name(v));
-  return false;
+    return raise_false(vm, E_not_iterable, "%s: a record has no order of its own; use items(r), keys(r) or values(r)",
+                       fn);
+  return raise_false(vm, E_not_iterable, "%s: expected a list, range, text or array of rank 1 or more, not %s", fn,
+                     is_array(v) ? "an array of rank 0" : value_kind_name(v));
 }
 
 qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i) {

@@ -64,15 +64,6 @@ qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   return op_eye(vm, n, m, dtype);
 }
 
-/* Number of steps of size `step` from `start` that stay before `stop`; -1 if there are too many. */
-static int64_t int_steps(int64_t start, int64_t stop, int64_t step) {
-  if (step > 0 ? start >= stop : start <= stop) return 0;
-  uint64_t distance = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
-  uint64_t stride = step > 0 ? (uint64_t)step : -(uint64_t)step;
-  uint64_t n = (distance - 1) / stride + 1;
-  return n > (uint64_t)ARRAY_MAX_ELEMENTS ? -1 : (int64_t)n;
-}
-
 static qn_value too_many(qn_vm *vm, const char *fn) {
   return raise_error(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
 }
@@ -111,8 +102,8 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   start = numbers[0], stop = numbers[1], step = numbers[2];
   if (!floats) {
     if (step.u.i == 0) return raise_error(vm, E_argument, SPAN_NONE, "arange: the step is 0");
-    int64_t n = int_steps(start.u.i, stop.u.i, step.u.i);
-    if (n < 0) return too_many(vm, "arange");
+    int64_t n = range_length(&(qn_range){.start = start.u.i, .stop = stop.u.i, .step = step.u.i});
+    if (n > ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
     return use_dtype(vm, op_steps(vm, n, start.u.i, step.u.i), dtype);
   }
   double from = qn_as_float(start), to = qn_as_float(stop), by = qn_as_float(step);

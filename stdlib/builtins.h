@@ -57,6 +57,12 @@ QN_MUST_CHECK bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_valu
 /* A rest parameter as the sizes of an array: ints, or one list of ints, none negative (E201). */
 QN_MUST_CHECK bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank);
 
+/* The items of a list, or the value itself as the only one; *n: how many. Borrowed from *v. */
+static inline const qn_value *one_or_many(const qn_value *v, uint32_t *n) {
+  bool list = value_is(*v, TAG_LIST);
+  *n = list ? value_list(*v)->len : 1;
+  return list ? value_list(*v)->items : v;
+}
 /* Operands of an op: arrays and numbers. */
 QN_MUST_CHECK bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n);
 /* An array for an argument (owned): arrays are themselves, host numbers become rank 0, lists are stacked. In the given dtype,
@@ -135,6 +141,15 @@ typedef struct output_looks {
 output_looks output_look(const qn_vm *vm, int stream);
 /* Writes a text, after a progress bar is taken away. */
 void output_write(qn_vm *vm, int stream, text_buf *t);
+
+/* Item i of the list *out, which is being filled in, becomes `item` (taken over). If that is the error value the list is given up, and
+ * *out is the error. */
+static inline void list_fill(qn_vm *vm, qn_value *out, int64_t i, qn_value item) {
+  if (value_is_error(item))
+    *out = value_fail(vm, *out);
+  else
+    value_list(*out)->items[i] = item;
+}
 
 /* ---- values ---------------------------------------------------------------------------------------------------------- */
 

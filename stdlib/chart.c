@@ -37,8 +37,7 @@ static bool text_ended(text_buf *t) {
 /* As much of a text as there is room for. */
 static bool draw_text(const chart *c, double x, double y, text_place place, const char *text, size_t len, double room) {
   if (!len) return true;
-  text_buf t;
-  text_init(&t, c->p->vm);
+  text_buf t = {.vm = c->p->vm};
   text_label(&t, text, len, (int)(room / CHAR_WIDTH));
   if (t.len && !t.failed) c->p->text(c->p, x, y, place, t.text, t.len);
   return text_ended(&t);
@@ -46,8 +45,7 @@ static bool draw_text(const chart *c, double x, double y, text_place place, cons
 
 static bool draw_axes(chart *c) {
   pen *p = c->p;
-  text_buf t;
-  text_init(&t, p->vm);
+  text_buf t = {.vm = p->vm};
   for (int i = 0; i < c->y.n && !t.failed; i++) {
     double y = to_y(c, axis_tick(&c->y, i));
     t.len = 0;
@@ -82,8 +80,7 @@ static bool draw_frame(const chart *c) {
 static bool draw_notes(const chart *c) {
   pen *p = c->p;
   double y = c->top + LINE_HEIGHT;
-  text_buf t;
-  text_init(&t, p->vm);
+  text_buf t = {.vm = p->vm};
   for (int i = 0; i < c->f->nseries && figure_named(c->f) && y < c->bottom; i++, y += LINE_HEIGHT) {
     const qn_str *name = c->f->series[i].name;
     t.len = 0;
@@ -186,8 +183,7 @@ static bool draw_lines(chart *c) {
   c->bottom = CHART_HEIGHT - MARGIN - LINE_HEIGHT - 4 - (f->x_label->len ? LINE_HEIGHT + 4 : 0);
   c->right = CHART_WIDTH - MARGIN - 6 - (names ? 34 + (double)(longest ? longest : 2) * CHAR_WIDTH : 0);
   axis_fit(&c->y, f->y_low, f->y_high, 9, true);
-  text_buf t;
-  text_init(&t, c->p->vm);
+  text_buf t = {.vm = c->p->vm};
   size_t widest = 1;
   for (int i = 0; i < c->y.n; i++) {
     t.len = 0;
@@ -213,8 +209,7 @@ static bool draw_scale(chart *c) {
   for (int i = 0; i < STEPS; i++)
     p->box(p, x, c->bottom - (i + 1) * step, BAR, step + 0.3, heat_color((i + 0.5) / STEPS));
   axis_fit(&c->y, c->f->low, c->f->high > c->f->low ? c->f->high : c->f->low, 9, false);
-  text_buf t;
-  text_init(&t, p->vm);
+  text_buf t = {.vm = p->vm};
   for (int i = 0; i < c->y.n; i++) {
     double y = to_y(c, axis_tick(&c->y, i));
     t.len = 0;
@@ -391,8 +386,8 @@ bool figure_svg(qn_vm *vm, qn_value v, bytes *out) {
   if (!figure_is(v)) return arg_wrong(vm, "save", "a figure (of plot, hist or show) for .svg", v);
   if (!figure_open(vm, "save", v, &f)) return false;
   svg s = {
+      .t = {.vm = vm},
       .pen = {.vm = vm, .line = svg_line, .curve = svg_curve, .box = svg_box, .text = svg_text, .image = svg_image}};
-  text_init(&s.t, vm);
   text_addf(&s.t,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
             "font-family=\"monospace\" "

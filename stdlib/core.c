@@ -72,8 +72,7 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
   if (!stream) return raise_error(vm, E_argument, SPAN_NONE, "print: to is \"stdout\" or \"stderr\"");
   int columns = terminal_width(vm, stream);
   format_options options = {.width = columns < FORMAT_COLUMNS ? columns : FORMAT_COLUMNS};
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   bool good = true, own = false;
   for (uint32_t i = 0; i < values->len && good; i++) {
     if (i) text_adds(&t, own ? "\n" : " ");
@@ -88,10 +87,8 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
 }
 
 static qn_value text_of(qn_vm *vm, qn_value v, bool repr) {
-  text_buf t;
-  text_init(&t, vm);
-  if (repr ? format_repr(vm, v, &t) : format_print(vm, v, NULL, &t)) return text_take(&t);
-  return text_fail(&t);
+  text_buf t = {.vm = vm};
+  return (repr ? format_repr(vm, v, &t) : format_print(vm, v, NULL, &t)) ? text_take(&t) : text_fail(&t);
 }
 
 qn_value builtin_str(qn_vm *vm, const qn_value *args) {
@@ -103,10 +100,8 @@ qn_value builtin_repr(qn_vm *vm, const qn_value *args) { return text_of(vm, args
 qn_value builtin_format(qn_vm *vm, const qn_value *args) {
   qn_str *spec;
   if (!arg_str(vm, "format", "a format like \".3f\"", args[1], &spec)) return value_error();
-  text_buf t;
-  text_init(&t, vm);
-  if (format_spec(vm, args[0], spec->text, spec->len, &t)) return text_take(&t);
-  return text_fail(&t);
+  text_buf t = {.vm = vm};
+  return format_spec(vm, args[0], spec->text, spec->len, &t) ? text_take(&t) : text_fail(&t);
 }
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
@@ -118,8 +113,7 @@ static qn_value weak_scalar(qn_vm *vm, const char *fn, qn_value x, qn_dtype dtyp
 }
 
 static qn_value not_number(qn_vm *vm, const char *fn, const qn_str *s) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "%s: ", fn);
   text_quoted(&t, s->text, s->len > 40 ? 0 : s->len);
   text_adds(&t, s->len > 40 ? " is no number (the text is long)" : " is no number");
@@ -229,8 +223,7 @@ qn_value builtin_range(qn_vm *vm, const qn_value *args) {
 /* A list of `n` items; more than a list can hold is E605. */
 static qn_list *list_of(qn_vm *vm, const char *fn, int64_t n) {
   if (n < UINT32_MAX / 2) return list_new(vm, (size_t)n);
-  raise_error(vm, E_too_large, SPAN_NONE, "%s: %lld items are too many for a list", fn, (long long)n);
-  return NULL;
+  return raise_nothing(vm, E_too_large, SPAN_NONE, "%s: %lld items are too many for a list", fn, (long long)n);
 }
 
 qn_value builtin_list(qn_vm *vm, const qn_value *args) {
@@ -238,11 +231,7 @@ qn_value builtin_list(qn_vm *vm, const qn_value *args) {
   sequence s;
   if (!sequence_of(vm, "list", args[0], &s)) return value_error();
   qn_value out = list_value(list_of(vm, "list", s.n));
-  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
-    qn_value item = sequence_item(vm, &s, i);
-    if (value_is_error(item)) return value_fail(vm, out);
-    value_list(out)->items[i] = item;
-  }
+  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) list_fill(vm, &out, i, sequence_item(vm, &s, i));
   return out;
 }
 
@@ -253,11 +242,8 @@ qn_value builtin_enumerate(qn_vm *vm, const qn_value *args) {
     return value_error();
   if (start > INT64_MAX - s.n) return raise_error(vm, E_overflow, SPAN_NONE, "enumerate: the numbers leave 64 bits");
   qn_value out = list_value(list_of(vm, "enumerate", s.n));
-  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
-    qn_value pair = use_pair(vm, value_int(start + i), sequence_item(vm, &s, i));
-    if (value_is_error(pair)) return value_fail(vm, out);
-    value_list(out)->items[i] = pair;
-  }
+  for (int64_t i = 0; i < s.n && !value_is_error(out); i++)
+    list_fill(vm, &out, i, use_pair(vm, value_int(start + i), sequence_item(vm, &s, i)));
   return out;
 }
 
@@ -279,10 +265,7 @@ static qn_value parts_of(qn_vm *vm, const char *fn, qn_value v, part what) {
     qn_value item = what == PART_VALUES ? r->items[i] : value_obj(TAG_STR, name);
     value_retain(item);
     if (what == PART_ITEMS) item = use_pair(vm, item, value_retain(r->items[i]));
-    if (value_is_error(item))
-      out = value_fail(vm, out);
-    else
-      value_list(out)->items[i] = item;
+    list_fill(vm, &out, i, item);
   }
   return used(vm, from, out);
 }
@@ -328,8 +311,7 @@ static qn_value no_position(qn_vm *vm, const char *fn, int64_t i, int64_t n) {
 }
 
 static qn_value no_field(qn_vm *vm, const char *fn, const qn_record *r, const qn_str *name) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "%s: no field ", fn);
   text_quoted(&t, name->text, name->len);
   text_adds(&t, r->len ? "; the fields are " : "; the record is empty");
@@ -408,8 +390,7 @@ qn_value builtin_insert(qn_vm *vm, const qn_value *args) {
 /* ---- errors ------------------------------------------------------------------------------------------------------------ */
 
 static qn_value raise_exactly(qn_vm *vm, error_id id, const qn_str *message) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_add(&t, message->text, message->len);
   return raise_text(vm, id, SPAN_NONE, &t);
 }
@@ -447,8 +428,7 @@ static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
   bar->drawn = now;
   bar->shown = true;
   int full = (int)((double)done / (double)total * BAR);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "\r\x1b[K%s%s[", bar->label, *bar->label ? " " : "");
   text_repeat(&t, "#", full);
   text_repeat(&t, "-", BAR - full);

@@ -105,8 +105,7 @@ static bool next_cell(reader *r, int64_t column, cell *c) {
 
 static qn_value cell_text(qn_vm *vm, const cell *c) {
   if (!c->doubled) return new_str(vm, c->text, c->len);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   for (size_t i = 0; i < c->len; i++) {
     text_add(&t, c->text + i, 1);
     if (c->text[i] == '"') i++;
@@ -221,8 +220,7 @@ static bool read_names(table *t, qn_record *names) {
     if (c.len) {
       text = cell_text(vm, &c);
     } else {
-      text_buf b;
-      text_init(&b, vm);
+      text_buf b = {.vm = vm};
       text_addf(&b, "column_%lld", (long long)i + 1);
       text = text_take(&b);
     }
@@ -501,8 +499,7 @@ static bool write_columns(qn_vm *vm, qn_record *columns, text_buf *t, bytes *out
 bool csv_write(qn_vm *vm, qn_value v, bytes *out) {
   bool record = value_is(v, TAG_RECORD) && value_record(v)->len > 0;
   if (!record && !is_array(v)) return arg_wrong(vm, "save", "an array or a record of columns for .csv", v);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   bool good = false;
   if (record) {
     qn_record *columns = record_copy(vm, value_record(v));

@@ -465,10 +465,7 @@ qn_value builtin_plot(qn_vm *vm, const qn_value *args) {
     r = new_figure(vm, FIGURE_plot, args + 2);
   qn_list *series = r ? list_new(vm, 0) : NULL;
   bool good = series && add_all(vm, series, x, args[has_x ? 1 : 0]);
-  if (good && !series->len) {
-    raise_error(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: no series");
-    good = false;
-  }
+  if (good && !series->len) good = raise_false(vm, E_argument, "plot: there is nothing to draw: no series");
   if (good)
     good = record_set_named(vm, r, "series", value_obj(TAG_LIST, series));
   else if (series)

@@ -59,8 +59,7 @@ static const file_format *format_of(qn_vm *vm, const char *fn, const qn_str *pat
         (formats[i].read || !reading))
       return &formats[i];
   }
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "%s: the ending of ", fn);
   text_quoted(&t, path->text, path->len);
   text_adds(&t, reading ? " names no format that can be read; these are " : " names no known format; these are ");
@@ -90,8 +89,7 @@ static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *value
   like_ctx *c = ctx;
   qn_vm *vm = c->vm;
   if (!is_array(values[0]) && !value_is_scalar(values[0])) return value_retain(values[0]);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_path(w, true, &t);
   qn_value name = text_take(&t);
   if (value_is_error(name)) return name;
@@ -122,8 +120,7 @@ qn_value builtin_load(qn_vm *vm, const qn_value *args) {
   if (!format) return value_error();
   bool like = !value_is(args[1], TAG_NIL);
   if (like && !format->dotted) {
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_adds(&t, "load: like is for files that hold trees: ");
     text_endings(&t, true, true);
     return raise_text(vm, E_argument, SPAN_NONE, &t);

@@ -131,8 +131,7 @@ bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   /* What is no plain file (a pipe, a device, a link) is written where it is. */
   bool exists = lstat(path, &st) == 0;
   bool beside = !exists || S_ISREG(st.st_mode);
-  text_buf name;
-  text_init(&name, vm);
+  text_buf name = {.vm = vm};
   text_adds(&name, path);
   if (beside) text_addf(&name, ".%ld.tmp", (long)getpid());
   text_add(&name, "", 1);
@@ -149,6 +148,29 @@ bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   if (code && beside && fd >= 0) unlink(name.text);
   text_free(&name);
   return code ? file_failed(vm, path, "written", code) : true;
+}
+
+/* ---- headers that are text --------------------------------------------------------------------------------------------- */
+
+void scan_blanks(scan *s) {
+  while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\n' || *s->p == '\r')) s->p++;
+}
+
+bool scan_accept(scan *s, char c) {
+  scan_blanks(s);
+  if (s->p == s->end || *s->p != c) return false;
+  s->p++;
+  return true;
+}
+
+int64_t scan_size(scan *s) {
+  int64_t n = -1;
+  scan_blanks(s);
+  for (; s->p < s->end && *s->p >= '0' && *s->p <= '9'; s->p++) {
+    if (n < 0) n = 0;
+    if (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, *s->p - '0', &n)) return SCAN_LARGE;
+  }
+  return n;
 }
 
 /* ---- elements ---------------------------------------------------------------------------------------------------------- */
@@ -198,8 +220,7 @@ static qn_value visit_leaf(void *ctx, const trees_walk *walk, const qn_value *va
   leaves *l = ctx;
   qn_vm *vm = l->vm;
   qn_value v = values[0];
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_path(walk, true, &t);
   qn_str *name = text_good(&t) ? str_intern(vm, t.text ? t.text : "", t.len) : NULL;
   text_free(&t);

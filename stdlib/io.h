@@ -31,6 +31,21 @@ QN_MUST_CHECK bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out)
 /* The bytes as a text. E502 where they are not UTF-8. */
 QN_MUST_CHECK qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
 
+/* A header of a file that is text, as it is read: all of it is [start, end), and `p` is where to go on. `path` is for messages. */
+typedef struct scan {
+  qn_vm *vm;
+  const char *path;
+  const char *start, *p, *end;
+} scan;
+/* Moves on to the next byte that is no blank or line end. */
+void scan_blanks(scan *s);
+/* Does `c` come next, after blanks? Then it is passed. */
+bool scan_accept(scan *s, char c);
+/* Reads the digits of a number that is not negative, after blanks. Negative: there is no digit, or (SCAN_LARGE) it does not fit. A number
+ * that does not fit is read up to the digit that is too much. */
+enum { SCAN_LARGE = -2 };
+int64_t scan_size(scan *s);
+
 /* The leaves of a tree as a record under their dotted names, for a format that holds such records: owned. Numbers become arrays of rank
  * 0. The error value if the tree is none, has other leaves or two of one name; the messages name the format, ".npz". */
 QN_MUST_CHECK qn_value leaves_by_name(qn_vm *vm, const char *format, qn_value tree);

@@ -131,8 +131,7 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
   }
   if (value_is(x, TAG_STR)) {
     const qn_str *s = value_str(x);
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     int64_t n = 0;
     for (uint32_t end = s->len; end > 0 && !t.failed;) {
       uint32_t start = end - 1;
@@ -310,19 +309,13 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
   qn_value keys = list_value(list_new(vm, n));
   if (value_is_error(keys)) return keys;
   qn_value out = value_error();
-  bool good = true;
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &keys);
-  for (uint32_t i = 0; i < n && good; i++) {
-    qn_value key = sort_key(vm, l->items[i], by);
-    good = !value_is_error(key);
-    if (good) value_list(keys)->items[i] = key;
-  }
+  for (uint32_t i = 0; i < n && !value_is_error(keys); i++) list_fill(vm, &keys, i, sort_key(vm, l->items[i], by));
   vm_disown(vm, &held);
-  uint32_t *order = good ? mem_alloc(vm, 2 * (size_t)n * sizeof *order) : NULL;
-  good = order != NULL;
-  for (uint32_t i = 0; i < n && good; i++) order[i] = i;
-  if (good && merge_sort(vm, value_list(keys)->items, order, order + n, n, descending)) {
+  uint32_t *order = value_is_error(keys) ? NULL : mem_alloc(vm, 2 * (size_t)n * sizeof *order);
+  for (uint32_t i = 0; i < n && order; i++) order[i] = i;
+  if (order && merge_sort(vm, value_list(keys)->items, order, order + n, n, descending)) {
     out = list_value(list_new(vm, n));
     for (uint32_t i = 0; i < n && !value_is_error(out); i++) {
       value_list(out)->items[i] = value_retain(l->items[order[i]]);
@@ -336,8 +329,7 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
 
 /* A field's name instead of the function that gives the field. */
 static qn_value fail_by_text(qn_vm *vm, const qn_str *name) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_adds(&t, "sort: by is a function of an item, not a text; write by: fn(r) r");
   if (name->len >= 40) {
     text_adds(&t, ".name");

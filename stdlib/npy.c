@@ -26,26 +26,9 @@ typedef struct header {
   int64_t shape[ARRAY_MAX_RANK];
 } header;
 
-typedef struct reader {
-  qn_vm *vm;
-  const char *path;
-  const char *p, *end;
-} reader;
-
-static void skip_blanks(reader *r) {
-  while (r->p < r->end && (*r->p == ' ' || *r->p == '\t' || *r->p == '\n' || *r->p == '\r')) r->p++;
-}
-
-static bool accept(reader *r, char c) {
-  skip_blanks(r);
-  if (r->p == r->end || *r->p != c) return false;
-  r->p++;
-  return true;
-}
-
 /* A quoted text without escapes. */
-static bool read_quoted(reader *r, const char **text, size_t *len) {
-  skip_blanks(r);
+static bool read_quoted(scan *r, const char **text, size_t *len) {
+  scan_blanks(r);
   if (r->p == r->end || (*r->p != '\'' && *r->p != '"')) return false;
   char quote = *r->p++;
   *text = r->p;
@@ -55,10 +38,10 @@ static bool read_quoted(reader *r, const char **text, size_t *len) {
   return true;
 }
 
-static bool read_type(reader *r, header *h) {
+static bool read_type(scan *r, header *h) {
   const char *s;
   size_t n;
-  if (accept(r, '[')) return file_refuse(r->vm, r->path, "elements are structures, which arrays do not hold");
+  if (scan_accept(r, '[')) return file_refuse(r->vm, r->path, "elements are structures, which arrays do not hold");
   if (!read_quoted(r, &s, &n)) return file_refuse(r->vm, r->path, "the header has no readable descr");
   char order = n ? *s : 0;
   if (order == '<' || order == '>' || order == '|' || order == '=') {
@@ -80,42 +63,38 @@ static bool read_type(reader *r, header *h) {
   return true;
 }
 
-static bool read_word(reader *r, const char *word) {
+static bool read_word(scan *r, const char *word) {
   size_t n = strlen(word);
-  skip_blanks(r);
+  scan_blanks(r);
   if ((size_t)(r->end - r->p) < n || memcmp(r->p, word, n) != 0) return false;
   r->p += n;
   return true;
 }
 
-static bool read_shape(reader *r, header *h) {
-  if (!accept(r, '(')) return file_refuse(r->vm, r->path, "the header has no readable shape");
-  while (!accept(r, ')')) {
-    int64_t n = 0;
-    int digits = 0;
-    skip_blanks(r);
-    for (; r->p < r->end && *r->p >= '0' && *r->p <= '9'; r->p++, digits++)
-      if (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, *r->p - '0', &n)) digits = -64;
-    if (digits <= 0) return file_refuse(r->vm, r->path, "the header has no readable shape");
+static bool read_shape(scan *r, header *h) {
+  if (!scan_accept(r, '(')) return file_refuse(r->vm, r->path, "the header has no readable shape");
+  while (!scan_accept(r, ')')) {
+    int64_t n = scan_size(r);
+    if (n < 0) return file_refuse(r->vm, r->path, "the header has no readable shape");
     if (r->p < r->end && *r->p == 'L') r->p++; /* Python 2 */
     if (h->rank == ARRAY_MAX_RANK)
       return file_refuse(r->vm, r->path, "the array has more than %d axes", ARRAY_MAX_RANK);
     h->shape[h->rank++] = n;
-    if (!accept(r, ',')) {
-      if (accept(r, ')')) break;
+    if (!scan_accept(r, ',')) {
+      if (scan_accept(r, ')')) break;
       return file_refuse(r->vm, r->path, "the header has no readable shape");
     }
   }
   return true;
 }
 
-static bool read_header(reader *r, header *h) {
+static bool read_header(scan *r, header *h) {
   bool order = false, shape = false;
-  if (!accept(r, '{')) return file_refuse(r->vm, r->path, "the header is no dict");
-  while (!accept(r, '}')) {
+  if (!scan_accept(r, '{')) return file_refuse(r->vm, r->path, "the header is no dict");
+  while (!scan_accept(r, '}')) {
     const char *key;
     size_t n;
-    if (!read_quoted(r, &key, &n) || !accept(r, ':')) return file_refuse(r->vm, r->path, "the header is no dict");
+    if (!read_quoted(r, &key, &n) || !scan_accept(r, ':')) return file_refuse(r->vm, r->path, "the header is no dict");
     if (n == 5 && memcmp(key, "descr", 5) == 0 && !h->described) {
       if (!read_type(r, h)) return false;
     } else if (n == 13 && memcmp(key, "fortran_order", 13) == 0 && !order) {
@@ -129,8 +108,8 @@ static bool read_header(reader *r, header *h) {
     } else {
       return file_refuse(r->vm, r->path, "the header has an unexpected key");
     }
-    if (!accept(r, ',')) {
-      if (accept(r, '}')) break;
+    if (!scan_accept(r, ',')) {
+      if (scan_accept(r, '}')) break;
       return file_refuse(r->vm, r->path, "the header is no dict");
     }
   }
@@ -150,7 +129,8 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
     return file_error(vm, path, "version %d of .npy is unknown", version);
   if (len < start || header_len > len - start) return file_error(vm, path, "the file is truncated in its header");
   header h = {0};
-  reader r = {vm, path, (const char *)data + start, (const char *)data + start + header_len};
+  const char *text = (const char *)data + start;
+  scan r = {vm, path, text, text, text + header_len};
   if (!read_header(&r, &h)) return value_error();
   data += start + header_len;
   len -= start + header_len;
@@ -193,8 +173,7 @@ bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
         dtype_rows[dtype].name);
   qn_array *a = is_array(v) ? array_to_cpu(vm, value_array(v)) : array_from_scalar(vm, dtype, v);
   if (!a) return false;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", dtype_size(dtype) == 1 ? '|' : '<',
             dtype_rows[dtype].npy);
   for (int i = 0; i < a->rank; i++) {

@@ -135,8 +135,7 @@ static qn_value read_member(archive *z, const member *m) {
     }
   }
   qn_value out;
-  text_buf name;
-  text_init(&name, vm);
+  text_buf name = {.vm = vm};
   text_adds(&name, z->path);
   text_adds(&name, ": ");
   text_add(&name, m->name, m->name_len);
@@ -232,8 +231,7 @@ static bool write_member(writer *w, qn_value v, const text_buf *name) {
 static bool write_members(writer *w, const qn_record *flat) {
   bool good = true;
   for (uint32_t i = 0; i < flat->len && good; i++) {
-    text_buf name;
-    text_init(&name, w->vm);
+    text_buf name = {.vm = w->vm};
     text_add(&name, record_name(flat, i)->text, record_name(flat, i)->len);
     text_adds(&name, ".npy");
     good = !vm_poll(w->vm) && text_good(&name) && write_member(w, flat->items[i], &name);

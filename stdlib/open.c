@@ -21,10 +21,9 @@ void qn_vm_close(qn_vm *vm) { vm_close(vm); }
 
 qn_status qn_to_text(qn_vm *vm, qn_value v, qn_value *result) {
   VM_RUN(run);
-  text_buf t;
+  text_buf t = {.vm = vm};
   *result = value_nil();
   vm_run_begin(vm, &run);
-  text_init(&t, vm);
   qn_value text = value_error();
   if (vm_takes(vm, &v, 1) && format_print(vm, v, NULL, &t))
     text = text_take(&t);

@@ -384,8 +384,7 @@ static bool fill_samples(qn_vm *vm, const qn_array *a, uint8_t *to) {
   for (int64_t i = 0; i < a->size; i++) {
     if (vm_poll_item(vm, i)) return false;
     if (put_sample(to, a, i)) continue;
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_addf(&t, "save: .png holds numbers from 0 to %s, not ",
               a->dtype == DTYPE_DEEP ? "65535 of i32" : "1 of a float array");
     qn_value v = array_get_flat(a, i);

@@ -34,35 +34,18 @@ static const char metadata_name[] = "__metadata__";
 
 /* ---- JSON -------------------------------------------------------------------------------------------------------------- */
 
-typedef struct json {
-  qn_vm *vm;
-  const char *path;
-  const char *start, *p, *end;
-} json;
-
-static bool json_refuse(json *j, const char *what) {
+static bool json_refuse(scan *j, const char *what) {
   return file_refuse(j->vm, j->path, "the header is damaged: %s at byte %zu of it", what, (size_t)(j->p - j->start));
 }
 
-static void json_blanks(json *j) {
-  while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r')) j->p++;
-}
-
-static bool json_accept(json *j, char c) {
-  json_blanks(j);
-  if (j->p == j->end || *j->p != c) return false;
-  j->p++;
-  return true;
-}
-
-static bool json_expect(json *j, char c) {
+static bool json_expect(scan *j, char c) {
   char what[] = "there is no '?'";
   what[13] = c;
-  return json_accept(j, c) || json_refuse(j, what);
+  return scan_accept(j, c) || json_refuse(j, what);
 }
 
 /* Four hexadecimal digits, or -1. */
-static int32_t json_hex(json *j) {
+static int32_t json_hex(scan *j) {
   int32_t code = 0;
   if (j->end - j->p < 4) return -1;
   for (int i = 0; i < 4; i++) {
@@ -74,7 +57,7 @@ static int32_t json_hex(json *j) {
   return code;
 }
 
-static bool json_escape(json *j, text_buf *t) {
+static bool json_escape(scan *j, text_buf *t) {
   static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
   char c = j->p < j->end ? *j->p++ : 0;
   const char *known = c ? strchr(from, c) : NULL;
@@ -96,10 +79,9 @@ static bool json_escape(json *j, text_buf *t) {
 }
 
 /* A text, owned; the error value if there is none. */
-static qn_value json_text(json *j) {
+static qn_value json_text(scan *j) {
   if (!json_expect(j, '"')) return value_error();
-  text_buf t;
-  text_init(&t, j->vm);
+  text_buf t = {.vm = j->vm};
   bool good = true;
   for (; good;) {
     const char *from = j->p;
@@ -116,7 +98,7 @@ static qn_value json_text(json *j) {
 }
 
 /* An interned name. */
-static qn_str *json_name(json *j) {
+static qn_str *json_name(scan *j) {
   qn_value text = json_text(j);
   if (value_is_error(text)) return NULL;
   qn_str *name = str_intern(j->vm, value_str(text)->text, value_str(text)->len);
@@ -125,43 +107,37 @@ static qn_str *json_name(json *j) {
 }
 
 /* A list of at most `most` numbers that are not negative; their count, or -1. */
-static int json_sizes(json *j, int64_t *out, int most) {
+static int json_sizes(scan *j, int64_t *out, int most) {
   if (!json_expect(j, '[')) return -1;
-  if (json_accept(j, ']')) return 0;
+  if (scan_accept(j, ']')) return 0;
   for (int n = 0;;) {
-    int64_t x = 0;
-    int digits = 0;
-    json_blanks(j);
-    for (; j->p < j->end && *j->p >= '0' && *j->p <= '9'; j->p++, digits++)
-      if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *j->p - '0', &x)) {
-        json_refuse(j, "a number is too large");
-        return -1;
-      }
-    if (!digits) {
-      json_refuse(j, "there is no size");
-      return -1;
-    }
-    if (n == most) {
-      json_refuse(j, most == ARRAY_MAX_RANK ? "an array has more than 8 axes" : "a list is too long");
+    int64_t x = scan_size(j);
+    const char *wrong = x == SCAN_LARGE          ? "a number is too large"
+                        : x < 0                  ? "there is no size"
+                        : n < most               ? NULL
+                        : most == ARRAY_MAX_RANK ? "an array has more than 8 axes"
+                                                 : "a list is too long";
+    if (wrong) {
+      json_refuse(j, wrong);
       return -1;
     }
     out[n++] = x;
-    if (json_accept(j, ']')) return n;
+    if (scan_accept(j, ']')) return n;
     if (!json_expect(j, ',')) return -1;
   }
 }
 
 /* Calls `field` for each name of an object, to read what belongs to it. */
-static bool json_object(json *j, bool (*field)(void *ctx, json *j, qn_str *name), void *ctx) {
+static bool json_object(scan *j, bool (*field)(void *ctx, scan *j, qn_str *name), void *ctx) {
   if (!json_expect(j, '{')) return false;
-  if (json_accept(j, '}')) return true;
+  if (scan_accept(j, '}')) return true;
   for (;;) {
     qn_str *name = json_name(j);
     if (!name) return false;
     bool good = json_expect(j, ':') && field(ctx, j, name);
     value_release(j->vm, value_obj(TAG_STR, name));
     if (!good) return false;
-    if (json_accept(j, '}')) return true;
+    if (scan_accept(j, '}')) return true;
     if (!json_expect(j, ',')) return false;
   }
 }
@@ -186,7 +162,7 @@ typedef struct file {
   int64_t claimed; /* bytes of the arrays so far */
 } file;
 
-static bool read_type(json *j, tensor *t) {
+static bool read_type(scan *j, tensor *t) {
   qn_value name = json_text(j);
   if (value_is_error(name)) return false;
   char known[8];
@@ -198,7 +174,7 @@ static bool read_type(json *j, tensor *t) {
   return good;
 }
 
-static bool read_tensor_field(void *ctx, json *j, qn_str *name) {
+static bool read_tensor_field(void *ctx, scan *j, qn_str *name) {
   tensor *t = ctx;
   int64_t offsets[2];
   if (strcmp(name->text, "dtype") == 0 && t->dtype == QN_DTYPE_COUNT) return read_type(j, t);
@@ -214,7 +190,7 @@ static bool read_tensor_field(void *ctx, json *j, qn_str *name) {
   return json_refuse(j, "an array has an unknown or repeated property");
 }
 
-static bool read_metadata(void *ctx, json *j, qn_str *name) {
+static bool read_metadata(void *ctx, scan *j, qn_str *name) {
   qn_record *r = ctx;
   if (record_find(r, name) >= 0) return json_refuse(j, "two entries of the metadata have one name");
   qn_value text = json_text(j);
@@ -241,7 +217,7 @@ static qn_value make_tensor(file *f, const tensor *t, const char *name) {
   return value_new(TAG_ARRAY, array_settle(vm, a));
 }
 
-static bool read_entry(void *ctx, json *j, qn_str *name) {
+static bool read_entry(void *ctx, scan *j, qn_str *name) {
   file *f = ctx;
   if (vm_poll(f->vm)) return false;
   if (record_find(f->out, name) >= 0) return json_refuse(j, "two arrays have one name");
@@ -285,13 +261,13 @@ qn_value safetensors_read(qn_vm *vm, const char *path, const uint8_t *data, size
   if (header > len - 8)
     return file_error(vm, path, "the header is longer than the file: it is truncated, or no .safetensors file");
   const char *text = (const char *)data + 8;
-  json j = {vm, path, text, text, text + header};
+  scan j = {vm, path, text, text, text + header};
   if (!utf8_valid(text, header)) return file_error(vm, path, "the header is not UTF-8");
   file f = {
       .vm = vm, .path = path, .data = data + 8 + header, .len = (int64_t)(len - 8 - header), .out = record_new(vm)};
   if (!f.out) return value_error();
   bool good = json_object(&j, read_entry, &f);
-  json_blanks(&j);
+  scan_blanks(&j);
   good = good && (j.p == j.end || json_refuse(&j, "text follows the object"));
   good = good && check_spans(&f);
   mem_free(vm, f.spans, f.cap * sizeof *f.spans);
@@ -383,8 +359,7 @@ bool safetensors_write(qn_vm *vm, qn_value tree, bytes *out) {
   }
   qn_value flat = used(vm, rest, leaves_by_name(vm, ".safetensors", rest));
   if (value_is_error(flat)) return false;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   bool good = write_flat(vm, value_record(flat), metadata, &t, out);
   text_free(&t);
   value_release(vm, flat);

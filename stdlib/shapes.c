@@ -48,8 +48,7 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
     }
   }
   if (!fits || known != size) {
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_addf(&t, "reshape: %s has %lld element%s fit ", phrase_kind(args[0]).text, (long long)size,
               size == 1 ? ", which does not" : "s, which do not");
     text_sizes(&t, shape, rank);
@@ -104,18 +103,14 @@ qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
   int64_t axes[ARRAY_MAX_RANK];
   int n, order[ARRAY_MAX_RANK], rank = value_array(x)->rank;
   bool good = arg_ints(vm, "permute", "axes as ints or one list of ints", args[1], axes, &n);
-  if (good && n != rank) {
-    raise_error(vm, E_axis, SPAN_NONE, "permute: %d axes given for an array of rank %d; name each once", n, rank);
-    good = false;
-  }
+  if (good && n != rank)
+    good = raise_false(vm, E_axis, "permute: %d axes given for an array of rank %d; name each once", n, rank);
   unsigned seen = 0;
   for (int i = 0; i < n && good; i++) {
     order[i] = (int)axes[i];
     good = (uint64_t)axes[i] < (uint64_t)rank || arg_axis(vm, "permute", value_int(axes[i]), rank, &order[i]);
-    if (good && (seen & 1u << order[i])) {
-      raise_error(vm, E_axis, SPAN_NONE, "permute: axis %lld is named twice", (long long)axes[i]);
-      good = false;
-    }
+    if (good && (seen & 1u << order[i]))
+      good = raise_false(vm, E_axis, "permute: axis %lld is named twice", (long long)axes[i]);
     if (good) seen |= 1u << order[i];
   }
   return good ? use_permute(vm, x, order) : value_fail(vm, x);
@@ -139,14 +134,11 @@ qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
   int rank = 0;
   for (int i = 0; i < a->rank; i++) {
     bool drop = mask >> i & 1;
-    if (drop && a->shape[i] != 1) {
-      if (!value_is(args[1], TAG_NIL)) {
-        raise_error(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
-        return value_fail(vm, x);
-      }
-      drop = false;
+    if (drop && a->shape[i] != 1 && !value_is(args[1], TAG_NIL)) {
+      raise_error(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
+      return value_fail(vm, x);
     }
-    if (!drop) shape[rank++] = a->shape[i];
+    if (!drop || a->shape[i] != 1) shape[rank++] = a->shape[i];
   }
   return use_shape(vm, x, rank, shape);
 }
@@ -159,10 +151,8 @@ qn_value builtin_expand_dims(qn_vm *vm, const qn_value *args) {
   uint8_t mask = 0;
   bool good = !value_is(args[1], TAG_NIL);
   if (!good) arg_refuse(vm, "expand_dims", "an int or a list of ints as axis", args[1]);
-  if (good && rank > ARRAY_MAX_RANK) {
-    raise_error(vm, E_rank, SPAN_NONE, "expand_dims: an array has at most %d axes", ARRAY_MAX_RANK);
-    good = false;
-  }
+  if (good && rank > ARRAY_MAX_RANK)
+    good = raise_false(vm, E_rank, "expand_dims: an array has at most %d axes", ARRAY_MAX_RANK);
   if (!good || !arg_axes(vm, "expand_dims", args[1], rank, &mask)) return value_fail(vm, x);
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0, k = 0; i < rank; i++) shape[i] = mask >> i & 1 ? 1 : a->shape[k++];
@@ -258,8 +248,7 @@ static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
     const qn_str *s = value_str(x);
     if (s->len && n > TEXT_MAX / s->len)
       return raise_error(vm, E_too_large, SPAN_NONE, "repeat: a text has at most 2**31 bytes");
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     for (int64_t i = 0; i < n && s->len && !t.failed; i++) {
       if (vm_poll_item(vm, i)) return text_fail(&t);
       text_add(&t, s->text, s->len);
@@ -288,8 +277,7 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
   int axis = 0, rank = a->rank;
   int64_t shape[ARRAY_MAX_RANK], outer = 1, inner = 1;
   bool flat = value_is(args[2], TAG_NIL);
-  bool good = n >= 0;
-  if (!good) raise_error(vm, E_argument, SPAN_NONE, "repeat: a negative number of times");
+  bool good = n >= 0 || raise_false(vm, E_argument, "repeat: a negative number of times");
   if (good && !flat) good = arg_axis(vm, "repeat", args[2], rank, &axis);
   if (flat) {
     rank = 1;
@@ -303,10 +291,8 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
   }
   int64_t split[4] = {outer, shape[axis], 1, inner}, strides[ARRAY_MAX_RANK];
   if (good && __builtin_mul_overflow(shape[axis], n, &shape[axis])) shape[axis] = INT64_MAX;
-  if (good && shape_strides(rank, shape, strides) < 0) {
-    raise_error(vm, E_too_large, SPAN_NONE, "repeat: more than 2**48 elements");
-    good = false;
-  }
+  if (good && shape_strides(rank, shape, strides) < 0)
+    good = raise_false(vm, E_too_large, "repeat: more than 2**48 elements");
   if (!good) return value_fail(vm, x);
   x = use_shape(vm, x, 4, split);
   split[2] = n;
@@ -350,9 +336,7 @@ qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
   qn_value out = list_value(list_new(vm, (size_t)n));
   for (int64_t i = 0; i < n && !value_is_error(out); i++) {
     int64_t len = size / n + (i < size % n);
-    qn_value piece = op_slice(vm, x, axis, start, len, 1);
-    if (value_is_error(piece)) return value_fail(vm, out);
-    value_list(out)->items[i] = piece;
+    list_fill(vm, &out, i, op_slice(vm, x, axis, start, len, 1));
     start += len;
   }
   return out;

@@ -232,8 +232,7 @@ static int tick_column(const sketch *s, int i) {
 }
 
 static void put_row(sketch *s, int row) {
-  text_buf label;
-  text_init(&label, s->vm);
+  text_buf label = {.vm = s->vm};
   for (int i = 0; i < s->y.n && !label.len; i++)
     if (tick_row(s, i) == row) text_tick(&label, &s->y, i);
   bool tick = label.len > 0;
@@ -258,8 +257,7 @@ static void put_below(sketch *s) {
   text_adds(s->t, "\n");
   int at = 0;
   for (int i = 0; i < s->x.n; i++) {
-    text_buf label;
-    text_init(&label, s->vm);
+    text_buf label = {.vm = s->vm};
     text_tick(&label, &s->x, i);
     int from = s->margin + 1 + tick_column(s, i) - (int)label.len / 2;
     if (from + (int)label.len > s->width) from = s->width - (int)label.len;
@@ -280,8 +278,7 @@ static void fit_axes(sketch *s) {
   axis_fit(&s->y, f->y_low, f->y_high, s->rows / 3 + 1, true);
   s->margin = 0;
   for (int i = 0; i < s->y.n; i++) {
-    text_buf label;
-    text_init(&label, s->vm);
+    text_buf label = {.vm = s->vm};
     text_tick(&label, &s->y, i);
     if ((int)label.len > s->margin) s->margin = (int)label.len;
     text_free(&label);
@@ -410,8 +407,7 @@ static bool sketch_image(sketch *s) {
 }
 
 bool figure_sketch(qn_vm *vm, const figure *f) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   sketch s = {.vm = vm, .f = f, .t = &t, .looks = output_look(vm, 1)};
   s.width = s.looks.columns > WIDTH_MAX ? WIDTH_MAX : s.looks.columns < WIDTH_MIN ? WIDTH_MIN : s.looks.columns;
   s.height = s.looks.rows - 4;

@@ -30,10 +30,8 @@ static qn_value split_text(qn_vm *vm, const qn_str *s, qn_value by) {
   } else {
     qn_str *separator = NULL;
     good = arg_str(vm, "split", "a text as separator", by, &separator);
-    if (good && separator->len == 0) {
-      raise_error(vm, E_argument, SPAN_NONE, "split: the separator is empty; chars(text) gives the characters");
-      good = false;
-    }
+    if (good && separator->len == 0)
+      good = raise_false(vm, E_argument, "split: the separator is empty; chars(text) gives the characters");
     while (good) {
       const char *q;
       good = text_search(vm, p, (size_t)(end - p), separator->text, separator->len, &q) &&
@@ -85,8 +83,7 @@ qn_value builtin_join(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "join", "a list of texts", args[0]);
   if (!arg_str(vm, "join", "a text as separator", args[1], &separator)) return value_error();
   const qn_list *l = value_list(args[0]);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   for (uint32_t i = 0; i < l->len; i++) {
     if (!value_is(l->items[i], TAG_STR)) {
       text_free(&t);
@@ -139,8 +136,7 @@ qn_value builtin_replace(qn_vm *vm, const qn_value *args) {
       !arg_str(vm, "replace", "a text to put there", args[2], &new))
     return value_error();
   if (old->len == 0) return raise_error(vm, E_argument, SPAN_NONE, "replace: the text to look for is empty");
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   const char *p = s->text, *end = p + s->len;
   int64_t found = 0;
   for (const char *q;; p = q + old->len) {
@@ -195,8 +191,7 @@ static uint32_t to_lower(uint32_t c) {
 static qn_value mapped(qn_vm *vm, const char *fn, qn_value v, uint32_t (*map)(uint32_t)) {
   qn_str *s;
   if (!arg_str(vm, fn, "a text", v, &s)) return value_error();
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   int64_t n = 0;
   for (uint32_t i = 0; i < s->len && !t.failed;) {
     uint32_t code;
@@ -220,8 +215,7 @@ static qn_value padded(qn_vm *vm, const char *fn, const qn_value *args, bool lef
   if (str_length(fill) != 1) return raise_error(vm, E_argument, SPAN_NONE, "%s: fill is one character", fn);
   int64_t missing = width < 0 ? 0 : width - str_length(s);
   if (missing > TEXT_MAX) return raise_error(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", fn);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   if (!left) text_add(&t, s->text, s->len);
   for (int64_t i = 0; i < missing && !t.failed; i++) {
     if (vm_poll_item(vm, i)) return text_fail(&t);

@@ -26,13 +26,9 @@ static bool arg_fn(qn_vm *vm, const char *fn, qn_value v, bool gives) {
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
   bool plain = kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN;
   if (!arg_fn(vm, fn, args[0], true)) return value_error();
-  const qn_value *wrt = &args[1];
-  uint32_t n = 1;
-  if (value_is(args[1], TAG_LIST)) {
-    wrt = value_list(args[1])->items;
-    n = value_list(args[1])->len;
-    if (n == 0) return raise_error(vm, E_argument, SPAN_NONE, "%s: wrt names no argument", fn);
-  }
+  uint32_t n;
+  const qn_value *wrt = one_or_many(&args[1], &n);
+  if (n == 0) return raise_error(vm, E_argument, SPAN_NONE, "%s: wrt names no argument", fn);
   for (uint32_t i = 0; i < n; i++) {
     int64_t at;
     if (i == 0 && (value_is(wrt[i], TAG_FLOAT) || value_is(wrt[i], TAG_ARRAY)))
@@ -76,8 +72,7 @@ static bool is_backend(qn_value v) {
 }
 
 static qn_value refuse_backend(qn_vm *vm) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_adds(&t, "jit: backend is nil, ");
   for (int i = 0; i < FAMILY_COUNT; i++)
     if (device_shown(i)) text_addf(&t, "\"%s\", ", device_families[i]->name);

@@ -46,8 +46,7 @@ void text_path(const walk *w, bool dotted, text_buf *t) {
 
 /* Tree `j` has `other` where the first one has `first`. */
 static qn_value differ(walk *w, qn_value first, qn_value other, uint32_t j) {
-  text_buf t;
-  text_init(&t, w->vm);
+  text_buf t = {.vm = w->vm};
   text_addf(&t, "%s: the trees differ in structure", w->fn);
   if (w->depth) text_adds(&t, " at ");
   text_path(w, false, &t);
@@ -143,8 +142,7 @@ typedef struct call_ctx {
  * when the recorded call runs, and would not have the note then.) */
 static void note_path(qn_vm *vm, const walk *w) {
   if (!vm->error || w->depth == 0 || vm->error->id > E_type) return;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_path(w, false, &t);
   if (t.text && !t.failed) raise_note(vm, SPAN_NONE, "tree_map calls the function for %s", t.text);
   text_free(&t);

@@ -38,8 +38,8 @@ static const char *axis_name(const sweeps *w, int i) { return w->n == 1 ? "lengt
 
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
 
-/* An int for all axes, or a list with one for each; none below `least`. */
-static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, int64_t least, int64_t out[SPATIAL]) {
+/* Reads an int for all axes, or a list with one for each, into `out`. All are at least 1. `what` names the argument in messages. */
+static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, int64_t out[SPATIAL]) {
   bool list = value_is(v, TAG_LIST);
   if (list && value_list(v)->len != (uint32_t)w->n)
     return raise_false(vm, E_argument, "%s: %s is an int or a list of %d, not of %u", w->fn, what, w->n,
@@ -48,12 +48,9 @@ static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, 
     char words[64];
     snprintf(words, sizeof words, "an int or a list of ints as %s", what);
     if (!arg_int(vm, w->fn, words, list ? value_list(v)->items[i] : v, &out[i])) return false;
-    if (out[i] < least || out[i] > ARRAY_MAX_ELEMENTS) {
-      raise_error(vm, out[i] < least ? E_argument : E_too_large, SPAN_NONE, "%s: %s %lld along the %s; %s", w->fn, what,
-                  (long long)out[i], axis_name(w, i),
-                  out[i] < least ? least ? "it is at least 1" : "it is not negative" : "at most 2**48");
-      return false;
-    }
+    if (out[i] < 1 || out[i] > ARRAY_MAX_ELEMENTS)
+      return raise_false(vm, out[i] < 1 ? E_argument : E_too_large, "%s: %s %lld along the %s; %s", w->fn, what,
+                         (long long)out[i], axis_name(w, i), out[i] < 1 ? "it is at least 1" : "at most 2**48");
   }
   return true;
 }
@@ -87,12 +84,10 @@ static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *length
           return false;
     }
     for (int k = 0; k < 2; k++)
-      if (sides[k] < 0 || sides[k] > ARRAY_MAX_ELEMENTS) {
-        raise_error(vm, sides[k] < 0 ? E_shape : E_too_large, SPAN_NONE, "%s: padding %lld along the %s%s", w->fn,
-                    (long long)sides[k], axis_name(w, i),
-                    sides[k] < 0 ? "; a slice cuts elements off" : "; at most 2**48");
-        return false;
-      }
+      if (sides[k] < 0 || sides[k] > ARRAY_MAX_ELEMENTS)
+        return raise_false(vm, sides[k] < 0 ? E_shape : E_too_large, "%s: padding %lld along the %s%s", w->fn,
+                           (long long)sides[k], axis_name(w, i),
+                           sides[k] < 0 ? "; a slice cuts elements off" : "; at most 2**48");
     s->low = sides[0];
     s->high = sides[1];
   }
@@ -104,8 +99,8 @@ static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *
                         qn_value padding, qn_value dilation) {
   int64_t steps[SPATIAL], apart[SPATIAL];
   const int64_t *lengths = x->shape + x->rank - w->n;
-  if (!each_axis(vm, w, "stride", stride, 1, steps)) return false;
-  if (!each_axis(vm, w, "dilation", dilation, 1, apart)) return false;
+  if (!each_axis(vm, w, "stride", stride, steps)) return false;
+  if (!each_axis(vm, w, "dilation", dilation, apart)) return false;
   for (int i = 0; i < w->n; i++) {
     w->s[i] = (sweep){.size = sizes[i], .step = steps[i], .apart = apart[i]};
     int64_t reach;
@@ -117,8 +112,7 @@ static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *
     sweep *s = &w->s[i];
     int64_t reach = (s->size - 1) * s->apart + 1, length = lengths[i] + s->low + s->high;
     if (length < reach || s->size < 1) {
-      text_buf t;
-      text_init(&t, vm);
+      text_buf t = {.vm = vm};
       text_addf(&t, "%s: the window's %s is %lld", w->fn, axis_name(w, i), (long long)s->size);
       if (s->apart > 1) text_addf(&t, " (%lld with dilation %lld)", (long long)reach, (long long)s->apart);
       text_addf(&t, ", axis %d of %s is %lld", x->rank - w->n + i, phrase_shape(x).text, (long long)lengths[i]);
@@ -205,7 +199,7 @@ static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) 
                        "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
                        ARRAY_MAX_RANK - SPATIAL, x->rank);
   qn_value stride = value_is(args[2], TAG_NIL) ? args[1] : args[2];
-  if (!each_axis(vm, &w, "size", args[1], 1, sizes) || !read_sweeps(vm, &w, x, sizes, stride, args[3], value_int(1)))
+  if (!each_axis(vm, &w, "size", args[1], sizes) || !read_sweeps(vm, &w, x, sizes, stride, args[3], value_int(1)))
     return value_error();
   for (int i = 0; i < w.n; i++)
     if (w.s[i].low >= w.s[i].size || w.s[i].high >= w.s[i].size)

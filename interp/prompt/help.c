@@ -389,7 +389,7 @@ static void consider(question *q, const char *name, const char *text, size_t len
   snprintf(f->name, sizeof f->name, "%s", name);
   f->score = WORD * bits_in(named | all) + NAMED * bits_in(named) + FIRST * bits_in(first);
   for (int i = 0; i < q->n; i++) f->score += strcmp(q->words[i].stem, name) == 0 ? WHOLE : 0;
-  text_init(&f->summary, q->vm);
+  f->summary = (text_buf){.vm = q->vm};
   text_add(&f->summary, summary ? summary : text, summary ? strlen(summary) : line);
 }
 

@@ -411,8 +411,7 @@ void cpu_compile(qn_engine *engine, plan *p, const compile_options *o) {
     return;
   }
   code_unit u;
-  text_buf text;
-  text_init(&text, NULL);
+  text_buf text = {0};
   bool ok = code_unit_open(&u, p->nkernels);
   for (uint32_t i = 0; i < p->nkernels && ok; i++)
     if (!atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed))

@@ -807,8 +807,7 @@ static gpu_code *interpreter(qn_vm *vm, gpu_stream *s, block_vm_class class, boo
   if (c) return c;
   const uint64_t hash = block_vm_hash(class);
   static const uint32_t functions = 1;
-  text_buf text;
-  text_init(&text, NULL);
+  text_buf text = {0};
   block_vm_text(class, &text);
   gpu_unit u = {.text = text.text,
                 .len = text.len,

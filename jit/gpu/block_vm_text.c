@@ -218,8 +218,7 @@ static void list_dots(writer *w) {
 }
 
 void block_vm_text(block_vm_class c, text_buf *out) {
-  text_buf lists;
-  text_init(&lists, NULL);
+  text_buf lists = {0};
   writer w = {.dtypes = classes[c].dtypes, .out = &lists};
 #define VMOP(name, operands, meaning) text_addf(&lists, "#define VM_%s %d\n", #name, VM_##name);
 #define VMFLAG(name, bit, meaning) text_addf(&lists, "#define VMF_%s %d\n", #name, bit);

@@ -23,8 +23,7 @@ enum { BLOCKS_PER_UNIT = 32 };
  * now. */
 static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint32_t n, bool wait) {
   code_unit asked;
-  text_buf text;
-  text_init(&text, NULL);
+  text_buf text = {0};
   bool ok = code_unit_open(&asked, n);
   for (uint32_t i = 0; i < n && ok; i++)
     if (!gpu_code_find(s->engine, s->number, programs[i]->hash))

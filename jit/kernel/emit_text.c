@@ -641,8 +641,7 @@ void emit_words(const emit_target *t, const math_uses *uses, text_buf *out) {
 
 void emit_unit(const emit_target *t, const l_program *const *programs, const char *const *names, uint32_t n,
                cancel_flag cancel, text_buf *out) {
-  text_buf body;
-  text_init(&body, NULL);
+  text_buf body = {0};
   math_uses uses = {0};
   bool failed = false;
   for (uint32_t i = 0; i < n && !failed && !(failed = cancelled(cancel)); i++) {

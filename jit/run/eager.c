@@ -205,8 +205,7 @@ static qn_value element_of(const qn_array *a, int rank, const int64_t *shape, in
 }
 
 static void number_text(qn_value v, char out[40]) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   if (value_is(v, TAG_FLOAT))
     text_float(&t, v.u.f, WEAK_FLOAT);
   else

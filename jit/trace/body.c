@@ -314,8 +314,7 @@ static void text_params(const graph_body *b, text_buf *t) {
 }
 
 static bool fail_count(qn_vm *vm, const graph_body *b, uint32_t fixed, int nargs) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   uint32_t least = fixed - b->ndefaults;
   text_addf(&t, "%s takes ", b->like.head != TAG_UNSET ? "the pullback" : "this graph");
   if (b->ndefaults && !b->rest) text_addf(&t, "%u to ", least);
@@ -328,8 +327,7 @@ static bool fail_count(qn_vm *vm, const graph_body *b, uint32_t fixed, int nargs
 }
 
 static bool fail_name(qn_vm *vm, const graph_body *b, const char *name, bool twice) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   if (!params_named(b))
     text_addf(&t, "%s takes no keyword arguments",
               b->like.head != TAG_UNSET ? "a pullback" : "a graph without names of parameters");
@@ -394,8 +392,7 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   call_inputs inputs;
   inputs.cap = 0;
   bool ok = call_inputs_room(vm, &inputs, ninputs);
-  text_buf why;
-  text_init(&why, vm);
+  text_buf why = {.vm = vm};
   const qn_value *args = mark;
   int nargs = (int)e->pattern.nargs;
   if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, inputs.arrays, inputs.scalars, &why)) {

@@ -337,8 +337,7 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
 
 /* Hands the graph of a new specialization to the compiler threads, and logs what it is. */
 static void compile_new(qn_vm *vm, const jit_anchor *a, specialization *e) {
-  text_buf log TEXT_OWNED;
-  text_init(&log, NULL);
+  text_buf log TEXT_OWNED = {0};
   bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || vm->asked.sync_once;
   bool broken = e->state == SPEC_BROKEN;
   graph *copy = broken ? NULL : graph_copy(e->graph);
@@ -513,8 +512,7 @@ static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializat
   if (list->full || miss == MISS_memory) return false;
   if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
   if (!list->first) return true;
-  text_buf why TEXT_OWNED; /* asked for only now: telling the reason takes longer than looking */
-  text_init(&why, vm);
+  text_buf why TEXT_OWNED = {.vm = vm}; /* asked for only now: telling the reason takes longer than looking */
   if (call_inputs_room(vm, c, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, c, &why);
   text_add(&why, "", 1);
   error_clear(vm);
@@ -669,8 +667,7 @@ bool own_site_begin(own_site *c, qn_vm *vm, qn_value fn, const qn_value *args, i
 void jit_drain(qn_vm *vm) {
   compile_task *reports;
   job *done = job_take_mail(vm, &reports);
-  text_buf log TEXT_OWNED;
-  text_init(&log, NULL);
+  text_buf log TEXT_OWNED = {0};
   while (done) {
     job *next = done->next;
     specialization *e = done->entry;

@@ -228,8 +228,7 @@ static qn_value recompile_item(qn_vm *vm, const void *ctx, uint32_t i) {
 
 /* A text for each guard; of none without a specialization. */
 static qn_value guard_list(qn_vm *vm, const specialization *e) {
-  text_buf t TEXT_OWNED;
-  text_init(&t, vm);
+  text_buf t TEXT_OWNED = {.vm = vm};
   if (e) specialization_guards(e, &t);
   if (t.failed) return raise_memory(vm);
   qn_list *l = list_new(vm, report_lines(&t));
@@ -289,8 +288,7 @@ qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) 
   served s;
   if (!serve(vm, "code", fn, args, nargs, &s)) return value_error();
   if (!s.entry || !s.entry->plan) return raise_no_graph(vm, &s, "code");
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   plan_source(s.entry->plan->plan, &t);
   return text_take(&t);
 }
@@ -305,8 +303,7 @@ void log_write(qn_vm *vm, const text_buf *text) {
 static void log_part(qn_vm *vm, text_buf *out, log_channel c, const char *name, const char *title,
                      void (*print)(const void *what, text_buf *t), const void *what) {
   if (!vm_logs(vm, c)) return;
-  text_buf t TEXT_OWNED;
-  text_init(&t, vm);
+  text_buf t TEXT_OWNED = {.vm = vm};
   print(what, &t);
   while (t.len && t.text && t.text[t.len - 1] == '\n') t.len--;
   text_add(&t, "", 1);
@@ -339,8 +336,7 @@ void log_plan(qn_vm *vm, const char *name, const specialization *e, text_buf *ou
     const plan_kernel *k = &p->kernels[i];
     int lines[KERNEL_LINES_MOST];
     int n = kernel_lines(vm, p, k, lines);
-    text_buf t TEXT_OWNED;
-    text_init(&t, vm);
+    text_buf t TEXT_OWNED = {.vm = vm};
     text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops,
               (long long)dim_hint(&p->graph->dims, k->bytes),
               n == 1 ? "line"
@@ -363,8 +359,7 @@ void log_compiled(qn_vm *vm, const compile_task *c, text_buf *out) {
                                       [COMPILED_BEFORE] = "were compiled before",
                                       [COMPILED_CACHED] = "loaded from the cache",
                                       [COMPILED_NOW] = "compiled"};
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_decimal(&t, ms, 'f', 1);
     text_add(&t, "", 1);
     if (!t.failed)
@@ -381,8 +376,7 @@ void log_compiled(qn_vm *vm, const compile_task *c, text_buf *out) {
 }
 
 void log_copy(qn_vm *vm, const char *name, const specialization *e, uint32_t input) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   pattern_input_name(&e->pattern, input, &t);
   text_add(&t, "", 1);
   if (!t.failed)

@@ -298,8 +298,7 @@ static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i) { return node_
 static qn_value input_item(qn_vm *vm, const void *ctx, uint32_t i) {
   const graph_body *b = ctx;
   const graph *g = b->call.graph;
-  text_buf name;
-  text_init(&name, vm);
+  text_buf name = {.vm = vm};
   bool bound = false;
   for (uint32_t k = 0; k < b->nbound; k++) bound |= (b->bound ? b->bound[k] : k) == i;
   if (bound)
@@ -403,8 +402,7 @@ static void rewriting_drop(qn_vm *vm, void *what) {
 /* What the rule gives for node i is of another type. */
 static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given) {
   const graph_node *n = &g->nodes[i];
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "rewrite: the rule gives %s for %%%u (%s), which is ", kind_said(given).text, (unsigned)i,
             graph_node_word(n));
   if (n->type.weak)

@@ -532,8 +532,7 @@ static __attribute__((noinline)) bool fail_store(qn_vm *vm, const qn_array *x, q
     op_raise_devices(vm, op_rows[OP_slice_put].name, x->device, value_array(v)->device);
     return false;
   }
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_kind(&t, v);
   if (!array && !value_is_scalar(v)) {
     text_adds(&t, " cannot be stored in an array");
@@ -573,8 +572,7 @@ static bool check_broadcast(qn_vm *vm, const qn_array *v, int rank, const int64_
     fits = v->shape[i] == 1 || (at >= 0 && v->shape[i] == shape[at]);
   }
   if (fits) return true;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_shape(&t, (qn_dtype)v->dtype, v->rank, v->shape);
   text_adds(&t, " does not fit the place, which is ");
   text_shape(&t, (qn_dtype)v->dtype, rank, shape);

@@ -467,8 +467,7 @@ bool rec_constant(qn_vm *vm, qn_array *a) {
 
 said kind_said(qn_value v) {
   said s;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_kind(&t, v);
   if (t.failed)
     snprintf(s.text, sizeof s.text, "%s", value_kind_name(v));

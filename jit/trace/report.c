@@ -129,8 +129,7 @@ static void add_within(call_sum *s, qn_vm *vm, const anchor_specializations *a) 
     if (!best) break;
     said[n] = best;
     left -= most;
-    text_buf name;
-    text_init(&name, vm);
+    text_buf name = {.vm = vm};
     report_name(vm, &name, best->anchor);
     text_add(&name, "", 1);
     if (best == a)
@@ -193,8 +192,7 @@ bool report_calls(qn_vm *vm, const char *file, const anchor_specializations *con
   size_t bytes = (n + 1) * sizeof(called);
   called *sums = mem_alloc(vm, bytes);
   if (!sums) return false;
-  text_buf all;
-  text_init(&all, vm);
+  text_buf all = {.vm = vm};
   uint32_t count = 0;
   for (uint32_t i = 0; i < n; i++) {
     if (file && place_in_library(vm, list[i]->anchor->at)) continue;
@@ -244,8 +242,7 @@ static void add_specialization(qn_vm *vm, text_buf *t, const specialization *e) 
     if (e->hits > calls) text_addf(t, ", %llu more eager", (unsigned long long)(e->hits - calls));
     text_addf(t, "%s:\n", specialization_stays_eager(e) ? "; stays eager, which is faster" : "");
   }
-  text_buf guards;
-  text_init(&guards, vm);
+  text_buf guards = {.vm = vm};
   specialization_guards(e, &guards);
   if (!guards.failed) add_indented(t, &guards, p ? "    where " : "    for ");
   text_free(&guards);
@@ -321,8 +318,7 @@ bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {
   if (all) {
     good = add_all(vm, out, list, n);
   } else {
-    text_buf full;
-    text_init(&full, vm);
+    text_buf full = {.vm = vm};
     good = add_all(vm, &full, list, n);
     uint32_t lines = report_lines(&full);
     text_free(&full);

@@ -866,8 +866,7 @@ static bool write_graph_text(archive *a, const graph *g) {
   char why[256] = "";
   if (!graph_runnable(g, why, sizeof why))
     return raise_false(a->vm, E_argument, "this graph cannot be written: %s", why);
-  text_buf t;
-  text_init(&t, a->vm);
+  text_buf t = {.vm = a->vm};
   graph_print_apart(g, &(graph_store){.least = IN_TEXT, .ctx = a, .put = add_run}, &t);
   const char *text;
   uint32_t len;
@@ -1061,8 +1060,7 @@ static bool ar_graph(archive *a, qn_value *g) {
 /* ---- the whole ---------------------------------------------------------------------------------------------------------------------------- */
 
 bool jit_graph_serialize(qn_vm *vm, qn_value g, graph_serialize *out) {
-  *out = (graph_serialize){.kept = value_nil()};
-  text_init(&out->text, vm);
+  *out = (graph_serialize){.kept = value_nil(), .text = {.vm = vm}};
   qn_list *kept = list_new(vm, 0);
   if (!kept) return false;
   out->kept = value_obj(TAG_LIST, kept);

@@ -412,8 +412,7 @@ static void add_rest(const summary *s, text_buf *t) {
     for (uint32_t i = 0; i < s->n; i++) {
       const fn_report *x = &s->list[i];
       if (fate_of(s, x) != which) continue;
-      text_buf item;
-      text_init(&item, s->vm);
+      text_buf item = {.vm = s->vm};
       add_function(s, &item, x->a->anchor);
       if (which == FATE_within) {
         text_adds(&item, " in ");
@@ -481,9 +480,7 @@ bool report_summary(qn_vm *vm, const char *file, const anchor_specializations *c
   if (!s.list) return false;
   gather(&s, list);
   enum { CALL_LINES = 12 };
-  text_buf eager, rest;
-  text_init(&eager, vm);
-  text_init(&rest, vm);
+  text_buf eager = {.vm = vm}, rest = {.vm = vm};
   bool good = add_eager(&s, &eager);
   add_rest(&s, &rest);
   add_counts(&s, out);

@@ -50,8 +50,7 @@ static void text_lane(const tree_match *c, text_buf *t, qn_value v) {
 
 /* "jvp: the tangent is f32[3] at .w where the argument has f32[4]" */
 static bool differs(tree_match *c, qn_value like, qn_value given, const char *detail) {
-  text_buf t;
-  text_init(&t, c->vm);
+  text_buf t = {.vm = c->vm};
   text_addf(&t, "%s is ", c->what);
   text_lane(c, &t, given);
   if (c->path.len) {
@@ -138,8 +137,8 @@ static bool walk(tree_match *c, qn_value like, qn_value given) {
 
 bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
                      bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
-  tree_match c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes, .whole = like};
-  text_init(&c.path, vm);
+  tree_match c = {
+      .vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes, .whole = like, .path = {.vm = vm}};
   bool ok = walk(&c, like, given);
   text_free(&c.path);
   return ok;

@@ -182,16 +182,14 @@ static qn_value lane_of(qn_vm *vm, qn_value v, uint32_t bits, int nlevels, const
 static void name_lane(qn_vm *vm, const qn_str *message, int nlevels, const int64_t *at) {
   qn_error_object *e = vm->error;
   if (!e || e->refs > 1 || !error_catchable(vm)) return;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   for (int i = nlevels - 1; i >= 0; i--) text_addf(&t, "%s%lld", i == nlevels - 1 ? "" : ", ", (long long)at[i]);
   text_add(&t, "", 1);
   if (!t.failed && (e->id == E_user || e->id == E_assertion)) {
     raise_note(vm, SPAN_NONE, nlevels == 1 ? "in lane %s" : "in lane (%s)", t.text);
   } else if (!t.failed) {
     if (!message) message = e->message;
-    text_buf whole;
-    text_init(&whole, vm);
+    text_buf whole = {.vm = vm};
     text_add(&whole, message->text, message->len);
     text_addf(&whole, nlevels == 1 ? ", in lane %s" : ", in lane (%s)", t.text);
     if (!whole.failed) raise_retell(vm, whole.text);

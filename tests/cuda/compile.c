@@ -114,8 +114,7 @@ static bool take_graph(programs *s, uint64_t seed) {
     return false;
   }
   for (uint32_t k = 0; k < p->nkernels; k++) {
-    text_buf t; /* a copy through the text form: the plan owns its programs */
-    text_init(&t, NULL);
+    text_buf t = {0}; /* a copy through the text form: the plan owns its programs */
     l_print(p->kernels[k].program, &t);
     text_add(&t, "", 1);
     l_program *copy = t.failed ? NULL : l_parse(t.text, why, sizeof why);
@@ -322,8 +321,7 @@ static bool compiles(const nvrtc *n, const char *name, const char *keep, uint32_
 /* The time is that of this thread's processor. */
 static bool interpreter(const nvrtc *n, const char *keep, uint32_t number) {
   if (number >= BLOCK_VM_CLASSES) fatal("no such class");
-  text_buf out;
-  text_init(&out, NULL);
+  text_buf out = {0};
   block_vm_text((block_vm_class)number, &out);
   clock_t start = clock();
   bool ok = compiles(n, "vm", keep, number, true, &out);
@@ -342,8 +340,7 @@ static int own_named(const char *what) {
 
 static bool own(const nvrtc *n, int which, const char *keep) {
   const char *name;
-  text_buf out;
-  text_init(&out, NULL);
+  text_buf out = {0};
   text_adds(&out, gpu_text_source((gpu_text)which, &name));
   bool ok = compiles(n, name, keep, 0, false, &out);
   text_free(&out);
@@ -353,8 +350,7 @@ static bool own(const nvrtc *n, int which, const char *keep) {
 static bool unit(const nvrtc *n, const char *name, const char *keep, const programs *s, uint32_t from, uint32_t count) {
   char texts[UNIT][16];
   const char *names[UNIT];
-  text_buf out;
-  text_init(&out, NULL);
+  text_buf out = {0};
   for (uint32_t i = 0; i < count; i++) {
     snprintf(texts[i], sizeof texts[i], "k%u", from + i);
     names[i] = texts[i];

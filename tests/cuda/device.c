@@ -126,8 +126,7 @@ static int run_unit(const nvrtc *n, const driver *d, uint64_t first, uint32_t co
     snprintf(texts[i], sizeof texts[i], "k%u", i);
     names[i] = texts[i];
   }
-  text_buf out;
-  text_init(&out, NULL);
+  text_buf out = {0};
   emit_cuda(programs, names, count, &out);
   text_add(&out, "", 1);
   size_t size = 0;

@@ -73,8 +73,7 @@ static parse_outcome parse_once(qn_vm *vm, const uint8_t *data, size_t size, par
   if (error_pending(vm) != (outcome == PARSE_ERROR)) fail("the outcome does not fit the error");
   if (tree) {
     check_node(tree->root, source, size, 0);
-    text_buf text;
-    text_init(&text, vm);
+    text_buf text = {.vm = vm};
     ast_dump_node(tree->root, &text);
     text_free(&text);
     ast_free(vm, tree);

@@ -145,8 +145,7 @@ static void print_guard(const writer *w, k_guard g) {
   }
   text_adds(w->out, " if ");
   for (uint32_t i = 0; i < c->n; i++) {
-    text_buf t;
-    text_init(&t, NULL);
+    text_buf t = {0};
     writer inner = {w->k, &t, w->rank};
     text_adds(&t, "0 <= ");
     print_form(&inner, c->ranges[i].form);

@@ -67,8 +67,7 @@ static bool same_value(uint8_t dtype, uint64_t x, uint64_t y) {
 }
 
 static void case_show(const l_case *c) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   l_print(c->p, &t);
   fwrite(t.text, 1, t.len, stderr);
   text_free(&t);

@@ -1150,8 +1150,7 @@ static double cancelling(int n, int where) {
   qn_vm *vm = open_jit(QN_JIT_ON);
   ck_assert_int_eq(qn_set_tunable(vm, "jit.cc", "0"), QN_OK);
   pthread_mutex_t *lock = queues_lock(vm);
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_adds(&t, "let x = ones(4)\n");
   for (int i = 0; i < n; i++) text_addf(&t, "fn f%d(x) = x * 2 + %d\nf%d(x)\n", i, i, i);
   if (where == UNSENT) ck_assert_int_eq(pthread_mutex_lock(lock), 0);

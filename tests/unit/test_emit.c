@@ -18,8 +18,7 @@ typedef struct unit {
 } unit;
 
 static void unit_open(unit *u, const l_program *const *programs, const char *const *names, uint32_t n) {
-  text_buf text;
-  text_init(&text, NULL);
+  text_buf text = {0};
   emit_c(programs, names, n, NULL, &text);
   ck_assert(!text.failed);
   snprintf(u->folder, sizeof u->folder, "/tmp/quern-emit-XXXXXX");

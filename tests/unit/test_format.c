@@ -15,16 +15,14 @@ static char *taken(qn_vm *vm, text_buf *t, bool good, qn_value v) {
 }
 
 static char *printed(qn_vm *vm, qn_value v, int width, int64_t items) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   format_options o = {width, items};
   bool good = format_print(vm, v, &o, &t);
   return taken(vm, &t, good, v);
 }
 
 static char *repr_of(qn_vm *vm, qn_value v) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   bool good = format_repr(vm, v, &t);
   return taken(vm, &t, good, v);
 }
@@ -199,8 +197,7 @@ START_TEST(repr_reads_back) {
 END_TEST
 
 static char *with_spec(qn_vm *vm, const char *spec, qn_value v) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   bool good = format_spec(vm, v, spec, strlen(spec), &t);
   if (!good) {
     value_release(vm, v);
@@ -265,8 +262,7 @@ START_TEST(memory_may_fail_anywhere) {
   set(vm, r, "b", LIST(vm, counted(vm, QN_f32, 2, (int64_t[]){20, 20}), str_value(vm, "text")));
   for (uint64_t n = 1; n < 60; n++)
     for (int what = 0; what < 3; what++) {
-      text_buf t;
-      text_init(&t, vm);
+      text_buf t = {.vm = vm};
       mem_fail_at(vm, n);
       bool good = what == 0   ? format_print(vm, r, NULL, &t)
                   : what == 1 ? format_repr(vm, r, &t)

@@ -17,8 +17,7 @@
 static void with_fake(void) { only("good"); }
 
 static char *report(void) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   libraries_report(&t);
   text_add(&t, "", 1);
   ck_assert(!t.failed);

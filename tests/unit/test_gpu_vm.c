@@ -142,8 +142,7 @@ START_TEST(every_legal_function_is_listed) {
     size_t n = class == BLOCK_VM_F32 ? sizeof few : sizeof all;
     static const char *const ops[] = {"", "VM_OPS1", "VM_OPS2", "VM_OPS3"}, *const slow[] = {"", "VM_SLOW1",
                                                                                              "VM_SLOW2"};
-    text_buf t;
-    text_init(&t, NULL);
+    text_buf t = {0};
     block_vm_text((block_vm_class) class, &t);
     text_add(&t, "", 1);
     ck_assert(!t.failed);

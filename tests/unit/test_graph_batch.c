@@ -10,8 +10,7 @@
 #include "lang.h"
 
 static char *printed(const graph *g) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   graph_print(g, &t);
   text_add(&t, "", 1);
   char *s = strdup(t.text);

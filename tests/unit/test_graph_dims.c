@@ -21,8 +21,7 @@ static void teardown(void) { arena_free(&memory); }
 
 static const char *text(qn_dim d) {
   static char out[400];
-  text_buf b;
-  text_init(&b, NULL);
+  text_buf b = {0};
   dim_print(&t, d, &b);
   snprintf(out, sizeof out, "%.*s", (int)b.len, b.text);
   text_free(&b);

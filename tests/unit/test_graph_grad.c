@@ -7,8 +7,7 @@
 #include "graph_random.h"
 
 static char *printed(const graph *g) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   graph_print(g, &t);
   text_add(&t, "", 1);
   char *s = strdup(t.text);

@@ -60,9 +60,7 @@ static void golden(const char *name, const char *end, const char *text) {
 
 static void k_round_trip(const k_kernel *k) {
   char why[300] = "";
-  text_buf first, second;
-  text_init(&first, NULL);
-  text_init(&second, NULL);
+  text_buf first = {0}, second = {0};
   k_print(k, &first);
   k_kernel *again = k_parse(taken(&first), why, sizeof why);
   ck_assert_msg(again != NULL, "%s\n%s", why, first.text);
@@ -75,9 +73,7 @@ static void k_round_trip(const k_kernel *k) {
 
 static void l_round_trip(const l_program *p) {
   char why[300] = "";
-  text_buf first, second;
-  text_init(&first, NULL);
-  text_init(&second, NULL);
+  text_buf first = {0}, second = {0};
   l_print(p, &first);
   l_program *again = l_parse(taken(&first), why, sizeof why);
   ck_assert_msg(again != NULL, "%s\n%s", why, first.text);
@@ -108,9 +104,7 @@ static void check_graph_on(const char *name, schedule_target target) {
   fuse_memo memo = {0};
   ck_assert_msg(fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, &memo, NULL, &f, &why), "%s: %s", name, why);
   fuse_memo_free(&memo);
-  text_buf k_text, l_text;
-  text_init(&k_text, NULL);
-  text_init(&l_text, NULL);
+  text_buf k_text = {0}, l_text = {0};
   for (uint32_t i = 0; i < f.n; i++) {
     if (f.groups[i].kind != FUSE_KERNEL) continue;
     k_kernel *k = fuse_lower(&f, i, &why);

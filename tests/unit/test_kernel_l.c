@@ -51,8 +51,7 @@ static char why[256];
 START_TEST(text_round_trip) {
   l_program *p = l_parse(sample, why, sizeof why);
   ck_assert_msg(p != NULL, "%s", why);
-  text_buf out;
-  text_init(&out, NULL);
+  text_buf out = {0};
   l_print(p, &out);
   ck_assert(!out.failed);
   text_add(&out, "", 1);

@@ -122,8 +122,7 @@ static uint64_t both_ways(op_id op, const op_attr *attr, operand *in, int nin) {
   const l_eval_options o = {.why = why, .why_size = sizeof why};
   bool ran = l_eval(p, buffers, NULL, ints, NULL, &o, &error) == L_EVAL_DONE;
   if (!ran) {
-    text_buf text;
-    text_init(&text, NULL);
+    text_buf text = {0};
     l_print(p, &text);
     text_add(&text, "", 1);
     ck_abort_msg("%s: %s\n%s", op_rows[op].name, why, text.text);
@@ -134,8 +133,7 @@ static uint64_t both_ways(op_id op, const op_attr *attr, operand *in, int nin) {
     qn_value v = dtype_load((qn_dtype)t->dtype, out + (size_t)k * dtype_size((qn_dtype)t->dtype));
     bool same = expected.f ? close_to(t->dtype, v.u.f, expected.f[k]) : v.u.i == expected.i[k];
     if (same) continue;
-    text_buf text;
-    text_init(&text, NULL);
+    text_buf text = {0};
     l_print(p, &text);
     text_add(&text, "", 1);
     ck_abort_msg("%s of %s: element %" PRId64 " is %g (%" PRId64 ") instead of %g (%" PRId64 ")\n%s", op_rows[op].name,

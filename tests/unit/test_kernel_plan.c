@@ -24,8 +24,7 @@ static void tune_reset(void) {
 
 static const char *printed_plan(const plan *p) {
   static char text[1 << 16];
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   graph_print(p->graph, &t);
   plan_print(p, &t);
   snprintf(text, sizeof text, "%.*s", (int)t.len, t.text ? t.text : "");
@@ -697,8 +696,7 @@ static double time_to_end(const graph *g, double ms, double *all) {
       programs[i] = p->kernels[i].program;
       names[i] = "k";
     }
-    text_buf text;
-    text_init(&text, NULL);
+    text_buf text = {0};
     emit_c(programs, names, p->nkernels, &unwanted, &text);
     text_free(&text);
     free(programs);

@@ -17,8 +17,7 @@ static uint32_t add(qn_vm *vm, const char *name, const char *text) {
 }
 
 static void expect_report(qn_vm *vm, const char *want) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   error_render(vm, vm->error, &t, false, 0);
   ck_assert_str_eq(t.text, want);
   text_free(&t);
@@ -29,8 +28,7 @@ START_TEST(narrow_terminals_break_between_words) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "a.qn", "let result_of_this = first_operand_of_it + second_operand_of_it * 3\n");
   (void)raise_error(vm, E_type, (span){s, 41, 65}, "one two three four five six seven eight nine");
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   error_render(vm, vm->error, &t, false, 40);
   ck_assert_str_eq(t.text, "error[E301]: one two three four five six\n"
                            "  seven eight nine\n"
@@ -156,8 +154,7 @@ START_TEST(long_lines_are_cut) {
   memcpy(text + 500, " bad ", 5);
   uint32_t s = add(vm, "long.qn", text);
   raise_error(vm, E_type, find(vm, s, "bad"), "no");
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   error_render(vm, vm->error, &t, false, 0);
   ck_assert_uint_lt(t.len, 300);
   const char *line = strstr(t.text, "    1 | "), *under = strstr(line, "~~~");
@@ -200,8 +197,7 @@ START_TEST(colours_are_optional) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "a.qn", "x");
   raise_error(vm, E_undefined, find(vm, s, "x"), "x is not defined");
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   error_render(vm, vm->error, &t, true, 0);
   ck_assert_ptr_nonnull(strstr(t.text, "\033[1;31merror[E401]\033[0m"));
   text_free(&t);
@@ -377,8 +373,7 @@ static const char *kind(text_buf *t, qn_value v) {
 
 START_TEST(values_are_described) {
   qn_vm *vm = vm_make();
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   ck_assert_str_eq(kind(&t, value_nil()), "nil");
   ck_assert_str_eq(kind(&t, value_bool(true)), "bool true");
   ck_assert_str_eq(kind(&t, value_int(-3)), "int -3");
@@ -417,8 +412,7 @@ END_TEST
 START_TEST(near_names_are_found) {
   static const char *const names[] = {"append", "arange", "argmax", "reshape", "softmax", "sum", "mean", "max"};
   int n = sizeof names / sizeof *names;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   ck_assert(text_nearest(&t, "apend", names, n));
   ck_assert_str_eq(t.text, "append");
   text_free(&t);

@@ -64,8 +64,7 @@ START_TEST(floats_print_in_the_languages_form) {
               {__builtin_inf(), "inf"},
               {-__builtin_inf(), "-inf"},
               {__builtin_nan(""), "nan"}};
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
     ck_assert_str_eq(float_text(&t, rows[i].x, false), rows[i].text);
   ck_assert_str_eq(float_text(&t, 0.1f, true), "0.1");
@@ -89,8 +88,7 @@ static int significant(const char *s) {
 }
 
 START_TEST(doubles_read_back_and_are_shortest) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   for (int i = 0; i < 100000; i++) {
     double x = random_double(i), y;
     if (!isfinite(x) || x == 0) continue;
@@ -111,8 +109,7 @@ START_TEST(doubles_read_back_and_are_shortest) {
 END_TEST
 
 START_TEST(floats_read_back_and_are_shortest) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   for (int i = 0; i < 200000; i++) {
     uint32_t bits = (uint32_t)random_bits();
     if (i % 8 == 0) bits &= 0x807fffff;
@@ -135,8 +132,7 @@ END_TEST
 
 /* Every f16 and bf16 there is. */
 START_TEST(halves_read_back_and_are_shortest) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   for (int wide = 0; wide < 2; wide++) {
     for (uint32_t bits = 1; bits < 0x8000; bits++) {
       double x = wide ? bf16_to_f32((uint16_t)bits) : f16_to_f32((uint16_t)bits), y;
@@ -224,8 +220,7 @@ START_TEST(decimals_are_read_correctly_rounded) {
 END_TEST
 
 START_TEST(precision_is_kept_as_asked) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   for (int i = 0; i < 30000; i++) {
     double x = random_double(i);
     if (!isfinite(x)) continue;
@@ -265,8 +260,7 @@ START_TEST(the_locale_does_not_matter) {
   const char *names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "de_DE"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (setlocale(LC_ALL, names[i])) break;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_float(&t, 1.5, WEAK_FLOAT);
   text_decimal(&t, 2.25, 'f', 1);
   ck_assert_str_eq(t.text, "1.52.2");
@@ -277,8 +271,7 @@ START_TEST(the_locale_does_not_matter) {
 END_TEST
 
 START_TEST(integers_are_written_and_read) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   int64_t all[] = {0, 1, -1, 42, INT64_MAX, INT64_MIN, 1000000000000};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     char want[32];
@@ -316,8 +309,7 @@ END_TEST
 START_TEST(texts_grow_and_stick_when_they_fail) {
   qn_vm *vm = vm_make();
   size_t start = live(vm);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   for (int i = 0; i < 1000; i++) text_addf(&t, "%d,", i);
   text_repeat(&t, "ab", 3);
   text_repeat(&t, "x", 0);

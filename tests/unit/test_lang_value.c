@@ -102,8 +102,7 @@ START_TEST(interned_strings_are_unique_and_go) {
 END_TEST
 
 START_TEST(literals_are_quoted) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_quoted(&t, "a\"b\\c\n\t{x}\x01\xc3\xbc", 13);
   ck_assert_str_eq(t.text, "\"a\\\"b\\\\c\\n\\t\\{x\\}\\u{1}\xc3\xbc\"");
   text_free(&t);
@@ -522,7 +521,6 @@ START_TEST(leaves_come_in_order) {
   qn_vm *vm = vm_make();
   qn_value tree = sample_tree(vm);
   collected c = {.left = -1};
-  text_init(&c.text, NULL);
   ck_assert(tree_each(vm, tree, collect, &c));
   ck_assert_str_eq(c.text.text, "float 0.5;nil;int 2;int 3;str \"x\";");
   text_free(&c.text);
@@ -551,7 +549,6 @@ START_TEST(trees_are_rebuilt) {
   qn_value out = tree_rebuild(vm, tree, doubled, NULL);
   ck_assert(!value_is_error(out));
   collected c = {.left = -1};
-  text_init(&c.text, NULL);
   ck_assert(tree_each(vm, out, collect, &c));
   ck_assert_str_eq(c.text.text, "float 0.5;nil;int 4;int 6;str \"x\";");
   text_free(&c.text);

@@ -404,8 +404,7 @@ static bool walk_trees(qn_vm *vm) {
 }
 
 static bool write_texts(qn_vm *vm) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   for (int i = 0; i < 300; i++) text_addf(&t, "%d ", i);
   text_float(&t, 0.1, WEAK_FLOAT);
   text_decimal(&t, 1e300, 'f', 3);

@@ -396,8 +396,7 @@ START_TEST(printed_texts) {
   math_use(&u, "cast_i64_bf16");
   ck_assert(!u.failed);
   for (int target = MATH_TARGET_C; target <= MATH_TARGET_CUDA; target++) {
-    text_buf out;
-    text_init(&out, NULL);
+    text_buf out = {0};
     math_print(&u, (math_target)target, &out);
     text_add(&out, "", 1);
     ck_assert(!out.failed);

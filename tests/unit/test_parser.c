@@ -39,8 +39,7 @@ static char *outcome_of(const char *text, parse_mode mode) {
   ast_module *tree = parse_text(vm, source, mode, &outcome);
   ck_assert_int_eq(tree != NULL, outcome == PARSE_OK);
   ck_assert_int_eq(error_pending(vm), outcome == PARSE_ERROR);
-  text_buf out;
-  text_init(&out, vm);
+  text_buf out = {.vm = vm};
   if (outcome == PARSE_OK) {
     ast_dump_node(tree->root, &out);
     ast_free(vm, tree);

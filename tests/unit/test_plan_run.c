@@ -83,8 +83,7 @@ static bool run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const in
   ck_assert(g != NULL);
   plan *p = plan_make(g, TARGET_CPU, tune, NULL, why, sizeof why);
   if (!p) {
-    text_buf t;
-    text_init(&t, NULL);
+    text_buf t = {0};
     graph_print(from, &t);
     ck_abort_msg("no plan: %s\n%.*s", why, (int)t.len, t.text);
   }
@@ -185,8 +184,7 @@ static void check_same(qn_vm *vm, const graph *g, uint64_t seed, const char *how
   if (same && x->failed) same = strcmp(x->error, y->error) == 0;
   for (; same && !x->failed && at < x->n; at++) same = same_value(x->values[at], y->values[at]);
   if (same) return;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   if (!x->failed && !y->failed) {
     text_addf(&t, "result %u\n", at - 1);
     bool ok = format_repr(vm, x->values[at - 1], &t);

@@ -13,8 +13,7 @@ static bool fits(qn_vm *vm, const char *name, const specialization *e, qn_value 
   ck_assert_uint_le(e->pattern.ninputs, INPUTS);
   ck_assert_int_eq(qn_get_global(vm, name, &f), QN_OK);
   const qn_list *l = value_list(args);
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   bool ok = pattern_match(&e->pattern, check_by_value, f, l->items, (int)l->len, arrays, scalars, &t) &&
             specialization_guards_hold(vm, e, scalars, &t);
   snprintf(why, size, "%.*s", (int)t.len, t.text ? t.text : "");
@@ -199,8 +198,7 @@ START_TEST(builtins_that_become_hidden) {
   qn_vm *vm = trace_vm(QN_JIT_SYNC);
   good(vm, "fn f(x) = tanh(x) * 2\nlet out = f(ones(3))");
   specialization *e = entry_at(vm, "f", 0);
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   specialization_guards(e, &t);
   ck_assert_str_eq(t.text, "argument 1: f32[3]\n");
   text_free(&t);
@@ -224,8 +222,7 @@ START_TEST(guards_as_text) {
     qn_vm *vm = trace_vm(QN_JIT_SYNC);
     good(vm, list[i][0]);
     good(vm, list[i][1]);
-    text_buf t;
-    text_init(&t, NULL);
+    text_buf t = {0};
     specialization_guards(entry_at(vm, "f", 0), &t);
     ck_assert_str_eq(t.text, list[i][2]);
     text_free(&t);

@@ -75,8 +75,7 @@ int main(int argc, char **argv) {
     return 0;
   }
   for (int i = 1; i < argc; i++) take_file(argv[i]);
-  text_buf out;
-  text_init(&out, NULL);
+  text_buf out = {0};
   emit_c(all, names, n, NULL, &out);
   if (!n || out.failed) fatal("programs", n ? "no memory" : "there are none");
   fwrite(out.text, 1, out.len, stdout);
