@@ -195,6 +195,48 @@ static inline bool next_iteration(qn_vm *vm, qn_value *r) {
   return false;
 }
 
+/* A loop as the recorder sees it. */
+typedef struct turn {
+  qn_vm *vm;
+  qn_value *fp;
+  node *cond, *body;
+  lvalue *target;
+  qn_value over; /* what is iterated; nil: the numbers themselves */
+} turn;
+
+static qn_value turn_test(void *ctx, rec_exit *how) {
+  turn *t = ctx;
+  qn_value v = eval(t->vm, t->cond, t->fp);
+  *how = exit_of(t->vm, &v);
+  return v;
+}
+
+static qn_value turn_body(void *ctx, qn_value number, rec_exit *how) {
+  turn *t = ctx;
+  qn_value item = value_is(t->over, TAG_ARRAY) ? rec_row(t->vm, t->over, number) : number;
+  bool bound = !value_is_error(item) && (!t->target || lvalue_bind(t->vm, t->target, t->fp, item));
+  qn_value v = bound ? eval(t->vm, t->body, t->fp) : value_error();
+  *how = exit_of(t->vm, &v);
+  return v;
+}
+
+/* Offers the turns that are left to the recorder. */
+static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, rec_turns turns, rec_tries *tries) {
+  qn_value *slots[SITE_MAX];
+  int count = site_slots(s, t->fp, slots);
+  if (count < 0) tries->left = 0;
+  turns.test = turn_test, turns.body = turn_body, turns.ctx = t;
+  return count < 0 ? REC_NOT_YET : rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries);
+}
+
+/* The same of numbers or the elements of an array. */
+static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t first,
+                                                      int64_t end, rec_tries *tries) {
+  turn t = {vm, fp, NULL, n->body, n->target->kind == LVALUE_NONE ? NULL : n->target, over};
+  rec_turns turns = {.counts = true, .first = value_int(first), .end = value_int(end)};
+  return offer_loop(vm, &n->h, n->site, &t, turns, tries);
+}
+
 qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   int64_t start, stop;
@@ -207,10 +249,16 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   node *body = n->body;
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
+  rec_tries tries = rec_loop_begins(vm);
   for (int64_t i = start; i < stop; i++) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       r = raise_at(vm, h->at);
       break;
+    }
+    if (__builtin_expect(tries.left, 0)) {
+      rec_answer answer = offer_for(vm, n, fp, value_nil(), i, stop, &tries);
+      if (answer == REC_FAILED) r = value_error();
+      if (answer != REC_NOT_YET) break;
     }
     if (local) {
       if (value_is_heap(*variable)) value_release(vm, *variable);
@@ -263,10 +311,16 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return vm_pop_with(vm, mark, value_error());
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
+  rec_tries tries = value_is(it, TAG_ARRAY) ? rec_loop_begins(vm) : (rec_tries){0, 0};
   for (int64_t i = 0; i < len;) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       r = raise_at(vm, h->at);
       break;
+    }
+    if (__builtin_expect(tries.left, 0)) {
+      rec_answer answer = offer_for(vm, n, fp, it, i, len, &tries);
+      if (answer == REC_FAILED) r = value_error();
+      if (answer != REC_NOT_YET) break;
     }
     if (__builtin_expect(shown, 0)) vm->hooks.progress(vm, i, len);
     qn_value item;
@@ -340,12 +394,26 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
   return vmap_loop_end(vm, lanes, r);
 }
 
+static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, qn_value condition,
+                                                        rec_tries *tries) {
+  turn t = {vm, fp, n->cond, n->body, NULL, value_nil()};
+  return offer_loop(vm, &n->h, n->site, &t, (rec_turns){.condition = condition}, tries);
+}
+
 qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
   n_while *n = (n_while *)h;
   if (rec_in_vmap(vm)) return while_lanes(vm, n, fp);
+  rec_tries tries = rec_loop_begins(vm);
   for (;;) {
     qn_value c = eval(vm, n->cond, fp);
     int truth;
+    if (__builtin_expect(tries.left, 0) && !value_stops(c)) {
+      rec_answer answer = offer_while(vm, n, fp, c, &tries);
+      if (answer != REC_NOT_YET) {
+        value_release(vm, c);
+        return answer == REC_FAILED ? value_error() : value_nil();
+      }
+    }
     if (__builtin_expect(c.head == TAG_BOOL, 1)) {
       truth = c.u.i != 0;
     } else {

@@ -235,21 +235,29 @@ static bool is_data(const graph *g, uint32_t node, int depth) {
   return false;
 }
 
-/* May the branch be one of regions? */
-static bool is_captured(const struct recording *r, qn_value predicate) {
-  struct recording *base = rec_base((struct recording *)(uintptr_t)r);
-  qn_vm *vm = r->vm;
-  if (!vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->device || base->lanes ||
+bool arms_possible(const struct recording *r) {
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  if (!r->vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->device || base->lanes ||
       r->lanes || r->tries || base->tries)
     return false;
   int deep = 0;
   for (const struct recording *x = r; x->arm; x = x->outer) deep++;
-  if (deep >= ARMS_DEEP) return false;
-  if (value_is(predicate, TAG_ARRAY))
-    return value_array(predicate)->dtype == QN_bool && value_array(predicate)->size == 1 &&
-           array_pending(value_array(predicate));
-  uint32_t node = value_is(predicate, TAG_BOOL) ? rec_traced(r, predicate) : 0;
+  return deep < ARMS_DEEP;
+}
+
+bool rec_is_data(const struct recording *r, qn_value v) {
+  if (value_is(v, TAG_ARRAY)) return array_pending(value_array(v));
+  uint32_t node = rec_traced(r, v);
   return node && (r->arm || is_data(r->g, node, 0));
+}
+
+/* May the branch be one of regions? */
+static bool is_captured(const struct recording *r, qn_value predicate) {
+  if (!arms_possible(r)) return false;
+  bool one = value_is(predicate, TAG_ARRAY)
+                 ? value_array(predicate)->dtype == QN_bool && value_array(predicate)->size == 1
+                 : value_is(predicate, TAG_BOOL);
+  return one && rec_is_data(r, predicate);
 }
 
 rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then, rec_arm otherwise,

@@ -4,7 +4,7 @@
  * What the interpreter does
  *   calls        rec_call around every call of a user function whose anchor asks for it (anchor_wants)
  *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not
- *   loops        run as usual, their ops are appended; `for` over a range observes its bounds (index_int)
+ *   loops        rec_loop before the first turns; else they run as usual and their ops are appended
  *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
  *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
  *   try          rec_try_begin / rec_try_end around a body
@@ -143,6 +143,11 @@ static inline bool rec_number(const qn_vm *vm, qn_value v) { return value_node(v
 /* A builtin has read such floats and gives `result`: false, with an error raised, if that holds floats which do not carry a derivative.
  * `reads`: it is declared to read data; then arrays that the recording made do carry one. */
 QN_MUST_CHECK bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads);
+/* A host number of a weak dtype made of an array of rank 0 in the recording that is on: no look at the array, unless somebody observes the
+ * number. Borrows; owned, or the error value. */
+QN_MUST_CHECK qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype);
+/* May branches and loops that are met now become nodes with regions? Then numbers made of arrays need not be known. */
+bool arms_possible(const struct recording *r);
 /* The test of a condition: 1, 0, or -1 with an error raised. Accepts bools and one-element bool arrays, raises E302 otherwise.
  * Also for use outside recordings. */
 QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
@@ -172,6 +177,27 @@ typedef struct rec_slots {
 /* `used`: somebody looks at the value. */
 QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
                                 rec_slots assigned, bool used, qn_value *result);
+/* A loop whose next turn is about to begin. */
+typedef struct rec_turns {
+  qn_value (*test)(void *ctx, rec_exit *how);                  /* the condition, owned; not of a loop that counts */
+  qn_value (*body)(void *ctx, qn_value number, rec_exit *how); /* a turn; `number` of a loop that counts, else unset */
+  void *ctx;
+  bool counts;
+  qn_value first, end; /* of a loop that counts: host ints; the numbers run from `first` up, and end before `end` */
+  qn_value condition;  /* of others: what was found before this turn; borrowed */
+} rec_turns;
+/* How often a loop is still to be asked about, and the size of the graph when it began. */
+typedef struct rec_tries {
+  uint32_t left, nodes;
+} rec_tries;
+rec_tries rec_loop_tries(const qn_vm *vm);
+static inline rec_tries rec_loop_begins(const qn_vm *vm) {
+  return __builtin_expect(vm->rec != NULL, 0) ? rec_loop_tries(vm) : (rec_tries){0, 0};
+}
+/* The turns that are left, as rec_if: REC_DONE: they are taken, and the assigned slots are set. */
+QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
+/* Element i, a traced count that lies in it, of an array's first axis. Borrows; owned. */
+QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
 /* An array built from untraced host numbers (an array literal): becomes a constant of the graph. */
 QN_MUST_CHECK bool rec_constant(qn_vm *vm, qn_array *a);
 static inline bool rec_const(qn_vm *vm, qn_array *a) { return vm->rec == NULL || rec_constant(vm, a); }

@@ -245,6 +245,8 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
   if (vmap_whole(r, node)) return vmap_raise_read(r, v);
   if (r->hollow)
     return raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its numbers have no values to look at");
+  if (r->capturing && arms_possible(r) && rec_is_data(r, v))
+    return rec_break(r, BREAK_host_read, NULL) ? value_plain(v) : value_error();
   if (r->capturing) {
     if (key_number(&r->observed_nodes, node)) return value_plain(v);
     if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed) ||

@@ -927,11 +927,11 @@ bool rec_place(struct recording *r, int device) {
   return r->device == device;
 }
 
-qn_value rec_host_float(qn_vm *vm, qn_value x) {
+qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype) {
   struct recording *r = vm->rec;
   bool before = r->handing_grads;
   r->handing_grads = true;
-  qn_value number = op_apply(vm, OP_cast, &x, 1, &(op_attr){.dtype = WEAK_FLOAT, .flags = ATTR_WEAK});
+  qn_value number = op_apply(vm, OP_cast, &x, 1, &(op_attr){.dtype = (uint8_t)dtype, .flags = ATTR_WEAK});
   r->handing_grads = before;
   return number;
 }

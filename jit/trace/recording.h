@@ -145,8 +145,6 @@ bool rec_callee(qn_vm *vm, jit_anchor *callee);
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const char *what);
 /* The function with this id (part_list) is no part of any recording of the VM any more. */
 void recs_forget_part(qn_vm *vm, uint32_t id);
-/* A host float made of an array of rank 0 in the recording that is on, without a look at the array. Borrows; owned, or the error value. */
-QN_MUST_CHECK qn_value rec_host_float(qn_vm *vm, qn_value x);
 /* An arm of a branch begins: a hollow recording inside `outer`, whose values become inputs where they are used. The second arm of two begins
  * with the inputs of the first, which may be read until it is freed. NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_arm_begin(struct recording *outer, const struct recording *first);
@@ -219,6 +217,8 @@ QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
 QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
                                   qn_value (*work)(struct recording *r, const rec_call_site *site));
 
+/* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
+bool rec_is_data(const struct recording *r, qn_value v);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
 QN_MUST_CHECK rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then,
                                         rec_arm otherwise, rec_slots assigned, qn_value *result);

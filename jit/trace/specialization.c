@@ -263,7 +263,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   bool capture = r->capturing;
   if (capture) {
     bool any = value_is(vm->asked.watched_fn, TAG_FN); /* somebody asks for the graph, whatever it computes */
-    for (uint32_t i = 1; i < r->g->n && !any; i++) any = r->g->nodes[i].kind == NODE_OP && !r->g->nodes[i].type.weak;
+    for (uint32_t i = 1; i < r->g->n && !any; i++) any = graph_is_run(&r->g->nodes[i]) && !r->g->nodes[i].type.weak;
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
       broken = BREAK_memory;

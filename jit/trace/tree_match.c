@@ -71,7 +71,7 @@ static qn_value sum_of_lanes(qn_vm *vm, qn_value given) {
   qn_value sum = op_reduce(vm, OP_sum, wide, (uint8_t)((1u << value_array(given)->rank) - 1), false);
   value_release(vm, wide);
   if (value_is_error(sum)) return sum;
-  qn_value number = rec_host_float(vm, sum);
+  qn_value number = rec_host_number(vm, sum, WEAK_FLOAT);
   value_release(vm, sum);
   return number;
 }

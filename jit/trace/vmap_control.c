@@ -121,7 +121,7 @@ static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) 
   value_release(vm, in[1]);
   value_release(vm, in[2]);
   if (value_is_error(out)) return out;
-  qn_value number = rec_host_float(vm, out);
+  qn_value number = rec_host_number(vm, out, WEAK_FLOAT);
   value_release(vm, out);
   return number;
 }

@@ -1,0 +1,256 @@
+/* Loops, captured: the test and the body become graphs of a node with regions.
+ *
+ * The interpreter runs the test and the body once each, in a recording of its own (an arm: hollow, so that nothing is computed). What
+ * the variables that the body may rebind hold is carried from turn to turn: in the arms the arrays and numbers among it are inputs.
+ * Where the body gives them back with the same structure, dtypes and shapes, a `loop` node with both graphs takes the place of the turns that
+ * are left. Values from around the loop are further inputs of both.
+ *
+ * A first turn may change what a variable is, from an int to an array, say; so a loop is asked about again before its second turn.
+ * A body that needs data, has an effect, draws random numbers, fails, or leaves by break or return is no region, and one whose turns
+ * make few nodes together (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
+ */
+#include <string.h>
+
+#include "jit/graph/region_builder.h"
+#include "jit/trace/rec.h"
+#include "jit/trace/recording.h"
+
+enum { ASKED = 2 /* times that a loop is asked about */ };
+
+typedef struct loop {
+  qn_vm *vm;
+  struct recording *r;
+  const rec_turns *turns;
+  rec_slots assigned;
+  qn_value *before;                /* owned: what the variables hold */
+  struct recording *header, *body; /* owned */
+  struct recording *in;            /* the arm whose carries the variables get */
+  uint32_t *outer, n,
+      cap; /* the nodes of what is carried, in order; a loop that counts carries the count behind them */
+  uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
+  uint32_t leaf, node;             /* the next ones while trees are walked; the loop's node */
+} loop;
+
+static bool is_carried(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
+
+static bool plain_sizes(const graph_type *t) {
+  for (int i = 0; i < t->rank; i++)
+    if (t->shape[i] < 0) return false;
+  return true;
+}
+
+/* ---- what is carried ----------------------------------------------------------------------------------------------------------- */
+
+static bool add_carried(loop *l, uint32_t node) {
+  if (!node || !plain_sizes(&l->r->g->nodes[node].type)) return false;
+  if (!mem_grow(l->vm, (void **)&l->outer, &l->cap, l->n + (size_t)1, sizeof *l->outer)) return false;
+  l->outer[l->n++] = node;
+  return true;
+}
+
+static bool carry_leaf(void *ctx, qn_value v) {
+  loop *l = ctx;
+  return !is_carried(v) || add_carried(l, rec_node(l->r, v));
+}
+
+/* Notes what the variables hold. */
+static bool loop_begin(loop *l) {
+  l->before = mem_zalloc(l->vm, ((size_t)l->assigned.n + 1) * sizeof *l->before);
+  if (!l->before) return false;
+  for (int i = 0; i < l->assigned.n; i++) l->before[i] = value_retain(*l->assigned.slots[i]);
+  for (int i = 0; i < l->assigned.n; i++)
+    if (!tree_each(l->vm, l->before[i], carry_leaf, l)) return false;
+  return !l->turns->counts || add_carried(l, rec_node(l->r, l->turns->first));
+}
+
+/* The variables hold what they held before. */
+static void set_back(loop *l) {
+  for (int i = 0; i < l->assigned.n; i++) {
+    qn_value old = *l->assigned.slots[i];
+    *l->assigned.slots[i] = value_retain(l->before[i]);
+    value_release(l->vm, old);
+  }
+}
+
+static qn_value leaf_of_arm(void *ctx, qn_value v) {
+  loop *l = ctx;
+  return is_carried(v) ? rec_value_of(l->in, l->in->g->inputs[l->leaf++]) : value_retain(v);
+}
+
+static qn_value leaf_of_result(void *ctx, qn_value v) {
+  loop *l = ctx;
+  if (!is_carried(v)) return value_retain(v);
+  uint32_t k = l->leaf++;
+  uint32_t proj = graph_proj(l->r->g, l->node, k, l->r->g->nodes[l->outer[k]].type, rec_site(l->r));
+  return rec_value_of(l->r, proj);
+}
+
+/* The variables hold what they held with every array and number replaced. False with an error raised. */
+static bool set_variables(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
+  l->leaf = 0;
+  for (int i = 0; i < l->assigned.n; i++) {
+    qn_value v = tree_rebuild(l->vm, l->before[i], leaf, l), old = *l->assigned.slots[i];
+    if (value_is_error(v)) return false;
+    *l->assigned.slots[i] = v;
+    value_release(l->vm, old);
+  }
+  return true;
+}
+
+/* ---- the arms ---------------------------------------------------------------------------------------------------------------------- */
+
+/* An arm whose first inputs are what is carried; the variables hold these. */
+static bool arm_open(loop *l, struct recording **arm) {
+  const struct recording *first = l->header;
+  if (!(*arm = l->in = rec_arm_begin(l->r, first))) return false;
+  for (uint32_t k = 0; k < l->n && !first; k++)
+    if (!arm_operand(l->in, l->outer[k])) return false;
+  if (!first) l->in->carries = l->n;
+  return set_variables(l, leaf_of_arm);
+}
+
+/* The number of a loop that counts. */
+static qn_value count_of(loop *l) { return rec_value_of(l->in, l->in->g->inputs[l->n - 1]); }
+
+/* The test's node: a bool, alone. 0: it is none, or an error is raised. */
+static uint32_t test_node(loop *l) {
+  qn_vm *vm = l->vm;
+  qn_value v;
+  rec_exit how = REC_VALUE;
+  if (l->turns->counts) {
+    qn_value in[2] = {count_of(l), l->turns->end};
+    uint32_t nodes[2] = {rec_node(l->in, in[0]), rec_node(l->in, in[1])};
+    return nodes[0] && nodes[1] ? graph_op(l->in->g, OP_lt, nodes, 2, NULL, 0) : 0;
+  }
+  v = l->turns->test(l->turns->ctx, &how);
+  if (how != REC_VALUE) return 0;
+  if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1 && value_array(v)->rank) {
+    qn_value flat = op_reshape(vm, v, 0, NULL);
+    value_release(vm, v);
+    v = flat;
+  }
+  bool fits =
+      value_is(v, TAG_BOOL) || (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && !value_array(v)->rank);
+  uint32_t node = fits && vm->rec == l->in ? rec_node(l->in, v) : 0;
+  value_release(vm, v);
+  return node;
+}
+
+/* An arm is over: false if it cannot be a region. */
+static bool arm_close(loop *l, bool ok) {
+  ok = ok && l->vm->rec == l->in && !l->in->regions.n && !l->in->g->failed;
+  rec_arm_end(l->in);
+  set_back(l);
+  return ok;
+}
+
+static bool run_header(loop *l) {
+  qn_value *mark = l->vm->sp;
+  bool ok = arm_open(l, &l->header);
+  if (!l->header) return false;
+  uint32_t node = ok ? test_node(l) : 0;
+  if (!node) vm_pop_to(l->vm, mark);
+  return arm_close(l, node && graph_output(l->header->g, node));
+}
+
+static bool add_out(loop *l, uint32_t node) {
+  const graph *g = l->body->g;
+  if (!node || l->nouts == l->n || !graph_type_same(&g->nodes[node].type, &g->nodes[g->inputs[l->nouts]].type))
+    return false;
+  if (!mem_grow(l->vm, (void **)&l->outs, &l->outs_cap, l->nouts + (size_t)1, sizeof *l->outs)) return false;
+  l->outs[l->nouts++] = node;
+  return true;
+}
+
+/* What a variable, or a part of it, was and is after a turn. False: it is no longer of that structure. */
+static bool match(loop *l, qn_value was, qn_value is) {
+  if (is_carried(was) || is_carried(is)) return is_carried(was) && is_carried(is) && add_out(l, rec_node(l->body, is));
+  if (value_tag_of(was) != value_tag_of(is)) return false;
+  if (value_is(was, TAG_STR)) return str_equal(value_str(was), value_str(is));
+  bool list = value_is(was, TAG_LIST);
+  if (!list && !value_is(was, TAG_RECORD)) return was.head == is.head && was.u.i == is.u.i;
+  uint32_t n = list ? value_list(was)->len : value_record(was)->len;
+  if (n != (list ? value_list(is)->len : value_record(is)->len) || !vm_enter(l->vm, 0)) return false;
+  for (uint32_t i = 0; i < n && !list; i++)
+    if (!str_equal(record_name(value_record(was), i), record_name(value_record(is), i))) return false;
+  const qn_value *p = list ? value_list(was)->items : value_record(was)->items;
+  const qn_value *q = list ? value_list(is)->items : value_record(is)->items;
+  for (uint32_t i = 0; i < n; i++)
+    if (!match(l, p[i], q[i])) return false;
+  return true;
+}
+
+static bool run_body(loop *l) {
+  qn_vm *vm = l->vm;
+  qn_value *mark = vm->sp;
+  bool ok = arm_open(l, &l->body);
+  if (!l->body) return false;
+  rec_exit how = REC_ERROR;
+  if (ok) {
+    qn_value v = l->turns->body(l->turns->ctx, l->turns->counts ? count_of(l) : value_unset(), &how);
+    if (how != REC_ERROR) value_release(vm, v);
+  }
+  ok = (how == REC_VALUE || how == REC_CONTINUE) && vm->rec == l->in;
+  if (!ok) vm_pop_to(vm, mark);
+  for (int i = 0; i < l->assigned.n && ok; i++) ok = match(l, l->before[i], *l->assigned.slots[i]);
+  graph *g = l->body->g;
+  if (ok && l->turns->counts) ok = add_out(l, graph_count(g, OP_add, g->inputs[l->n - 1], graph_weak_int(g, 1)));
+  for (uint32_t k = 0; k < l->nouts && ok; k++) ok = graph_output(g, l->outs[k]);
+  return arm_close(l, ok && l->nouts == l->n);
+}
+
+/* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
+
+/* Do all turns together make few nodes? */
+static bool is_short(const loop *l) {
+  const rec_turns *t = l->turns;
+  if (!t->counts || value_node(t->first) || value_node(t->end)) return false;
+  double turns = (double)t->end.u.i - (double)t->first.u.i, nodes = l->body->g->n - l->body->g->ninputs;
+  return turns * nodes <= (double)l->vm->tune[TUNE_jit_unroll];
+}
+
+static void loop_free(loop *l) {
+  qn_vm *vm = l->vm;
+  if (l->header) rec_free(l->header);
+  if (l->body) rec_free(l->body);
+  for (int i = 0; i < l->assigned.n && l->before; i++) value_release(vm, l->before[i]);
+  if (l->before) mem_free(vm, l->before, ((size_t)l->assigned.n + 1) * sizeof *l->before);
+  mem_free(vm, l->outer, l->cap * sizeof *l->outer);
+  mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
+}
+
+rec_tries rec_loop_tries(const qn_vm *vm) { return (rec_tries){arms_possible(vm->rec) ? ASKED : 0, vm->rec->g->n}; }
+
+/* Is it worth a look now? A loop on data is at once; one that is not known to take many turns when these have made many nodes. */
+static bool is_worth(const struct recording *r, const rec_turns *t, const rec_tries *tries) {
+  if (t->counts) return !(t->end.u.i - 2 < t->first.u.i) || value_node(t->first) || value_node(t->end);
+  return rec_is_data(r, t->condition) || r->g->n - tries->nodes > r->vm->tune[TUNE_jit_unroll];
+}
+
+qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
+  return op_apply(vm, OP_index, (qn_value[]){x, i}, 2, &(op_attr){.n = 1, .flags = ATTR_PROVEN, .d = {1}});
+}
+
+rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
+  struct recording *r = vm->rec;
+  if (!r || !arms_possible(r)) tries->left = 0;
+  if (!tries->left || !is_worth(r, turns, tries)) return REC_NOT_YET;
+  tries->left--;
+  loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned};
+  rec_at(vm, at);
+  uint32_t site = rec_site(r);
+  rec_answer answer = REC_NOT_YET;
+  if (loop_begin(&l) && run_header(&l) && run_body(&l) && !is_short(&l)) {
+    l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
+    answer = l.node && rec_appended(r) && vm->rec == r && set_variables(&l, leaf_of_result) ? REC_DONE : REC_FAILED;
+    if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
+  } else if (vm->error && !error_catchable(vm)) {
+    answer = REC_FAILED;
+  } else {
+    error_clear(vm);
+  }
+  struct recording *now = vm->rec;
+  loop_free(&l);
+  vm->rec = answer == REC_DONE ? now : r;
+  return answer;
+}
