@@ -16,11 +16,14 @@ void qn_interrupt_clear(qn_vm *vm) { atomic_store(&vm->interrupt, 0); }
 /* The status of a call that raised. */
 static qn_status failed(const qn_vm *vm) { return error_catchable(vm) ? QN_ERROR : QN_INTERRUPTED; }
 
+/* The status of a call that worked, or else has raised an error. */
+static qn_status outcome(const qn_vm *vm, bool good) { return good ? QN_OK : failed(vm); }
+
 qn_status vm_status(const qn_vm *vm) { return vm->error ? failed(vm) : QN_OK; }
 
 qn_status qn_set_tunable(qn_vm *vm, const char *name, const char *value) {
   error_clear(vm);
-  return tunable_set(vm, name, value) ? QN_OK : failed(vm);
+  return outcome(vm, tunable_set(vm, name, value));
 }
 
 /* ---- values -------------------------------------------------------------------------------------------------- */
@@ -34,7 +37,7 @@ qn_kind qn_kind_of(qn_value v) {
       [TAG_DEVICE] = QN_DEVICE, [TAG_STR] = QN_STR, [TAG_LIST] = QN_LIST,   [TAG_RECORD] = QN_RECORD,
       [TAG_ARRAY] = QN_ARRAY,   [TAG_FN] = QN_FN,   [TAG_RANGE] = QN_RANGE, [TAG_MODULE] = QN_MODULE};
   value_tag t = value_tag_of(v);
-  return t < sizeof kinds / sizeof *kinds ? (qn_kind)kinds[t] : QN_NIL; /* which the others are */
+  return t < sizeof kinds / sizeof *kinds ? (qn_kind)kinds[t] : QN_NIL; /* nil, and tags that programs never see */
 }
 _Static_assert(QN_NIL == 0, "tags without a kind are nil");
 
@@ -43,7 +46,7 @@ qn_value qn_bool(bool b) { return value_bool(b); }
 qn_value qn_int(int64_t i) { return value_int(i); }
 qn_value qn_float(double f) { return value_float(f); }
 
-/* Hands an owned object to the host, or nil and the status of what was raised. */
+/* Gives an owned object to the host as *result. If it is NULL, since making it has failed, *result is nil and the status says why. */
 static qn_status hand_out(qn_vm *vm, value_tag tag, void *object, qn_value *result) {
   *result = object ? value_obj(tag, object) : value_nil();
   return object ? QN_OK : failed(vm);
@@ -51,15 +54,13 @@ static qn_status hand_out(qn_vm *vm, value_tag tag, void *object, qn_value *resu
 
 qn_status qn_string(qn_vm *vm, const char *utf8, size_t len, qn_value *result) {
   error_clear(vm);
-  *result = value_nil();
-  if (!utf8_valid(utf8, len)) {
-    raise_error(vm, E_text, SPAN_NONE, "the text is not UTF-8 at byte %zu", utf8_valid_prefix(utf8, len));
-    return failed(vm);
-  }
-  return hand_out(vm, TAG_STR, str_new(vm, utf8, len), result);
+  if (utf8_valid(utf8, len)) return hand_out(vm, TAG_STR, str_new(vm, utf8, len), result);
+  return hand_out(
+      vm, TAG_STR,
+      raise_nothing(vm, E_text, SPAN_NONE, "the text is not UTF-8 at byte %zu", utf8_valid_prefix(utf8, len)), result);
 }
 
-/* The number in an array of rank 0 that lies in the CPU's memory; anything else as it is. */
+/* The number in an array of rank 0 that is in the CPU's memory. Any other value is returned as it is. */
 static qn_value number_in(qn_value v) {
   if (!value_is(v, TAG_ARRAY)) return v;
   const qn_array *a = value_array(v);
@@ -98,8 +99,7 @@ size_t qn_length(qn_value v) {
 
 /* Raises E301 for a value of the wrong kind. */
 static qn_status wrong_kind(qn_vm *vm, const char *wanted, qn_value v) {
-  raise_error(vm, E_type, SPAN_NONE, "%s is needed, not %s", wanted, phrase_kind(v).text);
-  return failed(vm);
+  return outcome(vm, raise_false(vm, E_type, "%s is needed, not %s", wanted, phrase_kind(v).text));
 }
 
 qn_status qn_item(qn_vm *vm, qn_value list, size_t index, qn_value *result) {
@@ -108,10 +108,7 @@ qn_status qn_item(qn_vm *vm, qn_value list, size_t index, qn_value *result) {
   if (!vm_takes(vm, &list, 1)) return failed(vm);
   if (!value_is(list, TAG_LIST) && !value_is(list, TAG_RECORD)) return wrong_kind(vm, "a list or record", list);
   size_t n = qn_length(list);
-  if (index >= n) {
-    raise_error(vm, E_index, SPAN_NONE, "index %zu is out of bounds for %zu items", index, n);
-    return failed(vm);
-  }
+  if (index >= n) return outcome(vm, raise_false(vm, E_index, "index %zu is out of bounds for %zu items", index, n));
   *result = value_retain(value_is(list, TAG_LIST) ? value_list(list)->items[index] : value_record(list)->items[index]);
   return QN_OK;
 }
@@ -122,10 +119,7 @@ qn_status qn_field(qn_vm *vm, qn_value record, const char *name, qn_value *resul
   if (!vm_takes(vm, &record, 1)) return failed(vm);
   if (!value_is(record, TAG_RECORD)) return wrong_kind(vm, "a record", record);
   int i = record_find_text(value_record(record), name, strlen(name));
-  if (i < 0) {
-    raise_error(vm, E_key, SPAN_NONE, "the record has no field %s", name);
-    return failed(vm);
-  }
+  if (i < 0) return outcome(vm, raise_false(vm, E_key, "the record has no field %s", name));
   *result = value_retain(value_record(record)->items[i]);
   return QN_OK;
 }
@@ -142,12 +136,8 @@ qn_status qn_record_from(qn_vm *vm, const char *const *names, const qn_value *it
   bool ok = r != NULL;
   for (size_t i = 0; ok && i < n; i++) {
     size_t len = strlen(names[i]);
-    if (!utf8_valid(names[i], len)) {
-      raise_error(vm, E_text, SPAN_NONE, "the name of field %zu is not UTF-8", i);
-      ok = false;
-      break;
-    }
-    qn_str *name = str_intern(vm, names[i], len);
+    ok = utf8_valid(names[i], len) || raise_false(vm, E_text, "the name of field %zu is not UTF-8", i);
+    qn_str *name = ok ? str_intern(vm, names[i], len) : NULL;
     ok = name && record_set(vm, r, name, value_retain(items[i]));
     if (name) value_release(vm, value_obj(TAG_STR, name));
   }
@@ -161,10 +151,8 @@ qn_status qn_record_from(qn_vm *vm, const char *const *names, const qn_value *it
 qn_status qn_array_from(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, const void *data, qn_value *result) {
   error_clear(vm);
   *result = value_nil();
-  if (!dtype_public((int)dtype)) {
-    raise_error(vm, E_dtype, SPAN_NONE, "arrays cannot have dtype number %d", (int)dtype);
-    return failed(vm);
-  }
+  if (!dtype_public((int)dtype))
+    return outcome(vm, raise_false(vm, E_dtype, "arrays cannot have dtype number %d", (int)dtype));
   qn_array *a = array_new(vm, dtype, rank, shape);
   if (!a) return failed(vm);
   if (dtype_is_bool(dtype)) {
@@ -183,10 +171,8 @@ qn_status qn_array_read(qn_vm *vm, qn_value array, void *data, size_t bytes) {
   if (!value_is(array, TAG_ARRAY)) return wrong_kind(vm, "an array", array);
   qn_array *a = value_array(array);
   size_t need = (size_t)a->size * dtype_size((qn_dtype)a->dtype);
-  if (bytes != need) {
-    raise_error(vm, E_argument, SPAN_NONE, "the array has %zu bytes, the buffer %zu", need, bytes);
-    return failed(vm);
-  }
+  if (bytes != need)
+    return outcome(vm, raise_false(vm, E_argument, "the array has %zu bytes, the buffer %zu", need, bytes));
   qn_array *c = array_to_cpu(vm, a);
   if (!c) return failed(vm);
   if (need) memcpy(data, array_data(c), need);
@@ -227,6 +213,6 @@ const char *qn_error_report(qn_vm *vm) {
   text_free(&vm->report);
   if (!vm->error) return "";
   error_render(vm, vm->error, &vm->report, false, 0);
-  /* Without memory for a report the message is what there is. */
+  /* If there is no memory for the report, the message has to do. */
   return vm->report.failed || !vm->report.text ? vm->error->message->text : vm->report.text;
 }

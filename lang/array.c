@@ -29,7 +29,7 @@ int64_t shape_strides(int rank, const int64_t *shape, int64_t *strides) {
     if (shape[i] < 0) return -1;
     strides[i] = size;
     if (shape[i] == 0)
-      empty = true; /* strides go on as if this axis had one element */
+      empty = true; /* the strides are those of an axis with one element */
     else if (__builtin_mul_overflow(size, shape[i], &size) || size > ARRAY_MAX_ELEMENTS)
       return -1;
   }
@@ -47,7 +47,7 @@ bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, in
   int64_t size = shape_strides(rank, shape, strides);
   if (size != a->size) return false;
   if (a->contiguous || size <= 1) return true;
-  /* Axes of size 1 say nothing; the others are matched group by group with equal products from the left. */
+  /* Axes of size 1 are ignored. The others are matched from the left, in groups of old and new axes that have equal products of sizes. */
   int64_t from[ARRAY_MAX_RANK], step[ARRAY_MAX_RANK];
   int n = 0;
   for (int i = 0; i < a->rank; i++)
@@ -73,7 +73,7 @@ bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, in
       stride *= shape[k];
     }
   }
-  for (; j < rank; j++) strides[j] = 1; /* of size 1 */
+  for (; j < rank; j++) strides[j] = 1; /* axes of size 1 */
   return true;
 }
 
@@ -92,7 +92,7 @@ static void *raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *sha
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
-/* All but size, shape, strides and storage. */
+/* Fills in a new header, except for size, shape, strides and storage. */
 static inline void header_begin(qn_vm *vm, qn_array *a, qn_dtype dtype, int rank) {
   vm->arrays_made++;
   a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
@@ -116,7 +116,7 @@ static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_
     a->shape[i] = shape[i];
     a->strides[i] = size;
     if (shape[i] <= 0 || __builtin_mul_overflow(size, shape[i], &size) || size > ARRAY_MAX_ELEMENTS) {
-      /* Empty, or impossible: the general routine knows. */
+      /* The array is empty or impossible, which the general routine tells apart. */
       size = shape_strides(rank, shape, a->strides);
       if (size < 0) {
         mem_free(vm, a, sizeof *a);
@@ -134,7 +134,7 @@ qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *s
   return new_header(vm, dtype, rank, shape);
 }
 
-/* Storage for a few elements on the CPU: one cell. */
+/* Storage and data for a few elements on the CPU, in one cell. NULL with an error raised. */
 static inline qn_storage *small_storage(qn_vm *vm, size_t bytes) {
   size_t k = cell_class(INLINE_HEAD + bytes);
   qn_storage *s = list_take(lists_of(vm), &lists_of(vm)->cells[k], k * CELL_STEP);
@@ -148,7 +148,7 @@ static inline qn_storage *small_storage(qn_vm *vm, size_t bytes) {
   return s;
 }
 
-/* Names what found no memory, where there is enough left to say so. */
+/* Adds to the out-of-memory error which array was to be made, if there is memory for that. */
 static void explain_memory(qn_vm *vm, const qn_array *a, size_t bytes) {
   if (vm->error != vm->memory_error) return;
   error_clear(vm);
@@ -214,7 +214,8 @@ static inline void release_storage(qn_vm *vm, qn_storage *s) {
 
 /* ---- small arrays as a whole: a header and its cell ---- */
 
-/* A free header with a cell for `bytes` of data, whose storage has one owner; NULL: not at hand, or allocations are to fail. */
+/* Takes a header with a cell for `bytes` of data from the free list; its storage has one owner. NULL, without an error, if there is none, or
+ * if a test wants this allocation to fail. */
 static inline qn_array *pair_take(qn_vm *vm, size_t bytes) {
   mem_lists *m = lists_of(vm);
   size_t k = (INLINE_HEAD + bytes + CELL_STEP - 1) / CELL_STEP;
@@ -227,7 +228,7 @@ static inline qn_array *pair_take(qn_vm *vm, size_t bytes) {
   return a;
 }
 
-/* Of a pair: all but shape and strides. */
+/* Fills in the header and storage of a pair, except for shape and strides. */
 static inline void pair_begin(qn_vm *vm, qn_array *a, qn_dtype dtype, int rank, int64_t size) {
   header_begin(vm, a, dtype, rank);
   a->size = size;
@@ -291,7 +292,7 @@ static __attribute__((noinline)) qn_array *new_array(qn_vm *vm, qn_dtype dtype, 
 
 qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   uint64_t size = 1;
-  if (rank == 1) { /* the common one */
+  if (rank == 1) { /* the most common rank */
     size = (uint64_t)shape[0];
   } else {
     if (__builtin_expect((unsigned)rank > FEW_AXES, 0)) return new_array(vm, dtype, rank, shape);
@@ -300,7 +301,7 @@ qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
       size *= (uint64_t)shape[i];
     }
   }
-  if (size - 1 >= INLINE_MAX) return new_array(vm, dtype, rank, shape); /* empty, large or impossible */
+  if (size - 1 >= INLINE_MAX) return new_array(vm, dtype, rank, shape); /* the array is empty, large or impossible */
   size_t bytes = size * dtype_size(dtype);
   qn_array *a = bytes <= INLINE_MAX ? pair_take(vm, bytes) : NULL;
   if (__builtin_expect(!a, 0)) return new_array(vm, dtype, rank, shape);
@@ -329,7 +330,7 @@ qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x) {
   return a;
 }
 
-/* Empty, or impossible. */
+/* array_view for views without elements, and for shapes that are impossible. */
 static __attribute__((noinline)) qn_array *unusual_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank,
                                                         const int64_t *shape, int64_t offset) {
   qn_array *a = new_header(vm, dtype, rank, shape);
@@ -418,7 +419,7 @@ bool array_force(qn_vm *vm, qn_array *a) {
 
 /* ---- copying elements ---------------------------------------------------------------------------------------- */
 
-/* A copy between two strided layouts. Strides are in bytes. */
+/* A copy between two strided layouts, reduced to as few axes as possible. Strides are in bytes. */
 typedef struct copy_plan {
   int rank;
   int64_t shape[ARRAY_MAX_RANK], to[ARRAY_MAX_RANK], from[ARRAY_MAX_RANK];
@@ -459,7 +460,7 @@ static void plan_copy(copy_plan *p, const qn_array *to, const qn_array *from, in
   p->rank = m;
 }
 
-/* One row of n elements. */
+/* Copies one row of n elements. */
 static void copy_row(char *to, int64_t ts, const char *from, int64_t fs, int64_t n, int size) {
   if (ts == size && fs == size) {
     memcpy(to, from, (size_t)(n * size));
@@ -482,14 +483,14 @@ static void copy_row(char *to, int64_t ts, const char *from, int64_t fs, int64_t
 #undef ROW
 }
 
-/* A copy of many bytes looks every LOOK bytes at whether it must stop. Without a VM nobody asks it to. */
+/* A long copy polls every LOOK bytes whether it must stop. Without a VM it never stops. */
 enum { LOOK = 1 << 22 };
 typedef struct copy_watch {
   qn_vm *vm;
   int64_t left; /* bytes until the next look */
 } copy_watch;
 
-/* So many bytes are copied. False, with the error raised, when the copy ends here. */
+/* Counts bytes that have been copied, and polls when it is time. False, with an error raised, if the copy must stop. */
 static inline bool go_on(copy_watch *w, int64_t bytes) {
   w->left -= bytes;
   if (__builtin_expect(w->left > 0, 1)) return true;
@@ -497,7 +498,7 @@ static inline bool go_on(copy_watch *w, int64_t bytes) {
   return !w->vm || !vm_poll(w->vm);
 }
 
-/* A row that may be long. */
+/* Copies a row that may be long, and polls between its parts. */
 static bool copy_long_row(copy_watch *w, char *to, int64_t ts, const char *from, int64_t fs, int64_t n, int size) {
   for (int64_t piece = LOOK / size; n > piece; n -= piece) {
     copy_row(to, ts, from, fs, piece, size);
@@ -509,7 +510,7 @@ static bool copy_long_row(copy_watch *w, char *to, int64_t ts, const char *from,
   return go_on(w, n * size);
 }
 
-/* A plane of two axes in tiles, so that both sides stay in cache while one of them runs across lines. */
+/* Copies a plane of two axes in tiles. One side is read or written across cache lines, and within a tile those lines stay in the cache. */
 static bool copy_plane(copy_watch *w, char *to, const char *from, int64_t rows, int64_t trow, int64_t frow,
                        int64_t cols, int64_t tcol, int64_t fcol, int size) {
   enum { TILE = 32 };
@@ -535,7 +536,7 @@ static bool copy_elements(copy_watch *w, qn_array *to, const qn_array *from) {
     copy_row(t, size, f, size, 1, size);
     return true;
   }
-  /* The last axis is the destination's densest. Where the source is denser along another one, those two make a plane. */
+  /* The destination is densest along the last axis. If the source is denser along another axis, the two are copied as planes. */
   int last = p.rank - 1, other = -1;
   for (int i = 0; i < last; i++)
     if (p.from[i] && magnitude(p.from[i]) < magnitude(p.from[last]) &&
@@ -638,7 +639,7 @@ qn_array *array_settle(qn_vm *vm, qn_array *a) {
   return out;
 }
 
-/* A header for one element of an array with storage, on the caller's stack: never freed. */
+/* A header for one element of an array that has storage. It is a value on the caller's stack and is not freed. */
 static qn_array element_at(const qn_array *a, int64_t at) {
   qn_array one = *a;
   one.rank = 0;
@@ -682,11 +683,12 @@ bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v) {
   return device_memory_of(vm, a->device)->write(vm, &one, bytes);
 }
 
-/* Has every element a place of its own? Broadcasts and windows that overlap have elements in common. Axes that step further
- * than all axes with shorter steps reach together cannot meet; views that rearrange, cut or reverse are such. */
+/* Does every element have a place of its own in the storage? In broadcasts and in windows that overlap some share a place. An axis cannot
+ * cause that if its step is longer than all axes with shorter steps reach together, and this is what is checked. It holds for all views that
+ * rearrange, cut or reverse. */
 static bool elements_apart(const qn_array *a) {
   uint8_t seen = 0;
-  int64_t reach = 0; /* of the axes seen, which are those with the shortest steps */
+  int64_t reach = 0; /* how far the axes with shorter steps reach together */
   for (int n = 0; n < a->rank; n++) {
     int64_t least = INT64_MAX;
     int at = 0;
@@ -704,7 +706,7 @@ static bool elements_apart(const qn_array *a) {
   return true;
 }
 
-/* Can elements be written one by one without touching another array's, or one element twice? */
+/* Can elements be written in place? Nobody else may own the array or its storage, and no two elements may share a place. */
 static bool array_writable(const qn_array *a) {
   if (a->head.refs != 1 || a->storage->refs != 1 || a->storage->foreign) return false;
   return a->contiguous || elements_apart(a);

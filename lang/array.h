@@ -18,8 +18,9 @@
 
 enum { ARRAY_MAX_RANK = 8 };
 #define ARRAY_MAX_ELEMENTS ((int64_t)1 << 48)
-/* Bytes behind the last element of any array or constant in the CPU's memory that kernels may read, and ignore: whole vectors are
- * loaded at the end. Nobody reads further, or writes there. Memory that comes from elsewhere is copied unless it has them. */
+/* The number of bytes after the last element of any array or constant in the CPU's memory that kernels may read, since they load whole
+ * vectors at the end. They ignore what they read there, and nobody writes there. Memory that comes from elsewhere is copied unless it has
+ * these bytes. */
 enum { ARRAY_TAIL = 64 };
 
 typedef struct qn_storage {
@@ -57,7 +58,7 @@ QN_MUST_CHECK qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int
 QN_MUST_CHECK qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x);
 /* A new contiguous array in the memory of the device with this code. */
 QN_MUST_CHECK qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const int64_t *shape);
-/* An array header without storage (pending, or to be given storage by the caller). */
+/* A new array header without storage: it is pending, or the caller gives it storage. */
 QN_MUST_CHECK qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
 /* A view on `base`'s storage (base must have storage). Sets `contiguous` itself. */
 QN_MUST_CHECK qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
@@ -73,7 +74,7 @@ QN_MUST_CHECK qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value sc
 QN_MUST_CHECK bool array_allocate(qn_vm *vm, qn_array *a);
 qn_storage *storage_retain(qn_storage *s);
 
-/* Makes the data exist (runs pending work). False with an error raised. */
+/* Makes sure that the array has its data, by running pending work. False with an error raised. */
 QN_MUST_CHECK bool array_force(qn_vm *vm, qn_array *a);
 /* A contiguous array of the same elements (itself, retained, if it is so already). Forces. */
 QN_MUST_CHECK qn_array *array_contiguous(qn_vm *vm, qn_array *a);
@@ -88,15 +89,16 @@ QN_MUST_CHECK qn_array *array_to_cpu(qn_vm *vm, qn_array *a);
 /* An array of the same elements on a device (itself, retained, if it is there, whatever its layout; else contiguous). Forces.
  * Device 0 is the CPU. */
 QN_MUST_CHECK qn_array *array_to_device(qn_vm *vm, qn_array *a, int device);
-/* Moves a new array (taken over) to where the VM makes new arrays. */
+/* Moves a new array (taken over) to the device where the VM makes new arrays. Owned; NULL with an error raised. */
 QN_MUST_CHECK qn_array *array_settle(qn_vm *vm, qn_array *a);
 /* The element of an array on any device at a flat row-major index, as a host scalar. Forces. */
 QN_MUST_CHECK bool array_item(qn_vm *vm, qn_array *a, int64_t index, qn_value *out);
 /* Writes one element, `at` elements behind storage->data, of an array that has storage on any device. */
 QN_MUST_CHECK bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v);
-/* array_copy_watched for two arrays on one device, whichever it is. */
+/* Copies all elements between two layouts of one shape and dtype on one device, which may be the CPU. False with an error raised. */
 QN_MUST_CHECK bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from);
-/* Makes `*v` (an owned TAG_ARRAY value) safe to write in place: forced, one owner, contiguous or own storage. */
+/* Makes *v (an owned TAG_ARRAY value) an array that may be written in place: it has its data, and nobody else owns it or its storage. It is
+ * copied if need be. False with an error raised. */
 QN_MUST_CHECK bool array_own(qn_vm *vm, qn_value *v);
 
 /* Copies all elements between two layouts of one shape and dtype, which have storage in the CPU's memory and do not overlap. */

@@ -51,7 +51,7 @@ static qn_str *read_name(sig_reader *r) {
   return s;
 }
 
-/* A literal by its word; unset if it is none. */
+/* The value of a literal that is a word (nil, true, a dtype); unset if the word is none. */
 static qn_value word_value(const char *word, size_t n) {
   static const struct {
     const char *word;
@@ -153,7 +153,7 @@ bool signature_parse(qn_vm *vm, const char *text, signature *out) {
   bool ok = read_params(&r, out, &cap);
   skip_blanks(&r);
   if (ok && *r.at) ok = sig_fail(&r, "text behind the signature");
-  /* The block shrinks to the parameters, so that signature_free knows its size. */
+  /* The block is cut to the number of parameters, from which signature_free computes its size. */
   size_t size = sizeof *out->params;
   if (ok && out->nparams) {
     param_def *params = mem_realloc(vm, out->params, cap * size, (size_t)out->nparams * size);

@@ -69,7 +69,7 @@ typedef struct builtin_example {
 typedef struct builtin_table {
   const builtin_def *builtins;
   int nbuiltins;
-  const topic_row *topics; /* of the builtins */
+  const topic_row *topics; /* headings over the builtins */
   int ntopics;
   const builtin_example *examples; /* for builtins, ops and what the prelude defines */
   int nexamples;

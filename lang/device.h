@@ -25,22 +25,22 @@ typedef struct device_memory {
   bool (*open)(qn_vm *vm, int device);
   void *(*alloc)(qn_vm *vm, int device, size_t bytes);
   void (*free)(qn_vm *vm, int device, void *data, size_t bytes);
-  /* Between two layouts of one shape and dtype, both on the same device. */
+  /* Copies all elements between two layouts of one shape and dtype on the same device. */
   bool (*copy_elements)(qn_vm *vm, qn_array *to, const qn_array *from);
-  /* Contiguous arrays, to and from memory of the host: `to` has the data, `from` may be overwritten on return. */
+  /* Copy contiguous arrays to and from memory of the host. On return `to` has the data, and `from` may be overwritten. */
   bool (*read)(qn_vm *vm, const qn_array *from, void *to);
   bool (*write)(qn_vm *vm, qn_array *to, const void *from);
   /* Waits until everything that this VM asked the family's devices for is done. */
   bool (*wait)(qn_vm *vm);
 } device_memory;
 
-/* Of the device with this code, which is not the CPU; NULL: the VM has no such family. */
+/* The memory functions of the device with this code, which is not the CPU. NULL if the VM has no devices of that family. */
 const device_memory *device_memory_of(const qn_vm *vm, int code);
-/* Makes it usable for the VM; nothing for the CPU. False with E210 or what else is wrong raised. */
+/* Makes a device usable for the VM; the CPU always is. False, with E210 or another error raised, if that fails. */
 QN_MUST_CHECK bool device_open(qn_vm *vm, int code);
 /* Waits until everything that the VM asked of devices is done. False with an error raised. */
 QN_MUST_CHECK bool devices_wait(qn_vm *vm);
-/* "cpu", "gpu(0)" and so on; returns `name`. */
+/* Writes the name of a device, "cpu" or "gpu(0)", to `name` and returns that. */
 const char *device_name(const qn_vm *vm, int code, char name[DEVICE_NAME]);
 
 #endif

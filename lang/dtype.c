@@ -24,7 +24,7 @@ enum {
 };
 _Static_assert((int)ROWS == (int)QN_DTYPE_COUNT, "dtypes.def has a row for every dtype of quern.h");
 
-/* What the columns of a class have to say, and what the predicates of dtype.h take for granted. */
+/* Static checks that the columns of dtypes.def fit each class, and that the order of rows is as the predicates of dtype.h assume. */
 #define IS_BOOL(d, size, digits, least) (d == QN_bool && size == 1 && digits == 1 && !least)
 #define IS_INT(d, size, digits, least) (d >= QN_u8 && d <= QN_i64 && digits == 8 * size - 1 && !least)
 #define IS_UINT(d, size, digits, least) (((d >= QN_u8 && d <= QN_i64) || d > QN_f64) && digits == 8 * size && !least)
@@ -52,7 +52,7 @@ qn_dtype dtype_find(const char *name, size_t len) {
 
 /* ---- promotion ----------------------------------------------------------------------------------------------- */
 
-/* Rows of the promotion table: the public dtypes, then the weak kinds. */
+/* Rows and columns of the promotion table: the public dtypes, then the weak kinds. */
 enum {
 #define DTYPE(name, ...) T_##name,
 #include "lang/dtypes.def"
@@ -108,8 +108,8 @@ operand_type value_operand_type(qn_value v) {
 
 /* ---- narrow floats ------------------------------------------------------------------------------------------- */
 
-/* The bits of |x| in a format with `mantissa` stored bits and `bias`; a carry out of the mantissa runs into the exponent,
- * as it should, up to infinity. */
+/* The bits of |x| in a format whose mantissa has `mantissa` stored bits and whose exponent has this bias. If rounding carries out of the
+ * mantissa the exponent grows by one, which is right, up to infinity. */
 static uint32_t round_narrow(double x, int mantissa, int bias) {
   uint64_t bits;
   memcpy(&bits, &x, 8);

@@ -21,21 +21,21 @@ typedef struct dtype_row {
 extern const dtype_row dtype_rows[QN_DTYPE_COUNT];
 enum { DTYPE_PUBLIC = QN_f64 + 1 }; /* arrays have the dtypes below this one */
 
-enum { /* DTYPE_T: the dtype whose C type in kernels is T, for macros over types */
+enum { /* DTYPE_T is the dtype whose C type in kernels is T, for macros that work on types */
 #define DTYPE(name, size, klass, compute, digits, least, spelled, npy, doc) DTYPE_##spelled = QN_##name,
 #include "lang/dtypes.def"
 #undef DTYPE
 };
 
-/* Dtypes by what the language uses them for. Code that means one of these says so, and names no type. */
-#define DTYPE_TEST QN_bool /* of comparisons, conditions and masks */
-#define DTYPE_INDEX QN_i64 /* of indices, counts and words of random keys */
-#define DTYPE_INT QN_i64   /* of arrays of host ints, and of sums of narrower integers */
-#define DTYPE_FLOAT QN_f32 /* of arrays of host floats, and of what is divided or drawn without a dtype */
-#define DTYPE_WIDE QN_f64  /* the widest float: what is computed on the host */
-#define DTYPE_BYTE QN_u8   /* of texts, images and memory as such */
-#define DTYPE_DEEP QN_i32  /* of images with 16 bits a sample */
-/* Host numbers beside arrays, and in graphs. */
+/* Dtypes by what the language uses them for. Code uses these names instead of naming a type. */
+#define DTYPE_TEST QN_bool /* comparisons, conditions and masks */
+#define DTYPE_INDEX QN_i64 /* indices, counts and words of random keys */
+#define DTYPE_INT QN_i64   /* arrays of host ints, and sums of narrower integers */
+#define DTYPE_FLOAT QN_f32 /* arrays of host floats, quotients of ints, and draws for which no dtype is given */
+#define DTYPE_WIDE QN_f64  /* the widest float, in which the host computes */
+#define DTYPE_BYTE QN_u8   /* bytes of texts, images and memory */
+#define DTYPE_DEEP QN_i32  /* images with 16 bits a sample */
+/* The types of host numbers beside arrays and in graphs. */
 #define WEAK_BOOL QN_bool
 #define WEAK_INT QN_i64
 #define WEAK_FLOAT QN_f64
@@ -46,13 +46,13 @@ static inline bool dtype_is_bool(qn_dtype d) { return d == QN_bool; }
 static inline bool dtype_is_float(qn_dtype d) { return d >= QN_f16 && d <= QN_f64; }
 static inline bool dtype_is_int(qn_dtype d) { return d >= QN_u8 && d <= QN_i64; } /* public integers */
 static inline bool dtype_is_signed(qn_dtype d) { return dtype_rows[d].klass == DCLASS_INT; }
-/* The type in which kernels compute `d`; narrow types are those that are stored in another one than they are computed in. */
+/* The type in which kernels compute values of `d`. A narrow type is one that is computed in another type. */
 static inline qn_dtype dtype_compute(qn_dtype d) { return (qn_dtype)dtype_rows[d].compute; }
 static inline bool dtype_is_narrow(qn_dtype d) { return dtype_compute(d) != d; }
 /* The largest and the smallest value of a bool or integer type. */
 static inline uint64_t dtype_max(qn_dtype d) { return ~(uint64_t)0 >> (64 - dtype_rows[d].digits); }
 static inline int64_t dtype_min(qn_dtype d) { return dtype_is_signed(d) ? -(int64_t)dtype_max(d) - 1 : 0; }
-/* Of a float type: its largest exponent, and the bits of its infinity. */
+/* The largest exponent of a float type, and the bits of its infinity. */
 static inline int dtype_bias(qn_dtype d) { return 2 - dtype_rows[d].digits - dtype_rows[d].least; }
 static inline uint64_t dtype_infinity(qn_dtype d) {
   return (uint64_t)(2 * dtype_bias(d) + 1) << (dtype_rows[d].digits - 1);
@@ -62,7 +62,7 @@ static inline bool dtype_is_word(qn_dtype d) { return d == QN_u32 || d == QN_u64
 static inline bool dtype_in_kernels(qn_dtype d) { return dtype_public((int)d) || dtype_is_word(d); }
 /* Is every value of `from` a value of `d`? */
 bool dtype_contains(qn_dtype d, qn_dtype from);
-/* dtype of a name, or QN_DTYPE_COUNT. */
+/* The dtype of this name, or QN_DTYPE_COUNT. */
 qn_dtype dtype_find(const char *name, size_t len);
 
 /* The type of an operand in promotion: an array's dtype, or a weak host kind. Weak scalars in graphs have the storage

@@ -42,7 +42,7 @@ static void release_str(qn_vm *vm, qn_str *s) {
   if (s) value_release(vm, value_obj(TAG_STR, s));
 }
 
-/* Drops what an error refers to, but its message. */
+/* Releases what an error refers to, except for its message. */
 static void error_empty(qn_vm *vm, qn_error_object *e) {
   for (int i = 0; i < e->nnotes; i++) release_str(vm, e->notes[i].text);
   for (int i = 0; i < e->nframes; i++) release_str(vm, e->frames[i].function);
@@ -93,7 +93,7 @@ qn_value raise_memory(qn_vm *vm) {
 
 qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message) {
   if (vm->error) return text_fail(message);
-  /* Names of files need not be UTF-8, and a message may have been cut. */
+  /* Bytes that are not UTF-8 come from names of files, and from messages that were cut within a character. */
   if (!message->failed) utf8_clean(message->text, message->len);
   qn_value text = text_take(message);
   if (value_is_error(text)) return text;
@@ -181,8 +181,9 @@ static bool is_builtin(const qn_vm *vm, const char *name, size_t n) {
   return false;
 }
 
-/* The message becomes `text`, told as one of a library function where that is known: "softmax: expected ..." for "max:
- * expected ...". False: there is no memory, which is the error then. */
+/* Gives the error the message `text`. If the library function that the program called is known (`function`, of n bytes) the message begins
+ * with its name: "softmax: expected ..." instead of "max: expected ...". `named`: length of the function name that `text` begins with already,
+ * or 0. False if memory ran out, which is the pending error then. */
 static bool set_message(qn_vm *vm, qn_error_object *e, const char *function, size_t n, const char *text, size_t named) {
   if (n && !named) {
     const char *colon = strstr(text, ": ");
@@ -218,14 +219,14 @@ bool raise_through(qn_vm *vm, span call, const char *function) {
   if (!e || e->refs > 1) return false;
   const source_text *inner = source_get(vm, e->at.source), *outer = source_get(vm, call.source);
   if (!inner || !inner->library) return false;
-  if (function && (e->id < E_memory || e->id > E_limit)) { /* those are of the session, not of a call */
+  if (function && (e->id < E_memory || e->id > E_limit)) { /* interrupts and limits concern the session, not a call */
     if ((e->id == E_user || e->id == E_assertion) && value_is(e->payload, TAG_NIL)) e->id = E_argument;
     if (!set_message(vm, e, function, strlen(function), e->message->text, e->named)) e = vm->error;
     if (!e || e->refs > 1) return false;
   }
   if (!outer || outer->library) return false;
   e->at = call;
-  int kept = 0; /* what is said of no place in the library */
+  int kept = 0; /* notes that do not point into the library */
   for (int i = 0; i < e->nnotes; i++) {
     if (e->notes[i].at.source)
       release_str(vm, e->notes[i].text);
@@ -240,7 +241,7 @@ void raise_frame(qn_vm *vm, span at, qn_str *function) {
   qn_error_object *e = vm->error;
   if (!e || e->refs > 1) return;
   if (e->nframes == ERROR_FRAMES) {
-    /* The innermost half stays, the outer half slides. */
+    /* The innermost half of the frames stays. In the outer half the oldest frame is dropped. */
     release_str(vm, e->frames[ERROR_FRAMES / 2].function);
     memmove(&e->frames[ERROR_FRAMES / 2], &e->frames[ERROR_FRAMES / 2 + 1],
             (ERROR_FRAMES - ERROR_FRAMES / 2 - 1) * sizeof e->frames[0]);
@@ -276,7 +277,7 @@ void error_clear(qn_vm *vm) { error_free(vm, error_take(vm)); }
 
 static qn_value new_str(qn_vm *vm, const char *text) { return value_new(TAG_STR, str_new(vm, text, strlen(text))); }
 
-/* Code points in bytes [start, end) of a text. */
+/* The number of code points in bytes [start, end) of a text. */
 static int64_t code_points(const source_text *s, uint32_t start, uint32_t end) {
   int64_t n = 0;
   for (uint32_t i = start; i < end && i < s->len; i++) n += (s->text[i] & 0xc0) != 0x80;
@@ -299,7 +300,7 @@ static qn_value frame_record(qn_vm *vm, const error_frame *f) {
   return value_fail(vm, out);
 }
 
-/* The trace of a record: the error's frames, or its place alone where there are none. */
+/* The list for the field `trace` of an error's record; owned. It has the error's frames or, if there are none, its place. */
 static qn_value trace_list(qn_vm *vm, const qn_error_object *e) {
   error_frame alone = {e->at, NULL};
   const error_frame *frames = e->nframes ? e->frames : &alone;
@@ -342,7 +343,7 @@ qn_value error_to_record(qn_vm *vm, const qn_error_object *e) {
 
 void error_id_text(int id, char out[16]) { snprintf(out, 16, "E%d", id); }
 
-/* A field of a record by its C name; unset if it has none. Borrowed. */
+/* A field of a record by its name as a C string, borrowed; unset if there is no such field. */
 static qn_value get_field(const qn_record *r, const char *name) {
   int i = record_find_text(r, name, strlen(name));
   return i < 0 ? value_unset() : r->items[i];
@@ -353,7 +354,7 @@ static int64_t int_field(const qn_record *r, const char *name) {
   return value_is(v, TAG_INT) ? v.u.i : 0;
 }
 
-/* Byte offset of `count` code points behind `offset`, at most the text's end. */
+/* The byte offset `count` code points after `offset`, but at most the end of the text. */
 static uint32_t skip_code_points(const source_text *s, uint32_t offset, int64_t count) {
   while (offset < s->len && count > 0) {
     offset++;
@@ -363,7 +364,7 @@ static uint32_t skip_code_points(const source_text *s, uint32_t offset, int64_t 
   return offset;
 }
 
-/* The span that a trace entry describes; SPAN_NONE where the text is not known. */
+/* The span that an entry of a trace describes; SPAN_NONE if the text is not known. */
 static span entry_span(qn_vm *vm, const qn_record *r) {
   qn_value name = get_field(r, "source");
   if (!value_is(name, TAG_STR)) return SPAN_NONE;

@@ -4,8 +4,6 @@
 #ifndef LANG_ERROR_H
 #define LANG_ERROR_H
 
-#include <signal.h> /* declares libc's raise() before the name below is ours */
-
 #include "lang/source.h"
 #include "lang/value.h"
 
@@ -46,9 +44,9 @@ typedef struct qn_error_object {
   uint32_t refs;
   error_id id;
   qn_str *message;
-  /* bytes of the library function's name that the message begins with, once raise_through has put it there */
+  /* length of the library function's name that the message begins with, if raise_through has put it there; else 0 */
   uint32_t named;
-  span at; /* innermost place */
+  span at; /* the innermost place */
   error_note notes[ERROR_NOTES];
   int nnotes;
   error_frame frames[ERROR_FRAMES]; /* innermost first; the middle of deep recursions is left out */
@@ -68,18 +66,20 @@ qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message); /* take
 /* Raises a message about a value: the formatted text, what `v` is (text_kind), and `more`. */
 qn_value raise_kind(qn_vm *vm, error_id id, span at, qn_value v, const char *more, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
-/* The preallocated out-of-memory error. */
+/* Raises the out-of-memory error, which exists since the VM opened. Returns the error value, or false. */
 qn_value raise_memory(qn_vm *vm);
+static inline bool raise_memory_false(qn_vm *vm) { return !value_is_error(raise_memory(vm)); }
 /* Adds a labelled operand to the pending error. */
 void raise_note(qn_vm *vm, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Gives the pending error a place if it has none yet; the error value. */
 qn_value raise_at(qn_vm *vm, span at);
-/* The pending error leaves `function` (NULL: a builtin, or nobody knows), which was called at `call`. Where its place lies in
- * the standard library, it is told as an error of the function that the program called: its message begins with the name of
- * the function left last, in place of that of the inner builtin, error and assert there are about the arguments (E317), and it
- * gets the place of the program's call. The trace keeps the inner places. True: it has just come out of the library. */
+/* To be called as the pending error leaves `function` (NULL: a builtin or not known), which was called at `call`. If the error's place is
+ * in the standard library it becomes an error of the function that the program called: its message begins with the name of the function left
+ * last instead of the inner builtin's, error and assert become errors about the arguments (E317), and its place is the program's call. The
+ * trace keeps the inner places. True if the error has just left the library. */
 bool raise_through(qn_vm *vm, span call, const char *function);
-/* The pending error's message becomes `text`, which another run has given; the library function that it is told of stays. */
+/* Replaces the message of the pending error by `text`, which another run of the same code gave. The name of the library function that the
+ * message begins with stays. */
 void raise_retell(qn_vm *vm, const char *text);
 /* Adds a frame of the trace while the error travels up. Borrows `function` (may be NULL). */
 void raise_frame(qn_vm *vm, span at, qn_str *function);
@@ -89,21 +89,21 @@ bool error_pending(const qn_vm *vm);
 bool error_catchable(const qn_vm *vm);
 /* Takes the pending error from the VM; the caller owns it. */
 qn_error_object *error_take(qn_vm *vm);
-void error_put_back(qn_vm *vm, qn_error_object *e); /* rethrow; takes over */
+void error_put_back(qn_vm *vm, qn_error_object *e); /* makes it the pending error again; takes over */
 void error_clear(qn_vm *vm);
 void error_free(qn_vm *vm, qn_error_object *e);
 /* What `catch e` binds, owned: {id: "E203", message, line (0: none), trace}, then the further fields of a record that the
  * program raised itself. `trace` is a list of {function (nil at the top level), source, line, column, length}, the
  * innermost first. */
 QN_MUST_CHECK qn_value error_to_record(qn_vm *vm, const qn_error_object *e);
-/* And back: raises the error that a record describes, with its id, place and trace where it has them (E701 at `at`
- * otherwise); returns the error value. Borrows the record, which becomes the payload. */
+/* Raises the error that such a record describes and returns the error value. Its id, place and trace are those of the record, or E701 at
+ * `at` if the record lacks them. Borrows the record, which becomes the payload. */
 qn_value raise_record(qn_vm *vm, span at, qn_value record);
 /* Writes the whole report, as language.md shows it; `color` switches ANSI colours on; `columns` is the width
  * of a terminal, into which words and excerpts are fitted, 0 if there is none. */
 void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color, int columns);
 
-/* Helpers that say the same thing the same way everywhere. */
+/* Texts for messages, so that all messages describe values in the same way. */
 void text_shape(text_buf *t, qn_dtype dtype, int rank, const int64_t *shape); /* f32[4, 3] */
 void text_kind(text_buf *t, qn_value v); /* "f32[4, 3]", "int 3", "list of 2", "str \"abc\"" : for messages */
 /* The words of text_kind and text_shape, and a number's, by value, to stand among the arguments of raise_error: phrase_kind(v).text. They
@@ -112,9 +112,9 @@ typedef struct phrase {
   char text[512];
 } phrase;
 phrase phrase_kind(qn_value v);
-phrase phrase_shape(const qn_array *a); /* with the dtype */
+phrase phrase_shape(const qn_array *a); /* the dtype, too: f32[4, 3] */
 phrase phrase_float(double x);          /* as print shows a host number */
-/* The entries of `names` nearest to `name` by edit distance, ", "-joined, at most 3; returns false if none is near. */
+/* Appends those of `names` that are nearest to `name` by edit distance, at most 3, separated by ", ". False if none is near. */
 bool text_nearest(text_buf *t, const char *name, const char *const *names, int n);
 
 #endif

@@ -23,8 +23,9 @@
 enum {
   PRINT_DEPTH = 64, /* levels of containers that print shows */
   PRINT_BYTES =
-      1 << 18, /* of one value's text before print leaves out containers inside: shared ones would repeat without end */
-  REPR_DEPTH = 400,    /* and repr; the parser reads 1,000 */
+      1
+      << 18, /* bytes of one value's text after which print leaves out inner containers, since shared ones could repeat without end */
+  REPR_DEPTH = 400,    /* levels that repr writes; the parser reads 1,000 */
   STACK_SLACK = 65536, /* bytes of C stack to keep: a level takes a few hundred */
   EDGE = 3,            /* items shown at each end of a shortened axis */
   FLOAT_DIGITS = 5,    /* significant digits of the largest element shown */
@@ -39,8 +40,8 @@ typedef struct format {
   int64_t max_items;
   int depth, max_depth;
   int device;     /* of the array that is being written */
-  bool repr;      /* arrays as literals, everything in full */
-  qn_value whole; /* repr: what is written; `seen`: places of it so far */
+  bool repr;      /* the text is for repr: arrays are literals, and everything is written in full */
+  qn_value whole; /* the value that repr writes, and the number of its places so far */
   uint64_t seen;
   size_t line;             /* where the current line begins in `out` */
   size_t limit;            /* an attempt to write on one line gives up beyond this length of `out` ... */
@@ -59,7 +60,7 @@ static bool full(const format *f) { return f->out->failed || f->no_fit || f->out
 /* The dtype whose shortest text shows a float: a host scalar's is f64, whatever array's format it takes. */
 static qn_dtype text_dtype(qn_dtype dtype) { return dtype_is_float(dtype) ? dtype : WEAK_FLOAT; }
 
-/* An element of a dtype, or a host scalar (dtype WEAK_FLOAT and so on), as the shortest text that reads back. */
+/* Appends an element of a dtype, or a host scalar (whose dtype is WEAK_FLOAT, for instance), as the shortest text that reads back. */
 static void scalar_text(text_buf *t, qn_dtype dtype, qn_value v) {
   switch ((int)value_tag_of(v)) {
   case TAG_BOOL: text_adds(t, v.u.i ? "true" : "false"); break;
@@ -87,18 +88,19 @@ typedef struct cells {
 
 static void cell_text(const cells *c, text_buf *t, qn_value v) {
   if (c->f->spec)
-    (void)spec_scalar(c->f->vm, v, c->dtype, c->f->spec, t); /* which fits the dtype: format_spec_among has looked */
+    (void)spec_scalar(c->f->vm, v, c->dtype, c->f->spec,
+                      t); /* cannot fail, since format_spec_among has checked that the spec fits the dtype */
   else if (c->style == CELL_PLAIN || !isfinite(v.u.f))
     scalar_text(t, c->dtype, v);
   else
     text_decimal(t, v.u.f, c->style == CELL_FIXED ? 'f' : 'e', c->decimals);
 }
 
-/* What a pass over the shown elements finds out. */
+/* What a pass over the elements that are shown finds out. */
 typedef struct survey {
   double largest, smallest; /* magnitudes of finite elements that are not 0 */
-  int decimals;             /* that show every finite element exactly */
-  int mantissa;             /* the same for exponent form */
+  int decimals;             /* decimals that show every finite element exactly */
+  int mantissa;             /* digits of the mantissa that do so in exponent form */
   bool any;
 } survey;
 
@@ -194,7 +196,7 @@ static qn_value element_at(const qn_array *a, const int64_t *index) {
   return dtype_load((qn_dtype)a->dtype, a->storage->data + at * (int64_t)dtype_size((qn_dtype)a->dtype));
 }
 
-/* Visits the shown elements in row-major order; `index` starts as all zeros. False after the last one. */
+/* Moves `index` to the next element that is shown, in row-major order; it starts as zeros. False after the last one. */
 static bool next_shown(const body *b, int64_t *index) {
   for (int i = b->a->rank - 1; i >= 0; i--) {
     if (window_next(&b->windows[i], &index[i])) return true;
@@ -203,7 +205,7 @@ static bool next_shown(const body *b, int64_t *index) {
   return false;
 }
 
-/* Decides what is shown. */
+/* Decides which positions of each axis are shown. */
 static void body_windows(body *b) {
   const qn_array *a = b->a;
   bool shorten = a->size > b->f->max_items;
@@ -218,7 +220,7 @@ static void body_windows(body *b) {
   }
 }
 
-/* Sets windows and cell layout. */
+/* Decides which elements are shown and how each is laid out. */
 static void body_plan(body *b, format *f, const qn_array *a) {
   b->f = f;
   b->a = a;
@@ -264,7 +266,7 @@ static void body_cell(body *b, const int64_t *index) {
   memset(t->text + start, ' ', (size_t)missing);
 }
 
-/* Text between two items of an axis; `gap`: items were left out. */
+/* Writes what stands between two items of an axis. With `gap` items have been left out there. */
 static void body_separate(body *b, int axis, bool gap) {
   format *f = b->f;
   int inner = b->a->rank - 1 - axis;
@@ -347,7 +349,7 @@ typedef struct summary {
     if (element > s->high_int) s->high_int = element;                                                                  \
   }
 
-/* Adds `n` elements that lie `step` bytes apart. */
+/* Adds n elements, `step` bytes apart, to the summary. */
 static void summary_row(summary *s, qn_dtype dtype, const char *p, int64_t n, int64_t step) {
   double row = 0;
   size_t size = dtype_size(dtype);
@@ -446,7 +448,7 @@ static attempt attempt_begin(format *f) {
   return a;
 }
 
-/* True if what was written since fits into the line; else it is taken back. */
+/* True if what has been written since attempt_begin fits into the line. If not, it is removed again. */
 static bool attempt_end(format *f, const attempt *a) {
   text_buf *t = f->out;
   bool fits = t->failed || (!full(f) && utf8_columns(t->text + f->line, t->len - f->line) <= f->width);
@@ -465,7 +467,7 @@ static void write_header(format *f, const qn_array *a) {
   text_adds(f->out, device_name(f->vm, f->device, name));
 }
 
-/* The elements of an array where they can be read: owned. What follows is about that array's device. */
+/* An array of the same elements in the CPU's memory, owned. Its header will name the device of `a`. */
 static qn_array *readable(format *f, qn_array *a) {
   qn_array *c = array_to_device(f->vm, a, 0);
   f->device = a->device;
@@ -477,7 +479,7 @@ static bool finished(format *f, qn_array *c, bool good) {
   return good;
 }
 
-/* An array of its own: header, body, summary. */
+/* Writes an array that stands alone: header, body, and a summary if elements are left out. */
 static bool print_array(format *f, qn_array *from) {
   qn_array *a = readable(f, from);
   if (!a) return false;
@@ -496,7 +498,7 @@ static bool print_array(format *f, qn_array *from) {
   return finished(f, a, good);
 }
 
-/* The elements alone, on the current line: true if they fit. */
+/* Writes the elements alone on the current line. If they do not fit nothing is written: false. */
 static bool short_array(format *f, const qn_array *a) {
   if (a->size > SMALL_ARRAY || a->size > f->max_items) return false;
   attempt before = attempt_begin(f);
@@ -504,7 +506,7 @@ static bool short_array(format *f, const qn_array *a) {
   return attempt_end(f, &before);
 }
 
-/* An array among other text. */
+/* Writes an array that stands among other text; *own as format_among sets it. */
 static bool array_among(format *f, qn_array *from, bool *own) {
   qn_array *a = readable(f, from);
   if (!a) return false;
@@ -519,7 +521,7 @@ static bool array_among(format *f, qn_array *from, bool *own) {
   return !*own || print_array(f, from);
 }
 
-/* An array as an entry of a tree whose text begins at the current position; lines below it get `indent`. */
+/* Writes an array as an entry of a tree, from the current position on. Lines below the first are indented by `indent`. */
 static bool entry_array(format *f, qn_array *from, int64_t indent) {
   qn_array *a = readable(f, from);
   if (!a) return false;
@@ -578,7 +580,7 @@ static void field_name(text_buf *t, const qn_str *name) {
   text_adds(t, ": ");
 }
 
-/* Functions, modules and other values that have no literal. `name` may be NULL. */
+/* Writes a function, a module or another value that has no literal. `name` may be NULL. */
 static void opaque_text(text_buf *t, const char *kind, const char *name) {
   text_adds(t, "‹");
   text_adds(t, kind);
@@ -589,7 +591,7 @@ static void opaque_text(text_buf *t, const char *kind, const char *name) {
   text_adds(t, "›");
 }
 
-/* Every value that is neither string, array, list nor record. */
+/* Writes a value that is neither string, array, list nor record. */
 static void atom_text(const qn_vm *vm, text_buf *t, qn_value v) {
   switch ((int)value_tag_of(v)) {
   case TAG_NIL: text_adds(t, "nil"); break;
@@ -626,7 +628,7 @@ static void atom_text(const qn_vm *vm, text_buf *t, qn_value v) {
   }
 }
 
-/* The smallest int64 has no literal of its own. */
+/* Writes an int as a literal. The smallest one has no literal of its own and becomes an expression. */
 static void int_literal(text_buf *t, int64_t i) {
   if (i == INT64_MIN)
     text_adds(t, "(-9223372036854775807 - 1)");
@@ -674,7 +676,7 @@ static bool repr_array(format *f, qn_array *from) {
 
 static bool repr_value(format *f, qn_value v);
 
-/* The items of a list or the fields of a record, separated by ", ". */
+/* Writes the items of a list or, if `names` is not NULL, the fields of a record, separated by ", ". */
 static bool repr_items(format *f, const qn_value *items, uint32_t n, const qn_record *names) {
   if (vm_poll(f->vm)) return false;
   for (uint32_t i = 0; i < n && !full(f); i++) {
@@ -686,7 +688,8 @@ static bool repr_items(format *f, const qn_value *items, uint32_t n, const qn_re
   return true;
 }
 
-/* Also the one-line form of containers in print, where arrays show their header, and large ones do not fit. */
+/* Writes a value for repr. Also writes containers on one line for print, where arrays are shown by their headers, and large ones count as
+ * not fitting. */
 static bool repr_value(format *f, qn_value v) {
   text_buf *t = f->out;
   switch ((int)value_tag_of(v)) {
@@ -749,10 +752,10 @@ void format_lines(const char *text, size_t len, text_buf *out) {
     size_t start = out->len;
     text_quoted(out, text + at, end - at);
     if (out->failed) return;
-    memmove(out->text + start, out->text + start + 1, out->len - start - 1); /* without its quotes */
+    memmove(out->text + start, out->text + start + 1, out->len - start - 1); /* takes the quotes off */
     out->len -= 2;
     if (end == len) break;
-    /* Quotes need no escape unless they could be the end. */
+    /* A quote needs no escape unless it could be part of the end. */
     bool plain = text[end] == '\n' || (end + 1 < len && text[end + 1] != '"');
     text_addf(out, "%s%c", plain ? "" : "\\", text[end]);
   }
@@ -761,7 +764,7 @@ void format_lines(const char *text, size_t len, text_buf *out) {
 
 /* ---- trees ---------------------------------------------------------------------------------------------------------------- */
 
-/* Tries the value on the rest of the line; 1 if it fits, 0 (nothing written) if not, -1 with an error. */
+/* Writes a value on the rest of the line. 1 if it fits, 0 if not, and then nothing is written; -1 with an error raised. */
 static int one_line(format *f, qn_value v) {
   attempt before = attempt_begin(f);
   bool good = repr_value(f, v);
@@ -776,7 +779,8 @@ static bool scalar_like(qn_value v) {
 
 static bool print_entry(format *f, qn_value v, int64_t indent);
 
-/* A list of scalars (at least one) too long for a line: flows over lines, the middle of very long ones left out. */
+/* Writes a list of at least one scalar that is too long for one line. The items are set like words, and the middle of a very long list is
+ * left out. */
 static bool flow_list(format *f, const qn_list *l, int64_t indent) {
   text_buf *t = f->out;
   window w = {l->len, l->len > f->max_items ? EDGE : 0};
@@ -809,7 +813,7 @@ static bool flow_list(format *f, const qn_list *l, int64_t indent) {
   return true;
 }
 
-/* A list or record as lines between brackets. */
+/* Writes a list or record as brackets with an entry a line between them. */
 static bool print_tree(format *f, qn_value v, int64_t indent) {
   text_buf *t = f->out;
   bool list = value_is(v, TAG_LIST);
@@ -847,7 +851,7 @@ static bool print_tree(format *f, qn_value v, int64_t indent) {
   return good;
 }
 
-/* A value at the current position of a line whose entry is indented by `indent`. */
+/* Writes a value at the current position of a line. Lines below it are indented by `indent`. */
 static bool print_entry(format *f, qn_value v, int64_t indent) {
   if (value_is(v, TAG_ARRAY)) return entry_array(f, value_array(v), indent + 2);
   if (value_is(v, TAG_LIST) || value_is(v, TAG_RECORD)) {
@@ -866,7 +870,7 @@ static bool print_entry(format *f, qn_value v, int64_t indent) {
   return true;
 }
 
-/* `own`: NULL where the value stands alone. */
+/* format_print if `own` is NULL, and format_among otherwise. */
 static bool print_value(qn_vm *vm, qn_value v, const format_options *options, text_buf *out, bool *own) {
   format f = {.vm = vm,
               .out = out,
@@ -975,7 +979,7 @@ static bool spec_refuse(qn_vm *vm, const spec *s, qn_value v) {
   return raise_false(vm, E_argument, "the format \"%.*s\" does not fit %s", (int)s->len, s->text, phrase_kind(v).text);
 }
 
-/* Inserts commas into the digits before the point of what was written from `start` on. */
+/* Inserts commas into the digits before the point, in what has been written from `start` on. */
 static void group_digits(text_buf *t, size_t start) {
   if (t->failed) return;
   size_t end = start;
@@ -1016,7 +1020,7 @@ static void digits_in_base(text_buf *t, uint64_t n, unsigned base) {
   text_add(t, digits + i, (size_t)(64 - i));
 }
 
-/* A host number or an array element. */
+/* Writes a host number or an array element by a spec. False with E317 raised. */
 static bool spec_scalar(qn_vm *vm, qn_value v, qn_dtype dtype, const spec *s, text_buf *out) {
   text_buf body = {.vm = vm};
   bool good = true, negative = false, number = true;
@@ -1059,7 +1063,7 @@ static bool spec_scalar(qn_vm *vm, qn_value v, qn_dtype dtype, const spec *s, te
   return good || spec_refuse(vm, s, v);
 }
 
-/* An array whose elements have the format. */
+/* Writes an array whose elements are written by a spec. `own` as in print_value. */
 static bool spec_array(qn_vm *vm, qn_value v, const spec *s, text_buf *out, bool *own) {
   format f = {.vm = vm,
               .out = out,

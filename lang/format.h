@@ -4,8 +4,8 @@
 
 #include "lang/vm.h"
 
-/* Columns that values are laid out for; narrower where the terminal is. Not wider: a text that is made of a value, which is not
- * known to go to a terminal, is as its print. */
+/* The number of columns that values are laid out for. Print uses fewer if the terminal is narrower, but never more: so the text of a value,
+ * which may go anywhere, is mostly what print shows. */
 enum { FORMAT_COLUMNS = 100 };
 
 typedef struct format_options {

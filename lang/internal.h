@@ -47,7 +47,8 @@ static inline void count_live(mem_lists *m, size_t bytes) {
   if (__builtin_expect(m->stats.live > m->stats.peak, 0)) m->stats.peak = m->stats.live;
 }
 
-/* A block off a free list; NULL when the list is empty or this allocation is to fail: then the caller takes the long way. */
+/* Takes a block off a free list. NULL, without an error, if the list is empty or a test wants this allocation to fail: the caller then
+ * allocates in the general way. */
 static inline void *list_take(mem_lists *m, free_block **list, size_t bytes) {
   free_block *b = *list;
   if (MEM_DIRECT || __builtin_expect(!b || m->stats.allocations + 1 == m->fail_at, 0)) return NULL;
@@ -77,10 +78,10 @@ void array_free(qn_vm *vm, qn_array *a);
 
 /* Takes the free arrays of mem_lists.pairs apart into their blocks. */
 void array_pairs_part(mem_lists *m);
-/* Takes one apart that has a block for this list; false: there is none. What is freed as a pair may have been made of two blocks. */
+/* Takes apart a pair that has a block for this list, which was made of two blocks that may be reused singly. False if there is none. */
 bool array_pair_part(mem_lists *m, free_block **list);
 
-/* Parts of a VM that is being opened or closed. Opening raises nothing but out of memory; closing takes what is there. */
+/* Open and close parts of a VM. Opening fails only if memory is short. Closing also works on a part that was not opened completely. */
 bool intern_open(qn_vm *vm);
 void intern_close(qn_vm *vm);
 bool layouts_open(qn_vm *vm);

@@ -3,9 +3,10 @@
 
 #include "lang/internal.h"
 
-enum { PIECE = 1 << 16 }; /* items that are written between two looks at interrupts */
+enum { PIECE = 1 << 16 }; /* items that are copied between two polls */
 
-/* `n` items for a new place: those of `from`, retained, or nil without it. False, with nothing retained, if the VM is to stop. */
+/* Fills n items with those of `from`, which are retained, or with nil if it is NULL. False, with nothing retained and an error raised, if the
+ * evaluation is to stop. */
 static bool items_fill(qn_vm *vm, qn_value *to, const qn_value *from, size_t n) {
   for (size_t i = 0; i < n;) {
     size_t end = n - i > PIECE ? i + PIECE : n;

@@ -32,15 +32,15 @@ enum {
   MAPPED_MIN = 2 << 20, /* buffers of this size and more are mappings of their own */
   MAPPED_TAIL = 4096,   /* one more page, for the readable bytes */
   LANE_MAX = 256 << 10, /* largest buffer kept in a VM's lane */
-  LANE_BYTES = 2 << 20, /* of idle buffers in the lane at most */
+  LANE_BYTES = 2 << 20, /* the most bytes of idle buffers in the lane */
   BUFFER_CLASSES = 64 * 8
 };
 
 /* The head of a chunk; blocks follow at offset CELL_STEP. */
 typedef struct chunk {
   struct chunk *next;
-  uint32_t used; /* bytes given out by bumping, when the chunk is no longer the current one */
-  uint32_t pad;  /* of these, bytes lost to alignment */
+  uint32_t used; /* bytes that were given out, once the chunk is no longer the current one */
+  uint32_t pad;  /* those of them that were lost to alignment */
   uint32_t idle; /* bytes on free lists; valid while chunks are being reclaimed */
   bool dead;
 } chunk;
@@ -53,8 +53,8 @@ typedef struct region {
 } region;
 
 struct mem_state {
-  mem_lists lists; /* first: lists_of */
-  char *at, *end;  /* free part of the current chunk; the last TAIL bytes of a chunk stay unused */
+  mem_lists lists; /* must be first, for lists_of */
+  char *at, *end;  /* the unused part of the current chunk, whose last TAIL bytes are never given out */
   size_t held;
   chunk *chunks; /* the first is the current one */
   chunk *spare;
@@ -83,7 +83,7 @@ static void *map_aligned(size_t len, size_t align) {
   return p + head;
 }
 
-/* Counts an allocation; true if it is the one that a test wants to fail. */
+/* Counts an allocation. True if it is the one that a test wants to fail. */
 static inline bool count_fails(struct mem_state *m) {
   if (__builtin_expect(++m->lists.stats.allocations != m->lists.fail_at, 1)) return false;
   m->lists.fail_at = 0;
@@ -92,7 +92,8 @@ static inline bool count_fails(struct mem_state *m) {
 
 static void reclaim_chunks(struct mem_state *m);
 
-/* May the VM take `bytes` more from the system? Gives idle memory back before it says no. */
+/* Counts `bytes` more as held, if the limit allows it; gives idle memory back to the system first if need be. False, with nothing raised, if
+ * the limit would be exceeded. */
 static bool hold(qn_vm *vm, size_t bytes) {
   struct mem_state *m = vm->mem;
   size_t limit = vm->config.memory_limit;
@@ -148,7 +149,7 @@ static bool chunk_next(qn_vm *vm) {
   return true;
 }
 
-/* Bumps a block of `size` bytes off the current chunk; `align` is SMALL_STEP or CELL_STEP. */
+/* Takes a block of `size` bytes from the unused end of the current chunk. `align` is SMALL_STEP or CELL_STEP. */
 static void *chunk_bump(qn_vm *vm, size_t size, size_t align) {
   struct mem_state *m = vm->mem;
   size_t pad = -(uintptr_t)m->at & (align - 1);
@@ -216,7 +217,7 @@ static void *alloc_large(qn_vm *vm, size_t bytes) {
   return p;
 }
 
-/* A new block for an empty list: from a free array that has one, or off the chunk. */
+/* A block of a class whose free list is empty: taken from a free array that has one, or from the current chunk. */
 static void *block_of(qn_vm *vm, free_block **list, size_t size, size_t align) {
   struct mem_state *m = vm->mem;
   free_block *b = NULL;
@@ -298,14 +299,11 @@ bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size) {
   if (need <= *cap) return true;
   uint64_t want = (uint64_t)*cap + *cap / 2 + 4;
 #ifdef QN_CHECKED
-  if (*cap < 256) want = 0; /* grow at every step: stale pointers into moved memory are found, in bounded time */
+  if (*cap < 256) want = 0; /* small arrays move whenever they grow, so that stale pointers into them are found */
 #endif
   if (want < need) want = need;
   if (want > UINT32_MAX) want = UINT32_MAX;
-  if (want < need || want > PTRDIFF_MAX / size) {
-    raise_memory(vm);
-    return false;
-  }
+  if (want < need || want > PTRDIFF_MAX / size) return raise_memory_false(vm);
   void *q = mem_realloc(vm, *p, *cap * size, want * size);
   if (!q) return false;
   *p = q;
@@ -350,11 +348,11 @@ void mem_cell_free(qn_vm *vm, void *p, size_t bytes) {
 
 /* ---- buffers ------------------------------------------------------------------------------------------------- */
 
-/* Is a buffer a mapping of its own? Else it is a heap block. All buffers of a class answer alike. */
+/* Is a buffer of this size a mapping of its own, rather than a heap block? The answer is the same for all sizes of a class. */
 static inline bool buffer_mapped(size_t bytes) { return bytes + TAIL > MAPPED_MIN; }
 
-/* The class of a buffer and the class's size: 8 steps between powers of two. The readable bytes behind a mapping are a
- * page outside its class size, so that sizes which are powers of two waste nothing. */
+/* The class of a buffer; *size is the size of the class. There are 8 classes between powers of two. The readable bytes behind a mapping lie
+ * on a page of their own beyond that size, so that buffers whose sizes are powers of two waste nothing. */
 static inline int buffer_class(size_t bytes, size_t *size) {
   size_t n = !buffer_mapped(bytes) ? bytes + TAIL : bytes > MAPPED_MIN ? bytes : MAPPED_MIN + 1;
   if (n < BUFFER_CELL_MAX) n = BUFFER_CELL_MAX;
@@ -450,7 +448,7 @@ static void pool_put(struct pool *pool, int k, size_t size, void *p) {
   pthread_mutex_unlock(&pool->lock);
 }
 
-/* Moves the VM's lane into the pool. */
+/* Moves the idle buffers of the VM's lane into the pool. */
 static void lane_flush(qn_vm *vm) {
   struct mem_state *m = vm->mem;
   for (int k = 0; k < BUFFER_CLASSES && m->lane_bytes; k++)
@@ -487,7 +485,7 @@ void *mem_buffer(qn_vm *vm, size_t bytes) {
   }
   if (!p) p = pool_take(vm->engine->pool, k, size);
   if (!p) {
-    /* Idle buffers of other sizes count as this VM's where it has a limit. */
+    /* If the VM has a limit, idle buffers of other sizes count as its own. */
     size_t limit = vm->config.memory_limit;
     if (limit && m->lane_bytes + vm->engine->pool->idle > limit - m->held) mem_trim(vm);
     p = buffer_from_system(bytes, size);
@@ -613,7 +611,7 @@ void mem_fail_at(qn_vm *vm, uint64_t n) { vm->mem->lists.fail_at = n ? vm->mem->
 
 struct arena_block {
   arena_block *next;
-  size_t bytes; /* of the whole block */
+  size_t bytes; /* size of the whole block */
 };
 _Static_assert(sizeof(arena_block) == 16, "what follows the block's head is 16-byte aligned");
 
@@ -621,7 +619,7 @@ enum { ARENA_FIRST = 2048, ARENA_LARGEST = 256 << 10 };
 
 void arena_init(arena *a, qn_vm *vm) { *a = (arena){.vm = vm}; }
 
-/* A new block with room for `bytes`; the old block's rest stays unused. */
+/* Gives the arena a new block with room for `bytes`; the rest of the old block stays unused. */
 static bool arena_grow(arena *a, size_t bytes) {
   size_t want = a->blocks ? a->blocks->bytes * 2 : ARENA_FIRST;
   if (want > ARENA_LARGEST) want = ARENA_LARGEST;

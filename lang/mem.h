@@ -17,7 +17,7 @@ QN_MUST_CHECK void *mem_zalloc(qn_vm *vm, size_t bytes);                       /
 QN_MUST_CHECK void *mem_realloc(qn_vm *vm, void *p, size_t old, size_t bytes); /* p stays valid on failure */
 void mem_free(qn_vm *vm, void *p, size_t bytes);                               /* p may be NULL; bytes as allocated */
 
-/* As mem_alloc and mem_realloc, but without raising: for code that reports the failure later or not at all. */
+/* Like mem_alloc and mem_realloc, but a failure raises nothing: for code that reports it later or not at all. */
 QN_MUST_CHECK void *mem_try_alloc(qn_vm *vm, size_t bytes);
 QN_MUST_CHECK void *mem_try_realloc(qn_vm *vm, void *p, size_t old, size_t bytes);
 
@@ -29,7 +29,7 @@ QN_MUST_CHECK void *mem_buffer(qn_vm *vm, size_t bytes);
 void mem_buffer_free(qn_vm *vm, void *p, size_t bytes);
 void mem_trim(qn_vm *vm); /* gives unused buffers and chunks back to the system */
 
-/* Memory that the VM holds elsewhere (on a device) counts in its limit, too. False, with nothing raised, if it would be beyond. */
+/* Counts memory that the VM holds elsewhere (on a device) towards its limit. False, with nothing raised, if that would exceed it. */
 QN_MUST_CHECK bool mem_hold(qn_vm *vm, size_t bytes);
 void mem_let_go(qn_vm *vm, size_t bytes);
 
@@ -39,14 +39,14 @@ enum { MEM_CELL_MAX = 576 };
 QN_MUST_CHECK void *mem_cell(qn_vm *vm, size_t bytes);
 void mem_cell_free(qn_vm *vm, void *p, size_t bytes);
 
-/* Checked builds: is this an object that another VM has made? False where nobody can tell. */
+/* In checked builds: has another VM made this object? False if that is not known. */
 bool mem_is_foreign(qn_vm *vm, const void *object);
 
 /* The engine's buffer pool, and the memory state of a VM that is being opened or closed (vm.c). */
 QN_MUST_CHECK struct pool *pool_open(void);
 void pool_close(struct pool *pool);
 void pool_forked(struct pool *pool);
-QN_MUST_CHECK bool mem_open(qn_vm *vm); /* raises nothing */
+QN_MUST_CHECK bool mem_open(qn_vm *vm); /* a failure raises nothing */
 void mem_close(qn_vm *vm);
 
 typedef struct mem_stats {
@@ -74,7 +74,8 @@ typedef struct arena {
 void arena_init(arena *a, qn_vm *vm);
 /* Zeroed, 16-byte aligned; NULL when memory is short. */
 QN_MUST_CHECK void *arena_alloc(arena *a, size_t bytes);
-/* As mem_grow for an array in the arena; an old copy stays behind in it. False when memory is short. */
+/* Does what mem_grow does for an array in the arena. If the array moves, the arena keeps the old copy until it is freed. False if memory is
+ * short. */
 QN_MUST_CHECK bool arena_room(arena *a, void **p, uint32_t *cap, size_t need, size_t size);
 void arena_free(arena *a);
 

@@ -119,7 +119,7 @@ static void text_digits(text_buf *t, uint64_t digits, int exponent) {
   }
 }
 
-/* nan, inf and signs are common to all forms; true if nothing is left to write. Makes *x positive. */
+/* Writes nan, inf or the sign of *x, which are the same in all forms, and makes *x positive. True if nothing is left to write. */
 static bool text_special(text_buf *t, double *x) {
   if (*x != *x) {
     text_adds(t, "nan");
@@ -263,7 +263,7 @@ static int round_digits(char *digits, int n, int keep, int *point) {
   return n;
 }
 
-/* `count` digits from position `from` on, zeros where there are none. */
+/* Appends `count` digits from position `from` on, with zeros where there are no digits. */
 static void text_places(text_buf *t, const char *digits, int n, int from, int count) {
   for (; count > 0 && from < 0; from++, count--) text_add(t, "0", 1);
   int have = n - from;
@@ -342,7 +342,7 @@ static double round_to_double(uint64_t hi, uint64_t mid, bool sticky, int e) {
   return x;
 }
 
-/* The product of w > 0 and a 128-bit power of ten as a double; not `exact`: of a product that is a little larger. */
+/* The product of w > 0 and a 128-bit power of ten, rounded to a double. If not `exact`, a product that is a little larger is rounded. */
 static double scaled(uint64_t w, struct power g, int e10, bool exact) {
   int lead = __builtin_clzll(w);
   w <<= lead;
@@ -351,7 +351,7 @@ static double scaled(uint64_t w, struct power g, int e10, bool exact) {
                          log2_pow10(e10) - 127 + 64 - lead);
 }
 
-/* Sign of (decimal - midpoint between x and the next double above). */
+/* The sign of the decimal minus the midpoint between x and the next double above. */
 static int compare_midpoint(const decimal *d, double x) {
   int q;
   uint64_t c = double_parts(x, &q);

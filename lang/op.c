@@ -12,7 +12,8 @@ const op_row op_rows[OP_COUNT] = {
 };
 enum {
 #define OP(klass, name, ...) ROW_##name,
-#define OP_TOPIC(id, title) FIRST_OF_##id, BEFORE_##id = FIRST_OF_##id - 1, /* it takes no number */
+#define OP_TOPIC(id, title)                                                                                            \
+  FIRST_OF_##id, BEFORE_##id = FIRST_OF_##id - 1, /* BEFORE_ steps back, so that the next row gets this number */
 #include "lang/ops.def"
 };
 const topic_row op_topics[] = {
@@ -23,7 +24,7 @@ const int op_topic_count = sizeof op_topics / sizeof *op_topics;
 #undef GRAD
 #undef NO_GRAD
 
-/* Relations that code relies on. */
+/* What other code takes for granted. */
 _Static_assert(OP_eq + 1 == OP_ne && OP_ne + 1 == OP_lt && OP_lt + 1 == OP_le && OP_le + 1 == OP_gt &&
                    OP_gt + 1 == OP_ge,
                "comparisons are consecutive");

@@ -60,8 +60,8 @@ typedef enum op_shape_rule {
 } op_shape_rule;
 /* clang-format on */
 
-/* What becomes of an op when it is done in all lanes at once (jit/graph/batch.c): the lanes are axis 0 of the operands that differ
- * from lane to lane. */
+/* How an op is batched, so that it is done for all lanes of a vmap at once (jit/graph/batch.c). In operands that differ from lane to lane
+ * the lanes are axis 0. */
 #define BATCH_RULES(RULE)                                                                                              \
   RULE(elementwise) /* operands of fewer axes get axes of 1 behind the lanes', and broadcast */                        \
   RULE(axes)        /* the attribute's axes + 1 */                                                                     \
@@ -144,7 +144,7 @@ typedef struct op_row {
   const char *doc;
 } op_row;
 extern const op_row op_rows[OP_COUNT];
-extern const topic_row op_topics[]; /* of those that are functions */
+extern const topic_row op_topics[]; /* headings over the ops that are functions */
 extern const int op_topic_count;
 /* id of a name, or OP_COUNT. */
 op_id op_find(const char *name, size_t len);

@@ -13,7 +13,7 @@ enum { SCAN_MAX = 8 }; /* names that are looked through without an index */
 
 struct layout_table {
   hash_set set;
-  record_layout *empty; /* kept as long as the VM */
+  record_layout *empty; /* the layout without names, kept as long as the VM */
 };
 
 /* ---- layouts ------------------------------------------------------------------------------------------------- */
@@ -47,15 +47,12 @@ static void index_put(record_layout *l, uint32_t at) {
   l->slots[i] = at + 1;
 }
 
-/* Makes the index fit `n` names; it holds those that are there. */
+/* Makes the hash index large enough for n names and enters the present ones. False with an error raised. */
 static bool index_fit(qn_vm *vm, record_layout *l, uint32_t n) {
   if (n <= SCAN_MAX || (uint64_t)n * 2 <= l->nslots) return true;
   uint32_t nslots = 32;
   while (nslots < (uint64_t)n * 2) {
-    if (nslots > UINT32_MAX / 2) {
-      raise_memory(vm);
-      return false;
-    }
+    if (nslots > UINT32_MAX / 2) return raise_memory_false(vm);
     nslots *= 2;
   }
   uint32_t *slots = mem_zalloc(vm, nslots * sizeof *slots);
@@ -77,7 +74,7 @@ static bool layout_add(qn_vm *vm, record_layout *l, qn_str *name) {
   return true;
 }
 
-/* A new layout of names followed by `last` (may be NULL), in no table. */
+/* A new layout of names followed by `last` (may be NULL). It is not in the table of shared layouts. */
 static record_layout *layout_make(qn_vm *vm, qn_str *const *names, uint32_t n, qn_str *last) {
   record_layout *l = mem_alloc(vm, sizeof *l);
   if (!l) return NULL;
@@ -203,7 +200,7 @@ int record_find_text(const qn_record *r, const char *name, size_t len) {
 
 qn_str *record_name(const qn_record *r, uint32_t index) { return r->layout->names[index]; }
 
-/* The layout of a record with one more field; owned. The record's own layout itself where only this record uses it. */
+/* The layout of a record with one more field; owned. It is the record's own layout, which has grown, if no other record uses that. */
 static record_layout *layout_with(qn_vm *vm, record_layout *l, qn_str *name) {
   if (l->len < LAYOUT_SHARED_MAX) return layout_share(vm, l->names, l->len, name, sequence_hash(l->hash, name));
   if (l->shared || l->refs > 1) return layout_make(vm, l->names, l->len, name);

@@ -15,10 +15,10 @@
 
 enum {
   TAB = 4,
-  NUMBER_WIDTH = 5, /* of line numbers */
+  NUMBER_WIDTH = 5, /* columns of line numbers */
   LABEL_STEP = 10,  /* second parts of labels start at a multiple of this */
   CROP_WIDTH = 160, /* longer lines are cut around what is underlined */
-  CROP_BEFORE = 40, /* a quarter of a narrower terminal */
+  CROP_BEFORE = 40, /* columns shown before what is underlined; on a narrower terminal a quarter of its width */
   CROP_LEAST = 20,
   EXCERPT_LINES = 12,
   LOOKS_MOST = 1 << 22 /* longer texts are not coloured */
@@ -36,7 +36,7 @@ const char *highlight_style(highlight l) {
   return styles[l];
 }
 
-/* What is being marked: a note, or the error's place (text NULL). */
+/* A part of a source text that is marked: by a note, or as the error's place (text NULL). */
 typedef struct mark {
   span at;
   const char *text;
@@ -60,21 +60,21 @@ static void style(report *r, const char *code) {
 
 static uint32_t line_start(const source_text *s, uint32_t line) { return s->lines[line]; }
 
-/* End of a line without its line break. */
+/* Where a line ends, without its line break. */
 static uint32_t line_end(const source_text *s, uint32_t line) {
   uint32_t end = line + 1 < s->nlines ? s->lines[line + 1] - 1 : (uint32_t)s->len;
   while (end > s->lines[line] && (s->text[end - 1] == '\r' || s->text[end - 1] == '\n')) end--;
   return end;
 }
 
-/* Width of a code point at a column. Control characters are shown as a replacement character. */
+/* The width of a code point that stands at a column. Control characters are shown as a replacement character. */
 static int width_at(uint32_t code, int column) {
   if (code == '\t') return TAB - column % TAB;
   if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return 1;
   return utf8_width(code);
 }
 
-/* Column of a byte offset on its line. */
+/* The column of a byte offset on its line. */
 static int column_of(const source_text *s, uint32_t line, uint32_t offset) {
   int column = 0;
   for (uint32_t i = line_start(s, line); i < offset;) {
@@ -85,13 +85,13 @@ static int column_of(const source_text *s, uint32_t line, uint32_t offset) {
   return column;
 }
 
-/* Blanks up to a column. */
+/* Writes blanks from column *at up to a column. */
 static void pad_to(report *r, int *at, int column) {
   if (column > *at) text_repeat(r->out, " ", column - *at);
   if (column > *at) *at = column;
 }
 
-/* The beginning of a row: a line number, or blanks. */
+/* Writes the beginning of a row: a line number, or blanks. */
 static void gutter(report *r, const char *number) {
   style(r, STYLE_DIM);
   text_repeat(r->out, " ", r->number_width - (int)strlen(number));
@@ -118,7 +118,7 @@ static bool mark_columns(const report *r, const mark *m, uint32_t line, int *fro
   return true;
 }
 
-/* The text of a line between two columns, tabs expanded. */
+/* Writes the text of a line between two columns, with tabs expanded. */
 static void line_text(report *r, uint32_t line, int from, int to) {
   const source_text *s = r->source;
   uint32_t end = line_end(s, line);
@@ -216,7 +216,7 @@ static void excerpt_line(report *r, uint32_t line, const mark *marks, int n) {
   }
   if (width > most) {
     crop = lowest > before ? lowest - before : 0;
-    if (crop + most > width) crop = width - most; /* no room is left empty */
+    if (crop + most > width) crop = width - most; /* the cut ends at the line's end, so that no room stays empty */
     stop = crop + most;
   }
   char number[12];
@@ -232,7 +232,7 @@ static void excerpt_line(report *r, uint32_t line, const mark *marks, int n) {
   int last = 0;
   for (int i = 0; i < count; i++) {
     from[i] = from[i] > crop ? from[i] - crop : 0;
-    int end = most == CROP_WIDTH ? stop + 1 : stop; /* one more: what is missing at a line's end */
+    int end = most == CROP_WIDTH ? stop + 1 : stop; /* one more column, for an underline at the line's end */
     to[i] = (to[i] < end || width <= most ? to[i] : end) - crop;
     if (to[i] > last) last = to[i];
   }
@@ -255,7 +255,7 @@ static void text_place(text_buf *out, const source_text *s, span at) {
   text_addf(out, "%s:%d:%d", s->name, line, column);
 }
 
-/* The arrow and the lines of one text that the marks (all in this text) touch. */
+/* Writes the excerpt of one text: the arrow, and the lines that the marks touch. All marks are in this text. */
 static void excerpt(report *r, mark *marks, int n) {
   const source_text *s = r->source;
   uint32_t lines[2 * (ERROR_NOTES + 1)];
@@ -286,7 +286,7 @@ static void excerpt(report *r, mark *marks, int n) {
   text_place(r->out, s, marks[0].at);
   text_add(r->out, "\n", 1);
   for (int i = 0; i < nlines && i < EXCERPT_LINES; i++) {
-    /* One line in between is shown, more are left out. */
+    /* A single line between two that are shown is shown, too; several are left out. */
     if (i && lines[i] == lines[i - 1] + 2) {
       excerpt_line(r, lines[i] - 1, marks, n);
     } else if (i && lines[i] > lines[i - 1] + 1) {
@@ -321,7 +321,7 @@ static void frames(qn_vm *vm, report *r, const qn_error_object *e) {
   }
 }
 
-/* A message behind `at` columns: broken at blanks where the terminal ends. */
+/* Writes a message that begins at column `at`, broken at blanks to fit the terminal. */
 static void wrapped(report *r, const char *s, size_t len, int at) {
   size_t from = 0;
   while (from < len) {
@@ -452,7 +452,7 @@ void text_kind(text_buf *t, qn_value v) {
   }
 }
 
-/* What was written, which is freed. */
+/* The text as a phrase. Frees the text. */
 static phrase phrase_of(text_buf *t) {
   phrase p = {{0}};
   if (t->len) memcpy(p.text, t->text, t->len < sizeof p.text ? t->len : sizeof p.text - 1);
@@ -478,7 +478,7 @@ enum { NEAR_MAX = 64 }; /* longer names are not compared */
 
 static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c; }
 
-/* Edits (insert, delete, replace, swap of neighbours) between two names, in which case does not count. */
+/* The number of edits (insert, delete, replace, swap of neighbours) between two names, apart from upper and lower case. */
 static int edit_distance(const char *a, int n, const char *b, int m) {
   int rows[3][NEAR_MAX + 1];
   int *before = rows[0], *above = rows[1], *row = rows[2];

@@ -14,11 +14,12 @@
 
 struct shared_part {
   const void *container;
-  uint32_t link; /* towards the part that stands for its class */
-  bool compared; /* of that part: the class's members are equal to each other and to themselves */
+  uint32_t link; /* another part of its class, nearer to the one that stands for the class, which links to itself */
+  bool
+      compared; /* of the part that stands for a class: its members are known to be equal to each other and to themselves */
   union {
-    uint64_t places; /* below it, itself included */
-    qn_value made;   /* of it by a walk */
+    uint64_t places; /* of the tree below it, itself included */
+    qn_value made;   /* what a walk has made of the part */
   } u;
 };
 
@@ -27,7 +28,7 @@ static uint32_t slot_of(const shared_parts *s, const void *container) {
   return (uint32_t)(h >> 32) & (s->nslots - 1);
 }
 
-/* Its number; UINT32_MAX: it is not among the parts. */
+/* The number of a container among the parts; UINT32_MAX if it is not among them. */
 static uint32_t part_find(const shared_parts *s, const void *container) {
   for (uint32_t at = s->nslots ? slot_of(s, container) : 0; s->nslots && s->slots[at]; at = (at + 1) & (s->nslots - 1))
     if (s->parts[s->slots[at] - 1].container == container) return s->slots[at] - 1;
@@ -40,7 +41,7 @@ static void slot_fill(shared_parts *s, uint32_t i) {
   s->slots[at] = i + 1;
 }
 
-/* The number of a part, which becomes one if it was none; UINT32_MAX with E601 raised. */
+/* The number of a container among the parts, to which it is added if need be. UINT32_MAX with E601 raised. */
 static uint32_t part_of(qn_vm *vm, shared_parts *s, const void *container) {
   uint32_t i = part_find(s, container);
   if (i != UINT32_MAX) return i;
@@ -105,8 +106,8 @@ qn_value *shared_made(qn_vm *vm, shared_parts *s, qn_value v, bool *before) {
 /* ---- places ---------------------------------------------------------------------------------------------------- */
 
 typedef struct count_level {
-  qn_value v; /* borrowed container */
-  uint32_t i; /* next item */
+  qn_value v; /* a container, borrowed */
+  uint32_t i; /* its next item */
   uint64_t places;
 } count_level;
 
@@ -117,7 +118,7 @@ static const qn_value *items_of(qn_value v, bool captures, uint32_t *n) {
   return value_is_container(v) || (captures && value_is(v, TAG_FN)) ? value_parts(v.u.p, n) : NULL;
 }
 
-/* Places of a tree, and of all its parts if each were there once. False with an error raised. */
+/* Counts the places of a tree, and those that it would have if it held each part once. False with an error raised. */
 static bool count_places(qn_vm *vm, qn_value root, bool captures, uint64_t *places, uint64_t *parts) {
   shared_parts s = {0};
   count_level *levels = NULL;

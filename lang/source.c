@@ -11,7 +11,7 @@ struct source_table {
   uint32_t count, cap, last;
 };
 
-/* Where the text of a number is, or would be. */
+/* The index in `texts` of the text with this number, or where it would be. */
 static uint32_t place_of(const struct source_table *t, uint32_t number) {
   uint32_t lo = 0, hi = t->count;
   while (lo < hi) {
@@ -166,7 +166,7 @@ void source_position(const source_text *s, uint32_t offset, int *line, int *colu
   uint32_t index = source_line_of(s, offset);
   int col = 1;
   for (uint32_t i = s->lines[index]; i < offset; i++) col += (s->text[i] & 0xc0) != 0x80;
-  /* An offset inside a code point belongs to that code point. */
+  /* An offset within a code point has the column of that code point. */
   if (offset < s->len && (s->text[offset] & 0xc0) == 0x80) col--;
   *line = (int)index + 1;
   *column = col;

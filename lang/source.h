@@ -1,6 +1,6 @@
-/* Source texts and spans. A text (file, module, prompt line) is kept as long as its code, and at least until the errors of its run
- * have been seen; what defines a global keeps its text, too: excerpts come from the text that ran, never from the file as it is now. What else refers to it (graphs, logs) does
- * without when it is gone. */
+/* Source texts and spans. A text (file, module, prompt line) is kept as long as its code, at least until the errors of its run have been
+ * seen, and as long as a global is defined by it. So excerpts come from the text that ran, never from the file as it is now. Graphs and logs
+ * do not keep texts; they do without a text that is gone. */
 #ifndef LANG_SOURCE_H
 #define LANG_SOURCE_H
 
@@ -14,8 +14,8 @@ typedef struct span {
 
 typedef struct source_text {
   uint32_t number;
-  uint32_t holders; /* source_hold */
-  bool dropped;     /* goes with its last holder */
+  uint32_t holders; /* how often it is held (source_hold) */
+  bool dropped;     /* is freed when nobody holds it any more */
   uint32_t above;   /* the comment that was typed before this text, which it holds; or 0 */
   char *name;       /* "train.qn", "<prompt 3>", "-e" */
   char *text;       /* NUL-terminated copy */
@@ -27,7 +27,7 @@ typedef struct source_text {
 
 /* Adds a text (copied; must be valid UTF-8 without NUL bytes, else E101) and returns its number, or 0 with an error raised. */
 QN_MUST_CHECK uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len);
-/* Forgets a text, as soon as nobody holds it. Places in it become no places. */
+/* Frees a text as soon as nobody holds it. Places in it then count as no place. */
 void source_drop(qn_vm *vm, uint32_t source);
 /* Keeps a text beyond source_drop, until it has been let go as often as it was held. Numbers of no text are ignored. */
 void source_hold(qn_vm *vm, uint32_t source);

@@ -11,7 +11,7 @@ enum { STR_MAX = INT32_MAX };
 
 /* ---- hashing ------------------------------------------------------------------------------------------------- */
 
-/* Multiply-fold over 8-byte words; the length goes in, so that zero bytes at the end count. */
+/* Multiplies and folds 8-byte words. The length is part of the hash, so that zero bytes at the end make a difference. */
 uint32_t str_hash(const char *text, size_t len) {
   uint64_t h = 0x9e3779b97f4a7c15u ^ len * 0xff51afd7ed558ccdu;
   while (len >= 8) {
@@ -31,7 +31,7 @@ uint32_t str_hash(const char *text, size_t len) {
 
 /* ---- UTF-8 --------------------------------------------------------------------------------------------------- */
 
-/* Length in bytes of the leading pure ASCII part, in whole words (callers finish bytewise). */
+/* How many bytes at the beginning are ASCII, counted in whole words; the caller looks at the rest byte by byte. */
 static size_t ascii_words(const char *text, size_t len) {
   size_t i = 0;
   for (; i + 8 <= len; i += 8) {
@@ -63,7 +63,7 @@ size_t utf8_valid_prefix(const char *text, size_t len) {
     if (c < 0xc2 || c > 0xf4 || len - i < n) return i;
     for (size_t k = 1; k < n; k++)
       if ((s[i + k] & 0xc0) != 0x80) return i;
-    /* Overlong forms, surrogates, and what lies beyond U+10FFFF show in the second byte. */
+    /* The second byte tells overlong forms, surrogates, and code points beyond U+10FFFF. */
     unsigned second = s[i + 1];
     if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) ||
         (c == 0xf4 && second > 0x8f))
@@ -171,7 +171,7 @@ int64_t utf8_columns(const char *text, size_t len) {
 
 static size_t bytes_for(size_t len) { return sizeof(qn_str) + len + 1; }
 
-/* Blocks of strings that have grown: 8 steps per doubling. Class 0 is none. */
+/* Classes of sizes for the blocks of strings that have grown: 8 per doubling. Class 0 means a block of exact size. */
 enum { ROOM_STEPS = 8, ROOM_FIRST = 3 * ROOM_STEPS };
 static size_t room_bytes(unsigned class) { return (size_t)(ROOM_STEPS + class % ROOM_STEPS) << class / ROOM_STEPS; }
 
@@ -203,7 +203,7 @@ static qn_str *str_make(qn_vm *vm, const char *text, size_t len) {
 
 qn_str *str_new(qn_vm *vm, const char *text, size_t len) { return str_make(vm, text, len); }
 
-/* Both texts in a new string, or in the first one's block if that may be used. */
+/* The text goes to the end of the first one's block if nobody else has that and there is room, otherwise both go to a new string. */
 bool str_append(qn_vm *vm, qn_value *v, const qn_str *tail) {
   qn_str *s = value_str(*v);
   size_t len = (size_t)s->len + tail->len, need = bytes_for(len);
@@ -322,10 +322,7 @@ void hash_set_put(hash_set *t, void *object) {
 
 bool hash_set_room(qn_vm *vm, hash_set *t, uint32_t first) {
   if ((t->count + 1) * 2 <= t->size) return true;
-  if (t->size > UINT32_MAX / 4) {
-    raise_memory(vm);
-    return false;
-  }
+  if (t->size > UINT32_MAX / 4) return raise_memory_false(vm);
   hash_set old = *t;
   t->size = old.size ? old.size * 2 : first;
   t->slots = mem_zalloc(vm, t->size * sizeof *t->slots);
@@ -345,7 +342,7 @@ void hash_set_remove(hash_set *t, const void *object) {
   while (t->slots[i] != object) i = (i + 1) & mask;
   for (uint32_t j = (i + 1) & mask; t->slots[j]; j = (j + 1) & mask) {
     if (((j - hash_of(t, t->slots[j])) & mask) < ((j - i) & mask))
-      continue; /* its run does not reach back to the hole */
+      continue; /* the probes for this entry begin behind the hole, so it can stay */
     t->slots[i] = t->slots[j];
     i = j;
   }

@@ -14,7 +14,7 @@ void text_free(text_buf *t) {
   *t = (text_buf){.vm = t->vm};
 }
 
-/* Room for `more` bytes and a NUL behind them. */
+/* Makes room for `more` bytes and a NUL. False if that fails, or has failed before. */
 static bool text_room(text_buf *t, size_t more) {
   if (t->failed) return false;
   if (t->cap - t->len > more && t->cap) return true;
@@ -84,8 +84,8 @@ void text_int(text_buf *t, int64_t i) {
   text_add(t, digits + n, sizeof digits - (size_t)n);
 }
 
-/* What a terminal obeys, or what changes how the text around it is read without being seen: controls, line separators, marks of
- * the order and of bytes. */
+/* Is this code point one that a terminal obeys, or one that is invisible and changes how the text around it is read? These are controls,
+ * line separators, and marks of writing direction and byte order. */
 static bool is_control(uint32_t code) {
   return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x200e || code == 0x200f ||
          (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
@@ -96,7 +96,9 @@ void text_quoted(text_buf *t, const char *text, size_t len) {
   size_t start = 0;
   for (size_t i = 0, bytes; i < len; i += bytes) {
     uint32_t c = (unsigned char)text[i];
-    bool whole = c < 0x80 || len - i >= (c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4); /* names that a host gives may be cut */
+    bool whole = c < 0x80 || len - i >= (c < 0xe0   ? 2
+                                         : c < 0xf0 ? 3
+                                                    : 4); /* a name that a host gives may end within a character */
     bytes = whole ? (size_t)utf8_decode(text + i, &c) : 1;
     bool control = is_control(c);
     if (!control && c != '"' && c != '\\' && c != '{' && c != '}') continue;

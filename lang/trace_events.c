@@ -71,7 +71,7 @@ void trace_events_close(qn_engine *engine) {
   free(t);
 }
 
-/* The number of the calling thread. */
+/* The number of the calling thread, which gets one if it has none. */
 static uint16_t thread_number(struct trace_events *t) {
   uint32_t i = 0;
   while (i < t->nthreads && !pthread_equal(t->threads[i], pthread_self())) i++;
@@ -108,7 +108,7 @@ void trace_events_add(qn_engine *engine, trace_events_kind kind, const char *nam
     size_t n = name ? strlen(name) : 0;
     if (n > NAME_MOST - 1) n = NAME_MOST - 1;
     memcpy(s->name, name ? name : "", n);
-    while (n && !utf8_valid(s->name, n)) n--; /* no half character */
+    while (n && !utf8_valid(s->name, n)) n--; /* the name was cut, perhaps within a character */
     s->name[n] = 0;
   } else {
     t->lost++;
@@ -139,7 +139,7 @@ static void add_quoted(text_buf *out, const char *s) {
 
 static void add_us(text_buf *out, int64_t ns) { text_addf(out, "%lld.%03d", (long long)(ns / 1000), (int)(ns % 1000)); }
 
-/* What a thread is, from what it did. */
+/* The name of a thread, which tells what it is for, from the kinds of spans it had. */
 static const char *thread_name(uint32_t did) {
   const uint32_t plan = 1u << TRACE_EVENTS_plan, compile = 1u << TRACE_EVENTS_compile;
   if (did & ~(plan | compile)) return "script";

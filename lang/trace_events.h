@@ -23,7 +23,7 @@ typedef enum trace_events_kind {
 
 /* Begins to collect, before other threads of the engine run. False: memory is short. It ends with the engine. */
 QN_MUST_CHECK bool trace_events_start(qn_engine *engine);
-void trace_events_forked(qn_engine *engine); /* in a forked child */
+void trace_events_forked(qn_engine *engine); /* makes it usable in a forked child */
 void trace_events_close(qn_engine *engine);  /* engine_close calls it, after the last thread has ended */
 
 /* Nanoseconds of a clock that only goes forward, never 0. */
@@ -35,7 +35,8 @@ void trace_events_add(qn_engine *engine, trace_events_kind kind, const char *nam
 /* All spans so far in Chrome's trace event format. */
 void trace_events_text(qn_engine *engine, text_buf *out);
 
-/* For the places that add: when it begins, or 0 where nobody collects; and its end. */
+/* For code that adds spans: trace_events_begin gives the time, or 0 if nothing is collected, and trace_events_end adds the span that began
+ * then. */
 static inline int64_t trace_events_begin(const qn_engine *engine) {
   return engine->trace_events ? trace_events_now() : 0;
 }

@@ -1,14 +1,14 @@
 /* Walks over trees of lists and records, with a stack of their own. */
 #include "lang/internal.h"
 
-/* A container on the way down: item i is next. */
+/* A container that the walk is in, and its next item. */
 typedef struct tree_level {
   const qn_value *from;
   qn_value *to; /* what is being built from them; NULL in a walk that only looks */
   uint32_t i, n;
 } tree_level;
 
-/* A walk that looks has `look`, one that builds has `make`. */
+/* The state of a walk. `look` is set if it only visits leaves, `make` if it also builds a tree. */
 typedef struct tree_walk {
   qn_vm *vm;
   qn_value tree;
@@ -18,7 +18,7 @@ typedef struct tree_walk {
   void *ctx;
   tree_level *levels;
   uint32_t n, cap;
-  uint64_t seen; /* places */
+  uint64_t seen; /* places visited */
   shared_parts shared;
 } tree_walk;
 
@@ -29,7 +29,8 @@ qn_value parts_like(qn_vm *vm, qn_value v) {
   return value_new(value_tag_of(v), made);
 }
 
-/* Looks at a value, or makes *to of it, which stays unset where that fails; the parts of a container are the next places. */
+/* Visits a leaf, or begins a container, whose items are then the next places. A walk that builds stores what it makes in *to; *to stays unset
+ * if that fails. */
 static bool walk_value(tree_walk *w, qn_value v, qn_value *to) {
   if (!value_is_container(v) && w->look) return w->look(w->ctx, v);
   if (w->make) {

@@ -30,7 +30,7 @@ qn_value *value_parts(obj_head *o, uint32_t *n) {
   }
 }
 
-/* Frees an object itself, whose items are gone. */
+/* Frees an object whose items have been released. */
 static void object_free(qn_vm *vm, obj_head *o) {
   switch (o->tag) {
   case TAG_STR: str_free(vm, (qn_str *)o); break;
@@ -109,7 +109,7 @@ int number_order(int64_t i, double f) {
   if (f != f) return ORDER_NONE;
   if (f >= 0x1p63) return -1;
   if (f < -0x1p63) return 1;
-  int64_t whole = (int64_t)f; /* towards zero; what it loses decides where the integers agree */
+  int64_t whole = (int64_t)f; /* cut towards zero; the lost fraction decides if the integers are equal */
   if (i != whole) return i < whole ? -1 : 1;
   return ((double)whole > f) - ((double)whole < f);
 }
@@ -153,7 +153,8 @@ typedef struct equal_pair {
 typedef struct equal_walk {
   equal_pair *pairs;
   uint32_t n, cap;
-  uint32_t seen; /* pairs of containers; from PLACES_LOOK on what has been compared is remembered */
+  uint32_t
+      seen; /* pairs of containers so far; after PLACES_LOOK of them, pairs that have been compared are remembered */
   shared_parts parts;
 } equal_walk;
 
@@ -169,7 +170,7 @@ static bool equal_push(qn_vm *vm, equal_walk *w, qn_value a, qn_value b, uint32_
   return true;
 }
 
-/* Compares two values but for their items, which are pushed on the walk. */
+/* Compares two values, except for their items: if these must be compared the pair is pushed on the walk. 1, 0, or -1 with an error raised. */
 static int equal_step(qn_vm *vm, equal_walk *w, qn_value a, qn_value b) {
   value_tag s = value_tag_of(a), t = value_tag_of(b);
   if (s != t) {

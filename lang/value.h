@@ -62,9 +62,9 @@ static inline bool value_is(qn_value v, value_tag t) { return (v.head & 0xff) ==
 static inline bool value_is_heap(qn_value v) { return (v.head & TAG_HEAP) != 0; }
 static inline bool value_is_error(qn_value v) { return v.head == TAG_ERROR; }
 static inline bool value_is_number(qn_value v) { return value_is(v, TAG_INT) || value_is(v, TAG_FLOAT); }
-/* bool, int or float: what may be weak beside an array */
+/* Is it a bool, int or float? Those are weak beside an array. */
 static inline bool value_is_scalar(qn_value v) { return (v.head & 0xff) - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
-/* an array, or what may hold some */
+/* Is it an array, list or record: something that is or may hold arrays? */
 static inline bool value_is_data(qn_value v) { return (v.head & 0xff) - TAG_LIST <= TAG_ARRAY - TAG_LIST; }
 
 static inline qn_value value_nil(void) { return (qn_value){.head = TAG_NIL, .u.i = 0}; }
@@ -77,7 +77,7 @@ static inline qn_value value_error(void) { return (qn_value){.head = TAG_ERROR, 
 static inline qn_value value_unset(void) { return (qn_value){.head = TAG_UNSET, .u.i = 0}; }
 /* A heap object as a value; takes over the caller's reference. */
 static inline qn_value value_obj(value_tag t, void *p) { return (qn_value){.head = (uint64_t)t, .u.p = p}; }
-/* What a function that makes objects returned, as a value: the error value for NULL, with which it has raised an error. */
+/* A new object as a value; takes over the reference. NULL, which means that making it has raised an error, becomes the error value. */
 static inline qn_value value_new(value_tag t, void *p) { return p ? value_obj(t, p) : value_error(); }
 static inline qn_value value_traced(qn_value v, uint32_t node) {
   v.head = (v.head & 0xffffffffu) | (uint64_t)node << 32;
@@ -98,12 +98,12 @@ void value_free(qn_vm *vm, qn_value v);
 static inline void value_release(qn_vm *vm, qn_value v) {
   if (value_is_heap(v) && --((obj_head *)v.u.p)->refs == 0) value_free(vm, v);
 }
-/* Releases what is not to be the result after all, since an error was raised: the error value. */
+/* Releases a value that an error keeps from being the result, and returns the error value. */
 static inline qn_value value_fail(qn_vm *vm, qn_value v) {
   value_release(vm, v);
   return value_error();
 }
-/* The only owner? Then it may be updated in place. */
+/* Is there only one owner? Then the object may be updated in place. */
 static inline bool value_unique(qn_value v) { return ((obj_head *)v.u.p)->refs == 1; }
 
 static inline qn_str *value_str(qn_value v) { return (qn_str *)v.u.p; }
@@ -141,14 +141,14 @@ enum { STR_INTERNED = 1, STR_ASCII = 2 };
 QN_MUST_CHECK qn_str *str_new(qn_vm *vm, const char *text, size_t len);
 /* The VM's unique string of these bytes; owned result. */
 QN_MUST_CHECK qn_str *str_intern(qn_vm *vm, const char *text, size_t len);
-/* Makes `*v` (an owned TAG_STR value) its text and `tail` behind it: in place, amortised O(length of tail), if it has one owner. On
- * failure it is as before. */
+/* Appends `tail` to *v (an owned TAG_STR value). If it has one owner this is done in place, in O(length of tail) on average. On failure *v
+ * is as before. */
 QN_MUST_CHECK bool str_append(qn_vm *vm, qn_value *v, const qn_str *tail);
 uint32_t str_hash_of(const qn_str *s);
 bool str_equal(const qn_str *a, const qn_str *b);
 int str_compare(const qn_str *a, const qn_str *b); /* -1, 0 or 1, by code point */
 int64_t str_length(const qn_str *s);               /* code points */
-size_t str_offset(const qn_str *s, int64_t i);     /* of code point i in bytes; at most the length */
+size_t str_offset(const qn_str *s, int64_t i);     /* byte offset of code point i; at most the length */
 int64_t utf8_count(const char *text, size_t len);  /* code points */
 bool utf8_valid(const char *text, size_t len);
 size_t utf8_valid_prefix(const char *text, size_t len); /* bytes of the longest valid beginning */
@@ -176,9 +176,9 @@ void text_adds(text_buf *t, const char *s);
 void text_addf(text_buf *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void text_repeat(text_buf *t, const char *s, int n);
 void text_free(text_buf *t);
-/* Has everything been written? Else raises that memory was short. The buffer stays. */
+/* Has everything been written? If not, raises the out-of-memory error. The buffer stays. */
 QN_MUST_CHECK bool text_good(text_buf *t);
-/* Frees a text that is not finished, since an error was raised: the error value. */
+/* Frees a text that an error keeps from being finished, and returns the error value. */
 static inline qn_value text_fail(text_buf *t) {
   text_free(t);
   return value_error();
@@ -190,7 +190,7 @@ QN_MUST_CHECK qn_value text_take(text_buf *t);
 /* The shortest text that, read as a double, rounds to `x` in the float dtype: "1.0", "1e-7", "inf", "nan". Of several
  * shortest ones it is the one nearest to `x`. Exponents appear below 1e-4 and from 1e16 on. */
 void text_float(text_buf *t, double x, qn_dtype dtype);
-/* As printf's %f, %e and %g (`style` is 'f', 'e' or 'g') with correct rounding, whatever the locale. */
+/* Writes what printf does for %f, %e and %g (`style` is 'f', 'e' or 'g'), correctly rounded and independent of the locale. */
 void text_decimal(text_buf *t, double x, char style, int precision);
 void text_int(text_buf *t, int64_t i);
 /* `text` as a string literal of the language, quotes included. */
@@ -222,8 +222,7 @@ QN_MUST_CHECK qn_list *list_from(qn_vm *vm, const qn_value *items, size_t n);
 QN_MUST_CHECK bool list_own(qn_vm *vm, qn_value *v);
 /* Appends to a list with one owner: amortised O(1). Takes over `item`, also on failure. */
 QN_MUST_CHECK bool list_push(qn_vm *vm, qn_list *l, qn_value item);
-/* Makes `*v` (an owned TAG_LIST value) its items and those of `tail` behind them: in place if it has one owner. On failure it is as
- * before. */
+/* Appends the items of `tail` to *v (an owned TAG_LIST value), in place if it has one owner. On failure *v is as before. */
 QN_MUST_CHECK bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail);
 
 /* ---- records ----------------------------------------------------------------------------------------- */
@@ -266,8 +265,8 @@ int record_find_text(const qn_record *r, const char *name, size_t len);
 qn_str *record_name(const qn_record *r, uint32_t index); /* borrowed */
 /* Sets or adds a field of a record with one owner. Takes over `item`, also on failure; borrows `name`. */
 QN_MUST_CHECK bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item);
-/* record_set under a name that the caller's code spells out. Takes over `item`, also on failure; with the error value as item it is
- * false at once, so that calls can be chained. */
+/* record_set for a name that is given as a C string. Takes over `item`, also on failure. If `item` is the error value the result is false, so
+ * that calls can be chained. */
 QN_MUST_CHECK bool record_set_named(qn_vm *vm, qn_record *r, const char *name, qn_value item);
 /* A new record of the same fields and values. */
 QN_MUST_CHECK qn_record *record_copy(qn_vm *vm, const qn_record *r);
@@ -288,7 +287,7 @@ struct qn_range {
 };
 QN_MUST_CHECK qn_range *range_new(qn_vm *vm, int64_t start, int64_t stop, int64_t step);
 int64_t range_length(const qn_range *r);
-/* Item i of a range that has it. */
+/* Item i of a range, which must have that many items. */
 static inline int64_t range_item(const qn_range *r, int64_t i) {
   return (int64_t)((uint64_t)r->start + (uint64_t)i * (uint64_t)r->step);
 }
@@ -305,8 +304,9 @@ typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_GRAPH } fn_kind;
 struct qn_fn {
   obj_head head; /* flags: fn_kind */
   uint32_t ncaptures;
-  uint32_t stand; /* number + 1 among the tracers of the recording that made it one (jit/trace); FN_BARE; else 0 */
-  uint64_t id;    /* which function it is: no other has the number, but for what stands for it (fn_like) */
+  uint32_t
+      stand; /* of a tracer: its number + 1 among the tracers of its recording (jit/trace); FN_BARE for a bare function; else 0 */
+  uint64_t id; /* identifies the function: no other has this number, except for those that fn_like makes */
   /* of an FN_USER or FN_GRAPH shared by the functions that have it (fn_shared); else it lives as long as the VM */
   void *code;
   qn_value captures[];
@@ -314,21 +314,22 @@ struct qn_fn {
 /* How the code of an FN_USER or FN_GRAPH begins. The function that loses the last reference to an FN_GRAPH's hands it to
  * vm_hooks.free_graph; that of an FN_USER is freed by its owner, some time after there are no functions that have it. */
 typedef struct fn_shared {
-  uint32_t refs; /* functions; bare ones do not count */
-  uint64_t id;   /* of an FN_USER: its own for ever, where other code may get the address */
+  uint32_t refs; /* functions that have the code, except for bare ones */
+  uint64_t id;   /* of an FN_USER: identifies the code for ever, while its address may be used again */
   void *home;    /* of an FN_USER: what it belongs to, all of whose code is freed at once; else NULL */
 } fn_shared;
-/* Captures are nil, to be filled in by the caller. Shares the code of an FN_USER or FN_GRAPH. */
+/* A new function whose captures are nil, to be filled in by the caller. It shares the code of an FN_USER or FN_GRAPH with the functions that
+ * have it already. */
 QN_MUST_CHECK qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures);
-/* The function (an FN_USER that nobody else has) gives up its share of the code, for a holder that goes before the code does: it only
- * says what fn_like makes. */
+/* fn_make_bare: the function, an FN_USER with one owner, no longer keeps its code alive. For owners that are freed before the code is, and
+ * need the function only for fn_like. */
 enum { FN_BARE = UINT32_MAX };
 void fn_make_bare(qn_fn *f);
-/* A function that counts as `f` (it has its code and its id, so fn_same holds), with captures that are nil, to be filled in. */
+/* A new function with the code and the id of `f`, so that fn_same holds for the two. Its captures are nil, to be filled in by the caller. */
 QN_MUST_CHECK qn_fn *fn_like(qn_vm *vm, const qn_fn *f);
 /* Gives the function an id of its own: from now on it is another function than those that it was the same as. */
 void fn_renew(qn_vm *vm, qn_fn *f);
-/* Are two function values the same function? Copies of fn_like are. */
+/* Are two function values the same function? A function and what fn_like makes of it are. */
 static inline bool fn_same(qn_value a, qn_value b) { return value_fn(a)->id == value_fn(b)->id; }
 
 /* A module: its top-level scope belongs to the interpreter; the VM owns modules, values only point to them. The object is
@@ -366,19 +367,20 @@ typedef struct shared_parts {
   uint32_t nslots;
 } shared_parts;
 void shared_free(qn_vm *vm, shared_parts *s);
-/* Do two containers need no comparison, since it follows from those that shared_join knows? */
+/* Does it follow from what shared_join has been told that two containers are equal? */
 bool shared_equal(shared_parts *s, qn_value a, qn_value b);
-/* Two containers are equal; or are compared now, where any difference ends the whole comparison. False with E601 raised. */
+/* Notes that two containers are equal. It may be called before they have been compared if any difference ends the whole comparison. False
+ * with E601 raised. */
 QN_MUST_CHECK bool shared_join(qn_vm *vm, shared_parts *s, qn_value a, qn_value b);
-/* The place for what a walk makes of a part, nil at first (borrowed by the parts); good until the next call. *before: it has been
- * asked for before. NULL with E601 raised. */
+/* Where a walk keeps what it makes of a part: nil at first, and not owned by `s`. *before is set if this is not the first call for the part.
+ * The pointer is good until the next call. NULL with E601 raised. */
 QN_MUST_CHECK qn_value *shared_made(qn_vm *vm, shared_parts *s, qn_value v, bool *before);
 /* True, with an error raised, if a tree has more places than `tree.places` because it holds the same parts many times over.
  * `captures`: functions are walked through, too. For tree_place (vm.h). */
 QN_MUST_CHECK bool tree_is_endless(qn_vm *vm, qn_value root, bool captures);
 enum {
-  PLACES_LOOK = 4096,   /* places of a walk before anything is remembered or counted */
-  PLACES_PER_PART = 16, /* so many times over a tree may hold its parts whatever tree.places says */
+  PLACES_LOOK = 4096,   /* places that a walk visits before anything is remembered or counted */
+  PLACES_PER_PART = 16, /* a tree may always have so many times more places than parts, whatever tree.places says */
 };
 
 #endif

@@ -23,11 +23,11 @@
 #include "lang/trace_events.h"
 
 enum {
-  VALUE_STACK = 1 << 20,    /* slots; address space, touched as it is used */
-  STACK_DEFAULT = 6 << 20,  /* bytes of C stack that recursion may use, at most, unless the host says more */
+  VALUE_STACK = 1 << 20,    /* slots; only address space until they are used */
+  STACK_DEFAULT = 6 << 20,  /* the most bytes of C stack that recursion uses unless the host allows more */
   STACK_RESERVE = 48 << 10, /* bytes of C stack kept for what runs at the limit: error reports, callbacks */
   STACK_UNKNOWN = 64 << 10, /* bytes that recursion may use of a stack that a host made and said nothing about */
-  CHECK_MOST = 1024,        /* polls between two looks at the clock, at most */
+  CHECK_MOST = 1024,        /* the most polls between two looks at the clock */
 };
 
 const tunable_row tunable_rows[TUNABLE_COUNT] = {
@@ -75,7 +75,7 @@ static void engine_release(qn_engine *e) {
 void qn_engine_close(qn_engine *engine) { engine_release(engine); }
 
 static pthread_mutex_t default_engine_lock = PTHREAD_MUTEX_INITIALIZER;
-static qn_engine *default_engine; /* guarded by the lock; it has no host's reference */
+static qn_engine *default_engine; /* guarded by the lock; only VMs have references to it */
 
 /* An engine for a VM: the host's, or the default one. */
 static qn_engine *engine_join(qn_engine *engine) {
@@ -158,7 +158,7 @@ qn_vm *vm_open(const qn_config *config) {
 
 void vm_close(qn_vm *vm) {
   if (!vm) return;
-  vm_write_waiting(vm); /* a host that leaves from here has an open VM */
+  vm_write_waiting(vm); /* if the host's sink throws an exception here the VM is still open */
   if (vm->stack) vm_pop_to(vm, vm->stack);
   vm->closing = true;
   if (vm->hooks.close_stdlib) vm->hooks.close_stdlib(vm);
@@ -204,7 +204,7 @@ static bool bound_to_host(const qn_vm *vm) { return vm->bound.low == vm->host_lo
 void vm_bind_thread(qn_vm *vm) {
   char *here = __builtin_frame_address(0);
   pthread_t self = pthread_self();
-  /* The host's comes first: it may be a piece of the thread's own. */
+  /* The stack that the host made is tried first, since it may be a piece of the thread's own. */
   bool hosts = stack_has(vm->host_low, vm->host_high, here);
   if (stack_has(vm->bound.low, vm->bound.high, here) && pthread_equal(self, vm->bound.thread) &&
       hosts == bound_to_host(vm))
@@ -230,7 +230,7 @@ void vm_bind_thread(qn_vm *vm) {
 void qn_stack_changed(qn_vm *vm, void *low, size_t size) {
   vm->host_low = low;
   vm->host_high = low ? (char *)low + size : NULL;
-  vm->bound = (vm_stack){.low = NULL}; /* the address of the old one may have become that of the new */
+  vm->bound = (vm_stack){.low = NULL}; /* so that it is found anew: another stack may now be where the old one was */
 }
 
 bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg) {
@@ -239,7 +239,7 @@ bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg)
   if (pthread_attr_init(&attr) != 0) return false;
   if (stack) pthread_attr_setstacksize(&attr, stack);
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old); /* a thread inherits its maker's */
+  pthread_sigmask(SIG_SETMASK, &all, &old); /* a new thread inherits the mask of signals */
   bool made = pthread_create(thread, &attr, run, arg) == 0;
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   pthread_attr_destroy(&attr);
@@ -297,7 +297,7 @@ static void plan_check(qn_vm *vm) {
   vm->next_check = vm->later.len ? 0 : next;
 }
 
-/* Ends the innermost evaluation, whose code was left without a word. */
+/* Ends the innermost evaluation, whose code was left by an exception or longjmp. */
 static void run_abandon(qn_vm *vm, vm_run *run) {
   vm->run = run->outer;
   vm->owned = run->owned;
@@ -392,7 +392,8 @@ void vm_host_begin(qn_vm *vm, vm_host *host) {
 
 void vm_host_end(vm_host *host) {
   qn_vm *vm = host->vm;
-  while (vm->run != host->run && vm->depth > host->depth) run_abandon(vm, vm->run); /* it caught its own exception */
+  while (vm->run != host->run && vm->depth > host->depth)
+    run_abandon(vm, vm->run); /* evaluations that an exception left, which the host then caught */
   error_clear(vm);
   vm->error = host->error;
   vm->rec = host->rec;
@@ -436,7 +437,7 @@ bool vm_poll_slow(qn_vm *vm) {
     return true;
   }
   if (vm->config.time_limit > 0) {
-    /* Steps may be short or long: the interval between looks at the clock follows the time that one took. */
+    /* Steps may be short or long, so the number of steps until the next look at the clock follows from the time that the last ones took. */
     double now = vm_seconds(), took = now - vm->last_check;
     vm->last_check = now;
     if (now >= vm->deadline) {
@@ -444,7 +445,7 @@ bool vm_poll_slow(qn_vm *vm) {
                   phrase_float(vm->config.time_limit).text);
       return true;
     }
-    bool whole = vm->next_check != 0; /* else it was cut short by what waits to be written */
+    bool whole = vm->next_check != 0; /* if not, the interval was cut short because text waits to be written */
     if (whole && took < 20e-6 && vm->check_interval < CHECK_MOST)
       vm->check_interval *= 2;
     else if (took > 1e-3)
@@ -476,7 +477,7 @@ void vm_write_later(qn_vm *vm, const char *text, size_t len) {
     return;
   }
   text_add(&vm->later, text, len);
-  vm->later.failed = false; /* the process has no memory for this text; there may be some for the next */
+  vm->later.failed = false; /* there was no memory for this text, but there may be some for the next */
   vm->next_check = 0;
 }
 
@@ -566,7 +567,7 @@ static bool raise_tunable(qn_vm *vm, const char *name) {
   return false;
 }
 
-/* Who may neither read nor write files has no cache on disk. */
+/* Switches the cache on disk off for a VM that may not read or write files. */
 static void restrict_cache(qn_vm *vm) {
   uint32_t both = QN_CAP_READ | QN_CAP_WRITE;
   if ((vm->config.capabilities & both) != both) vm->tune[TUNE_cache_bytes] = 0;

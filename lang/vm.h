@@ -41,18 +41,18 @@ typedef enum log_channel {
 struct qn_engine {
   atomic_int refs;                   /* open VMs, and the host that made it */
   struct pool *pool;                 /* array buffers (mem.c) */
-  void *devices[DEVICE_FAMILIES];    /* of each family of devices: what VMs share (jit/run/device.h) */
+  void *devices[DEVICE_FAMILIES];    /* for each family of devices, what VMs share (jit/run/device.h) */
   void *jit;                         /* jit/trace's: workers and their queue */
-  struct trace_events *trace_events; /* what happened when, for --trace (trace_events.h); NULL: nobody wants to know */
+  struct trace_events *trace_events; /* spans of time for --trace (trace_events.h); NULL: none are collected */
   void (*jit_close)(qn_engine *engine);
-  void (*jit_forked)(qn_engine *engine); /* makes the jit usable in a forked child; nothing where that was done */
+  void (*jit_forked)(qn_engine *engine); /* makes the jit usable in a forked child; does nothing the second time */
 };
 
 /* Calls from below into floors above, filled in when the VM opens. */
 typedef struct vm_hooks {
   /* Runs pending work until `a` has storage (jit/trace). */
   bool (*force)(qn_vm *vm, qn_array *a);
-  /* Are two functions one? For value_equal while a call is recorded: 1, 0, or -1 with an error raised (jit/trace). */
+  /* Are two functions the same? For value_equal while a call is recorded: 1, 0, or -1 with an error raised (jit/trace). */
   int (*same_fn)(qn_vm *vm, qn_value a, qn_value b);
   /* Calls any function value (interp): borrowed arguments, owned result. */
   qn_value (*call)(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs /* record or nil */);
@@ -69,7 +69,7 @@ typedef struct vm_hooks {
   const device_memory *devices[DEVICE_FAMILIES];
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */
   void (*progress)(qn_vm *vm, int64_t done, int64_t total);
-  /* A figure, this object, has been drawn on the VM's output; NULL: nobody wants to know (interp/prompt). */
+  /* Is told that a figure, this object, has been drawn on the VM's output (interp/prompt). May be NULL. */
   void (*drawn)(qn_vm *vm, const void *figure);
   /* The text of an FN_GRAPH value (jit/trace). */
   void (*graph_text)(qn_value graph, text_buf *out);
@@ -88,25 +88,25 @@ typedef struct vm_hooks {
 /* Copies that updates had to make since their value had another owner: `--log copies` tells each. */
 typedef struct copy_count {
   uint64_t count, bytes;
-  span at; /* of the last one */
+  span at; /* the place of the last one */
 } copy_count;
 enum { COPY_PLACES = 8 };
 
-/* What a VM knows of the C stack that it runs on. `low` and `high` are NULL where nobody knows its bounds. */
+/* The C stack that a VM runs on. `low` and `high` are NULL if its bounds are not known. */
 typedef struct vm_stack {
   pthread_t thread;
   char *low, *high;
 } vm_stack;
 
-/* What a frame of the library owns while the program runs, and with it callbacks: when a host's exception leaves one, it is dropped, the
- * latest first, while all these frames are still there. The record lies in the frame. */
+/* Something that a C frame of the library owns while it runs code of the program, which may call the host. If an exception of the host
+ * passes through the frame it is dropped; of several, the latest first. The record lies in that frame. */
 typedef struct vm_owned {
   struct vm_owned *outer;
   void (*drop)(qn_vm *vm, void *what);
   void *what;
 } vm_owned;
 
-/* What is needed of an evaluation whose record is gone. */
+/* What must be known of an evaluation after its frame, with its record, has been left without a cleanup. */
 typedef struct vm_mark {
   struct vm_run *run;
   vm_owned *owned;
@@ -121,7 +121,7 @@ enum { RUN_MARKS = 16 };
 typedef struct rec_asked {
   int nojit;      /* calls of nojit functions in progress */
   int alone;      /* eager calls of functions that have a graph: what they call is in it */
-  bool sync_once; /* explain: record whatever --jit says, and plan on this thread */
+  bool sync_once; /* explain: record, whatever --jit says, and plan on this thread */
   int refused;    /* why there is no `served`: a break_reason */
   void *served;   /* explain: the entry that belongs to the watched call that ended last, or NULL */
   /* graph: a jit_anchor, whose call's function and arguments (with defaults) are kept here, owned; unset: none yet. */
@@ -153,7 +153,7 @@ struct qn_vm {
   copy_count copy_places[COPY_PLACES];
   uint32_t ncopy_places;
   uint8_t device; /* code of the device where new arrays are made (vm_use_device) */
-  bool closing;   /* code goes before all functions have gone */
+  bool closing;   /* the VM is being closed: code is freed while functions still have it */
   /* Calls of functions without arrays are counted, too, for jit_report; from before the code is resolved on. */
   bool counting;
   bool owns_engine; /* holds a reference to the default engine */
@@ -204,12 +204,12 @@ void vm_close(qn_vm *vm); /* calls the hooks first */
  * declared VM_RUN, in a file compiled with -fexceptions: then it is ended by vm_run_unwound as the exception passes. What left by
  * longjmp is found out when the next evaluation begins higher up on the stack. */
 typedef struct vm_run {
-  qn_vm *vm; /* while it lasts */
+  qn_vm *vm; /* NULL once it has ended */
   struct vm_run *outer;
   vm_owned *owned; /* before it */
   qn_value *sp;
   uint64_t fp_mode;
-  int device;     /* of new arrays, before it */
+  int device;     /* where new arrays were made before it */
   vm_stack bound; /* of the outer evaluation */
   char *c_stack_limit;
 } vm_run;
@@ -266,7 +266,8 @@ static inline bool vm_takes(qn_vm *vm, const qn_value *values, size_t n) {
   return true;
 }
 #endif
-/* The floating-point mode by itself, for worker threads: round to nearest, nothing flushed to zero, no traps. */
+/* Sets the floating-point mode alone, for worker threads: round to nearest, nothing flushed to zero, no traps. Returns the old mode, for
+ * fp_mode_leave. */
 uint64_t fp_mode_enter(void);
 void fp_mode_leave(uint64_t mode);
 
@@ -279,8 +280,8 @@ static inline bool vm_poll(qn_vm *vm) {
     return vm_poll_slow(vm);
   return false;
 }
-/* vm_poll for places between two steps of the program, where an exception of a host may pass through, since vm_own knows all that is owned:
- * it also hands waiting text (vm_write_later) to the host's sink. */
+/* vm_poll for places between two steps of the program. There an exception of the host may pass through, because all that is owned has been
+ * told to vm_own; so these also give waiting text (vm_write_later) to the host's sink. */
 bool vm_poll_between_slow(qn_vm *vm);
 static inline bool vm_poll_between(qn_vm *vm) {
   vm->steps++;
@@ -291,8 +292,8 @@ static inline bool vm_poll_between(qn_vm *vm) {
 }
 /* vm_poll for loops of C code over items that cost little each: `i` counts the items, and every 4,096th polls. */
 static inline bool vm_poll_item(qn_vm *vm, int64_t i) { return (i & 4095) == 4095 && vm_poll(vm); }
-/* A walk over a tree comes to its next place; `*seen` counts them. False with an error raised, as from vm_poll, or E605 if there
- * would be no end of them since the tree shares its parts. */
+/* To be called for each place that a walk over a tree visits; *seen counts them. False with an error raised: those of vm_poll, or E605 if the
+ * tree holds its parts so many times over that the walk would not end. */
 QN_MUST_CHECK static inline bool tree_place(qn_vm *vm, qn_value root, uint64_t *seen) {
   if (__builtin_expect(++*seen == PLACES_LOOK, 0) && tree_is_endless(vm, root, false)) return false;
   return !vm_poll(vm);
@@ -308,10 +309,10 @@ static inline bool vm_enter(qn_vm *vm, size_t slots) {
 /* Releases temporaries down to `mark` (a former vm->sp). */
 static inline void vm_pop_to(qn_vm *vm, qn_value *mark) {
   qn_value *p = vm->sp;
-  vm->sp = mark; /* freeing values pushes none */
+  vm->sp = mark; /* freeing values does not use the value stack */
   while (p > mark) value_release(vm, *--p);
 }
-/* The same on the way out: gives `r`. */
+/* Releases temporaries down to `mark` and returns `r`. */
 static inline qn_value vm_pop_with(qn_vm *vm, qn_value *mark, qn_value r) {
   vm_pop_to(vm, mark);
   return r;
@@ -324,13 +325,13 @@ QN_MUST_CHECK bool vm_use_device(qn_vm *vm, int device);
 double vm_seconds(void);
 /* Stream 1 is stdout, 2 stderr; goes to the host's sink if it has one. */
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
-/* To stderr, from code that a host's exception must not leave: log lines and warnings are told of wherever they come up. A host's sink
- * gets it before anything else is written, at the next vm_poll_between, or at the end of the evaluation; what one leaves that an
- * exception ends, or what comes up outside all of them, in the next one or when the VM is closed. */
+/* Writes to stderr from code that an exception of the host must not leave, as for log lines and warnings. A host's sink gets the text
+ * later: before anything else is written, at the next vm_poll_between, or at the end of the evaluation. If an exception ends the evaluation,
+ * or none is in progress, the sink gets it in the next one, or when the VM is closed. */
 void vm_write_later(qn_vm *vm, const char *text, size_t len);
-/* Writes now what waits. */
+/* Writes the text that waits. */
 void vm_write_waiting(qn_vm *vm);
-/* Writes what waits as an evaluation ends: `*held`, its result, is freed if the host's sink leaves by an exception. */
+/* Writes the text that waits at the end of an evaluation. *held, its result, is released if the host's sink throws an exception. */
 void vm_write_last(qn_vm *vm, qn_value *held);
 static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (uint32_t)c) != 0; }
 /* One line to the log (vm_write_later), prefixed with the channel's name. */

@@ -101,7 +101,8 @@ bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n) {
   return true;
 }
 
-/* arg_ints for what most calls give: a few ints. False: it is something else. */
+/* Does what arg_ints does for an int or a list of at most eight ints, which most calls give. False, without an error: `rest` is something
+ * else, and arg_ints has to look at it. */
 static inline bool plain_ints(qn_value rest, int64_t *out, int *n) {
   const qn_list *l = value_list(rest);
   if (rest.head == TAG_INT) {
@@ -155,7 +156,7 @@ static __attribute__((noinline)) bool odd_shape(qn_vm *vm, const char *fn, qn_va
 
 bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
   const qn_list *l = value_list(rest);
-  if (rest.head == TAG_LIST && l->len <= 4) { /* most are few and less than 2**12, so less than 2**48 elements */
+  if (rest.head == TAG_LIST && l->len <= 4) { /* four sizes below 2**12 cannot exceed 2**48 elements */
     const qn_value *item = l->items;
     int n = (int)l->len, i = 0;
     for (; i < n && item[i].head == TAG_INT && (uint64_t)item[i].u.i < 1 << 12; i++) shape[i] = item[i].u.i;
@@ -226,7 +227,7 @@ qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis) {
   return out;
 }
 
-/* The dtype in which values stand side by side: their promotion; all weak: bool, i64 or f32. */
+/* The dtype of an array that holds all these values: what they promote to or, if all are host numbers, bool, i64 or f32. */
 static qn_dtype common_dtype(const qn_value *items, uint32_t n) {
   operand_type t = value_operand_type(items[0]);
   for (uint32_t i = 1; i < n; i++) {
@@ -236,15 +237,13 @@ static qn_dtype common_dtype(const qn_value *items, uint32_t n) {
   return t.weak ? dtype_of_weak(t.dtype) : t.dtype;
 }
 
-/* Are they all arrays of the first one's dtype and shape? */
+/* Are all items arrays that have one dtype and one shape? */
 static bool all_alike(const qn_value *items, uint32_t n) {
   const qn_array *first = value_array(items[0]);
   if (!is_array(items[0])) return false;
   for (uint32_t i = 1; i < n; i++) {
     const qn_array *a = value_array(items[i]);
-    if (!is_array(items[i]) || a->dtype != first->dtype || a->rank != first->rank) return false;
-    for (int k = 0; k < first->rank; k++)
-      if (a->shape[k] != first->shape[k]) return false;
+    if (!is_array(items[i]) || a->dtype != first->dtype || !shape_equal(a, first)) return false;
   }
   return true;
 }
@@ -254,8 +253,7 @@ static bool shapes_agree(qn_vm *vm, const char *fn, const qn_value *items, uint3
     if (!is_array(items[i]) && !value_is_scalar(items[i])) return arg_wrong(vm, fn, "arrays and numbers", items[i]);
     const qn_array *a = is_array(items[i]) ? value_array(items[i]) : NULL;
     const qn_array *first = is_array(items[0]) ? value_array(items[0]) : NULL;
-    int rank = a ? a->rank : 0, rank0 = first ? first->rank : 0;
-    if (rank == rank0 && (rank == 0 || memcmp(a->shape, first->shape, (size_t)rank * sizeof *a->shape) == 0)) continue;
+    if (a && first ? shape_equal(a, first) : !(a && a->rank) && !(first && first->rank)) continue;
     return raise_false(vm, E_ragged, "%s: items 0 and %u differ in shape: %s and %s", fn, i, phrase_kind(items[0]).text,
                        phrase_kind(items[i]).text);
   }
@@ -274,7 +272,7 @@ qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t
   if (dtype == QN_DTYPE_COUNT) dtype = alike ? (qn_dtype)first->dtype : common_dtype(items, n);
   if (n > INT32_MAX) return raise_error(vm, E_too_large, SPAN_NONE, "%s: too many items", fn);
   if (alike || rank) return op_stack(vm, items, (int)n, at, dtype);
-  /* Numbers that the dtype does not hold have errors of their own. */
+  /* Each number is converted by itself, because one that the dtype does not hold is an error that names it. */
   qn_value *parts = mem_alloc(vm, n * sizeof *parts), out = value_error();
   if (!parts) return out;
   uint32_t made = 0;
@@ -288,7 +286,8 @@ qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t
   return out;
 }
 
-/* A list of untraced host numbers in one go; unset if it is none, or if a conversion may fail or is no mere store. */
+/* A new array of host numbers, stored one after the other. Unset, without an error, if an item is something else or is traced, or if a
+ * conversion may fail or has to round to an integer: then each item is converted by itself. */
 static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, qn_dtype dtype) {
   for (uint32_t i = 0; i < n; i++)
     if (!value_is_scalar(items[i]) || value_node(items[i])) return value_unset();
@@ -399,8 +398,8 @@ qn_value use_pair(qn_vm *vm, qn_value a, qn_value b) {
 }
 
 enum {
-  PART_SHORT = 32,       /* bytes up to which a part is compared wherever its first byte occurs */
-  SEARCH_BYTES = 1 << 20 /* of text, and four times the part's, searched between two looks at interrupts */
+  PART_SHORT = 32,       /* longest part that is looked for by its first byte */
+  SEARCH_BYTES = 1 << 20 /* bytes searched between two polls; of a long part four times its length */
 };
 
 bool text_search(qn_vm *vm, const char *text, size_t len, const char *part, size_t part_len, const char **found) {

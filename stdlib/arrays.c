@@ -5,7 +5,7 @@
 #include "jit/run/device.h"
 #include "stdlib/builtins.h"
 
-/* One value in every element. Borrows. A number that the dtype does not hold has an error of its own. */
+/* A new array with `v`, a number or an array of rank 0 (borrowed), in every element. Raises an error if the dtype does not hold `v`. */
 static qn_value filled(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
   if (is_array(v) || dtype_holds(dtype, v)) return op_full(vm, v, dtype, rank, shape);
   qn_value one = to_dtype(vm, v, dtype);
@@ -68,7 +68,8 @@ static qn_value too_many(qn_vm *vm, const char *fn) {
   return raise_error(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
 }
 
-/* How many steps fit steers what is recorded; start and step are data. `n`: the three numbers. */
+/* Prepares start, stop and step of arange, n[0] to n[2], for a call that is recorded. Ints are observed. Floats stay data, and only how
+ * many steps there are is observed, since the shape of the result depends on it. False with an error raised. */
 static bool observe_steps(qn_vm *vm, qn_value *n) {
   bool traced = false;
   for (int i = 0; i < 3; i++) {

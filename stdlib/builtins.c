@@ -12,7 +12,8 @@ static const builtin_def rows[] = {
 
 enum {
 #define BUILTIN(name, signature, effect, doc) ROW_##name,
-#define TOPIC(id, title) FIRST_OF_##id, BEFORE_##id = FIRST_OF_##id - 1, /* it takes no number */
+#define TOPIC(id, title)                                                                                               \
+  FIRST_OF_##id, BEFORE_##id = FIRST_OF_##id - 1, /* BEFORE_ steps back, so that the next row gets this number */
 #include "stdlib/builtins.def"
 };
 static const topic_row topics[] = {

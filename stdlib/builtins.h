@@ -20,7 +20,7 @@
 
 /* Raises E301: "reshape: expected <what>, not <kind of v>". */
 qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v);
-/* As arg_refuse, for functions that return whether the argument fits: false. */
+/* Raises what arg_refuse raises and returns false, for functions that return whether the argument fits. */
 static inline bool arg_wrong(qn_vm *vm, const char *fn, const char *what, qn_value v) {
   arg_refuse(vm, fn, what, v);
   return false;
@@ -31,12 +31,12 @@ QN_MUST_CHECK static inline bool arg_int(qn_vm *vm, const char *fn, const char *
 }
 QN_MUST_CHECK bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out);
 QN_MUST_CHECK bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_value v, bool *out);
-/* A dtype that arrays can have; nil stands for `otherwise`. */
+/* Reads a dtype that arrays can have. For nil *out is `otherwise`. */
 QN_MUST_CHECK bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dtype *out);
-/* One axis of an array of that rank; negative ones count from the end. E204. */
+/* Reads one axis of an array of that rank; *out is 0 to rank - 1, and negative axes count from the end. E204 if there is no such axis. */
 QN_MUST_CHECK bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out);
-/* arg_axes for what most calls give, nil or one axis that exists, so that reductions of few elements need no call. False: it is something
- * else, or an error, and arg_axes decides. */
+/* Reads nil or one axis that exists, which most calls give, so that reductions of few elements need no call of arg_axes. False, without an
+ * error: `v` is something else, and arg_axes has to read it. */
 static inline bool axes_at_once(qn_value v, int rank, uint8_t *mask) {
   *mask = (uint8_t)((1u << rank) - 1);
   if (v.head == TAG_NIL) return true;
@@ -45,16 +45,19 @@ static inline bool axes_at_once(qn_value v, int rank, uint8_t *mask) {
   *mask = (uint8_t)(1u << one);
   return true;
 }
-/* Do the arguments x, axis and keepdims of a reduction need no more checks? True for an array with axes as axes_at_once reads them. */
+/* Are the arguments x, axis and keepdims of a reduction an array, what axes_at_once reads, and a bool? Then *axes is set and nothing is left
+ * to check. */
 static inline bool reduces_at_once(const qn_value *args, uint8_t *axes) {
   return args[0].head == TAG_ARRAY && args[2].head == TAG_BOOL &&
          axes_at_once(args[1], value_array(args[0])->rank, axes);
 }
-/* An int or a list of ints as a mask; nil: all axes. E204. */
+/* Reads an int, a list of ints, or nil for all axes: bit i of *mask is set for axis i. E204 for axes that do not exist or occur twice. */
 QN_MUST_CHECK bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask);
-/* A rest parameter that holds ints, or one list of ints. At most ARRAY_MAX_RANK (E205). */
+/* Reads a rest parameter that holds ints, or one list of ints: *n of them, at most ARRAY_MAX_RANK (else E205). `what` says in messages
+ * what is expected. */
 QN_MUST_CHECK bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n);
-/* A rest parameter as the sizes of an array: ints, or one list of ints, none negative (E201). */
+/* Reads a rest parameter that holds the sizes of an array, as ints or one list of ints. E201 for a negative size, E605 if there would be
+ * too many elements. */
 QN_MUST_CHECK bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank);
 
 /* The items of a list, or the value itself as the only one; *n: how many. Borrowed from *v. */
@@ -63,14 +66,14 @@ static inline const qn_value *one_or_many(const qn_value *v, uint32_t *n) {
   *n = list ? value_list(*v)->len : 1;
   return list ? value_list(*v)->items : v;
 }
-/* Operands of an op: arrays and numbers. */
+/* Checks that `n` arguments can be operands of an op: arrays or numbers. */
 QN_MUST_CHECK bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n);
-/* An array for an argument (owned): arrays are themselves, host numbers become rank 0, lists are stacked. In the given dtype,
- * or (QN_DTYPE_COUNT) in the one that the items promote to. */
+/* Makes an array of an argument; owned. An array is itself, a host number becomes an array of rank 0, the items of a list are stacked. The
+ * result has the given dtype or, for QN_DTYPE_COUNT, the one that the items promote to. */
 QN_MUST_CHECK qn_value arg_array(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype);
-/* The dtype of a new array of a host number: f32, i64 or bool. */
+/* The dtype of a new array that is made of a host number: f32, i64 or bool. */
 static inline qn_dtype dtype_of_number(qn_value v) { return dtype_of_weak(value_operand_type(v).dtype); }
-/* i64[n], n at most ARRAY_MAX_RANK. */
+/* A new array i64[n]; n is at most ARRAY_MAX_RANK. */
 QN_MUST_CHECK qn_value array_of_ints(qn_vm *vm, const int64_t *items, int n);
 
 /* ---- ops ------------------------------------------------------------------------------------------------------- */
@@ -82,64 +85,70 @@ static inline qn_value op2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op
   qn_value in[2] = {x, y};
   return op_apply(vm, op, in, 2, attr);
 }
-/* Releases x, of which `out` was made: out. */
+/* Releases x, which was needed to make `out`, and returns `out`. */
 static inline qn_value used(qn_vm *vm, qn_value x, qn_value out) {
   value_release(vm, x);
   return out;
 }
-/* These release their operands, also on failure; an error value among them is the result. */
+/* Apply an op and release its operands, also on failure. If an operand is the error value nothing is applied, and the result is the error
+ * value. */
 QN_MUST_CHECK qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr);
 QN_MUST_CHECK qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr);
 QN_MUST_CHECK qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_attr *attr);
 
-/* An array or a host number, which is borrowed and must fit, as an array of a dtype. */
+/* An array or host number (borrowed) as a new array of this dtype; owned. An error is raised if a host number does not fit. */
 QN_MUST_CHECK qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype);
-/* The doors of these names (jit/run/door.h); x, or all n parts, are released, also on failure. */
+/* These do what op_cast, op_reshape, op_broadcast, op_permute and op_concat (jit/run/door.h) do, and release x, or all n parts, also on
+ * failure. */
 QN_MUST_CHECK qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype);
 QN_MUST_CHECK qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value use_permute(qn_vm *vm, qn_value x, const int *order);
-/* Axis `from` to place `to`, the others in order. */
+/* x (released) with axis `from` moved to place `to`; the other axes keep their order. */
 QN_MUST_CHECK qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to);
 QN_MUST_CHECK qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis);
-/* Stacks arrays and numbers of one shape along a new axis of the result, in a dtype as arg_array has it. Borrows. */
+/* Stacks n arrays and numbers (borrowed) of one shape along a new axis, number `axis` of the result. `dtype` means what it means to
+ * arg_array. */
 QN_MUST_CHECK qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n, int64_t axis,
                                     qn_dtype dtype);
 
 /* ---- iteration ---------------------------------------------------------------------------------------------------- */
 
-/* Anything that `for` goes over. */
+/* A value that `for` goes over, while its items are taken one by one. */
 typedef struct sequence {
   qn_value v; /* borrowed */
   int64_t n;
   int64_t at; /* of strings: byte offset of the next item */
 } sequence;
-QN_MUST_CHECK bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s); /* E312 */
-/* Item i, owned; to be called for 0, 1, 2 ... in order. */
+QN_MUST_CHECK bool sequence_of(qn_vm *vm, const char *fn, qn_value v,
+                               sequence *s); /* E312 if `for` does not go over it */
+/* Item i, owned. Must be called for 0, 1, 2 and so on in order. */
 QN_MUST_CHECK qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i);
 
 /* ---- shared by topics ------------------------------------------------------------------------------------------------- */
 
-/* n keys made from one (random.c). */
+/* n random keys that are made from one, as i64[n, 2] (random.c). */
 QN_MUST_CHECK qn_value random_split(qn_vm *vm, qn_value key, int64_t n);
 
-/* Walks k trees in step and builds a tree like the first, with what `visit` returns (owned, or the error value) in place of
- * each leaf: an array or number. `all`: in place of everything that is no container. Owned, or the error value (trees.c). */
+/* Walks k trees in step and builds a tree of the structure of the first one. Each leaf (an array or number) is replaced by what `visit`
+ * returns for the values that stand there in the k trees: an owned value, or the error value, which ends the walk. With `all` set, every
+ * value that is no container is a leaf. The result is owned, or the error value (trees.c). */
 typedef struct trees_walk trees_walk;
 typedef qn_value (*trees_visit)(void *ctx, const trees_walk *w, const qn_value *values);
 QN_MUST_CHECK qn_value trees_map(qn_vm *vm, const char *fn, const qn_value *trees, uint32_t k, bool all,
                                  trees_visit visit, void *ctx);
-/* Where the walk stands: "layers[0].w", or "layers.0.w" when dotted. */
+/* Appends the path of the place that a walk is at: "layers[0].w", or "layers.0.w" when dotted. */
 void text_path(const trees_walk *w, bool dotted, text_buf *t);
 
-/* What can be shown on a stream (1 or 2), and in how much room: on a terminal its size; elsewhere 24 rows, and 80 columns unless
- * the environment has COLUMNS. Colours are for terminals whose TERM has them, without NO_COLOR (core.c). */
+/* What can be shown on a stream (1: stdout, 2: stderr), and in how much room. Rows and columns are those of the terminal. If the stream is
+ * none there are 24 rows, and 80 columns or what the environment variable COLUMNS says. Colours are for terminals that have them according
+ * to TERM, unless NO_COLOR is set (core.c). */
 typedef struct output_looks {
   int columns, rows;
   bool colors, true_color;
 } output_looks;
 output_looks output_look(const qn_vm *vm, int stream);
-/* Writes a text, after a progress bar is taken away. */
+/* Takes a progress bar off the terminal, if there is one, and writes the text to a stream. */
 void output_write(qn_vm *vm, int stream, text_buf *t);
 
 /* Item i of the list *out, which is being filled in, becomes `item` (taken over). If that is the error value the list is given up, and
@@ -153,10 +162,10 @@ static inline void list_fill(qn_vm *vm, qn_value *out, int64_t i, qn_value item)
 
 /* ---- values ---------------------------------------------------------------------------------------------------------- */
 
-/* A list of two; takes over both, also on failure; errors among them are the result. */
+/* A list of the items a and b, which are taken over, also on failure. The error value if one of them is it. */
 QN_MUST_CHECK qn_value use_pair(qn_vm *vm, qn_value a, qn_value b);
-/* Where `part` first occurs in `len` bytes of text: *found, NULL if nowhere. In time proportional to both lengths. False with an error
- * raised: interrupted. */
+/* Finds where `part` first occurs in `len` bytes of text: *found points there, or is NULL. Takes time in proportion to both lengths. False,
+ * with an error raised, if the search was interrupted. */
 QN_MUST_CHECK bool text_search(qn_vm *vm, const char *text, size_t len, const char *part, size_t part_len,
                                const char **found);
 static inline qn_value new_str(qn_vm *vm, const char *text, size_t len) {

@@ -27,14 +27,14 @@ static double to_y(const chart *c, double v) {
   return c->bottom - (v - c->y.low) / (c->y.high - c->y.low) * (c->bottom - c->top);
 }
 
-/* Frees a text. False, with the error raised, if there was no memory for all of it. */
+/* Frees a text that has been drawn. False, with the error raised, if memory ran out while it was written. */
 static bool text_ended(text_buf *t) {
   bool good = text_good(t);
   text_free(t);
   return good;
 }
 
-/* As much of a text as there is room for. */
+/* Draws a text, cut at its end if it is wider than `room`. */
 static bool draw_text(const chart *c, double x, double y, text_place place, const char *text, size_t len, double room) {
   if (!len) return true;
   text_buf t = {.vm = c->p->vm};
@@ -101,7 +101,7 @@ static bool draw_notes(const chart *c) {
   return text_ended(&t);
 }
 
-/* Points of one column of the chart, as far as they matter. */
+/* Those points that fall into one column of the chart and can be seen there. */
 typedef struct bundle {
   int64_t column, n;
   double first[2], low[2], high[2], last[2]; /* x, y */
@@ -109,7 +109,7 @@ typedef struct bundle {
 
 typedef struct points {
   double *xy;
-  uint32_t n, cap; /* numbers, two a point */
+  uint32_t n, cap; /* doubles in use and allocated; a point is two */
 } points;
 
 static bool add_point(pen *p, points *k, const double *at) {
@@ -201,7 +201,7 @@ static bool draw_lines(chart *c) {
   return good && draw_frame(c) && draw_notes(c);
 }
 
-/* The scale of a heat map, at the right of it. */
+/* Draws the colour scale at the right of a heat map. */
 static bool draw_scale(chart *c) {
   enum { STEPS = 64 };
   pen *p = c->p;
@@ -227,7 +227,8 @@ static bool draw_image(chart *c) {
       CHART_HEIGHT - 2.0 * MARGIN - (f->title->len ? LINE_HEIGHT + 4 : 0) - (f->x_label->len ? LINE_HEIGHT + 4 : 0);
   double sx = room_x / (double)f->width, sy = room_y / (double)f->height, s = sx < sy ? sx : sy;
   double width = (double)f->width * s, height = (double)f->height * s;
-  if (!f->picture && (width < room_x / 8 || height < room_y / 8)) { /* a strip: proportions would hide it */
+  if (!f->picture && (width < room_x / 8 ||
+                      height < room_y / 8)) { /* so long and narrow that true proportions would make it invisible */
     width = room_x;
     height = room_y;
   }
@@ -256,7 +257,7 @@ static svg *svg_of(pen *p) { return (svg *)(void *)p; }
 
 static void put_number(text_buf *t, double x) { text_decimal(t, x, 'f', 2); }
 
-/* ` name="number"` */
+/* Appends an attribute of an SVG element: ` name="number"`. */
 static void put_attribute(text_buf *t, const char *name, double x) {
   text_addf(t, " %s=\"", name);
   put_number(t, x);
@@ -348,7 +349,7 @@ static void put_base64(text_buf *t, const uint8_t *p, size_t n) {
   }
 }
 
-/* The image as a .png file inside, of at most so many pixels a side. */
+/* Draws an image as a .png file that stands inside the SVG as text. */
 static bool svg_image(pen *p, double x, double y, double width, double height, const figure *f) {
   enum { SIDE_MAX = 2048 };
   qn_vm *vm = p->vm;

@@ -39,7 +39,7 @@ output_looks output_look(const qn_vm *vm, int stream) {
   return looks;
 }
 
-/* The bar of progress(), which is what the slot vm->stdlib holds, from the first bar on. */
+/* The bar that progress() draws. It lies in the slot vm->stdlib from the first call of progress() until the VM is closed. */
 typedef struct progress_bar {
   char label[64];
   double drawn; /* when it was drawn last */
@@ -106,7 +106,7 @@ qn_value builtin_format(qn_vm *vm, const qn_value *args) {
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-/* A one-element array or traced number as a weak scalar. */
+/* The element of a one-element array, or a traced number, as a host number of this dtype. */
 static qn_value weak_scalar(qn_vm *vm, const char *fn, qn_value x, qn_dtype dtype) {
   if (is_array(x) && value_array(x)->size != 1) return arg_refuse(vm, fn, "a number or an array of one element", x);
   return op_number(vm, x, dtype);
@@ -120,7 +120,7 @@ static qn_value not_number(qn_vm *vm, const char *fn, const qn_str *s) {
   return raise_text(vm, E_parse_number, SPAN_NONE, &t);
 }
 
-/* The ends of a text without blanks. */
+/* The part of a text between the blanks at its ends. */
 static void trimmed(const qn_str *s, const char **text, size_t *len) {
   const char *p = s->text, *end = p + s->len;
   while (p < end && strchr(" \t\n\r", *p)) p++;
@@ -220,7 +220,7 @@ qn_value builtin_range(qn_vm *vm, const qn_value *args) {
   return value_new(TAG_RANGE, range_new(vm, start, stop, step));
 }
 
-/* A list of `n` items; more than a list can hold is E605. */
+/* A new list of `n` items that are nil. E605 if that is more than a list can hold. */
 static qn_list *list_of(qn_vm *vm, const char *fn, int64_t n) {
   if (n < UINT32_MAX / 2) return list_new(vm, (size_t)n);
   return raise_nothing(vm, E_too_large, SPAN_NONE, "%s: %lld items are too many for a list", fn, (long long)n);
@@ -247,7 +247,7 @@ qn_value builtin_enumerate(qn_vm *vm, const qn_value *args) {
   return out;
 }
 
-/* A record, or a module's names as one; owned. */
+/* A record argument, or a record of the names of a module; owned. */
 static qn_value arg_record(qn_vm *vm, const char *fn, qn_value v) {
   if (value_is(v, TAG_MODULE)) return interp_module_record(vm, v);
   return value_is(v, TAG_RECORD) ? value_retain(v) : arg_refuse(vm, fn, "a record or module", v);
@@ -282,7 +282,7 @@ qn_value builtin_has(qn_vm *vm, const qn_value *args) {
   return used(vm, r, value_bool(record_find(value_record(r), name) >= 0));
 }
 
-/* A position in a list of n items, negative ones from the end; -1 if it is outside. */
+/* The place of index i in a list of n items; negative indices count from the end. -1 if there is no such item. */
 static int64_t position_in(int64_t i, int64_t n) {
   if (i < 0) i += n;
   return i >= 0 && i < n ? i : -1;
@@ -415,7 +415,7 @@ qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
 
 /* ---- progress ------------------------------------------------------------------------------------------------------------ */
 
-/* hooks.progress: "training [######------] 12/30", at most ten times a second. */
+/* Draws the bar, "training [######------] 12/30", at most ten times a second. This is hooks.progress. */
 static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
   enum { BAR = 30 };
   progress_bar *bar = vm->stdlib;
@@ -445,7 +445,8 @@ static void progress_close(qn_vm *vm) {
   vm->stdlib = NULL;
 }
 
-/* On a terminal: a marked copy of the iterable, which the interpreter's `for` reports on. Elsewhere the iterable itself. */
+/* If stderr is a terminal this returns a copy of the iterable that is marked OBJ_PROGRESS, so that the interpreter's `for` calls
+ * hooks.progress. Otherwise the iterable itself. */
 qn_value builtin_progress(qn_vm *vm, const qn_value *args) {
   qn_str *label;
   sequence s;

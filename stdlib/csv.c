@@ -42,7 +42,7 @@ static bool at_line_end(const reader *r) { return r->p == r->end || *r->p == '\n
 
 static bool is_blank(const reader *r, char c) { return c == ' ' || (c == '\t' && r->separator != '\t'); }
 
-/* Passes the end of a line. */
+/* Moves behind the end of the line, where the reader is. */
 static void next_line(reader *r) {
   if (r->p == r->end) return;
   if (*r->p++ == '\r' && r->p < r->end && *r->p == '\n') r->p++;
@@ -121,7 +121,7 @@ static bool is_word(const cell *c, const char *word) {
   return c->len == strlen(word) && strncasecmp(c->text, word, c->len) == 0;
 }
 
-/* What a cell is, and its number. */
+/* Tells what a cell is, and its value: *i for ints and bools, *f for floats, and nan in *f for a missing cell. */
 static cell_kind read_cell(const cell *c, int64_t *i, double *f) {
   static const char *const missing[] = {"", "nan", "na", "n/a", "null", "none"};
   for (size_t k = 0; k < sizeof missing / sizeof *missing; k++)
@@ -156,7 +156,7 @@ static cell_kind read_cell(const cell *c, int64_t *i, double *f) {
 
 typedef struct column {
   cell_kind kind; /* CELL_missing: no other cell yet */
-  bool missing;   /* some cells are */
+  bool missing;   /* some cells of it are missing */
   qn_value name;  /* TAG_STR, of a file with a header */
   qn_value data;  /* an array or list, of a file with a header */
 } column;
@@ -191,7 +191,7 @@ static void find_separator(reader *r) {
   r->separator = candidates[best];
 }
 
-/* Counts the columns and looks whether the first row is a header; the reader stays before it. */
+/* Reads the first row to count the columns and to see whether it is a header. The reader is before that row again afterwards. */
 static bool read_first(table *t) {
   reader start = t->r;
   cell c;
@@ -210,7 +210,7 @@ static bool read_first(table *t) {
   return t->columns != NULL;
 }
 
-/* The record with a field, nil as yet, of each column's name. */
+/* Gives the record a field, nil for now, for each column of a file with a header. */
 static bool read_names(table *t, qn_record *names) {
   qn_vm *vm = t->r.vm;
   for (int64_t i = 0; i < t->ncolumns; i++) {
@@ -240,7 +240,7 @@ static bool refuse_width(table *t, int64_t line, int64_t n, bool more) {
                      more ? "more than " : "", (long long)n, n == 1 ? "" : "s", (long long)t->ncolumns);
 }
 
-/* Lets a cell decide about its column. */
+/* Takes a cell into account for the kind of its column. False, with an error raised, if the column cannot hold it. */
 static bool judge(table *t, const cell *c) {
   column *k = &t->columns[c->column - 1];
   int64_t i;
@@ -302,7 +302,7 @@ static void store_number(qn_array *a, int64_t at, const cell *c) {
     memcpy(to, &f, sizeof f);
 }
 
-/* The second pass: all numbers into `all` (a file without header), or each column into its data. */
+/* The second pass over the file. Stores all numbers in `all` if the file has no header, otherwise the cells of each column in its data. */
 static bool fill(table *t, qn_array *all) {
   qn_vm *vm = t->r.vm;
   for (int64_t row = 0; next_row(&t->r); row++) {
@@ -394,7 +394,8 @@ static void text_number(text_buf *t, qn_value v, qn_dtype dtype) {
     text_float(t, v.u.f, dtype_compute(dtype));
 }
 
-/* A text that would not come back as it is stands in quotes; in a header, one that would not look like a name, too. */
+/* Writes a text as a cell. It gets quotes if it would be read back as something else; a name of a header also if it would not be taken for
+ * a name. */
 static void text_cell(text_buf *t, const qn_str *s, bool header) {
   int64_t i;
   double f;
@@ -414,7 +415,7 @@ static void text_cell(text_buf *t, const qn_str *s, bool header) {
   text_adds(t, "\"");
 }
 
-/* The row in `t`, which is empty then. */
+/* Appends the row in `t` to the file and empties `t`. */
 static bool end_row(qn_vm *vm, text_buf *t, bytes *out, int64_t row) {
   text_adds(t, "\n");
   bool good = text_good(t) && bytes_add(vm, out, t->text, t->len);
@@ -457,7 +458,7 @@ static bool write_item(qn_vm *vm, text_buf *t, const qn_str *name, qn_value colu
   return true;
 }
 
-/* `columns` has the record's fields, arrays of them contiguous in the CPU's memory. */
+/* Writes a record of columns. Its arrays are contiguous and in the CPU's memory. */
 static bool write_columns(qn_vm *vm, qn_record *columns, text_buf *t, bytes *out) {
   int64_t rows = -1;
   for (uint32_t i = 0; i < columns->len; i++) {

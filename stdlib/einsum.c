@@ -15,7 +15,7 @@
 #include "stdlib/builtins.h"
 
 enum { LETTERS = 52, LABELS = LETTERS + ARRAY_MAX_RANK, MAX_OPERANDS = 16 };
-/* Labels 0..25 are a..z, 26..51 A..Z; LETTERS + i is the i-th axis from the right under "...". */
+/* Labels are numbers: 0..25 are a..z, 26..51 are A..Z, and LETTERS + i is the axis under "..." that is the i-th from the right. */
 
 typedef struct term {
   qn_value v; /* owned, or unset */
@@ -27,9 +27,9 @@ typedef struct einsum {
   qn_vm *vm;
   int n;
   term terms[MAX_OPERANDS];
-  int64_t sizes[LABELS]; /* 0: not seen, stored as size + 1 */
+  int64_t sizes[LABELS]; /* size + 1 of the axes with this label; 0: it has not been seen */
   int seen[LABELS];      /* occurrences in operands */
-  int dots;              /* most axes under "..." in an operand */
+  int dots;              /* the most axes that "..." stands for in an operand */
   int out_rank;
   uint8_t out[ARRAY_MAX_RANK];
 } einsum;
@@ -40,8 +40,8 @@ static bool refuse(qn_vm *vm, const qn_str *spec, const char *why) {
 
 static int label_of(char c) { return c >= 'a' && c <= 'z' ? c - 'a' : c >= 'A' && c <= 'Z' ? c - 'A' + 26 : -1; }
 
-/* Reads labels up to a comma, an arrow or the end; `dots` is the number of axes that "..." stands for, or -1 if the number is
- * still to be found: `rank` minus the letters. */
+/* Reads labels up to a comma, an arrow or the end. "..." stands for `dots` axes or, if that is -1, for as many as the letters leave over of
+ * `rank`. */
 static bool read_labels(qn_vm *vm, const qn_str *spec, const char **at, int rank, int dots, uint8_t *labels, int *n) {
   const char *p = *at;
   int letters = 0;
@@ -73,7 +73,7 @@ static bool read_labels(qn_vm *vm, const qn_str *spec, const char **at, int rank
   return true;
 }
 
-/* Reads the specification and the operands' sizes. */
+/* Reads the specification and the sizes of the operands. False with an error raised. */
 static bool parse(einsum *e, const qn_str *spec) {
   const char *p = spec->text;
   for (int i = 0; i < e->n; i++) {
@@ -109,7 +109,7 @@ static bool parse(einsum *e, const qn_str *spec) {
     if (!read_labels(e->vm, spec, &p, -1, strstr(p, "...") ? e->dots : 0, e->out, &e->out_rank)) return false;
     if (*p) return refuse(e->vm, spec, "one group of labels behind ->");
   } else {
-    /* Without an arrow: the axes under ..., then labels that occur once, in alphabetical order. */
+    /* Without an arrow the result has the axes under ..., then the labels that occur once, in alphabetical order. */
     for (int i = e->dots - 1; i >= 0; i--) e->out[e->out_rank++] = (uint8_t)(LETTERS + i);
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     for (int i = 0; i < LETTERS; i++) {
@@ -139,7 +139,7 @@ static void remove_label(term *t, int at) {
   t->rank--;
 }
 
-/* Reshapes to the sizes of the term's labels. */
+/* Reshapes a term to the sizes of its labels. */
 static void set_shape(einsum *e, term *t) {
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0; i < t->rank; i++) shape[i] = size_of(e, t->labels[i]);
@@ -165,7 +165,7 @@ static bool normalise(einsum *e, term *t) {
     int j = i + 1;
     while (j < t->rank && t->labels[j] != t->labels[i]) j++;
     if (j == t->rank) continue;
-    /* Both axes last, as one of n*n elements: the diagonal is every (n+1)-th. */
+    /* The two axes go last and become one of n*n elements, of which the diagonal is every (n+1)-th. */
     int64_t n = size_of(e, t->labels[i]);
     int label = t->labels[i];
     t->v = use_move_axis(vm, use_move_axis(vm, t->v, j, t->rank - 1), i, t->rank - 2);
@@ -210,7 +210,7 @@ static void order_as(einsum *e, term *t, const uint8_t *labels) {
   t->v = use_permute(e->vm, t->v, order);
 }
 
-/* Replaces `x` by the contraction of x and y; `needed` marks labels of the result and of later operands. Takes y's value. */
+/* Replaces x by the contraction of x and y. `needed` marks the labels that the result or a later operand has. Takes the value of y over. */
 static bool contract(einsum *e, term *x, term *y, const bool *needed) {
   qn_vm *vm = e->vm;
   bool keep[LABELS];

@@ -11,7 +11,7 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* ---- numbers and colors ------------------------------------------------------------------------------------------------- */
 
-/* Beyond these bounds ranges and their margins would not be finite. */
+/* The bounds keep the range of an axis and its margins finite. */
 bool number_drawn(double x) { return x >= -1e300 && x <= 1e300; }
 
 bool figure_named(const figure *f) {
@@ -27,7 +27,8 @@ uint32_t series_color(int i) {
   return colors[i % (int)(sizeof colors / sizeof *colors)];
 }
 
-/* Dark violet over blue-green to yellow: brighter is more, also in print and for the colour-blind. */
+/* The scale goes from dark violet over blue-green to yellow. Larger numbers are brighter, so it can be read in black and white print and by
+ * the colour-blind. */
 uint32_t heat_color(double x) {
   static const uint8_t stops[9][3] = {{66, 4, 85},    {70, 46, 124}, {58, 83, 139},  {44, 114, 142}, {33, 145, 140},
                                       {42, 175, 127}, {96, 201, 96}, {172, 220, 48}, {252, 230, 38}};
@@ -39,7 +40,7 @@ uint32_t heat_color(double x) {
   return color;
 }
 
-/* Place of a number on the scale of the heat map. */
+/* The place of a number on the colour scale of the heat map, 0 to 1. */
 static double heat_level(const figure *f, double v) {
   double level = v >= f->high ? 1 : v <= f->low ? 0 : (v - f->low) / (f->high - f->low);
   return f->high > f->low ? level : 0.5;
@@ -84,7 +85,7 @@ static double power10(int n) {
   return x;
 }
 
-/* k * unit * 10**exponent, rounded once for exponents that occur. */
+/* k * unit * 10**exponent, rounded only once so that ticks print as short numbers. */
 static double scaled(const axis *a, double k) {
   double x = k * a->unit;
   return a->exponent < 0 ? x / power10(-a->exponent) : x * power10(a->exponent);
@@ -203,13 +204,13 @@ static bool refuse_field(qn_vm *vm, const char *fn, const char *name) {
   return raise_false(vm, E_argument, "%s: the figure's field %s is not what plot, hist and show make", fn, name);
 }
 
-/* As f64 in the CPU's memory, in one piece. */
+/* A value as a contiguous f64 array in the CPU's memory; owned. */
 static qn_value numbers_of(qn_vm *vm, const char *fn, qn_value v) {
   qn_value x = arg_array(vm, fn, v, DTYPE_WIDE);
   return value_is_error(x) ? x : used(vm, x, value_new(TAG_ARRAY, array_to_cpu(vm, value_array(x))));
 }
 
-/* The numbers of an array (or what becomes one) of a rank, held by the figure. */
+/* Gives the numbers of an array of this rank, or of a value that becomes one. The figure keeps the array alive. */
 static bool hold_numbers(qn_vm *vm, const char *fn, figure *f, qn_value v, int rank, const double **data,
                          int64_t *shape) {
   qn_value x = numbers_of(vm, fn, v);
@@ -267,7 +268,7 @@ static bool open_plot(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   return true;
 }
 
-/* Edges may lie somewhat beyond the numbers. */
+/* Reads the record of a histogram. Edges enclose the numbers, so they may lie a little beyond the largest number that can be drawn. */
 static bool open_hist(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   int64_t edges;
   f->series = mem_zalloc(vm, FIGURE_SERIES_MAX * sizeof *f->series);
@@ -350,7 +351,8 @@ void figure_close(qn_vm *vm, figure *f) {
 
 /* ---- the builtins ------------------------------------------------------------------------------------------------------------ */
 
-/* The beginning of a figure; `labels` are the arguments title, x_label and y_label. NULL with an error raised. */
+/* A new record of a figure with the fields that all kinds have. `labels` are the arguments title, x_label and y_label. NULL with an error
+ * raised. */
 static qn_record *new_figure(qn_vm *vm, figure_kind kind, const qn_value *labels) {
   static const char *const names[] = {"title", "x_label", "y_label"};
   qn_str *text;
@@ -367,7 +369,7 @@ static qn_record *new_figure(qn_vm *vm, figure_kind kind, const qn_value *labels
 
 static void figure_drop(qn_vm *vm, void *f) { figure_close(vm, f); }
 
-/* Draws a figure (taken over) and gives it back. */
+/* Draws a figure on the VM's output and returns it. Takes the figure over; the result is owned. */
 static qn_value drawn(qn_vm *vm, const char *fn, qn_value v) {
   figure f;
   bool good = figure_open(vm, fn, v, &f);
@@ -391,24 +393,21 @@ static qn_value finish(qn_vm *vm, const char *fn, qn_record *r, bool good) {
 
 /* ---- plot ---- */
 
-/* Adds one series; takes over y. */
+/* Adds one series to the list. Takes over y, also on failure. */
 static bool add_series(qn_vm *vm, qn_list *series, const char *name, size_t len, qn_value x, qn_value y) {
   if (value_is_error(y)) return false;
   const qn_array *a = value_array(y);
-  bool good = false;
+  bool good = true;
   if (a->rank != 1)
-    raise_error(vm, E_rank, SPAN_NONE, "plot: a series of numbers has rank 1, not %d", a->rank);
+    good = raise_false(vm, E_rank, "plot: a series of numbers has rank 1, not %d", a->rank);
   else if (a->size == 0)
-    raise_error(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: %.*s%sno numbers",
-                (int)(len < 60 ? len : 60), name, len ? " has " : "");
+    good = raise_false(vm, E_argument, "plot: there is nothing to draw: %.*s%sno numbers", (int)(len < 60 ? len : 60),
+                       name, len ? " has " : "");
   else if (is_array(x) && value_array(x)->shape[0] != a->shape[0])
-    raise_error(vm, E_shape, SPAN_NONE, "plot: x has %lld numbers and %s%.*s has %lld",
-                (long long)value_array(x)->shape[0], len ? "" : "y", (int)(len < 60 ? len : 60), name,
-                (long long)a->shape[0]);
+    good = raise_false(vm, E_shape, "plot: x has %lld numbers and %s%.*s has %lld", (long long)value_array(x)->shape[0],
+                       len ? "" : "y", (int)(len < 60 ? len : 60), name, (long long)a->shape[0]);
   else if (series->len == FIGURE_SERIES_MAX)
-    raise_error(vm, E_argument, SPAN_NONE, "plot: at most %d series can be drawn", FIGURE_SERIES_MAX);
-  else
-    good = true;
+    good = raise_false(vm, E_argument, "plot: at most %d series can be drawn", FIGURE_SERIES_MAX);
   qn_record *r = good ? record_new(vm) : NULL;
   if (!r) {
     value_release(vm, y);
@@ -422,7 +421,8 @@ static bool add_series(qn_vm *vm, qn_list *series, const char *name, size_t len,
   return false;
 }
 
-/* Several series: fields of a record, items of a list that are no numbers, columns of a matrix; or one. */
+/* Adds what y holds: one series for each field of a record, each item of a list that is no number, or each column of a matrix; otherwise y
+ * is one series. */
 static bool add_all(qn_vm *vm, qn_list *series, qn_value x, qn_value y) {
   if (value_is(y, TAG_RECORD)) {
     const qn_record *r = value_record(y);
@@ -476,7 +476,7 @@ qn_value builtin_plot(qn_vm *vm, const qn_value *args) {
 
 /* ---- hist ---- */
 
-/* Counts of n numbers between edges, the last one included. */
+/* Counts how many of n numbers lie in each bin, [edge, next edge); the last bin includes its upper edge. */
 static bool count_between(qn_vm *vm, const double *x, int64_t n, const double *edges, int64_t bins, int64_t *counts) {
   for (int64_t i = 0; i < n; i++) {
     if (vm_poll_item(vm, i)) return false;
@@ -494,7 +494,7 @@ static bool count_between(qn_vm *vm, const double *x, int64_t n, const double *e
   return true;
 }
 
-/* The edges of equal bins over the finite numbers. */
+/* The edges of `bins` bins of equal width over the range of the finite numbers in x; owned. */
 static qn_value equal_edges(qn_vm *vm, const qn_array *x, int64_t bins) {
   const double *p = (const double *)(const void *)array_data(x);
   double low, high;

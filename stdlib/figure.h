@@ -33,9 +33,9 @@ typedef struct figure {
   const qn_str *title, *x_label, *y_label;
   figure_series *series; /* of a histogram one: x are the edges, y the counts */
   int nseries;
-  double x_low, x_high, y_low, y_high; /* of what is drawn */
+  double x_low, x_high, y_low, y_high; /* the range of what is drawn */
   int64_t left_out;                    /* numbers that are not finite (or beyond 1e300) */
-  bool beyond;                         /* some of them are finite */
+  bool beyond;                         /* some of those left out are finite */
   const double *image;
   int64_t height, width;
   int channels; /* 1, 3 or 4 */
@@ -51,7 +51,7 @@ bool figure_is(qn_value v);
 QN_MUST_CHECK bool figure_open(qn_vm *vm, const char *fn, qn_value v, figure *f);
 void figure_close(qn_vm *vm, figure *f);
 
-/* Do its series have names (or numbers, where there are several) to be told apart by? */
+/* Does it need a legend: is there a series with a name, or more than one? */
 bool figure_named(const figure *f);
 double series_x(const figure_series *s, int64_t i);
 /* Can the number be drawn? */
@@ -59,10 +59,11 @@ bool number_drawn(double x);
 /* Color of a series, and of a place between 0 and 1 on the scale of heat maps: 0xRRGGBB. */
 uint32_t series_color(int i);
 uint32_t heat_color(double x);
-/* Mean of the pixels in [y0, y1) x [x0, x1): a color, and how bright (of a heat map: how high) it is in 0..1; -1: nan. */
+/* The mean colour of the pixels in [y0, y1) x [x0, x1). *level is its brightness, or its place on the scale of a heat map, 0 to 1; -1 if the
+ * pixels are nan. */
 uint32_t figure_area(const figure *f, int64_t y0, int64_t y1, int64_t x0, int64_t x1, double *level);
 
-/* Ticks at round numbers, at most `most` (2 or more); `widen`: the range ends at ticks. */
+/* Gives an axis from low to high ticks at round numbers, at most `most` (2 or more). With `widen` the range is widened to end at ticks. */
 void axis_fit(axis *a, double low, double high, int most, bool widen);
 double axis_tick(const axis *a, int i);
 void text_tick(text_buf *t, const axis *a, int i);
@@ -71,7 +72,7 @@ void text_tick(text_buf *t, const axis *a, int i);
 void text_label(text_buf *t, const char *text, size_t len, int room);
 /* Columns of the terminal that text_label fills. */
 int label_columns(const char *text, size_t len, int room);
-/* "3 numbers that are not finite are left out", or nothing. */
+/* Appends "3 numbers that are not finite are left out" if a histogram left some out. */
 void text_left_out(text_buf *t, const figure *f);
 
 /* Draws on the VM's output, sized to its terminal (sketch.c). */
@@ -91,7 +92,7 @@ typedef struct pen {
   void (*curve)(struct pen *p, const double *xy, int64_t n, uint32_t color);
   void (*box)(struct pen *p, double x, double y, double width, double height, uint32_t color);
   void (*text)(struct pen *p, double x, double y, text_place place, const char *text,
-               size_t len); /* (x, y): of its base line */
+               size_t len); /* (x, y) lies on its base line */
   bool (*image)(struct pen *p, double x, double y, double width, double height, const figure *f);
 } pen;
 QN_MUST_CHECK bool chart_draw(pen *p, const figure *f);

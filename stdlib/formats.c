@@ -15,7 +15,7 @@ static bool txt_write(qn_vm *vm, qn_value v, bytes *out) {
   return arg_str(vm, "save", "a text for .txt", v, &text) && bytes_add(vm, out, text->text, text->len);
 }
 
-/* An image, or a figure that plot, hist or show made. */
+/* Writes an image, or a figure that plot, hist or show made, as .png. */
 static bool image_write(qn_vm *vm, qn_value v, bytes *out) {
   return figure_is(v) ? figure_png(vm, v, out) : png_write(vm, v, out);
 }
@@ -39,7 +39,8 @@ static const file_format formats[] = {
 };
 enum { FORMATS = sizeof formats / sizeof *formats };
 
-/* ".npy, .npz or .csv": the endings of formats that can be read, or of all; of those that hold trees only, if asked. */
+/* Appends the endings of formats, ".npy, .npz or .csv". With `reading` only those that can be read, with `dotted` only those that hold
+ * trees. */
 static void text_endings(text_buf *t, bool reading, bool dotted) {
   int n = 0, left = 0;
   for (int i = 0; i < FORMATS; i++) left += (formats[i].read || !reading) && (formats[i].dotted || !dotted);
@@ -76,11 +77,12 @@ typedef struct like_ctx {
   const qn_record *flat;
 } like_ctx;
 
-/* Arrays of a file have the shapes that the tree has; dtypes may differ, and a number stands for an array of any shape. */
+/* Checks that an array of the file has the shape of the array at its place in the tree `like`. dtypes may differ, and a number in the tree
+ * fits an array of any shape. */
 static bool shape_is_like(const like_ctx *c, const qn_str *name, qn_value file, qn_value tree) {
   if (!is_array(tree) || !is_array(file)) return true;
   const qn_array *a = value_array(file), *b = value_array(tree);
-  if (a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0) return true;
+  if (shape_equal(a, b)) return true;
   return raise_false(c->vm, E_argument, "load: %s is %s in %s, and %s in like", name->len ? name->text : "the array",
                      phrase_shape(a).text, c->path, phrase_shape(b).text);
 }

@@ -112,7 +112,7 @@ bool file_read(qn_vm *vm, const char *path, bytes *out) {
   return good;
 }
 
-/* 0, or errno. */
+/* Writes all bytes to a file. 0, or the errno of what failed. */
 static int write_all(int fd, const uint8_t *data, size_t len) {
   while (len) {
     ssize_t n = write(fd, data, len);
@@ -128,7 +128,7 @@ static int write_all(int fd, const uint8_t *data, size_t len) {
 bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   if (!vm_may(vm, QN_CAP_WRITE, "writing files")) return false;
   struct stat st;
-  /* What is no plain file (a pipe, a device, a link) is written where it is. */
+  /* A pipe, a device or a link cannot be replaced by a file beside it, and is written directly. */
   bool exists = lstat(path, &st) == 0;
   bool beside = !exists || S_ISREG(st.st_mode);
   text_buf name = {.vm = vm};
@@ -261,7 +261,7 @@ qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len)
   return new_str(vm, (const char *)data, len);
 }
 
-/* A path argument: C's functions end at a NUL. */
+/* A NUL is refused because C's functions would end the path there. */
 bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out) {
   if (!arg_str(vm, fn, "a path", v, out)) return false;
   if (memchr((*out)->text, 0, (*out)->len)) return raise_false(vm, E_file, "%s: a path holds no NUL", fn);

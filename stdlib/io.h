@@ -15,20 +15,20 @@ typedef struct bytes {
   size_t len, cap;
 } bytes;
 void bytes_free(qn_vm *vm, bytes *b);
-/* Appends; `p` NULL leaves the room uninitialised. */
+/* Appends `len` bytes, a copy of those at `p`; if `p` is NULL they are uninitialised. */
 QN_MUST_CHECK bool bytes_add(qn_vm *vm, bytes *b, const void *p, size_t len);
-/* E501 with the system's reason, E505 without the capability. */
+/* Reads a whole file; the bytes are the caller's (bytes_free). E501 with the system's reason, E505 without the capability. */
 QN_MUST_CHECK bool file_read(qn_vm *vm, const char *path, bytes *out);
-/* Writes beside the file and renames, so that a failure leaves the old content. */
+/* Writes a whole file. A plain file is written under another name and renamed, so that a failure leaves the old content. E501, E505. */
 QN_MUST_CHECK bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
 
-/* Each raises E502, "<path>: <what>", and gives what a reader returns then: false, or the error value. */
+/* Both raise E502 with the message "<path>: <what>". One returns false and the other the error value, for readers that return these. */
 bool file_refuse(qn_vm *vm, const char *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
 qn_value file_error(qn_vm *vm, const char *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* A path argument of a builtin: a text without NUL. */
 QN_MUST_CHECK bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out);
-/* The bytes as a text. E502 where they are not UTF-8. */
+/* The bytes of a file as a string value, owned. E502 if they are not UTF-8. */
 QN_MUST_CHECK qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
 
 /* A header of a file that is text, as it is read: all of it is [start, end), and `p` is where to go on. `path` is for messages. */

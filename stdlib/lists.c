@@ -6,7 +6,7 @@
 
 /* ---- functions over items ------------------------------------------------------------------------------------------ */
 
-/* f(x) of an item that the caller owns. */
+/* Calls f(x). x is released, also on failure; the result is owned. */
 static qn_value call1(qn_vm *vm, qn_value f, qn_value x) {
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &x);
@@ -15,7 +15,7 @@ static qn_value call1(qn_vm *vm, qn_value f, qn_value x) {
   return r;
 }
 
-/* The sequence argument, with a word for those who give the function first. */
+/* Reads the sequence that a function is applied to. If `v` is a function the error says that the sequence comes first. */
 static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   if (!value_is(v, TAG_FN)) return sequence_of(vm, fn, v, s);
   return raise_false(vm, E_type, "%s: the list comes first: %s(list, f)", fn, fn);
@@ -51,7 +51,7 @@ static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
   return true;
 }
 
-/* The list that `into` makes of a sequence. */
+/* Makes a new list of a sequence: `into` appends what comes of the items to it. */
 static qn_value new_list(qn_vm *vm, const char *fn, const qn_value *args,
                          bool (*into)(qn_vm *vm, sequence *s, qn_value f, qn_list *out)) {
   sequence s;
@@ -153,14 +153,14 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
 
 /* ---- looking for things --------------------------------------------------------------------------------------------- */
 
-/* Byte offset of `part` in `s` from byte `from` on; -1 if it is not there, -2 with an error raised. */
+/* The byte offset of the first `part` in `s` that begins at byte `from` or later. -1 if there is none, -2 with an error raised. */
 static int64_t text_position(qn_vm *vm, const qn_str *s, const qn_str *part, size_t from) {
   const char *p = NULL;
   if (from <= s->len && !text_search(vm, s->text + from, s->len - from, part->text, part->len, &p)) return -2;
   return p ? p - s->text : -1;
 }
 
-/* Index of an item in a list from `start` on: -1 if there is none, -2 with an error raised. */
+/* The index of the first item, from `start` on, that is equal to `item`. -1 if there is none, -2 with an error raised. */
 static int64_t list_position(qn_vm *vm, const qn_list *l, qn_value item, int64_t start) {
   for (int64_t i = start; i < l->len; i++) {
     if (vm_poll_item(vm, i)) return -2;
@@ -219,8 +219,8 @@ qn_value builtin_find(qn_vm *vm, const qn_value *args) {
 
 enum { COMPARE_DEPTH = 64, COMPARE_FAILED = 2 };
 
-/* The lists of two keys that are compared: from PLACES_LOOK pairs on those found equal are remembered, since keys may share their
- * parts without end. */
+/* What is known while two keys are compared. After PLACES_LOOK pairs of lists those found equal are remembered, because keys may hold the
+ * same parts so many times over that comparing each occurrence would never end. */
 typedef struct order_walk {
   uint32_t seen;
   shared_parts equal;
@@ -234,7 +234,7 @@ static inline int compare_numbers(qn_value a, qn_value b) {
   return value_is(a, TAG_FLOAT) ? -number_order(b.u.i, a.u.f) : number_order(a.u.i, b.u.f);
 }
 
-/* -1, 0 or 1; COMPARE_FAILED with an error raised. nan comes after every number. Lists compare item by item. */
+/* The order of two keys: -1, 0 or 1, or COMPARE_FAILED with an error raised. nan comes after every number; lists compare item by item. */
 static int compare(qn_vm *vm, order_walk *w, qn_value a, qn_value b, int depth) {
   if (value_is_scalar(a) && value_is_scalar(b)) return compare_numbers(a, b);
   if (value_is(a, TAG_STR) && value_is(b, TAG_STR)) return str_compare(value_str(a), value_str(b));
@@ -262,7 +262,8 @@ static int compare(qn_vm *vm, order_walk *w, qn_value a, qn_value b, int depth) 
   return COMPARE_FAILED;
 }
 
-/* Stable merge sort of `order` (numbers of keys) from the bottom up; `spare` is as long. */
+/* Sorts `order`, the indices of n keys, by merging runs from the bottom up, which is stable. `spare` is room for n more indices. False with
+ * an error raised. */
 static bool merge_sort(qn_vm *vm, const qn_value *keys, uint32_t *order, uint32_t *spare, uint32_t n, bool descending) {
   order_walk w = {0};
   for (uint32_t width = 1; width < n; width *= 2) {
@@ -292,7 +293,8 @@ static bool merge_sort(qn_vm *vm, const qn_value *keys, uint32_t *order, uint32_
   return true;
 }
 
-/* What to compare an item by, with a plain value: one-element arrays are read, traced numbers observed. Owned. */
+/* The key that an item is sorted by, owned: `by` of the item, or the item itself if `by` is nil. It can be compared without the recorder:
+ * one-element arrays are read, and traced numbers are observed. */
 static qn_value sort_key(qn_vm *vm, qn_value item, qn_value by) {
   qn_value key = value_is(by, TAG_NIL) ? value_retain(item) : vm->hooks.call(vm, by, &item, 1, value_nil());
   if (is_array(key) && value_array(key)->size == 1) {
@@ -327,7 +329,7 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
   return out;
 }
 
-/* A field's name instead of the function that gives the field. */
+/* Raises the error for a name of a field as `by`, and shows the function that takes the field. */
 static qn_value fail_by_text(qn_vm *vm, const qn_str *name) {
   text_buf t = {.vm = vm};
   text_adds(&t, "sort: by is a function of an item, not a text; write by: fn(r) r");
@@ -376,8 +378,8 @@ static qn_value number_item(qn_vm *vm, const char *fn, sequence *s, int64_t i) {
   return value_fail(vm, item);
 }
 
-/* `args` are x, axis, keepdims. A sequence is folded with `combine`, starting from `empty` (unset: an empty one is an
- * error). */
+/* A reduction of an array, by `op`, or of the items of a sequence, which `combine` takes two at a time. `args` are x, axis and keepdims.
+ * `empty` is the result for a sequence without items; if it is unset such a sequence is an error. */
 static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_value empty, const qn_value *args) {
   qn_value x = args[0];
   bool keepdims, several = value_is_scalar(x) && !value_is(args[1], TAG_NIL);
@@ -434,7 +436,7 @@ qn_value builtin_min(qn_vm *vm, const qn_value *args) {
   return reduce_any(vm, "min", OP_min, OP_minimum, value_unset(), args);
 }
 
-/* `stop`: the answer of one item that settles the matter. */
+/* any and all: of an array by `op`; of a list by asking the items until one answers `stop`, which is then the result. */
 static qn_value truth(qn_vm *vm, const char *fn, op_id op, bool stop, const qn_value *args) {
   qn_value x = args[0];
   if (is_array(x)) return reduce_any(vm, fn, op, op, value_bool(!stop), args);

@@ -26,7 +26,7 @@ typedef struct header {
   int64_t shape[ARRAY_MAX_RANK];
 } header;
 
-/* A quoted text without escapes. */
+/* Reads a text in quotes, which has no escapes. *text points into the header. False if there is none. */
 static bool read_quoted(scan *r, const char **text, size_t *len) {
   scan_blanks(r);
   if (r->p == r->end || (*r->p != '\'' && *r->p != '"')) return false;
@@ -76,7 +76,7 @@ static bool read_shape(scan *r, header *h) {
   while (!scan_accept(r, ')')) {
     int64_t n = scan_size(r);
     if (n < 0) return file_refuse(r->vm, r->path, "the header has no readable shape");
-    if (r->p < r->end && *r->p == 'L') r->p++; /* Python 2 */
+    if (r->p < r->end && *r->p == 'L') r->p++; /* as Python 2 writes long integers */
     if (h->rank == ARRAY_MAX_RANK)
       return file_refuse(r->vm, r->path, "the array has more than %d axes", ARRAY_MAX_RANK);
     h->shape[h->rank++] = n;
@@ -142,7 +142,7 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
   if ((uint64_t)n > len / dtype_size(stored))
     return file_error(vm, path, "the file is truncated: %zu bytes of data where the header asks for %zu", len,
                       (size_t)n * dtype_size(stored));
-  /* Fortran order: the elements are those of the transposed array in C order. */
+  /* Elements in Fortran order are those of the transposed array in C order, so that array is read and then transposed. */
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0; i < h.rank; i++) shape[i] = h.shape[h.fortran ? h.rank - 1 - i : i];
   qn_dtype dtype = elements_dtype(stored);

@@ -62,14 +62,14 @@ static bool find_directory(archive *z) {
 }
 
 typedef struct member {
-  const char *name; /* not terminated */
+  const char *name; /* not NUL-terminated */
   size_t name_len;
   uint32_t method, crc;
   size_t packed, size;
   const uint8_t *data;
 } member;
 
-/* Reads the directory entry at *at and moves on. */
+/* Reads and checks the directory entry at offset *at, and moves *at behind it. False with E502 raised. */
 static bool next_member(archive *z, size_t *at, member *m) {
   const uint8_t *e = z->data + *at;
   if (z->end - *at < CENTRAL_LEN || get_u32(e) != SIG_CENTRAL)
@@ -107,17 +107,11 @@ static bool next_member(archive *z, size_t *at, member *m) {
 
 static bool inflate_member(archive *z, const member *m, uint8_t *out) {
   z_stream s = {.next_in = (Bytef *)m->data, .avail_in = (uInt)m->packed, .next_out = out, .avail_out = (uInt)m->size};
-  if (inflateInit2(&s, -MAX_WBITS) != Z_OK) {
-    raise_memory(z->vm);
-    return false;
-  }
+  if (inflateInit2(&s, -MAX_WBITS) != Z_OK) return raise_memory_false(z->vm);
   int code = inflate(&s, Z_FINISH);
   bool good = code == Z_STREAM_END && s.avail_out == 0 && s.avail_in == 0;
   inflateEnd(&s);
-  if (code == Z_MEM_ERROR) {
-    raise_memory(z->vm);
-    return false;
-  }
+  if (code == Z_MEM_ERROR) return raise_memory_false(z->vm);
   return good ||
          file_refuse(z->vm, z->path, "member %.*s is damaged: it does not decompress", (int)m->name_len, m->name);
 }
@@ -192,7 +186,7 @@ static bool too_large(qn_vm *vm) {
   return raise_false(vm, E_too_large, "save: .npz holds at most 4 GiB; .npy has no such limit");
 }
 
-/* What local and central headers have in common: version to length of the name. */
+/* Writes the fields that local and central headers have in common, from the version to the length of the name. */
 static void put_common(uint8_t *p, uint32_t crc, size_t size, const text_buf *name) {
   bool ascii = true;
   for (size_t i = 0; i < name->len; i++) ascii &= (name->text[i] & 0x80) == 0;

@@ -64,7 +64,7 @@ static bool read_head(png *g, const uint8_t *p) {
   g->color = p[9];
   g->interlaced = p[12];
   static const uint8_t samples[7] = {1, 0, 3, 1, 2, 0, 4};
-  /* The depths of each kind, as bits. */
+  /* Bit n is set if samples of this kind of image may have n bits. */
   static const uint32_t depths[7] = {1u << 1 | 1u << 2 | 1u << 4 | 1u << 8 | 1u << 16,
                                      0,
                                      1u << 8 | 1u << 16,
@@ -111,7 +111,7 @@ static bool read_chunk(png *g, const uint8_t *p, uint32_t n, size_t at, bool *id
   return true;
 }
 
-/* The first pass. */
+/* The first pass over the file, which checks the chunks and adds up the compressed bytes. */
 static bool read_chunks(png *g) {
   size_t at = sizeof magic;
   bool idat_over = false;
@@ -135,7 +135,8 @@ static bool read_chunks(png *g) {
 
 /* ---- rows --------------------------------------------------------------------------------------------------------------- */
 
-/* The image, or one of the seven of an interlaced one: every so many columns and rows from a first one on. */
+/* The pixels that one run of rows holds: the whole image, or one of the seven parts of an interlaced one, which has every dx-th column and
+ * dy-th row from (x, y) on. */
 typedef struct pass {
   uint8_t x, y, dx, dy;
 } pass;
@@ -155,7 +156,7 @@ static uint8_t paeth(int a, int b, int c) {
   return (uint8_t)(pa <= pb && pa <= pc ? a : pb <= pc ? b : c);
 }
 
-/* What a filter expects byte i of a row to be; `up` is the row above, `step` the bytes of a pixel. */
+/* The value that a filter predicts for byte i of a row. `up` is the row above, `step` the number of bytes of a pixel. */
 static uint8_t expected(int filter, const uint8_t *row, const uint8_t *up, size_t i, size_t step) {
   int a = i >= step ? row[i - step] : 0, c = i >= step ? up[i - step] : 0;
   switch (filter) {
@@ -167,7 +168,7 @@ static uint8_t expected(int filter, const uint8_t *row, const uint8_t *up, size_
   }
 }
 
-/* Sample k of a row of samples of `bits` bits. */
+/* Sample number k of a row whose samples have `bits` bits each. */
 static uint32_t sample(const uint8_t *row, uint64_t k, int bits) {
   if (bits == 8) return row[k];
   if (bits == 16) return get_be16(row + 2 * k);
@@ -181,7 +182,7 @@ static void store_sample(char *data, int64_t at, uint32_t x, int bits) {
     ((uint8_t *)data)[at] = (uint8_t)x;
 }
 
-/* Puts a row of pixels where it belongs; false for a colour that the palette lacks. */
+/* Stores a row of pixels in the array's data. False if a pixel has a colour that the palette lacks. */
 static bool spread_row(const png *g, const uint8_t *row, char *data, const pass *s, uint32_t y, uint32_t width) {
   uint32_t opaque = g->bits == 16 ? 65535 : 255, scale = g->bits < 8 ? 255 / ((1u << g->bits) - 1) : 1;
   for (uint32_t x = 0; x < width; x++) {
@@ -223,10 +224,7 @@ static bool inflate_bytes(png *g, inflater *f, uint8_t *to, size_t n) {
       continue;
     }
     int code = f->over ? Z_DATA_ERROR : inflate(&f->z, Z_NO_FLUSH);
-    if (code == Z_MEM_ERROR) {
-      raise_memory(g->vm);
-      return false;
-    }
+    if (code == Z_MEM_ERROR) return raise_memory_false(g->vm);
     f->over = code == Z_STREAM_END;
     if ((code != Z_OK && code != Z_STREAM_END) || (f->z.avail_out && f->over))
       return file_refuse(g->vm, g->path, "the image is damaged: its data do not decompress");
@@ -301,7 +299,8 @@ static bool add_chunk(qn_vm *vm, bytes *out, const char *name, const uint8_t *da
          bytes_add(vm, out, check, sizeof check);
 }
 
-/* The row behind the filter that leaves the least: the usual guess at what compresses best. `to` has a byte more. */
+/* Filters a row into `to`, which has room for n + 1 bytes: the number of the filter, then the row. Takes the filter with the smallest sum
+ * of absolute values, which mostly compresses best. */
 static void filter_row(const uint8_t *row, const uint8_t *up, size_t n, size_t step, uint8_t *to) {
   uint64_t least = UINT64_MAX;
   for (int filter = 0; filter < 5; filter++) {
@@ -317,7 +316,7 @@ static void filter_row(const uint8_t *row, const uint8_t *up, size_t n, size_t s
   for (size_t i = 0; i < n; i++) to[i + 1] = (uint8_t)(row[i] - expected(to[0], row, up, i, step));
 }
 
-/* Compresses what z is given into IDAT chunks. */
+/* Compresses the input of z and appends the result to `out` in IDAT chunks. */
 static bool deflate_bytes(qn_vm *vm, z_stream *z, int flush, uint8_t *buffer, size_t size, bytes *out) {
   for (;;) {
     int code = deflate(z, flush);
@@ -339,14 +338,13 @@ bool png_encode(qn_vm *vm, const png_pixels *image, bytes *out) {
   head[8] = (uint8_t)image->bits;
   head[9] = colors[image->channels];
   size_t step = (size_t)(image->channels * image->bits / 8), n = image->width * step, room = CHUNK + 2 * n + 1;
-  uint8_t *scratch = mem_zalloc(vm, room); /* a chunk, an empty row, a filtered row */
+  uint8_t *scratch = mem_zalloc(vm, room); /* for a chunk, an empty row and a filtered row */
   if (!scratch) return false;
   uint8_t *none = scratch + CHUNK, *row = none + n;
   z_stream z = {.next_out = scratch, .avail_out = CHUNK};
   bool good = bytes_add(vm, out, magic, sizeof magic) && add_chunk(vm, out, "IHDR", head, sizeof head);
   if (good && deflateInit(&z, Z_DEFAULT_COMPRESSION) != Z_OK) {
-    raise_memory(vm);
-    good = false;
+    good = raise_memory_false(vm);
   } else if (good) {
     for (uint32_t y = 0; y < image->height && good; y++) {
       const uint8_t *from = image->data + y * n;
@@ -362,7 +360,7 @@ bool png_encode(qn_vm *vm, const png_pixels *image, bytes *out) {
   return good && add_chunk(vm, out, "IEND", NULL, 0);
 }
 
-/* Element i as 8 or 16 bits; false if it is out of range. */
+/* Writes element i as a sample of 8 or 16 bits. False if its value is out of range. */
 static bool put_sample(uint8_t *to, const qn_array *a, int64_t i) {
   qn_value v = array_get_flat(a, i);
   if (a->dtype == DTYPE_DEEP) {

@@ -29,7 +29,7 @@ static void put_u64(uint8_t *p, uint64_t x) {
   put_u32(p + 4, (uint32_t)(x >> 32));
 }
 
-/* Zeros up to a multiple of the alignment. */
+/* Appends zeros up to the next multiple of the alignment. */
 static bool align(qn_vm *vm, bytes *b) {
   static const uint8_t zeros[GRAPH_RUN_ALIGN];
   size_t over = b->len % GRAPH_RUN_ALIGN;
@@ -63,7 +63,7 @@ bool qnx_write(qn_vm *vm, qn_value v, bytes *out) {
   return ok;
 }
 
-/* Where the parts lie. False, with the error raised, if this is no such file, or not all of it. */
+/* Finds the two parts of a file and checks the hash. False, with the error raised, if this is no .qnx file or it is damaged. */
 static bool read_header(qn_vm *vm, const char *path, const uint8_t *data, size_t len, graph_serialized *parts) {
   if (len < sizeof magic || memcmp(data, magic, sizeof magic) != 0)
     return file_refuse(vm, path, len ? "it is no .qnx file" : "the file is empty");

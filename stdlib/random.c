@@ -9,7 +9,7 @@
  */
 #include "stdlib/builtins.h"
 
-/* A key as it is given, or nil: the VM's own. */
+/* Reads an argument that is a key, or nil for the VM's own counter, into *d. False with an error raised. */
 static inline __attribute__((always_inline)) bool key_arg(qn_vm *vm, const char *fn, qn_value key, op_drawing *d) {
   const qn_array *a = is_array(key) ? value_array(key) : NULL;
   d->key = key;
@@ -37,11 +37,11 @@ static inline __attribute__((always_inline)) qn_value draw_floats(qn_vm *vm, con
 qn_value builtin_rand(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "rand", OP_random_uniform, args); }
 qn_value builtin_randn(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "randn", OP_random_normal, args); }
 
-/* The integer dtype that was asked for and holds what is drawn; or -1 with an error raised. */
+/* The integer dtype that a dtype argument names, which must hold the integers from low to high - 1. -1 with an error raised. */
 static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t low, int64_t high) {
   qn_dtype dtype;
   if (!arg_dtype(vm, "randint", v, DTYPE_INT, &dtype)) return -1;
-  if (high <= low || /* which is told first */
+  if (high <= low || /* an empty range is reported by the caller */
       (dtype_is_int(dtype) && dtype_holds(dtype, value_int(low)) && dtype_holds(dtype, value_int(high - 1))))
     return (int)dtype;
   raise_error(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld",
@@ -67,7 +67,7 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   return key_arg(vm, "randint", args[4], &d) ? op_draw_ints(vm, &d, low, values) : value_error();
 }
 
-/* Does a host number lie from 0 to 1? A recorded one is guarded by the answer. */
+/* Checks that a host number lies from 0 to 1. If it is traced the recorder notes the answer as a guard. */
 static bool is_probability(qn_vm *vm, const char *fn, qn_value p) {
   if (p.head == TAG_FLOAT ? p.u.f >= 0 && p.u.f <= 1 : p.head == TAG_INT && (uint64_t)p.u.i <= 1) return true;
   for (int side = 0; side < 2; side++) {

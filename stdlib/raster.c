@@ -31,7 +31,7 @@ static void blend(pen *p, int64_t x, int64_t y, double cover, uint32_t color) {
   for (int k = 0; k < 3; k++) at[k] = (uint8_t)(at[k] + ((int)(color >> (16 - 8 * k) & 255) - at[k]) * cover + 0.5);
 }
 
-/* Of a line as wide as `width`, in pixels. */
+/* Draws a line; all lengths are in pixels. */
 static void draw_line(pen *p, double x0, double y0, double x1, double y1, double width, uint32_t color) {
   double dx = x1 - x0, dy = y1 - y0, length = dx * dx + dy * dy, half = width / 2;
   double top = (y0 < y1 ? y0 : y1) - half - 1, bottom = (y0 < y1 ? y1 : y0) + half + 1;
@@ -57,7 +57,8 @@ static void draw_line(pen *p, double x0, double y0, double x1, double y1, double
 }
 
 static void raster_line(pen *p, double x0, double y0, double x1, double y1, double width, uint32_t color) {
-  if (x0 == x1) x0 = x1 = floor(x0 * SCALE) / SCALE; /* between pixels, a thin line would be grey */
+  if (x0 == x1)
+    x0 = x1 = floor(x0 * SCALE) / SCALE; /* a thin line that lies between two columns of pixels would be grey */
   if (y0 == y1) y0 = y1 = floor(y0 * SCALE) / SCALE;
   draw_line(p, x0 * SCALE, y0 * SCALE, x1 * SCALE, y1 * SCALE, width * SCALE, color);
 }
@@ -71,7 +72,7 @@ static void raster_curve(pen *p, const double *xy, int64_t n, uint32_t color) {
   }
 }
 
-/* How much of [i, i + 1) lies between two ends. */
+/* The length of the part of [i, i + 1) that lies between `from` and `to`. */
 static double overlap(int64_t i, double from, double to) {
   double low = (double)i > from ? (double)i : from, high = (double)i + 1 < to ? (double)i + 1 : to;
   return high > low ? high - low : 0;

@@ -5,7 +5,7 @@
 
 #include "stdlib/builtins.h"
 
-/* Elements in the masked axes. */
+/* The product of the sizes of the axes in the mask. */
 static int64_t axes_size(const qn_array *a, uint8_t mask) {
   int64_t n = 1;
   for (int i = 0; i < a->rank; i++)
@@ -46,22 +46,25 @@ qn_value builtin_gelu(qn_vm *vm, const qn_value *args) {
   return op1(vm, exact ? OP_gelu : OP_gelu_tanh, args[0], NULL);
 }
 
-/* Integers to a multiple of a power of ten, ties to even ones, in their dtype: quotient and remainder tell all. */
+/* Rounds integers to a multiple of 10**-digits, ties to the even multiple, in their own dtype: by quotient and remainder, so that nothing is
+ * lost in floats. */
 static qn_value round_ints(qn_vm *vm, qn_value x, int64_t digits) {
   if (!is_array(x) && value_is(x, TAG_BOOL)) return op2(vm, OP_mul, x, value_int(0), NULL);
   int64_t power = 1;
   for (; digits < 0 && power <= INT64_MAX / 10; digits++) power *= 10;
   bool held = !is_array(x) || dtype_holds((qn_dtype)value_array(x)->dtype, value_int(power));
   if (digits == -1 &&
-      (!is_array(x) || value_array(x)->dtype ==
-                           DTYPE_INT)) { /* 10**19 is no int: what comes near wraps or is an error, as all products */
+      (!is_array(x) ||
+       value_array(x)->dtype ==
+           DTYPE_INT)) { /* 10**19 is no i64; products that leave i64 wrap or are an error, as everywhere */
     const int64_t half = INT64_C(5000000000000000000);
     qn_value above = op2(vm, OP_gt, x, value_int(half), NULL), below = op2(vm, OP_lt, x, value_int(-half), NULL);
     qn_value whole = use2(vm, OP_sub, use2(vm, OP_mul, above, value_int(10), NULL),
                           use2(vm, OP_mul, below, value_int(10), NULL), NULL);
     return use2(vm, OP_mul, whole, value_int(power), NULL);
   }
-  if (digits < 0 || !held) return op2(vm, OP_mul, x, value_int(0), NULL); /* less than half of it */
+  if (digits < 0 || !held)
+    return op2(vm, OP_mul, x, value_int(0), NULL); /* all numbers of the dtype are less than half the power of ten */
   qn_value unit = value_int(power), one = value_int(1);
   qn_value whole = op2(vm, OP_floordiv, x, unit, NULL);
   if (value_is_error(whole)) return whole;
@@ -81,8 +84,8 @@ static qn_value round_ints(qn_vm *vm, qn_value x, int64_t digits) {
   return out;
 }
 
-/* Floats to a multiple of a power of ten, ties to even multiples. Halves compute in f32 and are rounded to their dtype once. What is
- * too large to be scaled has no digits to lose. */
+/* Rounds floats to a multiple of 10**-digits, ties to the even multiple. f16 and bf16 are computed in f32 and rounded to their dtype once.
+ * Numbers that are too large to be scaled have no digits behind the point and stay. */
 static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
   qn_dtype dtype = is_array(x) ? (qn_dtype)value_array(x)->dtype : WEAK_FLOAT;
   if (dtype_is_narrow(dtype)) {
@@ -93,7 +96,7 @@ static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
   char text[16];
   snprintf(text, sizeof text, "1e%d", (int)(digits < 0 ? -digits : digits));
   qn_value scale = value_float(strtod(text, NULL)); /* rounded once */
-  if (!dtype_holds(dtype, scale)) {                 /* nothing is as small, or as large */
+  if (!dtype_holds(dtype, scale)) {                 /* the dtype has no number of this size */
     if (digits > 0) return op1(vm, OP_stop_gradient, x, NULL);
     qn_value none = op2(vm, OP_mul, x, value_float(0), NULL);
     return use3(vm, OP_where, op1(vm, OP_isfinite, x, NULL), none, op1(vm, OP_stop_gradient, x, NULL), NULL);
@@ -101,8 +104,8 @@ static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
   if (digits < 0) return use2(vm, OP_mul, use1(vm, OP_round, op2(vm, OP_div, x, scale, NULL), NULL), scale, NULL);
   qn_value scaled = op2(vm, OP_mul, x, scale, NULL);
   if (value_is_error(scaled)) return scaled;
-  qn_value whole = value_float(
-      (double)((int64_t)1 << (dtype_rows[dtype].digits - 1))); /* from here on there is nothing behind the point */
+  qn_value whole =
+      value_float((double)((int64_t)1 << (dtype_rows[dtype].digits - 1))); /* floats from this one on are integers */
   qn_value inside = use2(vm, OP_lt, op1(vm, OP_abs, scaled, NULL), whole, NULL);
   qn_value rounded = use2(vm, OP_div, use1(vm, OP_round, scaled, NULL), scale, NULL);
   return use3(vm, OP_where, inside, rounded, op1(vm, OP_stop_gradient, x, NULL), NULL);

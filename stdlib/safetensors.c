@@ -19,7 +19,7 @@
 #include "stdlib/builtins.h"
 #include "stdlib/io.h"
 
-/* What files call a dtype: its name in capitals; "" if they do not have it. */
+/* The name of a dtype in files: the language's name in capitals, "" if files do not have the dtype. */
 static const char *type_name(qn_dtype d, char out[8]) {
   int n = 0;
   for (const char *p = dtype_rows[d].klass == DCLASS_COMPLEX ? "" : dtype_rows[d].name; *p; p++)
@@ -44,7 +44,7 @@ static bool json_expect(scan *j, char c) {
   return scan_accept(j, c) || json_refuse(j, what);
 }
 
-/* Four hexadecimal digits, or -1. */
+/* Reads four hexadecimal digits. -1 if they are not there. */
 static int32_t json_hex(scan *j) {
   int32_t code = 0;
   if (j->end - j->p < 4) return -1;
@@ -78,7 +78,7 @@ static bool json_escape(scan *j, text_buf *t) {
   return true;
 }
 
-/* A text, owned; the error value if there is none. */
+/* Reads a text in quotes; owned. The error value, with E502 raised, if there is none. */
 static qn_value json_text(scan *j) {
   if (!json_expect(j, '"')) return value_error();
   text_buf t = {.vm = j->vm};
@@ -97,7 +97,7 @@ static qn_value json_text(scan *j) {
   return good ? text_take(&t) : text_fail(&t);
 }
 
-/* An interned name. */
+/* Reads a text in quotes and interns it; owned. NULL with an error raised. */
 static qn_str *json_name(scan *j) {
   qn_value text = json_text(j);
   if (value_is_error(text)) return NULL;
@@ -106,7 +106,7 @@ static qn_str *json_name(scan *j) {
   return name;
 }
 
-/* A list of at most `most` numbers that are not negative; their count, or -1. */
+/* Reads a list of numbers that are not negative, at most `most` of them, into `out`. Returns how many there are; -1 with E502 raised. */
 static int json_sizes(scan *j, int64_t *out, int most) {
   if (!json_expect(j, '[')) return -1;
   if (scan_accept(j, ']')) return 0;
@@ -127,7 +127,7 @@ static int json_sizes(scan *j, int64_t *out, int most) {
   }
 }
 
-/* Calls `field` for each name of an object, to read what belongs to it. */
+/* Reads an object. For each of its names `field` is called, which reads the value. False, with an error raised, if one of these fails. */
 static bool json_object(scan *j, bool (*field)(void *ctx, scan *j, qn_str *name), void *ctx) {
   if (!json_expect(j, '{')) return false;
   if (scan_accept(j, '}')) return true;
@@ -154,7 +154,7 @@ typedef struct tensor {
 typedef struct file {
   qn_vm *vm;
   const char *path;
-  const uint8_t *data; /* behind the header */
+  const uint8_t *data; /* the bytes after the header */
   int64_t len;
   qn_record *out;
   int64_t (*spans)[2]; /* of the arrays' data */
@@ -318,7 +318,7 @@ static bool add_elements(qn_vm *vm, qn_value v, bytes *out) {
 static bool write_flat(qn_vm *vm, const qn_record *flat, qn_value metadata, text_buf *t, bytes *out) {
   text_adds(t, "{");
   if (!value_is(metadata, TAG_NIL) && !text_metadata(vm, t, metadata)) return false;
-  /* Where the next array with elements of so many bytes goes. */
+  /* next[n]: where the next array whose elements have n bytes is written. */
   size_t next[WIDEST + 1] = {0};
   for (uint32_t i = 0; i < flat->len; i++)
     for (size_t size = 1; size < dtype_size((qn_dtype)value_array(flat->items[i])->dtype); size *= 2)

@@ -3,7 +3,7 @@
 
 #include "stdlib/builtins.h"
 
-/* The argument as an array with storage or pending: host numbers become rank 0. Owned. */
+/* An argument as an array, owned: arrays are themselves, host numbers become arrays of rank 0, all else is an error. */
 static qn_value array_arg(qn_vm *vm, const char *fn, qn_value v) {
   if (is_array(v)) return value_retain(v);
   if (!value_is_scalar(v)) return arg_refuse(vm, fn, "an array", v);
@@ -77,8 +77,8 @@ qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
   return use_permute(vm, x, order);
 }
 
-/* The axes of builtin_permute where they are given as a list of ints that names each axis once. False: they are given in another way, or
- * wrongly. */
+/* Reads the axes that permute gets, if they are a list of ints that names each axis once, as in most calls. False, without an error: they
+ * are something else, or wrong. */
 static inline bool plain_order(qn_value axes, int rank, int *order) {
   const qn_list *l = value_list(axes);
   if (!value_is(axes, TAG_LIST)) return false;
@@ -200,8 +200,8 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
   return use_concat(vm, parts, 2, axis);
 }
 
-/* Reads pad's widths: an int; a list with an int or (before, after) for every axis; (before, after) for a rank-1 array. Three
- * numbers for each axis: before, behind, between. */
+/* Reads the widths that pad gets: an int, a list with an int or (before, after) for each axis, or (before, after) for an array of rank 1.
+ * Writes three numbers for each axis to `d`, how much is added before it, behind it and between its elements (0). */
 static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
   bool list = value_is(widths, TAG_LIST);
   bool pair = list && rank == 1 && value_list(widths)->len == 2;
@@ -232,7 +232,7 @@ qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   qn_dim d[OP_ATTR_DIMS];
   qn_value with = args[2];
   bool bools = is_array(args[0]) && dtype_is_bool(value_array(args[0])->dtype);
-  if (bools && value_is(with, TAG_INT) && with.u.i == 0) { /* which the default is */
+  if (bools && value_is(with, TAG_INT) && with.u.i == 0) { /* which is the default */
     qn_value seen = rec_observe(vm, with);
     if (value_is_error(seen)) return seen;
     with = value_bool(false);
@@ -344,7 +344,7 @@ qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
 
 /* ---- picking ---------------------------------------------------------------------------------------------------------------- */
 
-/* An index argument as an integer array (owned): lists of ints are allowed. */
+/* An index argument as an array of integers, owned. It may also be a list of ints. */
 static qn_value index_arg(qn_vm *vm, const char *fn, qn_value v) {
   qn_value index =
       value_is(v, TAG_LIST) || value_is(v, TAG_RANGE) ? arg_array(vm, fn, v, QN_DTYPE_COUNT) : value_retain(v);
@@ -411,7 +411,7 @@ qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
   op_attr along = {.axes = 1};
   qn_value sorted = use1(vm, OP_sort, x, &along);
   if (value_is_error(sorted)) return sorted;
-  /* An element stays if it differs from the one before it; all NaNs count as one. */
+  /* An element is kept if it differs from the one before it. A NaN differs from every NaN; all but the first are dropped. */
   qn_value before = op_slice(vm, sorted, 0, 0, n - 1, 1);
   qn_value after = value_is_error(before) ? before : op_slice(vm, sorted, 0, 1, n - 1, 1);
   qn_value differ = value_is_error(after) ? after : op2(vm, OP_ne, after, before, NULL);

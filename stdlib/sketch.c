@@ -22,7 +22,7 @@ static const char grey[] = " .:-=+*#%@";
 typedef struct cell {
   uint8_t dots;    /* of braille: bit order of Unicode */
   uint8_t eighths; /* of a bar */
-  char mark;       /* plain */
+  char mark;       /* what plain ASCII shows */
   int16_t color;   /* series, or PLAIN */
 } cell;
 
@@ -40,7 +40,7 @@ typedef struct sketch {
 
 /* ---- colors --------------------------------------------------------------------------------------------------------------- */
 
-/* Nearest of the 6 x 6 x 6 cube and the 24 greys of the palette. */
+/* The entry nearest to a colour in the palette of 256: one of the 6 x 6 x 6 cube, or of the 24 greys. */
 static int palette_of(uint32_t color) {
   static const int steps[6] = {0, 95, 135, 175, 215, 255};
   int cube = 16, far = 0, sum = 0;
@@ -127,7 +127,7 @@ static void put_left_out(sketch *s) {
 
 static double place(const axis *a, double v, int n) { return (v - a->low) / (a->high - a->low) * n; }
 
-/* A dot of the grid of columns * dx by rows * dy dots, from the lower left. */
+/* Sets a dot. The grid has columns * dx by rows * dy dots, and (0, 0) is at the lower left. */
 static void put_dot(sketch *s, int x, int y, int series) {
   static const uint8_t bits[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
   int dx = s->looks.colors ? 2 : 1, dy = s->looks.colors ? 4 : 1;
@@ -167,7 +167,7 @@ static bool put_curve(sketch *s, int series) {
   return true;
 }
 
-/* Each column shows the highest bin that it meets. */
+/* Draws a histogram. Each column of characters shows the highest of the bins that it covers. */
 static void put_bars(sketch *s) {
   const figure_series *h = &s->f->series[0];
   int64_t bin = 0;
@@ -176,7 +176,7 @@ static void put_bars(sketch *s) {
     double to = s->x.low + (s->x.high - s->x.low) * (c + 1) / s->columns, top = 0;
     while (bin < h->n && h->x[bin + 1] <= from) bin++;
     for (int64_t i = bin; i < h->n && (h->x[i] < to); i++) {
-      /* Of a bin that only begins or ends here, the larger part counts. */
+      /* A bin counts if it covers at least half of the column, or is narrower than a column. */
       double low = h->x[i] > from ? h->x[i] : from, high = h->x[i + 1] < to ? h->x[i + 1] : to;
       if (high - low >= (to - from) / 2 || h->x[i + 1] - h->x[i] < to - from) top = h->y[i] > top ? h->y[i] : top;
     }
@@ -222,7 +222,7 @@ static void put_cells(sketch *s, int row) {
   if (color != PLAIN) end_color(s);
 }
 
-/* The row, or column, in which a tick stands. */
+/* The row in which tick i of the y axis stands, or the column of one of the x axis. */
 static int tick_row(const sketch *s, int i) {
   return s->rows - 1 - (int)(place(&s->y, axis_tick(&s->y, i), s->rows - 1) + 0.5);
 }
@@ -245,7 +245,7 @@ static void put_row(sketch *s, int row) {
   text_adds(s->t, "\n");
 }
 
-/* The axis below, and its labels as far as there is room. */
+/* Draws the x axis and as many of its labels as there is room for. */
 static void put_below(sketch *s) {
   text_repeat(s->t, " ", s->margin);
   text_adds(s->t, s->looks.colors ? "└" : "+");
@@ -319,8 +319,8 @@ static bool sketch_chart(sketch *s) {
 
 /* ---- images --------------------------------------------------------------------------------------------------------------------- */
 
-/* Pixels of the sketch: a character is two, one above the other. Small images are enlarged by whole factors, large ones averaged;
- * a heat map may lose its proportions, so that no side of it vanishes. */
+/* Chooses the size of an image in pixels; a character shows two pixels, one above the other. Small images are enlarged by a whole factor,
+ * large ones are made smaller by averaging. A heat map may be distorted, so that no side of it vanishes. */
 static void fit_image(sketch *s, int64_t *width, int64_t *height) {
   const figure *f = s->f;
   int64_t most_x = s->width, most_y = 2 * (s->height - 2);
@@ -342,7 +342,7 @@ static void fit_image(sketch *s, int64_t *width, int64_t *height) {
   if (*height > most_y) *height = most_y;
 }
 
-/* Where pixel i of n begins among `size`; each pixel has at least one. */
+/* Where pixel i of n begins in an image of `size` pixels. */
 static int64_t cut(int64_t i, int64_t n, int64_t size) { return i * size / n; }
 
 static uint32_t pixel(const figure *f, int64_t x, int64_t y, int64_t width, int64_t rows, int64_t height,

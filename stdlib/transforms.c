@@ -4,8 +4,8 @@
 #include "jit/run/device.h"
 #include "stdlib/builtins.h"
 
-/* A function as argument of builtin `fn`. `gives`: the builtin gives a function, which takes the arguments; the message says so to who
- * passed a result in place of the function. E311 if it is none. */
+/* Checks that an argument of builtin `fn` is a function, else E311. `gives` says that the builtin returns a function that takes the
+ * arguments; the message explains this if a result was passed in place of the function. */
 static bool arg_fn(qn_vm *vm, const char *fn, qn_value v, bool gives) {
   if (value_is(v, TAG_FN)) return true;
 #define EXPECTED "%s: expected a function, not %s"
@@ -19,10 +19,10 @@ static bool arg_fn(qn_vm *vm, const char *fn, qn_value v, bool gives) {
   return raise_false(vm, E_not_callable, EXPECTED, fn, phrase_kind(v).text);
 }
 
-/* The end of a message for those who pass the arguments of f to a transform. */
+/* The end of messages about a call that passes the arguments of f to the transform: %s is the transform's name. */
 #define GIVES "; %s gives a function, which takes the arguments: %s(f)(x)"
 
-/* wrt: an int or a list of ints. */
+/* grad and its kin: args are the function, wrt (an int or a list of ints) and, but for jacobian and hessian, aux. */
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
   bool plain = kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN;
   if (!arg_fn(vm, fn, args[0], true)) return value_error();
@@ -41,7 +41,8 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
     return raise_error(vm, E_type, SPAN_NONE, "%s: expected true or false as aux, not %s" GIVES, fn,
                        phrase_kind(args[2]).text, fn, fn);
   if (kind != TRANSFORM_HESSIAN) return transform_new(vm, kind, args, plain ? 2 : 3);
-  qn_value captures[4] = {args[0], args[1], value_bool(false), value_bool(true)}; /* the last: within a hessian */
+  qn_value captures[4] = {args[0], args[1], value_bool(false),
+                          value_bool(true)}; /* f, wrt, aux, and that this is the inner gradient of a hessian */
   qn_value slope = transform_new(vm, TRANSFORM_GRAD, captures, 4);
   if (value_is_error(slope)) return slope;
   captures[0] = slope;
@@ -65,7 +66,7 @@ static bool one_of(qn_value v, const char *const *names, int n) {
   return false;
 }
 
-/* A family of devices by its name, or "eager". */
+/* Can `backend:` of jit be this text: the name of a family of devices, or "eager"? */
 static bool is_backend(qn_value v) {
   return value_is(v, TAG_STR) &&
          (strcmp(value_str(v)->text, "eager") == 0 || device_family_find(value_str(v)->text) >= 0);
@@ -103,7 +104,7 @@ qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
   return good ? used(vm, options, transform_new(vm, TRANSFORM_JIT, captures, 2)) : value_fail(vm, options);
 }
 
-/* in_axes, out_axes: trees of ints and nil. */
+/* For trees that hold ints and nil only, as in_axes and out_axes do: *ctx becomes false for any other value. */
 static bool axes_leaf(void *ctx, qn_value v) {
   *(bool *)ctx &= value_is(v, TAG_INT) || value_is(v, TAG_NIL);
   return true;
@@ -134,7 +135,7 @@ qn_value builtin_checkpoint(qn_vm *vm, const qn_value *args) {
   return arg_fn(vm, "checkpoint", args[0], true) ? transform_new(vm, TRANSFORM_CHECKPOINT, args, 1) : value_error();
 }
 
-/* f(..args) as a transform makes it. */
+/* Calls what a transform makes of f: args are f and the list of the arguments. The result is owned. */
 static qn_value transformed(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
   if (!arg_fn(vm, fn, args[0], false)) return value_error();
   qn_value f = transform_new(vm, kind, args, 1);

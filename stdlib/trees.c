@@ -18,13 +18,13 @@ struct trees_walk {
   qn_vm *vm;
   const char *fn;
   uint32_t k; /* trees */
-  bool all;   /* visit everything that is no container, not only leaves */
+  bool all;   /* visit every value that is no container, not only arrays and numbers */
   frame *frames;
   uint32_t depth, frames_cap;
   qn_value *levels; /* borrowed: k containers a frame */
   uint32_t levels_cap;
-  qn_value *values; /* borrowed: of the place in progress, one a tree */
-  uint64_t seen;    /* places */
+  qn_value *values; /* borrowed: the value of each tree at the place in progress */
+  uint64_t seen;    /* places visited */
 };
 typedef trees_walk walk;
 
@@ -44,7 +44,7 @@ void text_path(const walk *w, bool dotted, text_buf *t) {
   }
 }
 
-/* Tree `j` has `other` where the first one has `first`. */
+/* Raises the error for trees that differ: tree number j has `other` at the place where the first tree has `first`. */
 static qn_value differ(walk *w, qn_value first, qn_value other, uint32_t j) {
   text_buf t = {.vm = w->vm};
   text_addf(&t, "%s: the trees differ in structure", w->fn);
@@ -54,7 +54,7 @@ static qn_value differ(walk *w, qn_value first, qn_value other, uint32_t j) {
   return raise_text(w->vm, E_type, SPAN_NONE, &t);
 }
 
-/* Do the containers have the same items? Names may stand in another order. */
+/* Are both lists of one length, or records with the same names, in whatever order? */
 static bool same_structure(qn_value a, qn_value b) {
   if (value_tag_of(a) != value_tag_of(b) || container_len(a) != container_len(b)) return false;
   if (value_is(a, TAG_LIST) || record_same_layout(value_record(a), value_record(b))) return true;
@@ -63,7 +63,8 @@ static bool same_structure(qn_value a, qn_value b) {
   return true;
 }
 
-/* Handles one place of the trees: the result's value there, or unset after a level was entered. */
+/* Handles one place of the trees. Returns the value of the result there, owned, or unset if the place is a container that has been
+ * entered. */
 static qn_value enter(walk *w, const qn_value *values, trees_visit visit, void *ctx) {
   qn_value first = values[0];
   if (!is_leaf(first) && !value_is_container(first)) return w->all ? visit(ctx, w, values) : value_retain(first);
@@ -87,7 +88,7 @@ static qn_value enter(walk *w, const qn_value *values, trees_visit visit, void *
   return value_unset();
 }
 
-/* What a walk owns. */
+/* Frees what a walk owns; called as the walk ends, or if a host's exception leaves it. */
 static void walk_drop(qn_vm *vm, void *what) {
   walk *w = what;
   while (w->depth) value_release(vm, w->frames[--w->depth].out);
@@ -138,8 +139,8 @@ typedef struct call_ctx {
   uint32_t k;
 } call_ctx;
 
-/* Says which leaves an error of f is about, where it is about their shapes or kinds. (What depends on data may be found later,
- * when the recorded call runs, and would not have the note then.) */
+/* Adds a note to the pending error of f that says at which leaves f was called. Only to errors about shapes and kinds: errors that depend on
+ * data may come later, when the recorded call runs, and could not have the note then. */
 static void note_path(qn_vm *vm, const walk *w) {
   if (!vm->error || w->depth == 0 || vm->error->id > E_type) return;
   text_buf t = {.vm = vm};
@@ -155,8 +156,8 @@ static qn_value visit_call(void *ctx, const walk *w, const qn_value *values) {
   return out;
 }
 
-/* All trees one behind another on the value stack, from where they are to be popped: the first, then those of a list of others. NULL
- * with an error raised. */
+/* Pushes the first tree and those of a list of others on the value stack, where they lie one after the other. Returns where they begin; the
+ * caller pops down to there. NULL with an error raised. */
 static qn_value *with_others(qn_vm *vm, qn_value first, const qn_list *others) {
   if (!vm_enter(vm, others->len + (size_t)1)) return NULL;
   qn_value *trees = vm->sp;
@@ -181,7 +182,7 @@ typedef struct collect_ctx {
   qn_vm *vm;
   qn_value list; /* owned */
   uint32_t k;
-  bool rows; /* a list for each place instead of its only leaf */
+  bool rows; /* each place of the result is a list of the leaves, also if there is only one */
 } collect_ctx;
 
 static qn_value visit_collect(void *ctx, const walk *w, const qn_value *values) {

@@ -19,18 +19,21 @@
 
 #include "stdlib/builtins.h"
 
-enum { SPATIAL = 2, LEAD = 2 }; /* axes that windows go along, at most; those before them: batch and channels */
+enum {
+  SPATIAL = 2,
+  LEAD = 2
+}; /* SPATIAL: the most axes that windows go along. LEAD: the axes before them, batch and channels */
 
-/* How windows go along one axis. */
+/* The windows along one axis. */
 typedef struct sweep {
-  int64_t size, step, apart; /* of a window: elements; to the next one; from one of its elements to the next */
+  int64_t size, step, apart; /* elements of a window, steps to the next window, steps between its elements */
   int64_t low, high;         /* padding */
   int64_t count;             /* windows */
 } sweep;
 
 typedef struct sweeps {
   const char *fn;
-  int n; /* axes, the last ones of x */
+  int n; /* windows go along the last n axes of x */
   sweep s[SPATIAL];
 } sweeps;
 
@@ -59,7 +62,8 @@ static bool text_is(qn_value v, const char *text) {
   return value_is(v, TAG_STR) && strcmp(value_str(v)->text, text) == 0;
 }
 
-/* "valid" is 0; "same" gives as many windows as there are steps in the axis; else an int, or for each axis one, or (before, after). */
+/* Reads padding: "valid" is none, and "same" is so much that there are as many windows as steps along the axis. Otherwise it is an int, or a
+ * list with an int or (before, after) for each axis. */
 static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *lengths) {
   bool same = text_is(v, "same"), list = value_is(v, TAG_LIST);
   if (value_is(v, TAG_STR) && !same && !text_is(v, "valid"))
@@ -94,7 +98,7 @@ static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *length
   return true;
 }
 
-/* The windows' geometry over the last axes of an array, all sizes known. */
+/* Reads how windows of these sizes go along the last axes of x, and checks that at least one fits. */
 static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *sizes, qn_value stride,
                         qn_value padding, qn_value dilation) {
   int64_t steps[SPATIAL], apart[SPATIAL];
@@ -146,8 +150,8 @@ static qn_value use_padding(qn_vm *vm, qn_value x, const sweeps *w, qn_value fil
   return any ? use2(vm, OP_pad, x, fill, &attr) : x;
 }
 
-/* x[.., h, w] as [.., kh, kw, oh, ow], without kh or kw where a window has one element along that axis; *more: axes it has more than
- * x. Takes x over. */
+/* Makes [.., kh, kw, oh, ow] of x[.., h, w] (taken over): windows of kh x kw elements, oh x ow of them. There is no axis kh or kw if windows
+ * have one element along it; *more is the number of axes that the result has more than x. */
 static qn_value use_windows(qn_vm *vm, qn_value x, const sweeps *w, qn_value fill, int *more) {
   x = use_padding(vm, x, w, fill);
   *more = 0;
@@ -156,7 +160,7 @@ static qn_value use_windows(qn_vm *vm, qn_value x, const sweeps *w, qn_value fil
   for (int i = 0; i < w->n && !value_is_error(x); i++) {
     const sweep *s = &w->s[i];
     int axis = lead + *more + i;
-    if (s->size > 1) { /* at once before the axes of x, so that what gradients make of it has long rows */
+    if (s->size > 1) { /* the windows' axis moves before the axes of x, so that gradients work on long rows */
       x = use_move_axis(vm, use_window(vm, x, axis, s->size, s->step, s->apart), rank + *more, lead + *more);
       ++*more;
     } else if (s->step > 1) {
@@ -182,7 +186,7 @@ qn_value builtin_windows(qn_vm *vm, const qn_value *args) {
 
 /* ---- pooling ---------------------------------------------------------------------------------------------------- */
 
-/* What pads a maximum: smaller than, or as small as, anything. */
+/* The number that pads arrays of this dtype before a maximum is taken: no number of the dtype is smaller. */
 static qn_value lowest(qn_dtype d) {
   if (dtype_is_float(d)) return value_float(-__builtin_inf());
   return dtype_scalar(d, 0, dtype_min(d));
@@ -234,7 +238,7 @@ static bool refuse_shapes(qn_vm *vm, const convolution *c, const qn_array *x, co
                      c->w.fn, why, phrase_shape(x).text, axes, phrase_shape(w).text, axes);
 }
 
-/* x may lack the batch axis. */
+/* Reads and checks the arguments of a convolution. x may lack the batch axis. False with an error raised. */
 static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
   const qn_array *x = value_array(args[0]), *w = value_array(args[1]);
   int full = LEAD + c->w.n;
@@ -267,7 +271,8 @@ static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
   return read_sweeps(vm, &c->w, x, w->shape + LEAD, args[2], args[3], args[4]);
 }
 
-/* [batch, channels, k.., o..] times [channels * m, k..], summed over k: [batch, channels, m, o..]. Of f16 and bf16 in f32. */
+/* The windows x, [batch, channels, k.., o..], times the weights w, [channels * m, k..], summed over k: [batch, channels, m, o..]. f16 and
+ * bf16 are computed in f32. Takes x and w over. */
 static qn_value depthwise(qn_vm *vm, const convolution *c, qn_value x, qn_value w, qn_dtype d, int more) {
   int64_t xs[ARRAY_MAX_RANK], ws[ARRAY_MAX_RANK];
   int rank = LEAD + 1 + more + c->w.n;
@@ -283,7 +288,7 @@ static qn_value depthwise(qn_vm *vm, const convolution *c, qn_value x, qn_value 
   return use_dtype(vm, use1(vm, OP_sum, y, &over), d);
 }
 
-/* The windows as the columns of matrices, and the product of the weights with them. */
+/* The product of the weights w with the windows x as columns of matrices. Takes x and w over. */
 static qn_value by_product(qn_vm *vm, const convolution *c, qn_value x, qn_value w) {
   int64_t depth = c->channels / c->groups, places = 1;
   for (int i = 0; i < c->w.n; i++) {
@@ -305,7 +310,7 @@ static qn_value convolve(qn_vm *vm, const char *fn, int spatial, const qn_value 
   if (!read_convolution(vm, &c, args)) return value_error();
   const qn_array *a = value_array(args[0]), *b = value_array(args[1]);
   operand_type t = dtype_promote((operand_type){(qn_dtype)a->dtype, false}, (operand_type){(qn_dtype)b->dtype, false});
-  if (dtype_is_bool(t.dtype)) t.dtype = DTYPE_INT; /* as under @ */
+  if (dtype_is_bool(t.dtype)) t.dtype = DTYPE_INT; /* as @ has it */
   int64_t shape[ARRAY_MAX_RANK] = {c.batch, c.channels};
   for (int i = 0; i < spatial; i++) shape[LEAD + i] = a->shape[a->rank - spatial + i];
   int more;

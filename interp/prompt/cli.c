@@ -26,8 +26,8 @@ static volatile sig_atomic_t interrupts;
 enum { INTERRUPTS_SCRIPT = 3, INTERRUPTS_PROMPT = 8 };
 static volatile sig_atomic_t interrupts_most = INTERRUPTS_SCRIPT;
 
-/* The first asks the computation to stop; the last, if it has not, ends the process. A session has more to lose than a script, so
- * it takes more of them there and the third says so. */
+/* Handles Ctrl-C. The first one asks the computation to stop. If it does not, pressing Ctrl-C several times more ends the process: three
+ * times in all for a script, and eight times for a session, which has more to lose, with a warning at the third. */
 static void on_interrupt(int signal) {
   static const char warning[] = "\nit is to stop; the session itself ends when Ctrl-C is pressed 5 times more\n";
   (void)signal;
@@ -120,9 +120,10 @@ typedef struct options {
   int device; /* code */
   const char *sets[SETS];
   int nsets;
-  uint64_t fail_alloc; /* for tests: which allocation after start-up fails; 0: none, they are counted */
+  uint64_t
+      fail_alloc; /* for tests: number of the allocation after start-up that fails; 0: none fails, and they are counted */
   bool count_allocs;
-  bool explain, all; /* say at the end what the compiler did; all of it */
+  bool explain, all; /* explain: say at the end what the compiler did; all: in full */
   const char *code;  /* -e */
   const char *trace; /* the file for --trace, or NULL */
   int first;         /* of the remaining arguments */
@@ -148,14 +149,14 @@ static bool parse_jit(const char *text, qn_jit_mode *mode) {
   return false;
 }
 
-/* Is `name` the option, with its value? If only the value is missing, *bare is set. */
+/* Is `name` this option, and is there a value? *bare is set if it is this option and the value is missing. */
 static bool is_option(const char *name, const char *option, const char *value, bool *bare) {
   bool same = strcmp(name, option) == 0;
   *bare |= same && !value;
   return same && value;
 }
 
-/* An option with its value (NULL: the line ends before it); 0 or an exit status. */
+/* Takes an option that has a value; `value` is NULL if the command line ends before it. Returns 0, or an exit status after a message. */
 static int set_option(options *o, const char *name, const char *value) {
   uint64_t n;
   uint32_t log;
@@ -188,7 +189,7 @@ static int set_option(options *o, const char *name, const char *value) {
   return 0;
 }
 
-/* Options up to the first argument that is none; -1: all is well. */
+/* Reads the options, up to the first argument that is none (o->first). Returns -1, or an exit status if the program is to end here. */
 static int parse_options(int argc, char **argv, options *o) {
   int i = 1;
   for (; i < argc && argv[i][0] == '-' && argv[i][1]; i++) {
@@ -235,12 +236,8 @@ static bool set_args(qn_vm *vm, char **args, int n) {
   bool ok = true;
   for (int i = 0; i < n && ok; i++) {
     size_t len = strlen(args[i]);
-    if (!utf8_valid(args[i], len)) {
-      raise_error(vm, E_text, SPAN_NONE, "argument %d of the script is not UTF-8", i + 1);
-      ok = false;
-      break;
-    }
-    qn_str *s = str_new(vm, args[i], len);
+    ok = utf8_valid(args[i], len) || raise_false(vm, E_text, "argument %d of the script is not UTF-8", i + 1);
+    qn_str *s = ok ? str_new(vm, args[i], len) : NULL;
     ok = s != NULL;
     if (ok) l->items[i] = value_obj(TAG_STR, s);
   }
@@ -249,7 +246,7 @@ static bool set_args(qn_vm *vm, char **args, int n) {
   return ok;
 }
 
-/* A VM as the options say; NULL with *status set. */
+/* Opens a VM with these options. NULL, with a message written and *status set, if that fails. */
 static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   const char *log = getenv("QUERN_LOG"), *set = getenv("QUERN_SET");
   uint32_t bits = 0;
@@ -265,8 +262,9 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
     return NULL;
   }
   vm->log |= bits | o->log;
-  FILE *trace =
-      o->trace ? fopen(o->trace, "ab") : NULL; /* that it cannot be written is to be said before the script runs */
+  FILE *trace = o->trace
+                    ? fopen(o->trace, "ab")
+                    : NULL; /* opened now, so that a file that cannot be written is reported before the script runs */
   if (o->trace && (!trace || fclose(trace) != 0 || !trace_events_start(vm->engine))) {
     fprintf(stderr, "quern: --trace: cannot write %s: %s\n", o->trace, strerror(errno));
     qn_vm_close(vm);
@@ -289,7 +287,7 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   return vm;
 }
 
-/* Flushes stdout. False, with a message, if something printed could not be written; a pipe that nobody reads any longer needs none. */
+/* Flushes stdout. False if something that was printed could not be written; a message says so, unless the reader of a pipe has gone. */
 static bool output_written(void) {
   bool failed = ferror(stdout) != 0;
   errno = 0;
@@ -344,7 +342,7 @@ static void explain(qn_vm *vm, const char *file, bool all) {
   text_free(&t);
 }
 
-enum { SCRIPT_MOST = 256 << 20 }; /* bytes; a device that never ends is no script */
+enum { SCRIPT_MOST = 256 << 20 }; /* bytes; the limit ends the reading of devices that have no end */
 
 char *cli_read(const char *path, size_t *len) {
   FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
@@ -373,7 +371,7 @@ static bool ends_with(const char *text, const char *end) {
   return n >= e && strcmp(text + n - e, end) == 0;
 }
 
-/* A script that defines main as programs of other languages do, and never mentions it. */
+/* Warns of a script that defines main, as programs of other languages do, and never calls it. */
 static void warn_main(qn_vm *vm) {
   span at = interp_unread_function(vm, "main");
   const source_text *s = source_get(vm, at.source);
@@ -478,7 +476,7 @@ static int run_help(const options *o, char **argv, int argc) {
   return close_vm(o, vm, found ? EXIT_FINE : EXIT_MISUSE);
 }
 
-/* The file that a program's name means on PATH. */
+/* Finds the file of a program on PATH and writes its path to `out`. */
 static bool find_program(const char *name, char *out, size_t size) {
   const char *path = getenv("PATH");
   while (path && *path) {

@@ -26,7 +26,7 @@ static void put(text_buf *t) {
   text_free(t);
 }
 
-/* Texts that may be long: in pages where somebody types. */
+/* Writes a text that may be long: in pages if the session is on a terminal. */
 static void put_pages(session *s, text_buf *t) {
   if (t->text && !t->failed && s->editor && !s->transcript)
     pager_show(edit_terminal(s->editor), t->text, t->len);
@@ -41,7 +41,7 @@ static bool no_argument(const char *argument, const char *usage) {
   return true;
 }
 
-/* "1.5 MB" */
+/* Appends a number of bytes as "1.5 MB". */
 static void text_size(text_buf *t, double bytes) {
   static const char *const units[] = {"bytes", "kB", "MB", "GB", "TB"};
   int unit = 0;
@@ -272,7 +272,7 @@ static void command_copies(session *s, const char *argument) {
 
 /* ---- what the compiler does ---------------------------------------------------------------------------------------------- */
 
-/* Does some argument have a name or a spread? Then a call of the whole is asked about. */
+/* Is one of the arguments in a call given by name, or spread from a list? */
 static bool has_keywords(const char *text, const uint8_t *highlights, size_t from, size_t to) {
   int depth = 0;
   for (size_t i = from; i < to; i++) {
@@ -285,14 +285,15 @@ static bool has_keywords(const char *text, const uint8_t *highlights, size_t fro
   return false;
 }
 
-/* The text `verb(f, arguments)` for a call f(arguments); any other code becomes the body of a function. */
+/* Runs `verb(f, arguments)` for an argument f(arguments). Any other code becomes the body of a function: `verb(fn() code)`. */
 static void ask(session *s, const char *verb, const char *argument) {
   if (!*argument) {
     fprintf(stderr, "it is used so: :%s f(x)\n", verb);
     return;
   }
   size_t len = strlen(argument), open = 0;
-  if (parse_incomplete(s->vm, argument, len)) { /* its error would show what is put around the code */
+  if (parse_incomplete(s->vm, argument,
+                       len)) { /* run alone, so that the error does not show what would be put around it */
     fprintf(stderr, "this is not complete: %s\n", argument);
     return;
   }
@@ -307,7 +308,7 @@ static void ask(session *s, const char *verb, const char *argument) {
     if (strchr(")]}", argument[i])) depth--;
   }
   bool call = open && argument[len - 1] == ')' && chain_begin(argument, highlights, open) == 0 &&
-              edit_partner(argument, len, highlights, open) == len - 1; /* it does not end before the text does */
+              edit_partner(argument, len, highlights, open) == len - 1; /* the call is the whole text */
   qn_value f;
   call = call && !has_keywords(argument, highlights, open + 1, len - 1) &&
          chain_value(s->vm, argument, highlights, 0, open, &f) && value_is(f, TAG_FN) &&
@@ -337,7 +338,7 @@ static void command_code(session *s, const char *argument) {
 
 /* ---- which text is a command --------------------------------------------------------------------------------------------- */
 
-/* Splits a text into its first word and the rest, both without blanks around them. */
+/* Splits a text into its first word and the rest; both without the blanks around them. */
 static void split(const char *text, size_t len, const char **word, size_t *word_len, const char **rest,
                   size_t *rest_len) {
   static const char blank[] = " \t\r\n";
@@ -371,7 +372,7 @@ static bool is_word(const char *word, size_t len, const char *name) {
   return strlen(name) == len && memcmp(word, name, len) == 0;
 }
 
-/* May the rest of `help ...` be a topic? */
+/* Can the text after `help` be a topic, rather than code that goes on with a variable called help? */
 static bool is_topic(const char *rest, size_t len) {
   for (size_t i = 0; i < len; i++)
     if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.", rest[i])) return false;

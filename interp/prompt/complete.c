@@ -36,7 +36,7 @@ static size_t skip_blanks_back(const char *text, size_t at) {
   return at;
 }
 
-/* Offers a name with `end` behind it, if it goes on what is typed. */
+/* Offers a name, followed by `end`, if it begins with what has been typed. */
 static void offer_with(request *r, const char *name, size_t len, const char *end) {
   size_t typed = r->cursor - r->word;
   if (typed <= len && memcmp(name, r->text + r->word, typed) == 0) choices_add(r->out, name, len, end);
@@ -67,7 +67,8 @@ size_t chain_begin(const char *text, const uint8_t *highlights, size_t end) {
   }
 }
 
-/* An index that is written out. */
+/* Reads an index that is a literal, an int or a string. *out is that item or field of `in`, borrowed. False if there is none, or the index is
+ * something else. */
 static bool constant_index(const char *text, size_t len, qn_value in, qn_value *out) {
   int64_t i;
   if (value_is(in, TAG_RECORD) && len > 2 && text[0] == '"' && text[len - 1] == '"')
@@ -105,7 +106,8 @@ typedef struct call_place {
   int given; /* arguments before the one at the cursor, a method's receiver included */
 } call_place;
 
-/* The call whose bracket is the innermost open one before `at`; with `outer` those around other brackets count, too. */
+/* Finds the call that `at` lies in: the innermost bracket that is open there must be that of a call. With `outer` other open brackets are
+ * skipped. */
 static bool find_call(qn_vm *vm, const char *text, const uint8_t *highlights, size_t at, bool outer, call_place *out) {
   int commas = 0;
   for (size_t i = at; i-- > 0;) {
@@ -170,14 +172,14 @@ static bool is_folder(const char *folder, const char *name) {
   return is;
 }
 
-/* Names that need no escapes in a string. */
+/* Can a file's name stand in a string without escapes? */
 static bool plain_name(const char *name) {
   for (const char *c = name; *c; c++)
     if ((unsigned char)*c < 32 || strchr("\"\\{}", *c)) return false;
   return utf8_valid(name, strlen(name));
 }
 
-/* Files of the folder that the path in [from, cursor) names. */
+/* Offers the files in the folder of the path that is being typed in [from, cursor). */
 static void offer_files(request *r, size_t from) {
   size_t slash = r->cursor;
   while (slash > from && r->text[slash - 1] != '/') slash--;
@@ -213,7 +215,7 @@ static void offer_modules(request *r) {
 
 /* ---- names --------------------------------------------------------------------------------------------------------------- */
 
-/* Words of the text itself: parameters and locals of a function that is being typed. */
+/* Offers the names that occur in the text itself, such as parameters and locals of a function that is being typed. */
 static void offer_words(request *r, size_t len) {
   for (size_t i = 0; i < len;) {
     if (r->highlights[i] != HIGHLIGHT_name && r->highlights[i] != HIGHLIGHT_call) {
@@ -245,7 +247,7 @@ static void offer_function(void *ctx, const char *name) {
   if (interp_lookup(r->vm, name, strlen(name), &v) && value_is(v, TAG_FN)) offer(r, name);
 }
 
-/* Behind a point. */
+/* Offers what can follow a point: fields, names of a module, functions as methods. */
 static void offer_fields(request *r) {
   size_t end = r->word - 1, begin = chain_begin(r->text, r->highlights, end);
   qn_value v;
@@ -256,7 +258,7 @@ static void offer_fields(request *r) {
     interp_names(r->vm, "", offer_function, r);
 }
 
-/* The beginning of the string that the cursor stands in; SIZE_MAX if it stands in none. */
+/* Where the string begins that the cursor is in; SIZE_MAX if it is in none. */
 static size_t string_begin(const request *r) {
   if (!r->cursor || r->highlights[r->cursor - 1] != HIGHLIGHT_string) return SIZE_MAX;
   size_t s = r->cursor - 1;
@@ -298,7 +300,7 @@ static void complete_code(request *r, size_t len) {
   if (argument && find_call(r->vm, r->text, r->highlights, before, false, &call)) {
     p.given = call.given;
     interp_parameters(r->vm, call.fn, offer_parameter, &p);
-    /* Right behind the bracket and its commas parameters are all that is offered: names are too many to see them. */
+    /* Before anything is typed of an argument only parameters are offered: among all names they would not be seen. */
     if (r->cursor == r->word && r->out->n) return;
   }
   offer_names(r, len);
@@ -306,7 +308,7 @@ static void complete_code(request *r, size_t len) {
 
 /* ---- commands ------------------------------------------------------------------------------------------------------------ */
 
-/* Where the argument of a command begins, with its kind; 0 if the text is none, or the cursor is in its name. */
+/* Where the argument of a command begins; *kind is what can stand there. 0 if the text is no command, or the cursor is in its name. */
 static size_t argument_begin(const char *text, size_t cursor, command_argument *kind) {
   size_t at = strspn(text, " \t"), end;
   *kind = ARGUMENT_NAME;

@@ -22,7 +22,7 @@ enum {
   INDENT = 2,
   KILLS = 8,
   UNDOS = 200,
-  UNDO_BYTES = 16 << 20, /* of all snapshots together */
+  UNDO_BYTES = 16 << 20, /* the most bytes of all snapshots together */
   MENU_ROWS = 8
 };
 
@@ -74,7 +74,7 @@ typedef struct snapshot {
   size_t len, cursor;
 } snapshot;
 
-/* What the last key was, where the next one goes on with it. */
+/* What the last key did, if a key of the same kind continues it. */
 typedef enum run { RUN_NONE, RUN_TYPED, RUN_KILL, RUN_YANK, RUN_HISTORY, RUN_UNDO } run;
 
 struct editor {
@@ -97,7 +97,7 @@ struct editor {
   size_t undo_bytes;
   char *kills[KILLS]; /* newest first */
   size_t yanked;      /* where what was yanked last begins */
-  int yank;           /* number of that kill */
+  int yank;           /* index in `kills` of what was yanked */
 
   int recalled; /* history entry that is shown; history->n: none */
   char *draft;  /* the text before the history was walked */
@@ -106,7 +106,7 @@ struct editor {
   choices menu; /* shown while it has items */
   int chosen;   /* -1: none yet */
   size_t menu_end;
-  char *typed; /* the bytes that the choice stands in place of */
+  char *typed; /* the bytes that the chosen entry has replaced */
   bool hinting;
 
   bool searching;
@@ -175,7 +175,7 @@ static uint32_t code_at(const editor *e, size_t at) {
 /* The columns of a code point; tabs and line ends count as one, since the cursor stops at them. */
 static int width_of(uint32_t code) { return code < 32 ? 1 : utf8_width(code); }
 
-/* Does the code point join those on both sides of it into one character? */
+/* Is this the code point that joins its neighbours into one character? */
 static bool is_joiner(uint32_t code) { return code == 0x200d; }
 
 static size_t after(const editor *e, size_t at) {
@@ -233,14 +233,14 @@ static size_t word_right(const editor *e, size_t at) {
   return at;
 }
 
-/* The beginning of what stands between blanks. */
+/* Where the last word before `at` begins, if words are all that stands between blanks. */
 static size_t between_blanks(const editor *e, size_t at) {
   while (at > 0 && is_blank(e->text[at - 1])) at--;
   while (at > 0 && !is_blank(e->text[at - 1])) at--;
   return at;
 }
 
-/* Where Ctrl-K cuts up to: at a line's end the next line is joined. */
+/* Where Ctrl-K stops cutting: at the end of the line or, if the cursor is there already, behind it, which joins the next line. */
 static size_t line_rest(const editor *e, size_t at) {
   return at < e->len && e->text[at] == '\n' ? at + 1 : line_end(e, at);
 }
@@ -276,7 +276,7 @@ static size_t at_column(const editor *e, size_t at, int column) {
 
 /* ---- changes ------------------------------------------------------------------------------------------------------------ */
 
-/* Keeps a snapshot for undo, before the text is changed by a key of this kind. What is typed in one go is one step. */
+/* Keeps a snapshot for undo before a key of this kind changes the text. Keys that continue each other share one snapshot. */
 static void remember(editor *e, run kind) {
   e->run = kind;
   if (kind == RUN_TYPED && e->ran == RUN_TYPED) return;
@@ -365,7 +365,7 @@ static void yank(editor *e, int number, bool replace) {
 }
 
 static void undo(editor *e) {
-  /* Snapshots that do not differ from the text are no step. */
+  /* Snapshots equal to the text are skipped, since going back to them would show nothing. */
   while (e->nundo) {
     snapshot s = e->undo[--e->nundo];
     e->undo_bytes -= s.len;
@@ -396,7 +396,7 @@ static void transpose(editor *e) {
 
 /* ---- highlights -------------------------------------------------------------------------------------------------------------- */
 
-/* The highlights of the text, valid until the next call; NULL where memory is short. */
+/* The highlights of the text, valid until the next call; NULL if memory is short. */
 static const uint8_t *find_highlights(editor *e) {
   if (e->len + 1 > e->highlights_cap) {
     uint8_t *more = realloc(e->highlights, e->cap);
@@ -413,7 +413,7 @@ static bool is_bracket(char c) { return c && strchr("()[]{}", c); }
 size_t edit_partner(const char *text, size_t len, const uint8_t *highlights, size_t at) {
   bool forward = strchr("([{", text[at]) != NULL;
   int depth = 0;
-  for (size_t i = at; i < len; forward ? i++ : i--) { /* below 0 there is no size */
+  for (size_t i = at; i < len; forward ? i++ : i--) { /* i wraps around below 0, which ends the loop */
     if (!is_bracket(text[i]) || highlights[i] != HIGHLIGHT_plain) continue;
     depth += strchr("([{", text[i]) ? 1 : -1;
     if (depth == 0) return i;
@@ -448,7 +448,7 @@ static void type_code(editor *e, int code) {
   size_t begin = line_begin(e, e->cursor);
   bool blank = true;
   for (size_t i = begin; i < e->cursor; i++) blank &= e->text[i] == ' ';
-  /* A closing bracket at the beginning of a line goes back to where its line began. */
+  /* A closing bracket that begins a line is indented by the number of brackets that are open outside it. */
   if (code < 0x80 && strchr(")]}", code) && blank && e->cursor > begin && begin > 0) {
     int depth = open_brackets(e, begin);
     size_t want = depth > 0 ? (size_t)(depth - 1) * INDENT : 0;
@@ -461,7 +461,7 @@ static void type_code(editor *e, int code) {
   type_bytes(e, bytes, n);
 }
 
-/* A new line, indented by the brackets that are open. */
+/* Begins a new line, indented by the number of brackets that are open. */
 static void new_line(editor *e) {
   int depth = open_brackets(e, e->cursor);
   char next = e->cursor < e->len ? e->text[e->cursor] : 0;
@@ -474,7 +474,7 @@ static void new_line(editor *e) {
   splice(e, e->cursor, e->cursor, line, 1 + (size_t)depth * INDENT);
 }
 
-/* What a terminal pastes: line ends become newlines, other control characters go. */
+/* Inserts a text that was pasted. Its line ends become newlines, other control characters are dropped. */
 static void paste(editor *e) {
   text_buf *p = &e->term.paste;
   size_t n = 0;
@@ -494,7 +494,7 @@ static void paste(editor *e) {
   }
   p->text[n] = 0;
   e->host.pasted(e->host.ctx, p->text, &n);
-  while (n && p->text[n - 1] == '\n') n--; /* Enter ends it */
+  while (n && p->text[n - 1] == '\n') n--; /* the text is run by Enter, not by the end of the paste */
   remember(e, RUN_NONE);
   splice(e, e->cursor, e->cursor, p->text, n);
 }
@@ -559,7 +559,7 @@ static void search_show(editor *e, int found) {
   if (s) e->cursor = (size_t)(s - e->text);
 }
 
-/* Shows the newest entry that has the query, from the one that is shown on; `further`: an older one that differs from it. */
+/* Shows the newest entry that contains the query, beginning with the one shown. With `further` it must be older and differ from that. */
 static void search_older(editor *e, bool further) {
   if (!e->query.len) return;
   int from = e->found < 0 ? (further ? 0 : e->history->n) : further ? e->found : e->found + 1;
@@ -588,7 +588,7 @@ static void search_begin(editor *e) {
   e->found = -1;
 }
 
-/* True if the key belonged to the search; others end it and do what they do. */
+/* True if the search has used the key. Other keys end the search, and then do what they always do. */
 static bool search_key(editor *e, int key) {
   switch (key) {
   case KEY_CTRL('R'): search_older(e, true); return true;
@@ -673,7 +673,7 @@ static void complete(editor *e) {
   if (e->menu.n == 1) close_menu(e);
 }
 
-/* How many entries a row of the menu has, and the columns of one. */
+/* The number of entries in a row of the menu; *width is the columns of each. */
 static int menu_columns(const editor *e, int *width) {
   *width = 1;
   for (int i = 0; i < e->menu.n; i++) {
@@ -692,7 +692,7 @@ static void menu_move(editor *e, int by) {
   menu_apply(e, next);
 }
 
-/* True if the key belonged to the menu; others close it and do what they do. */
+/* True if the menu has used the key. Other keys close the menu, and then do what they always do. */
 static bool menu_key(editor *e, int key) {
   int width, columns = menu_columns(e, &width);
   bool choosing = e->chosen >= 0;
@@ -767,7 +767,7 @@ static void draw_text(editor *e, frame *f, bool last) {
   if (e->cursor == e->len && !last) frame_cursor(f);
 }
 
-/* A line of the panel, cut where the row ends. */
+/* Writes a line of the panel, cut at the end of the row. */
 static void panel_text(frame *f, const char *style, const char *text, size_t len) {
   for (size_t i = 0; i < len;) {
     uint32_t code;
@@ -873,7 +873,7 @@ static void clear_terminal(editor *e) {
   screen_forget(&e->screen);
 }
 
-/* Keys that move the cursor to a place, or take away what lies up to there: cut it, so that it can be yanked, or erase it. */
+/* Keys that go to a place either move the cursor there, or remove the text up to there. It is cut, so that it can be yanked, or erased. */
 enum { MOVES, CUTS, ERASES };
 static const struct {
   int key;
@@ -901,7 +901,7 @@ static const struct {
     {KEY_BACKSPACE, before, ERASES},
     {KEY_CTRL('H'), before, ERASES},
     {KEY_DELETE, after, ERASES},
-    {KEY_CTRL('D'), after, ERASES}, /* on an empty text it ends the input */
+    {KEY_CTRL('D'), after, ERASES}, /* if the text is empty, the caller has ended the input instead */
     {KEY_CTRL('W'), between_blanks, CUTS},
     {KEY_BACKSPACE | KEY_ALT, word_left, CUTS},
     {KEY_CTRL('H') | KEY_ALT, word_left, CUTS},
@@ -911,7 +911,7 @@ static const struct {
     {KEY_CTRL('K'), line_rest, CUTS},
 };
 
-/* False if the key is none of these. */
+/* Does what a key of the table does. False if the key is not in it. */
 static bool place_key(editor *e, int key) {
   size_t i = 0, n = sizeof place_keys / sizeof *place_keys, at = e->cursor;
   while (i < n && place_keys[i].key != key) i++;
@@ -943,7 +943,7 @@ static void other_key(editor *e, int key) {
     screen_resized(&e->screen, &e->term);
     e->run = e->ran;
     break;
-  case KEY_RESUMED: /* where the cursor is now, the picture begins */
+  case KEY_RESUMED: /* the picture is drawn anew where the cursor is now */
     terminal_measure(&e->term);
     text_adds(&e->term.text, "\r");
     screen_forget(&e->screen);

@@ -97,7 +97,7 @@ typedef struct export {
 }
 export;
 
-/* NAME's value, or the error value. */
+/* The value of NAME, owned, or the error value. */
 static qn_value find(qn_vm *vm, const char *name) {
   char *copy = strdup(name);
   if (!copy) return raise_memory(vm);
@@ -118,7 +118,7 @@ static qn_value find(qn_vm *vm, const char *name) {
   return v;
 }
 
-/* The code that names the arguments and their shapes. */
+/* The code of the function that says what the arguments are called and what shapes they have: f itself, or what a transform was made of. */
 static const fn_code *code_of(qn_value fn) {
   const qn_fn *f = value_fn(fn);
   while (f->head.flags == FN_TRANSFORM && ((const transform_def *)f->code)->kind != TRANSFORM_JVP)
@@ -126,7 +126,7 @@ static const fn_code *code_of(qn_value fn) {
   return f->head.flags == FN_USER ? f->code : NULL;
 }
 
-/* vmap's arguments have axes more than the signature says, and functions of sizes fewer: such shapes are for ARGs to tell. */
+/* Are the shapes of the arguments those in the signature? Not under vmap, where arguments have an axis more: then only ARGs can give them. */
 static bool shapes_count(qn_value fn) {
   for (const qn_fn *f = value_fn(fn); f->head.flags == FN_TRANSFORM; f = value_fn(f->captures[0]))
     if (((const transform_def *)f->code)->kind == TRANSFORM_VMAP) return false;
@@ -141,7 +141,7 @@ static qn_value *dim_slot(const export *x, const char *name, size_t len) {
   return NULL;
 }
 
-/* A parameter's number, or -1. */
+/* The number of the parameter of this name, or -1. */
 static int param_number(const export *x, const char *name, size_t len) {
   for (uint32_t i = 0; x->code && i < x->code->nparams; i++) {
     const qn_str *s = x->code->params[i].name;
@@ -196,7 +196,7 @@ static int read_value(export *x, int param, const char *arg, const char *text) {
 
 static int read_args(export *x) {
   uint32_t fixed = x->code ? x->code->nparams - x->code->rest : 0;
-  for (int pass = 0; pass < 2; pass++) { /* those with names first, the others take what is left */
+  for (int pass = 0; pass < 2; pass++) { /* ARGs with names first; the others then take the parameters that are left */
     uint32_t next = 0;
     for (int i = 0; i < x->line->nargs; i++) {
       const char *arg = x->line->args[i];
@@ -219,7 +219,7 @@ static int read_args(export *x) {
 
 /* ---- arguments from signatures ------------------------------------------------------------------------------------------------------------ */
 
-/* Takes the sizes over that a value has. What does not fit is for the call to say. */
+/* Notes the sizes that a value gives to the names in its signature. If it does not fit, the call will say so. */
 static void learn(export *x, const type_sig *sig, qn_value v) {
   if (sig->kind == SIG_LIST && value_is(v, TAG_LIST))
     for (uint32_t i = 0; i < sig->n && i < value_list(v)->len; i++) learn(x, sig->items[i], value_list(v)->items[i]);
@@ -241,7 +241,7 @@ static void learn(export *x, const type_sig *sig, qn_value v) {
   }
 }
 
-/* The size that a signature says, or -1: it is not known; -2: an error is raised. */
+/* The size that a signature gives for an axis. -1 if it is not known, -2 with an error raised. */
 static int64_t size_of(export *x, const sig_dim *d) {
   int64_t n = -1;
   switch ((dim_kind)d->kind) {
@@ -272,8 +272,8 @@ static int64_t size_of(export *x, const sig_dim *d) {
 static bool has_size(export *x, const sig_dim *d) { return size_of(x, d) >= 0; }
 static bool has_name(export *x, const sig_dim *d) { return (void)x, d->kind != DIM_ANY && d->kind != DIM_REST; }
 
-/* Does the signature say all that is needed to make an argument, if all its sizes are as asked? With has_size: it does (sizes that are
- * missing by name go to the hint). With has_name: it would if these were known, so they are what to ask for. */
+/* Is the signature enough to make an argument, provided that `asked` is true of all its sizes? With has_size it is enough as it is. With
+ * has_name it would be enough if the sizes that have names were known, so the user is asked for these. */
 static bool says_all(export *x, const type_sig *sig, bool (*asked)(export *, const sig_dim *)) {
   bool all = true;
   switch ((sig_kind)sig->kind) {
@@ -295,7 +295,7 @@ static bool says_all(export *x, const type_sig *sig, bool (*asked)(export *, con
   return false;
 }
 
-/* A value as the signature says, whose sizes are known. Owned. */
+/* A value that fits the signature, whose sizes are known: zeros. Owned, or the error value. */
 static qn_value make_value(export *x, const type_sig *sig) {
   qn_vm *vm = x->vm;
   if (sig->kind == SIG_HOST) return value_float(1);
@@ -334,7 +334,7 @@ static qn_value make_value(export *x, const type_sig *sig) {
 
 /* ---- what is missing --------------------------------------------------------------------------------------------------------------------- */
 
-/* A word of a command line, quoted where a shell asks for it. */
+/* Appends a word of a command line, quoted if a shell needs that. */
 static void text_word(text_buf *t, const char *s) {
   bool plain = *s != 0;
   for (const char *c = s; *c; c++) plain &= is_letter(*c) || is_digit(*c) || strchr("=./:-+,%@", *c) != NULL;
@@ -353,7 +353,7 @@ static void text_word(text_buf *t, const char *s) {
 
 enum { SOME_SIZE = 8 };
 
-/* An expression that the signature allows. */
+/* Appends an expression whose value fits the signature. */
 static void text_example(export *x, const type_sig *sig, text_buf *t) {
   static const char *const hosts[] = {[TAG_INT] = "8", [TAG_FLOAT] = "1.0", [TAG_BOOL] = "true", [TAG_DTYPE] = "f32"};
   bool dtyped = sig && sig->dtype >= 0 && sig->dtype != DTYPE_FLOAT;
@@ -377,7 +377,7 @@ static void text_example(export *x, const type_sig *sig, text_buf *t) {
                                                                               : "nil");
     break;
   case SIG_ARRAY: {
-    uint32_t some = !shapes_count(x->fn); /* the lanes' axis, where it mostly is */
+    uint32_t some = !shapes_count(x->fn); /* room for the axis of lanes, which mostly is the first */
     text_adds(t, !sig->n && !some ? "f32(0" : some ? "zeros(8" : "zeros(");
     for (uint32_t i = 0; i < sig->n; i++) {
       int64_t n = size_of(x, &sig->dims[i]);
@@ -400,7 +400,7 @@ static void text_example(export *x, const type_sig *sig, text_buf *t) {
   }
 }
 
-/* Adds a word to the hint, once. */
+/* Adds a word to the hint, unless it has it already. */
 static void add_hint(export *x, const text_buf *word) {
   char *s = word->failed || !word->text ? NULL : strndup(word->text, word->len);
   text_buf quoted = {0};
@@ -484,7 +484,8 @@ static bool no_code(void *ctx, qn_value v) {
   return !value_is(v, TAG_FN) && !value_is(v, TAG_MODULE);
 }
 
-/* Defaults that are functions stay what they are: such a parameter and those behind it are not passed, unless they were given. */
+/* How many parameters are passed. A default that is a function cannot be passed, so that parameter and those after it are left out unless
+ * they were given. */
 static uint32_t params_passed(const export *x, const uint8_t *given) {
   const fn_code *code = x->code;
   uint32_t n = code->nparams - code->rest, passed = n;
@@ -495,7 +496,7 @@ static uint32_t params_passed(const export *x, const uint8_t *given) {
   return passed;
 }
 
-/* Gives every parameter of a function of the program a value. */
+/* Gives each parameter of a function of the program a value, or notes what is missing. */
 static int fill_params(export *x, const uint8_t *given) {
   const fn_code *code = x->code;
   const qn_value *defaults = value_fn(x->fp[-1])->captures + code->ncaptures;
@@ -505,7 +506,7 @@ static int fill_params(export *x, const uint8_t *given) {
     if (x->fp[i].head != TAG_UNSET && code->params[i].type && shapes_count(x->fn))
       learn(x, code->params[i].type, x->fp[i]);
   }
-  for (int pass = 0; pass < 2; pass++) /* what an expression of sizes needs may come later */
+  for (int pass = 0; pass < 2; pass++) /* twice, since an expression of sizes may use sizes of later parameters */
     for (uint32_t i = 0; i < fixed; i++) {
       const type_sig *type = code->params[i].type;
       if (x->fp[i].head != TAG_UNSET) continue;
@@ -555,7 +556,7 @@ static qn_value record_call(export *x, const uint8_t *given) {
 
 /* ---- writing ---------------------------------------------------------------------------------------------------------------------------------------- */
 
-/* Calls a builtin of one or two parameters, whatever the program calls its own things. Owned. */
+/* Calls the builtin of this name with a path and perhaps a second argument, also if the program uses the name for something else. Owned. */
 static qn_value call_builtin(qn_vm *vm, const char *name, const char *path, const qn_value *second) {
   qn_str *s = str_intern(vm, name, strlen(name));
   const global_cell *cell = s ? scope_find(interp_of(vm)->builtin, s) : NULL;
@@ -576,7 +577,7 @@ static bool write_graph(export *x, qn_value g) {
   return !value_is_error(done);
 }
 
-/* "f.qnx: net(x: f32[8, 64]) -> f32[8, 2]", the conditions of a call, and perhaps the graph. */
+/* Prints "f.qnx: net(x: f32[8, 64]) -> f32[8, 2]", the conditions that a call has to meet, and perhaps the graph. */
 static void report_graph(const char *file, const char *name, qn_value g,
                          void (*graph_text)(qn_value g, text_buf *out)) {
   text_buf t = {0};

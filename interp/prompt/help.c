@@ -7,7 +7,7 @@
 #include "interp/prompt/help.h"
 #include "lang/format.h"
 
-/* A script, indented. */
+/* Appends a script, indented, below a title. */
 static void help_script(const char *title, const char *script, text_buf *out) {
   text_addf(out, "\n%s\n\n", title);
   for (const char *line = script; *line;) {
@@ -29,15 +29,15 @@ static void help_error(const error_row *e, text_buf *out) {
   help_script("Cure:", e->hint, out);
 }
 
-/* `quern help errors`. */
+/* Appends what `quern help errors` prints: the list of errors. */
 static void help_errors(text_buf *out) {
   for (int i = 0; i < error_row_count; i++) text_addf(out, "E%d  %s\n", error_rows[i].id, error_rows[i].title);
   text_adds(out, "\n`quern help E203` explains one of them.\n");
 }
 
-/* Parts of the language: topics.def. */
+/* The rows of topics.def. */
 static const struct {
-  const char *name, *text, *example; /* another name of a topic has the topic in place of the text, and no example */
+  const char *name, *text, *example; /* for another name of a topic `text` is the topic, and `example` is NULL */
 } topics[] = {
 #define TOPIC(name, text, example) {name, text, example},
 #define ALSO(name, topic) {name, topic, NULL},
@@ -66,7 +66,7 @@ static bool help_topic(const char *name, text_buf *out) {
   return false;
 }
 
-/* Names in lines of so many columns. */
+/* A list of names that is written in lines of so many columns. */
 typedef struct name_lines {
   text_buf *out;
   int columns, used; /* 0: nothing is there yet */
@@ -90,7 +90,7 @@ static void help_topics(int columns, text_buf *out) {
                  "  errors, and each by its id (E203)\n  tunables\n");
 }
 
-/* `quern help tunables`, or the one of a name; false if there is none. */
+/* Appends all tunables, or the one of this name; false if there is none. */
 static bool help_tunables(const char *name, text_buf *out) {
   bool found = false;
   for (int i = 0; i < TUNABLE_COUNT; i++) {
@@ -104,7 +104,7 @@ static bool help_tunables(const char *name, text_buf *out) {
   return found;
 }
 
-/* Lines [from, to) of a text, which are comments, without their marks. */
+/* Appends the lines [from, to) of a text, all comments, without their comment marks. */
 static void comment_lines(const source_text *s, int from, int to, text_buf *out) {
   for (int i = from; i < to; i++) {
     const char *line = s->text + s->lines[i] + 1;
@@ -114,14 +114,14 @@ static void comment_lines(const source_text *s, int from, int to, text_buf *out)
   }
 }
 
-/* The comment lines directly above a definition. */
+/* Appends the comment directly above a definition. */
 static void comment_above(qn_vm *vm, span at, text_buf *out) {
   const source_text *s = source_get(vm, at.source);
   if (!s) return;
   int line, column;
   source_position(s, at.start, &line, &column);
   int first = line - 1;
-  /* At the prompt the comment may be a text of its own, before this one. */
+  /* At the prompt the comment may have been typed as a text of its own, before this one. */
   const source_text *above = first == 0 ? source_get(vm, s->above) : NULL;
   if (above) {
     uint32_t lines = 0;
@@ -154,7 +154,7 @@ static void help_example(qn_vm *vm, const char *name, text_buf *out) {
     if (strcmp(t->examples[i].name, name) == 0) help_script("Example:", t->examples[i].script, out);
 }
 
-/* The value of a public function of the builtin scope; NULL: it has none of that name. */
+/* The public function of this name in the builtin scope; NULL if there is none. */
 static const qn_fn *public_function(qn_vm *vm, const char *name) {
   const scope *s = interp_of(vm)->builtin;
   for (uint32_t i = 0; i < s->n; i++)
@@ -181,7 +181,7 @@ static void topic_end(name_lines *l) {
   l->used = 0;
 }
 
-/* The last line like `# ---- Statistics ----` above a place of a text; "" if there is none. */
+/* The heading, a comment like `# ---- Statistics ----`, that a place of a text lies below; "" if there is none. */
 static const char *heading_above(const source_text *s, uint32_t place, size_t *len) {
   static const char mark[] = "# ---- ";
   const char *title = "";
@@ -195,7 +195,8 @@ static const char *heading_above(const source_text *s, uint32_t place, size_t *l
   return title;
 }
 
-/* `quern help functions`: those of the builtin scope, under the headings of the tables and of the text that define them. */
+/* Appends what `quern help functions` prints: the functions of the builtin scope, under the headings of the tables and texts that define
+ * them. */
 static void help_functions(qn_vm *vm, int columns, text_buf *out) {
   const builtin_table *t = vm->builtins;
   name_lines l = {.out = out, .columns = columns};
@@ -275,8 +276,8 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
 
 /* ---- search ----
  *
- * A question is its words without those that carry no meaning; words count as the same if their stems do. What has more of the words
- * comes first, then what has them in its name, then in its first line. */
+ * A question is the list of its words, without words such as "the". Words are compared by their stems. Results are ordered by how many of
+ * the words they have, then by how many are in their names, then in their first lines. */
 
 enum { ASKED_MOST = 8, WORD_MOST = 32, SHOWN_MOST = 12, FOUND_MOST = 512, SUMMARY_MOST = 70 };
 
@@ -303,7 +304,7 @@ static bool word_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c & 0x80;
 }
 
-/* The next word from `*at` on, as its stem: small letters, no ending of a plural or a verb. False at the end. */
+/* Reads the next word from *at on and writes its stem: in small letters, without the ending of a plural or a verb. False at the end. */
 static bool next_stem(const char **at, const char *end, char stem[WORD_MOST]) {
   static const char *const endings[][2] = {{"ices", "ix"}, {"ies", "y"}, {"ches", "ch"}, {"shes", "sh"}, {"xes", "x"},
                                            {"sses", "ss"}, {"ing", ""},  {"ed", ""},     {"es", "e"},    {"s", ""}};
@@ -341,7 +342,7 @@ static bool is_filler(const char *stem) {
   return false;
 }
 
-/* Stems of words that name the same thing here. */
+/* A stem that means the same as this one in the texts of help, or NULL. */
 static const char *other_stem(const char *stem) {
   static const char *const same[][2] = {{"read", "load"},     {"invers", "inv"},        {"averag", "mean"},
                                         {"mov", "window"},    {"clos", "lambda"},       {"closur", "lambda"},
@@ -361,7 +362,7 @@ static bool is_asked(const asked_word *w, const char *stem) {
          (w->also && strcmp(w->also, stem) == 0);
 }
 
-/* Which of the words are in a text, as bits. */
+/* Bit i is set if word i of the question is in the text. */
 static unsigned words_in(const question *q, const char *text, size_t len) {
   unsigned bits = 0;
   char stem[WORD_MOST];
@@ -377,7 +378,8 @@ static int bits_in(unsigned bits) {
   return n;
 }
 
-/* A thing of this name about which `text` is said; `summary` is shown (NULL: the first line of the text). */
+/* Makes something of this name, which `text` describes, a result if it has a word of the question. `summary` is shown for it; NULL: the
+ * first line of the text. */
 static void consider(question *q, const char *name, const char *text, size_t len, const char *summary) {
   enum { WORD = 100, NAMED = 10, FIRST = 1, WHOLE = 5 };
   if (q->nfound == FOUND_MOST) return;
@@ -393,7 +395,7 @@ static void consider(question *q, const char *name, const char *text, size_t len
   text_add(&f->summary, summary ? summary : text, summary ? strlen(summary) : line);
 }
 
-/* The functions of the library's modules, as their texts have them: a comment above each. */
+/* Considers the functions of a module of the library, by the comments above them in its text. */
 static void consider_module(question *q, const embedded_module *m) {
   text_buf doc TEXT_OWNED = {.vm = q->vm};
   for (const char *line = m->text, *next; line; line = next) {
@@ -430,7 +432,7 @@ static void consider_all(question *q) {
   }
   for (int i = 0; i < TOPICS; i++) {
     if (!topics[i].example) continue;
-    /* Other names of a topic are its, too; of its example the names of functions. */
+    /* A topic is also found by its other names, and by the functions in its example. */
     text_buf all TEXT_OWNED = {.vm = vm};
     text_addf(&all, "%s\n", topics[i].text);
     for (int k = 0; k < TOPICS; k++)
@@ -445,7 +447,7 @@ static void consider_all(question *q) {
     if (strcmp(vm->builtins->modules[i].name, "prelude") != 0) consider_module(q, &vm->builtins->modules[i]);
 }
 
-/* Takes the words of a question apart; false if it has none that means something. */
+/* Reads the words of a question; false if none of them means anything. */
 static bool question_read(question *q, const char *words) {
   char stem[WORD_MOST];
   for (const char *at = words, *end = words + strlen(words); q->n < ASKED_MOST;) {
@@ -460,7 +462,7 @@ static bool question_read(question *q, const char *words) {
   return q->n > 0;
 }
 
-/* Names of other languages among the words, with what is written here. */
+/* Appends what is written here for those words that are names in other languages. False if there are none. */
 static bool search_foreign(const char *words, text_buf *out) {
   bool any = false;
   for (const char *s = words + strspn(words, " "); *s; s += strspn(s, " ")) {
@@ -475,10 +477,11 @@ static bool search_foreign(const char *words, text_buf *out) {
   return any;
 }
 
-/* What functions, modules and pages say about some words: a line for each of the best. */
+/* Appends a line for each function, module and page that fits some words best. False if none does. */
 static bool help_search(qn_vm *vm, const char *words, text_buf *out) {
   question q = {.vm = vm};
-  if (strchr(words, '_') || !question_read(&q, words)) return false; /* a name is no question */
+  if (strchr(words, '_') || !question_read(&q, words))
+    return false; /* a word with an underscore is a name, not a question */
   q.list = mem_zalloc(vm, FOUND_MOST * sizeof *q.list);
   if (!q.list) return false;
   size_t start = out->len;
@@ -504,7 +507,7 @@ static bool help_search(qn_vm *vm, const char *words, text_buf *out) {
   return any;
 }
 
-/* A builtin, a module, or a name in one. */
+/* Appends help on a builtin, a module, or a name in a module. False if it is none of these. */
 static bool help_name(qn_vm *vm, const char *topic, text_buf *out) {
   const interp *ip = interp_of(vm);
   const char *dot = strchr(topic, '.');
@@ -594,7 +597,7 @@ void help_value(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
     if (called)
       value_release(vm, value_obj(TAG_STR, called));
     else
-      error_clear(vm); /* without the example */
+      error_clear(vm); /* the help goes on without the example */
     if (out->len > before + 2) return;
     out->len = before; /* a transform, or a host's function */
   }

@@ -16,7 +16,7 @@
 
 #include "lang/value.h"
 
-enum { FILE_MOST = 64 << 20 /* bytes of a file that is read at all */ };
+enum { FILE_MOST = 64 << 20 /* bytes; larger files are not read */ };
 
 static bool push(history *h, char *entry) {
   if (!entry) return false;
@@ -44,7 +44,7 @@ static void drop_oldest(history *h) {
 
 /* ---- the file ------------------------------------------------------------------------------------------------------------- */
 
-/* Makes the folders above a path. */
+/* Makes the folders that a path lies in. False if one cannot be made. */
 static bool make_folders(char *path) {
   for (char *s = path + 1; *s; s++) {
     if (*s != '/') continue;
@@ -67,7 +67,7 @@ static char *find_path(void) {
   return path;
 }
 
-/* The file, locked; -1 if it cannot be had. */
+/* Opens the file and locks it. Returns its descriptor, or -1. */
 static int open_locked(history *h) {
   for (int tries = 0; tries < 8; tries++) {
     int fd = open(h->path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
@@ -121,7 +121,7 @@ static bool write_all(int fd, const char *text, size_t len) {
   return true;
 }
 
-/* Puts the newest entries in the place of a file that has grown; its lock is held. */
+/* Replaces a file that has grown by one with the newest entries. The lock of the file is held. */
 static void shorten(history *h) {
   char path[4096];
   if (snprintf(path, sizeof path, "%s.%ld", h->path, (long)getpid()) >= (int)sizeof path) return;

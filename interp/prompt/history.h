@@ -9,7 +9,7 @@
 
 enum {
   HISTORY_MOST = 5000,      /* entries kept */
-  HISTORY_LONGEST = 1 << 16 /* bytes of an entry that goes to the file */
+  HISTORY_LONGEST = 1 << 16 /* bytes; longer entries are not written to the file */
 };
 
 typedef struct history {
@@ -18,7 +18,7 @@ typedef struct history {
   char *path; /* NULL: there is no file */
 } history;
 
-/* Reads the file $XDG_STATE_HOME/quern/history (else below ~/.local/state); whatever is wrong with it, there is a history. */
+/* Reads the file $XDG_STATE_HOME/quern/history, or ~/.local/state/quern/history. If it cannot be read the history is empty. */
 void history_open(history *h);
 void history_close(history *h);
 /* Adds what was typed, unless it is blank or repeats the entry before it, and appends it to the file. */

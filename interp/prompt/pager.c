@@ -6,7 +6,7 @@
 
 #include "interp/prompt/screen.h"
 
-/* The rows of a text on a terminal. */
+/* The number of rows that a text takes on a terminal of so many columns. */
 static int rows_of(const char *text, size_t len, int columns) {
   enum { MANY = 1 << 20 };
   int n = 0;
@@ -14,7 +14,7 @@ static int rows_of(const char *text, size_t len, int columns) {
   return n;
 }
 
-/* Writes as many rows as fit above the status line, one at least. */
+/* Writes as many rows as fit above the status line, but at least one. */
 static void write_page(terminal *t, text_rows *r) {
   for (int left = t->rows - 1, any = 0;; any = 1) {
     text_rows next = *r;
@@ -42,7 +42,7 @@ static void clear_status(screen *s, terminal *t) {
   screen_forget(s);
 }
 
-/* Waits for a key that goes on (true) or ends. */
+/* Shows the status line and waits for a key. True to go on, false to end. */
 static bool wait_below(screen *s, terminal *t, const text_rows *r) {
   for (;;) {
     draw_status(s, t, r);
@@ -60,7 +60,7 @@ static bool wait_below(screen *s, terminal *t, const text_rows *r) {
     case KEY_INTERRUPT:
     case KEY_CLOSED: return false;
     case KEY_CTRL('Z'):
-    case KEY_RESUMED: /* whoever ran meanwhile has written, and the size may be another */
+    case KEY_RESUMED: /* other programs may have written meanwhile, and the size may have changed */
       if (key != KEY_RESUMED) {
         clear_status(s, t);
         terminal_suspend(t);

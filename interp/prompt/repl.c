@@ -20,11 +20,12 @@
 #include "parser/parser.h"
 
 static const char PROMPT[] = "qn> ", MORE[] = "... ";
-enum { ECHO_LINES = 400, ECHO_BYTES = 64 << 10 /* of a value that is shown */ };
+enum { ECHO_LINES = 400, ECHO_BYTES = 64 << 10 /* the most of a value that is shown */ };
 
 /* ---- transcripts ---------------------------------------------------------------------------------------------------------- */
 
-/* Does a line begin with a mark? Its length, blank included; a line that is the mark alone may lack the blank. */
+/* The length of the prompt's mark, with its blank, that a line begins with; 0 if it does not. If there is nothing else on the line the
+ * blank may be missing. */
 static size_t mark_length(const char *line, size_t len, const char *mark) {
   size_t n = strlen(mark);
   if (len >= n && memcmp(line, mark, n) == 0) return n;
@@ -57,11 +58,11 @@ static bool is_transcript(const char *text, size_t len) {
   return false;
 }
 
-/* edit_host's pasted: keeps what was typed. A first line without a mark is one whose mark was not copied. */
+/* edit_host.pasted: keeps only what was typed of a transcript. If the first line has no mark, the mark was not copied with it. */
 static void strip_transcript(void *ctx, char *text, size_t *len) {
   if (!is_transcript(text, *len)) return;
   ((session *)ctx)->transcript = true;
-  bool code = true; /* the line before was typed */
+  bool code = true; /* the line before was typed, not printed */
   size_t to = 0;
   for (size_t at = 0; at < *len;) {
     size_t n = line_length(text + at, *len - at), mark = prompt_mark(text + at, n), next = at + n + 1;
@@ -83,7 +84,7 @@ static void strip_transcript(void *ctx, char *text, size_t *len) {
 
 static int columns(const session *s) { return s->editor ? edit_columns(s->editor) : s->terminal ? cli_columns(1) : 0; }
 
-/* The beginning and the end of a text that is too long. */
+/* Prints a text; of one that is too long only its beginning and its end. */
 static void show_text(const char *text, size_t len) {
   size_t lines = 0, cut = len, at = 0;
   while (at < len && cut == len) {
@@ -103,7 +104,7 @@ static void show_text(const char *text, size_t len) {
   fputs("\n", stdout);
 }
 
-/* A text as the language writes it: on a line where it fits, else over its lines. */
+/* Appends a string as a literal of the language: on one line if it fits, otherwise over as many lines as it has. */
 static bool show_quoted(const session *s, qn_value v, text_buf *t) {
   const qn_str *x = value_str(v);
   int wide = columns(s) > 0 ? columns(s) : FORMAT_COLUMNS;
@@ -118,7 +119,7 @@ static bool show_quoted(const session *s, qn_value v, text_buf *t) {
   return true;
 }
 
-/* Generated C without what stands before its first kernel: each begins with a comment. */
+/* Generated C from its first kernel on. Each kernel begins with a comment. */
 static const char *kernels_of(const char *text, size_t len) {
   size_t lines = 0;
   for (size_t at = 0; at < len; at += line_length(text + at, len - at) + 1, lines++) {
@@ -154,7 +155,7 @@ static bool is_silent(const char *text, size_t n) {
   return n > 0 && text[n - 1] == ';';
 }
 
-/* Seconds; what was asked of devices is done by then. */
+/* The time in seconds, after all work that was asked of devices is done. */
 static double seconds(session *s) {
   vm_run run;
   vm_run_begin(s->vm, &run);
@@ -181,15 +182,16 @@ bool session_run(session *s, const char *text, size_t len, bool last, bool *more
   copy_count before = copies_begin(s);
   s->drawn = NULL;
   s->began = s->ran = seconds(s);
-  qn_interrupt_clear(s->vm); /* a Ctrl-C while nothing ran was for the line that was typed */
+  qn_interrupt_clear(s->vm); /* a Ctrl-C before now was meant for the line being typed */
   qn_status status = qn_eval_prompt(s->vm, text, len, &v);
   *more = status == QN_INCOMPLETE && !last;
   if (*more) return false;
-  if (status == QN_INCOMPLETE) status = qn_eval(s->vm, "<prompt>", text, len, NULL); /* says what is missing */
+  if (status == QN_INCOMPLETE)
+    status = qn_eval(s->vm, "<prompt>", text, len, NULL); /* raises the error that says what is missing */
   if (status == QN_OK) s->ran = seconds(s);
   copies_end(s, before);
   s->interrupted = s->vm->error && s->vm->error->id == E_interrupted;
-  if (s->interrupted && s->terminal) fputs("\n", stderr); /* behind the ^C of the terminal */
+  if (s->interrupted && s->terminal) fputs("\n", stderr); /* ends the line on which the terminal has shown ^C */
   if (status != QN_OK)
     cli_report(s->vm);
   else if (!value_is(v, TAG_NIL) && !is_silent(text, len) && !(value_is_heap(v) && v.u.p == s->drawn))
@@ -199,7 +201,7 @@ bool session_run(session *s, const char *text, size_t len, bool last, bool *more
   return status == QN_OK;
 }
 
-/* A text or a command. False if it needs more lines. */
+/* Runs a text or a command. False if it needs more lines. */
 static bool run_input(session *s, const char *text, size_t len, bool last) {
   bool more = false;
   if (command_is(s, text, len))
@@ -244,7 +246,7 @@ static void run_transcript(session *s, const char *text, size_t len) {
 
 static void highlights(void *ctx, const char *text, size_t len, uint8_t *out) {
   parse_highlights(((session *)ctx)->vm, text, len, out);
-  /* What is wrong at the end may be the beginning of something: `2.` of 2.5. */
+  /* A wrong token at the end may become right as more is typed, as `2.` becomes 2.5, and is not marked. */
   for (size_t i = len; i > 0 && out[i - 1] == HIGHLIGHT_wrong; i--) out[i - 1] = HIGHLIGHT_plain;
 }
 
@@ -271,7 +273,7 @@ static void edit_loop(session *s, history *h) {
 
 /* ---- without it ----------------------------------------------------------------------------------------------------------- */
 
-/* Ctrl-C ends a read from the terminal, or lets it go on. */
+/* Chooses whether Ctrl-C ends a read from the terminal. */
 static void interrupts_end_reads(bool end) {
   struct sigaction action;
   if (sigaction(SIGINT, NULL, &action) != 0) return;
@@ -279,9 +281,9 @@ static void interrupts_end_reads(bool end) {
   sigaction(SIGINT, &action, NULL);
 }
 
-/* A line without its break; NULL at the end of input, and where Ctrl-C ended the line (*interrupted). From malloc. A Ctrl-C at any
- * moment from the prompt on is seen at once: the handler's wake waits in the terminal's pipe, and a wake that is forgotten here has set
- * what is asked behind it. */
+/* Reads a line, without its line end, from malloc. NULL at the end of the input, and if Ctrl-C ended the line (*interrupted). No Ctrl-C that
+ * comes after the prompt is shown is lost: the handler writes to the terminal's pipe, which is waited for together with the input, and sets
+ * a flag that is asked after the pipe has been emptied. */
 static char *read_line(const session *s, const char *prompt, bool *interrupted) {
   cli_interrupted();
   *interrupted = false;
@@ -312,20 +314,20 @@ static const char *strip_prompt(const char *line) {
   return line;
 }
 
-/* More was typed, or pasted, than the line just read. */
+/* Has more been typed or pasted than the line that was just read? */
 static bool more_waits(const session *s) {
   struct pollfd in = {.fd = 0, .events = POLLIN};
   return s->terminal && poll(&in, 1, 0) > 0 && (in.revents & POLLIN);
 }
 
-/* False where memory is short. */
+/* The prompt without the editor: reads lines and runs them until the input ends. False if memory is short. */
 static bool line_loop(session *s) {
   text_buf gathered = {0};
   while (!s->ended) {
     bool interrupted;
     char *line = read_line(s, gathered.len ? MORE : PROMPT, &interrupted);
     if (interrupted || (s->terminal && cli_interrupted())) {
-      /* What was gathered is given up; a line read whole was begun after that. */
+      /* The lines gathered so far are dropped. */
       gathered.len = 0;
       if (!line) printf("\n");
       if (!line) continue;

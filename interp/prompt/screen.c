@@ -117,7 +117,7 @@ static void frame_end(frame *f) {
   f->failed |= f->text.failed;
 }
 
-/* Keeps rows [first, first + n) only. */
+/* Drops all rows of a picture but [first, first + n). */
 static void frame_cut(frame *f, int first, int n) {
   if (first + n > f->n) n = f->n - first;
   memmove(f->rows, f->rows + first, (size_t)n * sizeof *f->rows);
@@ -139,7 +139,7 @@ static bool same_row(const frame *a, const frame *b, int row) {
          memcmp(a->text.text + x->start, b->text.text + y->start, x->end - x->start) == 0;
 }
 
-/* Writes rows from `first` on; the cursor stands on that row, or on the last one shown if there are fewer. */
+/* Writes the rows from `first` on. The terminal's cursor is on that row, or on the last row shown if there are fewer rows. */
 static void write_rows(screen *s, terminal *t, int first) {
   const frame *f = &s->next;
   for (int i = first; i < f->n; i++) {

@@ -7,7 +7,7 @@
 typedef struct screen_row {
   size_t start, end; /* in frame.text */
   int width;
-  bool wrapped; /* goes on with the line of the row above */
+  bool wrapped; /* continues the line of the row above */
 } screen_row;
 
 /* A picture: rows with the place of the cursor. */
@@ -17,13 +17,13 @@ typedef struct frame {
   int n, cap;
   int cursor_row, cursor_column;
   bool failed; /* memory was short */
-  /* Of the pen: */
+  /* While the picture is written: */
   int columns;
   const char *style;
-  bool cursor_waits; /* the cursor stands on what comes next, on this row or the one below */
+  bool cursor_waits; /* the cursor will be on the next character, on this row or the next */
 } frame;
 
-/* Begins as zeros. */
+/* What is shown and what will be shown next; begins as zeros. */
 typedef struct screen {
   frame shown, next;
   int at;  /* row of `shown` that the terminal's cursor is on */
@@ -31,21 +31,21 @@ typedef struct screen {
 } screen;
 
 void screen_free(screen *s);
-/* Begins the next picture. */
+/* Begins the next picture and returns it, to be written to. */
 frame *screen_pen(screen *s, const terminal *t);
 /* Writes bytes that take `width` columns, together in a row; style NULL is plain. */
 void frame_put(frame *f, const char *style, const char *text, size_t len, int width);
-/* A text of one line. */
+/* Writes a text that has no line ends. */
 void frame_text(frame *f, const char *style, const char *text, size_t len);
 void frame_line(frame *f); /* begins a new line */
 void frame_cursor(frame *f);
-/* Columns that are left of this row. */
+/* The number of columns that are left on this row. */
 int frame_left(const frame *f);
 /* Draws the next picture, as far as the terminal has rows; `whole` draws all and leaves the cursor below it. */
 void screen_draw(screen *s, terminal *t, bool whole);
 /* What was drawn is no longer there (the terminal was cleared); the cursor stands where the picture is to begin. */
 void screen_forget(screen *s);
-/* The terminal has other columns than when it was drawn: back to the first row, which everything is cleared from. */
+/* The terminal has another width than when the picture was drawn: moves to the picture's first row and clears everything from there on. */
 void screen_resized(screen *s, terminal *t);
 
 #endif

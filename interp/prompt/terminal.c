@@ -37,7 +37,7 @@ static struct sigaction before_endings[ENDINGS], before_resize, before_resume;
 void terminal_wake(void) {
   int kept = errno;
   char c = 0;
-  if (wake_pipe[1] >= 0 && write(wake_pipe[1], &c, 1) < 0) { /* full: it wakes all the same */
+  if (wake_pipe[1] >= 0 && write(wake_pipe[1], &c, 1) < 0) { /* the pipe is full, so the wait ends anyway */
   }
   errno = kept;
 }
@@ -216,7 +216,7 @@ void terminal_flush(terminal *t) {
 
 enum { BYTE_LATE = -1, BYTE_CLOSED = -2, BYTE_SIGNAL = -3 };
 
-/* The next byte, or why there is none within the time (-1: no limit). */
+/* The next byte of the input. If none comes within the time (-1: no limit) the result says why. */
 static int next_byte(terminal *t, int milliseconds) {
   bool waited = false;
   while (t->at == t->n) {
@@ -273,7 +273,7 @@ static int bracketed_paste(terminal *t) {
     char byte = (char)c;
     if (p->len < PASTE_MOST) {
       text_add(p, &byte, 1);
-    } else { /* too long: only its end is looked for */
+    } else { /* the text is too long, and only its end is looked for */
       memmove(p->text + p->len - END, p->text + p->len - END + 1, END - 1);
       p->text[p->len - 1] = byte;
     }
@@ -285,15 +285,15 @@ static int bracketed_paste(terminal *t) {
   return KEY_PASTE;
 }
 
-/* The key of `ESC [` or `ESC O` with its numbers and last byte. */
+/* The key that a sequence means, from its numbers and its last byte. */
 static int named_key(terminal *t, int last, int number, int modifiers) {
   static const struct {
-    int last, number, key; /* the number counts before '~' only */
+    int last, number, key; /* sequences that end in '~' differ by their number */
   } keys[] = {{'A', 0, KEY_UP},       {'B', 0, KEY_DOWN}, {'C', 0, KEY_RIGHT},  {'D', 0, KEY_LEFT},
               {'H', 0, KEY_HOME},     {'F', 0, KEY_END},  {'~', 1, KEY_HOME},   {'~', 7, KEY_HOME},
               {'~', 4, KEY_END},      {'~', 8, KEY_END},  {'~', 3, KEY_DELETE}, {'~', 5, KEY_PAGE_UP},
               {'~', 6, KEY_PAGE_DOWN}};
-  if (last == 'M') return KEY_ENTER; /* of the keypad */
+  if (last == 'M') return KEY_ENTER; /* Enter of the keypad */
   if (last == 'Z') return KEY_BACKTAB;
   if (last == '~' && number == 200) return bracketed_paste(t);
   int bits = modifiers > 1 ? modifiers - 1 : 0;
@@ -303,7 +303,7 @@ static int named_key(terminal *t, int last, int number, int modifiers) {
   return KEY_NONE;
 }
 
-/* What follows `ESC [` (or `ESC O`). */
+/* Reads the rest of a sequence that begins with ESC [ (csi) or ESC O, and returns its key. */
 static int sequence_key(terminal *t, bool csi) {
   int numbers[2] = {0, 0}, count = 0;
   for (int length = 0; length < 32; length++) {
@@ -322,7 +322,7 @@ static int sequence_key(terminal *t, bool csi) {
   return KEY_NONE;
 }
 
-/* A code point from its first byte; what is not UTF-8 is dropped. */
+/* Reads the rest of a code point whose first byte is `first`. Bytes that are not UTF-8 are dropped. */
 static int code_point(terminal *t, int first) {
   int more = first >= 0xf0 ? 3 : first >= 0xe0 ? 2 : 1;
   char bytes[5] = {(char)first};
@@ -349,7 +349,7 @@ int terminal_key(terminal *t) {
     if (resumed) {
       resumed = 0;
       text_adds(&t->text, PASTE_ON);
-      return set_raw(t) ? KEY_RESUMED : KEY_CLOSED; /* it may find another mode than it left */
+      return set_raw(t) ? KEY_RESUMED : KEY_CLOSED; /* the terminal may be in another mode than before */
     }
     if (!resized) return KEY_NONE;
     resized = 0;
