@@ -18,8 +18,8 @@
 #include "lang/vm.h"
 
 typedef enum index_kind {
-  INDEX_INT,      /* start */
-  INDEX_SLICE,    /* start and stop where they are present, step, which is not 0 */
+  INDEX_INT,      /* one position along an axis: start, which may count from the end */
+  INDEX_SLICE,    /* start:stop:step; start and stop if they are present, a step that is not 0 */
   INDEX_ELLIPSIS, /* all axes that the other items leave */
   INDEX_NEW,      /* a new axis of size 1 */
   INDEX_ARRAY     /* positions along an axis: an integer array, or a host int that is traced; or a mask: a bool array */
@@ -47,7 +47,7 @@ void index_clip(const index_item *slice, int64_t size, int64_t *start, int64_t *
 typedef struct index_pick {
   int rank;
   int64_t shape[2 * ARRAY_MAX_RANK], strides[2 * ARRAY_MAX_RANK];
-  int64_t offset; /* elements from storage->data */
+  int64_t offset; /* of the first element, in elements of the storage */
   int lead;
   int n;
   const qn_array *index[ARRAY_MAX_RANK]; /* of an integer dtype, or bool */
@@ -56,8 +56,8 @@ typedef struct index_pick {
 } index_pick;
 
 typedef struct op_part {
-  index_pick pick; /* its layout: while x is the array that it was */
-  bool here;       /* index arrays and masks have their data, in the CPU's memory */
+  index_pick pick; /* its layout in the array that it was made for */
+  bool here;       /* all index arrays and masks have their data, in the CPU's memory */
   /* For each axis of the array: the first element, how many, and how far apart they are. */
   int64_t start[ARRAY_MAX_RANK], size[ARRAY_MAX_RANK], step[ARRAY_MAX_RANK];
   int8_t from[2 * ARRAY_MAX_RANK];      /* the array's axis that each axis of the pick is, or -1: a new one */
@@ -97,8 +97,8 @@ bool op_put_element(qn_vm *vm, qn_value x, const index_item *items, int n, qn_va
 /* Called after op_part_of has failed for x[items] = v. Outside of recordings a number that x cannot hold is reported before an element that x
  * does not have: if both are wrong, the pending error becomes that of the number. */
 void op_put_refused(qn_vm *vm, qn_value x, const index_item *items, int n, qn_value v);
-/* x[by] = v (op: OP_COUNT), or x[by] += v or *= v, by one index array or mask at few places, where nothing is to be asked; *ok: false with an
- * error raised. False: not this case, nothing is done; a part does it. */
+/* x[by] = v (op: OP_COUNT) by an index array or mask, or x[by] += v or *= v by an index array, at few places in the CPU's memory. False: it is not
+ * such a case, and nothing is stored (*x may be a copy of its own now); a part does it. Else *ok says whether it is stored or an error is raised. */
 bool op_put_at(qn_vm *vm, qn_value *x, qn_value by, op_id op, qn_value v, bool *ok);
 /* *v is about to be stored to x. If it is a view of x that nobody else has, it becomes a copy, so that x need not be copied. */
 QN_MUST_CHECK bool op_detach(qn_vm *vm, const qn_array *x, qn_value *v);

@@ -326,7 +326,7 @@ qn_value op_nonzero(qn_vm *vm, qn_value mask) {
 }
 
 qn_value op_gather(qn_vm *vm, qn_value x, qn_value index, int axis) {
-  qn_value now = vm->rec ? value_unset() : eager_gather(vm, x, index, axis);
+  qn_value now = vm->rec ? value_unset() : eager_gather(vm, value_array(x), value_array(index), axis);
   if (is_set(now)) return now;
   const op_attr attr = {.axes = (uint8_t)(1u << axis)};
   const qn_value in[2] = {x, index};

@@ -50,7 +50,7 @@ void index_clip(const index_item *slice, int64_t size, int64_t *start, int64_t *
 
 static bool is_mask(qn_value v) { return value_is(v, TAG_ARRAY) && value_array(v)->dtype == DTYPE_TEST; }
 
-/* How many axes of the array an item takes. */
+/* How many axes of the array an item stands for; ... is not counted. */
 static int axes_of(const index_item *item) {
   if (item->kind == INDEX_ARRAY && is_mask(item->array)) return value_array(item->array)->rank;
   return item->kind != INDEX_ELLIPSIS && item->kind != INDEX_NEW;
@@ -58,7 +58,8 @@ static int axes_of(const index_item *item) {
 
 /* ---- the part that they name ---------------------------------------------------------------------------------------------- */
 
-/* Are there as many items as x can take? If not, that is what is wrong, whatever else is. False with an error raised. */
+/* Does x have enough axes for the items, and is there one ... at most? Called when anything else is wrong with an index, since this error comes
+ * before all others. False with the error raised. */
 static __attribute__((cold, noinline)) bool fits_count(qn_vm *vm, const qn_array *x, const index_item *items, int n) {
   int used = 0, ellipses = 0;
   for (int i = 0; i < n; i++) {
@@ -102,7 +103,7 @@ static __attribute__((cold, noinline)) bool fail_mask(qn_vm *vm, const qn_array 
   return false;
 }
 
-/* Where a walk over items is: at these axes of the array and of the pick. */
+/* How far the walk over the items has come: the next axis of the array, and of the pick. */
 typedef struct walk {
   int axis, rank;
 } walk;
@@ -201,7 +202,7 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
   return true;
 }
 
-/* The part of a copy of the array, which may lie in another way. */
+/* Brings the part's layout in line with x, a copy of the array that it was made for, with other strides perhaps. */
 static void part_moved(const qn_array *x, op_part *p) {
   p->pick.offset = x->offset;
   for (int i = 0; i < x->rank; i++) p->pick.offset += p->start[i] * x->strides[i];
@@ -210,7 +211,7 @@ static void part_moved(const qn_array *x, op_part *p) {
   for (int k = 0; k < p->governed; k++) p->pick.stride[k] = x->strides[p->axis[k]];
 }
 
-/* Is it all of the array, which has its data, in its order? */
+/* Is the part the whole array, with its axes in their order? The array has its data. */
 static bool part_is_all(const qn_array *x, const op_part *p) {
   if (p->pick.rank != x->rank || p->pick.offset != x->offset) return false;
   for (int i = 0; i < p->pick.rank; i++)
@@ -250,7 +251,7 @@ static void invert_order(const int *order, int rank, int inverse[ARRAY_MAX_RANK]
   for (int i = 0; i < rank; i++) inverse[order[i]] = i;
 }
 
-/* The ops of the door on an array that is taken over. An error value is handed on. */
+/* Ops of the door that take their array over; an error value is handed on. */
 static qn_value reshape_take(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   qn_value out = value_is_error(x) ? x : op_reshape(vm, x, rank, shape);
   value_release(vm, x);
@@ -265,7 +266,8 @@ static qn_value permute_take(qn_vm *vm, qn_value x, const int *order) {
 
 /* ---- the part without its index arrays ---------------------------------------------------------------------------------------- */
 
-/* Does a slice of the array come first, or is it all of it; do axes come or go then? */
+/* The part without its index arrays is the array, then a slice of it if is_sliced, then reshaped if is_reshaped (axes come or go), and last
+ * permuted. */
 static bool is_sliced(const qn_array *x, const op_part *p) {
   for (int i = 0; i < x->rank; i++)
     if (p->start[i] || p->step[i] != 1 || p->size[i] != x->shape[i]) return true;
@@ -287,7 +289,7 @@ static void slice_attr(const op_part *p, int rank, op_attr *attr) {
   }
 }
 
-/* Its shape, and where it lies in an array that has its data. */
+/* The shape and the strides of that part in an array that has its data, governed axes in front. Returns its rank. */
 static int base_layout(const qn_array *x, const op_part *p, int64_t shape[ARRAY_MAX_RANK],
                        int64_t strides[ARRAY_MAX_RANK]) {
   for (int k = 0; k < p->governed; k++) {
@@ -322,7 +324,7 @@ static __attribute__((noinline)) qn_value base_get(qn_vm *vm, qn_value x, const 
   return permute_take(vm, out, order);
 }
 
-/* Stores `v` (taken over), an array of x's dtype and of this shape, in it. */
+/* Stores `v` (taken over), an array of x's dtype and of the shape that base_layout gives, in that part of *x. False with an error raised. */
 static bool base_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
   if (value_is_error(v)) return false;
   int order[ARRAY_MAX_RANK], inverse[ARRAY_MAX_RANK], rank = p->governed + p->pick.rank;
@@ -371,7 +373,7 @@ static void operands_release(qn_vm *vm, operands *o) {
   o->n = 0;
 }
 
-/* Adds the part's index arrays; a mask becomes one array of coordinates for each of its axes. */
+/* Appends the part's index arrays to the operands; a mask becomes one array of coordinates for each of its axes. False with an error raised. */
 static bool add_index_arrays(qn_vm *vm, const op_part *p, operands *o) {
   for (int i = 0; i < p->pick.n; i++) {
     if (!is_mask(p->by[i]->array)) {
@@ -463,8 +465,7 @@ static inline __attribute__((always_inline)) qn_value get(qn_vm *vm, qn_value x,
 
 qn_value op_part_get(qn_vm *vm, qn_value x, const op_part *p) { return get(vm, x, p); }
 
-/* The place of the element that as many integers as there are axes name, in elements of the storage. False: not this case, or out of
- * bounds. */
+/* Finds the element that one integer for each axis names, as an offset in the storage. False: the items are not that, or out of bounds. */
 static inline bool element_of(const qn_array *x, const index_item *items, int n, int64_t *at) {
   if (n != x->rank) return false;
   *at = x->offset;
@@ -483,7 +484,7 @@ static __attribute__((noinline)) qn_value index_part(qn_vm *vm, qn_value x, cons
   return op_part_of(vm, x, items, n, &part) ? get(vm, x, &part) : value_error();
 }
 
-/* op_index outside of recordings where the first item is an integer: one element is read from where it lies. */
+/* op_index outside of recordings where the first item is an integer. If all are, the element is read without making a part. */
 static __attribute__((noinline)) qn_value index_ints(qn_vm *vm, qn_value x, const index_item *items, int n) {
   const qn_array *a = value_array(x);
   int64_t at;
@@ -492,7 +493,7 @@ static __attribute__((noinline)) qn_value index_ints(qn_vm *vm, qn_value x, cons
   return element ? value_obj(TAG_ARRAY, element) : value_error();
 }
 
-/* op_index outside of recordings by one index array or mask: few elements are read without looking at axes. */
+/* op_index outside of recordings by one index array or mask, without making a part if it names few elements. */
 static __attribute__((noinline)) qn_value index_named(qn_vm *vm, qn_value x, const index_item *item) {
   qn_value few = eager_take(vm, value_array(x), value_array(item->array), 0);
   return few.head == TAG_UNSET ? index_part(vm, x, item, 1) : few;
@@ -524,7 +525,7 @@ static qn_dtype dtype_of(qn_value v) {
                                  : QN_f64;
 }
 
-/* Says why v, an array or a number, or another value, is not stored in x. */
+/* Raises the error of storing v, any value for which eager_may_store does not hold, in x. Returns false. */
 static __attribute__((noinline)) bool fail_store(qn_vm *vm, const qn_array *x, qn_value v) {
   bool array = value_is(v, TAG_ARRAY);
   error_id id = E_type;
@@ -550,7 +551,7 @@ static __attribute__((noinline)) bool fail_store(qn_vm *vm, const qn_array *x, q
   return false;
 }
 
-/* v, which may be stored, as an array of x's dtype; owned. */
+/* v, for which eager_may_store holds, as an array of x's dtype on its device; owned. */
 static qn_value as_dtype(qn_vm *vm, const qn_array *x, qn_value v) {
   const op_attr attr = {.dtype = x->dtype};
   if (value_is(v, TAG_ARRAY)) return op_cast(vm, v, (qn_dtype)x->dtype);
@@ -564,7 +565,7 @@ static qn_value as_dtype(qn_vm *vm, const qn_array *x, qn_value v) {
   return a ? rec_literal(vm, a) : value_error();
 }
 
-/* Does v broadcast to a shape? Axes of size 1 in front of its axes count for nothing. */
+/* Does v broadcast to a shape, leading axes of size 1 beyond its rank left out? False with an error raised. */
 static bool check_broadcast(qn_vm *vm, const qn_array *v, int rank, const int64_t *shape) {
   bool fits = true;
   for (int i = 0; i < v->rank && fits; i++) {
@@ -580,7 +581,7 @@ static bool check_broadcast(qn_vm *vm, const qn_array *v, int rank, const int64_
   return false;
 }
 
-/* `v` (taken over) in a shape that it broadcasts to. */
+/* `v` (taken over) broadcast to a shape; the error value if it does not. */
 static qn_value broadcast_take(qn_vm *vm, qn_value v, int rank, const int64_t *shape) {
   if (value_is_error(v)) return v;
   qn_value out = value_error();
@@ -618,29 +619,16 @@ bool op_detach(qn_vm *vm, const qn_array *x, qn_value *v) {
 
 enum { FEW = 64 }; /* elements at most that are stored one by one */
 
-/* Copies an element of `each` bytes. */
-static inline void copy_one(char *to, const char *from, size_t each) {
-  if (each == 4)
-    memcpy(to, from, 4);
-  else if (each == 8)
-    memcpy(to, from, 8);
-  else
-    memcpy(to, from, each);
+/* Makes *x the only owner of its elements, by a copy if it is not, and keeps the part's layout right. False with an error raised. */
+static inline bool own_part(qn_vm *vm, qn_value *x, op_part *p) {
+  const qn_array *a = value_array(*x);
+  if (!array_own(vm, x)) return false;
+  if (value_array(*x) != a) part_moved(value_array(*x), p);
+  return true;
 }
 
-/* Copies the elements of a shape of rank 1 or more, from and to places these strides apart, which count elements. */
-static void copy_few(char *to, const int64_t *ts, const char *from, const int64_t *fs, const int64_t *shape, int rank,
-                     size_t each) {
-  int64_t t = ts[0] * (int64_t)each, f = fs[0] * (int64_t)each;
-  for (int64_t n = shape[0]; n > 0; n--, to += t, from += f) {
-    if (rank == 1)
-      copy_one(to, from, each);
-    else
-      copy_few(to, ts + 1, from, fs + 1, shape + 1, rank - 1, each);
-  }
-}
-
-/* A part without index arrays takes a number, or as few elements of x's dtype, as they lie in the CPU's memory. False: not this case. */
+/* Stores v, a number or an array of x's dtype, in a part without index arrays of at most FEW elements in the CPU's memory. False: it is not such a
+ * case, and nothing is done; else *ok says whether it is stored or an error is raised. */
 static bool put_few(qn_vm *vm, qn_value *x, op_part *p, qn_value v, bool *ok) {
   const qn_array *a = value_array(*x), *b = value_is(v, TAG_ARRAY) ? value_array(v) : NULL;
   int64_t from[ARRAY_MAX_RANK], elements = 1;
@@ -652,49 +640,29 @@ static bool put_few(qn_vm *vm, qn_value *x, op_part *p, qn_value v, bool *ok) {
     if (k >= 0 && b->shape[k] != 1 && b->shape[k] != p->pick.shape[i]) return false;
   }
   if (elements > FEW) return false;
-  *ok = array_own(vm, x);
+  *ok = own_part(vm, x, p);
   if (!*ok || elements == 0) return true;
-  if (value_array(*x) != a) part_moved(a = value_array(*x), p);
+  a = value_array(*x);
   size_t each = dtype_size((qn_dtype)a->dtype);
   char cell[8], *at = a->storage->data + p->pick.offset * (int64_t)each;
   v.head &= 0xff;
-  if (!b) dtype_store((qn_dtype)a->dtype, p->pick.rank ? cell : at, v);
-  if (p->pick.rank)
-    copy_few(at, p->pick.strides, b ? array_data(b) : cell, from, p->pick.shape, p->pick.rank, each);
-  else if (b)
-    copy_one(at, array_data(b), each);
+  if (!b) dtype_store((qn_dtype)a->dtype, cell, v);
+  eager_copy_few(at, p->pick.strides, b ? array_data(b) : cell, from, p->pick.shape, p->pick.rank, (int64_t)each);
   return true;
 }
 
-/* Few places at index arrays and masks in the CPU's memory are stored to where they are. False: not this case. */
+/* Stores v in a part with index arrays or masks that name few places in the CPU's memory. False: it is not such a case, and nothing is stored
+ * (*x may be a copy of its own now); else *ok says whether it is stored or an error is raised. */
 static bool put_places(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode mode, bool *ok) {
   eager_places places;
-  qn_array *a = value_array(*x);
-  *ok = false;
-  if (!all_here(a, p)) return false;
-  if (!eager_find(vm, &p->pick, &places)) return vm->error != NULL;
-  if (!eager_fits(&places, v)) return false;
-  qn_value cast = value_nil();
-  if (value_is(v, TAG_ARRAY)) {
-    if (!eager_here(value_array(v)) || value_array(v)->storage == a->storage) return false;
-    if (value_array(v)->dtype != a->dtype) {
-      v = cast = op_cast(vm, v, (qn_dtype)a->dtype);
-      if (value_is_error(v)) return true;
-    }
-  }
-  *ok = array_own(vm, x);
-  if (*ok && value_array(*x) != a) { /* a copy, where the places lie in another way */
-    part_moved(a = value_array(*x), p);
-    *ok = eager_find(vm, &p->pick, &places);
-  }
-  *ok = *ok && eager_store(vm, a, &places, v, mode);
-  value_release(vm, cast);
-  return true;
+  if (!all_here(value_array(*x), p)) return false;
+  *ok = own_part(vm, x, p) && eager_find(vm, &p->pick, &places) && eager_store(vm, value_array(*x), &places, v, mode);
+  return *ok || vm->error;
 }
 
 /* ---- storing by ops -------------------------------------------------------------------------------------------------------------------- */
 
-/* A mask over the leading axes takes one value everywhere: a select. `v` has rank 0. */
+/* base with v, of rank 0, wherever a mask over its leading axes is true: one `where` instead of a scatter. */
 static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value v) {
   const qn_array *m = value_array(mask), *b = value_array(base);
   int64_t shape[ARRAY_MAX_RANK];
@@ -705,7 +673,7 @@ static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value 
   return out;
 }
 
-/* Index arrays take v, which may be stored; mode says how positions that repeat combine. */
+/* Stores v, for which eager_may_store holds, in a part with index arrays or masks; the mode says how it combines with what is there. */
 static bool put_by(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode mode) {
   bool ok;
   if (!op_deferred(vm) && put_places(vm, x, p, v, mode, &ok)) return ok;
@@ -748,7 +716,7 @@ bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   if (op_deferred(vm) || !eager_here(a) || p->pick.n || p->pick.rank > ARRAY_MAX_RANK ||
       (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)))
     return false;
-  /* The part, as an operand of the op alone. */
+  /* The part as a view whose header is on the stack: only the op sees it. */
   qn_array old;
   old.head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
   old.dtype = a->dtype;
@@ -773,13 +741,10 @@ bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   const qn_array *new = value_array(r);
   bool own = a->head.refs == 1 && a->storage->refs == 1 && !a->storage->foreign && a->contiguous, done = true;
   if (own && new->dtype == a->dtype &&new->contiguous &&new->rank == p->pick.rank &&new->size == size &&
-      (uint64_t)size - 1 < FEW) { /* of no larger shape, so of the same */
-    size_t each = dtype_size((qn_dtype)a->dtype);
-    char *to = a->storage->data + p->pick.offset * (int64_t)each;
-    if (p->pick.rank)
-      copy_few(to, p->pick.strides, array_data(new), new->strides, p->pick.shape, p->pick.rank, each);
-    else
-      copy_one(to, array_data(new), each);
+      (uint64_t)size - 1 < FEW) { /* as large as the part, so of its shape */
+    int64_t each = (int64_t)dtype_size((qn_dtype)a->dtype);
+    eager_copy_few(a->storage->data + p->pick.offset * each, p->pick.strides, array_data(new), new->strides,
+                   p->pick.shape, p->pick.rank, each);
     vm->arrays_made++;
     ok = true;
   } else {
@@ -790,14 +755,14 @@ bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   return done && ok;
 }
 
-/* May an element be stored to where it lies: in the CPU's memory, and no other array's? */
+/* Can an element be stored without further steps: does it lie in the CPU's memory, without gaps, and belong to no other array? */
 static inline bool is_own(const qn_vm *vm, const qn_array *a) {
   const qn_storage *s = a->storage;
   return !op_deferred(vm) && s && !a->device && a->head.refs == 1 && s->refs == 1 && !s->foreign && a->contiguous;
 }
 
-/* The element at this place of such an array takes a plain number, or the element of an array of rank 0 and of its dtype. False: v is
- * neither, or does not fit. */
+/* Stores v, a plain number or an array of rank 0 and of a's dtype, at an offset of an array for which is_own holds. False: v is neither, or does
+ * not fit, and nothing is done. */
 static inline bool put_one(qn_vm *vm, const qn_array *a, int64_t at, qn_value v) {
   char *to = a->storage->data + at * (int64_t)dtype_size((qn_dtype)a->dtype);
   bool f = v.head == TAG_FLOAT;
@@ -805,7 +770,7 @@ static inline bool put_one(qn_vm *vm, const qn_array *a, int64_t at, qn_value v)
     if (!value_is(v, TAG_ARRAY)) return false;
     const qn_array *b = value_array(v);
     if (b->rank || b->dtype != a->dtype || !eager_here(b)) return false;
-    copy_one(to, array_data(b), dtype_size((qn_dtype)a->dtype));
+    eager_copy_few(to, NULL, array_data(b), NULL, NULL, 0, (int64_t)dtype_size((qn_dtype)a->dtype));
   } else if (a->dtype == QN_f64) {
     double x64 = f ? v.u.f : (double)v.u.i;
     memcpy(to, &x64, sizeof x64);
@@ -846,18 +811,22 @@ void op_put_refused(qn_vm *vm, qn_value x, const index_item *items, int n, qn_va
 bool op_put_at(qn_vm *vm, qn_value *x, qn_value by, op_id op, qn_value v, bool *ok) {
   const qn_array *a = value_array(*x);
   if (op_deferred(vm) || (op != OP_COUNT && ((op != OP_add && op != OP_mul) || dtype_is_bool(a->dtype)))) return false;
-  if (value_array(by)->rank == 0 || !eager_may_store(a, v)) return false;
+  const qn_array *at = value_array(by);
+  eager_places places;
+  bool refused = at->rank == 0 || (dtype_is_bool(at->dtype) && op != OP_COUNT) || !eager_here(a) || !eager_here(at);
+  if (refused || !eager_may_store(a, v)) return false;
   if (!value_is(v, TAG_ARRAY)) v.head &= 0xff;
-  return eager_put_named(vm, x, value_array(by), v,
-                         op == OP_COUNT ? SCATTER_SET
-                         : op == OP_add ? SCATTER_ADD
-                                        : SCATTER_MUL,
-                         ok);
+  *ok = array_own(vm, x) && eager_find_by(vm, value_array(*x), at, &places) &&
+        eager_store(vm, value_array(*x), &places, v,
+                    op == OP_COUNT ? SCATTER_SET
+                    : op == OP_add ? SCATTER_ADD
+                                   : SCATTER_MUL);
+  return *ok || vm->error;
 }
 
 /* ---- combining at index arrays ----------------------------------------------------------------------------------------------------------- */
 
-/* The index arrays, of these joint axes, broadcast and read; ints stay. False with an error raised. */
+/* Broadcasts the index arrays to the joint shape, and computes those that are pending. False with an error raised. */
 static bool read_positions(qn_vm *vm, operands *o, int joint, const int64_t *shape) {
   for (int k = 0; k < o->n; k++) {
     if (!value_is(o->v[k], TAG_ARRAY)) {
@@ -890,7 +859,7 @@ static bool combine_row(qn_vm *vm, qn_value *base, const operands *positions, in
   return ok && !vm_poll(vm);
 }
 
-/* Operators that scatter has no mode for. */
+/* op_part_combine by an operator that scatter has no mode for: position by position. */
 static bool combine_one_by_one(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   operands o = {.n = 0};
   int64_t shape[ARRAY_MAX_RANK], total = 1;
@@ -916,7 +885,7 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_
 
 bool op_part_combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   const qn_array *a = value_array(*x);
-  /* Sums of bools are integers, which one by one are refused. */
+  /* The sum of two bools is an integer: combining them one by one reports that it cannot be stored. */
   if ((op != OP_add && op != OP_mul && op != OP_sub) || dtype_is_bool(a->dtype))
     return combine_one_by_one(vm, x, p, op, v);
   if (!eager_may_store(a, v)) return fail_store(vm, a, v);
