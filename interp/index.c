@@ -67,7 +67,7 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
   return false;
 }
 
-/* A part of a slice; nil: it is absent. */
+/* The int that one part of a slice is; *has: false if the part is nil, which stands for an absent one. False with an error raised. */
 static inline bool slice_int(qn_vm *vm, qn_value v, const char *what, bool *has, int64_t *out) {
   *has = v.head != TAG_NIL;
   *out = v.u.i;
@@ -104,14 +104,14 @@ bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *v
 
 /* ---- from nodes ------------------------------------------------------------------------------------------------------------ */
 
-/* The value of a part of an index as it lies there; unset: it is to be evaluated. */
+/* The value of a constant or a variable in an index, borrowed; unset for all other nodes, which must be evaluated. */
 static inline qn_value value_here(const node *a, const qn_value *fp) {
   if (a->kind == N_CONST) return ((const n_const *)a)->v;
   if (a->kind == N_LOCAL) return fp[a->slot];
   return a->kind == N_GLOBAL ? ((const n_global *)a)->cell->value : value_unset();
 }
 
-/* The int that a part of a slice is, if it is there at all. */
+/* The int that one part of a slice is without being evaluated; *has: false if there is no such part. False: it must be evaluated, or is no int. */
 static inline bool int_here(const node *a, const qn_value *fp, bool *has, int64_t *out) {
   *has = a != NULL;
   if (!a) return true;
@@ -220,7 +220,7 @@ static qn_value str_get(qn_vm *vm, const qn_str *s, const index_item *item) {
     qn_str *r = str_new(vm, s->text + from, to - from);
     return r ? value_obj(TAG_STR, r) : value_error();
   }
-  /* Any other step: the offsets of all code points, once. */
+  /* Steps other than 1 look up each code point in a table of all offsets, so that long texts take linear time. */
   uint32_t *offsets = mem_alloc(vm, (size_t)(n + 1) * sizeof *offsets);
   if (!offsets) return value_error();
   uint32_t byte = 0;

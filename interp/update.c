@@ -25,12 +25,12 @@ static qn_value take(store *s) {
   return v;
 }
 
-/* The operation of `x[i] op= v`. */
+/* The binary operation that an assignment with an operator applies, as a node with its places for errors. */
 static n_binary binary_of(const n_assign *a) {
   return (n_binary){.h.at = a->h.at, .mark = a->mark, .b = a->value, .op = a->op, .row = a->row};
 }
 
-/* The new value for a place that holds `old` (taken over). */
+/* What an assignment makes of the old value (taken over): the new value, or both combined. Owned, or the error value. */
 static qn_value combined(qn_vm *vm, store *s, qn_value old) {
   const n_assign *a = s->assign;
   if (!a) {
@@ -51,7 +51,7 @@ static bool fail_kind(qn_vm *vm, qn_value x, const char *what) {
 
 static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s);
 
-/* Stores at a path's end. */
+/* Stores in, or combines with, the item that a path ends at. False with an error raised. */
 static bool put_here(qn_vm *vm, qn_value *item, store *s) {
   if (s->assign) {
     n_binary n = binary_of(s->assign);
@@ -61,7 +61,7 @@ static bool put_here(qn_vm *vm, qn_value *item, store *s) {
   return true;
 }
 
-/* Stores into a container's item, or goes on from there. */
+/* Stores at an item of a container, if the path ends there, or goes on along the path. */
 static bool put_item(qn_vm *vm, qn_value *item, path_step *steps, uint32_t n, const qn_value *values, store *s) {
   return n > 1 ? put(vm, item, steps + 1, n - 1, values + steps->nvalues, s) : put_here(vm, item, s);
 }
@@ -91,7 +91,8 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
   return put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
 }
 
-/* Stores at the items of an array, or goes on from there: `n` steps, the first of which has these items. */
+/* Stores at the part of an array that these items name, if the path ends there, or goes on along it: `n` steps are left, the first of which has the
+ * items. False with an error raised. */
 static bool put_array(qn_vm *vm, qn_value *x, const index_item *items, path_step *steps, uint32_t n,
                       const qn_value *values, store *s) {
   op_part part;
@@ -181,7 +182,7 @@ static inline qn_value *step_to(const path_step *step, qn_value *x, const qn_val
   return at < l->len && l->head.refs == 1 ? &l->items[at] : NULL;
 }
 
-/* Where the first `steps` steps of a path lead so. NULL: path_put goes there. */
+/* Where the first `steps` steps of a path lead if step_to can take each of them. NULL: it cannot, and path_put walks the path. */
 static qn_value *path_to(qn_vm *vm, const lvalue *p, uint32_t steps, qn_value *fp, const qn_value *values) {
   qn_value *x = p->cell ? &p->cell->value : &fp[p->slot];
   if (p->cell && (rec_hears_globals(vm) || p->cell->rec.watched)) return NULL;
@@ -218,7 +219,8 @@ static bool path_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *v
   return true;
 }
 
-/* Evaluates the indices of a place, nested places in order. */
+/* Evaluates the indices of a target, and of the targets within it from left to right, onto the value stack. False: *stopped is the error or
+ * signal. */
 static bool lvalue_push(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value *stopped) {
   qn_value *mark = vm->sp;
   if (p->kind == LVALUE_PATH) {
@@ -296,7 +298,7 @@ static bool record_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value 
   return ok;
 }
 
-/* Takes over `v`. */
+/* Binds a value (taken over) to any target; `values` are the indices that lvalue_push left on the stack. False with an error raised. */
 static bool lvalue_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
   switch ((lvalue_kind)p->kind) {
   case LVALUE_NONE: value_release(vm, v); return true;
@@ -515,7 +517,7 @@ static qn_value eval_join_fields(qn_vm *vm, node *h, qn_value *fp) {
   return value_is_error(v) ? v : update(vm, n, fp, NULL, v);
 }
 
-/* The first time: is it a text or list, or does the plain update do? */
+/* The first evaluation of x.a.b = x.a.b + e: chooses the evaluator for texts and lists or the plain one, and stores. */
 qn_value eval_add_fields(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value v = eval(vm, n->value, fp);
@@ -524,7 +526,7 @@ qn_value eval_add_fields(qn_vm *vm, node *h, qn_value *fp) {
   return update_fields(vm, n, fp, v);
 }
 
-/* x[i] = v with one index: list items without the detour over the stack. */
+/* x[i] = v with one index. List items and array elements are stored at once; the index stays in a C variable instead of the value stack. */
 qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   const lvalue *p = n->target;
