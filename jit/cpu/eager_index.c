@@ -204,9 +204,9 @@ static inline __attribute__((always_inline)) int64_t with_alike(const bvm_loops 
   with_index(at, n, index, size, p->stride[0]);
   for (int i = 1; i < p->n; i++) {
     if (!(index = positions(l, p->index[i], p->size[i], room))) return -1;
-    int64_t stride = p->stride[i], *to = at;
-    for (int64_t k = n; k > 0; k--)
-      for (int64_t j = 0; j < size; j++) *to++ += index[j] * stride;
+    int64_t stride = p->stride[i];
+    for (int64_t *to = at, *end = at + n * size; to < end; to += size)
+      for (int64_t j = 0; j < size; j++) to[j] += index[j] * stride;
   }
   return n * size;
 }
@@ -214,17 +214,15 @@ static inline __attribute__((always_inline)) int64_t with_alike(const bvm_loops 
 /* As with_axis, by an axis that no index governs; -1: the axis is empty, or there would be too many offsets. */
 static inline int64_t with_own(const index_pick *p, int axis, int64_t *at, int64_t n) {
   int64_t size = p->shape[axis];
-  return (uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES ? -1 : with_axis(at, n, size, p->strides[axis]);
+  return size == 0 || n * size > EAGER_PLACES ? -1 : with_axis(at, n, size, p->strides[axis]);
 }
 
-/* As eager_find. */
+/* As eager_find; `shape` and `at` are not set, and are the places' own. */
 static inline __attribute__((always_inline)) bool find(const bvm_loops *l, const index_pick *p, eager_places *to) {
   int64_t joint[ARRAY_MAX_RANK], n = 1;
   const int64_t *shape = p->index[0]->shape;
   int rank = p->index[0]->rank, lead = p->lead, i = 0;
   to->room[0] = p->offset;
-  to->at = to->room;
-  to->shape = to->own_shape;
   for (; i < lead; i++) {
     if ((n = with_own(p, i, to->room, n)) < 0) return false;
     to->own_shape[i] = p->shape[i];
@@ -246,6 +244,8 @@ static inline __attribute__((always_inline)) bool find(const bvm_loops *l, const
 
 __attribute__((noinline)) bool eager_find(qn_vm *vm, const index_pick *p, eager_places *to) {
   const bvm_loops *l = cpu_loops(vm);
+  to->at = to->room;
+  to->shape = to->own_shape;
   return l && find(l, p, to);
 }
 
@@ -301,41 +301,45 @@ bool eager_find_by(qn_vm *vm, const qn_array *x, const qn_array *by, eager_place
 }
 
 /* The places that gather names: element [i, j ...] of the index array is a position along the axis, its other positions are i, j ...
- * The elements of x lie, or will lie, at this offset with these strides. False: refused. */
+ * The elements of x lie, or will lie, at this offset with these strides. Writes one offset to `at` for each element of the index array. False:
+ * refused. */
 static inline bool find_along(const bvm_loops *l, const qn_array *x, const int64_t *strides, int64_t offset,
-                              const qn_array *a, int axis, eager_places *to) {
+                              const qn_array *a, int axis, int64_t *at) {
   int64_t n = 1, room[EAGER_PLACES];
   if (a->rank != x->rank || axis >= x->rank || !eager_here(a) || !dtype_is_int((qn_dtype)a->dtype)) return false;
   const int64_t *index = positions(l, a, x->shape[axis], room);
   if (!index) return false;
-  to->room[0] = offset;
-  to->at = to->room;
-  to->shape = a->shape;
+  at[0] = offset;
   for (int i = 0; i < a->rank; i++) {
     if (i != axis && a->shape[i] != x->shape[i]) return false;
-    n = with_axis(to->room, n, a->shape[i], i == axis ? 0 : strides[i]);
+    n = with_axis(at, n, a->shape[i], i == axis ? 0 : strides[i]);
   }
-  for (int64_t i = 0; i < n; i++) to->room[i] += index[i] * strides[axis];
-  to->rank = a->rank;
-  to->n = n;
+  for (int64_t i = 0; i < n; i++) at[i] += index[i] * strides[axis];
   return true;
 }
 
 /* ---- reads ----------------------------------------------------------------------------------------------------------------- */
 
-static inline qn_value read_places(qn_vm *vm, const bvm_loops *l, const qn_array *x, const eager_places *p) {
+/* A new array of this shape with the n elements of x at these offsets. */
+static inline qn_value read_at(qn_vm *vm, const bvm_loops *l, const qn_array *x, int rank, const int64_t *shape,
+                               const int64_t *at, int64_t n) {
   size_t size = dtype_size((qn_dtype)x->dtype);
-  qn_array *out = array_new(vm, (qn_dtype)x->dtype, p->rank, p->shape);
+  qn_array *out = array_new(vm, (qn_dtype)x->dtype, rank, shape);
   if (!out) return value_error();
-  l->gather[bvm_size_class(size)](out->storage->data, x->storage->data, p->at, 1, p->n);
+  l->gather[bvm_size_class(size)](out->storage->data, x->storage->data, at, 1, n);
   return value_obj(TAG_ARRAY, out);
+}
+
+static inline qn_value read_places(qn_vm *vm, const bvm_loops *l, const qn_array *x, const eager_places *p) {
+  return read_at(vm, l, x, p->rank, p->shape, p->at, p->n);
 }
 
 __attribute__((noinline)) qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const index_pick *p) {
   const bvm_loops *l = cpu_loops(vm);
   eager_places places;
   if (!l) return value_error();
-  return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
+  if (!find(l, p, &places)) return value_unset();
+  return read_at(vm, l, x, places.rank, places.own_shape, places.room, places.n);
 }
 
 /* As eager_take by an index array, of an array that lies without gaps. A row is what the axes behind `axis` hold; it is copied as one run, so the
@@ -375,10 +379,10 @@ qn_value eager_take(qn_vm *vm, const qn_array *x, const qn_array *by, int axis) 
 
 qn_value eager_gather(qn_vm *vm, const qn_array *x, const qn_array *by, int axis) {
   const bvm_loops *l = cpu_loops(vm);
-  eager_places places;
+  int64_t room[EAGER_PLACES];
   if (!l) return value_error();
-  if (!eager_here(x) || !find_along(l, x, x->strides, x->offset, by, axis, &places)) return value_unset();
-  return read_places(vm, l, x, &places);
+  if (!eager_here(x) || !find_along(l, x, x->strides, x->offset, by, axis, room)) return value_unset();
+  return read_at(vm, l, x, by->rank, by->shape, room, by->size);
 }
 
 /* ---- stores ---------------------------------------------------------------------------------------------------------------- */
@@ -484,7 +488,8 @@ qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, cons
   int64_t dense[ARRAY_MAX_RANK], offset = updates ? 0 : x->offset;
   const int64_t *strides = updates ? dense : x->strides;
   if (updates) shape_strides(x->rank, x->shape, dense);
-  bool found = along ? attr->axes && find_along(l, x, strides, offset, by, __builtin_ctz(attr->axes), &places)
+  places.rank = by->rank, places.shape = by->shape, places.n = by->size, places.at = places.room; /* of find_along */
+  bool found = along ? attr->axes && find_along(l, x, strides, offset, by, __builtin_ctz(attr->axes), places.room)
                      : dtype_is_bool(by->dtype) == (op == OP_compress) &&
                            pick_of(x, strides, offset, in + 1, nin - 1 - updates, &p) && eager_find(vm, &p, &places);
   if (!found) return value_unset();

@@ -280,8 +280,8 @@ qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype 
   const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
   int rank = first ? first->rank : 0, device = first ? first->device : vm->device;
   uint32_t form = first ? array_form(first) : 0, differ = !first || !first->contiguous;
-  if (rank == ARRAY_MAX_RANK || axis > rank) return value_unset();
-  for (int i = 0; i < nin; i++) {
+  if (rank == ARRAY_MAX_RANK || axis > rank || (first && !first->storage)) return value_unset();
+  for (int i = first != NULL; i < nin; i++) {
     const qn_array *a = value_array(in[i]);
     if (!value_is(in[i], TAG_ARRAY)) {
       if (rank || device || dtype == QN_DTYPE_COUNT || !eager_number_fits(in[i], dtype)) return value_unset();
