@@ -15,7 +15,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 
-enum { ASKED = 2 /* times that a loop is asked about */ };
+enum { ASKED = 2 /* times that a loop is asked about */, WITHIN = 8 /* jit.unroll is so much less in arms */ };
 
 typedef struct loop {
   qn_vm *vm;
@@ -201,12 +201,18 @@ static bool run_body(loop *l) {
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
 
-/* Do all turns together make few nodes? */
-static bool is_short(const loop *l) {
+/* How many nodes all turns would make, unrolled; as if they were many where their number is not known. */
+static double unrolled(const loop *l) {
+  enum { MANY = 1 << 16 };
   const rec_turns *t = l->turns;
-  if (!t->counts || value_node(t->first) || value_node(t->end)) return false;
-  double turns = (double)t->end.u.i - (double)t->first.u.i, nodes = l->body->g->n - l->body->g->ninputs;
-  return turns * nodes <= (double)l->vm->tune[TUNE_jit_unroll];
+  bool known = t->counts && !value_node(t->first) && !value_node(t->end);
+  double turns = known ? (double)t->end.u.i - (double)t->first.u.i : MANY;
+  return turns * (l->body->g->n - l->body->g->ninputs + l->body->unrolled);
+}
+
+/* Is it better unrolled? In a loop less than outside: what it makes is made in each turn. */
+static bool is_short(const loop *l) {
+  return unrolled(l) <= (double)l->vm->tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1);
 }
 
 static void loop_free(loop *l) {
@@ -240,10 +246,13 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
-  if (loop_begin(&l) && run_header(&l) && run_body(&l) && !is_short(&l)) {
+  bool ok = loop_begin(&l) && run_header(&l) && run_body(&l), few = ok && is_short(&l);
+  if (few) tries->left = 0;
+  if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
     answer = l.node && rec_appended(r) && vm->rec == r && set_variables(&l, leaf_of_result) ? REC_DONE : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
+    r->unrolled += unrolled(&l);
   } else if (vm->error && !error_catchable(vm)) {
     answer = REC_FAILED;
   } else {

@@ -70,6 +70,7 @@ struct recording {
   bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
   uint32_t carries; /* so many first inputs are carries of a loop: in it they are not what they begin as */
+  double unrolled;  /* nodes that loops captured so far would have made, unrolled */
   bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
