@@ -271,6 +271,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
+  rec_loop_ends(vm, &tries);
   r = vmap_loop_end(vm, lanes, r);
   if (local) slot_set(vm, variable, value_nil());
   return r;
@@ -311,7 +312,8 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return vm_pop_with(vm, mark, value_error());
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
-  rec_tries tries = value_is(it, TAG_ARRAY) ? rec_loop_begins(vm) : (rec_tries){0, 0};
+  rec_tries tries = rec_loop_begins(vm);
+  if (!value_is(it, TAG_ARRAY)) tries.left = 0;
   for (int64_t i = 0; i < len;) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       r = raise_at(vm, h->at);
@@ -348,6 +350,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
+  rec_loop_ends(vm, &tries);
   r = vmap_loop_end(vm, lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);
   vm_pop_to(vm, mark);
@@ -394,21 +397,18 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
   return vmap_loop_end(vm, lanes, r);
 }
 
-static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, qn_value condition,
-                                                        rec_tries *tries) {
+static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
   turn t = {vm, fp, n->cond, n->body, NULL, value_nil()};
-  return offer_loop(vm, &n->h, n->site, &t, (rec_turns){.condition = condition}, tries);
+  return offer_loop(vm, &n->h, n->site, &t, (rec_turns){.counts = false}, tries);
 }
 
-qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
-  n_while *n = (n_while *)h;
-  if (rec_in_vmap(vm)) return while_lanes(vm, n, fp);
-  rec_tries tries = rec_loop_begins(vm);
+/* The loop's value. */
+static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
   for (;;) {
     qn_value c = eval(vm, n->cond, fp);
     int truth;
-    if (__builtin_expect(tries.left, 0) && !value_stops(c)) {
-      rec_answer answer = offer_while(vm, n, fp, c, &tries);
+    if (__builtin_expect(tries->left, 0) && !value_stops(c)) {
+      rec_answer answer = offer_while(vm, n, fp, tries);
       if (answer != REC_NOT_YET) {
         value_release(vm, c);
         return answer == REC_FAILED ? value_error() : value_nil();
@@ -422,10 +422,19 @@ qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
       if (truth < 0) return value_error();
     }
     if (!truth) return value_nil();
-    if (__builtin_expect(vm_poll_between(vm), 0)) return raise_at(vm, h->at);
+    if (__builtin_expect(vm_poll_between(vm), 0)) return raise_at(vm, n->h.at);
     qn_value r = eval(vm, n->body, fp);
     if (!next_iteration(vm, &r)) return r;
   }
+}
+
+qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
+  n_while *n = (n_while *)h;
+  if (rec_in_vmap(vm)) return while_lanes(vm, n, fp);
+  rec_tries tries = rec_loop_begins(vm);
+  qn_value r = run_while(vm, n, fp, &tries);
+  rec_loop_ends(vm, &tries);
+  return r;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------------------------------------------- */

@@ -5,8 +5,11 @@
  * what the variables hold then agrees in structure, dtypes and shapes, an `if` node with both graphs takes their place, and what
  * differs becomes its results. Values from around an arm are inputs of its graph.
  *
- * An arm that needs data, has an effect, draws random numbers, fails, or leaves by break, continue or return is no region: what has been
- * recorded of it is forgotten, as if it had not been looked at, and the branch ends the capture as before.
+ * In the body of a captured loop (loops.c) an arm may leave by break or continue. Then the other arm stays open: it is recorded on to the end of
+ * the turn, where both ends are joined as above, with what the loop's variables hold (branches_close).
+ *
+ * An arm that needs data, has an effect, draws random numbers, fails, or leaves in another way is no region: what has been recorded of it is
+ * forgotten, as if it had not been looked at, and the branch ends the capture as before.
  */
 #include <string.h>
 
@@ -18,7 +21,8 @@ enum { ARMS_DEEP = 16 /* within one another */ };
 
 /* What an arm has come to. */
 typedef struct arm_end {
-  struct recording *r;     /* owned */
+  struct recording *r; /* owned */
+  rec_exit how;
   qn_value value, *slots;  /* owned: its value, and what the variables hold */
   uint32_t *nodes, n, cap; /* of the leaves of the slots and the value that are arrays or numbers; 0 of others */
 } arm_end;
@@ -29,7 +33,8 @@ typedef struct branch {
   struct recording *r;
   rec_slots assigned;
   qn_value *before; /* owned: what the variables held */
-  arm_end arms[2];
+  arm_end arms[2];  /* as they have been run */
+  bool turned;      /* the second arm of the branch was run first */
   /* results of the region: the node of each arm; and when it is there their values (owned) */
   uint32_t *outs[2], nouts, outs_cap[2];
   qn_value *values;
@@ -49,29 +54,46 @@ static bool note_leaf(void *ctx, qn_value v) {
   return true;
 }
 
-/* Runs one arm. False: it is no region, or an error is raised that counts. */
-static bool run_arm(branch *b, rec_arm arm, arm_end *end) {
-  qn_vm *vm = b->vm;
-  qn_value *mark = vm->sp;
-  rec_exit how = REC_VALUE;
-  if (!(end->r = rec_arm_begin(b->r, b->arms[0].r))) return false;
-  end->value = arm.run(arm.ctx, &how);
-  bool ok = how == REC_VALUE && vm->rec == end->r && !end->r->regions.n;
-  if (how == REC_ERROR) end->value = value_nil();
-  if (!ok) vm_pop_to(vm, mark);
-  end->slots = ok ? mem_zalloc(vm, ((size_t)b->assigned.n + 1) * sizeof *end->slots) : NULL;
-  ok = end->slots != NULL;
-  for (int i = 0; i < b->assigned.n && ok; i++) {
-    end->slots[i] = value_retain(*b->assigned.slots[i]);
-    ok = tree_each(vm, end->slots[i], note_leaf, end);
+/* Notes what the variables hold, and the arm's value, at its end. */
+static bool note_end(arm_end *end, rec_slots held) {
+  qn_vm *vm = end->r->vm;
+  if (!(end->slots = mem_zalloc(vm, ((size_t)held.n + 1) * sizeof *end->slots))) return false;
+  for (int i = 0; i < held.n; i++) {
+    end->slots[i] = value_retain(*held.slots[i]);
+    if (!tree_each(vm, end->slots[i], note_leaf, end)) return false;
   }
-  ok = ok && tree_each(vm, end->value, note_leaf, end) && !end->r->g->failed;
-  rec_arm_end(end->r);
-  for (int i = 0; i < b->assigned.n; i++) {
-    qn_value old = *b->assigned.slots[i];
-    *b->assigned.slots[i] = value_retain(b->before[i]);
+  return tree_each(vm, end->value, note_leaf, end);
+}
+
+static void set_slots(qn_vm *vm, rec_slots s, const qn_value *to) {
+  for (int i = 0; i < s.n; i++) {
+    qn_value old = *s.slots[i];
+    *s.slots[i] = value_retain(to[i]);
     value_release(vm, old);
   }
+}
+
+/* The turn that an arm of this recording may leave; NULL: it may leave none. */
+static rec_turn *turn_of(const struct recording *r) {
+  rec_turn *t = rec_base((struct recording *)(uintptr_t)r)->turn;
+  return t && t->r == r && !t->inner ? t : NULL;
+}
+
+/* Runs one arm, after `first` where that is not NULL. False: it is no region, or an error is raised that counts. */
+static bool run_arm(branch *b, rec_arm arm, const struct recording *first, arm_end *end) {
+  qn_vm *vm = b->vm;
+  qn_value *mark = vm->sp;
+  if (!(end->r = rec_arm_begin(b->r, first))) return false;
+  end->how = REC_VALUE;
+  end->value = arm.run(arm.ctx, &end->how);
+  const rec_turn *t = end->how == REC_BREAK || end->how == REC_CONTINUE ? turn_of(b->r) : NULL;
+  bool ok = (end->how == REC_VALUE || t) && vm->rec == end->r && !end->r->regions.n;
+  if (end->how == REC_ERROR) end->value = value_nil();
+  if (!ok) vm_pop_to(vm, mark);
+  if (ok && t) end->value = value_bool(end->how == REC_BREAK);
+  ok = ok && note_end(end, t ? t->slots : b->assigned) && !end->r->g->failed;
+  rec_arm_end(end->r);
+  set_slots(vm, b->assigned, b->before);
   return ok;
 }
 
@@ -164,7 +186,7 @@ static bool join_all(branch *b, bool build, qn_value *result) {
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------ */
 
-/* The graph of an arm, a copy, with inputs for what only the second of the two has captured. NULL when memory is short. */
+/* The graph of an arm, a copy, with inputs for what only the one that was run last has captured. NULL when memory is short. */
 static graph *arm_graph(const struct recording *r, const struct recording *arm, const struct recording *second) {
   for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++)
     if (!graph_input(arm->g, r->g->nodes[second->captures[i]].type, 0)) return NULL;
@@ -176,11 +198,12 @@ static graph *arm_graph(const struct recording *r, const struct recording *arm, 
 uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],
                     const op_attr *attr, uint32_t site) {
   qn_vm *vm = r->vm;
-  uint32_t n = 0, captured = arms[1]->g->ninputs, *in = mem_alloc(vm, (captured + (size_t)1) * sizeof *in);
+  const struct recording *last = arms[0]->g->ninputs > arms[1]->g->ninputs ? arms[0] : arms[1];
+  uint32_t n = 0, captured = last->g->ninputs, *in = mem_alloc(vm, (captured + (size_t)1) * sizeof *in);
   if (!in) return 0;
   if (predicate) in[n++] = predicate;
-  for (uint32_t i = 0; i < captured; i++) in[n++] = arms[1]->captures[i];
-  graph *first = arm_graph(r, arms[0], arms[1]), *second = first ? arm_graph(r, arms[1], arms[1]) : NULL;
+  for (uint32_t i = 0; i < captured; i++) in[n++] = last->captures[i];
+  graph *first = arm_graph(r, arms[0], last), *second = first ? arm_graph(r, arms[1], last) : NULL;
   uint32_t node = graph_regions(r->g, kind, in, (int)n, first, second, attr, site);
   mem_free(vm, in, (captured + (size_t)1) * sizeof *in);
   if (!node && !error_pending(vm)) raise_memory(vm);
@@ -193,8 +216,8 @@ static bool make_node(branch *b, uint32_t predicate, uint32_t site) {
   for (int which = 0; which < 2; which++)
     for (uint32_t k = 0; k < b->nouts; k++)
       if (!graph_output(b->arms[which].r->g, b->outs[which][k])) return raise_memory(vm), false;
-  uint32_t node =
-      arms_close(b->r, NODE_IF, predicate, (struct recording *const[]){b->arms[0].r, b->arms[1].r}, NULL, site);
+  struct recording *const arms[2] = {b->arms[b->turned].r, b->arms[!b->turned].r};
+  uint32_t node = arms_close(b->r, NODE_IF, predicate, arms, NULL, site);
   b->values = mem_zalloc(vm, ((size_t)b->nouts + 1) * sizeof *b->values);
   bool ok = node && b->values;
   for (uint32_t k = 0; k < b->nouts && ok; k++) {
@@ -208,15 +231,21 @@ static bool make_node(branch *b, uint32_t predicate, uint32_t site) {
   return ok && rec_appended(b->r);
 }
 
+/* `n` variables were noted. */
+static void arm_free(qn_vm *vm, arm_end *a, int n) {
+  value_release(vm, a->value);
+  for (int i = 0; i < n && a->slots; i++) value_release(vm, a->slots[i]);
+  if (a->slots) mem_free(vm, a->slots, ((size_t)n + 1) * sizeof *a->slots);
+  mem_free(vm, a->nodes, a->cap * sizeof *a->nodes);
+  if (a->r) rec_free(a->r);
+  *a = (arm_end){.value = value_nil()};
+}
+
 static void branch_free(branch *b) {
   qn_vm *vm = b->vm;
   for (int k = 0; k < 2; k++) {
-    arm_end *a = &b->arms[k];
-    value_release(vm, a->value);
-    for (int i = 0; i < b->assigned.n && a->slots; i++) value_release(vm, a->slots[i]);
-    if (a->slots) mem_free(vm, a->slots, ((size_t)b->assigned.n + 1) * sizeof *a->slots);
-    mem_free(vm, a->nodes, a->cap * sizeof *a->nodes);
-    if (a->r) rec_free(a->r);
+    const rec_turn *t = b->arms[k].how == REC_VALUE ? NULL : turn_of(b->r);
+    arm_free(vm, &b->arms[k], t ? t->slots.n : b->assigned.n);
     mem_free(vm, b->outs[k], b->outs_cap[k] * sizeof *b->outs[k]);
   }
   for (int i = 0; i < b->assigned.n && b->before; i++) value_release(vm, b->before[i]);
@@ -224,6 +253,68 @@ static void branch_free(branch *b) {
   for (uint32_t k = 0; k < b->nouts && b->values; k++) value_release(vm, b->values[k]);
   if (b->values) mem_free(vm, b->values, ((size_t)b->nouts + 1) * sizeof *b->values);
   vm->rec = b->r;
+}
+
+/* ---- arms that leave a turn -------------------------------------------------------------------------------------------------------- */
+
+/* A branch one of whose arms has left the turn, while the other one is recorded on. */
+struct open_branch {
+  struct open_branch *outer;
+  struct recording *r;    /* that has the branch */
+  arm_end gone;           /* owned; its value: does it leave the loop? */
+  struct recording *open; /* owned */
+  uint32_t predicate, site;
+  bool turned; /* the arm that has left is the second one */
+};
+
+/* The turn goes on in the second arm that was run, the first one has left it. False with an error raised. */
+static bool turn_open(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
+  qn_vm *vm = b->vm;
+  rec_turn *t = turn_of(b->r);
+  struct open_branch *o = mem_zalloc(vm, sizeof *o);
+  if (!o) return false;
+  *o = (struct open_branch){t->open, b->r, b->arms[0], b->arms[1].r, predicate, site, b->turned};
+  b->arms[0] = (arm_end){.value = value_nil()};
+  b->arms[1].r = NULL;
+  t->open = o;
+  t->r = o->open;
+  t->leaves |= o->gone.how == REC_BREAK;
+  t->parts = true;
+  set_slots(vm, b->assigned, b->arms[1].slots);
+  *result = value_retain(b->arms[1].value);
+  return true;
+}
+
+static void open_free(qn_vm *vm, rec_turn *t) {
+  struct open_branch *o = t->open;
+  t->open = o->outer;
+  t->r = o->r;
+  arm_free(vm, &o->gone, t->slots.n);
+  rec_free(o->open);
+  mem_free(vm, o, sizeof *o);
+}
+
+void turn_drop(qn_vm *vm, rec_turn *t) {
+  while (t->open) open_free(vm, t);
+}
+
+bool turn_close(qn_vm *vm, rec_turn *t, qn_value *leaves) {
+  bool ok = true;
+  while (t->open && ok) {
+    struct open_branch *o = t->open;
+    branch b = {.vm = vm, .r = o->r, .assigned = t->slots, .turned = o->turned};
+    b.arms[0] = o->gone;
+    b.arms[1] = (arm_end){.r = o->open, .value = *leaves};
+    ok = vm->rec == o->open && !o->open->regions.n && note_end(&b.arms[1], t->slots) && !o->open->g->failed;
+    rec_arm_end(o->open);
+    ok = ok && join_all(&b, false, NULL) && make_node(&b, o->predicate, o->site) && join_all(&b, true, leaves);
+    b.arms[0] = (arm_end){.value = value_nil()};
+    b.arms[1].r = NULL;
+    branch_free(&b);
+    open_free(vm, t);
+  }
+  turn_drop(vm, t);
+  return ok;
 }
 
 /* Does a number come from an array's element, or from a branch on one? Then no guard can be asked for it. */
@@ -260,6 +351,18 @@ static bool is_captured(const struct recording *r, qn_value predicate) {
   return one && rec_is_data(r, predicate);
 }
 
+/* Runs both arms. One that leaves the turn is run first, so that the other one can go on. */
+static bool run_arms(branch *b, rec_arm then, rec_arm otherwise) {
+  if (!run_arm(b, then, NULL, &b->arms[0]) || !run_arm(b, otherwise, b->arms[0].r, &b->arms[1])) return false;
+  if (b->arms[0].how != REC_VALUE) return b->arms[1].how == REC_VALUE;
+  if (b->arms[1].how == REC_VALUE) return true;
+  const rec_turn *t = turn_of(b->r);
+  for (int k = 0; k < 2; k++) arm_free(b->vm, &b->arms[k], k ? t->slots.n : b->assigned.n);
+  b->turned = true;
+  return run_arm(b, otherwise, NULL, &b->arms[0]) && run_arm(b, then, b->arms[0].r, &b->arms[1]) &&
+         b->arms[0].how != REC_VALUE && b->arms[1].how == REC_VALUE;
+}
+
 rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
                           rec_slots assigned, qn_value *result) {
   qn_vm *vm = r->vm;
@@ -278,16 +381,21 @@ rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_
   bool ok = !value_is_error(condition) && (predicate_node = rec_node(r, condition)) != 0;
   b.before = ok ? mem_zalloc(vm, ((size_t)assigned.n + 1) * sizeof *b.before) : NULL;
   for (int i = 0; i < assigned.n && b.before; i++) b.before[i] = value_retain(*assigned.slots[i]);
-  ok = b.before && run_arm(&b, then, &b.arms[0]) && run_arm(&b, otherwise, &b.arms[1]) && join_all(&b, false, NULL);
-  if (ok)
+  ok = b.before && run_arms(&b, then, otherwise);
+  struct recording *now = r;
+  if (ok && b.arms[0].how != REC_VALUE) {
+    now = b.arms[1].r;
+    answer = turn_open(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;
+  } else if (ok && join_all(&b, false, NULL)) {
     answer = make_node(&b, predicate_node, site) && vm->rec == r && join_all(&b, true, result) ? REC_DONE : REC_FAILED;
-  else if (vm->error && !error_catchable(vm))
+    now = vm->rec;
+  } else if (vm->error && !error_catchable(vm)) {
     answer = REC_FAILED;
-  else
+  } else {
     error_clear(vm);
-  struct recording *now = answer == REC_DONE ? vm->rec : r;
+  }
   branch_free(&b);
-  vm->rec = now;
+  vm->rec = answer == REC_DONE ? now : r;
   value_release(vm, condition);
   return answer;
 }

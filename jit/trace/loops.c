@@ -6,8 +6,11 @@
  * are left. Values from around the loop are further inputs of both.
  *
  * A first turn may change what a variable is, from an int to an array, say; so a loop is asked about again before its second turn.
- * A body that needs data, has an effect, draws random numbers, fails, or leaves by break or return is no region, and one whose turns
- * make few nodes together (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
+ * A branch on data in the body may leave by break or continue (branches.c). If one breaks, the arms are recorded once more with a flag behind
+ * what is carried: has the loop been left? The test asks it first.
+ *
+ * A body that needs data, has an effect, draws random numbers, fails, or returns is no region, and one whose turns make few nodes together
+ * (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
  */
 #include <string.h>
 
@@ -15,7 +18,11 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 
-enum { ASKED = 2 /* times that a loop is asked about */, WITHIN = 8 /* jit.unroll is so much less in arms */ };
+enum {
+  ASKED = 2 /* times that a loop is asked about */,
+  LEAST = 2 /* turns */,
+  WITHIN = 8 /* jit.unroll is so much less in arms */
+};
 
 typedef struct loop {
   qn_vm *vm;
@@ -25,8 +32,9 @@ typedef struct loop {
   qn_value *before;                /* owned: what the variables hold */
   struct recording *header, *body; /* owned */
   struct recording *in;            /* the arm whose carries the variables get */
-  uint32_t *outer, n,
-      cap; /* the nodes of what is carried, in order; a loop that counts carries the count behind them */
+  bool leaves, parts;              /* an arm of the body breaks; one breaks or continues */
+  /* The nodes of what is carried, in order: behind what the variables hold the count of a loop that counts, then the flag. */
+  uint32_t *outer, n, cap;
   uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
   uint32_t leaf, node;             /* the next ones while trees are walked; the loop's node */
 } loop;
@@ -53,7 +61,7 @@ static bool carry_leaf(void *ctx, qn_value v) {
   return !is_carried(v) || add_carried(l, rec_node(l->r, v));
 }
 
-/* Notes what the variables hold. */
+/* Notes what the variables hold, and what else is carried. */
 static bool loop_begin(loop *l) {
   l->before = mem_zalloc(l->vm, ((size_t)l->assigned.n + 1) * sizeof *l->before);
   if (!l->before) return false;
@@ -110,28 +118,48 @@ static bool arm_open(loop *l, struct recording **arm) {
 }
 
 /* The number of a loop that counts. */
-static qn_value count_of(loop *l) { return rec_value_of(l->in, l->in->g->inputs[l->n - 1]); }
+static uint32_t count_input(const loop *l) { return l->in->g->inputs[l->n - 1 - l->leaves]; }
 
-/* The test's node: a bool, alone. 0: it is none, or an error is raised. */
+/* The test, as an arm: a host bool, if it is a condition at all. */
+static qn_value run_test(void *ctx, rec_exit *how) {
+  loop *l = ctx;
+  qn_vm *vm = l->vm;
+  qn_value v = l->turns->test(l->turns->ctx, how);
+  if (*how != REC_VALUE || !value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1)
+    return v;
+  qn_value flat = op_reshape(vm, v, 0, NULL),
+           number = value_is_error(flat) ? flat : rec_host_number(vm, flat, WEAK_BOOL);
+  value_release(vm, v);
+  value_release(vm, flat);
+  if (value_is_error(number)) *how = REC_ERROR;
+  return number;
+}
+static qn_value run_false(void *ctx, rec_exit *how) {
+  (void)ctx, (void)how;
+  return value_bool(false);
+}
+
+/* The test's node, a bool. 0: it is none, or an error is raised. */
 static uint32_t test_node(loop *l) {
   qn_vm *vm = l->vm;
-  qn_value v;
-  rec_exit how = REC_VALUE;
+  struct recording *r = l->in;
   if (l->turns->counts) {
-    qn_value in[2] = {count_of(l), l->turns->end};
-    uint32_t nodes[2] = {rec_node(l->in, in[0]), rec_node(l->in, in[1])};
-    return nodes[0] && nodes[1] ? graph_op(l->in->g, OP_lt, nodes, 2, NULL, 0) : 0;
+    uint32_t end = rec_node(r, l->turns->end), node = end ? graph_op2(r->g, OP_lt, count_input(l), end) : 0;
+    if (!l->leaves || !node) return node;
+    uint32_t flag = r->g->inputs[l->n - 1];
+    return graph_op2(r->g, OP_bitand, node, graph_op(r->g, OP_invert, &flag, 1, NULL, 0));
   }
-  v = l->turns->test(l->turns->ctx, &how);
+  rec_exit how = REC_VALUE;
+  qn_value v = value_nil();
+  if (l->leaves) {
+    rec_answer answer = rec_if(vm, r->at, rec_value_of(r, r->g->inputs[l->n - 1]), (rec_arm){run_false, l},
+                               (rec_arm){run_test, l}, (rec_slots){NULL, 0}, true, &v);
+    if (answer != REC_DONE) how = REC_ERROR;
+  } else {
+    v = run_test(l, &how);
+  }
   if (how != REC_VALUE) return 0;
-  if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1 && value_array(v)->rank) {
-    qn_value flat = op_reshape(vm, v, 0, NULL);
-    value_release(vm, v);
-    v = flat;
-  }
-  bool fits =
-      value_is(v, TAG_BOOL) || (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && !value_array(v)->rank);
-  uint32_t node = fits && vm->rec == l->in ? rec_node(l->in, v) : 0;
+  uint32_t node = value_is(v, TAG_BOOL) && vm->rec == r ? rec_node(r, v) : 0;
   value_release(vm, v);
   return node;
 }
@@ -180,23 +208,57 @@ static bool match(loop *l, qn_value was, qn_value is) {
   return true;
 }
 
+/* Runs the body, as a turn that branches in it may leave. *leaves: does the loop end with it? */
+static bool run_turn(loop *l, qn_value *leaves) {
+  qn_vm *vm = l->vm;
+  struct recording *base = rec_base(l->in);
+  rec_turn turn = {.outer = base->turn, .r = l->in, .slots = l->assigned};
+  rec_exit how = REC_ERROR;
+  qn_value number = l->turns->counts ? rec_value_of(l->in, count_input(l)) : value_unset();
+  base->turn = &turn;
+  qn_value v = l->turns->body(l->turns->ctx, number, &how);
+  if (how != REC_ERROR) value_release(vm, v);
+  bool ok = how == REC_VALUE || how == REC_CONTINUE || (how == REC_BREAK && turn.open);
+  *leaves = value_bool(how == REC_BREAK);
+  if (ok)
+    ok = turn_close(vm, &turn, leaves);
+  else
+    turn_drop(vm, &turn);
+  base->turn = turn.outer;
+  l->leaves |= turn.leaves || how == REC_BREAK;
+  l->parts |= turn.parts;
+  return ok && vm->rec == l->in;
+}
+
 static bool run_body(loop *l) {
   qn_vm *vm = l->vm;
-  qn_value *mark = vm->sp;
-  bool ok = arm_open(l, &l->body);
+  qn_value *mark = vm->sp, leaves = value_bool(false);
+  bool left = l->leaves, ok = arm_open(l, &l->body);
   if (!l->body) return false;
-  rec_exit how = REC_ERROR;
-  if (ok) {
-    qn_value v = l->turns->body(l->turns->ctx, l->turns->counts ? count_of(l) : value_unset(), &how);
-    if (how != REC_ERROR) value_release(vm, v);
-  }
-  ok = (how == REC_VALUE || how == REC_CONTINUE) && vm->rec == l->in;
+  ok = ok && run_turn(l, &leaves) && l->leaves == left;
   if (!ok) vm_pop_to(vm, mark);
+  l->nouts = 0;
   for (int i = 0; i < l->assigned.n && ok; i++) ok = match(l, l->before[i], *l->assigned.slots[i]);
   graph *g = l->body->g;
-  if (ok && l->turns->counts) ok = add_out(l, graph_count(g, OP_add, g->inputs[l->n - 1], graph_weak_int(g, 1)));
+  if (ok && l->turns->counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
+  if (ok && l->leaves) ok = add_out(l, rec_node(l->body, leaves));
   for (uint32_t k = 0; k < l->nouts && ok; k++) ok = graph_output(g, l->outs[k]);
   return arm_close(l, ok && l->nouts == l->n);
+}
+
+static void arms_free(loop *l) {
+  if (l->header) rec_free(l->header);
+  if (l->body) rec_free(l->body);
+  l->header = l->body = NULL;
+  l->vm->rec = l->r;
+}
+
+/* Runs both arms; once more with a flag if the body breaks. */
+static bool run_arms(loop *l) {
+  if (run_header(l) && run_body(l)) return true;
+  if (!l->leaves || error_pending(l->vm)) return false;
+  arms_free(l);
+  return add_carried(l, rec_node(l->r, value_bool(false))) && run_header(l) && run_body(l);
 }
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
@@ -210,27 +272,28 @@ static double unrolled(const loop *l) {
   return turns * (l->body->g->n - l->body->g->ninputs + l->body->unrolled);
 }
 
-/* Is it better unrolled? In a loop less than outside: what it makes is made in each turn. */
+/* Is it better unrolled? In a loop less than outside: what it makes is made in each turn. Not if an arm leaves its turn: that takes a loop. */
 static bool is_short(const loop *l) {
-  return unrolled(l) <= (double)l->vm->tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1);
+  return !l->parts && unrolled(l) <= (double)l->vm->tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1);
 }
 
 static void loop_free(loop *l) {
   qn_vm *vm = l->vm;
-  if (l->header) rec_free(l->header);
-  if (l->body) rec_free(l->body);
+  arms_free(l);
   for (int i = 0; i < l->assigned.n && l->before; i++) value_release(vm, l->before[i]);
   if (l->before) mem_free(vm, l->before, ((size_t)l->assigned.n + 1) * sizeof *l->before);
   mem_free(vm, l->outer, l->cap * sizeof *l->outer);
   mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
 }
 
-rec_tries rec_loop_tries(const qn_vm *vm) { return (rec_tries){arms_possible(vm->rec) ? ASKED : 0, vm->rec->g->n}; }
+rec_tries rec_loop_tries(const qn_vm *vm) {
+  rec_turn *turn = rec_base(vm->rec)->turn;
+  if (turn) turn->inner++;
+  return (rec_tries){arms_possible(vm->rec) ? ASKED : 0, turn};
+}
 
-/* Is it worth a look now? A loop on data is at once; one that is not known to take many turns when these have made many nodes. */
-static bool is_worth(const struct recording *r, const rec_turns *t, const rec_tries *tries) {
-  if (t->counts) return !(t->end.u.i - 2 < t->first.u.i) || value_node(t->first) || value_node(t->end);
-  return rec_is_data(r, t->condition) || r->g->n - tries->nodes > r->vm->tune[TUNE_jit_unroll];
+void rec_loop_over(const qn_vm *vm, const rec_tries *tries) {
+  if (vm->rec && rec_base(vm->rec)->turn == tries->turn) tries->turn->inner--;
 }
 
 qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
@@ -240,13 +303,13 @@ qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;
-  if (!tries->left || !is_worth(r, turns, tries)) return REC_NOT_YET;
+  if (!tries->left || (turns->counts && turns->end.u.i - turns->first.u.i < LEAST)) return REC_NOT_YET;
   tries->left--;
   loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned};
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
-  bool ok = loop_begin(&l) && run_header(&l) && run_body(&l), few = ok && is_short(&l);
+  bool ok = loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
   if (few) tries->left = 0;
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);

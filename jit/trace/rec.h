@@ -184,15 +184,19 @@ typedef struct rec_turns {
   void *ctx;
   bool counts;
   qn_value first, end; /* of a loop that counts: host ints; the numbers run from `first` up, and end before `end` */
-  qn_value condition;  /* of others: what was found before this turn; borrowed */
 } rec_turns;
-/* How often a loop is still to be asked about, and the size of the graph when it began. */
+/* How often a loop is still to be asked about, and the captured turn in which it runs. Every loop that has begun ends. */
 typedef struct rec_tries {
-  uint32_t left, nodes;
+  uint32_t left;
+  struct rec_turn *turn;
 } rec_tries;
 rec_tries rec_loop_tries(const qn_vm *vm);
+void rec_loop_over(const qn_vm *vm, const rec_tries *tries);
 static inline rec_tries rec_loop_begins(const qn_vm *vm) {
-  return __builtin_expect(vm->rec != NULL, 0) ? rec_loop_tries(vm) : (rec_tries){0, 0};
+  return __builtin_expect(vm->rec != NULL, 0) ? rec_loop_tries(vm) : (rec_tries){0, NULL};
+}
+static inline void rec_loop_ends(const qn_vm *vm, const rec_tries *tries) {
+  if (__builtin_expect(tries->turn != NULL, 0)) rec_loop_over(vm, tries);
 }
 /* The turns that are left, as rec_if: REC_DONE: they are taken, and the assigned slots are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);

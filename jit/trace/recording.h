@@ -33,6 +33,16 @@ typedef struct derived_by {
   uint32_t n;
 } derived_by;
 
+/* A turn of a loop that is captured: the body in progress. */
+typedef struct rec_turn {
+  struct rec_turn *outer;
+  struct recording *r;      /* where what stands directly in the body is recorded now */
+  rec_slots slots;          /* what the body may rebind */
+  int inner;                /* loops in it that the interpreter runs as usual */
+  bool leaves, parts;       /* an arm leaves the loop; one leaves the turn */
+  struct open_branch *open; /* branches one of whose arms has left the turn, the innermost first (branches.c) */
+} rec_turn;
+
 struct recording {
   qn_vm *vm;
   struct recording *outer; /* the one that waits until this one has ended (rewrite); its values are inputs here */
@@ -70,6 +80,7 @@ struct recording {
   bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
   uint32_t carries; /* so many first inputs are carries of a loop: in it they are not what they begin as */
+  rec_turn *turn;   /* of the recording around all arms: the innermost one in progress */
   double unrolled;  /* nodes that loops captured so far would have made, unrolled */
   bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
@@ -220,6 +231,10 @@ QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
 
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
+/* The body has come to its end in t->r: joins it with the arms that have left before, so that the turn ends where it began, and its variables
+ * hold what they do in whichever way it went. *leaves: does the loop end here? False: there is no such end, or an error is raised. */
+QN_MUST_CHECK bool turn_close(qn_vm *vm, rec_turn *t, qn_value *leaves);
+void turn_drop(qn_vm *vm, rec_turn *t);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
 QN_MUST_CHECK rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then,
                                         rec_arm otherwise, rec_slots assigned, qn_value *result);
