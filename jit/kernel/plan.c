@@ -279,7 +279,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
   if (ok) {
     plan_kernel *to = &p->kernels[p->nkernels];
     s->what = p->nkernels++;
-    *to = (plan_kernel){.program = r.program, .nops = x->n, .nodes = x->nodes};
+    *to = (plan_kernel){.program = r.program, .nops = x->n, .nodes = x->nodes, .graph = g};
     to->hash = l_hash(r.program);
     for (uint32_t i = 1; i < r.program->n; i++) to->nphases += r.program->code[i].code == L_PHASE;
     to->node_first = x->nodes[0];
@@ -965,12 +965,12 @@ void plan_print(const plan *p, text_buf *out) {
     const plan_kernel *k = &p->kernels[i];
     text_addf(out, "  kernel %u %s: %u nodes, %u phase%s, ", i, k->program->name, k->nops, k->nphases,
               k->nphases == 1 ? "" : "s");
-    dim_print(&g->dims, k->bytes, out);
+    dim_print(&k->graph->dims, k->bytes, out);
     text_adds(out, " bytes:");
     for (uint32_t n = 0; n < k->nops; n++) {
-      const graph_node *node = &g->nodes[k->nodes[n]];
+      const graph_node *node = &k->graph->nodes[k->nodes[n]];
       text_addf(out, " %%%u %s", k->nodes[n], node->kind == NODE_OP ? op_rows[node->op].name : "constant");
-      if (node->site && node->site < g->nsites) text_addf(out, "@%u", node->site);
+      if (node->site && node->site < k->graph->nsites) text_addf(out, "@%u", node->site);
     }
     text_adds(out, "\n");
   }

@@ -33,6 +33,7 @@ typedef struct plan_kernel {
   uint32_t nops;
   qn_dim bytes;          /* compulsory bytes: inputs read once, outputs written once */
   const uint32_t *nodes; /* the graph nodes, nops of them */
+  const graph *graph;    /* whose nodes and sizes these are: the plan's, or a region's */
 } plan_kernel;
 
 typedef enum plan_where {

@@ -193,9 +193,9 @@ int line_add(int lines[KERNEL_LINES_MOST], int n, int line) {
   return n + 1;
 }
 
-int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNEL_LINES_MOST]) {
+int kernel_lines(qn_vm *vm, const plan_kernel *k, int lines[KERNEL_LINES_MOST]) {
   int n = 0;
-  for (uint32_t i = 0; i < k->nops; i++) n = line_add(lines, n, line_at(vm, node_place(vm, p->graph, k->nodes[i])));
+  for (uint32_t i = 0; i < k->nops; i++) n = line_add(lines, n, line_at(vm, node_place(vm, k->graph, k->nodes[i])));
   return n;
 }
 
@@ -204,11 +204,11 @@ const char *kernel_name(const plan_kernel *k) { return k->program->name ? k->pro
 static qn_value kernel_item(qn_vm *vm, const void *ctx, uint32_t i) {
   const plan *p = ctx;
   const plan_kernel *k = &p->kernels[i];
-  int lines[KERNEL_LINES_MOST], n = kernel_lines(vm, p, k, lines);
+  int lines[KERNEL_LINES_MOST], n = kernel_lines(vm, k, lines);
   int64_t wide[KERNEL_LINES_MOST];
   for (int l = 0; l < n; l++) wide[l] = lines[l];
   return FIELDS_RECORD(vm, {"name", text_value(vm, kernel_name(k))}, {"lines", list_of_ints(vm, wide, (uint32_t)n)},
-                       {"ops", value_int(k->nops)}, {"bytes", value_int(dim_hint(&p->graph->dims, k->bytes))});
+                       {"ops", value_int(k->nops)}, {"bytes", value_int(dim_hint(&k->graph->dims, k->bytes))});
 }
 
 static qn_value reason_record(qn_vm *vm, const char *reason, span at) {
@@ -335,10 +335,10 @@ void log_plan(qn_vm *vm, const char *name, const specialization *e, text_buf *ou
   for (uint32_t i = 0; vm_logs(vm, LOG_kernels) && i < p->nkernels; i++) {
     const plan_kernel *k = &p->kernels[i];
     int lines[KERNEL_LINES_MOST];
-    int n = kernel_lines(vm, p, k, lines);
+    int n = kernel_lines(vm, k, lines);
     text_buf t TEXT_OWNED = {.vm = vm};
     text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops,
-              (long long)dim_hint(&p->graph->dims, k->bytes),
+              (long long)dim_hint(&k->graph->dims, k->bytes),
               n == 1 ? "line"
               : n    ? "lines"
                      : "no line");

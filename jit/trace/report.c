@@ -249,9 +249,9 @@ static void add_specialization(qn_vm *vm, text_buf *t, const specialization *e) 
   for (uint32_t i = 0; p && i < p->nkernels; i++) {
     const plan_kernel *k = &p->kernels[i];
     int lines[KERNEL_LINES_MOST];
-    int n = kernel_lines(vm, p, k, lines);
+    int n = kernel_lines(vm, k, lines);
     text_addf(t, "    %s: %u operation%s, %lld bytes", kernel_name(k), k->nops, report_plural(k->nops),
-              (long long)dim_hint(&p->graph->dims, k->bytes));
+              (long long)dim_hint(&k->graph->dims, k->bytes));
     for (int l = 0; l < n; l++) text_addf(t, "%s%d", l ? ", " : n == 1 ? ", line " : ", lines ", lines[l]);
     text_adds(t, "\n");
   }

@@ -67,7 +67,7 @@ span node_place(qn_vm *vm, const graph *g, uint32_t node);
 const char *kernel_name(const plan_kernel *k);
 /* Fills in the lines of the program that a kernel was made from, ascending, and gives how many they are. */
 enum { KERNEL_LINES_MOST = 64 };
-int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNEL_LINES_MOST]);
+int kernel_lines(qn_vm *vm, const plan_kernel *k, int lines[KERNEL_LINES_MOST]);
 /* Puts a line in its place among n ascending ones, unless it is there or is 0, which is no line. Gives how many there are then. */
 int line_add(int lines[KERNEL_LINES_MOST], int n, int line);
 /* Source name and line of a place; "?" and 0 if it has none. */

@@ -259,7 +259,9 @@ static bool add_eager(const summary *s, text_buf *t) {
 
 /* ---- what is compiled ------------------------------------------------------------------------------------------------------ */
 
-static int64_t kernel_bytes(const plan *p, uint32_t i) { return dim_hint(&p->graph->dims, p->kernels[i].bytes); }
+static int64_t kernel_bytes(const plan *p, uint32_t i) {
+  return dim_hint(&p->kernels[i].graph->dims, p->kernels[i].bytes);
+}
 
 /* "4 x dot_f32, dot_add_f32 and 3 more" behind what the line that begins at `from` has: those that move most, as many as fit. */
 static void add_kernels(text_buf *t, size_t from, const plan *p) {
@@ -295,7 +297,7 @@ static void add_lines(const summary *s, text_buf *t, const plan *p, span functio
   int lines[KERNEL_LINES_MOST], n = 0;
   for (uint32_t i = 0; i < p->nkernels; i++)
     for (uint32_t k = 0; k < p->kernels[i].nops; k++) {
-      span at = node_place(s->vm, p->graph, p->kernels[i].nodes[k]);
+      span at = node_place(s->vm, p->kernels[i].graph, p->kernels[i].nodes[k]);
       int line = 0;
       if (at.source == function.source) place_line(s->vm, at, &line);
       n = line_add(lines, n, line);
