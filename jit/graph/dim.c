@@ -69,45 +69,20 @@ static uint64_t expr_hash(const dim_expr *e) {
   return h;
 }
 
-static bool expr_same(const dim_expr *x, const dim_expr *y) {
+static bool same_expr(const void *t, uint32_t i, const void *other) {
+  const dim_expr *x = &((const dim_table *)t)->exprs[i], *y = other;
   return x->op == y->op && x->a == y->a && x->b == y->b && x->source == y->source && x->ref == y->ref &&
          x->axis == y->axis;
 }
 
-static void fill_hash(dim_table *t) {
-  for (uint32_t i = 0; i < t->n; i++) {
-    uint32_t at = (uint32_t)expr_hash(&t->exprs[i]) & (t->hash_cap - 1);
-    while (t->hash[at]) at = (at + 1) & (t->hash_cap - 1);
-    t->hash[at] = i + 1;
-  }
-}
-
-/* Room for one more expression, with the hash at most half full. */
-static bool make_room(dim_table *t) {
-  if (!arena_room(t->arena, (void **)&t->exprs, &t->cap, t->n + 1, sizeof *t->exprs)) return false;
-  if (2 * (t->n + 1) > t->hash_cap) {
-    uint32_t cap = t->hash_cap ? 2 * t->hash_cap : 32;
-    uint32_t *hash = arena_alloc(t->arena, cap * sizeof *hash);
-    if (!hash) return false;
-    t->hash = hash;
-    t->hash_cap = cap;
-    fill_hash(t);
-  }
-  return true;
-}
-
-/* The number of an expression, adding it if it is new; its hint when memory is short. */
+/* The number of an expression, which is added if it is new. Its hint when memory is short. */
 static qn_dim intern(dim_table *t, const dim_expr *e) {
-  if (t->hash_cap) {
-    uint32_t at = (uint32_t)expr_hash(e) & (t->hash_cap - 1);
-    for (; t->hash[at]; at = (at + 1) & (t->hash_cap - 1))
-      if (expr_same(&t->exprs[t->hash[at] - 1], e)) return ~(qn_dim)(t->hash[at] - 1);
-  }
-  if (t->n >= INT32_MAX || !make_room(t)) return e->hint < 0 ? 0 : e->hint;
-  uint32_t at = (uint32_t)expr_hash(e) & (t->hash_cap - 1);
-  while (t->hash[at]) at = (at + 1) & (t->hash_cap - 1);
+  uint32_t *number = intern_find(t->arena, &t->numbers, expr_hash(e), same_expr, t, e);
+  if (number && *number) return ~(qn_dim)(*number - 1);
+  if (!number || t->n >= INT32_MAX || !arena_room(t->arena, (void **)&t->exprs, &t->cap, t->n + 1, sizeof *t->exprs))
+    return e->hint < 0 ? 0 : e->hint;
   t->exprs[t->n] = *e;
-  t->hash[at] = ++t->n;
+  *number = ++t->n;
   return ~(qn_dim)(t->n - 1);
 }
 
@@ -155,9 +130,12 @@ void dim_rename_nodes(dim_table *t, const uint32_t *map) {
     e->ref = ref;
     if (!ref) e->axis = gone++; /* symbols stay distinct */
   }
-  if (changed) {
-    memset(t->hash, 0, t->hash_cap * sizeof *t->hash);
-    fill_hash(t);
+  if (!changed) return;
+  t->numbers.n = 0; /* the hashes are others now; there is room for as many */
+  memset(t->numbers.slots, 0, t->numbers.cap * sizeof *t->numbers.slots);
+  for (uint32_t i = 0; i < t->n; i++) {
+    uint32_t *number = intern_find(t->arena, &t->numbers, expr_hash(&t->exprs[i]), same_expr, t, &t->exprs[i]);
+    if (number && !*number) *number = i + 1;
   }
 }
 

@@ -14,6 +14,7 @@
 #ifndef JIT_GRAPH_DIM_H
 #define JIT_GRAPH_DIM_H
 
+#include "jit/graph/intern.h"
 #include "lang/op.h"
 
 typedef enum dim_op { DIM_SYMBOL, DIM_ADD, DIM_SUB, DIM_MUL, DIM_FLOORDIV, DIM_MOD, DIM_MIN, DIM_MAX } dim_op;
@@ -45,8 +46,7 @@ typedef struct dim_table {
   arena *arena;
   dim_expr *exprs;
   uint32_t n, cap;
-  uint32_t *hash; /* open addressing: index + 1, 0 is free; hash_cap is a power of two */
-  uint32_t hash_cap;
+  intern_table numbers; /* of expressions by content */
   /* Facts assumed while recording, which guards check before a plan runs: pairs that compared equal (==) or different, and
    * sizes compared with constants. */
   dim_fact *facts;

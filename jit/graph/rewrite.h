@@ -8,10 +8,9 @@
 typedef struct rewriter {
   graph *g;
   arena *scratch;
-  cancel_flag cancel; /* of regions */
-  uint32_t *hash;     /* open addressing: node index, 0 is free; hash_cap is a power of two */
-  uint32_t hash_cap, hashed;
-  int depth; /* of rewrites within rewrites; beyond REWRITE_DEPTH nodes are taken as they are */
+  cancel_flag cancel;   /* of regions */
+  intern_table numbers; /* of nodes by content */
+  int depth;            /* of rewrites within rewrites; beyond REWRITE_DEPTH nodes are taken as they are */
 } rewriter;
 enum { REWRITE_DEPTH = 24 };
 

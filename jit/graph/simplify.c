@@ -58,7 +58,8 @@ static uint64_t node_hash(const rewriter *r, const graph_node *n) {
   return graph_attr_hash(r->g, (op_id)n->op, n->attr, h);
 }
 
-static bool same_node(const graph_node *a, const graph_node *b) {
+static bool same_node(const void *g, uint32_t node, const void *other) {
+  const graph_node *a = &((const graph *)g)->nodes[node], *b = other;
   if (a->kind != b->kind || a->op != b->op || a->nin != b->nin || !graph_type_same(&a->type, &b->type)) return false;
   if (a->kind == NODE_CONST) return memcmp(a->payload.data, b->payload.data, graph_const_bytes(&a->type)) == 0;
   bool swapped = commutative(a) && a->in[0] == b->in[1] && a->in[1] == b->in[0];
@@ -69,36 +70,15 @@ static bool same_node(const graph_node *a, const graph_node *b) {
          memcmp(a->attr->d, b->attr->d, a->attr->n * sizeof(qn_dim)) == 0;
 }
 
-static bool hash_room(rewriter *r) {
-  if (2 * (r->hashed + 1) <= r->hash_cap) return true;
-  uint32_t cap = r->hash_cap ? 2 * r->hash_cap : 64, *hash = arena_alloc(r->scratch, cap * sizeof *hash);
-  if (!hash) return false;
-  for (uint32_t i = 0; i < r->hash_cap; i++) {
-    if (!r->hash[i]) continue;
-    uint32_t at = (uint32_t)node_hash(r, &r->g->nodes[r->hash[i]]) & (cap - 1);
-    while (hash[at]) at = (at + 1) & (cap - 1);
-    hash[at] = r->hash[i];
-  }
-  r->hash = hash;
-  r->hash_cap = cap;
-  return true;
-}
-
-/* The node of the new graph with this content, appended if there is none. */
+/* The node of the new graph that equals n, which is appended if there is none. */
 static uint32_t share(rewriter *r, const graph_node *n) {
-  if (!hash_room(r)) {
-    r->g->failed = true;
-    return 0;
-  }
-  uint32_t at = (uint32_t)node_hash(r, n) & (r->hash_cap - 1);
-  for (; r->hash[at]; at = (at + 1) & (r->hash_cap - 1))
-    if (same_node(&r->g->nodes[r->hash[at]], n)) return r->hash[at];
+  uint32_t *number = intern_find(r->scratch, &r->numbers, node_hash(r, n), same_node, r->g, n);
+  if (!number) r->g->failed = true;
+  if (!number || *number) return number ? *number - 1 : 0;
   uint32_t node = n->kind == NODE_CONST  ? graph_const(r->g, n->type, n->payload.data, n->site)
                   : n->kind == NODE_PROJ ? graph_node_like(r->g, n, n->in)
                                          : graph_node_raw(r->g, (op_id)n->op, n->in, n->nin, n->attr, n->type, n->site);
-  if (!node) return 0;
-  r->hash[at] = node;
-  r->hashed++;
+  if (node) *number = node + 1;
   return node;
 }
 

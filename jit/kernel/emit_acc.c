@@ -135,6 +135,15 @@ void emit_acc_pushed(emitter *e, const l_instr *push, const char *from, const ch
   if (push->code == L_PUSH || (e->acc[push->a] & ACC_FINISHED)) emit_acc_counted(e, push->a, from, width);
 }
 
+void emit_acc_counters(emitter *e, l_val vec, l_val k, bool restore) {
+  uint32_t a = at(e, k)->a;
+  if (!emit_is_nested_push(e, at(e, k)) || !emit_is_first(e, vec, k)) return;
+  if (restore)
+    line(e, "v%u_k = k%u; v%u_s = s%u; v%u_n = n%u;", a, a, a, a, a, a);
+  else
+    line(e, "const i64 k%u = v%u_k, s%u = v%u_s; const u64 n%u = v%u_n;", a, a, a, a, a, a);
+}
+
 void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, bool whole) {
   const l_instr *a = at(e, v);
   char f[48], id[80], stride[24], leaf[80];
@@ -283,6 +292,15 @@ void emit_acc_push_one(emitter *e, const l_instr *push) {
   else
     line(e, "FILL(%s, 64, %s)", leaf, id);
   line(e, "}");
+}
+
+void emit_acc_strip_scan(emitter *e, const l_instr *scan, const char *strip) {
+  static const char *const names[] = {"INNER", "OUTER", NULL, NULL, "FREE"};
+  const l_instr *a = at(e, scan->a);
+  const char *T = emit_type(scan->dtype);
+  char f[48];
+  line(e, "SCAN_%s(%s, %s, %s, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), strip, scan->a);
+  if (scan->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, %s, v%u)", T, strip, scan->a);
 }
 
 void emit_scan_switches(emitter *e, l_val v) {

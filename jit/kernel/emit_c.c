@@ -73,10 +73,7 @@ static void print_element(emitter *e, l_val v) {
     emit_acc_scan_push(e, i);
     break;
   case L_FINISH:
-    if (acc_arg(at(e, i->a)))
-      line(e, "const i64 v%u = v%u_i[j + v%u];", v, i->a, at(e, e->vec)->a);
-    else
-      line(e, "const %s v%u = v%u[j + v%u];", emit_type(i->dtype), v, i->a, at(e, e->vec)->a);
+    line(e, "const %s v%u = v%u%s[j + v%u];", emit_type(i->dtype), v, i->a, acc_field(at(e, i->a)), at(e, e->vec)->a);
     break;
   default: emit_instr(e, v); break;
   }
@@ -278,18 +275,16 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
 }
 
 static void print_strip_scan(emitter *e, l_val v, const char *m) {
-  const l_instr *i = at(e, v), *a = at(e, i->a);
-  char f[48];
-  const char *T = emit_type(i->dtype);
+  const l_instr *i = at(e, v);
+  char strip[48];
   line(e, "for (int l = 0; l < %s; l++) {", m);
   line(e, "const i64 j = j0 + l;");
   print_need(e, i->b, e->seg[v]);
   line(e, "g%u[l] = v%u;", v, i->b);
   emit_acc_scan_push(e, i);
   line(e, "}");
-  static const char *const names[] = {"INNER", "OUTER", NULL, NULL, "FREE"};
-  line(e, "SCAN_%s(%s, %s, g%u, %s, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), v, m, i->a);
-  if (i->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, g%u, %s, v%u)", T, v, m, i->a);
+  snprintf(strip, sizeof strip, "g%u, %s", v, m);
+  emit_acc_strip_scan(e, i, strip);
 }
 
 /* The body [from, to) of a strip or of loop `loop` in it. */
@@ -368,9 +363,7 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
 static void print_strip(emitter *e, l_val v, const char *m) {
   for (l_val k = v + 1; k < e->end[v]; k++) {
     e->seen[k] = 0;
-    const l_instr *i = at(e, k);
-    if (emit_is_nested_push(e, i) && emit_is_first(e, v, k))
-      line(e, "v%u_k = k%u; v%u_s = s%u; v%u_n = n%u;", i->a, i->a, i->a, i->a, i->a, i->a);
+    emit_acc_counters(e, v, k, true);
   }
   print_strip_body(e, v + 1, e->end[v], 0, m);
 }
@@ -379,10 +372,8 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
   uint32_t last = 0;
   number_segments(e, v, f, &last);
   for (l_val k = v + 1; k < e->end[v]; k++) {
-    const l_instr *i = at(e, k);
-    if (e->spill[k]) line(e, "%s g%u[64];", emit_type(i->dtype), k);
-    if (emit_is_nested_push(e, i) && emit_is_first(e, v, k))
-      line(e, "const i64 k%u = v%u_k, s%u = v%u_s; const u64 n%u = v%u_n;", i->a, i->a, i->a, i->a, i->a, i->a);
+    if (e->spill[k]) line(e, "%s g%u[64];", emit_type(at(e, k)->dtype), k);
+    emit_acc_counters(e, v, k, false);
   }
   if (f->blocks) {
     line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
@@ -523,15 +514,8 @@ static bool is_single(const emitter *e, l_val v) {
 
 static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
-  const l_instr *i = at(e, v);
   vec_facts f = look(e, v);
-  line(e, "{");
-  for (l_val k = v + 1; k < end; k++) {
-    const l_instr *finish = at(e, k);
-    if (finish->code != L_FINISH || emit_is_inner_finish(e, v, finish) || !emit_is_first(e, v, k)) continue;
-    emit_acc_root(e, finish->a, NULL, NULL, true);
-  }
-  line(e, "const i64 n = v%u > v%u ? v%u - v%u : 0;", i->b, i->a, i->b, i->a);
+  emit_vec_begin(e, v);
   for (l_val k = v + 1; k < end; k++)
     if (at(e, k)->code == L_CHECK) line(e, "i64 e%u = I64_MAX;", k);
   e->vec = v;
@@ -628,17 +612,8 @@ static void print_block(emitter *e, l_val from, l_val to) {
   for (l_val v = from; v < to; v++) {
     const l_instr *i = at(e, v);
     switch ((l_code)i->code) {
-    case L_ACC: emit_acc_begin(e, v); break;
-    case L_PUSH: emit_acc_push_one(e, i); break;
     case L_PARTIAL: print_partial(e, i); break;
     case L_MERGE: print_merge(e, i); break;
-    case L_FINISH:
-      emit_acc_result(e, i->a, true);
-      if (acc_arg(at(e, i->a)))
-        line(e, "const i64 v%u = v%u_i[0];", v, i->a);
-      else
-        line(e, "const %s v%u = v%u[0];", emit_type(i->dtype), v, i->a);
-      break;
     case L_TILE: print_tile(e, &e->p->tiles[i->imm]); break;
     case L_STORE:
     case L_RMW: print_element(e, v); break;

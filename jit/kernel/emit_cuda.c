@@ -43,13 +43,11 @@ uint32_t emit_cuda_words(const l_program *p) { return EMIT_WORDS_HEAD + p->nbuff
 
 /* A SCAN with one result over the strip. */
 static void print_strip_scan(emitter *e, l_val v) {
-  const l_instr *i = at(e, v), *a = at(e, i->a);
-  const char *T = emit_type(i->dtype);
-  char f[48];
-  static const char *const names[] = {"INNER", "OUTER", NULL, NULL, "FREE"};
-  line(e, "%s v%u = v%u;", T, v, i->b);
-  line(e, "SCAN_%s(%s, %s, v%u, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), v, i->a);
-  if (i->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, v%u, v%u)", T, v, i->a);
+  const l_instr *i = at(e, v);
+  char value[24];
+  snprintf(value, sizeof value, "v%u", v);
+  line(e, "%s %s = v%u;", emit_type(i->dtype), value, i->b);
+  emit_acc_strip_scan(e, i, value);
   emit_acc_scan_push(e, i);
 }
 
@@ -133,7 +131,7 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
       if (emit_is_nested_push(e, i)) emit_acc_pushed(e, i, range, "in");
       break;
     case L_FINISH: {
-      const char *field = acc_arg(at(e, i->a)) ? "_i" : "", *T = emit_type(i->dtype);
+      const char *field = acc_field(at(e, i->a)), *T = emit_type(i->dtype);
       if (emit_is_inner_finish(e, e->vec, i) && emit_is_first(e, e->vec, k)) emit_acc_root(e, i->a, range, "in", false);
       if (acc_own(e, i->a))
         line(e, "const %s v%u = v%u%s[0];", T, k, i->a, field);
@@ -268,11 +266,7 @@ static void print_strips(emitter *e, l_val v, bool blocks) {
     print_lanes(e, v, true);
     line(e, "}");
   }
-  for (l_val k = v + 1; k < end; k++) {
-    const l_instr *b = at(e, k);
-    if (emit_is_nested_push(e, b) && emit_is_first(e, v, k))
-      line(e, "v%u_k = k%u; v%u_s = s%u; v%u_n = n%u;", b->a, b->a, b->a, b->a, b->a, b->a);
-  }
+  for (l_val k = v + 1; k < end; k++) emit_acc_counters(e, v, k, true);
   e->active = "in";
   print_body(e, v + 1, end, true);
   e->active = "";
@@ -296,24 +290,16 @@ static void print_counts(emitter *e, l_val v) {
 
 static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
-  const l_instr *i = at(e, v);
   bool strips = false, blocks = false, private = emit_is_private(e, v);
-  line(e, "{");
+  emit_vec_begin(e, v);
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *b = at(e, k);
     strips |= emit_is_ordered(e, b) || emit_is_strip_scan(e, b) || emit_is_nested_push(e, b);
-    if (b->code == L_FINISH && !emit_is_inner_finish(e, v, b) && emit_is_first(e, v, k))
-      emit_acc_root(e, b->a, NULL, NULL, true);
-  }
-  line(e, "const i64 n = v%u > v%u ? v%u - v%u : 0;", i->b, i->a, i->b, i->a);
-  for (l_val k = v + 1; k < end; k++) {
-    const l_instr *b = at(e, k);
     if (emit_is_lane_push(e, v, k) && acc_tree(at(e, b->a))) {
       blocks = true;
       line(e, "%s a%u[1];", emit_type(at(e, b->a)->dtype), b->a);
     }
-    if (emit_is_nested_push(e, b) && emit_is_first(e, v, k))
-      line(e, "const i64 k%u = v%u_k, s%u = v%u_s; const u64 n%u = v%u_n;", b->a, b->a, b->a, b->a, b->a, b->a);
+    emit_acc_counters(e, v, k, false);
   }
   if (!private) line(e, "SYNC");
   e->vec = v;
@@ -572,14 +558,8 @@ static void print_block(emitter *e, l_val from, l_val to) {
       if (emit_is_shared(e, v))
         line(e, "__shared__ %s v%u[%lld];", emit_type(i->dtype), v, (long long)at(e, i->a)->imm);
       break;
-    case L_ACC: emit_acc_begin(e, v); break;
-    case L_PUSH: emit_acc_push_one(e, i); break;
     case L_PARTIAL: print_partial(e, i); break;
     case L_MERGE: print_merge(e, i); break;
-    case L_FINISH:
-      emit_acc_result(e, i->a, true);
-      line(e, "const %s v%u = v%u%s[0];", emit_type(i->dtype), v, i->a, acc_arg(at(e, i->a)) ? "_i" : "");
-      break;
     case L_TILE: emit_cuda_tile(e, &e->p->tiles[i->imm]); break;
     case L_STORE:
     case L_RMW:

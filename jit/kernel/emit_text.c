@@ -352,6 +352,12 @@ l_val emit_structure(emitter *e, l_val v, void (*block)(emitter *e, l_val from, 
   switch ((l_code)i->code) {
   case L_CARRY: emit_line(e, "%s v%u = v%u;", emit_type(i->dtype), v, i->a); return v;
   case L_ELSE: emit_line(e, "} else {"); return v;
+  case L_ACC: emit_acc_begin(e, v); return v;
+  case L_PUSH: emit_acc_push_one(e, i); return v;
+  case L_FINISH:
+    emit_acc_result(e, i->a, true);
+    emit_line(e, "const %s v%u = v%u%s[0];", emit_type(i->dtype), v, i->a, acc_field(emit_at(e, i->a)));
+    return v;
   case L_FOR: emit_loop(e, v); break;
   case L_WHILE:
   case L_IF: emit_line(e, "%s (v%u) {", i->code == L_IF ? "if" : "while", i->a); break;
@@ -361,6 +367,17 @@ l_val emit_structure(emitter *e, l_val v, void (*block)(emitter *e, l_val from, 
   if (i->code != L_IF) emit_sets(e, v, "");
   emit_line(e, "}");
   return e->end[v];
+}
+
+void emit_vec_begin(emitter *e, l_val v) {
+  const l_instr *i = emit_at(e, v);
+  emit_line(e, "{");
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    const l_instr *finish = emit_at(e, k);
+    if (finish->code == L_FINISH && !emit_is_inner_finish(e, v, finish) && emit_is_first(e, v, k))
+      emit_acc_root(e, finish->a, NULL, NULL, true);
+  }
+  emit_line(e, "const i64 n = v%u > v%u ? v%u - v%u : 0;", i->b, i->a, i->b, i->a);
 }
 
 /* ---- kinds of instructions in a VEC ------------------------------------------------------------------------------ */

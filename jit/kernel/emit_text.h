@@ -84,9 +84,11 @@ void emit_arguments(const l_instr *i, char out[64]);
 void emit_sets(emitter *e, l_val loop, const char *cond);
 /* `for (...) {` of a FOR. */
 void emit_loop(emitter *e, l_val v);
-/* An instruction outside VECs that reads the same in both targets: values, FOR, WHILE, IF, ELSE and CARRY, with `block` for what
- * stands in them. Returns the last instruction that was printed. */
+/* Prints an instruction outside VECs that is the same text in both targets: values, structure (with `block` for the instructions inside)
+ * and ACC, PUSH and FINISH. Returns the last instruction that was printed. */
 l_val emit_structure(emitter *e, l_val v, void (*block)(emitter *e, l_val from, l_val to));
+/* Prints how the block of a VEC begins: the results of accumulators that it reads, and n, the number of its elements. */
+void emit_vec_begin(emitter *e, l_val v);
 /* Does a value need no memory of its own, so that it may be computed again wherever it is used? */
 bool emit_again(const l_instr *i);
 
@@ -150,6 +152,8 @@ bool acc_tree(const l_instr *a);
 int acc_chain(const l_instr *a); /* pushes to a chain */
 /* The order that scans run in: FREE where all give the same bits. */
 l_order acc_scan_order(const l_instr *a);
+/* What the name of an accumulator is followed by in the name of its result. */
+static inline const char *acc_field(const l_instr *a) { return acc_arg(a) ? "_i" : ""; }
 /* The comparison that makes an arg* better, as an operator. */
 static inline const char *acc_than(const l_instr *a) { return a->sub == KOP_argmax ? ">" : "<"; }
 /* How many elements one subtree has, as text; in CUDA a thread has one lane. */
@@ -186,6 +190,9 @@ void emit_acc_leaf(emitter *e, l_val v, const char *leaf, const char *from, cons
 void emit_acc_counted(emitter *e, l_val v, const char *from, const char *width);
 /* What follows the pushes of one k to a range. */
 void emit_acc_pushed(emitter *e, const l_instr *push, const char *from, const char *width);
+/* A VEC in strips pushes many results inside a loop once for every strip, but counts these pushes once. For instruction k of `vec`, if
+ * it is the first such push to its accumulator: saves the counts before the strips or, with `restore`, puts them back in each. */
+void emit_acc_counters(emitter *e, l_val vec, l_val k, bool restore);
 /* Leaves the result of a range in v (lanes unfolded). `whole`: remembers that it has been done. */
 void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, bool whole);
 /* emit_acc_root of all results; one result in lanes is folded to v[0] if `fold`. */
@@ -201,6 +208,8 @@ void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char
 /* In C, before the loop of emit_acc_scan: where the step stands in its chain, as ints of which compilers know nothing
  * (emit_is_switch). */
 void emit_scan_switches(emitter *e, l_val v);
+/* The running values of a SCAN with one result, in place of the values of a strip: `strip` names these, in C with their number. */
+void emit_acc_strip_scan(emitter *e, const l_instr *scan, const char *strip);
 /* A SCAN with many results for element j of its VEC. */
 void emit_acc_scan(emitter *e, l_val v);
 

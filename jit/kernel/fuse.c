@@ -30,10 +30,12 @@
  * changes nothing once one place is above it); offering the first readers of a value as siblings instead of the nearest (in
  * unrolled loops they are far apart, and each search for a cycle goes through all in between: 1,160 ms instead of 185 for
  * 10,000 nodes of y = y - mean(y) + x); looking for cycles among all groups (2,500 nodes of that took 463 ms). */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "jit/kernel/fuse.h"
+#include "jit/kernel/heap.h"
 #include "jit/kernel/schedule.h"
 #include "lang/vm.h"
 
@@ -99,11 +101,6 @@ typedef struct walked {
   uint32_t edge; /* 1 + index in f->in */
 } walked;
 
-typedef struct candidate {
-  int64_t saved;
-  uint32_t a, b;
-} candidate;
-
 /* A node of the profile: the sum of its leaves, and the most of the sums of its first leaves. */
 typedef struct profile {
   int64_t sum, most;
@@ -150,7 +147,7 @@ typedef struct fuser {
   uint32_t *reader_at, *readers; /* units that read leaf `node`: readers[reader_at[node] .. reader_at[node + 1]) */
   group *groups;
   uint32_t ngroups;
-  candidate *heap;
+  heap_item *heap; /* pairs of groups; .tie is the lower group << 32 | the higher one */
   uint32_t nheap, heap_cap;
   walked *walked;
   uint32_t *stack;   /* of searches: groups */
@@ -1078,39 +1075,14 @@ static bool join_chains(fuser *f) {
   return true;
 }
 
-/* ---- candidates: a heap, most bytes first --------------------------------------------------------------------------------------- */
-
-static bool before(const candidate *x, const candidate *y) {
-  if (x->saved != y->saved) return x->saved > y->saved;
-  return x->a != y->a ? x->a < y->a : x->b < y->b;
-}
+/* ---- candidates: pairs of groups in a heap, those that save most bytes first ------------------------------------------------------ */
 
 static bool offer(fuser *f, uint32_t a, uint32_t b) {
   if (a == b || !f->groups[a].alive || !f->groups[b].alive || forbidden(f, a, b)) return true;
   if (!room(f, (void **)&f->heap, &f->heap_cap, f->nheap + 1, sizeof *f->heap)) return false;
-  candidate c = {saved_bytes(f, a, b), a < b ? a : b, a < b ? b : a};
-  uint32_t i = f->nheap++;
-  while (i && before(&c, &f->heap[(i - 1) / 2])) {
-    f->heap[i] = f->heap[(i - 1) / 2];
-    i = (i - 1) / 2;
-  }
-  f->heap[i] = c;
+  uint64_t pair = a < b ? (uint64_t)a << 32 | b : (uint64_t)b << 32 | a;
+  heap_add(f->heap, f->nheap++, (heap_item){.key = -saved_bytes(f, a, b), .tie = pair});
   return true;
-}
-
-static candidate take(fuser *f) {
-  candidate top = f->heap[0], c = f->heap[--f->nheap];
-  uint32_t i = 0;
-  for (;;) {
-    uint32_t k = 2 * i + 1;
-    if (k >= f->nheap) break;
-    if (k + 1 < f->nheap && before(&f->heap[k + 1], &f->heap[k])) k++;
-    if (!before(&f->heap[k], &c)) break;
-    f->heap[i] = f->heap[k];
-    i = k;
-  }
-  f->heap[i] = c;
-  return top;
 }
 
 /* Offers a group with those that read what its unit `self` reads: those that are nearest in the program. */
@@ -1172,47 +1144,25 @@ static bool join_pairs(fuser *f) {
   for (uint32_t a = 0, end = f->ngroups; a < end; a++)
     if (f->groups[a].alive && (!goes_on(f) || !offer_all(f, a, true))) return false;
   while (f->nheap && f->budget > 0) {
-    candidate c = take(f);
+    uint64_t pair = heap_take(f->heap, &f->nheap).tie;
+    uint32_t a = (uint32_t)(pair >> 32), b = (uint32_t)pair;
     if (!goes_on(f)) return false;
-    if (!f->groups[c.a].alive || !f->groups[c.b].alive) continue;
-    if (detour(f, c.a, c.b) || detour(f, c.b, c.a)) continue;
+    if (!f->groups[a].alive || !f->groups[b].alive) continue;
+    if (detour(f, a, b) || detour(f, b, a)) continue;
     double x, y, both;
     uint32_t m;
-    bool known = cost_of(f, c.a, &x) && cost_of(f, c.b, &y);
-    if (!known || !estimate(f, c.a, c.b, &both)) {
+    bool known = cost_of(f, a, &x) && cost_of(f, b, &y);
+    if (!known || !estimate(f, a, b, &both)) {
       if (f->why) return false;
       continue;
     }
     if (both > x + y) continue;
-    if (!merge(f, c.a, c.b, both, &m) || (m && !offer_all(f, m, false))) return false;
+    if (!merge(f, a, b, both, &m) || (m && !offer_all(f, m, false))) return false;
   }
   return true;
 }
 
 /* ---- result ---------------------------------------------------------------------------------------------------------------------- */
-
-typedef struct ready {
-  fuser *f;
-  uint32_t *groups, n;
-} ready;
-
-/* The heap of groups that can run: the one whose last node comes first in the program is next. */
-static void make_ready(ready *r, uint32_t a) {
-  uint32_t p = r->n++, last = last_node(r->f, a);
-  for (; p && last_node(r->f, r->groups[(p - 1) / 2]) > last; p = (p - 1) / 2) r->groups[p] = r->groups[(p - 1) / 2];
-  r->groups[p] = a;
-}
-
-static uint32_t take_ready(ready *r) {
-  uint32_t top = r->groups[0], a = r->groups[--r->n], last = last_node(r->f, a), p = 0;
-  for (uint32_t k; (k = 2 * p + 1) < r->n; p = k) {
-    if (k + 1 < r->n && last_node(r->f, r->groups[k + 1]) < last_node(r->f, r->groups[k])) k++;
-    if (last_node(r->f, r->groups[k]) >= last) break;
-    r->groups[p] = r->groups[k];
-  }
-  r->groups[p] = a;
-  return top;
-}
 
 static bool write_group(fuser *f, uint32_t a) {
   fusion *to = f->to;
@@ -1231,28 +1181,33 @@ static bool write_group(fuser *f, uint32_t a) {
   return true;
 }
 
-/* Groups in the order in which they run: of those that can, the one whose last node comes first in the program. */
+static void make_ready(const fuser *f, heap_item *ready, uint32_t *n, uint32_t a) {
+  heap_add(ready, (*n)++, (heap_item){.key = last_node(f, a), .what = a});
+}
+
+/* Writes the groups in the order in which they run: of those that can, the one whose last node comes first in the program. */
 static bool write_groups(fuser *f) {
   fusion *to = f->to;
   uint32_t *waits = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *waits), alive = 0;
-  ready r = {.f = f, .groups = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *r.groups)};
+  heap_item *ready = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *ready);
+  uint32_t nready = 0;
   for (uint32_t a = 0; a < f->ngroups; a++) alive += f->groups[a].alive;
   to->groups = arena_alloc(&to->arena, (alive + 1) * sizeof *to->groups);
-  if (!waits || !r.groups || !to->groups) return out_of_memory(f);
+  if (!waits || !ready || !to->groups) return out_of_memory(f);
   for (uint32_t i = 0; i < f->n; i++)
     for (uint32_t e = f->units[i].in; e < f->units[i].in + f->units[i].nin; e++)
       waits[f->units[i].group] += f->units[f->in[e].unit].group != f->units[i].group;
   for (uint32_t a = 0; a < f->ngroups; a++)
-    if (f->groups[a].alive && !waits[a]) make_ready(&r, a);
-  while (r.n) {
-    uint32_t a = take_ready(&r);
+    if (f->groups[a].alive && !waits[a]) make_ready(f, ready, &nready, a);
+  while (nready) {
+    uint32_t a = heap_take(ready, &nready).what;
     if (!goes_on(f) || !write_group(f, a)) return false;
     const group *x = &f->groups[a];
     for (uint32_t i = 0; i < x->n; i++) {
       const unit *u = &f->units[x->units[i]];
       for (uint32_t e = u->out; e < u->out + u->nout; e++) {
         uint32_t b = f->units[f->out[e].unit].group;
-        if (b != a && --waits[b] == 0) make_ready(&r, b);
+        if (b != a && --waits[b] == 0) make_ready(f, ready, &nready, b);
       }
     }
   }
@@ -1315,11 +1270,35 @@ bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, 
 
 void fusion_free(fusion *f) { arena_free(&f->arena); }
 
+/* "exp_sum_div_f32": the names of a group's ops without repetition, and the dtype of what it stores last. */
+static void kernel_name(const fusion *f, const fuse_group *x, char *name, size_t size) {
+  size_t len = 0;
+  const char *dtype = "";
+  uint8_t seen[OP_COUNT] = {0};
+  name[0] = 0;
+  for (uint32_t i = 0; i < x->n; i++) {
+    const graph_node *n = &f->g->nodes[x->nodes[i]];
+    if (f->stored[x->nodes[i]]) dtype = dtype_rows[n->type.dtype].name;
+    const char *word = n->kind != NODE_OP || n->op == OP_stop_gradient ? "copy" : op_rows[n->op].name;
+    if (seen[n->op] || len + strlen(word) + 12 > size) continue;
+    seen[n->op] = 1;
+    len += (size_t)snprintf(name + len, size - len, "%s%s", len ? "_" : "", word);
+  }
+  snprintf(name + len, size - len, "%s%s", dtype[0] ? "_" : "", dtype);
+}
+
 k_kernel *fuse_lower(fusion *f, uint32_t number, const char **why) {
   const fuse_group *x = &f->groups[number];
-  lower_request r = {
-      .g = f->g, .place = f->place, .nodes = x->nodes, .n = x->n, .stored = f->stored, .scratch = f->scratch};
-  r.cancel = f->cancel;
+  char name[64];
+  kernel_name(f, x, name, sizeof name);
+  lower_request r = {.g = f->g,
+                     .name = name,
+                     .place = f->place,
+                     .nodes = x->nodes,
+                     .n = x->n,
+                     .stored = f->stored,
+                     .scratch = f->scratch,
+                     .cancel = f->cancel};
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_INLINE;
   k_kernel *k = lower(&r, why);
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_BUFFER;

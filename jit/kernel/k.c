@@ -24,55 +24,21 @@ static bool grow(k_kernel *k, void **at, uint32_t n, uint32_t *cap, size_t size)
   return false;
 }
 
-/* ---- tables of what is there already ---------------------------------------------------------------------------------- */
-
 static uint64_t mix(uint64_t h, uint64_t x) {
   h = (h ^ x) * 0x9e3779b97f4a7c15u;
   return h ^ h >> 29;
 }
 
-typedef uint64_t (*hash_of)(const k_kernel *k, uint32_t number);
-
-/* Room for one more number, with the table at most half full. */
-static bool index_room(k_kernel *k, k_index *t, hash_of hash) {
-  if (2 * (t->n + 1) <= t->cap) return true;
-  k_index more = {.n = t->n, .cap = t->cap ? 2 * t->cap : 64};
-  more.slots = arena_alloc(&k->arena, more.cap * sizeof *more.slots);
-  if (!more.slots) {
-    k->failed = true;
-    return false;
-  }
-  for (uint32_t i = 0; i < t->cap; i++) {
-    if (!t->slots[i]) continue;
-    uint32_t at = (uint32_t)(hash(k, t->slots[i] - 1) >> 32) & (more.cap - 1);
-    while (more.slots[at]) at = (at + 1) & (more.cap - 1);
-    more.slots[at] = t->slots[i];
-  }
-  *t = more;
-  return true;
-}
-
-/* Where the search for a hash begins, and what comes next; a slot of 0 ends it and takes 1 + the new number. */
-static uint32_t *index_first(const k_index *t, uint64_t hash) {
-  return &t->slots[(uint32_t)(hash >> 32) & (t->cap - 1)];
-}
-static uint32_t *index_next(const k_index *t, uint32_t *slot) {
-  return slot + 1 == t->slots + t->cap ? t->slots : slot + 1;
+static uint32_t *find(k_kernel *k, intern_table *t, uint64_t hash, intern_same *same, const void *x) {
+  uint32_t *number = intern_find(&k->arena, t, hash, same, k, x);
+  if (!number) k->failed = true;
+  return number;
 }
 
 static const char *copy_name(k_kernel *k, const char *name) {
-  size_t len = strlen(name);
-  char *copy = arena_alloc(&k->arena, len + 1);
-  if (!copy) {
-    k->failed = true;
-    return "";
-  }
-  for (size_t i = 0; i < len; i++) {
-    char c = name[i];
-    bool word = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-    copy[i] = word ? c : '_';
-  }
-  return copy;
+  const char *copy = l_take_name(&k->arena, name);
+  if (!copy) k->failed = true;
+  return copy ? copy : "";
 }
 
 k_kernel *k_new(const char *name, dim_table *dims) {
@@ -191,22 +157,18 @@ typedef struct sum {
   k_term terms[TERMS_MAX];
 } sum;
 
-static uint64_t hash_atom(const k_atom *a) {
-  return mix(mix((uint64_t)a->kind << 32 | a->ref, a->of), (uint64_t)a->by);
+static bool same_atom(const void *k, uint32_t i, const void *x) {
+  const k_atom *a = &((const k_kernel *)k)->atoms[i], *b = x;
+  return a->kind == b->kind && a->ref == b->ref && a->of == b->of && a->by == b->by;
 }
-static uint64_t atom_hash(const k_kernel *k, uint32_t i) { return hash_atom(&k->atoms[i]); }
 
 static uint32_t atom_find(k_kernel *k, k_atom a) {
-  if (!index_room(k, &k->atom_index, atom_hash)) return 0;
-  uint32_t *slot = index_first(&k->atom_index, hash_atom(&a));
-  for (; *slot; slot = index_next(&k->atom_index, slot)) {
-    const k_atom *b = &k->atoms[*slot - 1];
-    if (a.kind == b->kind && a.ref == b->ref && a.of == b->of && a.by == b->by) return *slot - 1;
-  }
+  uint64_t hash = mix(mix((uint64_t)a.kind << 32 | a.ref, a.of), (uint64_t)a.by);
+  uint32_t *number = find(k, &k->atom_index, hash, same_atom, &a);
+  if (!number || *number) return number ? *number - 1 : 0;
   if (!grow(k, (void **)&k->atoms, k->natoms, &k->atoms_cap, sizeof *k->atoms)) return 0;
   k->atoms[k->natoms] = a;
-  k->atom_index.n++;
-  *slot = ++k->natoms;
+  *number = ++k->natoms;
   return k->natoms - 1;
 }
 
@@ -235,28 +197,20 @@ static void sum_form(k_kernel *k, sum *s, k_form f, qn_dim scale) {
   for (uint32_t i = 0; i < l.n; i++) sum_term(k, s, l.terms[i].atom, dim_mul(k->dims, l.terms[i].coef, scale));
 }
 
-static uint64_t hash_form(qn_dim constant, const k_term *terms, uint32_t n) {
-  uint64_t h = mix(n, (uint64_t)constant);
-  for (uint32_t i = 0; i < n; i++) h = mix(mix(h, terms[i].atom), (uint64_t)terms[i].coef);
-  return h;
-}
-static uint64_t form_hash(const k_kernel *k, uint32_t f) {
-  return hash_form(k->forms[f].constant, k->forms[f].terms, k->forms[f].n);
-}
-
-static bool same_terms(const k_term *a, const k_term *b, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    if (a[i].atom != b[i].atom || a[i].coef != b[i].coef) return false;
-  return true;
+static bool same_form(const void *k, uint32_t i, const void *x) {
+  const k_linear *a = &((const k_kernel *)k)->forms[i];
+  const sum *b = x;
+  bool same = a->constant == b->constant && a->n == b->n;
+  for (uint32_t t = 0; t < b->n && same; t++)
+    same = a->terms[t].atom == b->terms[t].atom && a->terms[t].coef == b->terms[t].coef;
+  return same;
 }
 
 static k_form form_find(k_kernel *k, const sum *s) {
-  if (!index_room(k, &k->form_index, form_hash)) return 0;
-  uint32_t *slot = index_first(&k->form_index, hash_form(s->constant, s->terms, s->n));
-  for (; *slot; slot = index_next(&k->form_index, slot)) {
-    const k_linear *l = &k->forms[*slot - 1];
-    if (l->constant == s->constant && l->n == s->n && same_terms(l->terms, s->terms, s->n)) return *slot - 1;
-  }
+  uint64_t hash = mix(s->n, (uint64_t)s->constant);
+  for (uint32_t i = 0; i < s->n; i++) hash = mix(mix(hash, s->terms[i].atom), (uint64_t)s->terms[i].coef);
+  uint32_t *number = find(k, &k->form_index, hash, same_form, s);
+  if (!number || *number) return number ? *number - 1 : 0;
   if (!grow(k, (void **)&k->forms, k->nforms, &k->forms_cap, sizeof *k->forms)) return 0;
   k_term *terms = s->n ? arena_alloc(&k->arena, s->n * sizeof *terms) : NULL;
   if (s->n && !terms) {
@@ -269,8 +223,7 @@ static k_form form_find(k_kernel *k, const sum *s) {
     l.axes |= k->atoms[terms[i].atom].axes;
   }
   k->forms[k->nforms] = l;
-  k->form_index.n++;
-  *slot = ++k->nforms;
+  *number = ++k->nforms;
   return k->nforms - 1;
 }
 
@@ -518,26 +471,20 @@ bool k_coef(const k_kernel *k, k_form f, uint32_t axis, qn_dim *coef) {
 
 /* ---- guards --------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_guard(const k_range *ranges, uint32_t n, k_val where) {
-  uint64_t h = mix(n, where);
-  for (uint32_t i = 0; i < n; i++) h = mix(mix(h, ranges[i].form), (uint64_t)ranges[i].extent);
-  return h;
-}
-static uint64_t guard_hash(const k_kernel *k, uint32_t g) {
-  return hash_guard(k->guards[g].ranges, k->guards[g].n, k->guards[g].where);
+static bool same_guard(const void *k, uint32_t i, const void *x) {
+  const k_condition *a = &((const k_kernel *)k)->guards[i], *b = x;
+  bool same = a->n == b->n && a->where == b->where;
+  for (uint32_t r = 0; r < b->n && same; r++)
+    same = a->ranges[r].form == b->ranges[r].form && a->ranges[r].extent == b->ranges[r].extent;
+  return same;
 }
 
-static k_guard guard_find(k_kernel *k, const k_range *ranges, uint32_t n, k_val where) {
+static k_guard guard_find(k_kernel *k, k_range *ranges, uint32_t n, k_val where) {
   if (!n && !where) return 0;
-  if (!index_room(k, &k->guard_index, guard_hash)) return 0;
-  uint32_t *slot = index_first(&k->guard_index, hash_guard(ranges, n, where));
-  for (; *slot; slot = index_next(&k->guard_index, slot)) {
-    const k_condition *c = &k->guards[*slot - 1];
-    if (c->n != n || c->where != where) continue;
-    uint32_t i = 0;
-    while (i < n && c->ranges[i].form == ranges[i].form && c->ranges[i].extent == ranges[i].extent) i++;
-    if (i == n) return *slot - 1;
-  }
+  uint64_t hash = mix(n, where);
+  for (uint32_t i = 0; i < n; i++) hash = mix(mix(hash, ranges[i].form), (uint64_t)ranges[i].extent);
+  uint32_t *number = find(k, &k->guard_index, hash, same_guard, &(k_condition){n, ranges, where, 0});
+  if (!number || *number) return number ? *number - 1 : 0;
   if (!grow(k, (void **)&k->guards, k->nguards, &k->guards_cap, sizeof *k->guards)) return 0;
   k_range *copy = n ? arena_alloc(&k->arena, n * sizeof *copy) : NULL;
   if (n && !copy) {
@@ -550,8 +497,7 @@ static k_guard guard_find(k_kernel *k, const k_range *ranges, uint32_t n, k_val 
     c.axes |= k->forms[ranges[i].form].axes;
   }
   k->guards[k->nguards] = c;
-  k->guard_index.n++;
-  *slot = ++k->nguards;
+  *number = ++k->nguards;
   return k->nguards - 1;
 }
 
@@ -588,15 +534,15 @@ k_guard k_guard_where(k_kernel *k, k_guard g, k_val where) {
 
 /* ---- nodes --------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_node(const k_node *n) {
+static uint64_t node_hash(const k_node *n) {
   uint64_t h = mix((uint64_t)n->code | (uint64_t)n->sub << 8 | (uint64_t)n->dtype << 16 | (uint64_t)n->order << 24 |
                        (uint64_t)n->flags << 32 | (uint64_t)n->axis << 40,
                    (uint64_t)(uint32_t)n->buffer << 32 | n->a);
   return mix(mix(mix(h, (uint64_t)n->b << 32 | n->c), (uint64_t)n->at << 32 | n->guard), n->imm);
 }
-static uint64_t node_hash(const k_kernel *k, uint32_t v) { return hash_node(&k->nodes[v]); }
 
-static bool node_same(const k_node *x, const k_node *y) {
+static bool same_node(const void *k, uint32_t i, const void *other) {
+  const k_node *x = &((const k_kernel *)k)->nodes[i], *y = other;
   return x->code == y->code && x->sub == y->sub && x->dtype == y->dtype && x->order == y->order &&
          x->flags == y->flags && x->axis == y->axis && x->buffer == y->buffer && x->a == y->a && x->b == y->b &&
          x->c == y->c && x->at == y->at && x->guard == y->guard && x->imm == y->imm;
@@ -617,15 +563,12 @@ static k_val append(k_kernel *k, const k_node *n) {
 
 /* The value, whose axes are filled in here, or the equal one that is there already. */
 static k_val intern(k_kernel *k, const k_node *n) {
-  if (!index_room(k, &k->node_index, node_hash)) return 0;
-  uint32_t *slot = index_first(&k->node_index, hash_node(n));
-  for (; *slot; slot = index_next(&k->node_index, slot))
-    if (node_same(&k->nodes[*slot - 1], n)) return *slot - 1;
+  uint32_t *number = find(k, &k->node_index, node_hash(n), same_node, n);
+  if (!number || *number) return number ? *number - 1 : 0;
   k_val v = append(k, n);
   if (!v) return 0;
   k->nodes[v].axes = k_value_axes(k, n);
-  *slot = v + 1;
-  k->node_index.n++;
+  *number = v + 1;
   return v;
 }
 

@@ -125,12 +125,6 @@ typedef struct k_buffer {
   qn_dim elements;
 } k_buffer;
 
-/* Numbers of what is hash-consed, by content: open addressing. */
-typedef struct k_index {
-  uint32_t *slots; /* 1 + number; 0: free */
-  uint32_t cap, n;
-} k_index;
-
 typedef struct k_kernel {
   arena arena;
   dim_table *dims; /* the graph's, or `own` */
@@ -153,7 +147,7 @@ typedef struct k_kernel {
   uint32_t nforms, forms_cap;
   k_condition *guards;
   uint32_t nguards, guards_cap;
-  k_index node_index, atom_index, form_index, guard_index; /* gone once the kernel is finished */
+  intern_table node_index, atom_index, form_index, guard_index; /* gone once the kernel is finished */
   bool failed;
 } k_kernel;
 

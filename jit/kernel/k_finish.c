@@ -181,7 +181,7 @@ static bool close_nodes(const use *u) {
     if (k->atoms[a].kind == ATOM_VALUE) k->atoms[a].ref = to[k->atoms[a].ref];
   for (uint32_t g = 0; g < k->nguards; g++) k->guards[g].where = to[k->guards[g].where];
   k->n = n;
-  k->node_index = k->atom_index = k->form_index = k->guard_index = (k_index){0};
+  k->node_index = k->atom_index = k->form_index = k->guard_index = (intern_table){0};
   return true;
 }
 

@@ -45,22 +45,25 @@ static bool grow(l_program *p, void **at, uint32_t n, uint32_t *cap, size_t size
   return false;
 }
 
-l_program *l_new(const char *name) {
-  l_program *p = calloc(1, sizeof *p);
-  if (!p) return NULL;
-  arena_init(&p->arena, NULL);
+const char *l_take_name(arena *a, const char *name) {
   size_t len = strlen(name);
-  char *copy = arena_alloc(&p->arena, len + 1);
-  if (!copy) {
-    l_free(p);
-    return NULL;
-  }
-  for (size_t i = 0; i < len; i++) {
+  char *copy = arena_alloc(a, len + 1);
+  for (size_t i = 0; copy && i < len; i++) {
     char c = name[i];
     bool word = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
     copy[i] = word ? c : '_';
   }
-  p->name = copy;
+  return copy;
+}
+
+l_program *l_new(const char *name) {
+  l_program *p = calloc(1, sizeof *p);
+  if (!p) return NULL;
+  arena_init(&p->arena, NULL);
+  if (!(p->name = l_take_name(&p->arena, name))) {
+    l_free(p);
+    return NULL;
+  }
   p->n = 1; /* instruction 0 means "none" */
   p->cap = 64;
   p->code = arena_alloc(&p->arena, p->cap * sizeof *p->code);

@@ -221,6 +221,8 @@ typedef void (*qk_phase)(const qk_args *args, int64_t lo, int64_t hi);
 
 /* ---- building, checking, printing ----------------------------------------------------------------------------------------------- */
 
+/* A copy of a name in which everything but letters and digits has become '_'. NULL when memory is short. */
+QN_MUST_CHECK const char *l_take_name(arena *a, const char *name);
 QN_MUST_CHECK l_program *l_new(const char *name);
 void l_free(l_program *p);
 l_val l_emit(l_program *p, l_instr i); /* 0 when memory is short (p->failed); fills in type2 */

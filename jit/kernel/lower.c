@@ -75,15 +75,9 @@ node_role lower_role(const graph *g, uint32_t node) {
 
 static touched *touch(lowering *l, uint32_t n) {
   if (l->r->scratch[n]) return &l->nodes[l->r->scratch[n] - 1];
-  if (l->n == l->cap) {
-    uint32_t cap = l->cap ? 2 * l->cap : 64;
-    touched *more = realloc(l->nodes, cap * sizeof *more);
-    if (!more) {
-      lower_refuse(l, lower_no_memory);
-      return NULL;
-    }
-    l->nodes = more;
-    l->cap = cap;
+  if (!arena_room(&l->memory, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) {
+    lower_refuse(l, lower_no_memory);
+    return NULL;
   }
   l->nodes[l->n] = (touched){n, -1};
   l->r->scratch[n] = ++l->n;
@@ -124,7 +118,7 @@ static uint32_t root(lowering *l, uint32_t s) {
 
 static bool make_classes(lowering *l) {
   l->nclasses = l->n * ARRAY_MAX_RANK;
-  l->classes = calloc(l->nclasses ? l->nclasses : 1, sizeof *l->classes);
+  l->classes = arena_alloc(&l->memory, l->nclasses * sizeof *l->classes);
   if (!l->classes) {
     lower_refuse(l, lower_no_memory);
     return false;
@@ -266,12 +260,6 @@ static void link_reshape(lowering *l, uint32_t x, uint32_t n) {
   }
 }
 
-static int single_axis(uint8_t mask) {
-  int a = 0;
-  while (a < 7 && !(mask >> a & 1)) a++;
-  return a;
-}
-
 /* Rank of the index operands of index and scatter, broadcast together. */
 static int index_rank(const lowering *l, const graph_node *n, int count, qn_dim *shape) {
   int rank = 0;
@@ -333,7 +321,7 @@ static void link_node(lowering *l, uint32_t n) {
   case CLASS_SCAN:
     for (int a = 0; a < rank; a++) link_axes(l, x, a, n, a);
     if (has_slots(l, n)) {
-      axis_class *c = &l->classes[root(l, slot_of(l, n, single_axis(attr.axes)))];
+      axis_class *c = &l->classes[root(l, slot_of(l, n, __builtin_ctz(attr.axes)))];
       c->whole = true;
       c->reversed |= (attr.flags & ATTR_REVERSE) != 0;
     }
@@ -367,7 +355,7 @@ static void link_node(lowering *l, uint32_t n) {
     return;
   case OP_window:
     for (int a = 0; a < x_rank; a++)
-      if (a != single_axis(attr.axes)) link_axes(l, x, a, n, a);
+      if (a != __builtin_ctz(attr.axes)) link_axes(l, x, a, n, a);
     return;
   case OP_pad:
     for (int a = 0; a < rank; a++)
@@ -376,7 +364,7 @@ static void link_node(lowering *l, uint32_t n) {
   case OP_concat:
     for (int i = 0; i < node->nin; i++)
       for (int a = 0; a < rank; a++)
-        if (a != single_axis(attr.axes)) link_axes(l, node->in[i], a, n, a);
+        if (a != __builtin_ctz(attr.axes)) link_axes(l, node->in[i], a, n, a);
     return;
   case OP_slice_put: link_broadcast(l, x, n, rank); return;
   case OP_index: {
@@ -574,7 +562,7 @@ static k_val value_window(lowering *l, uint32_t n, const k_form *at, k_guard gua
   const graph_node *node = node_of(l, n);
   dim_table *t = &l->g->dims;
   k_form own[ARRAY_MAX_RANK] = {0};
-  int x_rank = node->type.rank - 1, axis = single_axis(node->attr->axes);
+  int x_rank = node->type.rank - 1, axis = __builtin_ctz(node->attr->axes);
   for (int a = 0; a < x_rank; a++) own[a] = at[a];
   k_form within = k_times(l->k, at[x_rank], dim_const(t, node->attr->d[2]));
   own[axis] = k_plus(l->k, k_times(l->k, at[axis], dim_const(t, node->attr->d[1])), within);
@@ -622,7 +610,7 @@ static k_val value_pad(lowering *l, uint32_t n, const k_form *at, k_guard guard)
 
 static k_val value_concat(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   const graph_node *node = node_of(l, n);
-  int axis = single_axis(node->attr->axes);
+  int axis = __builtin_ctz(node->attr->axes);
   dim_table *t = &l->g->dims;
   qn_dim end = node->type.shape[axis];
   k_val v = zero_of(l, node->type.dtype);
@@ -701,7 +689,7 @@ static k_val value_index(lowering *l, uint32_t n, const k_form *at, k_guard guar
 
 static k_val value_gather(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   const graph_node *node = node_of(l, n);
-  int axis = single_axis(node->attr->axes);
+  int axis = __builtin_ctz(node->attr->axes);
   const graph_type *from = &node_of(l, node->in[0])->type;
   k_form own[ARRAY_MAX_RANK] = {0};
   k_guard g = guard;
@@ -716,7 +704,7 @@ static k_val value_gather(lowering *l, uint32_t n, const k_form *at, k_guard gua
 static k_val value_iota(lowering *l, uint32_t n, const k_form *at) {
   const graph_node *node = node_of(l, n);
   qn_dtype d = (qn_dtype)node->type.dtype;
-  k_form f = node->type.rank ? at[single_axis(node->attr->axes)] : 0;
+  k_form f = node->type.rank ? at[__builtin_ctz(node->attr->axes)] : 0;
   return dtype_is_int(d) ? k_iota(l->k, d, f) : k_cast(l->k, k_iota(l->k, DTYPE_INDEX, f), d);
 }
 
@@ -826,7 +814,7 @@ static k_val before_first(lowering *l, kop_id op, qn_dtype d) {
 static k_val value_scan(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   const graph_node *node = node_of(l, n);
   k_kernel *k = l->k;
-  int a = single_axis(node->attr->axes);
+  int a = __builtin_ctz(node->attr->axes);
   uint32_t axis;
   bool backwards = false, reverse = (node->attr->flags & ATTR_REVERSE) != 0;
   k_form own[ARRAY_MAX_RANK];
@@ -937,41 +925,31 @@ static k_val compute(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   }
 }
 
-static uint32_t memo_hash(uint32_t n, const k_form *at, int rank, k_guard guard) {
-  uint64_t h = (uint64_t)n << 32 | guard;
+static bool same_demand(const void *l, uint32_t i, const void *x) {
+  const lower_demand *a = &((const lowering *)l)->demands[i], *b = x;
+  return a->node == b->node && a->guard == b->guard && memcmp(a->at, b->at, sizeof a->at) == 0;
+}
+
+/* The answer to a demand, which is noted if it is new; 0 in .value: there is none yet. NULL when memory is short. */
+static lower_demand *find_demand(lowering *l, uint32_t n, const k_form *at, int rank, k_guard guard) {
+  lower_demand d = {.node = n, .guard = guard};
+  uint64_t hash = (uint64_t)n << 32 | guard;
   for (int a = 0; a < rank; a++) {
-    h = (h ^ at[a]) * 0x9e3779b97f4a7c15u;
-    h ^= h >> 31;
+    d.at[a] = at[a];
+    hash = (hash ^ at[a]) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 31;
   }
-  h *= 0x9e3779b97f4a7c15u;
-  return (uint32_t)(h >> 32);
-}
-
-static memo_entry *memo_find(lowering *l, uint32_t n, const k_form *at, int rank, k_guard guard) {
-  uint32_t i = memo_hash(n, at, rank, guard) & (l->memo_cap - 1);
-  for (;; i = (i + 1) & (l->memo_cap - 1)) {
-    memo_entry *m = &l->memo[i];
-    if (!m->value ||
-        (m->node == n && m->guard == guard && (rank == 0 || memcmp(m->at, at, (size_t)rank * sizeof *at) == 0)))
-      return m;
-  }
-}
-
-static bool memo_grow(lowering *l) {
-  if (2 * (l->nmemo + 1) <= l->memo_cap) return true;
-  uint32_t old = l->memo_cap, cap = old ? 2 * old : 64;
-  memo_entry *from = l->memo, *to = calloc(cap, sizeof *to);
-  if (!to) {
+  hash *= 0x9e3779b97f4a7c15u;
+  uint32_t *number = intern_find(&l->memory, &l->numbers, hash, same_demand, l, &d);
+  if (!number || (!*number && !arena_room(&l->memory, (void **)&l->demands, &l->demands_cap, l->ndemands + 1,
+                                          sizeof *l->demands))) {
     lower_refuse(l, lower_no_memory);
-    return false;
+    return NULL;
   }
-  l->memo = to;
-  l->memo_cap = cap;
-  for (uint32_t i = 0; i < old; i++)
-    if (from[i].value)
-      *memo_find(l, from[i].node, from[i].at, node_of(l, from[i].node)->type.rank, from[i].guard) = from[i];
-  free(from);
-  return true;
+  if (*number) return &l->demands[*number - 1];
+  l->demands[l->ndemands] = d;
+  *number = ++l->ndemands;
+  return &l->demands[l->ndemands - 1];
 }
 
 /* The guard that a demand needs: that its coordinates are in range, and nothing of the way that led to them. So one element
@@ -990,25 +968,21 @@ k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   if (l->why) return 0;
   if (l->k->failed) return lower_refuse(l, lower_no_memory);
   if (cancelled(l->r->cancel)) return lower_refuse(l, lower_cancelled);
-  if (l->r->most && l->k->n + l->nmemo > l->r->most) return lower_refuse(l, "a kernel of very many values");
+  if (l->r->most && l->k->n + l->answered > l->r->most) return lower_refuse(l, "a kernel of very many values");
   if (node->type.weak) return value_scalar(l, n);
   guard = needed_guard(l, &node->type, at, guard);
   if (node->kind == NODE_CONST && l->r->place[n] == PLACE_INLINE) return value_scalar(l, n);
   if (!is_inline(l, n)) return load(l, n, address(l, n, at), guard);
-  if (!memo_grow(l)) return 0;
-  memo_entry *m = memo_find(l, n, at, rank, guard);
-  if (m->value) return m->value;
+  const lower_demand *d = find_demand(l, n, at, rank, guard);
+  if (!d || d->value) return d ? d->value : 0;
+  uint32_t number = (uint32_t)(d - l->demands);
   if (l->depth == DEPTH_MAX) return lower_refuse(l, "views and operations nest too deep");
   l->depth++;
   k_val v = compute(l, n, at, guard);
   l->depth--;
   if (!v) return lower_refuse(l, l->k->failed ? lower_no_memory : "the value has no form");
-  if (!memo_grow(l)) return 0;
-  m = memo_find(l, n, at, rank, guard);
-  *m = (memo_entry){.node = n, .guard = guard, .value = v};
-  if (rank) memcpy(m->at, at, (size_t)rank * sizeof *at);
-  l->nmemo++;
-  return v;
+  l->answered++;
+  return l->demands[number].value = v;
 }
 
 /* ---- effects ------------------------------------------------------------------------------------------------------------------ */
@@ -1053,7 +1027,7 @@ static bool check_node(lowering *l, uint32_t n) {
     return check_indices(l, n, at, rank, shape, 1, count, axes);
   }
   if (node->op == OP_gather) {
-    axes[0] = single_axis(node->attr->axes);
+    axes[0] = __builtin_ctz(node->attr->axes);
     return check_indices(l, n, at, node->type.rank, node->type.shape, 1, 1, axes);
   }
   k_val in[3] = {0}, shows;
@@ -1080,7 +1054,7 @@ static bool scatter_axes_of(lowering *l, const graph_node *node, scatter_axes *s
   *s = (scatter_axes){.along = node->op == OP_gather_add};
   if (s->along) {
     s->count = 1;
-    s->axes[0] = single_axis(node->attr->axes);
+    s->axes[0] = __builtin_ctz(node->attr->axes);
     s->rank = node->type.rank;
     memcpy(s->shape, node_of(l, node->in[1])->type.shape, sizeof s->shape);
   } else {
@@ -1152,22 +1126,6 @@ static bool store_node(lowering *l, uint32_t n) {
   return b >= 0 && (k_store(l->k, b, flat(l, t, at), 0, v, over(l, at, t->rank)) || lower_refuse(l, lower_no_memory));
 }
 
-/* "exp_sum_div": the kernel's ops, for people. */
-static void name_of(const lower_request *r, char *name, size_t size) {
-  size_t len = 0;
-  name[0] = 0;
-  for (uint32_t i = 0; i < r->n; i++) {
-    const graph_node *n = &r->g->nodes[r->nodes[i]];
-    const char *word = n->kind == NODE_OP ? op_rows[n->op].name : "copy";
-    size_t more = strlen(word) + (len > 0);
-    if (len + more + 1 > size) break;
-    if (len) name[len++] = '_';
-    memcpy(name + len, word, strlen(word) + 1);
-    len += strlen(word);
-  }
-  if (!len) memcpy(name, "none", 5);
-}
-
 static bool lower_all(lowering *l) {
   const lower_request *r = l->r;
   if (!collect(l) || !make_classes(l)) return false;
@@ -1190,16 +1148,12 @@ static bool lower_all(lowering *l) {
 }
 
 k_kernel *lower(const lower_request *r, const char **why) {
-  char name[64];
-  lowering l = {.r = r, .g = r->g};
-  name_of(r, name, sizeof name);
-  l.k = k_new(r->name ? r->name : name, &r->g->dims);
+  lowering l = {.r = r, .g = r->g, .k = k_new(r->name ? r->name : "kernel", &r->g->dims)};
+  arena_init(&l.memory, NULL);
   bool ok = l.k != NULL && lower_all(&l);
   for (uint32_t i = 0; i < l.n; i++) r->scratch[l.nodes[i].node] = 0;
-  if (r->made) *r->made = l.k ? l.k->n + l.nmemo : 0;
-  free(l.nodes);
-  free(l.classes);
-  free(l.memo);
+  if (r->made) *r->made = l.k ? l.k->n + l.answered : 0;
+  arena_free(&l.memory);
   if (ok) k_finish(l.k);
   if (ok && !l.k->failed) return l.k;
   *why = !l.k || l.k->failed || !l.why ? lower_no_memory : l.why;

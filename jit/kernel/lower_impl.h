@@ -4,14 +4,15 @@
 
 #include "jit/kernel/lower.h"
 
-typedef struct memo_entry {
+/* A node's value that was asked for at coordinates `at` where `guard` holds, and the answer; 0 while it is being computed. */
+typedef struct lower_demand {
   uint32_t node;
   k_guard guard;
   k_val value;
   k_form at[ARRAY_MAX_RANK];
-} memo_entry;
+} lower_demand;
 
-/* A node that the kernel touches. */
+/* A node that the kernel computes or reads. */
 typedef struct touched {
   uint32_t node;
   int buffer; /* number of its buffer, or -1 */
@@ -27,8 +28,10 @@ typedef struct lowering {
   uint32_t n, cap;
   struct axis_class *classes; /* ARRAY_MAX_RANK per touched inline node */
   uint32_t nclasses;
-  memo_entry *memo;
-  uint32_t nmemo, memo_cap; /* open addressing: value 0 is free */
+  lower_demand *demands;
+  uint32_t ndemands, demands_cap, answered;
+  intern_table numbers; /* of demands by content */
+  arena memory;         /* owns all of these lists */
 } lowering;
 
 /* The value of node n at coordinates `at` (one per axis), where the guard holds. 0 with l->why set. */

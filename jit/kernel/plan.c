@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "jit/kernel/fuse.h"
+#include "jit/kernel/heap.h"
 #include "jit/kernel/launch.h"
 #include "jit/kernel/place.h"
 #include "jit/kernel/plan.h"
@@ -170,24 +171,6 @@ static bool make_buffers(planner *m) {
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------------------ */
 
-/* "exp_sum_div_f32": the kernel's ops without repetition, and the dtype of what it stores last. */
-static void kernel_name(const planner *m, const fuse_group *x, char *name, size_t size) {
-  const graph *g = m->g;
-  size_t len = 0;
-  const char *dtype = "";
-  uint8_t seen[OP_COUNT] = {0};
-  name[0] = 0;
-  for (uint32_t i = 0; i < x->n; i++) {
-    const graph_node *n = &g->nodes[x->nodes[i]];
-    if (m->f.stored[x->nodes[i]]) dtype = dtype_rows[n->type.dtype].name;
-    const char *word = n->kind != NODE_OP || n->op == OP_stop_gradient ? "copy" : op_rows[n->op].name;
-    if (seen[n->op] || len + strlen(word) + 12 > size) continue;
-    seen[n->op] = 1;
-    len += (size_t)snprintf(name + len, size - len, "%s%s", len ? "_" : "", word);
-  }
-  snprintf(name + len, size - len, "%s%s", dtype[0] ? "_" : "", dtype);
-}
-
 static bool note_overlap(planner *m, uint32_t over, uint32_t by) {
   if (!arena_room(&m->arena, (void **)&m->overlaps, &m->overlaps_cap, m->noverlaps + 1, sizeof *m->overlaps))
     return out_of_memory(m);
@@ -287,16 +270,9 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
     for (uint32_t i = 0; i < k->nbuffers; i++)
       to->bytes = dim_add(&g->dims, to->bytes,
                           dim_mul(&g->dims, k->buffers[i].elements, (qn_dim)dtype_size((qn_dtype)k->buffers[i].dtype)));
-    char name[64];
-    kernel_name(m, x, name, sizeof name);
-    size_t len = strlen(name);
-    char *copy = arena_alloc(&r.program->arena, len + 1);
     uint32_t *nodes = take(m, x->n, sizeof *nodes);
-    ok = copy && nodes ? true : out_of_memory(m);
-    if (ok) {
-      r.program->name = memcpy(copy, name, len + 1);
-      to->nodes = memcpy(nodes, x->nodes, x->n * sizeof *nodes);
-    }
+    ok = nodes != NULL;
+    if (ok) to->nodes = memcpy(nodes, x->nodes, x->n * sizeof *nodes);
     p->here_only |= !l_launches(r.program);
     s->kind = STEP_KERNEL;
     s->node = to->node_last;
@@ -558,33 +534,13 @@ static int by_unsized(const void *a, const void *b) {
   return x->buffer < y->buffer ? -1 : 1;
 }
 
-/* The heap of places in use: the one that is free first is on top. */
-typedef struct used {
-  uint32_t last;
-  qn_dim offset;
-} used;
-
-static void used_sink(used *heap, uint32_t n, used x) {
-  uint32_t i = 0;
-  for (uint32_t k; (k = 2 * i + 1) < n; i = k) {
-    if (k + 1 < n && heap[k + 1].last < heap[k].last) k++;
-    if (heap[k].last >= x.last) break;
-    heap[i] = heap[k];
-  }
-  heap[i] = x;
-}
-
-static void used_rise(used *heap, uint32_t i, used x) {
-  for (; i && heap[(i - 1) / 2].last > x.last; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-  heap[i] = x;
-}
-
-/* Behind all others: buffers whose size is no plain number. Those of one size share as few places as there can be. */
+/* Places the buffers whose size is no plain number, after the `fixed` bytes of all others. Buffers of one size share as few places as
+ * possible: each takes the place that was free first, if one is free. */
 static bool place_symbolic(planner *m, int64_t fixed) {
   plan *p = m->p;
   uint32_t n = 0, places = 0;
   unsized *all = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *all);
-  used *heap = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *heap);
+  heap_item *heap = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *heap);
   if (!all || !heap) return out_of_memory(m);
   qn_dim top = fixed;
   for (uint32_t b = 0; b < p->nbuffers; b++) {
@@ -595,16 +551,17 @@ static bool place_symbolic(planner *m, int64_t fixed) {
   qsort(all, n, sizeof *all, by_unsized);
   for (uint32_t i = 0; i < n; i++) {
     const unsized *v = &all[i];
-    used place = {v->last, top};
+    heap_item place = {.key = v->last, .what = i};
+    plan_buffer *b = &p->buffers[v->buffer];
     if (i && v->size != all[i - 1].size) places = 0;
-    if (places && heap[0].last < v->first) {
-      place.offset = heap[0].offset;
-      used_sink(heap, places, place);
+    if (places && heap[0].key < v->first) {
+      b->offset = p->buffers[all[heap[0].what].buffer].offset;
+      heap_replace(heap, places, place);
     } else {
+      b->offset = top;
       top = dim_add(&m->g->dims, top, v->size);
-      used_rise(heap, places++, place);
+      heap_add(heap, places++, place);
     }
-    p->buffers[v->buffer].offset = place.offset;
   }
   p->arena_bytes = top;
   return true;
