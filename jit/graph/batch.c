@@ -1,19 +1,19 @@
 /* Batching of graphs (batch.h): the walk over a lane's nodes, and the rule of each op.
  *
- * A rule receives a node of the lane, of whose operands at least one differs from lane to lane (or a draw, which always does), and
- * returns the node for all lanes: of the type [lanes, the lane's shape]. Operands that differ are arrays [lanes, their shape];
- * the others are as the lane has them. The table of rules is made from the list in lang/op.h, so a rule that is missing does not
- * compile.
+ * A rule receives a node of the lane and returns the node for all lanes, of type [lanes, the lane's shape]. At least one operand of
+ * the node differs from lane to lane (or the node draws random numbers, which always differ). Such an operand has a counterpart for
+ * all lanes, an array [lanes, its shape]; other operands are the same nodes for all lanes. The table of rules is made from the list in
+ * lang/op.h, so code with a rule missing does not compile.
  *
  * Alignment. Operands of a lane broadcast from the last axis. With the lanes in front, an operand that differs and has fewer axes
  * than the result gets axes of 1 between the lanes and its own; one that all lanes share broadcasts as it is.
  *
- * Bits. Orders of reductions depend on the axis and its length alone, so rules are free to move the lanes' axis anywhere but
- * onto a reduced one. Stores of scatter go in row-major order: the lanes come first, and lanes do not meet.
+ * Bits. The order of a reduction depends on its axis and that axis' length alone, so rules may move the axis of the lanes anywhere
+ * but onto a reduced one. A scatter stores in row-major order; with the lanes first, each lane keeps its own order.
  *
- * Batches inside this one. What depends on a tracer of an inner batch has no meaning here: the inner batch says so of its
- * nodes (BATCH_INNER) whenever this one advances, and when it ends. In turn an inner batch that goes on must not take what this
- * one has appended for nodes of its lane: draws have no operand that would tell.
+ * Batches inside this one. A node that depends on a tracer of an inner batch has no counterpart here: the inner batch marks its nodes
+ * BATCH_INNER in the outer one whenever the outer one advances, and when the inner one ends. Nodes that a batch appends itself belong
+ * to no lane, so `done` of it and of the batches inside it is moved beyond them (a draw has no operand that would show it).
  */
 #include "jit/graph/batch.h"
 
@@ -29,8 +29,8 @@ typedef struct batching {
   uint32_t site;
   op_id op;
   int nin;
-  const uint32_t *in; /* as in the lane */
-  graph_type type;    /* of the lane's result */
+  const uint32_t *in; /* operands of the lane's node */
+  graph_type type;    /* of the lane's node */
   op_attr attr;
   op_refusal *why;
 } batching;
@@ -46,7 +46,7 @@ static batch_rule *const rules[] = {
 };
 
 #ifdef QN_CHECKED
-enum { CHECKED_NODES = 500 }; /* the whole graph is verified after each step, and there is one for every op */
+enum { CHECKED_NODES = 500 }; /* larger graphs are not verified after every step, which would take quadratic time */
 #endif
 
 /* ---- refusals -------------------------------------------------------------------------------------------------------- */
@@ -68,7 +68,7 @@ static uint32_t refuse_rank(batching *c, int rank) {
 
 /* ---- building ---------------------------------------------------------------------------------------------------------- */
 
-/* Appends an op. 0: an operand is 0, memory is short, or the rules of types refuse. */
+/* Appends an op. Returns 0 where an operand is 0, memory is short, or op_infer refuses (then c->why says why). */
 static uint32_t make(batching *c, op_id op, const uint32_t *in, int nin, const op_attr *attr) {
   graph_type few[8], *types = few;
   for (int i = 0; i < nin; i++)
@@ -89,7 +89,7 @@ static uint32_t make2(batching *c, op_id op, uint32_t x, uint32_t y, const op_at
   return make(c, op, in, 2, attr);
 }
 
-/* A view of `node` with another shape of the same elements, or broadcast to it. */
+/* Reshapes or broadcasts (`op`) a node to a shape, unless it has that already. */
 static uint32_t shaped(batching *c, op_id op, uint32_t node, int rank, const qn_dim *shape) {
   if (!node) return 0;
   if (rank > ARRAY_MAX_RANK) return refuse_rank(c, rank);
@@ -99,7 +99,7 @@ static uint32_t shaped(batching *c, op_id op, uint32_t node, int rank, const qn_
   return make1(c, op, node, &attr);
 }
 
-/* Axis `from` of an array goes to place `to`. */
+/* Permutes an array: its axis `from` becomes axis `to`, the others keep their order. */
 static uint32_t moved(batching *c, uint32_t node, int from, int to) {
   if (!node || from == to) return node;
   op_attr attr = {.n = c->g->nodes[node].type.rank};
@@ -110,10 +110,9 @@ static uint32_t moved(batching *c, uint32_t node, int from, int to) {
   return make1(c, OP_permute, node, &attr);
 }
 
-/* The type of operand k in the lane. */
 static const graph_type *lane_type(const batching *c, int k) { return &c->g->nodes[c->in[k]].type; }
 
-/* All lanes of operand k, or 0. */
+/* The node that holds operand k for all lanes; 0 where the operand is the same in every lane. */
 static uint32_t whole(const batching *c, int k) { return c->in[k] < c->b->cap ? c->b->whole[c->in[k]] : 0; }
 
 static uint32_t operand(const batching *c, int k) {
@@ -121,7 +120,8 @@ static uint32_t operand(const batching *c, int k) {
   return w ? w : c->in[k];
 }
 
-/* Operand k where lanes' operands broadcast to `rank` axes. */
+/* Operand k for an op whose lane's result has `rank` axes: the counterpart gets axes of size 1 behind the lanes' axis, so that its
+ * other axes are aligned from the right. An operand that all lanes share needs none. */
 static uint32_t aligned(batching *c, int k, int rank) {
   uint32_t w = whole(c, k);
   graph_type t = *lane_type(c, k);
@@ -132,7 +132,7 @@ static uint32_t aligned(batching *c, int k, int rank) {
   return shaped(c, OP_reshape, w, rank + 1, shape);
 }
 
-/* `node`, which all lanes share, once for each lane. */
+/* Broadcasts a node that all lanes share to [lanes, its shape]. */
 static uint32_t repeated(batching *c, uint32_t node) {
   if (!node) return 0;
   graph_type t = c->g->nodes[node].type;
@@ -141,13 +141,13 @@ static uint32_t repeated(batching *c, uint32_t node) {
   return shaped(c, OP_broadcast, node, t.rank + 1, shape);
 }
 
-/* Operand k with the axis of the lanes in any case. */
+/* Operand k as an array [lanes, its shape], whether it differs from lane to lane or not. */
 static uint32_t expanded(batching *c, int k) {
   uint32_t w = whole(c, k);
   return w ? w : repeated(c, c->in[k]);
 }
 
-/* The number of the lane, [lanes, 1 ..] to go with index operands of `rank` axes in a lane. */
+/* The array 0, 1, .. lanes - 1 of shape [lanes, 1, ..] with `rank` axes of 1: an index operand that selects each lane's own row. */
 static uint32_t lane_number(batching *c, int rank) {
   if (rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, rank + 1);
   op_attr attr = {.dtype = DTYPE_INDEX, .axes = 1, .n = (uint8_t)(rank + 1), .d = {c->b->lanes}};
@@ -157,7 +157,8 @@ static uint32_t lane_number(batching *c, int rank) {
 
 /* ---- rules: elements, axes, views ---------------------------------------------------------------------------------------------- */
 
-/* Host floats of lanes are f64 arrays (and their comparisons bool arrays), so conversions among weak numbers are casts. */
+/* POINTWISE ops. A host float that differs from lane to lane is an f64 array here (and a comparison of such numbers a bool array), so
+ * what converts between host numbers and arrays in a lane becomes a plain cast. */
 static uint32_t batch_elementwise(batching *c) {
   uint32_t in[3] = {0};
   bool read = c->op == OP_cast && (c->attr.flags & ATTR_WEAK) && !lane_type(c, 0)->weak;
@@ -179,7 +180,7 @@ static uint32_t batch_axes(batching *c) {
   return make1(c, c->op, whole(c, 0), &c->attr);
 }
 
-/* concat (x ..), gather (x, i), gather_add (x, i, v): sizes of operands agree, but v broadcasts. */
+/* concat (x ..), gather (x, i), gather_add (x, i, v): all operands need the axis of the lanes, but v, which broadcasts. */
 static uint32_t batch_axes_of_all(batching *c) {
   uint32_t few[4], *in = few;
   if (c->nin > 4 && !(in = arena_alloc(&c->b->memory, (size_t)c->nin * sizeof *in))) {
@@ -196,7 +197,7 @@ static uint32_t batch_axes_of_all(batching *c) {
   return make(c, c->op, in, c->nin, &c->attr);
 }
 
-/* The attribute with an entry for the lanes: `width` numbers an axis. */
+/* Puts the entry for the axis of the lanes in front of a list attribute with `width` numbers for each axis. */
 static void give_entry(batching *c, int width, const qn_dim *entry) {
   memmove(c->attr.d + width, c->attr.d, c->attr.n * sizeof *c->attr.d);
   memcpy(c->attr.d, entry, (size_t)width * sizeof *entry);
@@ -239,7 +240,7 @@ static uint32_t batch_pad(batching *c) {
 
 /* ---- rules: indexing ----------------------------------------------------------------------------------------------------------------- */
 
-/* Axes that the k index operands of a lane have together. */
+/* The rank to which the k index operands of a lane's node (operands 1..k) broadcast. */
 static int index_rank(const batching *c, int k) {
   int rank = 0;
   for (int i = 1; i <= k; i++)
@@ -253,7 +254,7 @@ static bool any_whole(const batching *c, int from, int to) {
   return false;
 }
 
-/* The index operands of a lane, aligned, into in[0..k). */
+/* Sets in[0..k) to the index operands for all lanes, aligned with each other. */
 static bool indices(batching *c, int k, uint32_t *in) {
   int rank = index_rank(c, k);
   for (int i = 0; i < k; i++)
@@ -261,7 +262,8 @@ static bool indices(batching *c, int k, uint32_t *in) {
   return true;
 }
 
-/* Where only x differs, the lanes' axis goes behind the indexed ones, and afterwards back to the front. */
+/* Where only x differs from lane to lane, the axis of the lanes is moved behind the indexed axes and the result's back to the front.
+ * Where indices differ, the number of the lane becomes an additional first index if x differs, too. */
 static uint32_t batch_index(batching *c) {
   int k = c->nin - 1, rank = index_rank(c, k);
   uint32_t in[ARRAY_MAX_RANK + 2] = {whole(c, 0)};
@@ -297,8 +299,8 @@ static uint32_t batch_scatter(batching *c) {
 
 static uint32_t transposed(batching *c, uint32_t matrix) { return moved(c, matrix, 1, 0); }
 
-/* Operand k of a product, [lanes, 1 .. , its batch axes, rows, columns] with `batch` axes between: a vector is a row as operand 0, a
- * column as operand 1. */
+/* Operand k of a product as [lanes, 1 .., its batch axes, rows, columns], with `batch` axes between lanes and rows: a vector becomes a
+ * matrix of one row as operand 0, of one column as operand 1. */
 static uint32_t as_batch(batching *c, int k, int batch) {
   graph_type t = *lane_type(c, k);
   if (!whole(c, k)) return c->in[k];
@@ -312,8 +314,8 @@ static uint32_t as_batch(batching *c, int k, int batch) {
   return shaped(c, OP_reshape, whole(c, k), at, shape);
 }
 
-/* With one operand that all lanes share and no batch axes there, the product stays one of matrices where the lanes can be rows:
- * products commute in each step of the sum, so w @ x of vectors x is the rows x times the transpose of w. */
+/* Where all lanes share one operand and that has no batch axes, the lanes become rows of one product of matrices. This holds for w @ x
+ * with vectors x, too: it is the matrix of rows x times the transpose of w, since each step of a sum multiplies the same two numbers. */
 static uint32_t batch_dot(batching *c) {
   const graph_type x = *lane_type(c, 0), y = *lane_type(c, 1);
   bool of_x = whole(c, 0) != 0, of_y = whole(c, 1) != 0;
@@ -328,7 +330,8 @@ static uint32_t batch_dot(batching *c) {
   return shaped(c, OP_reshape, out, c->type.rank + 1, shape);
 }
 
-/* Without a key all lanes are one draw. With keys the axes of the keys come first, and each key draws the rest. */
+/* Without keys that differ, one draw makes the numbers of all lanes. With such keys the axes of the keys come first in the result,
+ * and each key draws the remaining axes. */
 static uint32_t batch_draw(batching *c) {
   uint32_t in[3];
   int rank = 0;
@@ -344,7 +347,8 @@ static uint32_t batch_shared(batching *c) {
   return refuse(c, E_internal, "%s differs from lane to lane", op_rows[c->op].name);
 }
 
-/* compress (x, mask) where only x differs: the lanes' axis goes behind those of the mask. The size is the lane's. */
+/* compress (x, mask) where only x differs from lane to lane: the axis of the lanes is moved behind those of the mask. The number of
+ * true elements is the same in all lanes, so the result keeps the lane's symbol for it. */
 static uint32_t batch_mask(batching *c) {
   if (c->op == OP_nonzero)
     return refuse(c, E_not_batched, "vmap: %s would give another number of elements in each lane", op_rows[c->op].name);
@@ -373,14 +377,14 @@ void batch_begin(graph_batch *b, graph *g, graph_batch *outer, qn_dim lanes, uin
   if (outer) outer->inner = b;
 }
 
-/* Room for all nodes of the graph. */
+/* Makes b->whole as long as the list of nodes. */
 static bool room(graph_batch *b) {
   if (arena_room(&b->memory, (void **)&b->whole, &b->cap, b->g->n, sizeof *b->whole)) return true;
   b->g->failed = true;
   return false;
 }
 
-/* Tells the batch around which nodes are of this one's lanes. */
+/* Marks the nodes of this batch's lanes as BATCH_INNER in the batch around it. */
 static bool tell_outer(graph_batch *b) {
   graph_batch *outer = b->outer;
   if (!room(outer)) return false;
@@ -405,7 +409,7 @@ bool batch_bind(graph_batch *b, uint32_t lane, uint32_t node) {
   return true;
 }
 
-/* The tracer is zeros, though nothing looks at them. */
+/* The tracer is an array of zeros, since a node needs a value; nothing that runs depends on it. */
 uint32_t batch_lane(graph_batch *b, uint32_t node, uint32_t site) {
   if (!node) return 0;
   graph_type t = b->g->nodes[node].type;
@@ -422,15 +426,15 @@ static bool out_of_memory(op_refusal *why, uint32_t *culprit) {
   return false;
 }
 
-/* Does a node differ from lane to lane though no operand does? */
+/* Does a node differ from lane to lane though no operand does? A draw that counts its numbers does. */
 static bool is_lanes_draw(const graph_node *n) {
   return n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM && n->attr->mode == DRAW_COUNTED;
 }
 
-/* Appends the counterpart of node i, if it has one. */
+/* Appends the counterpart of node i if an operand differs from lane to lane. False as in batch_advance. */
 static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why) {
   graph *g = b->g;
-  graph_node n = g->nodes[i]; /* the list moves while nodes are appended */
+  graph_node n = g->nodes[i]; /* a copy, since the list of nodes moves when it grows */
   bool any = is_lanes_draw(&n);
   if (b->whole[i]) return true;
   for (int k = 0; k < n.nin; k++) {
@@ -467,7 +471,7 @@ bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *why) {
   if (!room(b)) return out_of_memory(why, culprit);
   for (; b->done < n; b->done++)
     if (!step(b, b->done, culprit, why)) return false;
-  for (graph_batch *x = b; x; x = x->inner) x->done = b->g->n; /* what was appended is no lane's */
+  for (graph_batch *x = b; x; x = x->inner) x->done = b->g->n; /* nodes that were appended here belong to no lane */
 #ifdef QN_CHECKED
   char wrong[160];
   if (b->g->n > n && b->g->n < CHECKED_NODES && !graph_verify(b->g, wrong, sizeof wrong)) {

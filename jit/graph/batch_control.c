@@ -1,14 +1,14 @@
-/* Batches of branches and loops: the batch of a region is a region.
+/* Batches of branches and loops (batch_control of batch.h): the counterpart of a branch or loop is a branch or loop.
  *
- * Where all lanes take the same way (the predicate of a branch is shared), the branch stays one, with arms that work on all lanes: an arm's
- * graph is inlined into a new one, on tracers of one lane, and batched there.
+ * Where all lanes take the same way (they share a branch's predicate, or a loop's), the branch or loop stays one, and its regions work on
+ * all lanes: a region's graph is inlined into a new graph, on tracers of one lane, and batched there.
  *
- * Where lanes part, they go one after the other,
+ * Where lanes take different ways, they are computed one after the other,
  *
  *     for lane in 0..lanes { the branch or loop on this lane's operands }
  *
- * whose kept rows are the results of all lanes. So a lane runs only the arm and only the turns that are its own, fails only where it would
- * fail alone, and has the bits that it has alone.
+ * and the rows that this loop keeps are the results of all lanes. So each lane runs only its own arm or turns, fails only where it would
+ * fail alone, and gets the bits that it would get alone.
  */
 #include "jit/graph/batch.h"
 
@@ -25,11 +25,11 @@ static bool refuse(op_refusal *why, const char *what) {
   return false;
 }
 static bool short_of_memory(graph_batch *b) {
-  b->g->failed = true; /* the walk says so */
+  b->g->failed = true; /* batch.c makes the error of it */
   return false;
 }
 
-/* Which results a branch or loop has for all lanes: nodes of the graph, 0 where every lane has the same. */
+/* The counterpart of a branch or loop; NULL before it has one. */
 static batched_regions *results_of(const graph_batch *b, uint32_t node) {
   batched_regions *x = b->regions;
   while (x && x->node != node) x = x->next;
@@ -48,7 +48,7 @@ static batched_regions *results_new(graph_batch *b, uint32_t node, uint32_t n) {
   return x->whole ? x : NULL;
 }
 
-/* The type of all lanes of a value. False: it would have too many axes. */
+/* Sets *t to the type [lanes, shape] for a value of one lane. False: it would have too many axes. */
 static bool whole_type(const graph_batch *b, const graph_type *lane, graph_type *t) {
   *t = *lane;
   t->weak = false;
@@ -59,16 +59,16 @@ static bool whole_type(const graph_batch *b, const graph_type *lane, graph_type 
   return true;
 }
 
-/* The node for all lanes, or 0 where they have the same. */
+/* The counterpart of a node; 0 where all lanes have the same value. */
 static uint32_t whole(const graph_batch *b, uint32_t node) { return node < b->cap ? b->whole[node] : 0; }
 
 /* ---- all lanes take the same way ---------------------------------------------------------------------------------------------- */
 
-/* An arm that works on all lanes, while it is made. */
+/* A region for all lanes, while it is being made. */
 typedef struct lane_arm {
-  graph *g; /* owned */
+  graph *g; /* owned; the batch is one of this graph */
   graph_batch batch;
-  uint32_t *outs; /* owned: of one lane, then args */
+  uint32_t *outs; /* owned: nodes of one lane's results, then of its inputs */
 } lane_arm;
 
 static void lane_arm_free(lane_arm *a) {
@@ -78,7 +78,8 @@ static void lane_arm_free(lane_arm *a) {
   *a = (lane_arm){0};
 }
 
-/* Inlines an arm, some of whose inputs differ from lane to lane, and batches it. */
+/* Inlines a region and batches it; `inputs` says which of its inputs differ from lane to lane. False with `why` or when memory is
+ * short; lane_arm_free in any case. */
 static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *inputs, lane_arm *a, op_refusal *why) {
   a->g = graph_new(NULL);
   a->outs = calloc((size_t)arm->noutputs + arm->ninputs + 1, sizeof *a->outs);
@@ -99,7 +100,7 @@ static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *in
   return graph_inline(a->g, arm, args, a->outs) && batch_advance(&a->batch, &culprit, why);
 }
 
-/* The arm's graph, which has its outputs; owned. NULL: memory. */
+/* Ends the batch and returns the region, whose results the caller has added; owned. NULL when memory is short. */
 static graph *lane_arm_done(lane_arm *a) {
   graph *g = a->g;
   batch_end(&a->batch);
@@ -110,12 +111,13 @@ static graph *lane_arm_done(lane_arm *a) {
   return NULL;
 }
 
-/* What a branch or loop that stays one becomes, while it is made. */
+/* The counterpart of a branch or loop that stays one, while it is being made. */
 typedef struct same_way {
-  graph_node n;              /* the node of the lane: the list moves while nodes are appended */
-  uint32_t nresults, before; /* results that regions make; operands before those that are regions' inputs */
-  bool *inputs, *results;    /* by input of the regions, and by result: does it differ from lane to lane? */
-  uint32_t *in;              /* operands */
+  graph_node n; /* the lane's branch or loop, a copy */
+  uint32_t nresults,
+      before; /* results of the regions; operands of the node that are no inputs of the regions (the predicate) */
+  bool *inputs, *results; /* by input of the regions, and by result: does it differ from lane to lane? */
+  uint32_t *in;           /* operands of the counterpart */
   lane_arm arms[2];
   graph *parts[2];
 } same_way;
@@ -138,7 +140,7 @@ static bool same_way_begin(const graph_batch *b, uint32_t node, same_way *s) {
   return true;
 }
 
-/* Makes a region for all lanes; which of its results differ is told in `results`. */
+/* Makes region `part` for all lanes, and sets results[i] where result i differs from lane to lane. False as lane_arm_make. */
 static bool same_way_part(const graph_batch *b, same_way *s, int part, bool *results, op_refusal *why) {
   const graph *region = s->n.payload.regions[part];
   lane_arm_free(&s->arms[part]);
@@ -148,7 +150,7 @@ static bool same_way_part(const graph_batch *b, same_way *s, int part, bool *res
   return true;
 }
 
-/* The node, of regions whose graphs are done. 0: memory. */
+/* Appends the counterpart, of the finished regions `parts`, which it takes over. Returns 0 when memory is short. */
 static uint32_t same_way_node(graph_batch *b, same_way *s) {
   for (uint32_t k = 0; k < s->n.nin; k++) {
     bool all = k >= s->before && s->inputs[k - s->before];
@@ -166,7 +168,7 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   for (int part = 0; part < 2 && ok; part++) {
     lane_arm *a = &s.arms[part];
     ok = same_way_part(b, &s, part, s.results, why);
-    /* Results that all lanes share, too: the lane's own node is not to run. */
+    /* Results that all lanes share become results of the counterpart, too, so that nothing depends on the lane's own node. */
     for (uint32_t k = 0; k < s.nresults && ok; k++) ok = graph_output(a->g, batch_whole_always(&a->batch, a->outs[k]));
     ok = ok && (s.parts[part] = lane_arm_done(a)) != NULL;
   }
@@ -185,7 +187,7 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   return r != NULL;
 }
 
-/* Kept rows of all lanes, [turns, lanes, ..], as [lanes, turns, ..]. */
+/* Permutes the rows that a loop for all lanes has kept from [turns, lanes, ..] to [lanes, turns, ..]. */
 static uint32_t rows_of_lanes(graph_batch *b, uint32_t rows) {
   graph *g = b->g;
   op_attr attr = {.n = g->nodes[rows].type.rank, .d = {1, 0}};
@@ -193,13 +195,14 @@ static uint32_t rows_of_lanes(graph_batch *b, uint32_t rows) {
   return graph_op(g, OP_permute, &rows, 1, &attr, g->nodes[rows].site);
 }
 
-/* A loop all of whose lanes make the same turns. *parted: they do not, and nothing has been made. */
+/* Makes a loop whose lanes all make the same number of turns. Where they do not, nothing is made and *parted is set. */
 static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *why) {
   graph *g = b->g;
   same_way s;
   bool ok = same_way_begin(b, node, &s), more = ok, header = false;
   uint32_t carries = ok ? graph_loop_carries(&s.n) : 0, made = 0;
-  while (more && ok) { /* what a carry is made of may differ from the second turn on */
+  while (more &&
+         ok) { /* a carry that is shared before a turn may differ after it, and then so may others after the next one */
     more = false;
     ok = same_way_part(b, &s, 1, s.results, why);
     for (uint32_t k = 0; k < carries && ok; k++) {
@@ -214,7 +217,7 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
     same_way_free(&s);
     return true;
   }
-  if (ok) { /* the results keep their numbers: those that are shared are made as they are */
+  if (ok) { /* results keep their numbers, so those that all lanes share become results of the body as they are */
     graph *body = s.arms[1].g;
     for (uint32_t k = 0; k < s.nresults && ok; k++)
       ok = graph_output(body,
@@ -229,7 +232,7 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
   batched_regions *r = made ? results_new(b, node, s.nresults + 2) : NULL;
   for (uint32_t k = 0; k < s.nresults && r; k++) {
     graph_type t = graph_result_type(&g->nodes[node], k), whole;
-    if (!s.results[k] && k < carries) { /* the lane's own node is not to run */
+    if (!s.results[k] && k < carries) { /* broadcast, so that nothing depends on the lane's own node */
       uint32_t shared = graph_proj(g, made, k, t, s.n.site);
       if (!shared || !(r->whole[k] = batch_whole_always(b, shared))) r = NULL;
       continue;
@@ -249,7 +252,7 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
   return r != NULL;
 }
 
-/* ---- lanes part --------------------------------------------------------------------------------------------------------------- */
+/* ---- lanes that take different ways --------------------------------------------------------------------------------------------------------------- */
 
 /* Sets `in` to the operands of branch or loop `n` inside the body of the loop over the lanes: row `lane` of an operand that differs
  * from lane to lane, else the operand itself. They are the body's operands from number 1 on. False: memory is short. */
@@ -293,7 +296,7 @@ static bool lanes_in_turn(graph_batch *b, uint32_t node) {
   uint32_t all =
       r ? graph_op(g, OP_iota, NULL, 0, &(op_attr){.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {b->lanes}}, n.site)
         : 0;
-  for (uint32_t k = 0; k < carries && r; k++) { /* the rows, which are as many as lanes */
+  for (uint32_t k = 0; k < carries && r; k++) { /* indexed with 0 .. lanes - 1, the rows get an axis of known size */
     uint32_t rows = graph_proj(g, made, 1 + k, graph_result_type(&n, k), n.site);
     if (!rows || !all || !(r->whole[k] = graph_row(g, rows, all, false))) r = NULL;
   }

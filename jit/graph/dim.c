@@ -128,7 +128,7 @@ void dim_rename_nodes(dim_table *t, const uint32_t *map) {
     uint32_t ref = e->ref ? map[e->ref] : 0;
     changed |= ref != e->ref;
     e->ref = ref;
-    if (!ref) e->axis = gone++; /* symbols stay distinct */
+    if (!ref) e->axis = gone++; /* so that symbols of removed nodes stay different from each other */
   }
   if (!changed) return;
   t->numbers.n = 0; /* the hashes are others now; there is room for as many */
@@ -149,13 +149,13 @@ uint64_t dim_hash(const dim_table *t, qn_dim d) {
   return expr_hash(&e);
 }
 
-/* An expression exactly as given: operands are in normal form already. */
+/* Makes the expression a op b as it stands, without the laws of normal forms. */
 static qn_dim raw(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   unsigned size = 1 + size_of(t, a) + size_of(t, b);
   dim_expr e = {.op = (uint8_t)op, .size = (uint16_t)size, .a = a, .b = b};
   e.hint = compute(op, dim_hint(t, a), dim_hint(t, b));
   if (size <= DIM_MAX_SIZE) return intern(t, &e);
-  /* Too large: both operands become what they were in the recorded call. */
+  /* Too large: both operands become the numbers that they were in the recorded call. */
   int64_t x = dim_hint(t, a), y = dim_hint(t, b);
   dim_assume(t, a, DIM_EQ, dim_const(t, x));
   dim_assume(t, b, DIM_EQ, dim_const(t, y));
@@ -178,7 +178,7 @@ bool dim_is_const(const dim_table *t, qn_dim d, int64_t *value) {
   return true;
 }
 
-/* The order of terms: symbols by place, then other expressions by structure. */
+/* The order of terms in sums and products: symbols by their number, then other expressions by structure. */
 static int dim_compare(const dim_table *t, qn_dim a, qn_dim b) {
   if (a == b) return 0;
   if (a >= 0 || b >= 0) return a >= 0 && b >= 0 ? (a < b ? -1 : 1) : a >= 0 ? 1 : -1;
@@ -194,16 +194,16 @@ static int dim_compare(const dim_table *t, qn_dim a, qn_dim b) {
 typedef struct product {
   int n;
   int64_t coef;
-  qn_dim atoms[DIM_TERMS]; /* in order */
+  qn_dim atoms[DIM_TERMS]; /* in the order of dim_compare */
 } product;
 
-/* Multiplies `p` by d; false if it does not fit. */
+/* Multiplies p by d. False when it would have more than DIM_TERMS atoms or its coefficient would overflow. */
 static bool product_add(const dim_table *t, product *p, qn_dim d) {
   int64_t c;
   if (dim_is_const(t, d, &c)) return !__builtin_mul_overflow(p->coef, c, &p->coef);
   const dim_expr *e = expr_of(t, d);
   if (e->op == DIM_MUL) return product_add(t, p, e->a) && product_add(t, p, e->b);
-  if (e->op == DIM_SUB && e->a == 0) { /* -x */
+  if (e->op == DIM_SUB && e->a == 0) { /* 0 - x */
     p->coef = p->coef == INT64_MIN ? INT64_MAX : -p->coef;
     return product_add(t, p, e->b);
   }
@@ -214,7 +214,7 @@ static bool product_add(const dim_table *t, product *p, qn_dim d) {
   return true;
 }
 
-/* The product without its coefficient. */
+/* The product of the atoms, without the coefficient. */
 static qn_dim product_atoms(dim_table *t, const product *p) {
   qn_dim d = p->atoms[0];
   for (int i = 1; i < p->n; i++) d = raw(t, DIM_MUL, d, p->atoms[i]);
@@ -227,12 +227,12 @@ typedef struct sum {
   int n;
   int64_t constant;
   struct term {
-    qn_dim of; /* a product without coefficient */
+    qn_dim of; /* a product of atoms */
     int64_t coef;
   } terms[DIM_TERMS];
 } sum;
 
-/* s += scale * d; false if it does not fit. */
+/* s += scale * d. False when s would have more than DIM_TERMS terms or a number would overflow. */
 static bool sum_add(const dim_table *t, sum *s, qn_dim d, int64_t scale) {
   int64_t c;
   if (dim_is_const(t, d, &c))
@@ -241,7 +241,7 @@ static bool sum_add(const dim_table *t, sum *s, qn_dim d, int64_t scale) {
   qn_dim a = e->a, b = e->b;
   if (e->op == DIM_ADD) return sum_add(t, s, a, scale) && sum_add(t, s, b, scale);
   if (e->op == DIM_SUB) return scale != INT64_MIN && sum_add(t, s, a, scale) && sum_add(t, s, b, -scale);
-  if (e->op == DIM_MUL && dim_is_const(t, b, &c)) /* the coefficient stands last */
+  if (e->op == DIM_MUL && dim_is_const(t, b, &c)) /* in normal form the coefficient is the right operand */
     return !__builtin_mul_overflow(c, scale, &scale) && sum_add(t, s, a, scale);
   int i = 0;
   while (i < s->n && dim_compare(t, s->terms[i].of, d) < 0) i++;
@@ -267,7 +267,7 @@ static qn_dim sum_make(dim_table *t, const sum *s) {
       qn_dim term = scaled(t, s->terms[i].of, s->terms[i].coef);
       d = d == 0 ? term : raw(t, DIM_ADD, d, term);
     }
-  if (d == 0 && c > 0) { /* c - n */
+  if (d == 0 && c > 0) { /* only negative terms: c - n */
     d = c;
     c = 0;
   }
@@ -278,7 +278,7 @@ static qn_dim sum_make(dim_table *t, const sum *s) {
   return d;
 }
 
-/* coefficients and constant all small enough to be negated */
+/* Are the constant and all coefficients small enough to be negated? */
 static bool sum_sane(const sum *s) {
   bool ok = s->constant != INT64_MIN;
   for (int i = 0; i < s->n; i++) ok &= s->terms[i].coef != INT64_MIN;
@@ -305,7 +305,8 @@ bool dim_nonnegative(const dim_table *t, qn_dim d) {
   return false;
 }
 
-/* x // c and x % c, where the terms that c divides leave the remainder alone. */
+/* a // b and a % b. Where b is a constant, terms of a that it divides are taken out: (b*n + m) // b = n + m // b, and they do not
+ * change the remainder. */
 static qn_dim make_division(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   int64_t c;
   if (a == 0) return 0;
@@ -342,7 +343,7 @@ static qn_dim make_extremum(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   if (a == b) return a;
   sum diff = {0};
   if (sum_add(t, &diff, a, 1) && sum_add(t, &diff, b, -1) && diff.n == 0) return (diff.constant < 0) == smaller ? a : b;
-  if (dim_is_const(t, a, &c)) { /* the constant stands last */
+  if (dim_is_const(t, a, &c)) { /* in normal form a constant is the right operand */
     qn_dim swap = a;
     a = b;
     b = swap;
@@ -402,10 +403,13 @@ void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
 bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {
   if (a == b) return true;
   int64_t x, y;
-  if (dim_is_const(t, a, &x) && dim_is_const(t, b, &y)) return false; /* constants are unique */
+  if (dim_is_const(t, a, &x) && dim_is_const(t, b, &y))
+    return false; /* equal constants are equal numbers, which a and b are not */
   sum diff = {0};
-  if (sum_add(t, &diff, a, 1) && sum_add(t, &diff, b, -1) && diff.n == 0) return false;  /* n and n + 1 */
-  if (dim_is_const(t, a, &x) || (!dim_is_const(t, b, &y) && dim_compare(t, b, a) < 0)) { /* one order for each pair */
+  if (sum_add(t, &diff, a, 1) && sum_add(t, &diff, b, -1) && diff.n == 0)
+    return false; /* they differ by a constant, as n and n + 1 */
+  if (dim_is_const(t, a, &x) ||
+      (!dim_is_const(t, b, &y) && dim_compare(t, b, a) < 0)) { /* in one order, so that each pair is noted once */
     qn_dim swap = a;
     a = b;
     b = swap;
@@ -433,7 +437,7 @@ int64_t dim_ask(const dim_table *t, qn_dim d, dim_symbol_value *value, const voi
 
 /* ---- text --------------------------------------------------------------------------------------------------------------------- */
 
-/* An identifier that cannot be read as something else in a dim's text. */
+/* Is a name an identifier that the text of a size cannot mean anything else by? */
 static bool name_is_plain(const char *name) {
   if (!name[0] || (name[0] >= '0' && name[0] <= '9')) return false;
   bool digits = name[0] == 'd' && name[1];
@@ -454,14 +458,15 @@ bool dim_prints_name(const dim_table *t, uint32_t index) {
   return true;
 }
 
-/* Its place among the symbols: expressions between them do not count, so that text and table agree after parsing. */
+/* The number of a symbol among the symbols alone, without the expressions between them, so that it is the same after parsing. */
 static unsigned symbol_number(const dim_table *t, uint32_t index) {
   unsigned n = 0;
   for (uint32_t i = 0; i < index; i++) n += t->exprs[i].op == DIM_SYMBOL;
   return n;
 }
 
-/* `level` of the surrounding operator: 0 none, 1 sums, 2 products, 3 right operand of a product. */
+/* Prints d with parentheses where the operator around it needs them. `level` is that operator's: 0 none, 1 a sum, 2 a product, 3 the
+ * right operand of a product. */
 static void print_at(const dim_table *t, qn_dim d, int level, text_buf *out) {
   if (d >= 0 || !t) {
     text_addf(out, "%lld", (long long)d);
@@ -489,7 +494,7 @@ static void print_at(const dim_table *t, qn_dim d, int level, text_buf *out) {
   } else {
     bool brackets = level > ops[e->op].level;
     qn_dim left = e->a, right = e->b;
-    if (e->op == DIM_MUL && right >= 0) { /* 2*n */
+    if (e->op == DIM_MUL && right >= 0) { /* the coefficient is printed first: 2*n */
       left = e->b;
       right = e->a;
     }

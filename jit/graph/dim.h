@@ -36,7 +36,7 @@ enum { DIM_MAX_SIZE = 256 };
 
 typedef enum dim_relation { DIM_EQ, DIM_NE, DIM_LT, DIM_LE } dim_relation;
 
-/* (a relation b) held in the recorded call and was relied on. */
+/* A fact that was relied on: `a relation b` held in the recorded call. */
 typedef struct dim_fact {
   qn_dim a, b;
   uint8_t relation; /* dim_relation */
@@ -54,14 +54,15 @@ typedef struct dim_table {
 } dim_table;
 
 void dim_table_init(dim_table *t, arena *a);
-/* A copy in another arena; expressions keep their numbers. False when memory is short. */
+/* Makes `to` a copy of a table, with memory from `a`; expressions keep their numbers. False when memory is short. */
 QN_MUST_CHECK bool dim_table_copy(dim_table *to, const dim_table *from, arena *a);
-/* The symbol of a source; the same source gives the same symbol (and keeps its first hint and name). */
+/* The symbol for a source, which is made at the first call with this source, ref and axis; later calls give the same one, with its first
+ * hint and name. */
 qn_dim dim_symbol(dim_table *t, dim_source source, uint32_t ref, uint16_t axis, int64_t hint, const char *name);
 qn_dim dim_make(dim_table *t, dim_op op, qn_dim a, qn_dim b); /* t may be NULL for plain numbers */
-/* A constant, negative ones too. */
+/* The dim for a number, which may be negative. */
 qn_dim dim_const(dim_table *t, int64_t value);
-/* Is `d` the same number in every call? Then *value is that number. */
+/* Is `d` a constant? Then *value is its number. */
 bool dim_is_const(const dim_table *t, qn_dim d, int64_t *value);
 
 static inline qn_dim dim_add(dim_table *t, qn_dim a, qn_dim b) {
@@ -80,23 +81,23 @@ int64_t dim_hint(const dim_table *t, qn_dim d);
 /* Questions that steer a rule: answered by the hint, and remembered as a fact when a symbol is involved. */
 bool dim_equal(dim_table *t, qn_dim a, qn_dim b);
 bool dim_is(dim_table *t, qn_dim a, int64_t value);
-/* Remembers a fact that the caller found (once). */
+/* Notes a fact, unless it has been noted already. */
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
 /* Is d >= 0 whatever the symbols' values? */
 bool dim_nonnegative(const dim_table *t, qn_dim d);
-/* Value of a dim for other symbol values (indexed like exprs; only symbols are read). */
+/* The value of a dim for given values of symbols: symbols[i] is that of expression i, read where this is a symbol. */
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
-/* The same, where each symbol is asked for. */
+/* The value of a dim whose symbols have the values that a function gives. */
 typedef int64_t dim_symbol_value(const void *ctx, const dim_expr *symbol);
 int64_t dim_ask(const dim_table *t, qn_dim d, dim_symbol_value *value, const void *ctx);
-/* Symbols of node results name node map[ref] from now on (0: the node is gone). */
+/* Renumbers the nodes that symbols refer to: node n becomes map[n], where 0 means that it was removed. */
 void dim_rename_nodes(dim_table *t, const uint32_t *map);
 /* Content hash: the same for equal expressions over the same sources in any table; names and hints do not count. */
 uint64_t dim_hash(const dim_table *t, qn_dim d);
-/* As text, operators by precedence: "n", "2*n + 1", "min(n, m) // 2". A symbol shows its name, or d<number> where it has
- * none or shares it with an earlier one; symbols are numbered from 0. */
+/* Prints a dim with as few parentheses as precedence allows: "n", "2*n + 1", "min(n, m) // 2". A symbol is printed as its name, or as
+ * d<number> where it has none or shares it with an earlier one; symbols are numbered from 0. */
 void dim_print(const dim_table *t, qn_dim d, text_buf *out);
-/* Does symbol `index` print by its name? */
+/* Is the symbol that is expression `index` printed as its name? */
 bool dim_prints_name(const dim_table *t, uint32_t index);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include "jit/graph/rewrite.h"
 
-/* Is the integer a value of the float dtype? */
+/* Is the integer exactly a value of a float dtype? */
 static bool exact_in_float(qn_dtype to, int64_t i) {
   int64_t limit = (int64_t)1 << dtype_rows[to].digits;
   return i >= -limit && i <= limit;
@@ -36,7 +36,7 @@ static bool fold_cast(op_id op, const graph_type *type, qn_value x, void *out) {
   return true;
 }
 
-/* What the kernel primitives min and max give: nan wins, -0 is below +0. */
+/* The result of the kernel primitives min and max: NaN if an operand is NaN; -0 is less than +0. */
 static double extremum(double a, double b, bool smaller) {
   if (a != a) return a;
   if (b != b) return b;
@@ -64,7 +64,7 @@ static bool fold_float(op_id op, qn_dtype d, const double *x, double *out) {
   case OP_sqrt: *out = sqrt(x[0]); break;
   default: return false;
   }
-  *out = dtype_round(d, dtype_round(dtype_compute(d), *out)); /* as kernels do */
+  *out = dtype_round(d, dtype_round(dtype_compute(d), *out)); /* in two steps, as kernels do */
   return true;
 }
 
@@ -97,7 +97,7 @@ static bool compare(op_id op, int order, bool ordered) {
   }
 }
 
-/* The low bytes of an integer, wrapped into its dtype. */
+/* Stores the low bytes of an integer, which wraps it into the dtype. */
 static void store_wrapped(qn_dtype d, int64_t i, void *out) {
   if (dtype_is_bool(d)) i = i != 0;
   memcpy(out, &i, dtype_size(d));

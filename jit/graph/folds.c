@@ -1,7 +1,7 @@
 /* The folds of reductions (folds.h), on which the simplifier and the lowering to kernels must agree. */
 #include "jit/graph/folds.h"
 
-/* Is an extent short enough to be joined? That holds in every run: it decides the order, and so the bits. */
+/* Is an extent short enough to be joined? The answer is noted as a fact, since it decides the order and so the bits. */
 static bool is_short(dim_table *t, qn_dim extent) {
   bool is = dim_hint(t, extent) < FOLD_JOIN_BELOW;
   int64_t c;
@@ -16,7 +16,9 @@ static bool is_short(dim_table *t, qn_dim extent) {
 int reduce_folds(dim_table *d, const graph_type *t, uint8_t axes, bool whole, const uint8_t *joins,
                  reduce_fold *folds) {
   int n = 0;
-  bool behind = false, neighbour = false; /* an axis that stays lies behind; the axis before belongs to the last fold */
+  bool behind = false,
+       neighbour =
+           false; /* an axis that is not reduced lies further in; the axis just visited belongs to the last fold */
   for (int a = t->rank - 1; a >= 0; a--) {
     if (!(axes >> a & 1)) {
       behind = true;

@@ -1,18 +1,19 @@
 /* Reverse-mode differentiation inside one graph: appends the nodes of the gradient.
  *
- * Forward, a node is active if it is of a float dtype and depends on one of wrt through rows that have a gradient. Backward,
- * from the root down in the order of node indices, each active node with a cotangent hands its operands theirs by its row's
- * rule. Every user of a node has a larger index, so a cotangent is complete when its node's turn comes.
+ * A forward pass marks the active nodes: those of a float dtype that depend on one of `wrt` through ops that have a gradient. A backward
+ * pass goes over the nodes from the root by descending index: each active node that has a cotangent contributes to those of its
+ * operands, by the rule of its op. Users of a node have larger indices, so its cotangent is complete when the node is reached.
  *
  * The order of summation is fixed: contributions are added in the order they arise, that is users by descending index and,
  * within a user, operands from the first to the last: ((u_last + u_before) + ...) + u_first. Equal graphs give equal bits.
  *
- * Regions (graph.h) are met as a whole: from the root down, all users of a region's results come before its last node, so its turn
- * comes there. A region that is made once more is differentiated by a differentiation of its own.
+ * A region (graph_region in graph.h) is differentiated as a whole when the backward pass reaches its last node: all users of its results
+ * come later in the graph, so their cotangents are complete. A region that is computed once more (checkpoint) is copied, and the copy
+ * is differentiated by a nested graph_vjp.
  *
- * A cotangent has exactly the type of its node. A node of integer or bool dtype has none; a row with NO_GRAD("zero: ...")
- * ends the flow silently, another NO_GRAD refuses. Nodes below `from` are constants, so a cotangent that arrives at one of wrt
- * there goes no further. Sites of new nodes are those of the nodes they differentiate.
+ * A cotangent has exactly the type of its node. Nodes of integer or bool dtype have none. An op with NO_GRAD("zero: ...") in the table
+ * silently passes none on, one with another NO_GRAD is refused. Nodes below `from` are constants, so a cotangent of a `wrt` node there
+ * is not passed on. New nodes have the sites of the nodes that they differentiate.
  *
  * The rules: grad_pointwise.c and grad_array.c.
  */
@@ -66,7 +67,7 @@ uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like) {
 #ifdef QN_CHECKED
 enum {
   CHECKED_NODES = 4000
-}; /* the whole graph is verified after each gradient, which in a loop costs quadratic time */
+}; /* larger graphs are not verified after each gradient, which in a loop would take quadratic time */
 #endif
 
 /* ---- the driver --------------------------------------------------------------------------------------------------- */
@@ -92,36 +93,36 @@ static int by_number(const void *a, const void *b) {
 
 static bool is_float(const graph *g, uint32_t node) { return dtype_is_float((qn_dtype)g->nodes[node].type.dtype); }
 
-/* "zero: ..." */
+/* Is the gradient of this op zero by NO_GRAD("zero: ...")? */
 static bool ends_silently(const graph_node *n) {
   const char *reason = op_rows[n->op].no_grad;
   return n->kind == NODE_OP && reason && strncmp(reason, "zero", 4) == 0;
 }
 
-/* What is known of a node. */
 typedef struct node_state {
   bool active;
   uint32_t cotangent; /* 0: none */
 } node_state;
 
-/* One differentiation. It takes time and memory by the nodes that it looks at, however many lie below. */
+/* One differentiation. Its time and memory depend on the nodes [from, last] alone, not on how many there are before them. */
 typedef struct backward {
   graph *g;
-  uint32_t from, last; /* nodes [from, last] are looked at */
-  node_state *states;  /* of these, from - from on */
-  uint32_t *below;     /* nodes of wrt below `from`, ascending: of the others there nothing is known */
+  uint32_t from, last; /* the nodes that are differentiated are [from, last] */
+  node_state *states;  /* of nodes [from, last], then of those in `below` */
+  uint32_t *below;     /* nodes of wrt that lie below `from`, ascending */
   node_state *of_below;
   uint32_t nbelow;
   const graph_rules *rules;
-  uint32_t *proj_of;     /* by node with regions, from - from on: its last result; by result: the one before it */
-  graph_region *regions; /* outermost ones that begin at `from` or later, by descending end */
+  uint32_t *
+      proj_of; /* lists of results, by node - from: of a branch or loop the last NODE_PROJ, of a NODE_PROJ the one before it */
+  graph_region *regions; /* those that begin at `from` or later and lie in no other, by descending end */
   uint32_t nregions;
   arena scratch;
   uint32_t *culprit;
   op_refusal *why;
 } backward;
 
-/* NULL: nothing is or will be known of the node. */
+/* The state of a node; NULL for a node below `from` that is not one of wrt. */
 static node_state *state_of(const backward *b, uint32_t node) {
   if (node >= b->from) return node <= b->last ? &b->states[node - b->from] : NULL;
   uint32_t low = 0, high = b->nbelow;
@@ -145,7 +146,7 @@ static uint32_t cotangent_of(const backward *b, uint32_t node) {
   return s ? s->cotangent : 0;
 }
 
-/* The states, of which those of wrt are active. */
+/* Allocates the states and marks the nodes of wrt as active. */
 static bool take_states(backward *b, const uint32_t *wrt, int nwrt) {
   size_t n = b->last >= b->from ? b->last - b->from + (size_t)1 : 0;
   b->states = arena_alloc(&b->scratch, (n + 1) * sizeof *b->states);
@@ -163,20 +164,20 @@ static bool take_states(backward *b, const uint32_t *wrt, int nwrt) {
   return true;
 }
 
-/* The last node to look at where a region that the last root lies in is looked at as a whole: its other results come behind the
- * root, too. */
+/* The last node to differentiate: the last root or, where that lies in a region, the region's last node, since a region is
+ * differentiated as a whole. */
 static uint32_t whole_regions(const backward *b) {
   uint32_t last = b->last;
   for (uint32_t i = b->rules ? b->rules->n : 0; i-- > 0;) {
     const graph_region *x = &b->rules->regions[i];
-    if (x->end <= b->from) break; /* nor do those before it */
+    if (x->end <= b->from) break; /* and so do all regions before it */
     if (b->rules->work) ++*b->rules->work;
     if (x->first >= b->from && x->first <= b->last && x->end > last + 1) last = x->end - 1;
   }
   return last;
 }
 
-/* Picks the regions that count. One that lies in another is that one's, and comes before it. */
+/* Collects b->regions. Of nested regions only the outermost counts, which comes last in the list. */
 static bool take_regions(backward *b) {
   const graph_rules *r = b->rules;
   uint32_t low = r ? r->n : 0;
@@ -194,13 +195,13 @@ static bool take_regions(backward *b) {
   return true;
 }
 
-/* Numbers of nodes, by hash. */
+/* A map from nodes to numbers: a hash table with open addressing. */
 typedef struct node_numbers {
   uint32_t *slots; /* pairs of node (0: free) and number */
   uint32_t mask;
 } node_numbers;
 
-/* Room for `most` nodes. */
+/* Makes a map with room for `most` nodes. False when memory is short. */
 static bool numbers_make(backward *b, size_t most, node_numbers *t) {
   size_t cap = 4;
   while (cap < 2 * most) cap *= 2;
@@ -208,7 +209,7 @@ static bool numbers_make(backward *b, size_t most, node_numbers *t) {
   return (t->slots = arena_alloc(&b->scratch, 2 * cap * sizeof *t->slots)) != NULL;
 }
 
-/* Where the node stands with its number, or may be put. */
+/* The pair of a node and its number, or a free pair where they may be put. */
 static uint32_t *number_slot(const backward *b, const node_numbers *t, uint32_t node) {
   uint32_t i = node * 0x9e3779b1u & t->mask;
   for (;; i = (i + 1) & t->mask) {
@@ -218,8 +219,8 @@ static uint32_t *number_slot(const backward *b, const node_numbers *t, uint32_t 
   }
 }
 
-/* Of a region with a rule of its own only the results are active. What they do not depend on (lanes beside their counterparts) does
- * not matter. */
+/* Marks the results of a region with a rule of its own as active if one of its args is. Nodes inside that no result depends on (those
+ * of a lane, beside their counterparts) do not matter. False with why. */
 static bool mark_region(backward *b, const graph_region *x) {
   const graph *g = b->g;
   bool any = false, *needed = arena_alloc(&b->scratch, (x->end - x->first) * sizeof *needed);
@@ -249,10 +250,10 @@ static bool mark_region(backward *b, const graph_region *x) {
   return true;
 }
 
-/* Which nodes up to the last root depend on wrt. */
+/* Marks the active nodes. */
 static bool mark_active(backward *b) {
   const graph *g = b->g;
-  uint32_t next = b->nregions; /* regions lie in descending order */
+  uint32_t next = b->nregions; /* of b->regions, from the last, which comes first in the graph */
   for (uint32_t i = b->from; i <= b->last; i++) {
     while (next && b->regions[next - 1].first < i) next--;
     if (next && b->regions[next - 1].first == i && !b->regions[next - 1].again) {
@@ -261,7 +262,7 @@ static bool mark_active(backward *b) {
       continue;
     }
     const graph_node *n = &g->nodes[i];
-    bool regions = graph_kind_has_regions(n->kind); /* they have no type of their own */
+    bool regions = graph_kind_has_regions(n->kind); /* a branch or loop has no type itself, only its results have */
     if (!(is_float(g, i) || regions) || n->kind == NODE_TAP || ends_silently(n)) continue;
     node_state *s = &b->states[i - b->from];
     if (n->kind == NODE_PROJ && n->in[0] >= b->from) {
@@ -273,14 +274,14 @@ static bool mark_active(backward *b) {
   return true;
 }
 
-/* Adds to the cotangent of node j, which is active, at `site`. */
+/* Adds `ct` to the cotangent of the active node j; the sum gets `site`. */
 static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t site) {
   node_state *s = state_of(b, j);
   const uint32_t in[] = {s->cotangent, ct};
   s->cotangent = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
 }
 
-/* Hands out the cotangents of a branch's or loop's results, all of which have theirs. */
+/* Differentiates a branch or loop, node i: all cotangents of its results are complete. False with why. */
 static bool step_control(backward *b, uint32_t i) {
   graph *g = b->g;
   graph_node n = g->nodes[i];
@@ -304,14 +305,14 @@ static bool step_control(backward *b, uint32_t i) {
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
-/* Hands out the cotangent of node i. */
+/* Differentiates node i: contributes to its operands' cotangents. False with why. */
 static bool step(backward *b, uint32_t i) {
   graph *g = b->g;
   uint32_t *culprit = b->culprit;
   op_refusal *why = b->why;
   arena *scratch = &b->scratch;
-  graph_node n = g->nodes[i];           /* the list moves while nodes are appended */
-  if (n.kind == NODE_PROJ) return true; /* its turn comes with that of the node with regions */
+  graph_node n = g->nodes[i];           /* a copy, since the list of nodes moves when it grows */
+  if (n.kind == NODE_PROJ) return true; /* step_control of the branch or loop sees to it */
   if (graph_kind_has_regions(n.kind)) return step_control(b, i);
   if (n.kind != NODE_OP || n.nin == 0) return true;
   if (!rules[n.op])
@@ -336,7 +337,8 @@ static bool step(backward *b, uint32_t i) {
 
 /* ---- regions ------------------------------------------------------------------------------------------------------- */
 
-/* Node j outside a region as what is made once more reads it: behind a mark, so that it stays apart from the first time. */
+/* What a region's copy reads in place of node j outside the region: j behind a reshape marked ATTR_ANEW. Without it common
+ * subexpressions would make the copy and the original one again. */
 static uint32_t mark_anew(graph *g, uint32_t j, uint32_t site) {
   graph_type t = g->nodes[j].type;
   if (t.weak || g->nodes[j].kind == NODE_CONST) return j;
@@ -345,7 +347,8 @@ static uint32_t mark_anew(graph *g, uint32_t j, uint32_t site) {
   return graph_node_raw(g, OP_reshape, &j, 1, &attr, t, site);
 }
 
-/* Makes a region once more. map[i - first]: node i's copy; *marks gives outer nodes theirs (pairs of node and mark). */
+/* Copies the nodes of a region that its results with cotangents need. Sets map[i - first] to the copy of node i, and *marks to pairs of
+ * a node outside and its mark (mark_anew). False when memory is short. */
 static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32_t **marks, uint32_t *nmarks) {
   graph *g = b->g;
   uint32_t n = x->end - x->first, most = 0;
@@ -363,12 +366,12 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
         most++;
   }
   *marks = arena_alloc(&b->scratch, (2 * (size_t)most + 1) * sizeof **marks);
-  node_numbers marked; /* of outer nodes among the marks, from 1 on */
+  node_numbers marked; /* node outside -> 1 + its pair in *marks */
   if (!*marks || !numbers_make(b, most, &marked)) return false;
   for (uint32_t i = 0; i < n; i++) {
     if (!needed[i]) continue;
     graph_node node = g->nodes[x->first + i];
-    if (node.kind == NODE_CONST) { /* nothing is gained by another one */
+    if (node.kind == NODE_CONST) { /* a copy would save no memory */
       map[i] = x->first + i;
       continue;
     }
@@ -389,17 +392,17 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
       }
       in[k] = (*marks)[2 * (slot[1] - 1) + 1];
     }
-    if (node.kind == NODE_INPUT) { /* one that came up inside */
+    if (node.kind == NODE_INPUT) { /* an input that was first used inside the region */
       map[i] = x->first + i;
       continue;
     }
     map[i] = graph_node_like(g, &node, in);
-    if (!map[i] || !graph_node_prove(g, map[i])) return false; /* the first time has checked */
+    if (!map[i] || !graph_node_prove(g, map[i])) return false; /* the original has made its check */
   }
   return true;
 }
 
-/* Nodes of a list within [first, end) as their copies; others as they are. */
+/* A list of nodes in which those of region x are replaced by their copies. NULL when memory is short. */
 static const uint32_t *copied_list(arena *a, const uint32_t *list, uint32_t n, const graph_region *x,
                                    const uint32_t *map) {
   uint32_t *to = arena_alloc(a, (n + 1) * sizeof *to);
@@ -408,11 +411,12 @@ static const uint32_t *copied_list(arena *a, const uint32_t *list, uint32_t n, c
   return to;
 }
 
-/* The regions that lie in region x, as those of its copy; the owner is told of them. They stand before x, one behind another. */
+/* Sets `inner` to the regions that the copy of region x has, made from those that lie in x, and reports each to the owner (rules->add).
+ * The regions inside x come just before it in the list of regions. False when memory is short. */
 static bool copy_regions(backward *b, const graph_region *x, const uint32_t *map, graph_rules *inner) {
   const graph_rules *r = b->rules;
   uint32_t low = 0, high = r->n;
-  while (low < high) { /* the first that ends behind x's first node */
+  while (low < high) { /* finds the first region that ends after x's first node */
     uint32_t mid = low + (high - low) / 2;
     if (r->regions[mid].end <= x->first)
       low = mid + 1;
@@ -445,7 +449,7 @@ static bool copy_regions(backward *b, const graph_region *x, const uint32_t *map
   return true;
 }
 
-/* Differentiates a region after making it once more. */
+/* Differentiates a region that is computed once more (checkpoint): copies it, then differentiates the copy. False with why. */
 static bool region_again(backward *b, const graph_region *x) {
   graph *g = b->g;
   uint32_t n = x->end - x->first, nmarks = 0, *marks = NULL, from = g->n;
@@ -461,7 +465,7 @@ static bool region_again(backward *b, const graph_region *x) {
     if (!s || !s->cotangent || !s->active) continue;
     roots[nroots] = map[o - x->first];
     seeds[nroots++] = s->cotangent;
-    s->cotangent = 0; /* of a result that is given twice */
+    s->cotangent = 0; /* so that a result which is listed twice counts once */
   }
   uint32_t *wrt = arena_alloc(&b->scratch, (2 * (size_t)nmarks + 1) * sizeof *wrt), *grads = wrt + nmarks, nwrt = 0;
   if (!wrt) return out_of_memory(b->why, b->culprit);
@@ -478,7 +482,7 @@ static bool region_again(backward *b, const graph_region *x) {
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
-/* Asks the owner of a region for the cotangents of its args. */
+/* Differentiates a region with a rule of its own (custom_grad), which gives the cotangents of its args. False with why. */
 static bool region_rule(backward *b, const graph_region *x) {
   graph *g = b->g;
   uint32_t *given = arena_alloc(&b->scratch, (x->nouts + (size_t)x->nargs + 1) * sizeof *given),
@@ -504,7 +508,7 @@ static bool step_region(backward *b, const graph_region *x) {
 /* ---- all nodes ------------------------------------------------------------------------------------------------------- */
 
 static bool walk(backward *b) {
-  uint32_t next = 0; /* region */
+  uint32_t next = 0; /* of b->regions: the next one that the walk reaches */
   for (uint32_t i = b->last; i >= b->from && i > 0; i--) {
     while (next < b->nregions && b->regions[next].first > i) next++;
     if (next < b->nregions && i < b->regions[next].end) {
@@ -517,7 +521,8 @@ static bool walk(backward *b) {
   return true;
 }
 
-/* However a differentiation ends: a region's owner may be left by an exception (this file is compiled with -fexceptions). */
+/* Runs however a differentiation ends, also when an exception of the region's owner unwinds it (this file is compiled with
+ * -fexceptions). */
 static void backward_end(backward *b) { arena_free(&b->scratch); }
 
 bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots, const uint32_t *wrt,

@@ -1,12 +1,12 @@
-/* What the rules of differentiation are made of. A rule is named by the GRAD(fn) column of ops.def and is the function
- * grad_<fn>; the table of rules is made from the column, so a missing rule does not link.
+/* What rules of differentiation are made of. The GRAD(fn) column of ops.def names an op's rule, the function grad_<fn>; the table of
+ * rules is made from the column, so code with a rule missing does not link.
  *
- * A rule receives the cotangent of its node's result and sets, for each operand that wants one, a node with the operand's
- * cotangent. Its shape may still be the result's: the driver sums over the axes along which the operand was broadcast. Only ops of
- * the table are used, so gradients can be differentiated again.
+ * A rule receives the cotangent of its node and sets, for each operand that wants one, the operand's cotangent. This may still have the
+ * shape of the node: the caller (grad.c) sums over the axes along which the operand was broadcast. Rules use ops of the table only, so
+ * gradients can be differentiated again.
  *
- * Strong zeros: where a cotangent is multiplied by a derivative, make_smul is used: OP_smul, which is 0 where either is 0.
- * Contractions (dot) are plain.
+ * Strong zeros: a cotangent is multiplied by a derivative with make_smul, that is OP_smul, which is 0 where one factor is 0 even if the
+ * other is inf or NaN. Contractions (dot) multiply plainly.
  */
 #ifndef JIT_GRAPH_GRAD_H
 #define JIT_GRAPH_GRAD_H
@@ -20,11 +20,11 @@ typedef struct grad_ctx {
   op_id op;
   int nin;
   const uint32_t *in;
-  graph_type type; /* of the result */
+  graph_type type; /* of the node */
   op_attr attr;
-  uint32_t ct;        /* cotangent of the result, of exactly its type */
-  const bool *wanted; /* by operand */
-  uint32_t *out;      /* by operand: its cotangent, 0 for none */
+  uint32_t ct;        /* the node's cotangent, of exactly its type */
+  const bool *wanted; /* by operand: does it want a cotangent? */
+  uint32_t *out;      /* by operand: its cotangent, to be set; 0: none */
 } grad_ctx;
 
 typedef void grad_rule(grad_ctx *c);
@@ -35,7 +35,7 @@ typedef void grad_rule(grad_ctx *c);
 #undef GRAD
 #undef NO_GRAD
 
-/* ---- building: 0 (memory is short) passes through, as in graph.h ------------------------------------------------------- */
+/* ---- building: where an operand is 0 (memory was short) so is the result, as in graph.h ------------------------------------------------------- */
 
 static inline graph_type grad_type_of(const grad_ctx *c, uint32_t node) { return c->g->nodes[node].type; }
 
@@ -55,7 +55,7 @@ static inline uint32_t make1_attr(grad_ctx *c, op_id op, uint32_t a, const op_at
   return graph_op(c->g, op, &a, 1, attr, c->site);
 }
 
-/* A number of the same dtype (and weakness) as the result. */
+/* A scalar constant with the dtype (and weakness) of the node. */
 static inline uint32_t make_number(grad_ctx *c, double x) {
   return graph_const_scalar(c->g, (qn_dtype)c->type.dtype, c->type.weak, x, (int64_t)x, c->site);
 }
@@ -68,7 +68,7 @@ static inline bool grad_finite_constant(const grad_ctx *c, uint32_t node, double
   return v.u.f != 0 && v.u.f - v.u.f == 0;
 }
 
-/* Cotangent times derivative, with strong zeros: plain where one of them is a finite constant other than 0. */
+/* Cotangent times derivative with strong zeros. Where one of them is a finite constant other than 0, a plain product gives the same. */
 static inline uint32_t make_smul(grad_ctx *c, uint32_t ct, uint32_t derivative) {
   double k;
   bool plain = grad_finite_constant(c, ct, &k) || grad_finite_constant(c, derivative, &k);
@@ -77,8 +77,8 @@ static inline uint32_t make_smul(grad_ctx *c, uint32_t ct, uint32_t derivative) 
 
 /* ---- branches and loops (grad_control.c) ------------------------------------------------------------------------------ */
 
-/* The node's results have cotangents `given` (0: none), and operands that are `wanted` get theirs in `out` (0: none), each of its
- * operand's type. */
+/* The gradient of branch or loop `node`: `given` are the cotangents of its results (0: none), `wanted` says which operands want theirs,
+ * `out` receives these, each of its operand's type (0: none). All by number of result or operand, owned by the caller. */
 typedef struct control_grad {
   graph *g;
   uint32_t node;
@@ -100,7 +100,7 @@ static inline uint32_t grad_cast_to(grad_ctx *c, uint32_t node, qn_dtype dtype) 
 static inline uint32_t grad_full(grad_ctx *c, const graph_type *like, double x) {
   return graph_full(c->g, like, x, c->site);
 }
-/* Sums over the axes along which `like` was broadcast to node's shape; the result has exactly the shape of `like`. */
+/* Sums a node over the axes along which a value of type `like` was broadcast to its shape; the result has the shape of `like`. */
 uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like);
 
 static inline bool grad_wants(const grad_ctx *c, int i) { return c->wanted[i]; }

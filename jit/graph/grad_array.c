@@ -1,6 +1,6 @@
 /* Rules of differentiation of reductions, scans, views, indexing, dot and sort (grad.h).
  *
- * Nodes that index again where the forward pass has indexed carry ATTR_PROVEN: their bounds have been checked there.
+ * A node that indexes with indices which the forward pass has checked carries ATTR_PROVEN, so it makes no check of its own.
  */
 #include <string.h>
 
@@ -10,7 +10,7 @@ static dim_table *dims_of(grad_ctx *c) { return &c->g->dims; }
 
 /* ---- reductions ------------------------------------------------------------------------------------------------- */
 
-/* A reduced value with the reduced axes kept as 1, so that it broadcasts over the operand. */
+/* Reshapes a reduction's result (or its cotangent) so that reduced axes have size 1 and it broadcasts over the operand. */
 static uint32_t keep_axes(grad_ctx *c, uint32_t reduced) {
   graph_type t = grad_type_of(c, c->in[0]);
   for (int i = 0; i < t.rank; i++)
@@ -23,8 +23,8 @@ void grad_sum(grad_ctx *c) {
   c->out[0] = grad_view(c, OP_broadcast, keep_axes(c, c->ct), &x);
 }
 
-/* The product of the other elements is an exclusive running product from the left times one from the right: no division, so
- * zeros need no care. Several axes are brought together at the end first. */
+/* An element's derivative is the product of all others: an exclusive running product from the left times one from the right. There is
+ * no division, so zeros are no special case. Several reduced axes are first moved to the end and made one. */
 void grad_prod(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]), flat = {.dtype = x.dtype}, moved = x;
   uint32_t node = c->in[0], ct = c->ct;
@@ -66,7 +66,7 @@ void grad_prod(grad_ctx *c) {
   c->out[0] = out;
 }
 
-/* Equal shares to all elements that are the extremum. Shares of f16 and bf16 are counted in f32. */
+/* All elements that equal the extremum get equal shares of the cotangent, computed in f32 for f16 and bf16. */
 void grad_max(grad_ctx *c) {
   qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_compute(d);
   uint32_t taken = make2(c, OP_eq, c->in[0], keep_axes(c, c->node));
@@ -76,7 +76,7 @@ void grad_max(grad_ctx *c) {
   c->out[0] = make3(c, OP_where, taken, grad_cast_to(c, share, d), make_number(c, 0));
 }
 
-/* The attributes of a slice that takes all of an array, to be changed along some axes. */
+/* The attributes of a slice that takes all of an array; callers change some axes. */
 static op_attr whole_slice(const graph_type *x) {
   op_attr a = {.n = (uint8_t)(3 * x->rank)};
   for (int i = 0; i < x->rank; i++) {
@@ -88,7 +88,7 @@ static op_attr whole_slice(const graph_type *x) {
 
 /* ---- scans ------------------------------------------------------------------------------------------------------------ */
 
-/* The scan's attributes, running the other way. */
+/* The attributes of a scan in the opposite direction. */
 static op_attr reversed(const grad_ctx *c) {
   op_attr attr = c->attr;
   attr.flags ^= ATTR_REVERSE;
@@ -100,7 +100,7 @@ void grad_cumsum(grad_ctx *c) {
   c->out[0] = make1_attr(c, OP_cumsum, c->ct, &attr);
 }
 
-/* x moved by one along the scan's axis in its direction, or against it; 0 enters. */
+/* x shifted by one element along the scan's axis, in its direction or `against` it; a 0 moves in. */
 static uint32_t moved_by_one(grad_ctx *c, uint32_t x, bool against) {
   graph_type t = grad_type_of(c, x);
   int axis = __builtin_ctz(c->attr.axes);
@@ -118,9 +118,9 @@ static uint32_t recurrence(grad_ctx *c, uint32_t by, uint32_t plus, uint8_t flag
   return graph_op(c->g, OP_recurrence, in, 2, &attr, c->site);
 }
 
-/* Element j takes part in every later product y[i]: the derivative is the product of the elements before j times those from j to
- * i. Summed by i, running back: S[j] = ct[j] + x[j + 1] S[j + 1]. Without a division, so zeros need no care, also in derivatives of
- * this; linear in the length. */
+/* Element j is a factor of every y[i] from i = j on: the derivative of y[i] is the product of the elements before j times that of the
+ * elements from j + 1 to i. The sum over i, times ct[i], is a recurrence that runs backwards: S[j] = ct[j] + x[j + 1] S[j + 1]. There is
+ * no division, so zeros are no special case, not in second derivatives either, and it takes time linear in the length. */
 void grad_cumprod(grad_ctx *c) {
   uint8_t back = (c->attr.flags ^ ATTR_REVERSE) & ATTR_REVERSE;
   bool exclusive = c->attr.flags & ATTR_EXCLUSIVE;
@@ -131,8 +131,8 @@ void grad_cumprod(grad_ctx *c) {
   c->out[0] = make_smul(c, exclusive ? c->node : make1_attr(c, OP_cumprod, c->in[0], &before), s);
 }
 
-/* s[i] = a[i] s[i - 1] + b[i]: the cotangent of b is the recurrence that runs the other way, with the coefficient that led from each
- * element to its successor; that of a[i] this times s[i - 1]. With the coefficient of the element before it is the other way round. */
+/* s[i] = a[i] s[i - 1] + b[i]. The cotangent of b is a recurrence in the opposite direction, whose coefficient at each element is the
+ * one that led from there to the next; the cotangent of a[i] is that of b[i] times s[i - 1]. */
 void grad_recurrence(grad_ctx *c) {
   uint8_t turned = c->attr.flags ^ (ATTR_REVERSE | ATTR_EXCLUSIVE);
   bool exclusive = c->attr.flags & ATTR_EXCLUSIVE;
@@ -143,8 +143,9 @@ void grad_recurrence(grad_ctx *c) {
       exclusive ? make_smul(c, moved_by_one(c, t, true), c->node) : make_smul(c, t, moved_by_one(c, c->node, false));
 }
 
-/* Also of cummin. To the element that the running extremum is, the last one in the direction of the scan among equals. Its
- * position is a running maximum of the positions where x is the extremum; running from the end, positions count down. */
+/* cummax and cummin. The cotangent of each result goes to the element that the running extremum came from, among equal ones the last in
+ * the direction of the scan. Its position is a running maximum over the positions where x equals the running extremum (a running
+ * minimum where the scan runs from the end). */
 void grad_cummax(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]);
   bool reverse = c->attr.flags & ATTR_REVERSE;
@@ -158,7 +159,7 @@ void grad_cummax(grad_ctx *c) {
   uint32_t start = graph_const_scalar(c->g, DTYPE_INDEX, false, 0, 0, c->site);
   position = make3(c, OP_where, make2(c, OP_eq, c->in[0], extremum), position, nowhere);
   position = make1_attr(c, OP_cummax, position, &scan);
-  uint32_t known = make2(c, OP_gt, position, nowhere); /* false before the first element, and after nan */
+  uint32_t known = make2(c, OP_gt, position, nowhere); /* false before the first such element, and after a NaN */
   if (reverse) position = make1(c, OP_neg, position);
   position = make3(c, OP_where, known, position, start);
   uint32_t in[] = {grad_full(c, &x, 0), position, make3(c, OP_where, known, c->ct, make_number(c, 0))};
@@ -187,7 +188,7 @@ void grad_permute(grad_ctx *c) {
   c->out[0] = permute(c, c->ct, order, c->type.rank);
 }
 
-/* The whole of `node` with the axes of the mask backwards. */
+/* Reverses a node along the axes of a mask. */
 static uint32_t flip(grad_ctx *c, uint32_t node, unsigned axes) {
   graph_type t = grad_type_of(c, node);
   op_attr attr = whole_slice(&t);
@@ -199,7 +200,7 @@ static uint32_t flip(grad_ctx *c, uint32_t node, unsigned axes) {
   return make1_attr(c, OP_slice, node, &attr);
 }
 
-/* Puts the cotangent back where the slice took its elements, zeros around and between. */
+/* Pads the cotangent to the operand's shape: each element goes where the slice took it from, zeros elsewhere. */
 void grad_slice(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]);
   dim_table *t = dims_of(c);
@@ -209,7 +210,7 @@ void grad_slice(grad_ctx *c) {
   for (int i = 0; i < x.rank; i++) {
     qn_dim start = c->attr.d[3 * i], size = c->attr.d[3 * i + 1], step = c->attr.d[3 * i + 2];
     qn_dim stride = step < 0 ? -step : step;
-    if (size == 0) { /* nothing was taken */
+    if (size == 0) { /* the slice is empty, and so is the cotangent */
       c->out[0] = grad_full(c, &x, 0);
       return;
     }
@@ -228,8 +229,8 @@ void grad_slice(grad_ctx *c) {
   c->out[0] = graph_op(c->g, OP_pad, in, 2, &pad, c->site);
 }
 
-/* Adds element k of each window to where it came from: for short windows a sum of padded slices, one for each k, else one
- * addition at computed places. f16 and bf16 are added in f32. */
+/* The gradient of window adds element k of each window to where it came from. For windows of at most WINDOW_UNROLLED elements it is a
+ * sum of padded slices, one for each k, otherwise one gather_add at computed positions. f16 and bf16 are added in f32. */
 enum { WINDOW_UNROLLED = 32 };
 
 static uint32_t window_slices(grad_ctx *c, const graph_type *x, uint32_t ct, int axis) {
@@ -255,7 +256,8 @@ static uint32_t window_slices(grad_ctx *c, const graph_type *x, uint32_t ct, int
   return sum;
 }
 
-/* The windows' elements one after the other, in the axis's place, with the places that they came from. */
+/* The gradient of long windows: the windows' elements one after the other in place of the axis, added at the positions that they came
+ * from. */
 static uint32_t window_places(grad_ctx *c, const graph_type *x, uint32_t ct, int axis) {
   graph_type rows = grad_type_of(c, ct), places = {.dtype = DTYPE_INDEX, .rank = 2}, column;
   qn_dim windows = rows.shape[axis], all = dim_mul(dims_of(c), windows, c->attr.d[0]);
@@ -301,11 +303,11 @@ void grad_pad(grad_ctx *c) {
     slice.d[3 * i + 2] += c->attr.d[3 * i + 2];
   }
   if (grad_wants(c, 0)) c->out[0] = make1_attr(c, OP_slice, c->ct, &slice);
-  if (grad_wants(c, 1)) { /* the sum over the elements that were added */
+  if (grad_wants(c, 1)) { /* the cotangent of the number that was filled in: the sum over all filled elements */
     inside.dtype = DTYPE_TEST;
     const uint32_t in[] = {grad_full(c, &inside, 0), graph_const_scalar(c->g, DTYPE_TEST, false, 1, 1, c->site)};
     uint32_t added = graph_op(c->g, OP_pad, in, 2, &c->attr, c->site);
-    c->out[1] = make3(c, OP_where, added, c->ct, make_number(c, 0)); /* summed by the driver */
+    c->out[1] = make3(c, OP_where, added, c->ct, make_number(c, 0)); /* grad.c sums over it */
   }
 }
 
@@ -325,7 +327,7 @@ void grad_concat(grad_ctx *c) {
 
 /* ---- indexing ------------------------------------------------------------------------------------------------------------- */
 
-/* An indexing op on `x` with the node's own k indices and, for scatter, a value. */
+/* Appends index or scatter (`op`) on x with the k indices of the node at hand and, for scatter, value v and a mode. */
 static uint32_t indexed(grad_ctx *c, op_id op, uint32_t x, int k, uint32_t v, scatter_mode mode) {
   uint32_t in[ARRAY_MAX_RANK + 2];
   op_attr attr = {.n = 1, .mode = (uint8_t)mode, .flags = ATTR_PROVEN, .d = {k}};
@@ -342,8 +344,8 @@ void grad_index(grad_ctx *c) {
   c->out[0] = indexed(c, OP_scatter, grad_full(c, &x, 0), c->nin - 1, c->ct, SCATTER_ADD);
 }
 
-/* Which of the values stored by a scatter stay: the last one stored to a place. Shaped to broadcast over the values; 0 where
- * there is only one. `values` has the shape of all values together. */
+/* A bool array that says which of the values stored by a scatter are still there afterwards: the last one stored to each place. It
+ * broadcasts over the values, whose shape all together is that of `values`. Returns 0 where there is only one value. */
 static uint32_t last_stored(grad_ctx *c, int k, const graph_type *values) {
   graph_type x = grad_type_of(c, c->in[0]), places = {.dtype = DTYPE_INDEX, .rank = (uint8_t)k},
              shape = {.dtype = DTYPE_INDEX};
@@ -371,8 +373,8 @@ static void scatter_set(grad_ctx *c, int k, uint32_t none) {
   }
 }
 
-/* y / v where v is not 0; where it is the only 0 at its place, the product of the others. Right everywhere; derivatives of it where
- * at most one value at a place is 0. */
+/* The derivative of a product at a place by value v is y / v where v is not 0 and, where v is the only 0 at its place, the product of
+ * the others. This is right everywhere; its own derivatives are right where at most one value at a place is 0. */
 static void scatter_mul(grad_ctx *c, int k, uint32_t none) {
   graph_type x = grad_type_of(c, c->in[0]), counts = x;
   uint32_t v = c->in[k + 1];
@@ -388,7 +390,7 @@ static void scatter_mul(grad_ctx *c, int k, uint32_t none) {
   c->out[k + 1] = make_smul(c, picked(c, c->ct, k), others);
 }
 
-/* Equal shares to the old element and all values that are the extremum. */
+/* The old element and all values that equal the extremum get equal shares of the cotangent. */
 static void scatter_extremum(grad_ctx *c, int k, uint32_t none) {
   qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_compute(d);
   uint32_t old = make2(c, OP_eq, c->in[0], c->node), new = make2(c, OP_eq, c->in[k + 1], picked(c, c->node, k));
@@ -436,7 +438,8 @@ void grad_slice_put(grad_ctx *c) {
   if (grad_wants(c, 1)) c->out[1] = make1_attr(c, OP_slice, c->ct, &c->attr);
 }
 
-/* Cotangents go back to the coordinates of the true elements. nonzero gives as many as compress did: it has the same symbol. */
+/* Scatters the cotangent to the coordinates where the mask is true. nonzero finds as many as compress did, so its size is the same
+ * symbol. */
 void grad_compress(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]), mask = grad_type_of(c, c->in[1]);
   graph_type rows = {.dtype = DTYPE_INDEX, .rank = 2, .shape = {c->type.shape[0], mask.rank}}, column = {.rank = 1};
@@ -454,7 +457,7 @@ void grad_compress(grad_ctx *c) {
 
 /* ---- dot -------------------------------------------------------------------------------------------------------------------- */
 
-/* The two last axes swapped, a view that kernels take as it is. */
+/* The node with its last two axes swapped. */
 static uint32_t swapped(grad_ctx *c, uint32_t node) {
   if (!node) return 0;
   int order[ARRAY_MAX_RANK], rank = grad_type_of(c, node).rank;
@@ -464,7 +467,7 @@ static uint32_t swapped(grad_ctx *c, uint32_t node) {
   return permute(c, node, order, rank);
 }
 
-/* A matrix [rows, columns] of the node's elements in row-major order; all but the last axis together, or all but the first. */
+/* Reshapes a node to a matrix: all axes but the last become one or, with `keep_first`, all axes but the first. */
 static uint32_t as_matrix(grad_ctx *c, uint32_t node, bool keep_first) {
   if (!node) return 0;
   graph_type t = grad_type_of(c, node), m = {.dtype = t.dtype, .rank = 2};
@@ -476,8 +479,8 @@ static uint32_t as_matrix(grad_ctx *c, uint32_t node, bool keep_first) {
   return grad_reshape_to(c, node, &m);
 }
 
-/* x[.., m, k] @ y[.., k, n]: ct @ y' and x' @ ct, summed over batch axes that were broadcast. Where an operand has no batch axes
- * at all the sum joins the contraction: one product of matrices instead of a batch of them and a sum. */
+/* For x[.., m, k] @ y[.., k, n] the cotangents are ct @ y' and x' @ ct, summed over batch axes that were broadcast. Where an operand
+ * has no batch axes at all, this sum becomes part of the contraction: one product of matrices instead of a batch of products. */
 void grad_dot(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]), y = grad_type_of(c, c->in[1]);
   graph_type x2 = x, y2 = y, full = c->type;

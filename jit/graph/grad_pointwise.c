@@ -3,7 +3,7 @@
 
 static uint32_t y_of(const grad_ctx *c) { return c->node; }
 
-/* The one operand's cotangent by its derivative. */
+/* Sets the cotangent of the only operand from its derivative. */
 static void by(grad_ctx *c, uint32_t derivative) { c->out[0] = make_smul(c, c->ct, derivative); }
 
 static uint32_t square(grad_ctx *c, uint32_t a) { return make2(c, OP_mul, a, a); }
@@ -27,8 +27,7 @@ void grad_mul(grad_ctx *c) {
     if (grad_wants(c, i)) c->out[i] = make_smul(c, c->ct, c->in[1 - i]);
 }
 
-/* The product with strong zeros differentiates by the rule of mul, whose own products have strong zeros: second derivatives of
- * guarded expressions survive. */
+/* smul has the rule of mul, whose products have strong zeros, too, so second derivatives of guarded expressions are right as well. */
 void grad_smul(grad_ctx *c) { grad_mul(c); }
 
 void grad_div(grad_ctx *c) {
@@ -45,7 +44,7 @@ void grad_mod(grad_ctx *c) {
   if (grad_wants(c, 1)) c->out[1] = make_smul(c, c->ct, negative(c, make2(c, OP_floordiv, c->in[0], c->in[1])));
 }
 
-/* b * a^(b-1), where b = 0 gives 0 whatever the power; a^b * log a, which is 0 at a = 0. */
+/* By the base a: b * a^(b-1), and 0 where b = 0 whatever the power is. By the exponent b: a^b * log a, and 0 where a = 0. */
 void grad_pow(grad_ctx *c) {
   uint32_t a = c->in[0], b = c->in[1];
   double k;
@@ -71,7 +70,7 @@ void grad_neg(grad_ctx *c) { c->out[0] = negative(c, c->ct); }
 
 void grad_abs(grad_ctx *c) { by(c, make1(c, OP_sign, c->in[0])); }
 
-/* To the operand that was taken; half each where they are equal. */
+/* maximum and minimum: the cotangent goes to the operand that was taken, half to each where they are equal. `wins` compares a with b. */
 static void extremum(grad_ctx *c, op_id wins) {
   uint32_t a = c->in[0], b = c->in[1], zero = make_number(c, 0);
   uint32_t tie = make2(c, OP_eq, a, b), first = make2(c, wins, a, b), half = times(c, 0.5, c->ct);
@@ -111,7 +110,7 @@ void grad_tanh(grad_ctx *c) { by(c, minus(c, 1, square(c, y_of(c)))); }
 void grad_sigmoid(grad_ctx *c) { by(c, make2(c, OP_mul, y_of(c), minus(c, 1, y_of(c)))); }
 void grad_erf(grad_ctx *c) { by(c, times(c, TWO_OVER_SQRT_PI, make1(c, OP_exp, negative(c, square(c, c->in[0]))))); }
 
-/* x in f32 where the result is f16 or bf16, which numbers (make_number) then are, too; *narrow: the result's type. */
+/* The operand, in f32 where the node is f16 or bf16. From then on make_number makes f32 numbers, too; *narrow is the node's own type. */
 static uint32_t widened(grad_ctx *c, graph_type *narrow) {
   *narrow = c->type;
   if (c->type.weak || dtype_size((qn_dtype)c->type.dtype) != 2) return c->in[0];
@@ -119,7 +118,7 @@ static uint32_t widened(grad_ctx *c, graph_type *narrow) {
   return grad_cast_to(c, c->in[0], c->type.dtype);
 }
 
-/* The cotangent by a derivative that was computed on widened operands. */
+/* Sets the cotangent of the only operand from a derivative that was computed on the widened operand. */
 static void by_widened(grad_ctx *c, uint32_t derivative, const graph_type *narrow) {
   bool same = c->type.dtype == narrow->dtype;
   uint32_t out = make_smul(c, same ? c->ct : grad_cast_to(c, c->ct, (qn_dtype)c->type.dtype), derivative);
@@ -168,7 +167,7 @@ void grad_where(grad_ctx *c) {
   if (grad_wants(c, 2)) c->out[2] = make3(c, OP_where, c->in[0], zero, c->ct);
 }
 
-/* Also of fit. Back to the operand's type; a weak operand takes a cast that gives a weak result (graph.h). */
+/* cast and fit: a cast to the operand's type; for a host number one with ATTR_WEAK (graph.h). */
 void grad_cast(grad_ctx *c) {
   graph_type t = grad_type_of(c, c->in[0]);
   if (t.weak == c->type.weak && t.dtype == c->type.dtype) {

@@ -1,10 +1,9 @@
 /* Graphs: memory, builders, copies, hashes, dead nodes (graph.h).
  *
- * Everything lies in the graph's arena, the graph itself too; lists grow by doubling, the old copies stay behind. Operand
- * lists belong to one node each, so passes may renumber them in place.
+ * Everything lies in the graph's arena, the graph itself, too. Lists grow by doubling; old copies stay in the arena. Each node has an
+ * operand list of its own, so passes may renumber it in place.
  *
- * graph_op is how strictness comes about: it asks op_infer and then inserts `cast`, `fit` or a constant for each operand
- * according to its role.
+ * graph_op makes nodes strict: it asks op_infer and then inserts `cast`, `fit` or a constant for each operand according to its role.
  */
 #include "jit/graph/graph.h"
 
@@ -40,7 +39,7 @@ void graph_cut(graph *g, uint32_t n) {
 void graph_free(graph *g) {
   if (!g) return;
   graph_cut(g, 1);
-  arena a = g->arena; /* the graph lies in it */
+  arena a = g->arena; /* a copy, since the graph itself lies in this memory */
   arena_free(&a);
 }
 
@@ -55,7 +54,7 @@ static void *take(graph *g, size_t bytes) {
   return p;
 }
 
-/* Room for one more element of a list of n. */
+/* Makes room for one more element in a list of n. */
 static bool grow(graph *g, void **list, uint32_t *cap, uint32_t n, size_t size) {
   return arena_room(&g->arena, list, cap, (size_t)n + 1, size) || fail(g);
 }
@@ -72,7 +71,7 @@ static const char *take_text(graph *g, const char *text) {
 uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function) {
   if (!grow(g, (void **)&g->sites, &g->sites_cap, g->nsites, sizeof *g->sites)) return 0;
   const char *copy = NULL;
-  if (function && g->nsites > 1) { /* most sites are in the function of the one before */
+  if (function && g->nsites > 1) { /* most sites can share the name of the site before */
     const char *last = g->sites[g->nsites - 1].function;
     if (last && strcmp(last, function) == 0) copy = last;
   }
@@ -246,7 +245,8 @@ qn_dim graph_elements(graph *g, const graph_type *t) {
 
 /* ---- ops as the language means them -------------------------------------------------------------------------------------- */
 
-/* A constant scalar as another type, where every executor would give this value: 0 if it is none or does not fit. */
+/* A constant scalar converted to another type, if every executor would convert it to the same value. Returns 0 if the node is no
+ * constant scalar or the value does not fit. */
 static uint32_t const_as(graph *g, uint32_t node, qn_dtype dtype, bool weak, uint32_t site) {
   const graph_node *n = &g->nodes[node];
   qn_value v;
@@ -255,15 +255,15 @@ static uint32_t const_as(graph *g, uint32_t node, qn_dtype dtype, bool weak, uin
   if (n->type.dtype == WEAK_INT &&
       (dtype_is_bool(dtype) ||
        ((v.u.i < 0 ? -(uint64_t)v.u.i : (uint64_t)v.u.i) > (1 << 24) && dtype_is_narrow(dtype))))
-    return 0; /* a large integer as f16 or bf16 would be rounded by way of f32 */
+    return 0; /* executors convert to f16 and bf16 by way of f32, which would round twice */
   if (!dtype_holds(dtype, v)) return 0;
   double f = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
   if (dtype_is_float(dtype) && dtype_size(dtype) == 4 && !value_is(v, TAG_FLOAT))
-    f = (double)(float)v.u.i; /* rounded once */
+    f = (double)(float)v.u.i; /* directly, so that it is rounded only once */
   return graph_const_scalar(g, dtype, weak, f, value_is(v, TAG_FLOAT) ? 0 : v.u.i, site);
 }
 
-/* `node` as an operand of dtype `dtype`, weak or an array's. */
+/* Makes a node a strict operand of this dtype: a host number if `weak`, else an array. */
 static uint32_t convert(graph *g, uint32_t node, qn_dtype dtype, bool weak, uint32_t site) {
   graph_type t = g->nodes[node].type;
   if (t.dtype == dtype && t.weak == weak) return node;
@@ -297,10 +297,10 @@ static bool below_2_53(const graph *g, uint32_t n) {
   return value_is(v, TAG_FLOAT) ? v.u.f > -0x1p53 && v.u.f < 0x1p53 : v.u.i >= -(1LL << 53) && v.u.i <= 1LL << 53;
 }
 
-/* A comparison of the host int i and the host float f by their exact values. With r the int rounded to a float, r and f are in the
- * order of i and f, or equal; then the sign of i - r decides. That difference is exact: the upper 53 bits of i are a float, the
- * lower 11 too, and so is what r differs from the upper ones. Not needed where a constant is so small that an equal int is one
- * that is not rounded (0 is returned then). */
+/* Compares a host int i with a host float f by their exact values. Let r be i rounded to a float. Where r and f differ, they are in the
+ * order of i and f; where they are equal, the sign of i - r decides. That difference is computed exactly: the upper 53 bits of i are a
+ * float, so are the lower 11, and so is the difference of r and the upper ones. Returns 0 where one operand is a constant so small that
+ * rounding the int cannot matter, and a plain comparison will do. */
 static uint32_t compare_mixed(graph *g, op_id op, const uint32_t *in, uint32_t site) {
   bool turned = g->nodes[in[0]].type.dtype == WEAK_FLOAT;
   uint32_t i = in[turned], f = in[!turned];
@@ -399,7 +399,7 @@ graph *graph_copy(const graph *g) {
   uint32_t *map = NULL;
   bool ok = graph_copy_frame(to, g) && (map = take(to, g->n * sizeof *map)) &&
             grow(to, (void **)&to->nodes, &to->cap, g->n, sizeof *to->nodes);
-  /* Inputs keep their numbers: the list of nodes may have them in another order. */
+  /* The input list is copied rather than made by appending, since nodes may come in another order than inputs have. */
   for (uint32_t i = 1; ok && i < g->n; i++) ok = (map[i] = graph_node_copy(to, g, i, map)) != 0;
   for (uint32_t i = 0; ok && i < g->ninputs; i++) {
     to->inputs[i] = map[g->inputs[i]];
@@ -434,7 +434,7 @@ void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, u
 
 static void mark_live(void *live, uint32_t node) { ((bool *)live)[node] = true; }
 
-/* What its results or its rule need, if anybody needs its results. A region stays whole. */
+/* Marks all nodes of a region, and the args of its rule, as live if one of its results is. */
 static void mark_region(const graph_region *x, bool *live) {
   bool any = false;
   for (uint32_t k = 0; k < x->nouts; k++) any |= x->outs[k] && live[x->outs[k]];
@@ -443,7 +443,7 @@ static void mark_region(const graph_region *x, bool *live) {
 }
 
 static void renumber_region(graph_region *x, const uint32_t *map) {
-  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* the owner's own lists */
+  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* the owner has made them to be renumbered here */
   uint32_t first = 0, end = 0;
   for (uint32_t k = x->first; k < x->end; k++) {
     if (!map[k]) continue;
@@ -483,7 +483,7 @@ void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions) {
       }
       continue;
     }
-    uint32_t *in = (uint32_t *)node.in; /* the node's own list */
+    uint32_t *in = (uint32_t *)node.in; /* no other node shares the list */
     for (int k = 0; k < node.nin; k++) in[k] = map[in[k]];
     map[i] = next;
     g->nodes[next++] = node;

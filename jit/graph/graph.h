@@ -45,13 +45,14 @@ typedef enum graph_kind {
   NODE_OP,    /* op, operands, attr */
   NODE_INPUT, /* payload.input: position among the graph's inputs */
   NODE_CONST, /* payload.data: elements, row-major; rank 0 for scalars */
-  NODE_IF,    /* operands: predicate, captured values; regions[0], regions[1]; results by NODE_PROJ */
-  /* operands: initial carries, captured values; regions[0] header (gives the predicate), regions[1] body (gives the carries of the next
-     turn, then rows that are kept: graph_loop_carries); results: the carries at the end, the kept rows as arrays with the turns in
-     front, how many turns there were, and the distance of turns whose rows were kept (both weak i64) */
+  NODE_IF, /* operands: predicate, captured values; regions[0] if it is true, regions[1] if not; results by NODE_PROJ */
+  /* Operands: initial carries, captured values, which are the inputs of both regions. regions[0] is the header, whose result is the
+     predicate of the next turn; regions[1] the body, whose results are the carries of the next turn (graph_loop_carries of them), then
+     rows that are kept. Results: the carries at the end; for each row an array of those that were kept, with the turns as axis 0; the
+     number of turns; and the distance between two kept turns (both weak i64). */
   NODE_LOOP,
   NODE_PROJ, /* payload.index-th result of operand 0 */
-  NODE_TAP   /* an effect that returns nothing: payload.tap names a row of the recorder's taps */
+  NODE_TAP   /* an effect that returns nothing: payload.tap is the number of a tap of the recorder's */
 } graph_kind;
 
 typedef struct graph graph;
@@ -73,7 +74,7 @@ typedef struct graph_node {
   } payload;
 } graph_node;
 
-/* A place: a span and the site of the call it was reached through (0 at the outermost). */
+/* A place in the program: a span, and the site of the call through which it was reached (0: not inside a call). */
 typedef struct graph_site {
   span at;
   uint32_t parent;
@@ -103,7 +104,7 @@ static inline bool graph_type_same(const graph_type *a, const graph_type *b) {
     if (a->shape[i] != b->shape[i]) return false;
   return true;
 }
-/* A node's attributes in full; the stored ones end after d[n - 1]. */
+/* A copy of a node's attributes, all zero where it has none. (Stored attributes end after d[n - 1].) */
 static inline op_attr graph_attr(const graph_node *n) {
   op_attr a = {0};
   if (!n->attr) return a;
@@ -117,16 +118,16 @@ static inline op_attr graph_shape_attr(int rank, const qn_dim *shape) {
   memcpy(a.d, shape, (size_t)rank * sizeof *shape);
   return a;
 }
-/* Do nodes of this op always have attributes? Others have them only for ATTR_PROVEN, and dot for ATTR_LIBRARY. */
+/* Do nodes of this op always have attributes? Other ops have them only to carry a flag: ATTR_PROVEN, or ATTR_LIBRARY of dot. */
 static inline bool op_has_attr(op_id op) {
   if (op_rows[op].klass == CLASS_POINTWISE) return op_rows[op].dtype_rule == DT_attr;
   return op != OP_dot && op != OP_compress && op != OP_nonzero;
 }
-/* Is it the mark before what is made once more? */
+/* Is the node the reshape with which grad.c marks values that a copied region reads (ATTR_ANEW)? */
 static inline bool graph_node_anew(const graph_node *n) {
   return n->kind == NODE_OP && n->op == OP_reshape && (n->attr->flags & ATTR_ANEW);
 }
-/* Is entry k of an op's d a dim (else a plain integer)? */
+/* Is entry k of an op's list d a size, which may be symbolic? Other entries are plain integers. */
 static inline bool op_attr_is_dim(op_id op, int k) {
   switch (op) {
   case OP_slice:
@@ -138,15 +139,14 @@ static inline bool op_attr_is_dim(op_id op, int k) {
   default: return op_rows[op].klass == CLASS_RANDOM;
   }
 }
-/* Number of elements. */
 qn_dim graph_elements(graph *g, const graph_type *t);
-/* Bytes of the elements of a type whose sizes are plain numbers, as those of constants are. */
+/* The size in bytes of an array whose type has only plain numbers as sizes, as constants have. */
 static inline size_t graph_const_bytes(const graph_type *t) {
   size_t n = dtype_size((qn_dtype)t->dtype);
   for (int i = 0; i < t->rank; i++) n *= (size_t)t->shape[i];
   return n;
 }
-/* Calls `visit` for each node whose result has a size that the sizes of node n speak of, in its shape and its attributes. */
+/* Calls `visit` for each node that a size in the shape or attributes of node n depends on: one whose result's size only data tell. */
 void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, uint32_t node), void *ctx);
 
 /* An empty graph; `vm` (may be NULL) is where its memory is accounted. */
@@ -154,11 +154,11 @@ QN_MUST_CHECK graph *graph_new(qn_vm *vm);
 void graph_free(graph *g);
 /* A copy with its own arena, without a VM: what a worker thread gets. NULL when memory is short. */
 QN_MUST_CHECK graph *graph_copy(const graph *g);
-/* Drops the nodes from `n` on, which nothing names. */
+/* Removes the nodes from `n` on. Nothing else may refer to them. */
 void graph_cut(graph *g, uint32_t n);
 
-/* Builders return the node's index, or 0 when memory is short (and g->failed is set). An operand 0 gives 0, so that
- * builders nest and one look at g->failed at the end is enough. Inputs may be added at any time. */
+/* Builders return the node's index, or 0 when memory is short (and g->failed is set). With an operand 0 they return 0, so that calls
+ * nest and one test of g->failed at the end is enough. Inputs may be added at any time. */
 uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function);
 uint32_t graph_input(graph *g, graph_type type, uint32_t site);
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site); /* copies the elements */
@@ -166,30 +166,31 @@ uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64
 /* Appends an op with strict operands and a type that is already inferred. */
 uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, graph_type type,
                         uint32_t site);
-/* Appends an op as the language means it: promotes, fits and casts operands, infers the type. For differentiation and the
- * recorder. Operands' errors must have been excluded by the caller or by op_infer. A constant scalar that is cast or fitted
- * becomes a constant of that type where this is exact or in range. */
+/* Appends an op as the language means it: promotes, fits and casts operands, and infers the type. The caller has made sure, by op_infer
+ * or otherwise, that the op takes these operands. A constant scalar operand that has to be cast or fitted becomes a constant of the
+ * other type where that is exact or in range. */
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
 /* Appends an array of one number in every element, with the dtype and shape of `like`. */
 uint32_t graph_full(graph *g, const graph_type *like, double x, uint32_t site);
-/* Gives a node's attributes these flags. False when memory is short. */
+/* Replaces the flags of a node's attributes. False when memory is short. */
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
-/* Gives a node other attributes, which are copied. False when memory is short. */
+/* Replaces a node's attributes by a copy of `attr`. False when memory is short. */
 QN_MUST_CHECK bool graph_set_attr(graph *g, uint32_t node, const op_attr *attr);
-/* Says of a dot how a device's library made it (op.h). False when memory is short. */
+/* Sets the flags of a dot that say how a device's library computed it (op.h). False when memory is short. */
 QN_MUST_CHECK bool graph_fix_gemm(graph *g, uint32_t node, uint8_t flags);
 uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype,
                     uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
 static inline bool graph_kind_has_regions(uint8_t kind) { return kind == NODE_IF || kind == NODE_LOOP; }
-/* Is the node's value made by running it? An input and a constant have theirs. */
+/* Must the node be run to have its value, as it is no input or constant? */
 static inline bool graph_is_run(const graph_node *n) { return n->kind != NODE_INPUT && n->kind != NODE_CONST; }
-/* Appends a node with regions, which it takes over, also on failure. Operands and regions as graph_kind says; attr: NULL, or of a
- * loop that keeps rows graph_loop_attr. */
+/* Appends a branch or loop with operands and regions as graph_kind says. Takes the regions over, also on failure. `attr` is NULL or, of a
+ * loop that keeps rows, graph_loop_attr. */
 uint32_t graph_regions(graph *g, graph_kind kind, const uint32_t *in, int nin, graph *first, graph *second,
                        const op_attr *attr, uint32_t site);
-/* A loop's body gives `carries` carries, and behind them rows. Those of every turn are kept, or with slots (a power of two) of
- * so many turns at most: when there are more, every second row goes and the distance of the turns whose rows are kept doubles. */
+/* The attributes of a loop whose body gives `carries` carries and then rows. With slots 0 the rows of every turn are kept. Otherwise rows
+ * of at most `slots` turns are (a power of two): when there are more turns, every second row is dropped and the distance between kept
+ * turns doubles. */
 static inline op_attr graph_loop_attr(uint32_t carries, int64_t slots) {
   return (op_attr){.n = 2, .d = {carries, slots}};
 }
@@ -197,30 +198,31 @@ static inline uint32_t graph_loop_carries(const graph_node *n) {
   return n->attr ? (uint32_t)n->attr->d[0] : n->payload.regions[1]->noutputs;
 }
 static inline int64_t graph_loop_slots(const graph_node *n) { return n->attr ? n->attr->d[1] : 0; }
-/* How many results it has. */
+/* The number of results of a branch or loop. */
 static inline uint32_t graph_nresults(const graph_node *n) {
   return n->kind == NODE_LOOP ? n->payload.regions[1]->noutputs + 2 : n->payload.regions[0]->noutputs;
 }
-/* The type of a result, in the words of the region that makes it; a kept row's array has its rows as axis 0, whose size is left 0. */
+/* The type of a result, with the symbols of the region that makes it. The array of a kept row has the rows as axis 0, whose size is
+ * given as 0. */
 graph_type graph_result_type(const graph_node *n, uint32_t index);
-/* The result `index` of a node with regions; `type`: the same with sizes of this graph. Of kept rows that of one row: axis 0 is added, with
- * a symbol as its size. */
+/* Appends a node that takes result `index` of a branch or loop. `type` is the result's, with sizes of this graph; for kept rows it is the
+ * type of one row, to which an axis 0 is added whose size is a new symbol. */
 uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site);
-/* Appends a node like `n`, which may be another graph's and is no input or constant, with other operands; attributes and regions are copied. */
+/* Appends a copy of n with other operands; attributes and regions are copied. n may lie in another graph and is no input or constant. */
 uint32_t graph_node_like(graph *g, const graph_node *n, const uint32_t *in);
-/* Appends a copy of a node whose operands are map[..] of the old ones. Dims keep their numbers: `to` has a copy of from's
- * table. Regions are copied. Inputs are appended to `to`'s. */
+/* Appends to `to` a copy of a node of `from`; operand i becomes map[i]. Sizes keep their numbers, since `to` has a copy of the table of
+ * dims (graph_copy_frame). Regions are copied; an input becomes the next input of `to`. */
 uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint32_t *map);
-/* Appends what `from` computes of nodes args[i], which have the types of its inputs; its sizes are said in words of `to`. outs[k] becomes the
- * node of output k. Copies have no places. False when memory is short, or a size cannot be said in `to` (which is not marked as failed
- * then). */
+/* Appends copies of the nodes of `from` to `to`, with nodes args[i] of `to` in place of its inputs, whose types they have. Its sizes are
+ * expressed by those of `to`. Sets outs[k] to the node of output k. Copies have site 0. False when memory is short, or a size cannot
+ * be expressed in `to` (whose `failed` is not set then). */
 QN_MUST_CHECK bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *outs);
-/* Copies dims, sites and flags into an empty graph: what graph_node_copy and a copy's sites need. */
+/* Copies dims, sites and flags into an empty graph, as graph_node_copy needs them. */
 QN_MUST_CHECK bool graph_copy_frame(graph *to, const graph *from);
-/* The value of a constant of one element as a host scalar. */
+/* Sets *value if the node is a constant of one element; false otherwise. */
 bool graph_const_value(const graph *g, uint32_t node, qn_value *value);
 
-/* Ops of host ints that are errors where the result does not fit 64 bits. (Arrays of ints wrap.) */
+/* Is the node an op of host ints that raises an error where its result does not fit 64 bits? (Arrays of ints wrap.) */
 static inline bool host_ints_fail(const graph_node *n) {
   if (!n->type.weak || n->type.dtype != WEAK_INT) return false;
   switch ((op_id)n->op) {
@@ -234,11 +236,11 @@ static inline bool host_ints_fail(const graph_node *n) {
   }
 }
 
-/* Can this node fail on data (the `raises` column, given its types)? Such nodes stay even when nothing reads them. A `fit` of a
- * constant cannot: whoever makes the constant has checked it. */
+/* Can this node raise an error that depends on data? (By the `raises` column and its types.) Such nodes stay even when nothing reads
+ * them. A `fit` of a constant cannot, since whoever made the constant has checked it. */
 bool graph_regions_fallible(const graph_node *n);
-/* A node's checks have been made elsewhere: it cannot fail any more (ATTR_PROVEN), nor can what is in its regions. Of all nodes:
- * graph_prove. False when memory is short. */
+/* Marks a node, and all nodes in its regions, as unable to fail (ATTR_PROVEN), because the checks are made elsewhere. graph_prove marks
+ * all nodes of a graph. False when memory is short. */
 QN_MUST_CHECK bool graph_node_prove(graph *g, uint32_t node);
 QN_MUST_CHECK bool graph_prove(graph *g);
 static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
@@ -264,74 +266,74 @@ static inline bool graph_fallible(const graph *g, uint32_t node) { return graph_
 
 typedef struct op_types {
   graph_type result;
-  qn_dtype compute; /* strict dtype of the data operands */
-  bool weak;        /* all operands are weak: computed as host scalars (compute is bool, i64 or f64) */
+  qn_dtype compute; /* the dtype that all data operands must have */
+  bool weak;        /* all operands are host numbers, and so is the result (compute is bool, i64 or f64) */
 } op_types;
 
-/* Why a rule refused; the caller turns it into an error with places and operands' texts. */
+/* Why something was refused. The caller makes an error of it and adds the place and the texts of operands. */
 typedef struct op_refusal {
   int id;         /* error_id */
   char text[256]; /* the sentence */
 } op_refusal;
 
-/* What an operand is to its op, which says how it is made strict. */
+/* What an operand is to its op; this decides how graph_op makes it strict. */
 typedef enum op_role {
   ROLE_DATA,      /* cast or fitted to the compute dtype */
-  ROLE_AS_IS,     /* of cast and fit */
-  ROLE_CONDITION, /* bool; a weak one is fitted unless the result is weak */
-  ROLE_INDEX,     /* any integer dtype; a weak one is fitted to i64 */
+  ROLE_AS_IS,     /* taken as it is: the operand of cast and fit */
+  ROLE_CONDITION, /* bool; a host bool is fitted unless the result is a host number */
+  ROLE_INDEX,     /* any integer dtype; a host int is fitted to i64 */
   ROLE_KEY        /* a weak i64, or an i64 array over the result's first axes */
 } op_role;
 op_role op_operand_role(op_id op, int i, int nin);
 
-/* Result type of an op. `dims` may be NULL when all sizes are plain numbers. A size that only data tells (compress, nonzero:
- * axis 0) is its upper bound here; graph_op gives the node a symbol. False fills in `why`; arguments are not changed. */
+/* Infers the types of an op. `dims` may be NULL when all sizes are plain numbers. A size that only data tell (axis 0 of compress and
+ * nonzero) is given as its upper bound; graph_op makes it a symbol. False with `why` if the op does not take such operands. */
 QN_MUST_CHECK bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr,
                             op_types *out, op_refusal *why);
 
 /* ---- passes ------------------------------------------------------------------------------------------------------------ */
 
-/* Checks every invariant above; false fills in `why` with the node and the rule (a defect of Quern, never of a program). */
+/* Checks every invariant above. False: `why` names the node and the rule that it breaks (a defect of Quern, never of a program). */
 QN_MUST_CHECK bool graph_verify(const graph *g, char *why, size_t size);
-/* Rows of rewrite rules, constant folding, common subexpressions, dead nodes. Keeps bits. Fallible nodes stay unless their
- * checks are proven. Returns a new graph or NULL (memory, or cancelled). */
+/* Returns a new graph that computes the same bits with less work: rewrite rules, constant folding, common subexpressions, no dead nodes.
+ * Nodes that may fail stay unless they are proven not to. NULL when memory is short, or cancelled. */
 QN_MUST_CHECK graph *graph_simplify(const graph *g, cancel_flag cancel);
-/* Removes nodes that no output, tap, input or fallible node needs (in place; the others are renumbered in order). */
+/* Removes the nodes that no output, tap, input or fallible node needs. The others are renumbered in order, in place. */
 void graph_dce(graph *g);
 
-/* A part of a graph whose derivative is not that of its nodes one by one. Its nodes are [first, end); nothing outside reads them
- * but the results `outs`, which are nodes of its own (0: nobody needs it).
- *   again  differentiated after its nodes have been made once more, so that nothing of the first time is kept (checkpoint)
- *   else   `rules` says what the cotangents of `args` are, nodes below `first` and all that the part may depend on (custom_grad) */
+/* A part of a graph that is differentiated as a whole: the nodes [first, end). Of these, nodes outside read only the results `outs`
+ * (0: a result that nobody needs).
+ *   again  the gradient computes the nodes once more, so that none of their values is kept for it (checkpoint)
+ *   else   graph_rules.apply makes the gradient (custom_grad). The part depends only on the nodes `args`, which lie below `first` */
 typedef struct graph_region {
   uint32_t first, end;
   uint32_t nargs, nouts;
   const uint32_t *args, *outs;
   bool again;
-  void *rule; /* the owner's */
+  void *rule; /* for the owner's use */
 } graph_region;
 
-/* The regions that differentiation meets, in the order of their nodes: of nested ones the inner one first. */
+/* The regions of a graph by ascending end, so that of nested ones the inner one comes first, and what their owner does for them. */
 typedef struct graph_rules {
   const graph_region *regions;
   uint32_t n;
   void *ctx;
-  /* Appends what computes the cotangents of a region's args (grads; 0: none) from those of its outs (0: none). False: refused in
-   * `why`, or with why->id 0 and the error raised. */
+  /* Appends nodes that compute the cotangents of a region's args from those of its outs (0: none), and sets `grads` to them (0: none).
+   * False: refused with `why`, or an error has been raised and why->id is 0. */
   bool (*apply)(void *ctx, const graph_region *region, const uint32_t *cotangents, uint32_t *grads, op_refusal *why);
-  /* A region was made once more as part of another one. False: memory is short. */
+  /* Told of a copy of a region, made because a region around it is computed once more. False: memory is short. */
   bool (*add)(void *ctx, const graph_region *copy);
-  uint64_t *work; /* to which is added what regions took, in steps of loops that no node pays for; NULL: nobody asks */
+  uint64_t *work; /* NULL, or a count to which steps of loops over regions are added (tests look at it) */
 } graph_rules;
 
-/* Removes dead nodes of a graph with regions. What a region's rule needs stays where its results are needed. The regions, their lists
- * included, get the nodes' new numbers; one of which nothing is left has no nodes (first and end 0). */
+/* graph_dce for a graph with regions. A region whose results are needed keeps all of its nodes and args. The regions and their lists are
+ * renumbered; a region that was removed has first and end 0. */
 void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions);
 
-/* Reverse-mode differentiation inside one graph: appends the nodes that compute, for each wrt[i], the sum over k of the cotangents
- * that it gets when root k, a float node, has the cotangent seeds[k] of its very type; writes their indices to grads[i] (0: no
- * root depends on it). Nodes with index < `from` are constants unless listed in wrt. `rules` may be NULL: no regions; those that
- * begin below `from` do not count. False: not differentiable; `why` and `*culprit` say at which node. */
+/* Reverse-mode differentiation inside one graph. Root k is a float node whose cotangent is seeds[k], of exactly its type (0: the number 1). Appends
+ * the nodes that compute the resulting cotangents of the nodes wrt[i], and sets grads[i] to them (0: no root depends on wrt[i]). Nodes
+ * below `from` are constants unless listed in wrt. `rules`: the regions, or NULL; those that begin below `from` are ignored. False: not
+ * differentiable, as `why` says of node `*culprit`, or memory is short. */
 QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                              const uint32_t *wrt, int nwrt, const graph_rules *rules, uint32_t *grads,
                              uint32_t *culprit, op_refusal *why);
@@ -339,21 +341,22 @@ QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, con
 /* ---- text ---------------------------------------------------------------------------------------------------------------- */
 
 void graph_print(const graph *g, text_buf *out);
-/* What a node is called there: its op's name, "input", "const", "if", ... */
+/* A node's word in texts: its op's name, "input", "const", "if", ... */
 const char *graph_node_word(const graph_node *n);
-/* The attributes of an op by name, for those who walk a graph: `each` gets a list of n numbers, or (n -1) a text, or (no text) a
- * flag that is set. */
+/* Calls `each` for every attribute of an op, by name: with a list of n numbers; with n = -1 and a text; or, for a flag that is set, with
+ * n = -1 and no text. */
 void graph_attr_each(op_id op, const op_attr *a,
                      void (*each)(void *ctx, const char *name, const char *text, const int64_t *d, int n), void *ctx);
-/* Parses what graph_print writes; NULL with a message in `why`. */
+/* Parses a text that graph_print wrote. NULL with a message in `why`. */
 QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
-/* For texts that leave their program: places stay behind, and elements of constants of at least `least` bytes stand elsewhere
- * ("const data"). */
+/* How texts are written that leave their program, as exported functions do: without sites, and with the elements of constants of at
+ * least `least` bytes outside the text ("const data"). */
 typedef struct graph_store {
   size_t least;
   void *ctx;
-  bool (*put)(void *ctx, const void *data, size_t bytes); /* printing; false: memory is short */
-  const void *(*take)(void *ctx, size_t bytes); /* parsing: the same in the same order; NULL: there are not so many */
+  bool (*put)(void *ctx, const void *data,
+              size_t bytes);                    /* receives the elements of one constant; false: memory is short */
+  const void *(*take)(void *ctx, size_t bytes); /* gives them back in the order of put; NULL: there are no more */
 } graph_store;
 void graph_print_apart(const graph *g, const graph_store *elements, text_buf *out);
 QN_MUST_CHECK graph *graph_parse_apart(const char *text, const graph_store *elements, char *why, size_t size);

@@ -1,8 +1,8 @@
-/* A graph's nodes inside another graph: what a region computes, of other operands and in another place.
+/* graph_inline (graph.h): copies a graph's nodes into another graph, with other operands in place of its inputs.
  *
- * Sizes are translated as they come up: a symbol of an input's axis is that axis of the argument, a symbol of a node that of its copy. A
- * symbol that is the value of a host int has words in the other graph only if the argument is one of its inputs or a constant.
- * Regions inside have sizes of their own and are copied as they are.
+ * Sizes are translated when they are met. A symbol for an input's axis becomes the size of that axis of the argument, a symbol of a node
+ * that of its copy. A symbol for the value of a host int can be translated only if the argument is an input or a constant of the other
+ * graph. Regions inside have symbols of their own and are copied as they are.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +14,9 @@ typedef struct inliner {
   const graph *from;
   const uint32_t *args;
   uint32_t *map; /* by node of `from` */
-  qn_dim *dims;  /* by expression of `from`, where known[] says so */
+  qn_dim *dims;  /* by expression of `from`: its translation, where known[] says that there is one */
   bool *known;
-  bool failed; /* a size has no words in `to` */
+  bool failed; /* a size cannot be translated */
 } inliner;
 
 static qn_dim size_in(inliner *x, qn_dim d);
@@ -44,7 +44,7 @@ static qn_dim size_in(inliner *x, qn_dim d) {
   return x->dims[i] = made;
 }
 
-/* A symbol of the node itself: it names its copy. */
+/* Translates size d of a node's own shape, which may be a symbol of this very node: that becomes a symbol of its copy. */
 static qn_dim own_size(inliner *x, uint32_t node, qn_dim d) {
   if (d >= 0) return d;
   const dim_expr *e = &x->from->dims.exprs[~d];

@@ -4,20 +4,20 @@
 #include "jit/graph/folds.h"
 #include "jit/graph/rewrite.h"
 
-/* Below this many rows side by side, a reduction of so many elements is done in turn. */
+/* A reduction of at least REDUCE_MANY elements that would leave fewer than REDUCE_FEW_ROWS results after two folds is split. */
 enum { REDUCE_FEW_ROWS = 4096, REDUCE_MANY = 1 << 18 };
 
 /* ---- looking ------------------------------------------------------------------------------------------------------ */
 
 static const graph_node *at(const rewriter *r, uint32_t node) { return &r->g->nodes[node]; }
 
-/* The node, if it is this op. */
+/* The node if it is this op (and no mark of grad.c), else NULL. */
 static const graph_node *is_op(const rewriter *r, uint32_t node, op_id op) {
   const graph_node *n = at(r, node);
   return n->kind == NODE_OP && n->op == op && !graph_node_anew(n) ? n : NULL;
 }
 
-/* A constant of one element with this value. For floats the sign of 0 counts. */
+/* Is the node a constant of one element with value f (a float; the sign of 0 counts) or i (an integer)? */
 static bool is_number(const rewriter *r, uint32_t node, double f, int64_t i) {
   qn_value v;
   if (!graph_const_value(r->g, node, &v)) return false;
@@ -27,10 +27,10 @@ static bool is_number(const rewriter *r, uint32_t node, double f, int64_t i) {
 
 static bool is_float(const graph_node *n) { return dtype_is_float((qn_dtype)n->type.dtype); }
 
-/* Weak integers raise on overflow, so rules must not add or remove a step of arithmetic on them. */
+/* Can the node overflow? Host ints raise an error then, so rules must not add or remove a step of their arithmetic. */
 static bool can_overflow(const graph_node *n) { return n->type.weak && !is_float(n); }
 
-/* `node` with the shape of n: a broadcast unless it has it already. 0 for another dtype. */
+/* Broadcasts a node to the shape of n, unless it has that already. Returns 0 where its dtype is not n's. */
 static uint32_t shaped(rewriter *r, const graph_node *n, uint32_t node) {
   const graph_type *t = &at(r, node)->type;
   if (graph_type_same(t, &n->type)) return node;
@@ -48,7 +48,7 @@ static uint32_t binary(rewriter *r, const graph_node *n, op_id op, uint32_t a, u
   return rewrite_op(r, op, in, 2, NULL, n->site);
 }
 
-/* The other operand of a commutative op, where one is this number. */
+/* The other operand of a commutative op if one is this number, else 0. */
 static uint32_t other_of_number(const rewriter *r, const graph_node *n, double f, int64_t i) {
   for (int k = 0; k < 2; k++)
     if (is_number(r, n->in[k], f, i)) return n->in[1 - k];
@@ -110,7 +110,7 @@ static uint32_t rule_div_one(rewriter *r, const graph_node *n) {
   return is_number(r, n->in[1], 1, 1) ? shaped(r, n, n->in[0]) : 0;
 }
 
-/* The constant divisor of a float division; 0 if there is none or it is not finite. */
+/* The divisor of a float division if it is constant and finite, else 0. */
 static double divisor(const rewriter *r, const graph_node *n) {
   qn_value v;
   if (!graph_const_value(r->g, n->in[1], &v) || !value_is(v, TAG_FLOAT)) return 0;
@@ -133,10 +133,10 @@ static uint32_t rule_div_constant(rewriter *r, const graph_node *n) {
   return c != 0 && 1 / c - 1 / c == 0 ? times_inverse(r, n, c) : 0;
 }
 
-/* By the definition of pow (math.def); a half rounds after every op, so its cube stays as it is. */
+/* pow with these exponents is defined as this product (math.def). f16 and bf16 round after every op, so their cube stays a pow. */
 static uint32_t rule_pow_small(rewriter *r, const graph_node *n) {
   uint32_t x = n->in[0];
-  if (n->type.weak && !is_float(n)) return 0; /* the error of an overflow names the power */
+  if (n->type.weak && !is_float(n)) return 0; /* the text of its overflow error names pow */
   if (is_number(r, n->in[1], 1, 1)) return shaped_if(r, n, x);
   if (is_number(r, n->in[1], 2, 2)) return shaped_if(r, n, binary(r, n, OP_mul, x, x));
   if (!is_float(n)) return 0;
@@ -154,7 +154,7 @@ static uint32_t rule_neg_neg(rewriter *r, const graph_node *n) {
   return x && !can_overflow(n) ? x->in[0] : 0;
 }
 
-/* Without a sign, -x is another number with another absolute value: itself. */
+/* Not for unsigned integers, where -x is another number. */
 static uint32_t rule_abs_sign(rewriter *r, const graph_node *n) {
   if (is_op(r, n->in[0], OP_abs)) return n->in[0];
   const graph_node *x = is_op(r, n->in[0], OP_neg);
@@ -228,16 +228,16 @@ static uint32_t rule_cast_exact(rewriter *r, const graph_node *n) {
   qn_dtype from = (qn_dtype)at(r, x)->type.dtype, to = (qn_dtype)n->type.dtype;
   qn_dtype between = (qn_dtype)inner->type.dtype;
   if (!dtype_contains(between, from)) return 0;
-  /* From floats to integers there is a check: it may go only where it cannot fail. Between integers there is none. */
+  /* A cast from float to integer makes a check, which may be dropped only where it cannot fail. Between integers there is none. */
   if (dtype_is_float(between) && dtype_is_int(to) && !dtype_contains(to, from)) return 0;
-  if (at(r, x)->type.weak && !n->type.weak && from == to) return 0; /* a weak one is not an array */
+  if (at(r, x)->type.weak && !n->type.weak && from == to) return 0; /* x is a host number but the node is an array */
   return rewrite_op(r, OP_cast, &x, 1, n->attr, n->site);
 }
 
 /* ---- checks that cannot fail ---------------------------------------------------------------------------------------------------- */
 
-/* The node with the mark that it cannot fail, if it is an integer op whose last operand is a constant in lo..hi other than 0
- * (unless that is allowed). */
+/* Marks an integer op as unable to fail (ATTR_PROVEN) if its second operand is a constant in lo..hi, other than 0 unless `zero` says
+ * that 0 is allowed. */
 static uint32_t proven(rewriter *r, const graph_node *n, int64_t lo, int64_t hi, bool zero) {
   qn_value v;
   op_attr attr = graph_attr(n);
@@ -268,15 +268,15 @@ static uint32_t rule_reduce_single(rewriter *r, const graph_node *n) {
   return reshaped(r, n, n->in[0]);
 }
 
-/* Elements of the recorded call. */
+/* The number of elements in the recorded call. */
 static double elements_hint(const rewriter *r, const graph_type *t) {
   double n = 1;
   for (int i = 0; i < t->rank; i++) n *= (double)dim_hint(&r->g->dims, t->shape[i]);
   return n;
 }
 
-/* One reduction after the other, where a kernel takes only the first folds, or where too few of its rows are left to work on
- * beside each other. Partial results keep the dtype in which they are added up. */
+/* Splits a reduction over several axes into two nodes, where one nest of loops cannot do all folds, or where doing both would leave too
+ * few rows to work on in parallel. Partial results have the dtype in which a sum is computed (f32 for f16). */
 static uint32_t rule_reduce_in_turn(rewriter *r, const graph_node *n) {
   uint32_t x = n->in[0];
   graph_type t = at(r, x)->type, first = t;
@@ -367,7 +367,7 @@ static uint32_t rule_slice_slice(rewriter *r, const graph_node *n) {
     if (__builtin_mul_overflow(attr.d[i + 2], d[2], &step)) return 0;
     qn_dim moved =
         d[2] >= 0 ? dim_add(t, d[0], dim_mul(t, attr.d[i], d[2])) : dim_sub(t, d[0], dim_mul(t, attr.d[i], -d[2]));
-    if (moved < 0 && dim_hint(t, moved) < 0) return 0; /* where nothing is taken */
+    if (moved < 0 && dim_hint(t, moved) < 0) return 0; /* an empty slice may start outside */
     attr.d[i] = moved;
     attr.d[i + 2] = step;
   }

@@ -71,7 +71,7 @@ static const char *dtype_words(const graph_type *t) {
   return dtype_rows[t->dtype].name;
 }
 
-/* How programs write an op: its operator, or its name. */
+/* How an op is written in programs: its operator, or its name. */
 static const char *op_words(op_id op) {
   switch (op) {
   case OP_add: return "+";
@@ -110,11 +110,9 @@ op_role op_operand_role(op_id op, int i, int nin) {
   }
 }
 
-/* What a weak dtype becomes where no array beside it decides. */
-
 static operand_type operand(const infer *f, int i) { return (operand_type){(qn_dtype)f->in[i].dtype, f->in[i].weak}; }
 
-/* Promotion of the data operands. */
+/* The promoted type of the data operands. */
 static operand_type promotion(const infer *f) {
   operand_type p = {WEAK_BOOL, true};
   bool any = false;
@@ -126,7 +124,7 @@ static operand_type promotion(const infer *f) {
   return p;
 }
 
-/* Writes the answer of a dtype rule. A weak answer stands only for POINTWISE ops whose operands are all weak. */
+/* Sets the result of a dtype rule. The result is a host number only for POINTWISE ops whose operands all are. */
 static bool answer(const infer *f, operand_type compute, qn_dtype result) {
   bool weak = compute.weak && f->row->klass == CLASS_POINTWISE;
   for (int i = 0; i < f->nin; i++) weak &= f->in[i].weak;
@@ -186,7 +184,7 @@ static bool check_condition(const infer *f, int i) {
 
 static bool dtype_select(const infer *f) { return check_condition(f, 0) && answer_same(f, promotion(f)); }
 
-/* May elements of operand `i` be stored into an array of operand 0's dtype? */
+/* Refuses operand i if its elements cannot be stored in an array of operand 0's dtype. */
 static bool check_store(const infer *f, int i) {
   qn_dtype to = (qn_dtype)f->in[0].dtype, from = (qn_dtype)f->in[i].dtype;
   if (f->in[0].weak) to = dtype_of_weak(to);
@@ -288,7 +286,7 @@ static bool (*const dtype_rules[])(const infer *) = {
 
 /* ---- sizes ---------------------------------------------------------------------------------------------------------------- */
 
-/* One axis of a broadcast: false if sizes a and b do not go together. */
+/* Broadcasts two sizes of one axis. False if they differ and neither is 1. */
 static bool broadcast_size(dim_table *dims, qn_dim a, qn_dim b, qn_dim *out) {
   if (a == b || b == 1)
     *out = a;
@@ -306,8 +304,8 @@ static bool broadcast_size(dim_table *dims, qn_dim a, qn_dim b, qn_dim *out) {
   return true;
 }
 
-/* Broadcasts `shape` into out[0..*rank), which holds the broadcast so far. False: *axis (from the end, -1 is the last) and
- * the two sizes. */
+/* Broadcasts `shape` into out[0..*out_rank), the broadcast of the shapes before. False: *axis is the axis where sizes disagree, counted
+ * from the end (-1 is the last), and the two sizes are returned. */
 static bool broadcast_into(dim_table *dims, int rank, const qn_dim *shape, int *out_rank, qn_dim *out, int *axis,
                            qn_dim sizes[2]) {
   if (rank > *out_rank) {
@@ -326,7 +324,7 @@ static bool broadcast_into(dim_table *dims, int rank, const qn_dim *shape, int *
   return true;
 }
 
-/* Do elements of operand `i` broadcast to exactly this shape? */
+/* Refuses operand i if it does not broadcast to exactly this shape. */
 static bool check_broadcast_to(const infer *f, int i, int rank, const qn_dim *shape) {
   const graph_type *t = &f->in[i];
   char a[WORDS], b[WORDS];
@@ -344,7 +342,7 @@ static bool check_broadcast_to(const infer *f, int i, int rank, const qn_dim *sh
   return true;
 }
 
-/* Is `d` a possible size? */
+/* Refuses a size below 0. */
 static bool check_size(const infer *f, qn_dim d) {
   if (d < 0 && (!f->dims || ~d >= (qn_dim)f->dims->n))
     return refuse(f, E_shape, "a size cannot be negative: %lld", (long long)d);
@@ -377,7 +375,7 @@ static bool check_attr_count(const infer *f, int n) {
   return refuse(f, E_rank, "%s has %d entries for an array of rank %d", op_words(f->op), f->attr->n, f->in[0].rank);
 }
 
-/* The one axis of a scan, gather, concat ...; -1 when refused. */
+/* The axis of a scan, gather, concat, ..., which must be exactly one below `rank`; -1 when refused. */
 static int one_axis(const infer *f, int rank) {
   unsigned axes = f->attr->axes;
   if (rank == 0) {
@@ -407,7 +405,7 @@ static bool shape_reduce(const infer *f) {
   const graph_type *x = &f->in[0];
   qn_dim shape[ARRAY_MAX_RANK];
   int rank = 0, empty = -1;
-  bool some = true; /* the result has an element */
+  bool some = true; /* does the result have an element? */
   char a[WORDS];
   if (f->attr->axes >> x->rank)
     return refuse(f, E_axis, "%s over axis %d of %s, an array of rank %d", f->row->name,
@@ -431,7 +429,7 @@ static bool shape_reduce(const infer *f) {
   return set_shape(f, rank, shape);
 }
 
-/* The shape that elements picked by the k index operands from 1 on have: their broadcast, then the axes of x they leave. */
+/* The shape of what operands 1..k select from operand 0: the indices' broadcast shape, then the axes of operand 0 that are not indexed. */
 static bool indexed_shape(const infer *f, int k, int *rank, qn_dim *shape) {
   const graph_type *x = &f->in[0];
   qn_dim sizes[2], picked[ARRAY_MAX_RANK];
@@ -458,7 +456,7 @@ static bool shape_index(const infer *f) {
   return indexed_shape(f, k, &rank, shape) && set_shape(f, rank, shape);
 }
 
-/* Start, size and step of a slice lie inside x, in the recorded call. */
+/* Refuses a slice that reaches outside operand 0 in the recorded call. */
 static bool check_slice(const infer *f) {
   const graph_type *x = &f->in[0];
   if (!check_attr_count(f, 3 * x->rank)) return false;
@@ -485,7 +483,7 @@ static bool shape_slice(const infer *f) {
   return set_shape(f, f->in[0].rank, shape);
 }
 
-/* Sizes of two operands agree on all axes but `except` (negative: on all). */
+/* Refuses operands a and b if their sizes differ on an axis other than `except` (negative: on any axis). */
 static bool check_same_sizes(const infer *f, int a, int b, int except) {
   char x[WORDS], y[WORDS];
   const graph_type *s = &f->in[a], *t = &f->in[b];
@@ -546,7 +544,7 @@ static qn_dim elements_of(dim_table *dims, int rank, const qn_dim *shape) {
   return n;
 }
 
-/* The axes of a draw's keys are its first ones. */
+/* Refuses keys of a draw whose broadcast shape is not that of the draw's first axes. */
 static bool check_keys(const infer *f) {
   int rank = 0;
   for (int i = 0; i < f->nin; i++)
@@ -610,9 +608,10 @@ static bool shape_window(const infer *f) {
   if (__builtin_mul_overflow(size - 1, apart, &span) || span >= dim_hint(f->dims, x->shape[axis]))
     return refuse(f, E_shape, "a window of %lld elements, each %lld from the next, leaves axis %d, which has %lld",
                   (long long)size, (long long)apart, axis, hint(f, x->shape[axis]));
-  if (f->dims && x->shape[axis] < 0) dim_assume(f->dims, span, DIM_LT, x->shape[axis]); /* else plans miss the error */
+  if (f->dims && x->shape[axis] < 0)
+    dim_assume(f->dims, span, DIM_LT, x->shape[axis]); /* a fact, so that a call with other sizes makes the error */
   memcpy(shape, x->shape, x->rank * sizeof *shape);
-  qn_dim last = dim_sub(f->dims, shape[axis], span + 1); /* where the last window could begin */
+  qn_dim last = dim_sub(f->dims, shape[axis], span + 1); /* the last position where a window can begin */
   if (step != 1) last = f->dims ? dim_make(f->dims, DIM_FLOORDIV, last, step) : last / step;
   shape[axis] = dim_add(f->dims, last, 1);
   shape[x->rank] = size;
@@ -659,7 +658,7 @@ static bool shape_gather(const infer *f) {
   return axis >= 0 && check_same_sizes(f, 0, 1, axis) && set_shape(f, f->in[1].rank, f->in[1].shape);
 }
 
-/* Sizes that only data tells: the result holds the upper bound (graph.h). */
+/* compress and nonzero: only data tell the size of axis 0, so it is given as its upper bound (op_infer in graph.h). */
 static bool shape_data(const infer *f) {
   const graph_type *x = &f->in[0];
   qn_dim shape[ARRAY_MAX_RANK + 1];
@@ -706,7 +705,7 @@ static bool shape_dot(const infer *f) {
   return set_shape(f, rank, shape);
 }
 
-/* The operands' matrices may be given as their transposes. */
+/* gemm: flags say which operands are given as their transposes. */
 static bool shape_gemm(const infer *f) {
   graph_type in[2] = {f->in[0], f->in[1]};
   for (int i = 0; i < 2; i++) {

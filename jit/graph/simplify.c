@@ -84,7 +84,8 @@ static uint32_t share(rewriter *r, const graph_node *n) {
 
 /* ---- broadcasts ------------------------------------------------------------------------------------------------------- */
 
-/* Operands that broadcast without a node: all of POINTWISE ops, the value that is stored. First such operand; nin if none. */
+/* The first of the operands that broadcast without a node: all operands of POINTWISE ops, and the value that an op stores, which is the
+ * last operand. nin if there is none. */
 static int first_broadcasting(const graph_node *n) {
   switch ((op_id)n->op) {
   case OP_scatter:
@@ -96,7 +97,7 @@ static int first_broadcasting(const graph_node *n) {
 
 static uint32_t rewrite(rewriter *r, const graph_node *n);
 
-/* Step 1: 0 if nothing was dropped. */
+/* Step 1 of the head comment. Returns 0 if nothing was dropped. */
 static uint32_t drop_broadcasts(rewriter *r, const graph_node *n) {
   uint32_t in[4];
   graph_type types[4];
@@ -175,7 +176,7 @@ uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op
   if (!op_infer(&r->g->dims, op, types, nin, attr, &o, &why)) return 0;
   graph_node n = {.kind = NODE_OP, .op = (uint8_t)op, .nin = (uint16_t)nin, .site = site, .in = in, .type = o.result};
   op_attr copy;
-  if (attr) { /* the operand may lie in an attribute of a node */
+  if (attr) { /* copied, since `attr` may be that of a node and end after d[n - 1] */
     memcpy(&copy, attr, offsetof(op_attr, d));
     memcpy(copy.d, attr->d, attr->n * sizeof *attr->d);
     n.attr = &copy;
@@ -199,8 +200,8 @@ uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i
 
 /* ---- products of a device's library ------------------------------------------------------------------------------------ */
 
-/* The operand of a dot as the library takes it: its batch is that of the result, or it is one matrix for all, and it is given
- * as the flags say. As jit/run/gemm.c does. 0: it cannot be had. */
+/* An operand of a dot in the form in which the library takes it (as jit/run/gemm.c makes it): with the batch axes of the result or as
+ * one matrix, and transposed if the flags say so. Returns 0 when memory is short. */
 static uint32_t stored_operand(rewriter *r, const graph_node *n, int which) {
   dim_table *t = &r->g->dims;
   uint32_t x = n->in[which];
@@ -228,7 +229,7 @@ static uint32_t stored_operand(rewriter *r, const graph_node *n, int which) {
   return rewrite_op(r, OP_permute, &x, 1, &order, n->site);
 }
 
-/* A dot that a device's library made becomes a product: its operands' views end up at what is stored. */
+/* Replaces a dot that a device's library computed by gemm on operands as they are stored, so that views of these disappear. */
 static uint32_t library_gemm(rewriter *r, const graph_node *n) {
   uint32_t in[2] = {stored_operand(r, n, 0), stored_operand(r, n, 1)};
   op_attr attr = {.flags = n->attr->flags & (ATTR_X_ACROSS | ATTR_Y_ACROSS)};
@@ -249,12 +250,14 @@ static uint32_t renew_regions(rewriter *r, const graph_node *n, const uint32_t *
   return 0;
 }
 
-/* Node i of the old graph in the new one. */
+/* Adds node i of the old graph to the new one; map[k] is what operand k has become. Returns the new node; 0 when memory is short. */
 static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t *map) {
   graph_node n = from->nodes[i];
   if (graph_kind_has_regions(n.kind)) return renew_regions(r, &n, map);
   bool large = n.kind == NODE_CONST && graph_const_bytes(&n.type) > SHARED_CONST_BYTES;
-  bool data_shaped = n.kind == NODE_OP && op_rows[n.op].shape_rule == SH_data; /* its symbol names this very node */
+  bool data_shaped =
+      n.kind == NODE_OP &&
+      op_rows[n.op].shape_rule == SH_data; /* its size is a symbol of this node, so no other can replace it */
   if ((n.kind != NODE_OP && n.kind != NODE_CONST && n.kind != NODE_PROJ) || large || data_shaped)
     return graph_node_copy(r->g, from, i, map);
   uint32_t few[8], *in = n.nin <= 8 ? few : arena_alloc(r->scratch, n.nin * sizeof *in);
@@ -292,7 +295,7 @@ graph *graph_simplify(const graph *from, cancel_flag cancel) {
 #ifdef QN_CHECKED
     char why[160];
     if (graph_verify(from, why, sizeof why) && !graph_verify(g, why, sizeof why))
-      __builtin_trap(); /* a rule is wrong */
+      __builtin_trap(); /* a rewrite rule has a defect */
 #endif
     return g;
   }

@@ -39,7 +39,7 @@ static const char *flag_name(op_id op, int i) {
 }
 static const char *const relation_names[] = {[DIM_EQ] = "==", [DIM_NE] = "!=", [DIM_LT] = "<", [DIM_LE] = "<="};
 
-/* What the list d is called in an op's text; triples are written a:b:c. */
+/* The name of the list d in an op's text. */
 static const char *list_name(op_id op) {
   switch (op) {
   case OP_permute: return "order";
@@ -113,7 +113,7 @@ static void print_const(const graph_node *n, const graph_store *elements, text_b
   text_adds(out, "]");
 }
 
-/* An op whose list d is written as triples a:b:c; others have single numbers. */
+/* Is the op's list d written as triples a:b:c rather than single numbers? */
 static bool has_triples(op_id op) { return op_attr_is_dim(op, 0) && !op_attr_is_dim(op, 2); }
 
 void graph_attr_each(op_id op, const op_attr *a,
@@ -142,7 +142,7 @@ typedef struct attr_printer {
 static void print_attr(void *ctx, const char *name, const char *text, const int64_t *d, int n) {
   const attr_printer *p = ctx;
   op_id op = (op_id)p->node->op;
-  bool sizes = n >= 0 && d == p->node->attr->d; /* not the list of axes */
+  bool sizes = n >= 0 && d == p->node->attr->d; /* the list d, and not the list of axes */
   text_addf(p->out, " %s", name);
   if (text) text_addf(p->out, "=%s", text);
   if (n >= 0) text_adds(p->out, "=[");
@@ -272,7 +272,7 @@ void graph_print(const graph *g, text_buf *out) { graph_print_apart(g, NULL, out
 
 /* ---- parsing ------------------------------------------------------------------------------------------------------------ */
 
-/* An input as declared; its node comes when the numbers have reached it. */
+/* An input that is declared at the top; its node is made when the numbering reaches it. */
 typedef struct input {
   uint32_t node, site;
   graph_type type;
@@ -286,7 +286,7 @@ typedef struct parser {
   bool bad;
   int nesting;
   graph *g;
-  input *inputs; /* in order of declaration */
+  input *inputs; /* in the order in which they are declared */
   uint32_t ninputs, inputs_cap;
 } parser;
 
@@ -314,7 +314,7 @@ static bool is_word(char c) {
   return is_digit(c) || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80;
 }
 
-/* Skips a mark if it comes next. */
+/* Does the text go on with s? Then skips it. */
 static bool mark(parser *p, const char *s) {
   blanks(p);
   size_t n = strlen(s);
@@ -325,7 +325,7 @@ static bool mark(parser *p, const char *s) {
 
 static bool expect(parser *p, const char *s) { return mark(p, s) || bad(p, "expected %s", s); }
 
-/* The word that comes next; its length may be 0. */
+/* Sets *word to the word that comes next, without skipping it, and returns its length, which may be 0. */
 static size_t peek_word(parser *p, const char **word) {
   blanks(p);
   size_t n = 0;
@@ -364,7 +364,7 @@ static bool number(parser *p, uint32_t *out) {
   return true;
 }
 
-/* A quoted string without escapes that names do not need; its text in the arena. */
+/* Reads a quoted string, without escapes, into the arena. */
 static bool quoted(parser *p, const char **out) {
   if (!expect(p, "\"")) return false;
   const char *from = p->at;
@@ -631,7 +631,7 @@ static bool element(parser *p, qn_dtype d, char *to) {
   return true;
 }
 
-/* `const` is read, the values come next and their type behind them. */
+/* Reads a constant after the word `const`: its values, then its type. */
 static bool constant(parser *p, graph_type *t, const void **data) {
   const char *values = p->at;
   p->at += strcspn(p->at, ":");
@@ -641,7 +641,8 @@ static bool constant(parser *p, graph_type *t, const void **data) {
   p->at = values;
   bool apart = p->elements && word(p, "data");
   size_t count = 1, bytes, each = dtype_size((qn_dtype)t->dtype);
-  size_t room = apart ? SIZE_MAX : (size_t)(behind - values); /* every element takes a character */
+  size_t room =
+      apart ? SIZE_MAX : (size_t)(behind - values); /* a bound of the number of elements: each takes a character */
   for (int i = 0; i < t->rank; i++) {
     if (t->shape[i] < 0) return bad(p, "a constant has plain sizes");
     if (__builtin_mul_overflow(count, (size_t)t->shape[i], &count) || count > room)
@@ -680,7 +681,7 @@ static bool node_ref(parser *p, uint32_t *out) {
   return (*out > 0 && *out < p->g->n) || bad(p, "%%%u is not defined yet", (unsigned)*out);
 }
 
-/* "%1, %2" into the arena; none is fine. */
+/* Reads a list of nodes such as "%1, %2", which may be empty, into the arena. */
 static bool node_refs(parser *p, const uint32_t **out, uint16_t *count) {
   uint32_t *list = NULL, n = 0, cap = 0;
   blanks(p);
@@ -700,7 +701,7 @@ static graph *parse_graph(parser *p);
 
 static bool append_other(parser *p, const graph_node *n) { return graph_node_like(p->g, n, n->in) != 0 || memory(p); }
 
-/* "carries=2 slots=0" of a loop that keeps rows. */
+/* Reads "carries=2 slots=0" of a loop that keeps rows. */
 static bool kept_rows(parser *p, graph_node *n, op_attr *attr) {
   uint32_t carries = 0, slots = 0;
   if (!word(p, "carries")) return true;
@@ -795,7 +796,7 @@ static bool declare_input(parser *p) {
   return !mark(p, "@") || number(p, &to->site);
 }
 
-/* Appends the inputs whose numbers come next. */
+/* Appends the inputs whose numbers are the next ones. */
 static bool place_inputs(parser *p) {
   graph *g = p->g;
   for (const input *in; g->ninputs < p->ninputs && (in = &p->inputs[g->ninputs])->node == g->n;)

@@ -1,8 +1,8 @@
 /* What a graph may look like. graph_verify checks every invariant of graph.h; passes and parsed texts go through it in
  * checked builds, so whatever the later floors receive has been looked at.
  *
- * Types are checked by inferring them again, against a copy of the table of dims, so that nothing is remembered. A size may
- * have been chosen among expressions that are equal by a fact: two symbolic sizes agree if their hints do.
+ * Types are checked by inferring them again, with a copy of the table of dims, so that the graph gets no new facts. Where a fact says
+ * that two sizes are equal, a node may have either, so two symbolic sizes agree if they had the same value in the recorded call.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 typedef struct verifier {
   const graph *g;
-  dim_table dims; /* a copy to ask questions of */
+  dim_table dims; /* a copy of the graph's */
   char *why;
   size_t size;
   uint32_t node; /* being looked at */
@@ -79,7 +79,7 @@ static bool check_type(const verifier *v, const graph_type *t) {
   return true;
 }
 
-/* Do two types agree, where facts may have chosen between equal sizes? */
+/* Are two types the same, but for symbolic sizes that a fact may say are equal? */
 static bool types_agree(const verifier *v, const graph_type *a, const graph_type *b) {
   if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak) return false;
   for (int i = 0; i < a->rank; i++)
@@ -135,7 +135,8 @@ static bool check_op(verifier *v, const graph_node *n) {
   op_refusal why;
   if (!op_infer(&v->dims, (op_id)n->op, types, n->nin, &attr, &o, &why)) return wrong(v, "%s", why.text);
   graph_type inferred = o.result;
-  if (op_rows[n->op].shape_rule == SH_data) inferred.shape[0] = n->type.shape[0]; /* a symbol instead of the bound */
+  if (op_rows[n->op].shape_rule == SH_data)
+    inferred.shape[0] = n->type.shape[0]; /* op_infer gives the upper bound, the node has a symbol */
   if (!types_agree(v, &inferred, &n->type))
     return wrong(v, "%s has another type than its operands give", op_rows[n->op].name);
   return check_strict(v, n, &o);
@@ -148,7 +149,7 @@ static bool check_const(const verifier *v, const graph_node *n) {
   return true;
 }
 
-/* Inputs of a region are operands from..nin-1 of its node. */
+/* Checks region r of node n, whose inputs must have the types of operands from..nin-1. */
 static bool check_region(const verifier *v, const graph_node *n, const graph *r, int from) {
   char inner[200];
   if (!r) return wrong(v, "a region is missing");
