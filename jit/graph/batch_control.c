@@ -114,8 +114,8 @@ static graph *lane_arm_done(lane_arm *a) {
 /* The counterpart of a branch or loop that stays one, while it is being made. */
 typedef struct same_way {
   graph_node n; /* the lane's branch or loop, a copy */
-  uint32_t nresults,
-      before; /* results of the regions; operands of the node that are no inputs of the regions (the predicate) */
+  /* how many results the regions have; how many operands of the node are no inputs of the regions (the predicate) */
+  uint32_t nresults, before;
   bool *inputs, *results; /* by input of the regions, and by result: does it differ from lane to lane? */
   uint32_t *in;           /* operands of the counterpart */
   lane_arm arms[2];
@@ -201,8 +201,8 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
   same_way s;
   bool ok = same_way_begin(b, node, &s), more = ok, header = false;
   uint32_t carries = ok ? graph_loop_carries(&s.n) : 0, made = 0;
-  while (more &&
-         ok) { /* a carry that is shared before a turn may differ after it, and then so may others after the next one */
+  /* a carry that is shared before a turn may differ after it, and then so may others after the next one */
+  while (more && ok) {
     more = false;
     ok = same_way_part(b, &s, 1, s.results, why);
     for (uint32_t k = 0; k < carries && ok; k++) {
@@ -252,7 +252,7 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
   return r != NULL;
 }
 
-/* ---- lanes that take different ways --------------------------------------------------------------------------------------------------------------- */
+/* ---- lanes that take different ways ----------------------------------------------------------------------------------------- */
 
 /* Sets `in` to the operands of branch or loop `n` inside the body of the loop over the lanes: row `lane` of an operand that differs
  * from lane to lane, else the operand itself. They are the body's operands from number 1 on. False: memory is short. */

@@ -408,8 +408,8 @@ bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {
   sum diff = {0};
   if (sum_add(t, &diff, a, 1) && sum_add(t, &diff, b, -1) && diff.n == 0)
     return false; /* they differ by a constant, as n and n + 1 */
-  if (dim_is_const(t, a, &x) ||
-      (!dim_is_const(t, b, &y) && dim_compare(t, b, a) < 0)) { /* in one order, so that each pair is noted once */
+  /* in one order, so that each pair is noted once */
+  if (dim_is_const(t, a, &x) || (!dim_is_const(t, b, &y) && dim_compare(t, b, a) < 0)) {
     qn_dim swap = a;
     a = b;
     b = swap;

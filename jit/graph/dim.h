@@ -23,10 +23,11 @@ typedef enum dim_op { DIM_SYMBOL, DIM_ADD, DIM_SUB, DIM_MUL, DIM_FLOORDIV, DIM_M
 typedef enum dim_source { DIM_FROM_INPUT, DIM_FROM_SCALAR, DIM_FROM_NODE } dim_source;
 
 typedef struct dim_expr {
-  uint8_t op;       /* dim_op */
-  uint8_t source;   /* of a symbol: dim_source */
-  uint16_t axis;    /* of a symbol from an input or node: which axis */
-  uint32_t ref;     /* of a symbol: input number (of an array, or of a weak int), or node index (0: the node is gone) */
+  uint8_t op;     /* dim_op */
+  uint8_t source; /* of a symbol: dim_source */
+  uint16_t axis;  /* of a symbol from an input or node: which axis */
+  /* of a symbol: input number (of an array, or of a weak int), or node index (0: the node is gone) */
+  uint32_t ref;
   uint16_t size;    /* operations and symbols in it, written out; at most DIM_MAX_SIZE, so walks are bounded */
   qn_dim a, b;      /* operands: sizes or expressions with a smaller index */
   int64_t hint;     /* value in the recorded call */

@@ -16,9 +16,8 @@ static bool is_short(dim_table *t, qn_dim extent) {
 int reduce_folds(dim_table *d, const graph_type *t, uint8_t axes, bool whole, const uint8_t *joins,
                  reduce_fold *folds) {
   int n = 0;
-  bool behind = false,
-       neighbour =
-           false; /* an axis that is not reduced lies further in; the axis just visited belongs to the last fold */
+  /* Does an axis that is not reduced lie further in? Does the axis visited last belong to the last fold? */
+  bool behind = false, neighbour = false;
   for (int a = t->rank - 1; a >= 0; a--) {
     if (!(axes >> a & 1)) {
       behind = true;

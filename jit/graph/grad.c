@@ -113,8 +113,8 @@ typedef struct backward {
   node_state *of_below;
   uint32_t nbelow;
   const graph_rules *rules;
-  uint32_t *
-      proj_of; /* lists of results, by node - from: of a branch or loop the last NODE_PROJ, of a NODE_PROJ the one before it */
+  /* lists of results, by node - from: of a branch or loop the last NODE_PROJ, of a NODE_PROJ the one before it */
+  uint32_t *proj_of;
   graph_region *regions; /* those that begin at `from` or later and lie in no other, by descending end */
   uint32_t nregions;
   arena scratch;

@@ -35,7 +35,7 @@ typedef void grad_rule(grad_ctx *c);
 #undef GRAD
 #undef NO_GRAD
 
-/* ---- building: where an operand is 0 (memory was short) so is the result, as in graph.h ------------------------------------------------------- */
+/* ---- building: where an operand is 0 (memory was short) so is the result, as in graph.h ------------------------------------- */
 
 static inline graph_type grad_type_of(const grad_ctx *c, uint32_t node) { return c->g->nodes[node].type; }
 

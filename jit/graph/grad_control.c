@@ -130,9 +130,10 @@ typedef struct loop_grad {
    * the turn gives, and those of its rows; its results the cotangents of the float carries that it takes, then of captured values. */
   graph *back;
   uint32_t ncarries, ncaptured, nrows;
-  uint32_t ncts, naccs; /* float carries; captured values whose cotangents are wanted, which are sums over all turns */
-  bool *weak;           /* by carry: is it a host number? */
-  int64_t block;        /* turns that are computed once more at a time */
+  /* float carries; captured values whose cotangents are wanted, which are sums over all turns */
+  uint32_t ncts, naccs;
+  bool *weak;    /* by carry: is it a host number? */
+  int64_t block; /* turns that are computed once more at a time */
 } loop_grad;
 
 /* Values that the parts of the gradient work on, as nodes of the graph at hand. */

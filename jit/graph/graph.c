@@ -443,7 +443,8 @@ static void mark_region(const graph_region *x, bool *live) {
 }
 
 static void renumber_region(graph_region *x, const uint32_t *map) {
-  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* the owner has made them to be renumbered here */
+  /* the owner has made them to be renumbered here */
+  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs;
   uint32_t first = 0, end = 0;
   for (uint32_t k = x->first; k < x->end; k++) {
     if (!map[k]) continue;

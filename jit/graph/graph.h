@@ -45,7 +45,8 @@ typedef enum graph_kind {
   NODE_OP,    /* op, operands, attr */
   NODE_INPUT, /* payload.input: position among the graph's inputs */
   NODE_CONST, /* payload.data: elements, row-major; rank 0 for scalars */
-  NODE_IF, /* operands: predicate, captured values; regions[0] if it is true, regions[1] if not; results by NODE_PROJ */
+  /* operands: predicate, captured values; regions[0] if it is true, regions[1] if not; results by NODE_PROJ */
+  NODE_IF,
   /* Operands: initial carries, captured values, which are the inputs of both regions. regions[0] is the header, whose result is the
      predicate of the next turn; regions[1] the body, whose results are the carries of the next turn (graph_loop_carries of them), then
      rows that are kept. Results: the carries at the end; for each row an array of those that were kept, with the turns as axis 0; the
@@ -330,8 +331,8 @@ typedef struct graph_rules {
  * renumbered; a region that was removed has first and end 0. */
 void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions);
 
-/* Reverse-mode differentiation inside one graph. Root k is a float node whose cotangent is seeds[k], of exactly its type (0: the number 1). Appends
- * the nodes that compute the resulting cotangents of the nodes wrt[i], and sets grads[i] to them (0: no root depends on wrt[i]). Nodes
+/* Reverse-mode differentiation inside one graph. Root k is a float node whose cotangent is seeds[k], of exactly its type (0: the number
+ * 1). Appends nodes that compute the resulting cotangents of wrt[i], and sets grads[i] to them (0: no root depends on wrt[i]). Nodes
  * below `from` are constants unless listed in wrt. `rules`: the regions, or NULL; those that begin below `from` are ignored. False: not
  * differentiable, as `why` says of node `*culprit`, or memory is short. */
 QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
@@ -354,8 +355,7 @@ QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
 typedef struct graph_store {
   size_t least;
   void *ctx;
-  bool (*put)(void *ctx, const void *data,
-              size_t bytes);                    /* receives the elements of one constant; false: memory is short */
+  bool (*put)(void *ctx, const void *data, size_t bytes); /* receives a constant's elements; false: no memory */
   const void *(*take)(void *ctx, size_t bytes); /* gives them back in the order of put; NULL: there are no more */
 } graph_store;
 void graph_print_apart(const graph *g, const graph_store *elements, text_buf *out);

@@ -255,9 +255,8 @@ static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t
   graph_node n = from->nodes[i];
   if (graph_kind_has_regions(n.kind)) return renew_regions(r, &n, map);
   bool large = n.kind == NODE_CONST && graph_const_bytes(&n.type) > SHARED_CONST_BYTES;
-  bool data_shaped =
-      n.kind == NODE_OP &&
-      op_rows[n.op].shape_rule == SH_data; /* its size is a symbol of this node, so no other can replace it */
+  /* where its size is a symbol of this node no other can replace it */
+  bool data_shaped = n.kind == NODE_OP && op_rows[n.op].shape_rule == SH_data;
   if ((n.kind != NODE_OP && n.kind != NODE_CONST && n.kind != NODE_PROJ) || large || data_shaped)
     return graph_node_copy(r->g, from, i, map);
   uint32_t few[8], *in = n.nin <= 8 ? few : arena_alloc(r->scratch, n.nin * sizeof *in);

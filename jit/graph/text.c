@@ -641,8 +641,8 @@ static bool constant(parser *p, graph_type *t, const void **data) {
   p->at = values;
   bool apart = p->elements && word(p, "data");
   size_t count = 1, bytes, each = dtype_size((qn_dtype)t->dtype);
-  size_t room =
-      apart ? SIZE_MAX : (size_t)(behind - values); /* a bound of the number of elements: each takes a character */
+  /* a bound of the number of elements, each of which takes a character */
+  size_t room = apart ? SIZE_MAX : (size_t)(behind - values);
   for (int i = 0; i < t->rank; i++) {
     if (t->shape[i] < 0) return bad(p, "a constant has plain sizes");
     if (__builtin_mul_overflow(count, (size_t)t->shape[i], &count) || count > room)

@@ -25,7 +25,7 @@ typedef struct cache_header {
   uint8_t sha[32];
 } cache_header;
 static const char cache_magic[8] = {'q', 'u', 'e', 'r', 'n', '0', '1', '\n'};
-/* What processes that died while writing leave behind is removed after so many seconds. */
+/* After this time a temporary file is taken to be left behind by a process that died, and is removed. */
 enum { STALE_SECONDS = 3600 };
 #define TEMPORARY ".new-"
 
@@ -88,7 +88,7 @@ void cache_machine(char *out, size_t size) {
   __get_cpuid_count(7, 1, &r[2][0], &r[2][1], &r[2][2], &r[2][3]);
   __get_cpuid(0x80000001, &r[3][0], &r[3][1], &r[3][2], &r[3][3]);
   if (r[0][2] & bit_OSXSAVE) __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  /* without stepping, and without the number of the core that asks */
+  /* the masks leave out the stepping and the number of the core that runs this */
   snprintf(out, size, "x86 %x %x %x %x %x %x %x %x %x %x", r[0][0] & 0x0fff0ff0, r[0][2], r[0][3], r[1][1], r[1][2],
            r[1][3], r[2][0], r[3][2], r[3][3], low);
 #else
@@ -141,7 +141,7 @@ bool cache_maker(const char *const *names, int n, char *path, size_t size, char 
 
 static bool is_hex(const char *s, size_t n) { return strspn(s, "0123456789abcdef") == n; }
 
-/* Is this the name of a cached object? The folder may hold what is not ours. */
+/* Is this the name of a cached object or temporary file? Files of others in the folder are left alone. */
 static bool is_ours(const char *name) {
   return strlen(name) == CACHE_KEY + CACHE_MAKER - 1 && is_hex(name, CACHE_KEY - 1) && name[CACHE_KEY - 1] == '.' &&
          is_hex(name + CACHE_KEY, CACHE_MAKER - 1);
@@ -239,7 +239,7 @@ cache_state cache_read(const char *path, char **object, size_t *size) {
       memmove(data, data + sizeof h, (size_t)h.size);
       *object = data;
       *size = (size_t)h.size;
-      utimensat(AT_FDCWD, path, NULL, 0); /* recently used */
+      utimensat(AT_FDCWD, path, NULL, 0); /* the time of last use, by which trim chooses */
       return CACHE_GOOD;
     }
   }

@@ -13,28 +13,29 @@
 
 enum { CACHE_KEY = 65, CACHE_MAKER = 17, CACHE_PATH = 1200 };
 
-/* What this processor can do, for kernels compiled for this machine alone. */
+/* Writes a text that identifies this processor's features. It is part of the key of kernels compiled for this machine alone. */
 void cache_machine(char *out, size_t size);
 void cache_key(char key[CACHE_KEY], const char *source, size_t len, const char *const *flags, int nflags,
                const char *machine);
-/* The first of `names` on PATH, as a path, and what tells it from other compilers (its path, size and time of change). False
- * if there is none; maker is then empty. */
+/* Finds the first of n compilers on PATH: sets `path`, and `maker` to a text that differs for every compiler (made of its path, size and
+ * time of change). False if there is none; maker is then empty. */
 bool cache_maker(const char *const *names, int n, char *path, size_t size, char maker[CACHE_MAKER]);
 
 typedef enum cache_access { CACHE_NONE, CACHE_READS, CACHE_WRITES } cache_access;
-/* The folder, made if need be, and what may be done there. `folder` is empty where the environment names none. */
+/* Sets `folder` to the cache's folder, which is made if it does not exist, and says what may be done there. `folder` is empty where the
+ * environment names none. */
 cache_access cache_folder(char *folder, size_t size);
-/* The file for a key and a maker; with an empty maker that of any maker. False if it is not there (path is set, if there is a
- * maker). */
+/* Sets `path` to the file for a key and a maker, or with an empty maker to a file for this key by any maker. False if there is no such
+ * file; with a maker `path` is set nevertheless. */
 bool cache_find(const char *folder, const char *key, const char *maker, char path[CACHE_PATH]);
 
 typedef enum cache_state { CACHE_MISSING, CACHE_GOOD, CACHE_DAMAGED } cache_state;
-/* Reads and checks: the object in *object (malloc'ed) if it is good. A damaged file is removed. */
+/* Reads and checks a file. If it is good, *object is its object, malloc'ed for the caller. A damaged file is removed. */
 cache_state cache_read(const char *path, char **object, size_t *size);
-/* False if it cannot be written. Then removes what was used longest ago until the folder holds at most `limit` bytes. */
+/* Writes an object, then removes those used longest ago until the folder holds at most `limit` bytes. False if it cannot be written. */
 bool cache_write(const char *folder, const char *path, const char *object, size_t size, int64_t limit);
 
-/* The whole of a regular file, malloc'ed; NULL if it cannot be read, is empty or larger than 256 MiB. */
+/* Reads a regular file, malloc'ed for the caller. NULL if it cannot be read, is empty or larger than 256 MiB. */
 char *cache_read_file(const char *path, size_t *size);
 bool cache_write_all(int fd, const void *data, size_t n);
 

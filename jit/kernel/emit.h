@@ -9,26 +9,25 @@
 #include "jit/kernel/l.h"
 #include "lang/cancel.h"
 
-/* C11 with GNU extensions: void NAME_J(const qk_args *a, long long lo, long long hi), of type qk_phase. Behind a program's last
- * phase comes one more function of this type, which stores the bytes of scratch that its phases need for these ints and
- * scalars to *(int64_t *)a->scratch: see emit_scratch. When cancelled, `out` has failed. */
+/* Prints C11 with GNU extensions. A phase is a function void NAME_J(const qk_args *a, long long lo, long long hi), of type qk_phase.
+ * After a program's phases comes one more function of this type: it stores how many bytes of scratch the phases need, for the ints and
+ * scalars of `a`, to *(int64_t *)a->scratch (see emit_scratch). When cancelled, `out` has failed. */
 void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, cancel_flag cancel, text_buf *out);
-/* CUDA C for NVRTC (sm_90): extern "C" __global__ void NAME_J(const u64 *block, i64 instances, NAME_words words): a block of
- * threads runs instances blockIdx.x, blockIdx.x + gridDim.x, ... below n; the text says in a comment per phase how many threads a
- * block has and how much shared memory it takes, in the form `// launch NAME_J threads T shared BYTES`.
+/* Prints CUDA C for NVRTC (sm_90). A phase is extern "C" __global__ void NAME_J(const u64 *block, i64 instances, NAME_words words): a
+ * block of threads runs the instances blockIdx.x, blockIdx.x + gridDim.x, ... below `instances`. A comment before each phase says how
+ * many threads a block has and how much shared memory it needs: `// launch NAME_J threads T shared BYTES`.
  *
- * What qk_args has on the CPU are words of 64 bits here: addresses of scratch, of the error cell and of the interrupt flag (each may
- * be 0 where the program needs none), the number that its checks count from, then the buffers' addresses, the ints and the scalars.
- * They lie in memory of the device at `block`, or, where that is NULL, in the kernel's own parameters: only if there are at most
- * EMIT_WORDS_BY_VALUE, else NAME_words has one word. A phase does nothing when the error cell tells of a check with a lower
- * number than it counts from: programs that run in a row share the cell. */
+ * In place of qk_args a kernel receives words of 64 bits: the addresses of scratch, of the error cell and of the interrupt flag (0 where
+ * the program needs none), the number of its first check, then the addresses of buffers, the ints and the scalars. They lie in device
+ * memory at `block` or, where that is NULL, in the parameter `words`; the latter only if there are at most EMIT_WORDS_BY_VALUE,
+ * otherwise NAME_words has one word. Programs that run one after the other share the error cell, so a phase does nothing when the cell
+ * has a check with a lower number than the program's first. */
 enum { EMIT_WORDS_HEAD = 4, EMIT_WORDS_BY_VALUE = 480 };
 uint32_t emit_cuda_words(const l_program *p);
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
-/* Number of phases of a program. */
 uint32_t emit_phases(const l_program *p);
 
-/* Bytes of args->scratch (64-byte aligned, one piece for each thread) that compiled phases need: code[nphases] answers. */
+/* How many bytes of args->scratch compiled phases need for each thread (aligned to 64): asks code[nphases], which emit_c prints. */
 static inline size_t emit_scratch(const qk_phase *code, uint32_t nphases, const qk_args *args) {
   int64_t bytes = 0;
   qk_args ask = *args;

@@ -10,10 +10,11 @@
 
 typedef struct range {
   char from[64], width[64];
-  bool opened; /* a loop around the lines that follow */
+  bool opened; /* a loop has been opened around the lines that follow */
 } range;
 
-/* NULL: all results. In CUDA these are shared out: a loop whose r is one of them. */
+/* The range of an accumulator's results that lines work on, as texts. `from` NULL: all results. In CUDA the threads share these: a loop
+ * is opened whose r is one of the thread's. range_close in any case. */
 static range range_open(emitter *e, l_val v, const char *from, const char *width) {
   range r = {.opened = !from && e->cuda && acc_many(at(e, v)) && !acc_own(e, v)};
   if (r.opened) {
@@ -62,7 +63,7 @@ void emit_places(emitter *e, l_val par) {
   static const char *const macros[] = {"PLACE", "PLACED"};
   for (int pass = 0; pass < (e->cuda ? 2 : 1); pass++) {
     if (pass) line(e, "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + blockIdx.x * o : dynamic_;");
-    bool tiles = false; /* what they pack shares one place */
+    bool tiles = false; /* has the place for packed operands been printed, which all TILEs share? */
     for (l_val v = par + 1; v < e->end[par]; v++) {
       const l_instr *i = at(e, v);
       if (i->code == L_TILE && !e->cuda && !tiles) {
@@ -209,7 +210,7 @@ void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char
     line(e, "%s = %s;", where, step);
 }
 
-/* In CUDA: the push of a strip's values to a chain, in order, by all threads. */
+/* In CUDA: pushes a strip's values to a chain, in order. All threads do so, each for itself, since each has a copy of the chain. */
 static void push_chain(emitter *e, const l_instr *push) {
   const l_instr *a = at(e, push->a);
   const char *T = emit_type(a->dtype);
@@ -345,7 +346,8 @@ void emit_acc_scan(emitter *e, l_val v) {
       line(e, "y = v%u_s %% 64 ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", n, f, n, n);
       line(e, "if (v%u_s >= 64) y = %s(v%u_g[r], y);", n, f, n);
       line(e, "if (v%u_s %% 64 == 63) v%u_g[r] = y;", n, n);
-    } else { /* selects by what emit_scan_switches has made: vector code */
+    } else {
+      /* selects instead of branches, so that it becomes vector code; emit_scan_switches has made the conditions */
       line(e, "y = in%u ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", v, f, n, n);
       line(e, "y = up%u ? %s(v%u_g[r], y) : y;", v, f, n);
       line(e, "v%u_g[r] = end%u ? y : v%u_g[r];", n, v, n);

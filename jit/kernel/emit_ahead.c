@@ -33,7 +33,7 @@ bool emit_is_private(const emitter *e, l_val vec) {
     if (emit_is_ordered(e, i) || emit_is_strip_scan(e, i) || emit_is_nested_push(e, i)) return false;
     if (i->code == L_RMW || i->code == L_SCAN || (i->code == L_FINISH && emit_is_inner_finish(e, vec, i))) return false;
     if (i->code == L_LOAD && i->imm >= 0 && emit_is_stored(e, vec, i->imm)) return false;
-    /* An element of a local belongs to the thread of its number. */
+    /* An element of a local belongs to the thread with its number. */
     if ((i->code == L_LOAD || i->code == L_STORE) && i->imm < 0 &&
         (i->c || !is_int(e, i->a, 0) || !is_int(e, i->b, 1) || emit_at(e, (l_val)-i->imm)->flags & L_SHARED))
       return false;
@@ -44,7 +44,7 @@ bool emit_is_private(const emitter *e, l_val vec) {
   return true;
 }
 
-/* Is an index at most the number of threads, whatever the sizes are? */
+/* Is an index value at most 64, the number of threads, in every call? */
 static bool at_most_lanes(const emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   if (i->code == L_IMIN) return at_most_lanes(e, i->a) || at_most_lanes(e, i->b);
@@ -76,7 +76,7 @@ bool emit_is_short(const emitter *e, l_val vec) {
 
 /* ---- loads made ahead --------------------------------------------------------------------------------------------------------- */
 
-/* Calls visit for the operands of an instruction that are values or indices. */
+/* Are all operands of instruction v, which are defined after `from`, marked in `early` as values that can be computed ahead? */
 static bool operands_hold(const emitter *e, l_val v, l_val from, const uint8_t *early) {
   const l_instr *i = emit_at(e, v);
   for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
@@ -104,7 +104,7 @@ static int weight_of(const l_instr *i) {
   }
 }
 
-/* Is this one of the instructions that may be made before the others? */
+/* May this instruction be computed ahead, if its operands are? Loads that nothing in the phase stores to, and light arithmetic. */
 static bool may_lead(const emitter *e, const l_instr *i, l_val vec) {
   if (l_rows[i->code].result == 'I') return true;
   switch ((l_code)i->code) {
@@ -146,6 +146,6 @@ static int find_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
 
 int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
   int many = find_ahead(e, from, vec, ahead);
-  if (!many) memset(ahead, 0, e->p->n); /* what is not made ahead is printed where it stands */
+  if (!many) memset(ahead, 0, e->p->n); /* nothing is made ahead, so every load is printed in its place */
   return many;
 }

@@ -13,15 +13,15 @@
  *     elements are repaired behind it;
  *   - around instructions that must run in ascending order (scatters, updates, chains), when the rest is worth a loop of its own.
  *
- * Accumulators are told of in emit_text.h. A VEC that pushes to 64 lanes runs in strips, lane l being element l of the strip.
+ * emit_text.h describes accumulators. A VEC that pushes to 64 lanes runs in strips; element l of a strip is pushed to lane l.
  *
- * Bools are bytes. Tried: values of bools as ints (bytes in memory alone), so that masks have the lanes' width. With gcc 12 and vectors of
- * 512 bits, ten kernels with comparisons, logical ops and selects, least times of four interleaved runs: none was faster beyond
- * the noise. At 64k elements of f32 they took 1 to 11 % more (where((x > 0) & (x < y), x * y, 0): 3.5 and 3.8 us), of f64 -3 to +3 %; at 1M
- * f32 -3 to +4 %, f64 -13 to +6 % where memory decides, and gelu' of f64 more. Loops were refused for bools that are the same in a
- * whole loop, and those are ints (emit_is_switch, e->even).
+ * Bools are bytes. Tried: bools as ints in registers and bytes in memory, so that masks have the width of the elements. With gcc 12 and
+ * vectors of 512 bits, for ten kernels with comparisons, logical ops and selects (least times of four interleaved runs), none was faster
+ * beyond the noise. At 64k elements f32 took 1 to 11 % more (where((x > 0) & (x < y), x * y, 0): 3.5 and 3.8 us), f64 -3 to +3 %; at 1M
+ * elements f32 -3 to +4 %, f64 -13 to +6 % where memory is the limit, and the derivative of gelu in f64 more. gcc refuses to vectorise
+ * loops with bools that are the same in the whole loop, so those are ints (emit_is_switch, e->even).
  *
- * Checks in loops collect the smallest failing element and report it behind the loop.
+ * A check in a loop collects the smallest failing element, which is reported after the loop.
  *
  * Scratch. Locals and the arrays of accumulators have fixed places in args->scratch, computed where a phase begins. The same
  * lines make the function that tells how much a program takes.
@@ -36,7 +36,7 @@
 
 /* ---- what happens to one element ------------------------------------------------------------------------------------ */
 
-/* One instruction of a VEC for element j, with its effects. */
+/* Prints one instruction of a VEC for element j. */
 static void print_element(emitter *e, l_val v) {
   const l_instr *i = at(e, v);
   char where[EMIT_TEXT], cond[EMIT_TEXT], buffer[24];
@@ -82,12 +82,12 @@ static void print_element(emitter *e, l_val v) {
 /* ---- VEC: what kind of loop ------------------------------------------------------------------------------------------- */
 
 typedef struct vec_facts {
-  bool strips;  /* in strips of 64 */
-  bool split;   /* ordered instructions are segments of their own */
-  bool lanes;   /* pushes to 64-lane accumulators */
-  bool blocks;  /* some of these have trees: blocks of 1,024 */
-  bool ordered; /* some instructions must run in order */
-  bool pieces;  /* there are several segments */
+  bool strips;  /* does it run in strips of 64? */
+  bool split;   /* are ordered instructions segments of their own? */
+  bool lanes;   /* does it push to accumulators of 64 lanes? */
+  bool blocks;  /* have some of these trees, so that strips are grouped in blocks of 1,024? */
+  bool ordered; /* must some instructions run in order? */
+  bool pieces;  /* has it several segments? */
 } vec_facts;
 
 static vec_facts look(const emitter *e, l_val v) {
@@ -115,8 +115,8 @@ static vec_facts look(const emitter *e, l_val v) {
   return f;
 }
 
-/* Numbers the segments of a VEC in strips and marks the values that cross them. Instructions between segments (index
- * arithmetic, loops) have number 0; an END has the number of the segment that commits its loop's carries. */
+/* Numbers the segments of a VEC in strips (e->seg) and marks the values that are made in one and used in another (e->spill). Instructions
+ * outside segments (index arithmetic, loops) get 0; an END gets the number of the segment in which its loop's carries are set. */
 static void number_segments(emitter *e, l_val v, const vec_facts *f, uint32_t *last) {
   uint32_t seg = ++*last;
   bool was_ordered = false;
@@ -145,7 +145,7 @@ static void number_segments(emitter *e, l_val v, const vec_facts *f, uint32_t *l
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *i = at(e, k);
     uint32_t use = e->seg[k];
-    if (i->code == L_SET) { /* takes effect at the END of the innermost loop */
+    if (i->code == L_SET) { /* its operand is used at the END of the innermost loop */
       l_val end = k;
       for (int depth = 0; at(e, end)->code != L_END || depth > 0; end++) {
         if (at(e, end)->code == L_FOR || at(e, end)->code == L_WHILE) depth++;
@@ -164,7 +164,7 @@ static void number_segments(emitter *e, l_val v, const vec_facts *f, uint32_t *l
 
 /* ---- VEC in strips -------------------------------------------------------------------------------------------------- */
 
-/* Makes %d available in segment `seg`: reads its array or computes it again. */
+/* Prints what makes value d available in segment `seg`: it is read from its array or computed once more. */
 static void print_need(emitter *e, l_val d, uint32_t seg) {
   if (d <= e->vec || l_rows[at(e, d)->code].result != 'V' || e->seg[d] == seg || e->seen[d] == seg) return;
   e->seen[d] = seg;
@@ -179,8 +179,8 @@ static void print_needs(emitter *e, const l_instr *i, uint32_t seg) {
     if (o->role != 'C') print_need(e, l_operand_of(i, o), seg);
 }
 
-/* What stands before the loop of [from, to): its iterations are independent, but that checks collect the smallest element and
- * `rare` collects bits. */
+/* Prints the pragma before the loop of [from, to): iterations are independent, but that checks collect the smallest failing element and,
+ * if `rare`, a bit collects whether there is a rare argument. */
 static void print_simd(emitter *e, l_val from, l_val to, bool rare) {
   text_repeat(e->out, "  ", e->depth);
   text_adds(e->out, rare ? "#pragma omp simd reduction(|: rare)" : "#pragma omp simd");
@@ -193,18 +193,19 @@ static void print_simd(emitter *e, l_val from, l_val to, bool rare) {
   text_adds(e->out, *separator == ',' ? ")\n" : "\n");
 }
 
-/* What the loop of [from, to) asks of its scans, before it. */
+/* Prints the conditions of scans with many results in [from, to), before the loop that uses them. */
 static void print_switches(emitter *e, l_val from, l_val to) {
   for (l_val k = from; k < to; k++)
     if (at(e, k)->code == L_SCAN && acc_many(at(e, at(e, k)->a))) emit_scan_switches(e, k);
 }
 
-/* One segment [from, to), and behind it the SETs of the loop that begins at `commit`, if there is one. */
+/* Prints segment [from, to) for a strip of m elements (a text). `commit` other than 0: a loop whose carries are set at the end of the
+ * segment. */
 static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const char *m) {
   uint32_t seg = commit ? e->seg[e->end[commit]] : e->seg[from];
   bool ordered = false;
   emit_rare rare;
-  l_val fixed = 0; /* a function whose rare elements are repaired */
+  l_val fixed = 0; /* a function with a slow form, by which rare elements are repaired */
   for (l_val k = from; k < to; k++) {
     ordered |= emit_is_ordered(e, at(e, k));
     if (emit_rare_names(e, k, &rare)) fixed = k;
@@ -287,9 +288,9 @@ static void print_strip_scan(emitter *e, l_val v, const char *m) {
   emit_acc_strip_scan(e, i, strip);
 }
 
-/* The body [from, to) of a strip or of loop `loop` in it. */
+/* Prints the body [from, to) of a strip of m elements, or of a loop in it, which begins at `loop` (0: the strip itself). */
 static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const char *m) {
-  /* index arithmetic depends on loops alone: it stands before everything else of its block */
+  /* index arithmetic depends on loop variables alone, so it is printed before everything else in its block */
   for (l_val k = from; k < to; k++) {
     const l_instr *i = at(e, k);
     if (i->code == L_FOR || i->code == L_WHILE)
@@ -338,7 +339,7 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
       if (emit_is_first(e, e->vec, k)) emit_acc_root(e, i->a, range, width, false);
       continue;
     }
-    l_val q = k + 1; /* the end of k's segment */
+    l_val q = k + 1; /* the end of the segment that k is in */
     for (l_val s = k + 1; s < to && (e->seg[s] == e->seg[k] || l_rows[at(e, s)->code].result == 'I'); s++)
       if (e->seg[s] == e->seg[k]) q = s + 1;
     bool commits = loop && e->seg[to] == e->seg[k];
@@ -415,7 +416,7 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
 }
 
-/* How many guards with a range a straight VEC has. */
+/* The number of memory accesses in a VEC whose guard has a range. */
 static uint32_t count_ranges(const emitter *e, l_val v) {
   uint32_t n = 0;
   for (l_val k = v + 1; k < e->end[v]; k++) {
@@ -425,7 +426,7 @@ static uint32_t count_ranges(const emitter *e, l_val v) {
   return n;
 }
 
-/* Does this compare the element's number, plus something, with a number from outside the VEC? */
+/* Does the instruction compare the element's number plus an offset (*place) with an index from outside the VEC (*other)? */
 static bool compares_place(const emitter *e, l_val v, const l_instr *i, l_val *place, l_val *other) {
   if (i->code != L_KOP || i->sub < KOP_lt || i->sub > KOP_ge || i->type2 != DTYPE_INDEX) return false;
   bool swapped = i->a < v;
@@ -436,7 +437,7 @@ static bool compares_place(const emitter *e, l_val v, const l_instr *i, l_val *p
          step->imm == 1;
 }
 
-/* Fills in e->even for the straight VEC: comparisons of the element's number, and what is made of such. How many there are. */
+/* Marks in e->even the comparisons of the element's number in a VEC, and the logical ops on such. Returns how many there are. */
 static uint32_t find_even(emitter *e, l_val v) {
   uint32_t n = 0;
   for (l_val k = v + 1; k < e->end[v]; k++) {
@@ -451,8 +452,8 @@ static uint32_t find_even(emitter *e, l_val v) {
   return n;
 }
 
-/* Is the straight VEC cut into pieces? Not where very many guards would each be asked in every piece (a concat of hundreds of arrays):
- * compilers take long for that. Fills in e->even. */
+/* Is a straight VEC cut into pieces? Not with very many guards (a concat of hundreds of arrays), since every piece tests all of them and
+ * compilers take long for that. Sets e->even. */
 static bool has_pieces(emitter *e, l_val v) {
   enum { GUARDS_MOST = 100 };
   uint32_t n = count_ranges(e, v) + find_even(e, v);
@@ -461,8 +462,9 @@ static bool has_pieces(emitter *e, l_val v) {
   return false;
 }
 
-/* The loop over pieces [j0, e0) of a straight VEC, in each of which every range of a guard holds or does not: w7 tells. So no element
- * asks, and no comparison of 64 bits stands beside elements of 32. The same for comparisons of the element's number (e->even). */
+/* Prints how a loop over pieces [j0, e0) of a straight VEC begins. Within a piece every guard's range, and every comparison in e->even,
+ * is true for all elements or false for all; the int w7 says which. So elements make no such test, and there is no comparison of 64-bit
+ * numbers among elements of 32 bits. */
 static void open_pieces(emitter *e, l_val v) {
   l_val from = at(e, v)->a;
   line(e, "for (i64 j0 = 0; j0 < n;) {");
@@ -486,7 +488,7 @@ static void open_pieces(emitter *e, l_val v) {
       char f[48], in[2][64] = {"", ""};
       if (!e->even[k]) continue;
       bool compares = compares_place(e, v, i, &place, &other);
-      if (pass == 0 && compares) { /* place < c and place >= c change at c; c < place and place <= c behind it */
+      if (pass == 0 && compares) { /* place < c and place >= c change at c, c < place and place <= c after it */
         bool swapped = other == i->a, behind = (i->sub == KOP_lt || i->sub == KOP_ge) == swapped;
         line(e, "CUT_AT(v%u, v%u, %d)", at(e, place)->a, other, behind);
       }
@@ -502,7 +504,7 @@ static void open_pieces(emitter *e, l_val v) {
     }
 }
 
-/* Is it known that the VEC has at most one element? Then its loop is none, and not marked as vector code. */
+/* Is it known that the VEC has at most one element? Then its loop is not marked as vector code. */
 static bool is_single(const emitter *e, l_val v) {
   const l_instr *from = at(e, at(e, v)->a), *to = at(e, at(e, v)->b);
   if (from->code != L_INT) return false;
@@ -681,7 +683,7 @@ static const char preamble[] =
     "  v##_g = g[m - 1]; \\\n"
     "  if (v##_s >= 4096) for (int l = 0; l < m; l++) g[l] = F(v##_b, g[l]); \\\n"
     "  v##_s += m; if (v##_s % 4096 == 0) v##_b = g[m - 1]; }\n"
-    /* SCAN_STEP for one distance, without a branch: where there is nothing at that distance, what is read is not used */
+    /* SCAN_STEP for one distance, without a branch: where there is no element at that distance, what is read is not used */
     "#define SCAN_SELECT(F, h, W, d, i, y) { h[(i64)(d * 64 + i) * W + r] = y; \\\n"
     "  const i64 q_ = d * 64 + (i - (1 << d) & 63); y = i >= 1 << d ? F(h[q_ * W + r], y) : y; }\n"
     "#define SCAN_SHIFT(T, g, m, v) { const T y_ = g[m - 1]; for (int l = m - 1; l > 0; l--) g[l] = g[l - 1]; \\\n"

@@ -35,13 +35,12 @@
 #define line emit_line
 #define at emit_at
 
-enum { THREADS = 64, MANY = 16 /* leaves that are read at a time */ };
+enum { THREADS = 64, MANY = 16 /* partial results that are read at a time */ };
 
 uint32_t emit_cuda_words(const l_program *p) { return EMIT_WORDS_HEAD + p->nbuffers + p->nints + p->nscalars; }
 
 /* ---- what happens to one element ----------------------------------------------------------------------------------- */
 
-/* A SCAN with one result over the strip. */
 static void print_strip_scan(emitter *e, l_val v) {
   const l_instr *i = at(e, v);
   char value[24];
@@ -51,8 +50,8 @@ static void print_strip_scan(emitter *e, l_val v) {
   emit_acc_scan_push(e, i);
 }
 
-/* A store whose addresses may be equal: of a strip's elements the last one of an address stores; the barriers keep strips in
- * order. */
+/* Prints a store whose elements may have the same address: of a strip's elements with one address only the last stores, and barriers
+ * keep the strips in order. */
 static void print_scatter(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
   line(e, "{");
   line(e, "const i64 w = %s; const b8 on = %s;", where, cond[0] ? cond : "1");
@@ -63,7 +62,7 @@ static void print_scatter(emitter *e, const l_instr *i, const char *where, const
   line(e, "}");
 }
 
-/* Updates in order: thread 0 makes those of the strip. */
+/* Prints an update that must be made in order: thread 0 makes all updates of a strip. */
 static void print_updates(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
   const char *T = emit_type(emit_buffer_type(e, i->imm));
   line(e, "{");
@@ -107,7 +106,7 @@ static void print_check(emitter *e, const l_instr *i) {
 
 /* ---- VEC ----------------------------------------------------------------------------------------------------------- */
 
-/* The body [from, to) for the thread's element. */
+/* Prints the body [from, to) of a VEC for the thread's element. `strips`: all threads run it together, also those without an element. */
 static void print_body(emitter *e, l_val from, l_val to, bool strips) {
   char range[48];
   snprintf(range, sizeof range, "(j + v%u)", at(e, e->vec)->a);
@@ -169,7 +168,7 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
         e->active = on;
       } else {
         line(e, "while (v%u) {", i->a);
-        line(e, "if (POLLED(polls%u) && STOPPED) break;", k); /* other threads wait at barriers */
+        line(e, "if (POLLED(polls%u) && STOPPED) break;", k); /* not a return: other threads wait at barriers */
       }
       print_body(e, k + 1, e->end[k], strips);
       emit_sets(e, k, on);
@@ -183,7 +182,8 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
   }
 }
 
-/* Begins the chain of the thread's lane, or adds it to its tree, for every accumulator that the VEC pushes lanes of. */
+/* For every accumulator of 64 lanes with a tree that the VEC pushes to: begins the chain of the thread's lane, or adds the finished chain to
+ * the lane's tree. */
 static void print_lanes(emitter *e, l_val v, bool begin) {
   for (l_val k = v + 1; k < e->end[v]; k++) {
     if (!emit_is_lane_push(e, v, k) || !acc_tree(at(e, at(e, k)->a))) continue;
@@ -198,7 +198,7 @@ static void print_lanes(emitter *e, l_val v, bool begin) {
   }
 }
 
-/* The loads that are made ahead, of `many` elements: what they need is computed here and once more where everything else is. */
+/* Prints the loads that are made ahead, for element u. What they need is computed here, and once more with everything else. */
 static void print_loads(emitter *e, l_val from, l_val to) {
   for (l_val k = from; k < to; k++) {
     if (!(e->ahead[k] & AHEAD_WANTED)) continue;
@@ -212,7 +212,8 @@ static void print_ahead_arrays(emitter *e, l_val from, l_val to, int many) {
     if (e->ahead[k] & AHEAD_LOAD) line(e, "%s ahead%u[%d];", emit_type(at(e, k)->dtype), k, many);
 }
 
-/* `many` elements: their loads, then everything else. `full`: all of them exist, else the first `left`. */
+/* Prints the body of a VEC for `many` elements: their loads, then everything else. `full`: all of them exist, else only the first `left`
+ * do. */
 static void print_batch(emitter *e, l_val v, int many, bool full) {
   for (int pass = 0; pass < 2; pass++) {
     line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) { const i64 j = j0 + 64 * u;%s", many,
@@ -225,7 +226,7 @@ static void print_batch(emitter *e, l_val v, int many, bool full) {
   }
 }
 
-/* The body for elements j, j + 64, ... below `end`, with loads ahead where that is good. */
+/* Prints the body for elements from, from + 64, ... below `end` (texts), with loads ahead where emit_ahead advises that. */
 static void print_elements(emitter *e, l_val v, const char *from, const char *end, bool block) {
   int many = emit_ahead(e, v, v, e->ahead);
   if (!many) {
@@ -238,7 +239,7 @@ static void print_elements(emitter *e, l_val v, const char *from, const char *en
   line(e, "for (i64 j0 = %s; j0 < %s; j0 += %d) {", from, end, 64 * many);
   print_ahead_arrays(e, v + 1, e->end[v], many);
   line(e, "const int left = %s - j0 < %d ? (int)(%s - j0) : %d;", end, 64 * many, end, 64 * many);
-  if (many >= 4) { /* without conditions the elements' work interleaves */
+  if (many >= 4) { /* where all exist there are no conditions, so that the compiler interleaves the elements' work */
     line(e, "if (left > %d) {", 64 * (many - 1));
     print_batch(e, v, many, true);
     line(e, "} else {");
@@ -249,7 +250,7 @@ static void print_elements(emitter *e, l_val v, const char *from, const char *en
   memset(e->ahead, 0, e->p->n);
 }
 
-/* A VEC of at most 64 elements: each thread has one of them. */
+/* Prints a VEC of at most 64 elements, each of which one thread runs. */
 static void print_short(emitter *e, l_val v) {
   line(e, "if (t < n) {");
   line(e, "const i64 j = t;");
@@ -278,7 +279,7 @@ static void print_strips(emitter *e, l_val v, bool blocks) {
   line(e, "}");
 }
 
-/* What is counted once a VEC has been through. */
+/* Prints the counting of a VEC's pushes, after it. */
 static void print_counts(emitter *e, l_val v) {
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *b = at(e, k);
@@ -325,14 +326,14 @@ static void print_vec(emitter *e, l_val v) {
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
 
-/* Does a LOAD outside VECs read what threads write in the phase? */
+/* Does a LOAD outside VECs read a buffer or local that the phase writes? */
 static bool is_written(const emitter *e, l_val load) {
   const l_instr *i = at(e, load);
   return i->imm < 0 || emit_is_stored(e, load, i->imm);
 }
 
-/* The VEC of a FOR that holds nothing else but indices, values for it and polls, where each thread has one element: 0 if the loop
- * is not so. */
+/* The only VEC of a FOR, in which each thread has one element, if the FOR contains nothing else but indices, values for the VEC and polls;
+ * else 0. */
 static l_val row_loop(emitter *e, l_val loop) {
   l_val vec = 0;
   for (l_val k = loop + 1; k < e->end[loop]; k++) {
@@ -349,12 +350,13 @@ static l_val row_loop(emitter *e, l_val loop) {
   }
   if (!vec || !emit_is_short(e, vec) || !(emit_is_private(e, vec) || emit_is_parted(e, vec))) return 0;
   for (l_val k = vec + 1; k < e->end[vec];
-       k++) /* lanes of one result want a loop over blocks, results their roots before it */
+       /* accumulators of 64 lanes need a loop over blocks, and results of others must be finished before the VEC */
+       k++)
     if (emit_is_lane_push(e, vec, k) || at(e, k)->code == L_FINISH) return 0;
   return vec;
 }
 
-/* `many` rows: their loads, then everything else. `full`: all of them exist, and no chain ends before the last. */
+/* Prints `many` rows of such a loop: their loads, then everything else. `full`: all rows exist, and no chain ends before the last one. */
 static void print_rows(emitter *e, l_val loop, l_val vec, int many, const char *step, bool full) {
   const l_instr *i = at(e, vec);
   for (int pass = 0; pass < 2; pass++) {
@@ -387,7 +389,7 @@ static void print_rows(emitter *e, l_val loop, l_val vec, int many, const char *
   if (full) print_counts(e, vec);
 }
 
-/* Several rows at a time, so that their loads are on the way together. */
+/* Prints such a loop several rows at a time, so that the memory works on their loads together. */
 static void print_row_loop(emitter *e, l_val loop, l_val vec, int many) {
   const l_instr *i = at(e, loop);
   char step[24] = "1";
@@ -440,7 +442,7 @@ static void print_partial(emitter *e, const l_instr *i) {
   line(e, "SYNC");
 }
 
-/* The cell of its accumulator that a thread merges into, where it is one alone. */
+/* Is this a MERGE in which each thread merges into exactly one cell, its own? */
 static bool is_own_merge(emitter *e, const l_instr *i) {
   const l_instr *a = at(e, i->a);
   return i->code == L_MERGE && !acc_arg(a) && acc_tree(a) && (acc_own(e, i->a) || acc_lanes(e, i->a));
@@ -477,8 +479,9 @@ static void print_merge(emitter *e, const l_instr *i) {
   if (acc_tree(a)) line(e, "v%u_n++;", v);
 }
 
-/* A FOR of nothing but indices and merges of which a thread has one element each: many are read at a time. It is the only one of its
- * accumulators, so that it begins with their leaf 0 (but where a loop around it comes back to it). */
+/* Does a FOR consist of nothing but indices, polls and MERGEs into cells of the threads' own (is_own_merge)? Its partial results can be
+ * read many at a time. No other MERGE of the program goes to these accumulators, so the loop begins with their leaf 0 (unless a loop
+ * around it runs it several times). */
 static bool is_merge_loop(emitter *e, l_val loop) {
   bool any = false;
   for (l_val k = loop + 1; k < e->end[loop]; k++) {
@@ -492,7 +495,7 @@ static bool is_merge_loop(emitter *e, l_val loop) {
   return any;
 }
 
-/* What a merge loop of elements row, row + step .. does with MANY of them: pass 0 reads their leaves, pass 1 adds them to the trees one
+/* Prints what a merge loop does with MANY elements row, row + step, ..: pass 0 reads their partial results, pass 1 adds them to the trees one
  * by one. `full`: all of them exist. */
 static void print_merges(emitter *e, l_val loop, const char *step, int pass, bool full) {
   const l_instr *i = at(e, loop);
@@ -510,7 +513,7 @@ static void print_merges(emitter *e, l_val loop, const char *step, int pass, boo
     }
     emit_buffer(m->imm, buffer);
     if (pass == 0 &&
-        acc_own(e, m->a)) /* threads beyond the results read one of them, too: no load waits for a condition */
+        acc_own(e, m->a)) /* threads without a result read one nevertheless, so that no load waits for a condition */
       line(e, "leaf%u[u] = %s[v%u + (t < v%u ? t : 0)];", k, buffer, m->b, a->a);
     else if (pass == 0)
       line(e, "leaf%u[u] = %s[v%u + %s];", k, buffer, m->b, a->imm == ORDER_INNER ? "t" : "0");
@@ -599,7 +602,7 @@ static void print_block(emitter *e, l_val from, l_val to) {
     case L_LOAD:
       if (is_written(e, v)) line(e, "SYNC");
       emit_instr(e, v);
-      if (is_written(e, v)) line(e, "SYNC"); /* nobody writes there before all have read */
+      if (is_written(e, v)) line(e, "SYNC"); /* so that no thread writes there before all have read */
       break;
     default: v = emit_structure(e, v, print_block); break;
     }
@@ -648,11 +651,11 @@ static const char preamble[] =
     "HELP float OPAQUE_f32(float x) { asm(\"\" : \"+f\"(x)); return x; }\n"
     "HELP double OPAQUE_f64(double x) { asm(\"\" : \"+d\"(x)); return x; }\n"
     "#define SYNC __syncthreads();\n"
-    /* a phase that stops leaves its results unfinished, so that those behind it must not read them */
+    /* a phase that is interrupted leaves its results unfinished, so later phases must not run */
     "HELP int stopped_(u64 *cell) { if (cell) atomicMin(cell, (u64)0); return 1; }\n"
     "#define STOPPED (*(const volatile int *)a->interrupt && stopped_(a->error))\n"
     "#define POLLED(n) (a->interrupt && ++n % 256 == 0)\n"
-    /* nor must those behind a failed check */
+    /* and neither must phases after a failed check */
     "#define BEGIN if (a->error && __syncthreads_or(*(const volatile u64 *)a->error < first_ << 48)) return;\n"
     "#define SIMD\n"
     "#define EACH(r, n) for (i64 r = threadIdx.x; r < (n); r += 64)\n"
@@ -664,7 +667,7 @@ static const char preamble[] =
     "  atomicMin(cell, check << 48 | (u64)element);\n"
     "}\n"
     "#define fail(a, check, element) failed_((a)->error, first_ + (check), element)\n"
-    /* lanes 0 .. 31 and 32 .. 63 through shared memory, the rest of the tree by both warps alike */
+    /* FOLD combines lanes 0..31 with 32..63 through shared memory; then both warps compute the rest of the tree by shuffles */
     "#define SHUFFLE(T) HELP T down_##T(T x, int h) { return __shfl_down_sync(~0u, x, h); } \\\n"
     "  HELP T first_##T(T x) { return __shfl_sync(~0u, x, 0); }\n"
     "SHUFFLE(f32) SHUFFLE(f64) SHUFFLE(i64) SHUFFLE(u64) SHUFFLE(i32) SHUFFLE(u32)\n"
@@ -682,7 +685,7 @@ static const char preamble[] =
     "    if (t < h_ && ARG_BEFORE(OP, s_[t + h_], n_[t + h_], s_[t], n_[t])) { s_[t] = s_[t + h_]; n_[t] = n_[t + h_]; "
     "} SYNC } \\\n"
     "  v[0] = s_[0]; i[0] = n_[0]; SYNC }\n"
-    /* y is the thread's value and becomes its running value; all threads keep the state alike */
+    /* scans: y is the thread's value and becomes its running value; every thread keeps a copy of the scan's state */
     "#define SCAN_FREE(T, F, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC \\\n"
     "  for (int l = 0; l < m; l++) { v##_c = F(v##_c, s_[l]); if (l == t) y = v##_c; } v##_s += m; }\n"
     "#define SCAN_OUTER(T, F, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC for (int l = 0; l < m; l++, v##_s++) "

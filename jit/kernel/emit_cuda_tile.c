@@ -10,7 +10,7 @@
  * for GPUs makes large enough (room_behind in sched_nest.c). k beyond the depth takes no part, not even as zeros; rows and
  * columns beyond the edge are computed from zeros and left alone.
  *
- * Tiles of fewer results than threads (a vector times a vector) are one chain a thread, from panels that all threads bring. */
+ * In tiles of fewer results than threads (a vector times a vector) each result is one thread's chain; all threads load the panels. */
 #include "jit/kernel/emit_text.h"
 
 #include <stdarg.h>
@@ -22,12 +22,12 @@
 enum { THREADS = 64, SIDE = 8, STATIC_SHARED = 48 << 10, OTHERS = 1280 /* shared memory of all phases */ };
 
 typedef struct shape {
-  int rows, columns, deep; /* of the tile and a panel */
-  int gm, gn, rm, rn;      /* threads, results of one */
-  int vx, vy;              /* neighbours that are read at once */
-  int pitch_x, pitch_y;    /* of a panel's rows in shared memory */
-  int nx, ny;              /* elements that a thread loads */
-  int buffers;             /* panels in shared memory at a time */
+  int rows, columns, deep; /* the tile's size, and the depth of a panel */
+  int gm, gn, rm, rn;      /* the grid of threads is gm by gn, and each has rm by rn results */
+  int vx, vy;              /* elements of X and of Y that are read from shared memory at once */
+  int pitch_x, pitch_y;    /* distance of the rows of a panel of X and of Y in shared memory */
+  int nx, ny;              /* elements of a panel of X and of Y that a thread loads */
+  int buffers;             /* panels of each operand that are in shared memory at a time */
 } shape;
 
 static int least(int a, int b) { return a < b ? a : b; }
@@ -64,7 +64,7 @@ static bool shape_of(const emitter *e, const l_tile *t, shape *s) {
   return false;
 }
 
-/* Is there room for the sums of chunks behind the tile, or no need of any? */
+/* Has `out` room behind the tile for sums of chunks, or is there only one chunk? */
 static bool has_room(const emitter *e, const l_tile *t) {
   const l_instr *depth = at(e, t->depth), *size = at(e, at(e, t->out)->a);
   if (depth->code == L_IMIN) depth = at(e, at(e, depth->a)->code == L_INT ? depth->a : depth->b);
@@ -73,20 +73,21 @@ static bool has_room(const emitter *e, const l_tile *t) {
 }
 
 int emit_cuda_blocks(const emitter *e, int most) {
-  enum { REGISTERS = 1024, LEAST = 4 }; /* by 64 threads; with LEAST blocks a thread has as many as there are names */
+  /* REGISTERS for each of 64 threads if one block runs; with LEAST blocks a thread has as many as instructions can name */
+  enum { REGISTERS = 1024, LEAST = 4 };
   for (uint32_t i = 0; i < e->p->ntiles; i++) {
     const l_tile *t = &e->p->tiles[i];
     shape s;
     if (!shape_of(e, t, &s) || !has_room(e, t)) continue;
     int words = s.rm * s.rn * (int)dtype_size((qn_dtype)at(e, t->out)->dtype) / 4;
-    /* what is loaded ahead, factors and addresses take about 100; the blocks come in pairs, as registers have four parts */
+    /* loads ahead, factors and addresses take about 100 registers; the number of blocks is even, as a multiprocessor has four parts */
     int blocks = REGISTERS / (words + 100) & ~1;
     most = least(most, blocks < LEAST ? LEAST : blocks);
   }
   return most;
 }
 
-/* Where thread t finds the elements that it loads: `r` counts along the tile, `k` along the depth. */
+/* Prints the address of the elements of one operand that thread t loads; r counts along the tile, k along the depth. */
 static void print_way(emitter *e, char c, const char *buffer, uint8_t from, l_val base, l_val along, l_val k,
                       int extent, int pitch, int deep, bool prefer_k) {
   line(e, "const b8 %c_deep = v%u == 1%s;", c, k, prefer_k ? "" : " && !along_n");
@@ -112,7 +113,7 @@ static void print_loads(emitter *e, const shape *s, const char *cast, const char
   print_load(e, 'y', s->ny, cast, T, "cols");
 }
 
-/* For all results of the thread; OWN(o) is where result o lies in the tile. */
+/* Prints a line in a loop over all results o of the thread; OWN(o) is the position of result o in the tile. */
 static void print_each(emitter *e, const shape *s, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void print_each(emitter *e, const shape *s, const char *format, ...) {
   char what[EMIT_TEXT];
@@ -124,7 +125,7 @@ static void print_each(emitter *e, const shape *s, const char *format, ...) {
   line(e, "for (int o = 0; o < %d; o++) { const int own = OWN(o); %s }", s->rm * s->rn, what);
 }
 
-/* Adds subtrees to the sums: print_each in the block from line `loop` to line `end`, whose lines stand as far left as these. */
+/* Prints `loop`, in it print_each(add), then `end`: adds subtrees to the sums of all results. */
 static void print_each_subtree(emitter *e, const shape *s, const char *loop, const char *add, const char *end) {
   int depth = e->depth, step = s->rows * s->columns;
   line(e, loop, step);
@@ -135,13 +136,13 @@ static void print_each_subtree(emitter *e, const shape *s, const char *loop, con
   e->depth = depth;
 }
 
-/* What the source calls a tile's operands and what is done with them. */
+/* The words of the printed source for a tile's operands and for what is done with them. */
 typedef struct words {
   uint8_t from, to;  /* dtypes of the operands and of the sums */
-  char x[24], y[24]; /* buffers */
-  char cast[48];     /* of an element */
-  char add[48];      /* of two sums */
-  char id[80];       /* the sum of nothing */
+  char x[24], y[24]; /* names of the buffers */
+  char cast[48];     /* function that casts an element to the sums' dtype */
+  char add[48];      /* function that adds two sums */
+  char id[80];       /* a sum of no products */
 } words;
 
 static void words_of(emitter *e, const l_tile *t, words *w) {
@@ -164,7 +165,7 @@ static void step_text(emitter *e, const words *w, const char *sum, const char *x
     snprintf(out, EMIT_TEXT, "%s(%s, %s(%s, %s))", w->add, sum, emit_prim(e, f, KOP_mul, w->to, w->to), x, y);
 }
 
-/* One step of k: all products of the thread. */
+/* Prints one step of k: the products for all results of the thread. */
 static void print_step(emitter *e, const shape *s, const words *w) {
   char sum[24], step[EMIT_TEXT];
   const char *T = emit_type(w->to);
@@ -189,7 +190,7 @@ static void print_step(emitter *e, const shape *s, const words *w) {
 
 enum { FEW_LEAST = 64, FEW_MOST = 256, FEW_BYTES = 16 << 10 };
 
-/* How deep panels are; 0: these do not fit. A power of two of at least THREADS, and less than a chunk. */
+/* The depth of panels: a power of two of at least THREADS, and less than a chunk. 0: such panels do not fit in shared memory. */
 static int few_deep(const emitter *e, const l_tile *t) {
   int64_t size = (int64_t)dtype_size((qn_dtype)at(e, t->out)->dtype), rows = t->tile_rows + t->tile_cols;
   if (t->x < 0 || t->y < 0 || size < 4 || (int64_t)t->tile_rows * t->tile_cols > THREADS) return 0;
@@ -208,8 +209,8 @@ static void print_few_way(emitter *e, char c, const char *buffer, const char *T,
        T, cast, buffer, base, along, k, T);
 }
 
-/* Fewer results than threads, as of a vector times a vector: all threads carry panels of both operands to shared memory, those that
- * have a result go through them, while the next ones are on their way. */
+/* Prints a tile of fewer results than threads, as of a vector times a vector: all threads load panels of both operands into shared memory;
+ * those that have a result go through them while the next panels are being loaded. False if it does not fit. */
 static bool print_few(emitter *e, const l_tile *t) {
   int deep = few_deep(e, t), pitch = deep + 1;
   if (!deep) return false;
@@ -254,7 +255,7 @@ static bool print_few(emitter *e, const l_tile *t) {
   return true;
 }
 
-/* At the end of a chunk that is not the only one: its sums go behind the tile, as a leaf of the tree. */
+/* Prints the end of a chunk where there are several: its sums become a leaf of the tree behind the tile. */
 static void print_chunk_end(emitter *e, const l_tile *t, const shape *s, const words *w) {
   line(e, "if (depth > %d && (left <= 0 || (k0 + %d) %% %d == 0)) {", ORDER_DOT_CHUNK, s->deep, ORDER_DOT_CHUNK);
   line(e, "%s *q = v%u + %d;", emit_type(w->to), t->out, s->rows * s->columns);
@@ -264,7 +265,7 @@ static void print_chunk_end(emitter *e, const l_tile *t, const shape *s, const w
   line(e, "}");
 }
 
-/* Behind the last chunk: the root of the tree, and the results to the tile. */
+/* Prints what follows the last chunk: the root of the tree, and the stores of the results to the tile. */
 static void print_sums(emitter *e, const l_tile *t, const shape *s, const words *w) {
   int tile = s->rows * s->columns;
   const char *T = emit_type(w->to);
@@ -277,7 +278,7 @@ static void print_sums(emitter *e, const l_tile *t, const shape *s, const words 
   print_each(e, s, "v%u[own] = depth > 0 ? s[o] : (%s)0;", t->out, T);
 }
 
-/* Any tile: a thread computes results t, t + 64, .. one after another, from memory. */
+/* Prints any tile plainly: thread t computes results t, t + 64, .. one after another, from memory. */
 static void print_plain(emitter *e, const l_tile *t) {
   char step[EMIT_TEXT];
   words w;
@@ -301,7 +302,7 @@ static void print_plain(emitter *e, const l_tile *t) {
   line(e, "SYNC");
 }
 
-/* A tile whose results all threads have in registers. */
+/* Prints a tile whose results the threads keep in registers. */
 static void print_registers(emitter *e, const l_tile *t, const shape *s) {
   words w;
   words_of(e, t, &w);

@@ -17,7 +17,7 @@ bool emit_facts(emitter *e, const l_program *p) {
   for (int i = 0; i < 4; i++) *bytes[i] = arena_alloc(&e->memory, p->n);
   uint32_t *open = arena_alloc(&e->memory, p->n * sizeof *open);
   e->failed = e->memory.failed;
-  uint32_t depth = 0, vec = 0; /* open blocks; 1 + the number of those outside the open VEC */
+  uint32_t depth = 0, vec = 0; /* how many blocks are open; how many are including the open VEC, 0: no VEC is open */
   for (l_val v = 1; v < p->n && !e->failed; v++) {
     const l_instr *i = &p->code[v];
     if (i->code == L_PUSH || i->code == L_SCAN) e->acc[i->a] |= vec ? ACC_VEC : ACC_SINGLE;
@@ -137,7 +137,7 @@ bool emit_is_switch(const emitter *e, const l_instr *i) {
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* f32 and f64: the others are words to kernels. */
+/* Does C compute with the dtype as a float? f16 and bf16 are unsigned words in printed code. */
 static bool computed_float(uint8_t d) { return dtype_is_float(d) && !dtype_is_narrow(d); }
 
 static void print_float(emitter *e, l_val v, double x, uint8_t dtype) {
@@ -176,11 +176,12 @@ void emit_arguments(const l_instr *i, char out[64]) {
     snprintf(out, 64, "v%u", i->a);
 }
 
-/* The operands as arguments of a primitive. NVRTC must not know that all of them are constants, or it computes the result itself and
- * takes 0.0f / 0.0f for a number that is equal to itself: the first one then goes through OPAQUE. */
+/* Writes the operands as arguments of a primitive. Where all are constants NVRTC would compute the result itself, and takes 0.0f / 0.0f
+ * for a number that is equal to itself; so the first one is hidden from it by OPAQUE. */
 static void print_arguments(const emitter *e, const l_instr *i, char out[64]) {
   const l_val in[] = {i->a, i->b, i->c};
-  uint8_t dtype = emit_at(e, i->a)->dtype; /* f16 and bf16 are words: they are only converted */
+  /* f16 and bf16 are words that are only converted, so they need no OPAQUE */
+  uint8_t dtype = emit_at(e, i->a)->dtype;
   bool constant = e->cuda && computed_float(dtype);
   for (int k = 0; k < 3 && constant; k++) constant = !in[k] || emit_at(e, in[k])->code == L_CONST;
   size_t n = constant ? (size_t)snprintf(out, 64, "OPAQUE_%s(v%u)", emit_type(dtype), i->a) : 0;
@@ -192,8 +193,8 @@ static void print_arguments(const emitter *e, const l_instr *i, char out[64]) {
     snprintf(out + n, 64 - n, ", v%u", i->b);
 }
 
-/* Is integer %v the integer part of a float, as compilers see through casts and selects? gcc takes (float)(int)x for trunc(x) under
- * -fno-trapping-math, though for -0.5 one is 0 and the other -0: such casts say themselves what 0 becomes. */
+/* Is integer v the integer part of a float, perhaps through casts and selects? Under -fno-trapping-math gcc replaces (float)(int)x by
+ * trunc(x), though for x = -0.5 the former is 0 and the latter -0. So the cast of such an integer to float says itself what 0 becomes. */
 static bool truncated(const emitter *e, l_val v, int depth) {
   const l_instr *i = emit_at(e, v);
   if (i->code != L_KOP || dtype_is_float((qn_dtype)i->dtype) || depth > 8) return false;
@@ -217,7 +218,7 @@ static void print_load(emitter *e, l_val v) {
     emit_line(e, "const %s v%u = %s ? %s[%s] : (%s)0;", T, v, cond, buffer, where, T);
 }
 
-/* Is this a division in a PAR by what is known before it, and not to the compiler? */
+/* Is v a division or remainder in a PAR by a value that is computed before the PAR and is no constant? Such have a precomputed divider. */
 static bool has_divider(const emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   return (i->code == L_IDIV || i->code == L_IMOD) && v > e->par && i->b < e->par && emit_at(e, i->b)->code != L_INT;
@@ -449,7 +450,8 @@ bool acc_own(const emitter *e, l_val v) {
   if (!e->cuda || !acc_many(a) || acc_rows(a) || (e->acc[v] & (ACC_NESTED | ACC_SCANNED))) return false;
   if (n->code == L_IMIN) n = emit_at(e, emit_at(e, n->a)->code == L_INT ? n->a : n->b);
   if (n->code != L_INT || n->imm > ORDER_LANES) return false;
-  for (l_val k = v + 1; k < e->p->n; k++) /* results are numbered by the VECs' elements */
+  /* thread t has element t of VECs, and so result t, only where these begin at 0 */
+  for (l_val k = v + 1; k < e->p->n; k++)
     if (emit_at(e, k)->code == L_VEC && !is_int(e, emit_at(e, k)->a, 0))
       for (l_val i = k + 1; i < e->end[k]; i++)
         if ((emit_at(e, i)->code == L_PUSH || emit_at(e, i)->code == L_FINISH) && emit_at(e, i)->a == v) return false;
@@ -543,7 +545,7 @@ uint32_t emit_phases(const l_program *p) {
   return n;
 }
 
-/* Bytes of a local that is small and of constant size; else 0. */
+/* The size in bytes of a local that is small and of constant size, else 0. */
 static int64_t small_bytes(const l_program *p, const l_instr *i) {
   const l_instr *size = &p->code[i->a];
   int64_t bytes = size->code == L_INT ? size->imm * (int64_t)dtype_rows[i->dtype].size : 0;
@@ -551,7 +553,7 @@ static int64_t small_bytes(const l_program *p, const l_instr *i) {
 }
 
 bool emit_is_shared(const emitter *e, l_val local) {
-  int64_t all = 0; /* of the program's locals up to this one */
+  int64_t all = 0; /* bytes of the program's small locals up to this one */
   for (l_val v = 1; v <= local; v++) all += small_bytes(e->p, emit_at(e, v));
   return e->cuda && small_bytes(e->p, emit_at(e, local)) && all <= 40960;
 }
@@ -560,7 +562,7 @@ l_val emit_prelude(emitter *e, l_val phase) {
   const l_program *p = e->p;
   l_val par = phase;
   while (p->code[par].code != L_PAR) par++;
-  e->par = par; /* before anything is printed: dividers of the phase before are none of this one's */
+  e->par = par; /* before anything is printed, since the dividers of the phase before do not exist in this one */
   for (l_val v = 1; p->code[v].code != L_PHASE; v++) emit_instr(e, v);
   for (l_val v = phase + 1; v < par; v++) emit_instr(e, v);
   for (l_val v = par + 1; v < e->end[par]; v++) {
@@ -584,7 +586,7 @@ static const char emit_types[] =
     "typedef struct qk_args { void *const *buf; const i64 *ints; const qk_scalar *scalars; void *scratch; u64 *error;\n"
     "  const int *interrupt; void (*tile)(const qk_tile *); } qk_args;\n";
 
-/* Behind the definitions of HELP (how functions begin), SIMD and FILLS. */
+/* Macros and functions of both targets. They follow the preamble of the target, which defines HELP, SIMD and FILLS. */
 static const char emit_macros[] =
     "HELP i64 floor_div(i64 a, i64 b) { if (b <= 0) return 0; const i64 q = a / b; return q - (a % b < 0); }\n"
     "HELP i64 floor_mod(i64 a, i64 b) { if (b <= 0) return 0; const i64 r = a % b; return r < 0 ? r + b : r; }\n"
@@ -597,7 +599,7 @@ static const char emit_macros[] =
     "  return (u64)a >> 31 || !d.m ? floor_div(a, b) : (i64)((u64)a * d.m >> d.s); }\n"
     "HELP i64 mod_by(i64 a, i64 b, divider d) {\n"
     "  return (u64)a >> 31 || !d.m ? floor_mod(a, b) : a - (i64)((u64)a * d.m >> d.s) * b; }\n"
-    /* subtrees that can be open at a time when n elements make chains of `chain` */
+    /* how many subtrees can be open at a time when n elements make chains of `chain` */
     "HELP i64 levels(i64 n, i64 chain) { i64 k = 1; for (n = (n + chain - 1) / chain; n > 1; n >>= 1) k++; return k; "
     "}\n"
     "#define SPACE(T, count) (((u64)((count) > 0 ? (count) : 0) * sizeof(T) + 63) & ~63ull)\n"
@@ -622,7 +624,7 @@ static const char emit_macros[] =
     "#define ARG_BEFORE(OP, x, i, best, i2) (((i) >= 0) & (((i2) < 0) | ((x) OP (best)) | (((x) != (x)) & ((best) == "
     "(best))) | \\\n"
     "  ((((x) == (best)) | (((x) != (x)) & ((best) != (best)))) & ((i) < (i2)))))\n"
-    /* one k of result r; h keeps the values of the six steps for the last 64 k */
+    /* one element k of result r in a scan of inner order; h keeps the values of the six steps for the last 64 k */
     "#define SCAN_STEP(F, h, W, s, y) { const i64 i_ = s % 64; for (int d_ = 0; d_ < 6; d_++) { \\\n"
     "  h[(d_ * 64 + i_) * W + r] = y; if (i_ >= 1 << d_) y = F(h[(d_ * 64 + i_ - (1 << d_)) * W + r], y); } }\n";
 
@@ -635,7 +637,7 @@ void emit_buffers(emitter *e) {
   }
 }
 
-/* The function behind the phases: bytes of scratch. */
+/* Prints the body of the function after the phases, which tells the bytes of scratch. */
 static void print_size(emitter *e) {
   emit_line(e, "u64 most = 0;");
   for (l_val v = 1; v < e->p->n; v++) {

@@ -12,9 +12,8 @@
  *   2. Pairs of groups, those that save most bytes first: a value that is read where it was made (and not stored at all if
  *      nobody else reads it), a buffer that two groups read. The estimate of the merged kernel against the two apart decides; it
  *      knows of recomputation and of passes over memory. A merged group is a new candidate with all its neighbours.
- * Products take elementwise epilogues over their own points and nothing else, and their operands are buffers that they
- * step through evenly. A scatter is
- * stored before it is read.
+ * A product may be followed by elementwise work over its own points and by nothing else, and its operands are buffers that it steps
+ * through evenly. The result of a scatter is stored before it is read.
  *
  * The number of values in estimated kernels is bounded by a multiple of the graph's units, and that of one kernel by a multiple
  * of its own, so planning is linear.
@@ -50,12 +49,12 @@ enum {
 
 enum {
   EDGE_DATA = 1,
-  EDGE_VIEW = 2,    /* at other coordinates */
-  EDGE_GROW = 4,    /* broadcast by a node */
-  EDGE_DOT = 8,     /* operand of a product */
-  EDGE_SOURCE = 16, /* at coordinates that are data */
-  EDGE_FORCED = 32, /* the reader is no kernel */
-  EDGE_ORDER = 64   /* no data: comes later */
+  EDGE_VIEW = 2,    /* read at other coordinates than the reader's own */
+  EDGE_GROW = 4,    /* read several times, since a node between broadcasts it */
+  EDGE_DOT = 8,     /* an operand of a product */
+  EDGE_SOURCE = 16, /* read at coordinates that are data */
+  EDGE_FORCED = 32, /* the reader is no kernel, so the value must be stored */
+  EDGE_ORDER = 64   /* no value is read: the reader must only come later */
 };
 
 typedef struct edge {
@@ -67,46 +66,45 @@ typedef struct unit {
   uint32_t node;
   uint32_t group;
   uint8_t kind;           /* fuse_kind */
-  bool root;              /* stored whoever reads it */
-  bool output;            /* lives to the end */
-  bool value;             /* makes the node's value (not only its check) */
+  bool root;              /* must its value be stored, whoever reads it? */
+  bool output;            /* is it a result of the graph, so that it lives to the end? */
+  bool value;             /* does it make the node's value, and not only its check? */
   uint32_t in, nin;       /* in f->in */
   uint32_t out, nout;     /* in f->out */
   uint32_t leaf, nleaves; /* in f->leaves */
-  int64_t elements;       /* of the result */
-  int64_t space;          /* points computed over, without what a product sums */
+  int64_t elements;       /* of its value */
+  int64_t space;          /* points that its loops run over, not counting the axis that a product sums over */
   int64_t bytes;
-  int64_t counted;   /* its bytes if it is stored, with a limit */
-  uint32_t from, to; /* times between which it lives */
+  int64_t counted;   /* its bytes in the profile: 0 if it is not stored */
+  uint32_t from, to; /* the times between which it lives */
 } unit;
 
 typedef struct group {
   uint32_t n;
   uint32_t *units; /* ascending */
-  double ns;       /* estimate, with the start; < 0: not known yet */
+  double ns;       /* estimated time, including the launch; < 0: not known yet */
   int64_t space;
-  /* no earlier than its last node and than the groups it reads: groups run in the order of their times */
-  uint32_t time;
+  uint32_t time; /* when it runs: not before its last node, and after the groups that it reads */
   uint8_t kind;
   bool alive;
   bool dot, scatter;
-  bool empty;    /* holds a unit over no points */
-  uint32_t seen; /* by searches */
+  bool empty;    /* does a unit of it run over no points? */
+  uint32_t seen; /* the number of the last search that reached it */
 } group;
 
-/* Mark of a node in the walk over the operands of one unit. */
+/* Where the walk over the operands of a unit has met a node. */
 typedef struct walked {
   uint32_t unit; /* 1 + unit */
   uint32_t flags;
   uint32_t edge; /* 1 + index in f->in */
 } walked;
 
-/* A node of the profile: the sum of its leaves, and the most of the sums of its first leaves. */
+/* A node of the profile, a tree of sums: the sum of its leaves, and the largest sum of its first k leaves for any k. */
 typedef struct profile {
   int64_t sum, most;
 } profile;
 
-/* What a merge changes, to take it back. */
+/* The time of a group before a merge moved it, so that the merge can be taken back. */
 typedef struct moved {
   uint32_t group, time;
 } moved;
@@ -119,17 +117,17 @@ typedef struct old_life {
 typedef struct fuser {
   fusion *to;
   graph *g;
-  arena arena; /* freed at the end */
+  arena arena; /* for everything that is not part of the result */
   schedule_target target;
   const int64_t *tune;
   int64_t limit;           /* FUSE_NOTHING .. FUSE_ALL */
   profile *profile;        /* by time: f->times leaves, from index f->times on */
   uint32_t times;          /* a power of two */
   int64_t inputs, results; /* bytes */
-  uint32_t first, last;    /* times between which the last merge changed something */
-  moved *moved;            /* by the last merge */
+  uint32_t first, last;    /* the times between which the last merge has changed lives */
+  moved *moved;            /* groups that the last merge has moved */
   uint32_t nmoved;
-  old_life *lives; /* what the last merge changed */
+  old_life *lives; /* lives before the last merge changed them */
   uint32_t nlives, lives_cap;
   const uint8_t *awkward;
   fuse_memo *memo;
@@ -150,11 +148,11 @@ typedef struct fuser {
   heap_item *heap; /* pairs of groups; .tie is the lower group << 32 | the higher one */
   uint32_t nheap, heap_cap;
   walked *walked;
-  uint32_t *stack;   /* of searches: groups */
-  uint32_t search;   /* number of the search at hand */
-  uint32_t *touched; /* by node: number of the last sum over sources */
+  uint32_t *stack;   /* groups that a search has still to visit */
+  uint32_t search;   /* the number of the last search */
+  uint32_t *touched; /* by node: the number (f->touch) of the last sum of bytes that counted it */
   uint32_t touch;
-  uint32_t *nodes; /* for lower */
+  uint32_t *nodes; /* the nodes of a kernel that is being estimated */
   int64_t budget;
 } fuser;
 
@@ -165,14 +163,14 @@ static bool out_of_memory(fuser *f) {
   return false;
 }
 
-/* Asked often enough that planning ends within milliseconds. */
+/* False, with f->why set, if planning was cancelled. Called so often that planning then ends within milliseconds. */
 static bool goes_on(fuser *f) {
   if (!cancelled(f->cancel)) return true;
   f->why = lower_cancelled;
   return false;
 }
 
-/* Room for `need` elements of an array in the arena. */
+/* Makes room for `need` elements in an array of the arena. */
 static bool room(fuser *f, void **p, uint32_t *cap, uint32_t need, size_t size) {
   return arena_room(&f->arena, p, cap, need, size) || out_of_memory(f);
 }
@@ -198,7 +196,7 @@ int64_t fuse_bytes(graph *g, uint32_t node) {
   return t->weak ? 0 : rounded(hint_elements(g, t), t->dtype);
 }
 
-/* No smaller than d in any call, without sizes that only data tells. */
+/* A size that is at least d in every call and does not depend on sizes that only data tell. */
 static qn_dim dim_bound(graph *g, qn_dim d, int depth) {
   if (d >= 0) return d;
   const dim_expr e = g->dims.exprs[~d];
@@ -206,7 +204,7 @@ static qn_dim dim_bound(graph *g, qn_dim d, int depth) {
   if (e.op == DIM_SYMBOL) {
     if (e.source != DIM_FROM_NODE || depth == DIM_MAX_SIZE) return d;
     const graph_node *n = &g->nodes[e.ref];
-    if (n->kind == NODE_PROJ) return d; /* nobody knows before the loop has ended */
+    if (n->kind == NODE_PROJ) return d; /* how often a loop runs has no bound */
     const graph_type *mask = &g->nodes[n->in[n->op == OP_compress ? 1 : 0]].type;
     qn_dim all = 1;
     for (int a = 0; a < mask->rank; a++) all = dim_mul(t, all, dim_bound(g, mask->shape[a], depth + 1));
@@ -242,7 +240,7 @@ static bool one_element(graph *g, const graph_type *t) {
   return true;
 }
 
-/* The operand whose elements in row-major order are this view's, or 0. */
+/* The operand of a view that has the same elements in the same row-major order, or 0. */
 static uint32_t same_elements(graph *g, uint32_t n) {
   const graph_node *v = &g->nodes[n];
   if (v->kind != NODE_OP || v->nin == 0 || lower_role(g, n) != NODE_IS_VIRTUAL) return 0;
@@ -275,14 +273,14 @@ static bool find_live(fuser *f) {
   return true;
 }
 
-/* Chooses the node whose buffer holds n's elements: itself, or what it is a mere renaming of. */
+/* Chooses the node whose buffer holds n's elements: n itself, or one of which n is a view with the same elements in the same order. */
 static uint32_t base_of(fuser *f, uint32_t n) {
   uint32_t b = n, x;
   while (!f->to->base[b] && (x = same_elements(f->g, b)) != 0) b = x;
   return f->to->base[b] ? f->to->base[b] : b;
 }
 
-/* n's elements must lie in a buffer. */
+/* Notes that n's elements must lie in a buffer: root[..] of its base is set unless that is a leaf. */
 static void require(fuser *f, uint32_t n, uint8_t *root) {
   uint32_t b = base_of(f, n);
   f->to->base[n] = f->to->base[b] = b;
@@ -300,8 +298,8 @@ static bool drops_ones(graph *g, const graph_type *from, const graph_type *to) {
   }
 }
 
-/* The view among those between product operand n and its buffer that must be stored itself, or 0: a tile of a product steps
- * through memory evenly along each axis, and a reshape of a rearranged array does not. */
+/* The view between operand n of a product and its buffer that must be stored, or 0 if none must. A tile of a product steps through memory
+ * evenly along each axis, which is not possible for a reshape of a rearranged array. */
 static uint32_t uneven_view(graph *g, uint32_t n) {
   uint32_t reshaped = 0;
   for (; lower_role(g, n) == NODE_IS_VIRTUAL; n = g->nodes[n].in[0]) {
@@ -320,9 +318,9 @@ static uint32_t uneven_view(graph *g, uint32_t n) {
 
 static bool choose_buffers(fuser *f, uint8_t *root) {
   graph *g = f->g;
-  uint32_t *claimed = arena_alloc(&f->arena, g->n * sizeof *claimed); /* 1 + output */
+  uint32_t *claimed = arena_alloc(&f->arena, g->n * sizeof *claimed); /* 1 + the output that has the node's buffer */
   if (!claimed) return out_of_memory(f);
-  /* One buffer serves several outputs only if they are of one type, an input only outputs of its type, a constant none. */
+  /* A buffer serves several outputs only if they have one type, an input's only outputs of the input's type, a constant's none. */
   for (int pass = 0; pass < 2; pass++) {
     for (uint32_t i = 0; i < g->noutputs; i++) {
       uint32_t n = g->outputs[i], b = base_of(f, n);
@@ -412,7 +410,7 @@ static bool add_edge(fuser *f, uint32_t from, uint32_t flags, uint32_t *index) {
   return true;
 }
 
-/* How a node reads its operand i. */
+/* How node n reads its operand i: EDGE_ bits. */
 static uint32_t reading(graph *g, uint32_t n, int i) {
   const graph_node *node = &g->nodes[n];
   if (node->kind != NODE_OP) return EDGE_FORCED;
@@ -430,12 +428,12 @@ static uint32_t reading(graph *g, uint32_t n, int i) {
   case OP_broadcast: return EDGE_GROW;
   default: break;
   }
-  if (op_rows[node->op].klass == CLASS_RANDOM) return EDGE_GROW; /* each key draws many elements */
+  if (op_rows[node->op].klass == CLASS_RANDOM) return EDGE_GROW; /* a key is read for many elements */
   return lower_role(g, n) == NODE_IS_STEP || node->type.weak ? EDGE_FORCED : 0;
 }
 
 typedef struct walk {
-  uint32_t *stack, cap, n; /* node, flags */
+  uint32_t *stack, cap, n; /* pairs of a node and EDGE_ bits */
 } walk;
 
 static bool push(fuser *f, walk *w, uint32_t node, uint32_t flags) {
@@ -456,7 +454,7 @@ static void order_behind(void *ctx, uint32_t node) {
   if (u && u - 1 < o->self && !o->f->why) (void)add_edge(o->f, u - 1, EDGE_ORDER, NULL);
 }
 
-/* Unit `self` comes after the units that find the sizes of node n. */
+/* Makes unit `self` run after the units that find out the sizes of node n. */
 static bool order_sizes(fuser *f, uint32_t self, uint32_t n) {
   graph_each_size_node(f->g, n, order_behind, &(ordered){f, self});
   return !f->why;
@@ -510,7 +508,7 @@ static bool make_edges(fuser *f) {
     f->units[i].leaf = f->nleaves;
     if (!goes_on(f) || !walk_operands(f, i, &w)) return false;
     uint32_t n = f->units[i].node;
-    /* A checked fit that also stores is two units; the check belongs to the first. */
+    /* A checked fit that is also stored is two units; the first makes the check. */
     if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
       if (fallible && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) return false;
       fallible = i + 1;
@@ -544,7 +542,8 @@ static bool make_edges(fuser *f) {
   return true;
 }
 
-/* Peak of running unit by unit in program order: a value is allocated when it is computed and freed after its last reader. */
+/* Computes the peak of running unit by unit in program order, where a value is allocated when it is computed and freed after its last
+ * reader. */
 static bool simulate_eager(fuser *f) {
   graph *g = f->g;
   int64_t live = 0;
@@ -575,7 +574,7 @@ static bool in_pair(const fuser *f, uint32_t u, uint32_t a, uint32_t b) {
   return f->units[u].group == a || f->units[u].group == b;
 }
 
-/* Is the unit stored if groups a and b are one? */
+/* Is the unit's value stored if groups a and b become one (a == b: as things are)? */
 static bool stored_in(const fuser *f, const unit *u, uint32_t a, uint32_t b) {
   if (!u->value) return false;
   if (u->root) return true;
@@ -614,7 +613,8 @@ static void unplace(fuser *f, uint32_t n) {
   }
 }
 
-/* Estimated nanoseconds of groups a and b as one kernel (a == b: of one). False: refused, with f->why set on short memory. */
+/* Estimates the time in nanoseconds of groups a and b as one kernel (a == b: of one group). False: they cannot be one kernel, or planning
+ * ends (f->why is set). */
 static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   graph *g = f->g;
   fusion *to = f->to;
@@ -657,7 +657,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   double cost = 0;
   bool effects = false;
   for (k_val v = 1; k && v < k->n && !effects; v++) effects = k_is_effect(&k->nodes[v]);
-  bool ok = k && (!effects || schedule_estimate(k, f->target, &cost, &why)); /* all checks may be known to hold */
+  bool ok = k && (!effects || schedule_estimate(k, f->target, &cost, &why)); /* none: all checks are known to hold */
   k_free(k);
   unplace(f, n);
   if (!ok && why == lower_no_memory) return out_of_memory(f);
@@ -675,8 +675,8 @@ static bool cost_of(fuser *f, uint32_t a, double *ns) {
   return true;
 }
 
-/* Looks for a way from group a to group b through another group, forward from a or, with `back`, backward from b, among the groups
- * whose time is between theirs. 1: there is one, 0: there is none, 2: the search got long. */
+/* Looks for a path of edges from group a to group b through another group, forward from a or, with `back`, backward from b, among the
+ * groups whose times lie between theirs. 1: there is one, 0: there is none, 2: the search was given up because it took long. */
 static int search(fuser *f, uint32_t a, uint32_t b, bool back) {
   uint32_t n = 0, edges = 0, from = back ? b : a, to = back ? a : b, least = f->groups[a].time,
            most = f->groups[b].time;
@@ -705,7 +705,7 @@ static int search(fuser *f, uint32_t a, uint32_t b, bool back) {
   return 0;
 }
 
-/* Is there a way from group a to group b through another group? A search that gets long from both ends counts as yes. */
+/* Is there a path of edges from group a to group b through another group? If searches from both ends take long the answer is yes. */
 static bool detour(fuser *f, uint32_t a, uint32_t b) {
   if (f->groups[a].time > f->groups[b].time) return false;
   int found = search(f, a, b, false);
@@ -727,12 +727,12 @@ static bool costly(const fuser *f, const unit *u) {
   }
 }
 
-/* Does a rule forbid edges between the groups, or what they hold together? */
+/* Do the rules of the head comment forbid that the groups become one? */
 static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
   const group *x = &f->groups[a], *y = &f->groups[b];
   if (x->kind != FUSE_KERNEL || y->kind != FUSE_KERNEL) return true;
   if ((int64_t)x->n + y->n > f->tune[TUNE_fuse_nodes]) return true;
-  if (x->empty || y->empty) return true; /* no loop of it runs, so nothing else may stand in there */
+  if (x->empty || y->empty) return true; /* loops over no points do not run, so other work must not be put in them */
   bool dot = x->dot || y->dot;
   if ((x->dot && y->dot) || (x->scatter && y->scatter) || (dot && (x->scatter || y->scatter))) return true;
   int64_t space = dot ? (x->dot ? x : y)->space : 0;
@@ -758,7 +758,7 @@ static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
   return false;
 }
 
-/* Bytes that need not be moved when a and b are one kernel. */
+/* How many bytes are not read or written if groups a and b become one kernel. */
 static int64_t saved_bytes(fuser *f, uint32_t a, uint32_t b) {
   int64_t saved = 0;
   f->touch++;
@@ -802,7 +802,8 @@ static uint32_t last_node(const fuser *f, uint32_t a) { return f->units[f->group
 
 /* ---- what is live when ---------------------------------------------------------------------------------------------------------- */
 
-/* Bytes that come alive less bytes that die at a time: a tree of sums, in which the most that is live is at the root. */
+/* Adds `bytes` to a leaf of the profile: bytes that become live at time `at` less those that end there. Then the `most` of the root is
+ * the most that is live at any time. */
 static void profile_add(fuser *f, uint32_t at, int64_t bytes) {
   profile *p = f->profile;
   uint32_t i = f->times + at;
@@ -821,7 +822,7 @@ static void profile_unit(fuser *f, const unit *u, int sign) {
   if (!u->output) profile_add(f, u->to + 1, -sign * u->counted);
 }
 
-/* The most that is live at a time from `first` to `last`; node i of the tree covers `n` times from `at` on, before which `before`
+/* The most bytes that are live at a time from `first` to `last`. Node i of the tree covers the n times from `at` on, before which `before`
  * bytes are live. */
 static int64_t most_between(const fuser *f, uint32_t first, uint32_t last, uint32_t i, uint32_t at, uint32_t n,
                             int64_t before) {
@@ -833,14 +834,15 @@ static int64_t most_between(const fuser *f, uint32_t first, uint32_t last, uint3
   return x > y ? x : y;
 }
 
-/* Live at most while what the last merge changed lives. Inputs do so all the time, a value from the group that stores it to its
- * last reader, a result to the end; and all results have their memory from the start. */
+/* The most bytes that are live at the times that the last merge changed. Inputs live all the time, a value from the group that stores it to
+ * its last reader, a result to the end; the memory of all results counts from the start. */
 static int64_t live_bytes(const fuser *f) {
   int64_t most = most_between(f, f->first, f->last, 1, 0, f->times, 0);
   return f->inputs + (most > f->results ? most : f->results);
 }
 
-/* A unit's life after its group or a reader's moved to `time`; times only grow, but for undo. */
+/* Updates the life of unit i after its group, or a reader's, moved to `time`. Times only grow, except when a merge is taken back. False
+ * when memory is short. */
 static bool recount(fuser *f, uint32_t i, uint32_t time) {
   unit *u = &f->units[i];
   f->to->work += 1 + u->nout;
@@ -885,7 +887,7 @@ static bool make_profile(fuser *f) {
 
 /* ---- merging -------------------------------------------------------------------------------------------------------------------- */
 
-/* Puts all that follows a group at its time or later. False if that takes long. */
+/* Moves all groups that follow group a to its time or later. False if that takes long. */
 static bool push_back(fuser *f, uint32_t a) {
   uint32_t n = 0, time = f->groups[a].time, edges = 0;
   f->nmoved = 0;
@@ -931,7 +933,8 @@ static void unmerge(fuser *f, uint32_t a, uint32_t b) {
   }
 }
 
-/* Is no more live than the limit allows, while what changed lives? Or no more than before (`before`, or -1: not known)? */
+/* Updates lives after a merge into group a. *fits: at the times that it changed no more is live than the limit allows, or than before
+ * (`before`; -1: not known). False when memory is short. */
 static bool recount_merged(fuser *f, uint32_t a, int64_t before, bool *fits) {
   if (!recount_group(f, a)) return false;
   for (uint32_t i = 0; i < f->nmoved; i++)
@@ -941,7 +944,7 @@ static bool recount_merged(fuser *f, uint32_t a, int64_t before, bool *fits) {
   return true;
 }
 
-/* Makes a new group, the last one, of all units of a and b. */
+/* Appends a group of all units of a and b. */
 static void merge_units(fuser *f, uint32_t a, uint32_t b, uint32_t *units) {
   group *x = &f->groups[a], *y = &f->groups[b], *m = &f->groups[f->ngroups];
   uint32_t i = 0, j = 0, n = 0;
@@ -958,7 +961,7 @@ static void merge_units(fuser *f, uint32_t a, uint32_t b, uint32_t *units) {
   f->ngroups++;
 }
 
-/* Groups a and b become a new one, *to. It stays 0 if that would take too much memory. False: no memory for planning. */
+/* Merges groups a and b into a new one, *to, or sets that to 0 if the result would have too much live. False: planning ends (f->why). */
 static bool merge(fuser *f, uint32_t a, uint32_t b, double ns, uint32_t *to) {
   uint32_t *units = arena_alloc(&f->arena, (f->groups[a].n + f->groups[b].n) * sizeof *units);
   if (!units) return out_of_memory(f);
@@ -982,7 +985,7 @@ static bool merge(fuser *f, uint32_t a, uint32_t b, double ns, uint32_t *to) {
 }
 
 static bool make_groups(fuser *f) {
-  /* Each merge makes a new group and ends two; chains that turn out to be no kernel are taken apart once. */
+  /* Each merge ends two groups and makes one; chains that cannot be a kernel are taken apart once. */
   f->groups = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->groups);
   f->stack = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->stack);
   uint32_t *own = arena_alloc(&f->arena, (f->n + 1) * sizeof *own);
@@ -1002,7 +1005,7 @@ static bool make_groups(fuser *f) {
   return true;
 }
 
-/* Does a node read arrays at other coordinates than its own? */
+/* Does a node read an array at other coordinates than its own? */
 static bool reads_views(fuser *f, uint32_t n) {
   const graph_node *node = node_of(f, n);
   for (int i = 0; i < node->nin; i++)
@@ -1015,7 +1018,7 @@ static bool reads_views(fuser *f, uint32_t n) {
   return false;
 }
 
-/* Does a node reduce several axes? It may count their points as one row, and coordinates are then found by dividing. */
+/* Does a node reduce several axes? Their points may be numbered as one row, and coordinates then cost divisions. */
 static bool reduces_axes(fuser *f, uint32_t n) {
   const graph_node *node = node_of(f, n);
   if (op_rows[node->op].klass != CLASS_REDUCE) return false;
@@ -1025,8 +1028,8 @@ static bool reduces_axes(fuser *f, uint32_t n) {
   return axes > 1;
 }
 
-/* The group of all readers of u, if each reads it elementwise over the same points; else u's own. What is
- * made from views and reduced over several axes is for the estimate to decide. */
+/* The group that has all readers of unit i, if each reads it elementwise over the same points, else the unit's own group. A unit that is
+ * made from views and reduced over several axes is left to the estimate. */
 static uint32_t only_reader(fuser *f, uint32_t i) {
   const unit *u = &f->units[i];
   uint32_t g = u->group;
@@ -1085,11 +1088,12 @@ static bool offer(fuser *f, uint32_t a, uint32_t b) {
   return true;
 }
 
-/* Offers a group with those that read what its unit `self` reads: those that are nearest in the program. */
+/* Offers pairs of group a with groups that read the same value as its unit `self`, those nearest to it in the program. The value is unit
+ * `from`'s, or with NULL that of node `leaf`. `later` as in offer_all. */
 static bool offer_siblings(fuser *f, uint32_t a, uint32_t self, const unit *from, uint32_t leaf, bool later) {
   uint32_t first = from ? from->out : f->reader_at[leaf], end = from ? from->out + from->nout : f->reader_at[leaf + 1];
   uint32_t low = first, high = end;
-  while (low < high) { /* readers are in the order of the program */
+  while (low < high) { /* finds `self` among the readers, which are in program order */
     uint32_t mid = low + (high - low) / 2;
     if ((from ? f->out[mid].unit : f->readers[mid]) < self)
       low = mid + 1;
@@ -1110,7 +1114,7 @@ static bool offer_siblings(fuser *f, uint32_t a, uint32_t self, const unit *from
   return true;
 }
 
-/* Offers the pairs of a group with its neighbours; `later`: only with those of a higher number, so that each pair comes once. */
+/* Offers pairs of group a with all of its neighbours; with `later` only with those of higher numbers, so that each pair is offered once. */
 static bool offer_all(fuser *f, uint32_t a, bool later) {
   const group *x = &f->groups[a];
   if (x->kind != FUSE_KERNEL) return true;

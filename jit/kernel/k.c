@@ -17,7 +17,7 @@ enum { TERMS_MAX = 64 };
 
 /* ---- memory --------------------------------------------------------------------------------------------------------- */
 
-/* Room for one more element of an array of n. */
+/* Makes room for one more element in an array of n. */
 static bool grow(k_kernel *k, void **at, uint32_t n, uint32_t *cap, size_t size) {
   if (arena_room(&k->arena, at, cap, (size_t)n + 1, size)) return true;
   k->failed = true;
@@ -52,7 +52,7 @@ k_kernel *k_new(const char *name, dim_table *dims) {
   if (grow(k, (void **)&k->nodes, 0, &k->cap, sizeof *k->nodes) &&
       grow(k, (void **)&k->forms, 0, &k->forms_cap, sizeof *k->forms) &&
       grow(k, (void **)&k->atoms, 0, &k->atoms_cap,
-           sizeof *k->atoms) && /* an atom 0 to look at, where one has failed */
+           sizeof *k->atoms) && /* so that atom 0 can be read where making one has failed */
       grow(k, (void **)&k->guards, 0, &k->guards_cap, sizeof *k->guards)) {
     k->guards[k->nguards++] = (k_condition){0, NULL, 0, 0}; /* guard 0 holds always */
     (void)k_number(k, 0);                                   /* form 0 is the number 0 */
@@ -119,7 +119,7 @@ static bool factor(const dim_table *t, qn_dim d, factors *f) {
   return true;
 }
 
-/* *q = a / d where that is exact by construction, for d > 0. */
+/* Sets *q to a / d, for d > 0, if the normal form of a shows that d divides it. */
 static bool quotient(k_kernel *k, qn_dim a, qn_dim d, qn_dim *q) {
   if (d == 1 || a == 0) {
     *q = a;
@@ -172,7 +172,7 @@ static uint32_t atom_find(k_kernel *k, k_atom a) {
   return k->natoms - 1;
 }
 
-/* s += coef * (atom) */
+/* Adds coef * atom to s. */
 static void sum_term(k_kernel *k, sum *s, uint32_t atom, qn_dim coef) {
   if (coef == 0) return;
   uint32_t i = 0;
@@ -183,7 +183,7 @@ static void sum_term(k_kernel *k, sum *s, uint32_t atom, qn_dim coef) {
     return;
   }
   if (s->n == TERMS_MAX) {
-    k->failed = true; /* ranks are at most 8, so this is out of reach of any program */
+    k->failed = true; /* cannot happen: ranks are at most 8 */
     return;
   }
   memmove(&s->terms[i + 1], &s->terms[i], (s->n - i) * sizeof *s->terms);
@@ -227,7 +227,7 @@ static k_form form_find(k_kernel *k, const sum *s) {
   return k->nforms - 1;
 }
 
-/* Puts quotients and remainders of the same form together again (head of this file). */
+/* Replaces a quotient and a remainder of the same form by that form, as the head of this file says. Was there such a pair? */
 static bool rejoin(k_kernel *k, sum *s) {
   for (uint32_t i = 0; i < s->n; i++) {
     k_atom m = k->atoms[s->terms[i].atom];
@@ -298,10 +298,10 @@ k_form k_times(k_kernel *k, k_form a, qn_dim d) {
 
 /* ---- ranges --------------------------------------------------------------------------------------------------------------- */
 
-/* *top = a bound b with atom <= b - 1 (and atom >= 0); false if unknown. */
+/* Sets *top to a bound with 0 <= atom < *top. False if none is known. */
 static bool atom_bound(k_kernel *k, uint32_t atom, qn_dim *top);
 
-/* Bounds of a form: *low <= form <= *high; false if unknown. */
+/* Sets bounds *low <= form <= *high. False if none are known. */
 static bool bounds(k_kernel *k, k_form f, qn_dim *low, qn_dim *high) {
   k_linear l = k->forms[f];
   dim_table *t = k->dims;
@@ -309,7 +309,7 @@ static bool bounds(k_kernel *k, k_form f, qn_dim *low, qn_dim *high) {
   for (uint32_t i = 0; i < l.n; i++) {
     qn_dim top, coef = l.terms[i].coef;
     if (!atom_bound(k, l.terms[i].atom, &top)) return false;
-    /* coef * (top - 1), multiplied out so that sums cancel */
+    /* coef * (top - 1), multiplied out so that terms of sums cancel */
     qn_dim reach = dim_sub(t, dim_mul(t, coef, top), coef);
     if (negative(k, coef))
       *low = dim_add(t, *low, reach);
@@ -356,8 +356,8 @@ static bool at_least_zero(k_kernel *k, k_form f) {
   return bounds(k, f, &low, &high) && dim_nonnegative(k->dims, low);
 }
 
-/* a = d * whole + rest, by terms. The rest of a form that is known not to be negative is not, either: its quotient would have
- * no bounds. */
+/* Splits a = d * whole + rest by the terms that d divides. If a is known not to be negative, a rest that might be is not split off, since
+ * nothing would be known of its quotient. */
 static void split(k_kernel *k, k_form a, qn_dim d, sum *whole, sum *rest) {
   k_linear l = k->forms[a];
   int64_t c, by;
@@ -385,7 +385,7 @@ static void split(k_kernel *k, k_form a, qn_dim d, sum *whole, sum *rest) {
   }
 }
 
-/* Is the form a single atom? */
+/* Is the form a single atom with coefficient 1? */
 static bool single(const k_kernel *k, k_form f, k_atom *a) {
   const k_linear *l = &k->forms[f];
   if (l->n != 1 || l->constant != 0 || l->terms[0].coef != 1) return false;
@@ -561,7 +561,7 @@ static k_val append(k_kernel *k, const k_node *n) {
   return k->n++;
 }
 
-/* The value, whose axes are filled in here, or the equal one that is there already. */
+/* The value that equals n, which is added with its axes if there is none. */
 static k_val intern(k_kernel *k, const k_node *n) {
   uint32_t *number = find(k, &k->node_index, node_hash(n), same_node, n);
   if (!number || *number) return number ? *number - 1 : 0;
@@ -607,7 +607,8 @@ k_val k_iota(k_kernel *k, qn_dtype dtype, k_form at) {
   k_atom a;
   int64_t c;
   if (l.n == 0 && dim_is_const(k->dims, l.constant, &c) && c >= -K_LITERAL_MAX && c <= K_LITERAL_MAX)
-    return k_const_i(k, dtype, c); /* larger ones are sizes: parameters, so that programs serve all shapes */
+    /* larger numbers are likely sizes and stay parameters, so that programs serve all shapes */
+    return k_const_i(k, dtype, c);
   if (single(k, at, &a) && a.kind == ATOM_VALUE && k->nodes[a.ref].dtype == dtype) return a.ref;
   return intern(k, &(k_node){.code = K_IOTA, .dtype = (uint8_t)dtype, .at = at});
 }
@@ -641,7 +642,8 @@ k_val k_cast(k_kernel *k, k_val v, qn_dtype to) {
   if (from == to) return v;
   qn_dtype wide = dtype_compute(from);
   if (wide != from && to != wide) return k_cast(k, k_op(k, KOP_cast, wide, v, 0, 0), to);
-  if (dtype_is_narrow(to) && !dtype_is_float(from)) { /* from what holds it, so that it is rounded once */
+  /* by way of a float type that holds it exactly, so that it is rounded only once */
+  if (dtype_is_narrow(to) && !dtype_is_float(from)) {
     wide = dtype_contains(dtype_compute(to), from) ? dtype_compute(to) : DTYPE_WIDE;
     return k_op(k, KOP_cast, to, k_op(k, KOP_cast, wide, v, 0, 0), 0, 0);
   }
@@ -675,7 +677,7 @@ k_val k_dot(k_kernel *k, uint32_t axis, k_val a, k_val b) {
   return intern(k, &(k_node){.code = K_DOT, .axis = (uint8_t)axis, .a = a, .b = b, .dtype = k->nodes[a].dtype});
 }
 
-/* A STORE, or with an op a STOREF. */
+/* Appends a K_STORE, or a K_STOREF with an op. */
 static bool store(k_kernel *k, k_code code, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
   if (!v || buffer < 0) return false;
   return append(k, &(k_node){.code = (uint8_t)code,

@@ -10,9 +10,9 @@
  * A guard is a conjunction of ranges 0 <= form < extent and at most one bool value. A load whose guard is false gives its
  * `otherwise` operand and touches nothing; a store does nothing; a check passes.
  *
- * Effects are stores and checks: they run once for every point of their `axes`, which may be more than those of their
- * operands. An element is stored once; STOREF combines into it in row-major order of its axes (k->axes in order).
- * The effects of a kernel stand in program order. Values are nodes before them; nodes are hash-consed.
+ * Effects are stores and checks. They run once for every point of their `axes`, which may be more than those of their operands. An element
+ * is stored once; STOREF combines values into it in row-major order of its axes (in the order of k->axes). Effects stand in program
+ * order, after the values that they use. Values are hash-consed.
  *
  * Text form, written and read by tests alone (tests/unit/kernel_text.h):
  *   kernel softmax {
@@ -44,7 +44,7 @@ enum { K_AXES_MAX = 32 };
 
 typedef enum k_code {
   K_NONE,
-  K_CONST,  /* 1  bits in imm */
+  K_CONST,  /* 1  the number whose bits are imm */
   K_SCALAR, /* 1  host scalar number imm; dtype bool, i64 or f64 */
   K_IOTA,   /* 1  the form `at` as a value of an integer dtype */
   K_LOAD,   /* 2  buffer[at] if guard else a */
@@ -55,29 +55,32 @@ typedef enum k_code {
   K_DOT,    /* 6  sum over `axis` of a * b by fma, chains of order dot */
   K_FOLD,   /* 7  for axis = 0, 1, ..: the nodes to END, with carries */
   K_WHILE,  /* 7  while carry a (bool): the nodes to END */
-  K_CARRY, /* 7  a value that starts as a and that SET changes; before its FOLD or WHILE; read after END: the final value */
+  /* 7  a value that starts as a and that SET changes; before its FOLD or WHILE; read after END: the final value */
+  K_CARRY,
   K_SET,   /* 7  carry a becomes b at the end of the iteration */
-  K_IF,    /* 8  uniform choice: if a (bool, no axes) the nodes to ELSE or END */
+  K_IF,    /* 8  if a (bool, no axes) the nodes to ELSE or END */
   K_ELSE,  /* 8 */
   K_END,   /* 7, 8 */
   K_CHECK, /* 9  a (bool) false is failure of check imm at element `at`; b: the offending value, or none */
   K_STORE, /* 10 buffer[at] = a if guard */
-  K_STOREF, /* 11 buffer[at] = sub(buffer[at], a) if guard, in row-major order of the axes; sub may be copy: the last wins */
+  /* 11 buffer[at] = sub(buffer[at], a) if guard, in row-major order of the axes; sub may be copy: the last wins */
+  K_STOREF,
   K_CODE_COUNT
 } k_code;
 
 enum { K_EXCLUSIVE = 1 };
-enum { K_LITERAL_MAX = 8 }; /* larger numbers in forms are parameters of the program */
+/* larger numbers in forms become parameters of the program, so that it serves other sizes */
+enum { K_LITERAL_MAX = 8 };
 
 typedef struct k_node {
   uint8_t code, sub, dtype;
-  /* l_order of REDUCE and SCAN: INNER or OUTER, by the axis; where any order gives the same bits it is only a hint */
+  /* l_order of REDUCE and SCAN: INNER or OUTER; where every order gives the same bits it is only a hint */
   uint8_t order;
   uint8_t flags;
   uint8_t axis; /* of REDUCE, SCAN, DOT, FOLD */
   int32_t buffer;
   k_val a, b, c;
-  k_mask axes; /* of the value; of an effect: what it runs over */
+  k_mask axes; /* the axes along which the value varies; of an effect those that it runs over */
   k_form at;
   k_guard guard;
   uint64_t imm;
@@ -86,9 +89,9 @@ typedef struct k_node {
 typedef enum k_atom_kind { ATOM_AXIS, ATOM_DIV, ATOM_MOD, ATOM_VALUE } k_atom_kind;
 typedef struct k_atom {
   uint8_t kind;
-  uint32_t ref; /* axis or k_val */
-  k_form of;    /* DIV, MOD */
-  qn_dim by;    /* > 0 */
+  uint32_t ref; /* the axis, or the k_val */
+  k_form of;    /* of a quotient or remainder: the dividend */
+  qn_dim by;    /* and the divisor, > 0 */
   k_mask axes;
 } k_atom;
 typedef struct k_term {
@@ -121,13 +124,13 @@ typedef struct k_axis {
 typedef struct k_buffer {
   uint8_t dtype;
   uint8_t mode; /* l_buffer_mode */
-  uint32_t ref; /* what it is to the graph: a node */
+  uint32_t ref; /* the graph node that it holds */
   qn_dim elements;
 } k_buffer;
 
 typedef struct k_kernel {
   arena arena;
-  dim_table *dims; /* the graph's, or `own` */
+  dim_table *dims; /* the graph's, borrowed, or `own` */
   dim_table own;
   const char *name;
   k_axis axes[K_AXES_MAX];
@@ -139,7 +142,7 @@ typedef struct k_kernel {
   l_check *checks;
   uint32_t nchecks, checks_cap;
   uint32_t nscalars;
-  uint32_t *scalars; /* what each host scalar is to the graph: a node; scalars_cap entries, 0 where unknown */
+  uint32_t *scalars; /* by host scalar: its graph node; scalars_cap entries, 0 where it is not known */
   uint32_t scalars_cap;
   k_atom *atoms;
   uint32_t natoms, atoms_cap;
@@ -153,10 +156,10 @@ typedef struct k_kernel {
 
 /* ---- building (k.c). Builders return 0 when memory is short and set k->failed. -------------------------------------------------- */
 
-/* `dims` NULL: a table of its own. */
+/* An empty kernel, owned by the caller. With `dims` NULL it has a table of dims of its own. NULL when memory is short. */
 QN_MUST_CHECK k_kernel *k_new(const char *name, dim_table *dims);
 void k_free(k_kernel *k);
-/* Number of a new axis, or -1 when there are too many. The name is copied. */
+/* Adds an axis and returns its number; -1 when there are too many. The name is copied. */
 int k_axis_add(k_kernel *k, const char *name, qn_dim extent);
 int k_buffer_add(k_kernel *k, qn_dtype dtype, l_buffer_mode mode, uint32_t ref, qn_dim elements);
 int k_check_add(k_kernel *k, l_check c);
@@ -166,20 +169,20 @@ k_form k_axis_form(k_kernel *k, uint32_t axis);
 k_form k_value_form(k_kernel *k, k_val v); /* an integer value as a coordinate */
 k_form k_plus(k_kernel *k, k_form a, k_form b);
 k_form k_times(k_kernel *k, k_form a, qn_dim d);
-/* floor(a / d) and a mod d for d > 0, simplified where the axes' extents allow it; a must be >= 0 wherever it is used. */
+/* floor(a / d) and a mod d, for d > 0, simplified as far as the extents of axes allow. a must not be negative where the result is used. */
 k_form k_div(k_kernel *k, k_form a, qn_dim d);
 k_form k_mod(k_kernel *k, k_form a, qn_dim d);
-/* The form with axes replaced: to[axis] (0: kept). */
+/* A form in which every axis a with to[a] != 0 is replaced by to[a]. */
 k_form k_substitute(k_kernel *k, k_form f, const k_form to[K_AXES_MAX]);
 static inline const k_linear *k_linear_of(const k_kernel *k, k_form f) { return &k->forms[f]; }
 /* Is 0 <= form < extent at every point of the axes? */
 bool k_within(k_kernel *k, k_form f, qn_dim extent);
 /* Does 0 <= form < extent hold at no point? */
 bool k_outside(k_kernel *k, k_form f, qn_dim extent);
-/* coefficient of an axis if the axis occurs only as itself (not inside // or %); false if it occurs otherwise */
+/* Sets *coef to the coefficient of an axis. False if the axis occurs in a quotient, remainder or value. */
 bool k_coef(const k_kernel *k, k_form f, uint32_t axis, qn_dim *coef);
 
-/* A guard with one more range or value; ranges that always hold are left out. */
+/* A guard with one more range, or one more bool value. Ranges that always hold are left out. */
 k_guard k_guard_range(k_kernel *k, k_guard g, k_form f, qn_dim extent);
 k_guard k_guard_where(k_kernel *k, k_guard g, k_val where);
 
@@ -187,13 +190,13 @@ k_val k_const(k_kernel *k, qn_dtype dtype, uint64_t bits);
 k_val k_const_i(k_kernel *k, qn_dtype dtype, int64_t value);
 k_val k_const_f(k_kernel *k, qn_dtype dtype, double value);
 k_val k_scalar(k_kernel *k, qn_dtype dtype, uint32_t number);
-/* Number of the host scalar that stands for a graph node, adding it if it is new; -1 when memory is short. */
+/* The number of the host scalar for a graph node, which is added if it is new; -1 when memory is short. */
 int k_scalar_of(k_kernel *k, uint32_t ref);
 k_val k_iota(k_kernel *k, qn_dtype dtype, k_form at);
 k_val k_load(k_kernel *k, int buffer, k_form at, k_guard guard, k_val otherwise);
 k_val k_op(k_kernel *k, kop_id op, qn_dtype dtype, k_val a, k_val b, k_val c);
 k_val k_math(k_kernel *k, math_id fn, qn_dtype dtype, k_val a, k_val b, k_val c);
-k_val k_cast(k_kernel *k, k_val v, qn_dtype to); /* by way of f32 or f64 where storage types need it */
+k_val k_cast(k_kernel *k, k_val v, qn_dtype to); /* in two steps where f16 and bf16 need that */
 k_val k_reduce(k_kernel *k, kop_id op, l_order order, uint32_t axis, k_val a);
 k_val k_scan(k_kernel *k, kop_id op, l_order order, uint32_t axis, bool exclusive, k_val a);
 k_val k_dot(k_kernel *k, uint32_t axis, k_val a, k_val b);
@@ -208,22 +211,22 @@ static inline bool k_is_effect(const k_node *n) {
 static inline bool k_opens(uint8_t code) { return code == K_FOLD || code == K_WHILE || code == K_IF; }
 /* Is a node a value? */
 static inline bool k_has_result(uint8_t code) { return code <= K_DOT || code == K_CARRY; }
-/* The axes that a value has by its operands, coordinates and guard; of an effect those that it has at least. */
+/* The axes along which a node varies, from its operands, coordinates and guard. An effect may run over more. */
 k_mask k_value_axes(const k_kernel *k, const k_node *n);
 /* Does every order of combination give the same bits? */
 static inline bool k_free_order(uint8_t op, uint8_t dtype) {
   return !(dtype_is_float((qn_dtype)dtype) && (op == KOP_add || op == KOP_mul));
 }
-/* Number of points of a set of axes, in the recorded call. */
+/* The number of points of a set of axes in the recorded call. */
 int64_t k_points(const k_kernel *k, k_mask axes);
 
-/* The last step of building (k_finish.c): drops nodes that no effect needs, merges axes that always occur together as one
- * combined index (x * extent(y) + y), drops unused axes. Nothing may be added afterwards. */
+/* Ends building (k_finish.c): removes nodes that no effect needs, merges axes that only occur together as one index
+ * x * extent(y) + y, and removes unused axes. Nothing may be added afterwards. */
 void k_finish(k_kernel *k);
 
 /* ---- checking ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Checks the rules above; false fills in `why` (a defect of Quern). Run on every kernel in checked builds. */
+/* Checks the rules above. False: `why` says which is broken (a defect of Quern). Checked builds verify every kernel. */
 QN_MUST_CHECK bool k_verify(const k_kernel *k, char *why, size_t size);
 
 #endif

@@ -38,7 +38,8 @@ static void use_form(use *u, k_form f) {
   }
 }
 
-/* Operands have smaller numbers, so one walk from the end marks everything. */
+/* Marks the nodes, forms, guards and axes that effects need. Operands have smaller numbers, so one walk from the end is enough. False when
+ * memory is short. */
 static bool find_uses(use *u) {
   k_kernel *k = u->k;
   u->node = arena_alloc(&k->arena, k->n * sizeof *u->node);
@@ -61,7 +62,7 @@ static k_mask axis_bit(uint32_t a) { return (k_mask)1 << a; }
 
 static bool both_or_neither(k_mask m, uint32_t x, uint32_t y) { return (m >> x & 1) == (m >> y & 1); }
 
-/* Is x the axis before y, of those in the mask? */
+/* Is x the last axis before y among those of the mask? */
 static bool just_before(k_mask m, uint32_t x, uint32_t y) {
   return x < y && !(m & (axis_bit(y) - 1) & ~(axis_bit(x + 1) - 1));
 }
@@ -89,7 +90,7 @@ static bool mergeable(const use *u, uint32_t x, uint32_t y) {
   return true;
 }
 
-/* Drops x from everything; y takes its place. */
+/* Merges axis x into y: x is removed everywhere, and the extent of y becomes the product of both. */
 static void merge(k_kernel *k, uint32_t x, uint32_t y) {
   k->axes[y].extent = dim_mul(k->dims, k->axes[x].extent, k->axes[y].extent);
   k->axes[x].extent = 1;

@@ -30,7 +30,7 @@ static bool bad(checker *c, const char *format, ...) {
   return false;
 }
 
-/* The region marker that v stands in, seen from the current node: walks back over closed regions. 0 when it is visible. */
+/* May the current node use v? Not if v stands in a region that has ended. */
 static bool visible(checker *c, k_val v) {
   if (!v || v >= c->at) return bad(c, "%%%u is not defined before", v);
   const k_node *n = &c->k->nodes[v];
@@ -130,7 +130,7 @@ static bool buffer_ok(checker *c, const k_node *n) {
   return b->mode != BUF_IN || bad(c, "stores to an input");
 }
 
-/* A plain store covers each address at most once as far as axes tell: each axis occurs in the address. */
+/* Does every axis that a plain store runs over occur in its address? Else it would store an element several times. */
 static bool store_ok(checker *c, const k_node *n) {
   const k_kernel *k = c->k;
   if (n->code == K_STORE && (k->forms[n->at].axes & n->axes) != n->axes && k_points(k, n->axes) > 0) {

@@ -38,7 +38,7 @@ enum { HIGHLIGHT_BACK = 400 };
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Room for one more element of an array of n. */
+/* Makes room for one more element in an array of n. */
 static bool grow(l_program *p, void **at, uint32_t n, uint32_t *cap, size_t size) {
   if (arena_room(&p->arena, at, cap, (size_t)n + 1, size)) return true;
   p->failed = true;
@@ -112,7 +112,7 @@ int l_check_add(l_program *p, l_check c) {
 
 /* An earlier, still visible instruction equal to `i` (code, dtype, operands a and b, imm), or 0. */
 static l_val find_equal(const l_program *p, const l_instr *i) {
-  uint32_t ended = 0; /* blocks that we are inside of, looking back, but that the end of the code is not */
+  uint32_t ended = 0; /* how many ended blocks the walk backwards is inside of */
   uint32_t stop = p->n > HIGHLIGHT_BACK ? p->n - HIGHLIGHT_BACK : 1;
   for (uint32_t k = p->n; k-- > stop;) {
     const l_instr *c = &p->code[k];
@@ -121,10 +121,10 @@ static l_val find_equal(const l_program *p, const l_instr *i) {
     else if (l_opens(c->code) && ended)
       ended--;
     else if (c->code == L_ELSE && !ended)
-      ended++; /* the arm before it; its IF closes the gap */
+      ended++; /* the arm before ELSE has ended, too; its IF counts this down */
     else if (!ended && c->code == i->code && c->dtype == i->dtype && c->a == i->a && c->b == i->b && c->imm == i->imm)
       return k;
-    if (c->code == L_PHASE && !ended) { /* of what lies before a phase, only the prelude is visible */
+    if (c->code == L_PHASE && !ended) { /* of the code before this phase only the prelude is visible */
       for (k = 1; p->code[k].code != L_PHASE;) k++;
       stop = 1;
     }
@@ -183,7 +183,7 @@ l_val l_index(l_program *p, l_code code, l_val a, l_val b) {
   int64_t x = 0, y = 0;
   bool cx = is_int(p, a, &x), cy = is_int(p, b, &y);
   if (cx && cy) return l_int(p, l_index_value(code, x, y));
-  if ((code == L_IADD || code == L_IMUL) && cx) { /* constants stand on the right */
+  if ((code == L_IADD || code == L_IMUL) && cx) { /* a constant becomes the right operand */
     l_val t = a;
     a = b;
     b = t;
@@ -272,7 +272,7 @@ uint64_t l_hash(const l_program *p) {
     h = mix(h, (uint64_t)t->depth << 32 | t->out);
     h = mix(h, (uint64_t)(uint32_t)t->tile_rows << 32 | (uint32_t)t->tile_cols);
   }
-  /* A check's place belongs to the graph; its error and detail are what code may depend on. */
+  /* Code depends on a check's error and detail, but not on its site and node. */
   for (uint32_t k = 0; k < p->nchecks; k++) {
     h = mix(h, (uint64_t)(uint32_t)p->checks[k].id);
     h = mix(h, (uint64_t)p->checks[k].detail);

@@ -48,11 +48,11 @@ typedef struct kop_row {
 } kop_row;
 extern const kop_row kop_rows[KOP_COUNT];
 
-/* Does a reduction by it give the index of an element? */
+/* Does a reduction by this primitive give the index of an element? */
 static inline bool kop_is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
-/* May an element in memory be updated by it (RMW, STOREF)? */
+/* May an element in memory be updated by this primitive (RMW, STOREF)? */
 static inline bool kop_updates(uint8_t op) { return op == KOP_add || op == KOP_mul || op == KOP_min || op == KOP_max; }
-/* Do reductions and scans combine values by it? */
+/* May reductions and scans combine values by this primitive? */
 static inline bool kop_combines(uint8_t op) {
   return kop_updates(op) || op == KOP_and || op == KOP_or || op == KOP_xor;
 }
@@ -66,7 +66,7 @@ typedef struct math_row {
   uint8_t arity, kind;
 } math_row;
 extern const math_row math_rows[MATH_COUNT];
-/* What is wrong with these dtypes of result and operands, or NULL. */
+/* NULL if the primitive takes n operands of dtypes `in` and gives `result`, else a text that says what is wrong. */
 const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n);
 const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n);
 
@@ -101,7 +101,7 @@ enum {
 
 typedef uint32_t l_val; /* index of an instruction; 0: none (instruction 0 is unused) */
 
-#undef L_SET /* unistd.h has one, for programs of long ago */
+#undef L_SET /* a macro of unistd.h */
 /* The instructions, with their operands and meaning, are the rows of lcodes.def: L_<name>. */
 typedef enum l_code {
   L_NONE,
@@ -111,9 +111,9 @@ typedef enum l_code {
   L_CODE_COUNT
 } l_code;
 typedef struct l_operand {
-  uint8_t at;       /* offset of the field in l_instr */
-  char role;        /* as in lcodes.def; 0 after the last */
-  const char *name; /* or "" */
+  uint8_t at;       /* offset of the operand's field in l_instr */
+  char role;        /* as in lcodes.def; 0 ends the list */
+  const char *name; /* in texts; "" if it has none */
 } l_operand;
 typedef struct l_row {
   const char *text;
@@ -131,9 +131,9 @@ typedef struct l_flag {
 static inline bool l_opens(uint8_t code) {
   return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
 }
-/* Is the function `sub` part of its name in texts? */
+/* Is `sub` a part of the instruction's name in texts? */
 static inline bool l_has_sub(uint8_t code) { return code == L_RMW || code == L_ACC; }
-/* Is its dtype part of the text? */
+/* Is the instruction's dtype printed in texts? */
 static inline bool l_is_typed(uint8_t code) {
   return l_rows[code].result == 'V' || l_rows[code].result == 'A' || l_rows[code].result == 'M';
 }
@@ -162,11 +162,12 @@ typedef enum l_buffer_mode { BUF_IN, BUF_OUT, BUF_INOUT, BUF_SCRATCH } l_buffer_
 enum { BUFFER_MODE_NAMES = 4 };
 typedef struct l_buffer {
   uint8_t dtype;
-  uint8_t mode; /* l_buffer_mode; SCRATCH: partials, `size` elements (an index expression evaluated by the launcher) */
-  l_val size;   /* of SCRATCH; otherwise 0 */
+  /* l_buffer_mode; SCRATCH: partials, `size` elements (an index expression evaluated by the launcher) */
+  uint8_t mode;
+  l_val size; /* of SCRATCH; otherwise 0 */
 } l_buffer;
 
-/* A check's error, for L_CHECK number i: what to raise and where (a site of the graph). */
+/* What L_CHECK number i raises, and where. */
 typedef struct l_check {
   int id; /* error_id */
   uint32_t site;
@@ -175,7 +176,7 @@ typedef struct l_check {
 } l_check;
 
 typedef struct l_program {
-  arena arena; /* owns everything below; no VM inside */
+  arena arena; /* owns everything below; without a VM */
   l_instr *code;
   uint32_t n, cap;
   l_buffer *buffers;
@@ -196,8 +197,8 @@ typedef union qk_scalar {
   double f;
 } qk_scalar;
 
-/* A TILE as compiled code calls it: x, y and out point to the first elements, strides in elements, `ld` is out's row stride;
- * xd, yd, od are the qn_dtypes. `work` is QK_TILE_WORK bytes of the calling thread, for packed operands. */
+/* The arguments of a TILE in compiled code: x, y and out point to the first elements, strides count elements, `ld` is the row stride of
+ * out, and xd, yd, od are qn_dtypes. `work` is QK_TILE_WORK bytes of the calling thread, for packed operands. */
 enum { QK_TILE_WORK = 304 << 10 };
 typedef struct qk_tile {
   const void *x, *y;
@@ -206,16 +207,17 @@ typedef struct qk_tile {
   int32_t ld, xd, yd, od;
 } qk_tile;
 
-/* The error cell: atomic minimum of check number << 48 | element; ~0 means no failure. Masked, padded and inactive lanes never
- * fail. The same error for any number of threads. */
+/* What a phase receives. The error cell is the atomic minimum of check number << 48 | element over all failed checks, ~0 if none failed,
+ * so the error is the same for any number of threads. Masked, padded and inactive elements never fail. */
 typedef struct qk_args {
   void *const *buf;
   const int64_t *ints;
   const qk_scalar *scalars;
-  void *scratch; /* of the calling thread, aligned to 64: locals and accumulators; emit_scratch says how many bytes */
+  /* memory of the calling thread for locals and accumulators, aligned to 64; emit_scratch says how many bytes */
+  void *scratch;
   _Atomic uint64_t *error;
   const atomic_int *interrupt;
-  void (*tile)(const qk_tile *t); /* of the running processor */
+  void (*tile)(const qk_tile *t); /* computes a TILE, compiled for this processor */
 } qk_args;
 typedef void (*qk_phase)(const qk_args *args, int64_t lo, int64_t hi);
 
@@ -226,13 +228,14 @@ QN_MUST_CHECK const char *l_take_name(arena *a, const char *name);
 QN_MUST_CHECK l_program *l_new(const char *name);
 void l_free(l_program *p);
 l_val l_emit(l_program *p, l_instr i); /* 0 when memory is short (p->failed); fills in type2 */
-/* Shorthands of l_emit. Index arithmetic folds constants and neutral elements, and finds equal instructions of open blocks. */
+/* Shorthands for l_emit. Index arithmetic folds constants and neutral elements, and returns an equal instruction if one is visible. */
 l_val l_int(l_program *p, int64_t value);
 l_val l_param(l_program *p, uint32_t number);               /* raises p->nints */
 l_val l_index(l_program *p, l_code code, l_val a, l_val b); /* IADD .. IMAX */
 static inline bool l_is_index_op(int code) { return code >= L_IADD && code <= L_IMAX; }
-int64_t l_index_value(l_code code, int64_t a, int64_t b); /* of IADD .. IMAX on numbers; wraps like the executors do */
-/* The bits of what a reduction by `op` of nothing at all gives (see orders), and what changes nothing in one. */
+/* of IADD .. IMAX on numbers; wraps like the executors do */
+int64_t l_index_value(l_code code, int64_t a, int64_t b);
+/* The bits of the identity of a reduction by `op`: the result of reducing nothing (see orders), which changes no other value. */
 uint64_t l_identity(uint8_t op, uint8_t dtype);
 l_val l_const(l_program *p, qn_dtype dtype, uint64_t bits);
 l_val l_kop(l_program *p, kop_id op, qn_dtype dtype, l_val a, l_val b, l_val c);
@@ -241,24 +244,24 @@ void l_end(l_program *p);
 int l_tile_add(l_program *p, l_tile t);                                         /* -1 when memory is short */
 int l_check_add(l_program *p, l_check c);                                       /* -1 when memory is short */
 int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size); /* -1 when memory is short */
-/* Kind of every instruction's result: kinds[0..p->n) (verified programs only). */
+/* Sets kinds[0..p->n) to the kind of each instruction's result, for verified programs only. */
 typedef enum l_kind { KIND_NONE, KIND_INDEX, KIND_UNIFORM, KIND_VECTOR, KIND_LOOP, KIND_ACC, KIND_LOCAL } l_kind;
 void l_kinds(const l_program *p, uint8_t *kinds);
-/* Operand `i` of an instruction by its row. */
+/* The operand of an instruction that a row of lcodes.def describes. */
 static inline l_val l_operand_of(const l_instr *in, const l_operand *o) {
   return *(const l_val *)((const char *)in + o->at);
 }
-/* Every rule above; false fills in `why`. Run on every program in checked builds and on every parsed one. */
+/* Checks every rule above. False: `why` says which is broken. Checked builds verify every program, and parsed ones are always verified. */
 QN_MUST_CHECK bool l_verify(const l_program *p, char *why, size_t size);
 /* The text form (l_text.c): one instruction a line, numbered as in the program. */
 void l_print(const l_program *p, text_buf *out);
-/* The words of the text form, for those who read it back and for the text form of K (both in tests/unit/kernel_text.h). */
+/* Words of the text form. Tests also read it back, and print K with the same words (tests/unit/kernel_text.h). */
 extern const char *const l_order_names[ORDER_NAMES];             /* by l_order */
 extern const char *const l_buffer_mode_names[BUFFER_MODE_NAMES]; /* by l_buffer_mode */
 extern const l_flag l_flags[L_FLAGS];
 void l_print_constant(text_buf *out, qn_dtype dtype, uint64_t bits);  /* "0x3fc00000 (1.5)" */
 void l_print_check(text_buf *out, uint32_t number, const l_check *c); /* a line of its own */
-/* Hash of everything but the name: kernels that differ only in names are compiled once. */
+/* A hash of everything but the name, so that kernels which differ only in names are compiled once. */
 uint64_t l_hash(const l_program *p);
 
 #endif

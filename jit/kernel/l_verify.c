@@ -14,7 +14,7 @@ enum { DEPTH_MAX = 64 };
 
 typedef struct block {
   l_val at;    /* the instruction that opened it; 0 for the prelude */
-  uint32_t id; /* changes at ELSE and PHASE */
+  uint32_t id; /* a new one after ELSE and PHASE, so that each arm and each phase is a block */
 } block;
 
 typedef struct checker {
@@ -26,7 +26,7 @@ typedef struct checker {
   int depth;      /* open blocks; stack[0] is the prelude, stack[1] the phase */
   int vec;        /* stack index of the open VEC, or 0 */
   int par;        /* stack index of the open PAR, or 0 */
-  bool had_par;   /* the current phase's PAR has been */
+  bool had_par;   /* has the current phase had its PAR? */
   uint32_t tiles; /* TILEs so far */
   l_val at;
   char *why;
@@ -78,7 +78,7 @@ static bool operand_ok(checker *c, char role, l_val v, const char *name) {
   }
 }
 
-/* Is v made outside the phases' instances, so that the launcher knows it? */
+/* Is v computed outside PARs, so that the launcher knows its value? */
 static bool launch_time(checker *c, l_val v) {
   for (int s = 0; s < c->depth && s < 2; s++)
     if (c->stack[s].id == c->home[v]) return true;

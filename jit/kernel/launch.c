@@ -1,11 +1,11 @@
-/* Launch-time values of a program (launch.h): what stands before PARs, evaluated from parameters and host scalars. Sizes of
- * buffers and numbers of instances are such values; typed values beside them are only looked at where they are a host scalar,
- * a constant, or a conversion between integers of one of these. */
+/* Launch-time values (launch.h): the instructions outside PARs, evaluated from parameters and host scalars. Sizes of buffers and numbers of
+ * instances are such values. A typed value can be used for them only if it is a host scalar, a constant, or a conversion of one of
+ * these between integers. */
 #include "jit/kernel/launch.h"
 
 #include <string.h>
 
-/* A typed value as an index. */
+/* Sets *out to typed value v as an index. False if it cannot be evaluated here. */
 static bool typed(const l_program *p, l_val v, const qk_scalar *scalars, int64_t *out) {
   const l_instr *i = &p->code[v];
   switch (i->code) {
@@ -18,7 +18,7 @@ static bool typed(const l_program *p, l_val v, const qk_scalar *scalars, int64_t
   }
 }
 
-/* The first instruction from v on that stands before PARs; p->n behind the last. */
+/* The first instruction from v on that is outside PARs; p->n if there is none. */
 static l_val before_pars(const l_program *p, l_val v) {
   for (int depth = 0; v < p->n; v++) {
     if (l_opens(p->code[v].code))

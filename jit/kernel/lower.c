@@ -8,8 +8,8 @@
  * Named axes. Before anything is asked, the axes of the nodes that the kernel computes are sorted into classes: axis i of an
  * operand and the axis of the result that it becomes are one class, and each class gets one axis of K. So max over columns,
  * the columns that exp runs over and the columns of the stored result are the same axis. A reshape that splits or joins
- * axes makes the joined class a mixed-radix number of the others (but where a scan runs over it). Classes are a preference, not a promise: where a
- * coordinate is asked that is no plain axis, or an axis that is in use already, the demand is answered with what was asked.
+ * axes makes the joined class a mixed-radix number of the others (but not where a scan runs over it). Classes are only a preference: where
+ * a node is asked for at a coordinate that is no plain axis, or at an axis that is in use already, it is computed at what was asked.
  *
  * Reductions. Order and nesting depend on the logical axes and their lengths alone: innermost axis first; inner order if no
  * axis remains behind it, outer order otherwise; an axis shorter than 64 is joined with its neighbour before it if that is
@@ -29,13 +29,13 @@ const char lower_cancelled[] = "cancelled";
 
 typedef struct axis_class {
   uint32_t parent;
-  uint32_t next; /* ring of the class's members */
+  uint32_t next; /* the members of a class form a ring */
   uint32_t members;
   qn_dim extent;
-  k_form form; /* its coordinate once `made` */
+  k_form form; /* the class's coordinate, once `made` */
   bool made, reversed;
-  bool whole;     /* a scan runs over it: no number made of parts */
-  uint8_t nparts; /* of a joined class: outer to inner */
+  bool whole;     /* must it be a single axis, because a scan runs over it? */
+  uint8_t nparts; /* of a joined class: how many classes it is made of, from the outermost */
   uint32_t parts[ARRAY_MAX_RANK];
 } axis_class;
 
@@ -88,7 +88,7 @@ static bool is_inline(const lowering *l, uint32_t n) {
   return l->r->place[n] == PLACE_INLINE && node_of(l, n)->kind == NODE_OP && !node_of(l, n)->type.weak;
 }
 
-/* All nodes that take part: the requested ones, what they are computed from, and the buffers behind these. */
+/* Lists all nodes that take part: the requested ones, those that they are computed from, and those that are read from buffers. */
 static bool collect(lowering *l) {
   for (uint32_t i = 0; i < l->r->n; i++)
     if (!touch(l, l->r->nodes[i])) return false;
@@ -135,10 +135,10 @@ static bool make_classes(lowering *l) {
   return true;
 }
 
-/* Would joining two roots make two axes of one node the same? (x + transpose(x)) Such axes stay apart. */
+/* Would joining two classes make two axes of one node the same, as for x + transpose(x)? Such classes are not joined. */
 static bool collide(lowering *l, uint32_t a, uint32_t b) {
   const axis_class *c = l->classes;
-  if (c[a].members > c[b].members) { /* the few are looked at */
+  if (c[a].members > c[b].members) { /* so that the loop runs over the smaller class */
     uint32_t t = a;
     a = b;
     b = t;
@@ -186,17 +186,17 @@ static void link_axes(lowering *l, uint32_t n, int axis, uint32_t m, int to) {
   link_slots(l, slot_of(l, n, axis), slot_of(l, m, to), 0);
 }
 
-/* n's axes count as m's, aligned from the right. */
+/* Links the axes of n with those of m, aligned from the right; m_rank is the rank to which n broadcasts. */
 static void link_broadcast(lowering *l, uint32_t n, uint32_t m, int m_rank) {
   int rank = node_of(l, n)->type.rank;
   for (int a = 0; a < rank; a++)
     if (m_rank - rank + a >= 0) link_axes(l, n, a, m, m_rank - rank + a);
 }
 
-/* Runs of axes of two shapes that hold the same number of elements, as fine as the sizes show. */
+/* A reshape splits into groups: neighbouring axes of both shapes with the same number of elements, as few as the sizes show. */
 typedef struct reshape_group {
   int n, m;
-  int in[ARRAY_MAX_RANK], out[ARRAY_MAX_RANK]; /* axes, sizes of 1 left out */
+  int in[ARRAY_MAX_RANK], out[ARRAY_MAX_RANK]; /* n axes of one shape and m of the other, without those of size 1 */
 } reshape_group;
 
 static int reshape_groups(graph *g, const graph_type *in, const graph_type *out, reshape_group *groups) {
@@ -223,7 +223,7 @@ static int reshape_groups(graph *g, const graph_type *in, const graph_type *out,
       }
     }
   }
-  /* What is left over on one side belongs to the last run (sizes that are equal without showing it). */
+  /* Axes that are left over on one side belong to the last group: the sizes are equal, but their normal forms do not show it. */
   for (; count && i < in->rank; i++)
     if (!size_one(g, in->shape[i])) groups[count - 1].in[groups[count - 1].n++] = i;
   for (; count && j < out->rank; j++)
@@ -260,7 +260,7 @@ static void link_reshape(lowering *l, uint32_t x, uint32_t n) {
   }
 }
 
-/* Rank of the index operands of index and scatter, broadcast together. */
+/* Sets `shape` to the broadcast shape of the index operands 1..count of a node and returns its rank. */
 static int index_rank(const lowering *l, const graph_node *n, int count, qn_dim *shape) {
   int rank = 0;
   for (int i = 1; i <= count; i++)
@@ -274,9 +274,9 @@ static int index_rank(const lowering *l, const graph_node *n, int count, qn_dim 
   return rank;
 }
 
-/* Which axis of the operands of a product is what. */
+/* The roles of axes in a product. */
 typedef struct dot_axes {
-  bool row, column;          /* the left operand has rank 1, the right one has: no matrix axis of its own */
+  bool row, column;          /* has the left operand rank 1, has the right one? Then the result has no axis for it */
   int batch;                 /* batch axes of the result */
   int x_batch, y_batch, y_k; /* batch axes of the operands; the axis of y that is summed over */
 } dot_axes;
@@ -291,7 +291,7 @@ static dot_axes dot_axes_of(const lowering *l, const graph_node *node) {
   return d;
 }
 
-/* How many axes of a draw are those of its keys. */
+/* The rank to which the keys of a draw broadcast: so many first axes of the draw are those of the keys. */
 static int keys_rank(const lowering *l, const graph_node *node) {
   int rank = 0;
   for (int i = 0; i < node->nin; i++)
@@ -378,7 +378,7 @@ static void link_node(lowering *l, uint32_t n) {
   }
 }
 
-/* A new axis as a coordinate. */
+/* Adds an axis to the kernel and returns it as a coordinate; *axis is its number. */
 static k_form fresh_axis(lowering *l, qn_dim extent, uint32_t *axis) {
   char name[8] = {(char)('a' + l->k->naxes % 26), 0};
   if (l->k->naxes >= 26) name[1] = '1';
@@ -388,7 +388,8 @@ static k_form fresh_axis(lowering *l, qn_dim extent, uint32_t *axis) {
   return k_axis_form(l->k, (uint32_t)a);
 }
 
-/* The coordinate of a class: an axis, counted from the end where a scan runs backwards, or the number that its parts make. */
+/* The coordinate of an axis class: an axis of the kernel (counted from the end where a scan runs backwards), or the number that the
+ * coordinates of its parts make. */
 static k_form class_form(lowering *l, uint32_t slot, int depth) {
   axis_class *c = &l->classes[root(l, slot)];
   if (c->made) return c->form;
@@ -415,8 +416,7 @@ static k_form class_form(lowering *l, uint32_t slot, int depth) {
   return c->form;
 }
 
-/* Does the form go through an axis of this size step by step, from its first element on or from its last one back? Not all of the way,
- * perhaps: the axis may be shorter. */
+/* Is the coordinate a plain axis that counts 0, 1, .. or (*backwards) size - 1, size - 2, ..? The axis may be shorter than `size`. */
 static bool plain_axis(const lowering *l, k_form f, qn_dim size, uint32_t *axis, bool *backwards) {
   const k_linear *lin = k_linear_of(l->k, f);
   int64_t c;
@@ -429,7 +429,7 @@ static bool plain_axis(const lowering *l, k_form f, qn_dim size, uint32_t *axis,
   return c == -1 && lin->constant == dim_sub(&l->g->dims, size, 1);
 }
 
-/* The coordinates at which a node is stored and checked: one axis per axis of the node, each a different one. */
+/* Sets `at` to the coordinates at which a node is stored and checked: a different axis for each axis of the node. */
 static bool own_coordinates(lowering *l, uint32_t n, k_form *at) {
   const graph_type *t = &node_of(l, n)->type;
   k_mask seen = 0;
@@ -462,7 +462,7 @@ static k_form address(lowering *l, uint32_t n, const k_form *at) {
   return f;
 }
 
-/* Number of a node's buffer; -1 with a reason. */
+/* The number of a node's buffer, which is added if need be; -1 with a reason. */
 static int buffer_of(lowering *l, uint32_t n, l_buffer_mode mode) {
   touched *t = touch(l, n);
   if (!t) return -1;
@@ -485,7 +485,7 @@ static k_val load(lowering *l, uint32_t n, k_form at, k_guard guard) {
 
 /* ---- views ------------------------------------------------------------------------------------------------------------------ */
 
-/* `inner` (asked under guard g) where g holds, else `otherwise`. A load takes `otherwise` in. */
+/* The value `inner` (made under guard g) where g holds, else `otherwise`: a select or, if inner is a load, a load with that alternative. */
 static k_val guarded(lowering *l, k_guard g, k_val inner, k_val otherwise) {
   k_kernel *k = l->k;
   if (!inner || !otherwise) return 0;
@@ -505,7 +505,7 @@ static k_val guarded(lowering *l, k_guard g, k_val inner, k_val otherwise) {
   return k_op(k, KOP_select, (qn_dtype)n.dtype, holds, inner, otherwise);
 }
 
-/* Asks an operand that broadcasts to `rank` axes at `at`. */
+/* The value of operand x, which broadcasts to `rank` axes, at coordinates `at`. */
 static k_val broadcast_value(lowering *l, uint32_t x, int rank, const k_form *at, k_guard guard) {
   const graph_type *t = &node_of(l, x)->type;
   k_form own[ARRAY_MAX_RANK] = {0};
@@ -569,7 +569,7 @@ static k_val value_window(lowering *l, uint32_t n, const k_form *at, k_guard gua
   return lower_value(l, node->in[0], own, guard);
 }
 
-/* Where `at` = low + every * c for an index c below size: *c, and the guard that says so. */
+/* Sets *c so that at = low + every * *c, and returns guard g extended by the condition that there is such a c with 0 <= c < size. */
 static k_guard within(lowering *l, k_guard g, k_form at, qn_dim low, int64_t every, qn_dim size, k_form *c) {
   k_kernel *k = l->k;
   k_form f = k_plus(k, at, k_number(k, dim_sub(&l->g->dims, 0, low)));
@@ -578,12 +578,12 @@ static k_guard within(lowering *l, k_guard g, k_form at, qn_dim low, int64_t eve
     f = k_div(k, f, every);
     g = k_guard_range(k, g, rest, 1);
   }
-  *c = size_one(l->g, size) ? 0 : f; /* there is one element only */
+  *c = size_one(l->g, size) ? 0 : f; /* an axis of size 1 has the coordinate 0 */
   return k_guard_range(k, g, f, size);
 }
 
-/* Where a guard of this op begins: with what the demand's guard says of indices that are data. Its ranges need not be repeated:
- * what is made where they do not hold is not used, and every operand is asked under the bounds of its own coordinates. */
+/* The guard to which an op adds its own ranges: of the demand's guard it keeps the condition on indices that are data. The ranges need not
+ * be repeated, since a value is not used where they do not hold, and operands are guarded by the bounds of their own coordinates. */
 static k_guard begin_guard(const lowering *l, k_guard guard) { return l->k->guards[guard].where ? guard : 0; }
 
 /* Does the guard hold nowhere? */
@@ -638,7 +638,7 @@ static k_val value_slice_put(lowering *l, uint32_t n, const k_form *at, k_guard 
     int64_t step = attr.d[3 * a + 2];
     if (step > 0) {
       g = within(l, g, at[a], start, step, size, &own[a]);
-    } else { /* at = start - |step| * c, so start - at = |step| * c */
+    } else { /* at = start - |step| * c, that is start - at = |step| * c */
       k_form back = k_plus(l->k, k_number(l->k, start), k_times(l->k, at[a], dim_const(&l->g->dims, -1)));
       g = within(l, g, back, 0, -step, size, &own[a]);
     }
@@ -653,7 +653,8 @@ static k_val value_slice_put(lowering *l, uint32_t n, const k_form *at, k_guard 
 
 static bool proven(const graph_node *n) { return n->attr && (n->attr->flags & ATTR_PROVEN); }
 
-/* The coordinate that an index operand gives on an axis; *guard also says that it is in range. *ok (if not NULL) too. */
+/* The coordinate that index value `index` selects on an axis. Sets *ok (may be NULL) to the condition that it is in range, and adds that
+ * to *guard (may be NULL). */
 static k_form index_coordinate(lowering *l, const graph_node *node, k_val index, qn_dim size, k_guard *guard,
                                k_val *ok) {
   k_val in_range;
@@ -664,7 +665,7 @@ static k_form index_coordinate(lowering *l, const graph_node *node, k_val index,
   return i ? k_value_form(l->k, i) : lower_refuse(l, lower_no_memory);
 }
 
-/* The element of operand 0 at `own` where guard g holds, which says more than the demand's guard; 0 elsewhere. */
+/* The element of operand 0 at `own` where g holds, else 0. g implies the demand's `guard`. */
 static k_val picked(lowering *l, const graph_node *node, const k_form *own, k_guard g, k_guard guard) {
   k_val inner = lower_value(l, node->in[0], own, g);
   return !inner || g == guard ? inner : guarded(l, g, inner, zero_of(l, node->type.dtype));
@@ -710,7 +711,7 @@ static k_val value_iota(lowering *l, uint32_t n, const k_form *at) {
 
 /* ---- reductions, scans, products -------------------------------------------------------------------------------------------- */
 
-/* The axis that coordinate `axis` of operand x runs over: its class's, if that is a plain axis that is not in use. */
+/* The axis over which a reduction runs along axis `axis` of operand x: that of its class if it is plain and not in use, else a new one. */
 static k_form bound_axis(lowering *l, uint32_t x, int axis, k_mask in_use, uint32_t *to) {
   bool backwards;
   qn_dim extent = node_of(l, x)->type.shape[axis];
@@ -721,14 +722,14 @@ static k_form bound_axis(lowering *l, uint32_t x, int axis, k_mask in_use, uint3
   return fresh_axis(l, extent, to);
 }
 
-/* The axes that some coordinates run over. */
+/* The set of axes that occur in some coordinates. */
 static k_mask over(const lowering *l, const k_form *at, int rank) {
   k_mask m = 0;
   for (int a = 0; a < rank; a++) m |= k_linear_of(l->k, at[a])->axes;
   return m;
 }
 
-/* The sum of nothing is 0, where a reduction gives its identity -0.0. */
+/* Corrects a sum over an axis that may be empty: a sum of nothing is 0, but the reduction gives its identity -0.0. */
 static k_val sum_of_some(lowering *l, k_val v, qn_dim extent) {
   k_kernel *k = l->k;
   qn_dtype d = v ? (qn_dtype)k->nodes[v].dtype : DTYPE_TEST;
@@ -738,7 +739,7 @@ static k_val sum_of_some(lowering *l, k_val v, qn_dim extent) {
   return k_op(k, KOP_select, d, none, k_const(k, d, 0), v);
 }
 
-/* Stores a value and loads it again, so that two nests compute it one after the other. Only for a kernel of one node. */
+/* Stores a value to scratch and loads it again, so that a reduction of it runs in another nest of loops. Only in kernels of one node. */
 static k_val by_way_of_scratch(lowering *l, k_val v) {
   k_kernel *k = l->k;
   if (!v) return 0;
@@ -773,9 +774,9 @@ static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard gua
   }
   k_mask in_use = over(l, at, node->type.rank) | k->guards[guard].axes;
   reduce_fold folds[ARRAY_MAX_RANK];
-  uint32_t over[ARRAY_MAX_RANK]; /* by fold: its axis */
+  uint32_t over[ARRAY_MAX_RANK]; /* by fold: the axis that it runs over */
   int count = reduce_folds(&l->g->dims, t, attr.axes, index, l->r->joins, folds);
-  for (int i = count; i-- > 0;) { /* outermost first, so that axes are numbered from the outside */
+  for (int i = count; i-- > 0;) { /* from the outermost fold, so that axes are numbered from the outside */
     const reduce_fold *f = &folds[i];
     k_form c = f->n == 1 ? bound_axis(l, x, f->axes[0], in_use, &over[i]) : fresh_axis(l, f->extent, &over[i]);
     if (l->why) return 0;
@@ -804,7 +805,7 @@ static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard gua
   return k_cast(k, v, type);
 }
 
-/* What an exclusive scan gives at its first element: 0, 1, or the type's bound. */
+/* The first value of an exclusive scan: 0, 1, or the type's bound. */
 static k_val before_first(lowering *l, kop_id op, qn_dtype d) {
   if (op == KOP_add) return k_const(l->k, d, 0);
   if (!dtype_is_narrow(d)) return k_const(l->k, d, l_identity(op, d));
@@ -887,7 +888,7 @@ static k_val value_random(lowering *l, uint32_t n, const k_form *at, k_guard gua
   int rank = keys_rank(l, node);
   for (int i = 0; i < 3; i++)
     if (!(keys[i] = broadcast_value(l, node->in[i], rank, at, guard))) return 0;
-  graph_type each = {.rank = (uint8_t)(node->type.rank - rank)}; /* what one key draws */
+  graph_type each = {.rank = (uint8_t)(node->type.rank - rank)}; /* the shape that one key draws */
   memcpy(each.shape, node->type.shape + rank, each.rank * sizeof *each.shape);
   int64_t size;
   bool small = dim_is_const(&l->g->dims, graph_elements(l->g, &each), &size) && size <= (int64_t)1 << 32;
@@ -952,10 +953,10 @@ static lower_demand *find_demand(lowering *l, uint32_t n, const k_form *at, int 
   return &l->demands[l->ndemands - 1];
 }
 
-/* The guard that a demand needs: that its coordinates are in range, and nothing of the way that led to them. So one element
- * asked along many ways (the base and the values of a chain of slice updates) is one value. Ranges that always hold are left
- * out. Indices that are data are in range by the condition that stands in the guard already, which is kept as it is unless
- * all coordinates are in range anyway. */
+/* The guard that a demand needs: only that its coordinates are in range, however they came about. So an element that is asked for along
+ * many ways (through the base and the values of a chain of slice updates) is one value. Ranges that always hold are left out. Indices
+ * that are data are in range by a condition in the guard, so a guard with a condition is kept as it is, unless all coordinates are in
+ * range anyway. */
 static k_guard needed_guard(lowering *l, const graph_type *t, const k_form *at, k_guard guard) {
   k_guard g = 0;
   for (int a = 0; a < t->rank && guard; a++) g = k_guard_range(l->k, g, at[a], t->shape[a]);
@@ -997,7 +998,8 @@ static bool add_check(lowering *l, uint32_t n, l_check check, k_val ok, k_form e
   return (number >= 0 && k_check(l->k, number, ok, element, shows, runs)) || lower_refuse(l, lower_no_memory);
 }
 
-/* Checks of index operands first..first+count-1 of n, which run over their own (broadcast) axes. */
+/* Adds the checks of n's index operands first .. first + count - 1, which index axes[..] of operand 0. They run at coordinates `at` over the
+ * operands' broadcast shape. */
 static bool check_indices(lowering *l, uint32_t n, const k_form *at, int rank, const qn_dim *shape, int first,
                           int count, const int *axes) {
   const graph_node *node = node_of(l, n);
@@ -1038,17 +1040,18 @@ static bool check_node(lowering *l, uint32_t n) {
   return ok && add_check(l, n, check, ok, flat(l, &node->type, at), shows, over(l, at, node->type.rank));
 }
 
-/* The index operands of scatter (all leading axes) or gather_add (one axis), and the axes that they run over. */
+/* The index operands of scatter (which index the first axes) or of gather_add (one axis), and the axes that their loops run over. */
 typedef struct scatter_axes {
-  bool along;               /* gather_add */
-  int count;                /* index operands */
-  int axes[ARRAY_MAX_RANK]; /* of the result, per operand */
-  int rank;                 /* of the operands, broadcast together */
+  bool along;               /* is it gather_add? */
+  int count;                /* how many index operands there are */
+  int axes[ARRAY_MAX_RANK]; /* by index operand: the axis of the result that it indexes */
+  int rank;                 /* of the operands' broadcast shape */
   qn_dim shape[ARRAY_MAX_RANK];
-  k_form at[ARRAY_MAX_RANK]; /* of v's elements: the operands' axes, then the result's that are not indexed */
+  /* coordinates of the stored values: the operands' axes, then those of the result that are not indexed */
+  k_form at[ARRAY_MAX_RANK];
 } scatter_axes;
 
-/* The axes are new, so that nothing else shares the loop, which must go in row-major order. */
+/* Sets *s. The axes are new ones, so that no other work shares the loops, which must go in row-major order. */
 static bool scatter_axes_of(lowering *l, const graph_node *node, scatter_axes *s) {
   uint32_t axis;
   *s = (scatter_axes){.along = node->op == OP_gather_add};
@@ -1070,7 +1073,7 @@ static bool check_scatter(lowering *l, uint32_t n, const scatter_axes *s) {
   return !graph_fallible(l->g, n) || check_indices(l, n, s->at, s->rank, s->shape, 1, s->count, s->axes);
 }
 
-/* A copy of x, then an update per element of v. */
+/* Stores a scatter or gather_add: a copy of operand 0, then an update for each of the values. */
 static bool store_scatter(lowering *l, uint32_t n) {
   const graph_node *node = node_of(l, n);
   k_kernel *k = l->k;

@@ -38,17 +38,18 @@ typedef struct lowering {
 k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard);
 k_val lower_refuse(lowering *l, const char *why); /* 0 */
 
-/* f16 and bf16 as f32; others as they are. */
+/* Converts a value of f16 or bf16 to f32; others are returned as they are. */
 k_val lower_widen(lowering *l, k_val v);
-/* A POINTWISE op on operands of its compute dtype; `type` is the result's dtype. */
+/* The value of a POINTWISE op of operands that have its compute dtype; `type` is the result's dtype. */
 k_val lower_pointwise(lowering *l, op_id op, qn_dtype type, const k_val *in, int nin);
-/* The condition under which a fallible POINTWISE op on these operands succeeds, and what to show otherwise (or 0). */
+/* The condition (a bool value) under which a fallible POINTWISE op of these operands succeeds. Sets *shows to the value that the error shows
+ * (0: none), and the error and detail of *check. */
 k_val lower_succeeds(lowering *l, op_id op, qn_dtype type, const k_val *in, k_val *shows, l_check *check);
-/* A RANDOM op's element number `element` from its key words and draw number. */
+/* Element number `element` of a RANDOM op; keys[0..2] are its two key words and the number of the draw. `small`: element < 2^32. */
 k_val lower_random(lowering *l, op_id op, qn_dtype type, k_form element, bool small, const k_val *keys);
 /* Kernel primitive of a REDUCE or SCAN op. */
 kop_id lower_combiner(op_id op);
-/* Index as it counts from 0: negative ones from the end; *ok: it is in range. */
+/* An index as it counts from 0, where negative ones count from the end. Sets *ok to the condition that it is in range. */
 k_val lower_index(lowering *l, k_val index, qn_dim size, k_val *ok);
 
 #endif

@@ -43,7 +43,7 @@ k_val lower_widen(lowering *l, k_val v) { return v ? k_cast(l->k, v, dtype_compu
 
 static bool floating(qn_dtype d) { return dtype_is_float(d); }
 
-/* Ops whose bodies are defined for floats only, on integers and bools. */
+/* Ops whose bodies in the table are for floats only, applied to integers and bools. */
 static k_val on_integers(lowering *l, op_id op, qn_dtype d, const k_val *in) {
   k_kernel *k = l->k;
   switch (op) {
@@ -96,14 +96,14 @@ k_val lower_pointwise(lowering *l, op_id op, qn_dtype type, const k_val *in, int
 
 /* ---- checks -------------------------------------------------------------------------------------------------------------- */
 
-/* Is the float x (f32 or f64) a number whose integer part the integer type holds? */
+/* Is float x (f32 or f64) a number whose integer part is a value of the integer type? */
 static k_val holds(lowering *l, k_val x, qn_dtype to) {
   k_kernel *k = l->k;
   qn_dtype d = (qn_dtype)k->nodes[x].dtype;
   int bits = (int)(8 * dtype_size(to)), mantissa = dtype_rows[d].digits;
   double top = 2 * (double)((uint64_t)1 << (dtype_rows[to].digits - 1));
   double bottom = dtype_is_signed(to) ? -top : 0;
-  /* x > bottom - 1, where bottom - 1 is a number of the type; otherwise nothing lies between it and bottom. */
+  /* x > bottom - 1 if the float type has that number; otherwise it has no number between bottom - 1 and bottom, and x >= bottom will do. */
   bool exact = !dtype_is_signed(to) || bits <= mantissa;
   k_val low = exact ? k_op(k, KOP_gt, DTYPE_TEST, x, k_const_f(k, d, bottom - 1), 0)
                     : k_op(k, KOP_ge, DTYPE_TEST, x, k_const_f(k, d, bottom), 0);
@@ -155,7 +155,7 @@ k_val lower_index(lowering *l, k_val index, qn_dim size, k_val *ok) {
 static k_val word(lowering *l, uint32_t x) { return k_const(l->k, QN_u32, x); }
 static k_val u32_op(lowering *l, kop_id op, k_val a, k_val b) { return k_op(l->k, op, QN_u32, a, b, 0); }
 
-/* The four words of an element. */
+/* Sets w to the four random words of an element. */
 static void philox(lowering *l, k_form element, bool small, const k_val *keys, k_val w[4]) {
   k_kernel *k = l->k;
   k_val key[2], draw = keys[2];
@@ -186,7 +186,7 @@ static k_val joined(lowering *l, k_val low, k_val high) {
   return k_op(k, KOP_or, QN_u64, up, k_cast(k, low, QN_u64), 0);
 }
 
-/* The top `bits` of a u64 as a fraction; `plus` is added before the division. */
+/* The top `bits` bits of a u64, plus `plus`, divided by 2^bits. */
 static k_val fraction(lowering *l, k_val x, int bits, int plus, qn_dtype d) {
   k_kernel *k = l->k;
   k_val top = k_op(k, KOP_shr, QN_u64, x, k_const(k, QN_u64, (uint64_t)(64 - bits)), 0);

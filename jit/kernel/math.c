@@ -50,8 +50,8 @@ static const char words_cuda[] =
 static const char words[] =
     "#define F32(x) x##f\n#define F64(x) x\n#define I32(x) x\n#define U32(x) x##u\n#define U64(x) x##ull\n";
 
-/* What one instruction of a GPU does (of pairs: that of one number goes through the slow unit of special functions); nan has the bits
- * that it has elsewhere. */
+/* Casts that a GPU does with one instruction, in place of their definitions, with the same bits also for NaN. They convert pairs, since the
+ * instruction for one number uses the slow unit of special functions. */
 static const struct cuda_text {
   const char *name, *body;
 } cuda_texts[] = {
@@ -93,7 +93,7 @@ void math_use(math_uses *u, const char *name) {
     mark(u, i);
 }
 
-/* Marks every row that a body calls. */
+/* Marks every row whose function a body calls. */
 static void mark_calls(math_uses *u, const char *s) {
   while (*s) {
     if (isalpha((unsigned char)*s) || *s == '_') {
@@ -101,7 +101,7 @@ static void mark_calls(math_uses *u, const char *s) {
       while (isalnum((unsigned char)*s) || *s == '_') s++;
       int i = *s == '(' ? text_find(begin, (size_t)(s - begin)) : -1;
       if (i >= 0) mark(u, i);
-    } else if (isdigit((unsigned char)*s)) { /* a number with its letters */
+    } else if (isdigit((unsigned char)*s)) { /* skips a number with its suffix */
       while (isalnum((unsigned char)*s) || *s == '.') s++;
     } else {
       s++;

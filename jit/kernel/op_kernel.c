@@ -25,23 +25,24 @@ enum { GRAIN = 32768 };
 
 /* ---- from a call to a key ------------------------------------------------------------------------------------------------ */
 
-/* A view of the call in which axes can be merged: `n` columns (operands), each with a stride per axis. */
+/* The axes of a call while they are merged. A column is an operand: a stride for each axis. */
 typedef struct space {
   int rank;
   int64_t size[2 * ARRAY_MAX_RANK];
   int64_t stride[OP_CALL_OPERANDS][2 * ARRAY_MAX_RANK];
-  uint8_t kind[2 * ARRAY_MAX_RANK]; /* only neighbours of one kind merge */
+  uint8_t kind[2 * ARRAY_MAX_RANK]; /* by axis; only neighbours of one kind are merged */
 } space;
 
 typedef struct key_writer {
-  op_key *key, body; /* the key so far; what stands behind the sizes, which are known only after all axes were seen */
+  /* the key, and what will follow the sizes in it, which are known only after all axes were seen */
+  op_key *key, body;
   int64_t *ints;
   uint8_t sizes[64]; /* magnitudes of the size slots */
   int nsizes;
   int64_t strides[OP_CALL_OPERANDS * ARRAY_MAX_RANK];
   int nstrides;
-  bool fine; /* magnitudes matter */
-  bool full; /* out of room */
+  bool fine; /* do magnitudes of sizes matter? */
+  bool full; /* was there not enough room? */
 } key_writer;
 
 static void put_byte(key_writer *w, op_key *to, int byte) {
@@ -53,7 +54,7 @@ static void put_byte(key_writer *w, op_key *to, int byte) {
 static void put(key_writer *w, int byte) { put_byte(w, w->key, byte); }
 static void add(key_writer *w, int byte) { put_byte(w, &w->body, byte); }
 
-/* Powers of four, so that the bounds of 16, 64 and 65,536 that schedules use fall between magnitudes. */
+/* The magnitude of a size, in powers of four, so that the bounds 16, 64 and 65,536 that schedules use fall between two magnitudes. */
 static uint8_t magnitude(const key_writer *w, int64_t size) {
   int m = 0;
   while (m < 10 && size >> (2 * m + 2)) m++;
@@ -61,7 +62,7 @@ static uint8_t magnitude(const key_writer *w, int64_t size) {
 }
 static int64_t magnitude_hint(uint8_t m) { return (int64_t)2 << 2 * m; }
 
-/* A new size slot (or none for 0 and 1): what to write for axes of this size. */
+/* Makes a size slot (but not for sizes 0 and 1) and returns what the key has for axes of this size. */
 static uint8_t size_code(key_writer *w, int64_t size) {
   if (size == 1) return SIZE_ONE;
   if (size == 0) return SIZE_ZERO;
@@ -109,7 +110,7 @@ static void add_result(key_writer *w, const uint8_t *sizes, int rank) {
   for (int a = 0; a < rank; a++) add(w, sizes[a]);
 }
 
-/* The magnitudes of sizes and the body, behind the head. False: there was no room. */
+/* Appends the magnitudes of sizes, then the body. False if there was no room. */
 static bool put_rest(key_writer *w) {
   put(w, w->nsizes);
   for (int i = 0; i < w->nsizes; i++) put(w, w->sizes[i]);
@@ -119,14 +120,14 @@ static bool put_rest(key_writer *w) {
   return !w->full;
 }
 
-/* Merges neighbouring axes of one kind that every column walks through in one stride. Sizes of 1 merge with any neighbour. */
+/* Merges neighbouring axes of one kind that every column walks through with one stride. Axes of size 1 are merged with any neighbour. */
 static void merge_axes(space *s, int columns) {
   int n = 0;
   for (int a = 0; a < s->rank; a++) {
     bool merge = n > 0 && s->kind[n - 1] == s->kind[a];
     for (int c = 0; merge && c < columns && s->size[a] != 1 && s->size[n - 1] != 1; c++)
       merge = s->stride[c][n - 1] == s->stride[c][a] * s->size[a];
-    bool keep_outer = merge && s->size[a] == 1; /* its stride means nothing */
+    bool keep_outer = merge && s->size[a] == 1; /* the stride of an axis of size 1 means nothing */
     if (merge) n--;
     s->size[n] = merge ? s->size[n] * s->size[a] : s->size[a];
     s->kind[n] = s->kind[a];
@@ -136,7 +137,7 @@ static void merge_axes(space *s, int columns) {
   s->rank = n;
 }
 
-/* Column c of the space: operand o, whose axes count as those of the space from `first` on, aligned at the right end `last`. */
+/* Sets column c of the space to axes o_first .. o_last of operand o, aligned from the right with the axes of the space before `last`. */
 static void add_column(space *s, int c, const op_operand *o, int o_first, int o_last, int last) {
   for (int a = 0; a < s->rank; a++) s->stride[c][a] = 0;
   for (int a = o_last - 1, to = last - 1; a >= o_first; a--, to--)
@@ -147,8 +148,8 @@ static void size_codes(key_writer *w, const space *s, uint8_t *codes) {
   for (int a = 0; a < s->rank; a++) codes[a] = size_code(w, s->size[a]);
 }
 
-/* An operand whose axes are those of the space. Broadcast ones have stride 0 and are written as size 1, unless the operand is
- * `whole`: one whose own shape says over what the op runs. */
+/* Writes an operand whose axes are those of the space. Axes along which it is broadcast have stride 0 and are written as size 1, unless it
+ * is `whole`: its own shape says what the op runs over. */
 static void put_column(key_writer *w, const space *s, int c, const uint8_t *codes, uint8_t dtype, bool whole) {
   add_operand(w, dtype, s->rank);
   for (int a = 0; a < s->rank; a++) add_axis(w, s->stride[c][a] == 0 && !whole ? SIZE_ONE : codes[a], s->stride[c][a]);
@@ -167,7 +168,7 @@ static bool key_pointwise(key_writer *w, const op_call *c, const op_attr *attr) 
   return put_rest(w);
 }
 
-/* Which reduced axes are joined with the one behind them, by the rule of folds.h on the sizes of this call. */
+/* A mask of the reduced axes that are joined with their inner neighbour, by the rule of folds.h for the sizes of this call. */
 static int joined_axes(const space *s) {
   int64_t extent = 0;
   int joins = 0;
@@ -182,8 +183,8 @@ static int joined_axes(const space *s) {
   return joins;
 }
 
-/* Axes that stay merge with each other. Reduced ones are kept apart, since their lengths decide the order, but for joined ones:
- * they count as one anyway. */
+/* REDUCE ops. Axes that are not reduced are merged with each other. Reduced ones are not, since their lengths decide the order, except
+ * joined ones, which count as one anyway. */
 static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
   const op_operand *x = &c->in[0];
   bool index = c->op == OP_argmax || c->op == OP_argmin, scan = op_rows[c->op].klass == CLASS_SCAN;
@@ -219,14 +220,14 @@ static bool key_dot(key_writer *w, const op_call *c, const op_attr *attr) {
   space s = {.rank = c->out.rank + row + column};
   int batch = s.rank - 2;
   uint8_t codes[2 * ARRAY_MAX_RANK], k;
-  /* The space is (batch.., m, n); k is apart. */
+  /* The axes of the space are (batch.., m, n); k is written separately. */
   for (int a = 0; a < batch; a++) s.size[a] = c->out.shape[a];
   s.size[batch] = row ? 1 : x->shape[x->rank - 2];
   s.size[batch + 1] = column ? 1 : y->shape[y->rank - 1];
   add_column(&s, 0, x, 0, row ? 0 : x->rank - 1, batch + 1);
   add_column(&s, 1, y, 0, column ? 0 : y->rank - 2, batch);
   if (!column) s.stride[1][batch + 1] = y->strides[y->rank - 1];
-  /* A product with one right side is one product over batch and rows. */
+  /* Where the right operand has no batch axes, batch and rows are merged: it is one product of matrices. */
   bool one_right = !row;
   for (int a = 0; a < batch; a++) one_right &= s.stride[1][a] == 0;
   for (int a = 0; a <= batch; a++) s.kind[a] = one_right ? 1 : a == batch ? 2 : 1;
@@ -250,7 +251,7 @@ static bool key_dot(key_writer *w, const op_call *c, const op_attr *attr) {
   return put_rest(w);
 }
 
-/* index, scatter: the space is (axes of the index operands.., axes of x that are not indexed..). */
+/* index and scatter: the axes of the space are (those of the index operands.., those of x that are not indexed..). */
 static bool key_index(key_writer *w, const op_call *c, const op_attr *attr) {
   bool scatter = c->op == OP_scatter;
   int count = (int)attr->d[0], index_rank = 0;
@@ -294,7 +295,7 @@ static bool key_index(key_writer *w, const op_call *c, const op_attr *attr) {
   return put_rest(w);
 }
 
-/* gather, gather_add: every axis as it is; the operands share all sizes but that of the axis. */
+/* gather and gather_add: axes are not merged; the operands share all sizes but that of the indexed axis. */
 static bool key_along(key_writer *w, const op_call *c, const op_attr *attr) {
   const op_operand *x = &c->in[0], *index = &c->in[1];
   int axis = 0, rank = x->rank;
@@ -318,8 +319,8 @@ static bool key_along(key_writer *w, const op_call *c, const op_attr *attr) {
   return put_rest(w);
 }
 
-/* Elements are numbered row-major, whatever the shape: one axis. With keys that are arrays their axes stand before it; `joins` says
- * that there are some, and operands are written without the axis that a key draws. */
+/* RANDOM ops. An element's number is its row-major position, so what a key draws is one axis. Where keys are arrays (`joins` says so), their
+ * axes come before it, and operands are written without it. */
 static bool key_draw(key_writer *w, const op_call *c, const op_attr *attr) {
   uint8_t codes[2 * ARRAY_MAX_RANK];
   space s = {.rank = 0};
@@ -333,7 +334,7 @@ static bool key_draw(key_writer *w, const op_call *c, const op_attr *attr) {
   merge_axes(&s, c->nin);
   size_codes(w, &s, codes);
   op_attr head = *attr;
-  head.mode = 0; /* whose key it is makes no difference here */
+  head.mode = 0; /* where a key comes from makes no difference to the program */
   put_head(w, c, &head, arrays);
   for (int i = 0; i < c->nin && arrays; i++) put_column(w, &s, i, codes, DTYPE_INDEX, false);
   int rank = s.rank;
@@ -388,7 +389,7 @@ typedef struct key_reader {
 
 static uint8_t take(key_reader *r) { return r->at < r->key->n ? r->key->bytes[r->at++] : 0; }
 
-/* Slots are symbols: sizes come from inputs (so they are not negative), strides from scalars. */
+/* Slots become symbols: those of sizes come from inputs (so they are known not to be negative), those of strides from scalars. */
 static qn_dim take_size(key_reader *r) {
   uint8_t code = take(r);
   if (code == SIZE_ONE) return 1;
@@ -412,7 +413,7 @@ static void take_shape(key_reader *r, graph_type *t, qn_dim *strides) {
   }
 }
 
-/* The program's parameters as slots: symbols by number, other sizes as constants. */
+/* Replaces the program's parameters by slots: a symbol becomes the slot of its number, another size a constant. */
 static void use_slots(l_program *p, const graph *g, const qn_dim *ints, uint32_t nslots) {
   for (l_val i = 1; i < p->n; i++) {
     l_instr *c = &p->code[i];
@@ -479,8 +480,9 @@ l_program *kernel_for_op(const op_key *key, schedule_target target, const char *
   r.magnitudes = key->bytes + r.at;
   r.at = (uint16_t)(r.at + r.nsizes);
   uint32_t operands[OP_CALL_OPERANDS];
-  qn_dim strides[OP_CALL_OPERANDS + 2][ARRAY_MAX_RANK] = {{0}};                /* by node: inputs are nodes 1.. */
-  bool random = op_rows[op].klass == CLASS_RANDOM, numbers = random && !joins; /* draws by host numbers */
+  /* by node; inputs are nodes 1, 2, .. */
+  qn_dim strides[OP_CALL_OPERANDS + 2][ARRAY_MAX_RANK] = {{0}};
+  bool random = op_rows[op].klass == CLASS_RANDOM, numbers = random && !joins; /* are the keys host numbers? */
   for (int i = 0; i < nin; i++) {
     graph_type t = {.dtype = WEAK_INT, .weak = numbers};
     if (!numbers) {

@@ -33,7 +33,7 @@ static bool may_overlap(const placing *p, const place_life *over, const place_li
   return false;
 }
 
-/* Can both lie in the same bytes (whole buffers, at one offset)? */
+/* May one of two lives be placed over the other, because they are a pair (place_pair)? */
 static bool in_place(const placing *p, const place_life *x, const place_life *y) {
   return may_overlap(p, x, y) || may_overlap(p, y, x);
 }
@@ -52,39 +52,39 @@ static void chain_pairs(placing *p) {
 
 /* ---- sweeps -------------------------------------------------------------------------------------------------------------- */
 
-/* A piece of a region: free, or where one buffer lies. */
+/* A piece of a region: it is free, or one buffer lies in it. */
 typedef struct block {
   int64_t offset, size;
   uint32_t region;
-  uint32_t until;         /* it must be left before this step of the sweep */
-  uint32_t before, after; /* in its region; 0: none */
+  uint32_t until;         /* what is placed here must have ended before this step of the sweep */
+  uint32_t before, after; /* the blocks beside it in its region; 0: none */
   bool free;
-  /* if it is free, in the treap of these, by size, region and offset */
+  /* of a free block: its place in the treap of free blocks, which is ordered by size, region and offset */
   uint32_t left, right;
-  uint32_t most; /* of `until`, in its subtree */
+  uint32_t most; /* the largest `until` in its subtree */
 } block;
 
 typedef struct sweep {
   placing *p;
-  bool back;     /* from the last step to the first */
-  block *blocks; /* from 1 on */
+  bool back;     /* does the sweep go from the last step to the first? */
+  block *blocks; /* numbered from 1 */
   uint32_t n;
   uint32_t root;
-  uint32_t last; /* block of the arena */
+  uint32_t last; /* the last block of the arena */
   int64_t top;
 } sweep;
 
 static uint32_t born(const sweep *s, const place_life *v) { return s->back ? s->p->steps - v->last : v->first; }
 static uint32_t dies(const sweep *s, const place_life *v) { return s->back ? s->p->steps - v->first : v->last; }
 
-/* The priority of a block in the treap: that of a parent is higher than those of its children. */
+/* A block's priority in the treap, where parents have higher priorities than their children. */
 static uint32_t rank_of(uint32_t block) {
   block = (block ^ block >> 16) * 0x85ebca6bu;
   block = (block ^ block >> 13) * 0xc2b2ae35u;
   return block ^ block >> 16;
 }
 
-/* The order of the treap: by size; of one size those in the memory of outputs come before those of the arena. */
+/* The order of the treap: by size; among blocks of one size, those in the memory of outputs come before those of the arena. */
 static bool before(const block *x, const block *y) {
   if (x->size != y->size) return x->size < y->size;
   if (x->region != y->region) return y->region == PLACE_ARENA || (x->region != PLACE_ARENA && x->region < y->region);
@@ -156,7 +156,7 @@ static uint32_t erase(sweep *s, uint32_t tree, uint32_t i) {
   return tree;
 }
 
-/* The smallest block of at least so many bytes that may be kept until step `last`; 0: none. */
+/* The smallest free block of at least `bytes` that may be used until step `last`; 0 if there is none. */
 static uint32_t find(sweep *s, uint32_t tree, int64_t bytes, uint32_t last) {
   const block *t = &s->blocks[tree];
   if (!tree || t->most <= last) return 0;
@@ -176,7 +176,7 @@ static uint32_t new_block(sweep *s, uint32_t region, int64_t offset, int64_t siz
   return s->n;
 }
 
-/* Adds block k, which comes behind block i, to it. */
+/* Makes block k, which follows block i, a part of block i. */
 static void append(sweep *s, uint32_t i, uint32_t k) {
   block *x = &s->blocks[i], *y = &s->blocks[k];
   x->size += y->size;
@@ -185,7 +185,7 @@ static void append(sweep *s, uint32_t i, uint32_t k) {
   if (s->last == k) s->last = i;
 }
 
-/* A block is free from now on, together with its neighbours that are. The first one of a region is always the same. */
+/* Frees a block and unites it with free neighbours. The first block of a region always keeps its number. */
 static void give_back(sweep *s, uint32_t i) {
   uint32_t low = s->blocks[i].before, high = s->blocks[i].after;
   if (high && s->blocks[high].free) {
@@ -201,7 +201,7 @@ static void give_back(sweep *s, uint32_t i) {
   s->root = insert(s, s->root, i);
 }
 
-/* Takes `bytes` from the begin of a block that is no longer in the treap; the rest stays free. */
+/* Cuts a block, which is not in the treap, after `bytes`; the rest becomes a free block. */
 static void cut(sweep *s, uint32_t i, int64_t bytes) {
   block *x = &s->blocks[i];
   if (x->size <= bytes) return;
@@ -217,7 +217,7 @@ static void cut(sweep *s, uint32_t i, int64_t bytes) {
   if (s->last == i) s->last = k;
 }
 
-/* A block of `bytes` at the end of the arena: the free one that lies there made larger, or a new one. */
+/* Makes a block of `bytes` at the end of the arena, by enlarging a free block that lies there or by adding one. */
 static uint32_t extend(sweep *s, int64_t bytes) {
   uint32_t i = s->last;
   if (i && s->blocks[i].free) {
@@ -234,8 +234,8 @@ static uint32_t extend(sweep *s, int64_t bytes) {
   return i;
 }
 
-/* The block of an operand of the step that makes v (or, going back, of a result of the step that reads v last), or of an
- * output that will be written over v. 0: none. */
+/* The block of a life over which v may be placed: an operand of the step that makes v (going back: a result of the step that reads v last),
+ * or an output that will be written over v. 0: there is none. */
 static uint32_t same_place(sweep *s, const place_life *v) {
   placing *p = s->p;
   for (uint32_t i = v->pairs[s->back]; i; i = p->pairs[i - 1].next[s->back]) {
@@ -243,7 +243,7 @@ static uint32_t same_place(sweep *s, const place_life *v) {
     uint32_t b = x->block;
     p->work++;
     if (!b || s->blocks[b].until <= dies(s, v)) continue;
-    x->block = 0; /* it is v's now */
+    x->block = 0; /* the block is v's now */
     return b;
   }
   for (uint32_t i = s->back ? 0 : v->pairs[1]; i; i = p->pairs[i - 1].next[1]) {
@@ -304,15 +304,15 @@ FOR_QSORT(by_death_and_length)
 /* What sweeps and the search share. */
 typedef struct room {
   placing *p;
-  place_life **order, **outputs; /* what is to be placed; outputs by region */
+  place_life **order, **outputs; /* the lives that are to be placed; the outputs, by region */
   uint32_t n, noutputs;
-  uint32_t *head; /* by step: 1 + a life; next ones in life.next */
+  uint32_t *head; /* by step: 1 + the first life in a list that life.next links */
   sweep sweep;
-  const place_life **near; /* of the search: what lives at the same time */
+  const place_life **near; /* for the search: placed lives that overlap in time with the one at hand */
   uint32_t nnear;
 } room;
 
-/* Places all lives in one sweep over the steps, those of a step in the given order. Returns the end of the arena. */
+/* Places all lives in one sweep over the steps; lives that begin at one step are placed in the given order. Returns the size of the arena. */
 static int64_t sweep_all(room *r, bool back, int (*order)(const void *, const void *)) {
   placing *p = r->p;
   sweep *s = &r->sweep;
@@ -348,8 +348,7 @@ static int64_t sweep_all(room *r, bool back, int (*order)(const void *, const vo
 
 /* ---- the search ------------------------------------------------------------------------------------------------------------ */
 
-/* What is placed is listed by the time it lives: a life of several steps is in the list of that step it goes through whose
- * number has the most trailing zeros (there is one), any other in that of its step. */
+/* Lists a placed life by time, so that room_find visits few lists: at the one of its steps whose number has the most trailing zeros. */
 static void room_add(room *r, place_life *v) {
   uint32_t at = v->last;
   if (v->first != v->last)
@@ -374,11 +373,12 @@ static int by_place(const void *a, const void *b) {
   return x->number < y->number ? -1 : 1;
 }
 
-/* Collects what is placed and lives together with v, by region and offset. */
+/* Collects the placed lives that overlap in time with v, sorted by region and offset. */
 static void room_find(room *r, const place_life *v) {
   r->nnear = 0;
   for (uint32_t at = v->first; at <= v->last; at++) room_collect(r, at, v);
-  for (int h = 0; h < 31 && (r->p->steps >> h); h++) { /* steps outside whose lives reach far enough */
+  /* steps outside v's life whose lists may have lives that reach into it */
+  for (int h = 0; h < 31 && (r->p->steps >> h); h++) {
     uint64_t below = (uint64_t)(v->first >> h) << h, above = ((uint64_t)(v->last >> h) + 1) << h;
     if (below && below < v->first && __builtin_ctzll(below) == h) room_collect(r, (uint32_t)below, v);
     if (above <= r->p->steps && __builtin_ctzll(above) == h) room_collect(r, (uint32_t)above, v);
@@ -386,7 +386,7 @@ static void room_find(room *r, const place_life *v) {
   qsort(r->near, r->nnear, sizeof *r->near, by_place);
 }
 
-/* Are the bytes free of all that lives then, but for what v may lie on? */
+/* Are v's bytes at this place free while v lives, not counting lives over which v may be placed? */
 static bool is_free(const room *r, const place_life *v, uint32_t region, int64_t offset) {
   for (uint32_t i = 0; i < r->nnear; i++) {
     const place_life *x = r->near[i];
@@ -396,8 +396,8 @@ static bool is_free(const room *r, const place_life *v, uint32_t region, int64_t
   return true;
 }
 
-/* The smallest gap of a region that holds v: its offset, and its size in *size; -1 if there is none below `end`, beyond
- * which nothing may be written. What is placed in the region while v lives is in `near`, by offset. */
+/* The offset of the smallest gap of a region that holds v, and its size in *size; -1 if there is none below `end`, the region's size.
+ * near[0..n) are the lives in the region that overlap in time with v, by offset. */
 static int64_t best_gap(const place_life *const *near, uint32_t n, const place_life *v, int64_t end, int64_t *size) {
   int64_t at = 0, best = -1;
   for (uint32_t i = 0; i <= n; i++) {
@@ -411,7 +411,7 @@ static int64_t best_gap(const place_life *const *near, uint32_t n, const place_l
   return best;
 }
 
-/* Places all lives by search. Returns the end of the arena. */
+/* Places all lives by search. Returns the size of the arena. */
 static int64_t search(room *r) {
   int64_t top = 0;
   qsort(r->order, r->n, sizeof *r->order, by_size_of);
@@ -439,7 +439,7 @@ static int64_t search(room *r) {
     uint32_t from = 0, to = 0;
     while (to < r->nnear && r->near[to]->region == PLACE_ARENA) to++;
     uint32_t in_arena = to;
-    for (uint32_t k = 0; k <= r->noutputs && !under; k++) { /* the outputs by number, then the arena */
+    for (uint32_t k = 0; k <= r->noutputs && !under; k++) { /* in the outputs' memory by number, then in the arena */
       uint32_t region = k < r->noutputs ? r->outputs[k]->region : PLACE_ARENA;
       int64_t size = 0, end = k < r->noutputs ? r->outputs[k]->exact : top;
       if (k < r->noutputs) {
@@ -456,7 +456,7 @@ static int64_t search(room *r) {
       v->region = region;
       v->offset = at;
     }
-    if (!v->region) { /* above everything that is in use then */
+    if (!v->region) { /* no gap: after everything that is in use while it lives */
       v->region = PLACE_ARENA;
       for (uint32_t k = 0; k < in_arena; k++)
         if (r->near[k]->offset + r->near[k]->bytes > v->offset) v->offset = r->near[k]->offset + r->near[k]->bytes;
@@ -470,7 +470,7 @@ static int64_t search(room *r) {
 
 /* ---- all of them --------------------------------------------------------------------------------------------------------- */
 
-/* Bytes that the arena cannot do without: what lives after a step, less the memory of outputs that are not written yet. */
+/* A lower bound of the arena's size: the most that lives at a step, less the memory of outputs that are not written yet. */
 static int64_t least_bytes(room *r, int64_t *change) {
   int64_t least = 0, live = 0;
   memset(change, 0, (r->p->steps + 1) * sizeof *change);
@@ -489,7 +489,7 @@ static int64_t least_bytes(room *r, int64_t *change) {
   return least;
 }
 
-/* Is a search over soon? It looks at the lives that overlap with each, and at its steps and all outputs. */
+/* Would a search look at no more than SEARCH_MOST things for each life? It looks at overlapping lives, steps and outputs. */
 static bool search_is_short(room *r, int64_t *living) {
   int64_t left = (int64_t)SEARCH_MOST * r->n, live = 0;
   memset(living, 0, (r->p->steps + 2) * sizeof *living);
@@ -503,7 +503,7 @@ static bool search_is_short(room *r, int64_t *living) {
   return left >= 0;
 }
 
-/* Places all lives in way `w`, of which the last is the search. Returns the end of the arena. */
+/* Places all lives in way number `w`, the last of which is the search. Returns the size of the arena. */
 static int64_t place_by(room *r, int w) {
   static const struct {
     bool back;

@@ -20,19 +20,19 @@
 #include "lang/value.h"
 #include "lang/vm.h"
 
-#define BYTES_MOST ((int64_t)1 << 46) /* of a buffer that place.c places, so that sums fit */
-enum { FUSION_TRIES = 4 };            /* with less and less memory, before every node is a kernel of its own */
+#define BYTES_MOST ((int64_t)1 << 46) /* larger buffers are not given to place.c, so that its sums do not overflow */
+enum { FUSION_TRIES = 4 };            /* how often fusion is tried with a lower limit, before it is not done at all */
 
 /* A buffer while memory is planned. */
 typedef struct span_of_life {
-  uint32_t first, last; /* steps; the first one UINT32_MAX: it is never in use */
-  int64_t bytes;        /* rounded; -1: not a plain number, or more than any machine has */
-  int64_t exact;        /* not rounded: an output's array is no larger */
-  qn_dim size;          /* bytes, rounded */
+  uint32_t first, last; /* the steps between which it is in use; first is UINT32_MAX if it never is */
+  int64_t bytes;        /* rounded; -1: symbolic, or more than any machine has */
+  int64_t exact;        /* before rounding, which is the size of an output's array */
+  qn_dim size;          /* bytes, rounded, as a size that may be symbolic */
   uint32_t place;       /* 1 + number among those that place.c places */
 } span_of_life;
 
-/* A step's output may be written over its operand. */
+/* A step may write its output over its operand. */
 typedef struct overlap {
   uint32_t over, by; /* buffers */
 } overlap;
@@ -41,16 +41,17 @@ typedef struct planner {
   plan *p;
   graph *g;
   const int64_t *tune;
-  uint8_t *awkward; /* by node: as fuse takes it */
-  bool again;       /* there is a new one: fusion must be done again */
+  uint8_t *awkward; /* by node: must it read its operands from buffers? (See fuse.) */
+  bool again;       /* has another node become awkward, so that fusion must be done again? */
   cancel_flag cancel;
   fusion f;
   const char *why;
-  arena arena;         /* freed at the end */
+  arena arena;         /* for working memory */
   uint32_t *buffer_of; /* by node: 1 + buffer */
   uint32_t *slot_of;   /* by node: 1 + scalar slot */
-  uint32_t *proj_of;   /* by node with regions: its last result; by result: the one before it */
-  uint32_t *region_of; /* by node with regions: its number */
+  /* lists of results, by node: of a branch or loop the last NODE_PROJ, of a NODE_PROJ the one before it */
+  uint32_t *proj_of;
+  uint32_t *region_of; /* by branch or loop: the number of its plan_region */
   span_of_life *lives; /* by buffer */
   overlap *overlaps;
   uint32_t noverlaps, overlaps_cap;
@@ -116,7 +117,7 @@ static bool add_buffer(planner *m, uint32_t n, plan_where where, uint32_t index)
   return true;
 }
 
-/* Does a size depend on how many turns a loop takes? */
+/* Does a size depend on how many turns a loop makes? */
 static bool from_loop(const graph *g, qn_dim d, int depth) {
   if (d >= 0 || depth > DIM_MAX_SIZE) return d < 0;
   const dim_expr *e = &g->dims.exprs[~d];
@@ -124,7 +125,7 @@ static bool from_loop(const graph *g, qn_dim d, int depth) {
   return from_loop(g, e->a, depth + 1) || from_loop(g, e->b, depth + 1);
 }
 
-/* The buffer that holds a node's elements in row-major order; -1: none. */
+/* The number of the buffer that holds a node's elements in row-major order; -1 if none does. */
 static int64_t buffer_for(const planner *m, uint32_t n) {
   uint32_t b = m->f.base[n] ? m->f.base[n] : n;
   return (int64_t)m->buffer_of[b] - 1;
@@ -187,7 +188,8 @@ static void note_defect(planner *m, const char *what, const char *found) {
 }
 #endif
 
-/* The plan's buffers of a kernel. Scratch is the business of who runs the program. */
+/* Sets a step's buffers to those of its kernel, but for scratch, which whoever runs the program provides; notes overlaps that the schedule
+ * allows (`alias`, see schedule_result). */
 static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_program *program, const uint8_t *alias) {
   uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers), *bound = take(m, k->nbuffers, sizeof *bound), n = 0,
            most = 0;
@@ -231,7 +233,7 @@ static bool bind_scalars(planner *m, plan_step *s, const uint32_t *nodes, uint32
   return true;
 }
 
-/* Nothing is stored, and no check is left: all of them are known to hold. */
+/* Has the kernel no effects? Then nothing is stored, and all checks are known to hold. */
 static bool does_nothing(const k_kernel *k) {
   for (k_val v = 1; v < k->n; v++)
     if (k_is_effect(&k->nodes[v])) return false;
@@ -315,7 +317,7 @@ static bool scalar_step(planner *m, uint32_t n, plan_step *s) {
   *s = (plan_step){.kind = STEP_SCALAR, .op = node->op, .node = n, .attr = node->attr};
   if (m->slot_of[n]) {
     s->out = m->slot_of[n] - 1;
-  } else { /* a fit that is only checked: the number stays what it is */
+  } else { /* a fit of which only the check is needed: the number itself does not change */
     p->scalar_types[p->nscalars] = m->g->nodes[node->in[0]].type;
     s->out = p->nscalars++;
   }
@@ -351,7 +353,7 @@ static bool find_results(planner *m) {
   return true;
 }
 
-/* The slot or buffer of a node that a region step reads or writes; a buffer becomes one of the step's. */
+/* Sets *to to the scalar slot or buffer of a node that a region step reads or writes; adds a buffer to `buffers`, those of the step. */
 static bool bind_value(planner *m, plan_step *s, uint32_t *buffers, uint32_t n, uint32_t *to) {
   int64_t b = m->g->nodes[n].type.weak ? (int64_t)m->slot_of[n] - 1 : buffer_for(m, n);
   if (b < 0) {
@@ -376,7 +378,7 @@ static bool region_step(planner *m, uint32_t n, plan_step *s) {
     if (!bind_value(m, s, buffers, node->in[i], &in[i])) return false;
   for (uint32_t x = m->proj_of[n]; x; x = m->proj_of[x]) {
     uint32_t k = m->g->nodes[x].payload.index;
-    if (!m->f.group_of[x]) continue; /* nobody needs it */
+    if (!m->f.group_of[x]) continue; /* a result that nobody needs */
     if (proj[k]) {
       m->why = "a result of a region is taken twice";
       return false;
@@ -397,7 +399,7 @@ static bool region_step(planner *m, uint32_t n, plan_step *s) {
   return true;
 }
 
-/* Kernels of all plans lie where those of this one do, so that one list serves compilers and devices. */
+/* Moves the kernels of a plan and of the plans of its regions into one list, which compilers and devices go through. */
 static void move_kernels(plan *p, plan_kernel *to) {
   for (uint32_t i = 0; i < p->nregions; i++)
     for (int k = 0; k < 2; k++) {
@@ -479,14 +481,14 @@ static bool find_lives(planner *m) {
   return true;
 }
 
-/* Can buffers x and y lie in the same bytes (whole buffers, at one offset)? A step reads x for the last time and writes y. */
+/* May buffer y, which a step writes, be placed over buffer x, which this step reads for the last time? They must have one size. */
 static bool in_place(const planner *m, uint32_t x, uint32_t y) {
   const plan_buffer *a = &m->p->buffers[x], *b = &m->p->buffers[y];
   return m->lives[x].place && m->lives[y].place && m->lives[x].last == m->lives[y].first &&
          a->elements == b->elements && dtype_size((qn_dtype)a->dtype) == dtype_size((qn_dtype)b->dtype);
 }
 
-/* Places all buffers of known size. */
+/* Places all buffers whose size is a plain number and sets *arena_bytes to what they take of the arena. */
 static bool place_buffers(planner *m, int64_t *arena_bytes) {
   plan *p = m->p;
   placing x = {.steps = p->nsteps, .cancel = m->cancel, .arena = &m->arena};
@@ -521,7 +523,7 @@ static bool place_buffers(planner *m, int64_t *arena_bytes) {
   return true;
 }
 
-/* A buffer whose size is no plain number. */
+/* A buffer whose size is symbolic. */
 typedef struct unsized {
   qn_dim size;
   uint32_t first, last, buffer;
@@ -529,7 +531,8 @@ typedef struct unsized {
 
 static int by_unsized(const void *a, const void *b) {
   const unsized *x = a, *y = b;
-  if (x->size != y->size) return x->size > y->size ? -1 : 1; /* in the order in which the sizes came up */
+  /* sizes by the order in which their expressions were made */
+  if (x->size != y->size) return x->size > y->size ? -1 : 1;
   if (x->first != y->first) return x->first < y->first ? -1 : 1;
   return x->buffer < y->buffer ? -1 : 1;
 }
@@ -588,7 +591,7 @@ static bool plan_memory(planner *m) {
 
 /* ---- the whole ---------------------------------------------------------------------------------------------------------------------- */
 
-/* A result that is a constant becomes a copy of it, which a kernel writes. */
+/* Replaces each result of the graph that is a constant by a copy, which a kernel writes. False when memory is short. */
 static bool copy_constants(graph *g) {
   for (uint32_t i = 0; i < g->noutputs; i++) {
     uint32_t n = g->outputs[i];
@@ -613,21 +616,21 @@ static bool from_data(const dim_table *t, qn_dim d, int depth) {
 
 typedef struct sizes {
   dim_table *t;
-  uint32_t n; /* expressions, before new ones are made */
-  qn_dim *to; /* by expression: what it has become */
+  uint32_t n; /* how many expressions there are before new ones are made */
+  qn_dim *to; /* by expression: what has replaced it */
   struct {
     qn_dim d;
     bool is;
-  } * known; /* by expression: what facts say it is */
+  } * known; /* by expression: the size that facts say it equals */
 } sizes;
 
 static qn_dim settled(const sizes *s, qn_dim d) { return d >= 0 || (uint32_t)~d >= s->n ? d : s->to[~d]; }
 
-/* Learns from a fact; true if that was new. */
+/* Learns from a fact that two sizes are equal. Was that new? */
 static bool learn(sizes *s, const dim_fact *f) {
   qn_dim x = settled(s, f->a), y = settled(s, f->b);
   if (f->relation != DIM_EQ || x == y || from_data(s->t, f->a, 0) || from_data(s->t, f->b, 0)) return false;
-  if (x >= 0 || (y < 0 && ~y > ~x)) { /* the later one becomes the earlier one, or a number */
+  if (x >= 0 || (y < 0 && ~y > ~x)) { /* the expression with the higher number is replaced by the other size */
     qn_dim z = x;
     x = y;
     y = z;
@@ -638,8 +641,8 @@ static bool learn(sizes *s, const dim_fact *f) {
   return true;
 }
 
-/* The recording relied on facts, which are checked before the plan runs: sizes that are equal to a number, or to each other,
- * become one. So an axis whose size is 1 in every run is one that broadcasts, whatever it is called. */
+/* Replaces sizes that facts say are equal (to a number, or to each other) by one size. This is right since guards check the facts before
+ * the plan runs; an axis that facts say has size 1 is then treated as one that broadcasts. False when memory is short. */
 static bool settle_sizes(graph *g) {
   sizes s = {.t = &g->dims, .n = g->dims.n};
   if (g->dims.nfacts == 0) return true;
@@ -688,10 +691,10 @@ static void drop(plan *p) {
   arena_init(&p->arena, NULL);
 }
 
-/* A limit of live bytes, and what became of the plan under it. */
+/* A limit of live bytes, and how planning went with it. */
 typedef struct attempted {
   int64_t limit;
-  int64_t live; /* simulated by fusion */
+  int64_t live; /* fusion.live */
   bool ok, again;
 } attempted;
 
@@ -720,16 +723,17 @@ static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_me
 static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *awkward, fuse_memo *memo,
                          cancel_flag cancel, const char **why) {
   attempted a = {.limit = limit, .again = true};
-  while (a.again && !a.ok) { /* each time there are more awkward nodes */
+  while (a.again && !a.ok) { /* ends, since each time there are more awkward nodes */
     attempt_once(p, tune, awkward, memo, cancel, &a, why);
     if (a.again) fuse_memo_free(memo);
   }
   return a;
 }
 
-/* The fewest kernels whose peak is no higher than node by node. The first limit on what is live expects that places take as much
- * less than that (values lie over their operands) or more (there are gaps) as they did without a limit; then the difference to
- * what is allowed is added to the limit. False: no plan. */
+/* Plans with as much fusion as keeps the peak at or below that of running node by node. Where the peak without a limit is higher, limits on
+ * live bytes are tried. The actual peak differs from the simulated live bytes (values are placed over operands, there are gaps); the
+ * first limit assumes the difference that there was without a limit, and each further one is corrected by how much the try before
+ * missed the goal. False: there is no plan. */
 static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, cancel_flag cancel,
                         const char **why) {
   bool fuses = tune[TUNE_fuse_enabled] != 0;
@@ -747,7 +751,7 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
     if (!a.ok) break;
     over = p->peak_bytes - allowed;
     if (over > 0) {
-      beyond = limit = a.live < limit ? a.live : limit; /* a limit in between would change nothing */
+      beyond = limit = a.live < limit ? a.live : limit; /* limits between the two give the same plan */
       if (over < least) {
         least = over;
         least_limit = a.limit;
@@ -772,7 +776,7 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
   return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, memo, cancel, why).ok;
 }
 
-/* What a run of the plan needs at most of each thing, and whether it has fixed sizes and little of everything. */
+/* Sets the most_* fields, and whether the plan is `fixed`. */
 static void sum_up(plan *p) {
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *s = &p->steps[i];
@@ -784,7 +788,7 @@ static void sum_up(plan *p) {
              p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW && p->most_scalars <= PLAN_FEW;
 }
 
-/* Results of branches that nobody takes are not made. */
+/* Removes results of branches that nobody takes. False when memory is short. */
 static bool drop_results(graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     graph_node *node = &g->nodes[i];
@@ -808,7 +812,7 @@ static bool drop_results(graph *g) {
   return true;
 }
 
-/* The plans of regions, which do not depend on how what surrounds them is fused. False with a reason. */
+/* Makes the plans of regions. They do not depend on fusion in the graph around them, so this is done once. False with a reason. */
 static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char *why, size_t size,
                          const char **reason) {
   const graph *g = p->graph;
@@ -853,7 +857,7 @@ plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_fl
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};
   bool regions = plan_regions(p, tune, cancel, why, size, &reason);
-  if (!regions && size && why[0]) { /* of a region: it says why there is no plan */
+  if (!regions && size && why[0]) { /* a region has no plan, and `why` says so already */
     plan_free(p);
     return NULL;
   }

@@ -20,7 +20,7 @@
 #include "jit/graph/graph.h"
 #include "jit/kernel/schedule.h"
 
-/* Bytes that no plan has to save: what rounding takes of tiny arrays is not worth a kernel. */
+/* A peak up to this many bytes is always allowed: what rounding adds to tiny arrays is not worth another kernel. */
 enum { PLAN_PEAK_LEAST = 16384 };
 
 typedef struct plan_kernel {
@@ -28,8 +28,8 @@ typedef struct plan_kernel {
   uint64_t hash; /* l_hash */
   uint32_t nphases;
   _Atomic(const qk_phase *) code; /* compiled phases, or NULL: the block VM runs `program` */
-  void *host_code;                /* what the host made of `program` (jit/run/host.h), released by it */
-  uint32_t node_first, node_last; /* for people: which graph nodes it computes */
+  void *host_code;                /* the program prepared for the host (jit/run/host.h), which owns it */
+  uint32_t node_first, node_last; /* the first and last graph node that it computes, for messages */
   uint32_t nops;
   qn_dim bytes;          /* compulsory bytes: inputs read once, outputs written once */
   const uint32_t *nodes; /* the graph nodes, nops of them */
@@ -41,13 +41,14 @@ typedef enum plan_where {
   WHERE_CONST,
   WHERE_OUTPUT,
   WHERE_ARENA,
-  WHERE_LATE /* memory of its own, made when the step that writes it comes: only a loop tells how large it is */
+  /* memory of its own, allocated by the step that writes it, since its size is known only when a loop has run */
+  WHERE_LATE
 } plan_where;
 typedef struct plan_buffer {
   uint8_t where; /* plan_where */
   uint8_t dtype;
-  /* input number; of WHERE_OUTPUT: the output whose new array's memory holds it. Besides the output itself
-     (offset 0) these may be temporaries of any dtype that are dead before the output is written */
+  /* WHERE_INPUT: the input's number. WHERE_OUTPUT: the output whose new array holds it; besides the output itself (offset 0) these
+     may be temporaries of any dtype that are dead before the output is written */
   uint32_t index;
   const void *data; /* of a constant */
   qn_dim elements;  /* of a data-dependent node: the upper bound */
@@ -57,19 +58,18 @@ typedef struct plan_buffer {
 typedef enum plan_step_kind {
   STEP_KERNEL,  /* launch kernels[what] */
   STEP_LIBRARY, /* a LIBRARY or data-dependent INDEX node: op, attr; operands and result are buffers */
-  STEP_SCALAR, /* a weak host scalar: op on scalar slots `scalars` into slot `out`, raising what eager execution raises; for a
-                   `fit` that means: checks that the number fits attr->dtype and copies it. A `cast` with nbuffers 1 reads its
-                   operand from that buffer (one element) */
+  STEP_SCALAR, /* a host number: op of scalar slots `scalars` into slot `out`, with the errors of eager execution; a `fit` checks that
+                   the number fits attr->dtype and copies it. A `cast` with nbuffers 1 reads its operand, one element, from a buffer */
   STEP_REGIONS /* regions[what] */
 } plan_step_kind;
 typedef struct plan_region plan_region;
 typedef struct plan_step {
   uint8_t kind;
   uint8_t op;    /* op_id */
-  uint32_t what; /* number of a kernel or region */
+  uint32_t what; /* the number of the kernel or region */
   uint32_t node; /* graph node, for errors and --jit verify */
   const op_attr *attr;
-  /* KERNEL: one per l_buffer that is no scratch, in order; LIBRARY: operands, then the result; REGIONS: all that are read or written */
+  /* KERNEL: one for each l_buffer that is no scratch, in order; LIBRARY: operands, then the result; REGIONS: all that are read or written */
   const uint32_t *buffers;
   uint32_t nbuffers;
   const qn_dim *ints; /* args->ints */
@@ -80,35 +80,36 @@ typedef struct plan_step {
 } plan_step;
 
 typedef struct plan_output {
-  /* a new array: what plan buffer `index` holds, in the shape of `type` (outputs that are one node name one buffer, whose own
-   * `index` is the first of these outputs: they are the same array); input `index` itself; or scalar slot `index` */
+  /* BUFFER: a new array, plan buffer `index` in the shape of `type`. Several outputs that are one node have one buffer and are the same
+   * array; the buffer's own `index` is the first of these outputs. INPUT: input `index` itself. SCALAR: scalar slot `index` */
   enum { OUT_BUFFER, OUT_INPUT, OUT_SCALAR } kind;
   uint32_t index;
   graph_type type;
 } plan_output;
 
-/* Operand `i` of a node with regions, or a result: scalar slot or buffer `index`, as the node's type says. */
+/* A branch or loop. Operands and results are numbers of scalar slots if they are host numbers, else of buffers. */
 struct plan_region {
   uint8_t kind; /* graph_kind */
   struct plan *parts[2];
-  uint32_t nin, nmade;  /* operands; results that the arms or the body give */
-  uint32_t ncarries;    /* of a loop: so many of them are carries, the others rows that are kept */
-  int64_t slots;        /* of a loop: graph_loop_slots */
-  uint32_t nout;        /* results, with a loop's numbers of turns behind those of the body */
+  uint32_t nin, nmade; /* how many operands, and how many results of the arms or the body, there are */
+  uint32_t ncarries;   /* of a loop: how many of these are carries; the others are rows that are kept */
+  int64_t slots;       /* of a loop: graph_loop_slots */
+  /* how many results there are, including a loop's number of turns and distance of kept turns */
+  uint32_t nout;
   const uint32_t *in;   /* by operand: slot or buffer */
-  const uint32_t *proj; /* by result: the node that takes it; 0: nobody does */
+  const uint32_t *proj; /* by result: the node that takes it; 0: none does */
   const uint32_t *out;  /* by result that is taken: slot or buffer */
 };
 
 enum { PLAN_FEW = 24 };
 
 typedef struct plan {
-  schedule_target target; /* what its kernels are scheduled for; they run anywhere */
-  graph *graph;           /* owned: types, places, dims; its input order is the plan's */
+  schedule_target target; /* the machine that its kernels are scheduled for; they run on any */
+  graph *graph;           /* owned: types, sites, dims; its inputs are the plan's, in this order */
   arena arena;
-  plan_kernel *kernels; /* its own, then those of its regions' plans */
+  plan_kernel *kernels; /* its own, then those of the plans of its regions */
   uint32_t nkernels;
-  bool within; /* a plan of a region: its kernels are the outer plan's */
+  bool within; /* is it the plan of a region, whose kernels the outer plan owns? */
   plan_region *regions;
   uint32_t nregions;
   plan_buffer *buffers;
@@ -120,18 +121,20 @@ typedef struct plan {
   uint32_t nscalars;            /* slots; the weak inputs come first, in input order */
   const qk_scalar *scalar_init; /* their values before the first step: constants; those of inputs are 0 */
   graph_type *scalar_types;     /* weak types of the slots */
-  uint32_t nproducts;           /* steps that are products of a device's library: then the plan is for a device only */
-  bool here_only;               /* a kernel cannot be launched on a device (l_launches) */
-  uint32_t most_ints, most_buffers, most_scalars; /* of one step */
-  bool late;                                      /* it has buffers that are WHERE_LATE */
-  bool fixed; /* all sizes are numbers, and tables of PLAN_FEW places are enough to run it */
+  /* how many steps are products by a device's library; with any, the plan is for a device only */
+  uint32_t nproducts;
+  bool here_only; /* is there a kernel that cannot be launched on a device (l_launches)? */
+  uint32_t most_ints, most_buffers, most_scalars; /* the most that one step has */
+  bool late;                                      /* has it buffers that are WHERE_LATE? */
+  bool fixed; /* are all sizes plain numbers, and tables of PLAN_FEW entries large enough to run it? */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
-  uint64_t work;                        /* what planning took, in steps of its loops: about linear in the graph */
+  /* how many steps loops of planning took, about linear in the graph; tests look at it */
+  uint64_t work;
 } plan;
 
-/* Fuses, schedules and plans a verified, simplified graph (taken over, also on failure). `tune` is a copy of the VM's
- * tunables (vm.h). NULL when memory is short or nobody wants it any more, or with `why` filled in for a defect. */
+/* Fuses, schedules and plans a verified, simplified graph, which it takes over, also on failure. `tune` is a copy of the VM's tunables
+ * (vm.h). The plan is owned by the caller. NULL when memory is short, when cancelled, or, for a defect, with a text in `why`. */
 QN_MUST_CHECK plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why,
                               size_t size);
 void plan_free(plan *p);
@@ -140,8 +143,8 @@ void plan_print(const plan *p, text_buf *out);
 
 /* ---- one-op kernels of eager dispatch ---------------------------------------------------------------------------------
  *
- * Every op that is no VIEW, LIBRARY or data-dependent one (compress, nonzero), no concat and no slice_put, as a program of
- * its own with sizes and strides as ints: made by the same lowering and scheduling as fused kernels, so it gives the same bits.
+ * Eager execution runs each op as a program of its own, whose sizes and strides are ints; except VIEW, LIBRARY and data-dependent ops
+ * (compress, nonzero), concat and slice_put. The same lowering and scheduling as for fused kernels makes them, so the bits are the same.
  * Programs are shared by all calls of the same structure: op, dtypes, ranks, which strides are 0 or 1, sizes by magnitude
  * where the order of loops depends on them. Eager dispatch does per call
  *
@@ -158,10 +161,10 @@ void plan_print(const plan *p, text_buf *out);
 enum { OP_CALL_OPERANDS = 12, OP_CALL_INTS = 256, OP_KEY_BYTES = 320 };
 
 typedef struct op_operand {
-  uint8_t dtype; /* strict: cast and fitted */
+  uint8_t dtype; /* the strict one: operands have been cast and fitted */
   uint8_t rank;
-  int64_t shape[ARRAY_MAX_RANK];   /* the operand's own: not broadcast */
-  int64_t strides[ARRAY_MAX_RANK]; /* elements; any */
+  int64_t shape[ARRAY_MAX_RANK];   /* the operand's own shape, before broadcasting */
+  int64_t strides[ARRAY_MAX_RANK]; /* in elements; may be negative or 0 */
 } op_operand;
 
 typedef struct op_call {
@@ -177,9 +180,9 @@ typedef struct op_key {
   uint8_t bytes[OP_KEY_BYTES];
 } op_key;
 
-/* False if the call has no one-op kernel (too many operands or axes). */
+/* Makes the key of a call's program and the ints to launch it with. False if the call has no one-op kernel (too many operands or axes). */
 bool op_call_key(const op_call *call, op_key *key, int64_t ints[OP_CALL_INTS]);
-/* Owned. NULL with a reason: lower_no_memory, or a defect. */
+/* Makes the program for a key; owned by the caller. NULL with a reason: lower_no_memory, or a defect. */
 QN_MUST_CHECK l_program *kernel_for_op(const op_key *key, schedule_target target, const char **why);
 
 #endif

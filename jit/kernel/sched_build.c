@@ -52,7 +52,7 @@ l_val nest_code(nest_builder *nb, l_instr i) { return l_emit(nb->p, i); }
 
 l_val nest_number(nest_builder *nb, int64_t n) { return n == 0 ? nb->zero : n == 1 ? nb->one : l_int(nb->p, n); }
 
-/* Room for twice as many elements. */
+/* Makes room for twice as many elements. */
 static bool grow(void **list, uint32_t *cap, size_t size) {
   uint32_t more = *cap ? 2 * *cap : 16;
   void *to = realloc(*list, more * size);
@@ -62,7 +62,7 @@ static bool grow(void **list, uint32_t *cap, size_t size) {
   return true;
 }
 
-/* The parameter that carries a size or symbol. */
+/* The program's parameter for a size, which is added if it is new. */
 static l_val parameter(nest_builder *nb, qn_dim d) {
   uint32_t i = 0;
   while (i < nb->nints && nb->ints[i] != d) i++;
@@ -74,7 +74,8 @@ static l_val parameter(nest_builder *nb, qn_dim d) {
   return l_param(nb->p, i);
 }
 
-/* Symbols and larger sizes are parameters, so that programs serve all shapes; arithmetic on them stands in the prelude. */
+/* A size as an index value. Symbols and large sizes are parameters, so that the program serves all shapes; arithmetic on them is made in the
+ * prelude. */
 static l_val make_dim(nest_builder *nb, qn_dim d) {
   const dim_table *t = nb->k->dims;
   int64_t c;
@@ -132,7 +133,7 @@ static l_val times(nest_builder *nb, l_val a, qn_dim coef) {
   return coef == 1 ? a : l_index(nb->p, L_IMUL, a, nest_dim(nb, coef));
 }
 
-/* The index value of an atom that does not vary along the VEC's axis. */
+/* An atom that does not vary along the VEC's axis, as an index value. */
 static l_val make_atom(nest_builder *nb, const k_atom *a) {
   switch (a->kind) {
   case ATOM_AXIS: return nb->at[a->ref];
@@ -196,7 +197,7 @@ bool nest_prepare_form(nest_builder *nb, k_form f, prepared_form *to) {
 
 static l_val vector_form(nest_builder *nb, const prepared_form *f);
 
-/* A part as an i64 vector, without its coefficient. */
+/* A part of a prepared form as an i64 vector, without its coefficient. */
 static l_val vector_part(nest_builder *nb, const struct prepared_part *part) {
   const k_atom *a = &nb->k->atoms[part->atom];
   if (a->kind != ATOM_VALUE)
@@ -226,7 +227,7 @@ static l_val vector_form(nest_builder *nb, const prepared_form *f) {
   return f->n ? l_kop(nb->p, KOP_add, DTYPE_INDEX, v, vector_parts(nb, f), 0) : v;
 }
 
-/* Fills in the address of a memory instruction inside a VEC. */
+/* Sets the address operands of a memory instruction inside a VEC. */
 static void address(nest_builder *nb, const prepared_form *f, l_instr *i) {
   i->a = f->base;
   i->b = f->stride;
@@ -252,7 +253,7 @@ static l_val in_range(nest_builder *nb, l_val v, l_val extent) {
 
 static l_val least(nest_builder *nb, l_code code, l_val a, l_val b) { return a ? l_index(nb->p, code, a, b) : b; }
 
-/* 0 <= base + c * i < extent as bounds of i, for a constant c other than 0. */
+/* Turns 0 <= base + c * i < extent, with a constant c other than 0, into bounds of i. */
 static void bound(nest_builder *nb, l_val base, int64_t c, l_val extent, prepared_node *to) {
   l_program *p = nb->p;
   l_val lo, hi;
@@ -296,7 +297,7 @@ static bool prepare_guard(nest_builder *nb, k_guard g, prepared_node *to) {
   return !c->where || nest_prepare(nb, c->where);
 }
 
-/* The guard of a memory instruction inside a VEC. */
+/* Sets the guard operands of a memory instruction inside a VEC. */
 static void guard(nest_builder *nb, k_guard g, const prepared_node *n, l_instr *i) {
   l_val where = n->where;
   for (uint32_t r = 0; r < n->nranges; r++)
@@ -328,7 +329,7 @@ bool nest_prepare(nest_builder *nb, k_val v) {
   prepared_node *to = prepared_of(nb, v);
   if (!to) return false;
   if (nb->kept[v].local || nb->acc[v]) {
-    /* A scan's operand is needed where the scan is pushed; a finished reduction needs nothing. */
+    /* A scan needs its operand in the pass that computes it; a reduction that is finished needs nothing. */
     return n->code != K_SCAN || nb->kept[v].local || nest_prepare(nb, n->a);
   }
   const k_val operands[] = {n->a, n->b, n->c};

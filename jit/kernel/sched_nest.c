@@ -7,15 +7,15 @@
 /* ---- instances ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct instance {
-  l_val row;   /* number of the point of P */
-  l_val extra; /* number of the tile, slab or block; 0 when there is only one */
+  l_val row;   /* the number of the point of P */
+  l_val extra; /* the number of the tile, slab or block; 0 when there is only one */
 } instance;
 
 static l_val extent(nest_builder *nb, int axis) { return axis < 0 ? nb->one : nest_dim(nb, nb->k->axes[axis].extent); }
 
 static l_val plus(nest_builder *nb, l_val a, l_val b) { return nest_index(nb, L_IADD, a, b); }
 static l_val times(nest_builder *nb, l_val a, l_val b) { return nest_index(nb, L_IMUL, a, b); }
-/* The number of element `b` of row `a`, where a row has `count`. */
+/* The number of element b of row a, where a row has `count` elements. */
 static l_val flat(nest_builder *nb, l_val a, l_val count, l_val b) { return plus(nb, times(nb, a, count), b); }
 
 static l_val ceil_div(nest_builder *nb, l_val n, int64_t by) {
@@ -29,14 +29,15 @@ static l_val points(nest_builder *nb, k_mask axes) {
   return n;
 }
 
-/* Instances per thread at least, from the elements of an instance: a power of two. */
+/* The least number of instances for a thread, a power of two, where an instance has `work` elements. */
 static int64_t grain_of(int64_t grain, int64_t work) {
   int64_t g = 1;
   while (g < grain && g * (work < 1 ? 1 : work) < grain) g *= 2;
   return g;
 }
 
-/* PHASE and PAR over P times `extra` (0: 1), whose number varies fastest. `work`: elements of an instance. */
+/* Emits PHASE and PAR over the axes of P times `extra` (0: 1), whose number varies fastest, and sets the index of each axis of P. `work`: the
+ * elements of an instance. Returns the numbers of the instance. */
 static instance begin(nest_builder *nb, k_mask par, l_val extra, int64_t grain, int64_t work) {
   instance i = {0};
   if (!nb->phase_open) nest_code(nb, (l_instr){.code = L_PHASE});
@@ -75,14 +76,14 @@ static int64_t work_of(const nest *s, int64_t instances) {
   return instances > 0 ? all / instances : all;
 }
 
-/* Elements of an axis in an instance of a plain nest. */
+/* How many elements of the VEC's axis an instance of a plain nest has. */
 static int64_t plain_tile(const nest *s) {
   int64_t size = s->by->plain_most, all = k_points(s->k, s->axes);
   while (size > s->by->plain_least && all / size < s->by->instances) size /= 2;
   return size;
 }
 
-/* The tile of an axis: its first index and length. `tile` 0: the whole axis. */
+/* Sets *start and *len to the first index and length of tile number `tile` of an axis; with 0 to those of the whole axis. */
 static void tile_of(nest_builder *nb, int axis, l_val tile, int64_t size, l_val *start, l_val *len) {
   *start = nb->zero;
   *len = extent(nb, axis);
@@ -127,7 +128,7 @@ typedef struct scans {
   bool *seen; /* by node */
 } scans;
 
-/* Accumulators of the scans over c that a pass computes. */
+/* Emits the accumulator of v if v is a scan over c that this pass computes. */
 static void open_scan(void *ctx, k_val v) {
   scans *x = ctx;
   const k_node *n = &x->nb->k->nodes[v];
@@ -137,7 +138,7 @@ static void open_scan(void *ctx, k_val v) {
   k_each_operand(x->nb->k, v, open_scan, x);
 }
 
-/* Work that does not vary along c, once the reductions of earlier passes are known. */
+/* Emits the jobs of a stage that do not vary along c. `once`: a condition under which effects are made; 0: always. */
 static bool scalar_jobs(nest_builder *nb, const nest *s, const job_list *l, int stage, l_val once) {
   for (uint32_t i = 0; i < l->n && !nb->why; i++) {
     const job *j = &l->jobs[i];
@@ -146,7 +147,7 @@ static bool scalar_jobs(nest_builder *nb, const nest *s, const job_list *l, int 
       if (!push(nb, j->v, is_arg(&nb->k->nodes[j->v]) ? nb->at[s->r] : 0)) return false;
       continue;
     }
-    /* An effect that lacks an axis of P happens where that axis is at 0. */
+    /* An effect that does not run over an axis of P is made where that axis is at 0. */
     l_val skip = once;
     for (int a = 0; a < (int)nb->k->naxes; a++)
       if (axis_in(s->par & ~nb->k->nodes[j->v].axes, a)) skip = skip ? plus(nb, skip, nb->at[a]) : nb->at[a];
@@ -220,7 +221,7 @@ static void finish_c(nest_builder *nb, const job_list *l, int stage) {
     if (l->jobs[i].kind == JOB_REDUCE_C && l->jobs[i].stage == stage) finish(nb, l->jobs[i].v);
 }
 
-/* All passes of a row, or of the tile [start, start + len) of one without reductions over c. */
+/* Emits all passes of a row, or of its tile [start, start + len) if nothing is reduced over c. */
 static bool row(nest_builder *nb, nest *s, const job_list *l, l_val start, l_val len, l_val once, const l_val *locals) {
   for (int stage = 0; stage < l->stages && !nb->why; stage++) {
     if (!scalar_jobs(nb, s, l, stage, once) || !vector_jobs(nb, s, l, stage, start, len, 0, locals)) return false;
@@ -234,7 +235,7 @@ static bool row(nest_builder *nb, nest *s, const job_list *l, l_val start, l_val
   return !nb->why;
 }
 
-/* The arrays that hold what a row keeps between passes; they stand directly in the PAR. `locals` by node. */
+/* Emits the locals for values that a row keeps between passes, which must stand directly in the PAR; sets (*locals)[node]. */
 static bool make_locals(nest_builder *nb, nest *s, const job_list *l, l_val **locals) {
   *locals = arena_alloc(nb->arena, nb->k->n * sizeof **locals);
   if (!*locals) return nest_refuse(nb, lower_no_memory);
@@ -272,7 +273,8 @@ static bool build_rows(nest_builder *nb, nest *s, int64_t grain) {
   return !nb->why;
 }
 
-/* Tiles of two axes: what is loaded along the turned axis is read in that direction and turned in a local array. */
+/* Builds a turned nest: in tiles of two axes, values that lie along the turned axis are loaded in that direction into a local array, from
+ * which they are read in the other one. */
 static bool build_turned(nest_builder *nb, nest *s, int64_t grain) {
   const k_kernel *k = nb->k;
   l_val rows = ceil_div(nb, extent(nb, s->turned), TURN_TILE), columns = ceil_div(nb, extent(nb, s->c), TURN_TILE);
@@ -291,7 +293,8 @@ static bool build_turned(nest_builder *nb, nest *s, int64_t grain) {
     nb->at[s->c] = plus(nb, col0, step);
     nb->vec = s->turned;
     nb->at[s->turned] = row0;
-    for (k_val u = 1; u < v; u++) /* a load may fall back to an earlier one, which lies as this one will */
+    /* a load may have an earlier load as its alternative, which is in such an array, too */
+    for (k_val u = 1; u < v; u++)
       if (nb->kept[u].local) {
         nb->kept[u].base = step;
         nb->kept[u].stride = pitch;
@@ -325,9 +328,9 @@ static bool build_turned(nest_builder *nb, nest *s, int64_t grain) {
 
 /* ---- partial results ------------------------------------------------------------------------------------------------------------ */
 
-/* Where the partials of one reduction lie: `each` elements (index) per instance of the first phase. */
+/* Scratch buffers for the partial results of one reduction: `each` elements (an index value) for each instance of the first phase. */
 typedef struct partials {
-  int buffer, indices; /* indices: of arg reductions, else -1 */
+  int buffer, indices; /* values, and for arg reductions the indices (else -1) */
   l_val each;
 } partials;
 
@@ -337,7 +340,8 @@ static int scratch(nest_builder *nb, uint8_t dtype, l_val size) {
   return b;
 }
 
-/* `instances` and `each` are index values of the prelude. A merge of a tile may read (and ignore) `slack` elements beyond. */
+/* Makes the scratch buffers of reduction v. `instances` and `each` are index values of the prelude. They have `slack` elements more, since
+ * the merge of a tile may read beyond the end (and ignore what it reads). */
 static partials make_partials(nest_builder *nb, k_val v, l_val instances, l_val each, int64_t slack) {
   const k_node *n = &nb->k->nodes[v];
   l_val size = flat(nb, instances, each, nest_number(nb, slack));
@@ -358,7 +362,7 @@ static void partial(nest_builder *nb, l_code code, k_val v, const partials *p, l
                           .imm2 = indices ? p->indices : 0});
 }
 
-/* Merges into v's accumulator what instances [from, to) of the `count` in row `row` have left. */
+/* Emits a loop that merges the partials of instances [from, to), of `count` in row `row`, into v's accumulator. */
 static void merge(nest_builder *nb, k_val v, const partials *p, l_val row, l_val count, l_val from, l_val to,
                   l_val offset) {
   l_val i;
@@ -380,7 +384,7 @@ static bool scalars_from(nest_builder *nb, const nest *s, const int *finished, l
   return !nb->why;
 }
 
-/* A phase between: each instance merges a group of partials into one, a subtree of the whole tree. */
+/* Emits a phase in which each instance merges a group of partials into one, a subtree of the whole tree. */
 static bool merge_groups(nest_builder *nb, const nest *s, int stage, l_val blocks, l_val ngroups, const partials *parts,
                          const partials *groups, int64_t grain) {
   instance i = begin(nb, s->par, ngroups, grain, s->by->merges * ORDER_LANES);
@@ -414,7 +418,7 @@ static bool build_split(nest_builder *nb, nest *s, int64_t grain) {
   l_val ngroups = grouped ? ceil_div(nb, blocks, s->by->merges) : 0;
   memset(s->keep, 0, k->n);
   for (k_val v = 0; v < k->n; v++) finished[v] = -1;
-  /* All scratch is made before the first phase. */
+  /* all scratch must be made before the first phase */
   for (uint32_t i = 0; i < l->n; i++) {
     const job *j = &l->jobs[i];
     if (j->kind != JOB_REDUCE_C) continue;
@@ -465,7 +469,7 @@ static bool build_split(nest_builder *nb, nest *s, int64_t grain) {
 
 /* ---- reductions across rows -------------------------------------------------------------------------------------------------------- */
 
-/* Can tiles of c be done apart? Not where a row is reduced or scanned along c, nor where something happens once a row. */
+/* Can instances have tiles of c? Not where a row is reduced or scanned along c, nor where something is done once for each row. */
 static bool separable(const nest_builder *nb, const nest *s, const job_list *l) {
   if (s->c < 0) return false;
   for (uint32_t i = 0; i < l->n; i++)
@@ -483,7 +487,7 @@ static void open_row_accs(nest_builder *nb, const nest *s, l_val results, const 
   }
 }
 
-/* Single results are finished at once; many results inside the VECs that use them. */
+/* Finishes reductions over r that have one result. Those with many are finished inside the VECs that use them. */
 static void finish_r(nest_builder *nb, const nest *s) {
   for (uint32_t i = 0; i < s->first.n; i++) {
     const job *j = &s->first.jobs[i];
@@ -491,14 +495,15 @@ static void finish_r(nest_builder *nb, const nest *s) {
   }
 }
 
-/* The loop over rows. Results of rows that are reduced in inner order, of which a slab is no whole part, go to a buffer. */
+/* Emits the loop over rows [from, to). Where results of rows are reduced in inner order, slabs may not cut their chains, so these results are
+ * stored to a buffer first. */
 static bool loop_rows(nest_builder *nb, nest *s, l_val from, l_val to, l_val start, l_val len, const l_val *locals,
                       const int *rows_kept, l_val row_number) {
   uint32_t mark = nest_mark(nb);
   nest_for(nb, from, to, &nb->at[s->r]);
   nest_code(nb, (l_instr){.code = L_POLL});
   job_list pushed = s->first;
-  if (rows_kept) { /* those are stored below instead of pushed */
+  if (rows_kept) { /* those results are stored below instead of pushed */
     pushed.jobs = arena_alloc(nb->arena, (s->first.n + 1) * sizeof *pushed.jobs);
     if (!pushed.jobs) return nest_refuse(nb, lower_no_memory);
     pushed.n = 0;
@@ -546,9 +551,9 @@ static bool build_one_slab(nest_builder *nb, nest *s, int64_t grain) {
   return !nb->why;
 }
 
-/* What follows the slabs on a GPU may be of two kinds: results along c, and others (column sums beside the sum of all). One instance for
- * both is one block of threads. Where the former need nothing of the latter they are merged in tiles of c, in a phase of their own. Then
- * this is what the former need, by node; NULL: it is not so. */
+/* What follows the slabs on a GPU may be of two kinds: results along c, and single ones (sums of columns beside the sum of everything). Both
+ * in one instance would be one block of threads. If results along c need nothing of the others, they are merged in a phase of their own,
+ * in tiles of c: then this returns which nodes they need, by node. NULL otherwise. */
 static bool *apart(nest_builder *nb, const nest *s) {
   int along = 0, others = 0;
   if (!s->by->slab_tiles || s->c < 0 || const_at_most(nb->k, s->c, s->by->merge_tile)) return NULL;
@@ -569,8 +574,8 @@ static bool *apart(nest_builder *nb, const nest *s) {
   return along && others ? seen : NULL;
 }
 
-/* The phase that merges slabs and does what follows: all of it or, where it is apart, what columns need (`columns`, by node) or the
- * `rest`. `tiles` of c, 0: one; `results` along c in a tile. */
+/* Emits the phase that merges slabs and does what follows. With `columns` (by node, from `apart`) it does only what results along c need or,
+ * with `rest`, only the others. `tiles`: how many tiles of c there are (0: one); `results`: how many results along c a tile has. */
 static bool merge_phase(nest_builder *nb, nest *s, int64_t grain, l_val slabs, const partials *parts,
                         const int *rows_kept, const job_list *then, const bool *columns, bool rest, l_val tiles,
                         l_val results) {
@@ -613,7 +618,7 @@ static bool build_slabs(nest_builder *nb, nest *s, int64_t grain) {
   while (axis_hint(k, s->r) / slab * k_points(k, s->par) > most) slab *= 2;
   l_val length = nest_number(nb, slab), slabs = ceil_div(nb, extent(nb, s->r), slab);
   l_val rows = points(nb, s->par), all = times(nb, rows, slabs);
-  /* With tiles the partials of a slab are padded to whole ones. */
+  /* with tiles the partials of a slab are padded to whole tiles */
   l_val row_tiles = tiled_rows ? ceil_div(nb, extent(nb, s->c), width) : 0;
   l_val each = tiled_rows ? times(nb, row_tiles, nest_number(nb, width)) : extent(nb, s->c);
   partials *parts = arena_alloc(nb->arena, k->n * sizeof *parts);
@@ -668,7 +673,7 @@ static bool build_slabs(nest_builder *nb, nest *s, int64_t grain) {
 
 /* ---- products ------------------------------------------------------------------------------------------------------------------------ */
 
-/* The load behind a factor (schedule.c made sure that there is one). */
+/* The load of a product's factor, perhaps behind a cast (factor_load in schedule.c has made sure that there is one). */
 static const k_node *factor_of(const k_kernel *k, k_val v) {
   const k_node *n = &k->nodes[v];
   return n->code == K_LOAD ? n : &k->nodes[n->a];
@@ -680,8 +685,8 @@ static l_val stride_of(nest_builder *nb, k_form f, int axis) {
   return nest_dim(nb, coef);
 }
 
-/* The tile and behind it room for the sums of as many chunks as wait for others at a time, which is no more than twice those beyond the
- * first. */
+/* The elements of a tile's local with room for sums of chunks behind the tile: as many as can wait in the tree at a time. That is bounded by
+ * twice the number of chunks after the first. */
 static l_val room_behind(nest_builder *nb, l_val depth, int64_t tile) {
   enum { MOST = 24 };
   l_val last = plus(nb, depth, nest_number(nb, ORDER_DOT_CHUNK - 1));
@@ -691,7 +696,7 @@ static l_val room_behind(nest_builder *nb, l_val depth, int64_t tile) {
   return times(nb, tiles, nest_number(nb, tile));
 }
 
-/* The operands of a product's tile, at the point of P, the tile and the slab of depth that an instance has. */
+/* Sets the operands of a TILE for the point of P, the tile and the slab of depth that an instance has. */
 static bool product_tile(nest_builder *nb, nest *s, l_tile *t, l_val row_tile, l_val col_tile, l_val from, l_val depth,
                          l_val size) {
   const k_kernel *k = nb->k;
@@ -702,7 +707,7 @@ static bool product_tile(nest_builder *nb, nest *s, l_tile *t, l_val row_tile, l
   nb->at[d->axis] = from;
   if (s->m >= 0) nb->at[s->m] = row0;
   if (s->n_axis >= 0) nb->at[s->n_axis] = col0;
-  if (!depth) return true; /* where it is and how large, but no product */
+  if (!depth) return true; /* the caller needs only the tile's position and size */
   t->depth = depth;
   t->x_base = nest_form(nb, x->at);
   t->y_base = nest_form(nb, y->at);
@@ -714,7 +719,7 @@ static bool product_tile(nest_builder *nb, nest *s, l_tile *t, l_val row_tile, l
   return true;
 }
 
-/* The tiles of a product whose depth is cut into slabs: a phase that leaves one partial tile a slab behind. */
+/* Emits the first phase of a product whose depth is cut into slabs: it computes a partial tile for each slab. */
 static bool product_slabs(nest_builder *nb, nest *s, l_tile *t, l_val rows, l_val columns, l_val slabs,
                           const partials *parts, int64_t grain) {
   const k_kernel *k = nb->k;
@@ -747,7 +752,7 @@ static bool product_slabs(nest_builder *nb, nest *s, l_tile *t, l_val rows, l_va
   return !nb->why;
 }
 
-/* Merges a tile's slabs into a local array. What lies beyond the tile's edges is merged, too, and ignored. */
+/* Emits the merge of a tile's slabs into a local array. Elements beyond the tile's edges are merged, too, and ignored. */
 static l_val merge_slabs(nest_builder *nb, nest *s, l_val row_number, l_val tile, l_val tiles, l_val slabs,
                          const partials *parts) {
   l_val size = nest_number(nb, s->tm * s->tn);
@@ -755,7 +760,7 @@ static l_val merge_slabs(nest_builder *nb, nest *s, l_val row_number, l_val tile
   l_val out = nest_code(nb, (l_instr){.code = L_LOCAL, .dtype = nb->k->nodes[s->dot].dtype, .a = size});
   make_acc(nb, s->dot, many ? size : 0, nb->k->nodes[s->dot].axis);
   l_val number = flat(nb, row_number, tiles, tile);
-  (void)times(nb, number, slabs); /* before the loop, not once a slab */
+  (void)times(nb, number, slabs); /* emitted here, so that the loop finds it and does not compute it for every slab */
   uint32_t mark = nest_mark(nb);
   merge(nb, s->dot, parts, number, slabs, nb->zero, slabs, 0);
   if (many) nest_vec(nb, size);
@@ -766,7 +771,7 @@ static l_val merge_slabs(nest_builder *nb, nest *s, l_val row_number, l_val tile
   return out;
 }
 
-/* The nest's effects for `len` points of an axis from `start` on; along < 0: once. */
+/* Emits the nest's effects for `len` points of axis `along` from `start` on; along < 0: for one point. */
 static bool effects_along(nest_builder *nb, const nest *s, int along, l_val start, l_val len) {
   nb->vec = along;
   if (along >= 0) nb->at[along] = start;
@@ -807,7 +812,7 @@ static bool build_product(nest_builder *nb, nest *s, int64_t grain) {
   l_val step, row_tile = nest_index(nb, L_IDIV, i.extra, columns), col_tile = nest_index(nb, L_IMOD, i.extra, columns);
   if (!product_tile(nb, s, &t, row_tile, col_tile, nb->zero, slabs ? 0 : extent(nb, d->axis), size)) return false;
   if (slabs) t.out = merge_slabs(nb, s, i.row, i.extra, tiles, slabs, &parts);
-  /* What follows: along n, or along m where that is longer and n short. */
+  /* What follows the product runs along n, or along m where n is short and m longer. */
   bool down = s->n_axis < 0 ||
               (s->m >= 0 && axis_hint(k, s->n_axis) < SHORT_AXIS && axis_hint(k, s->m) > axis_hint(k, s->n_axis));
   int along = down ? s->m : s->n_axis, across = down ? s->n_axis : s->m;
@@ -830,11 +835,11 @@ static bool build_product(nest_builder *nb, nest *s, int64_t grain) {
 
 /* ---- updates in place ------------------------------------------------------------------------------------------------------------------ */
 
-/* Axes that occur plainly in the address are independent: different points of them are different elements. The others go in
- * row-major order. */
+/* Builds a nest for an update in place. Axes that occur plainly in the address are independent, since different points of them are different
+ * elements; the others run in row-major order. */
 static bool build_update(nest_builder *nb, nest *s, int64_t grain) {
   const k_kernel *k = nb->k;
-  const k_node *n = &k->nodes[s->effects[0]]; /* the only one */
+  const k_node *n = &k->nodes[s->effects[0]]; /* the only effect */
   k_mask apart = 0, ordered = n->axes;
   int along = -1;
   qn_dim coef;
@@ -850,7 +855,7 @@ static bool build_update(nest_builder *nb, nest *s, int64_t grain) {
   ordered &= ~apart;
   bool in_order = along < 0;
   for (int a = 0; a < (int)k->naxes && in_order; a++)
-    if (axis_in(ordered, a)) along = a; /* the last one: a VEC keeps the order */
+    if (axis_in(ordered, a)) along = a; /* the innermost one, since a VEC over it keeps the order */
   k_mask par = apart & ~axis_bit(along);
   bool tiled = !in_order && along >= 0 && !const_at_most(nb->k, along, plain_tile(s));
   l_val tiles = tiled ? ceil_div(nb, extent(nb, along), plain_tile(s)) : 0, start, len;
@@ -871,7 +876,7 @@ static bool build_update(nest_builder *nb, nest *s, int64_t grain) {
 }
 
 bool nest_build(nest_builder *nb, nest *s, int64_t grain) {
-  if (nb->body) { /* not the first nest: its sizes stand in its phase */
+  if (nb->body) { /* after the first nest sizes are computed in the phase */
     nest_code(nb, (l_instr){.code = L_PHASE});
     nb->phase_open = true;
   }

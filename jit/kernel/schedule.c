@@ -99,7 +99,7 @@ static void each_of_form(const k_kernel *k, k_form f, visitor visit, void *ctx) 
   }
 }
 
-/* Everything a node is made from: operands, values in its address, its guard. */
+/* Calls `visit` for every value that a node is computed from: its operands, and values in its address and guard. */
 void k_each_operand(const k_kernel *k, k_val v, visitor visit, void *ctx) {
   const k_node *n = &k->nodes[v];
   if (n->a) visit(ctx, n->a);
@@ -128,7 +128,7 @@ static void find_needed(nest *s) {
 
 /* ---- roles of axes ------------------------------------------------------------------------------------------------------- */
 
-/* How well an axis would do for the VEC: elements that are loaded and stored along it with stride 1. */
+/* How good an axis is for the VEC: the number of elements that are loaded and stored along it with stride 1. */
 static double axis_score(const nest *s, int axis, bool stores_only) {
   const k_kernel *k = s->k;
   double score = 0;
@@ -145,7 +145,8 @@ static double axis_score(const nest *s, int axis, bool stores_only) {
 static int best_axis(const nest *s, k_mask among) {
   int best = -1;
   double top = -1;
-  for (int pass = 0; pass < 2 && top <= 0; pass++) /* stores first, so that a turned copy writes in rows */
+  /* by stores alone at first, so that a transposed copy writes along rows */
+  for (int pass = 0; pass < 2 && top <= 0; pass++)
     for (int a = 0; a < (int)s->k->naxes; a++) {
       if (!axis_in(among, a)) continue;
       double score = axis_score(s, a, pass == 0);
@@ -157,7 +158,7 @@ static int best_axis(const nest *s, k_mask among) {
   return best;
 }
 
-/* Are all reductions over r and c of kinds that rows can have? */
+/* Can all reductions and scans be done with roles r and c? */
 static bool roles_fit(const nest *s, int r, int c) {
   const k_kernel *k = s->k;
   for (uint32_t v = 1; v < k->n; v++) {
@@ -168,13 +169,13 @@ static bool roles_fit(const nest *s, int r, int c) {
     if (n->axis == r && n->code != K_DOT && n->order == ORDER_INNER && axis_in(body, c) && nest_order(n) != ORDER_FREE)
       return false;
     if (n->axis == c && n->code == K_DOT) return false;
-    if (n->axis == r && n->code == K_SCAN && !axis_in(body, c)) return false; /* it runs beside nothing */
+    if (n->axis == r && n->code == K_SCAN && !axis_in(body, c)) return false; /* a scan over r must vary along c */
   }
   return true;
 }
 
-/* One reduction of short rows, of which there are many: the VEC runs over the rows. Chosen where the length is a number, since
- * an accumulator of inner order with many results takes 64 pushes at most. */
+/* Is the nest one reduction of many short rows? Then sets r to the rows' axis and c to another, so that the VEC runs over the rows. The
+ * length must be a plain number, since an accumulator of inner order with many results takes at most 64 pushes. */
 static bool short_rows(nest *s, k_mask inner) {
   const k_kernel *k = s->k;
   int folds = 0, r = -1, c = -1;
@@ -217,7 +218,7 @@ static bool choose_roles(nest *s) {
     s->par = s->axes & ~axis_bit(s->c);
     return true;
   }
-  /* Candidates for c in order of preference; the remaining reduced axis, if there is one, is r. */
+  /* candidates for c; the other reduced axis, if there is one, becomes r */
   k_mask tried = 0, candidates = inner ? inner : s->axes & ~outer;
   while (candidates & ~tried) {
     int c = best_axis(s, candidates & ~tried);
@@ -232,7 +233,7 @@ static bool choose_roles(nest *s) {
     s->par = s->axes & ~axis_bit(c) & ~axis_bit(r);
     return true;
   }
-  /* No axis to run beside: one sum of outer order, a product of vectors, or running values that do not vary along others. */
+  /* There is no axis besides: one sum of outer order, a product of vectors, or a scan that varies along no other axis. */
   int a = best_axis(s, outer);
   if (!inner && !(outer & ~axis_bit(a)) && (!candidates || roles_fit(s, -1, a))) {
     bool product = !roles_fit(s, -1, a);
@@ -316,7 +317,7 @@ static void add_job(job_list *l, const nest *s, job_kind kind, k_val v) {
   l->jobs[l->n++] = j;
 }
 
-/* Sorts the work into what is done in every row and what follows once r is reduced. */
+/* Sorts the work into jobs of every row (s->first) and jobs after the reduction over r (s->second). False when memory is short. */
 static bool find_jobs(nest *s) {
   const k_kernel *k = s->k;
   bool *rows = s->in_rows = calloc(k->n, sizeof *rows), *rest = s->in_rest = calloc(k->n, sizeof *rest);
@@ -345,12 +346,12 @@ static bool find_jobs(nest *s) {
     }
     if (n->code == K_SCAN && n->axis == s->r && rest[v]) return refuse(s, "a running value is needed after its axis");
   }
-  /* An effect that runs along c runs over all of P: it cannot be done once only. */
+  /* An effect that runs along c is done at all points of P, so it cannot be one that must be done only once. */
   for (uint32_t i = 0; i < s->first.n + s->second.n; i++) {
     const job *j = i < s->first.n ? &s->first.jobs[i] : &s->second.jobs[i - s->first.n];
     k_mask missing = s->par & ~k->nodes[j->v].axes;
     if (j->kind != JOB_EFFECT) continue;
-    /* One that does not would not happen at all where a missing axis may be empty. */
+    /* An effect that does not run along c would not be made at all if the axis of a loop around it were empty. */
     if (!j->along_c && s->shape == SHAPE_PLAIN) missing |= axis_bit(s->c) | axis_bit(s->inner);
     for (int a = 0; a < (int)k->naxes; a++) {
       int64_t c;
@@ -363,7 +364,7 @@ static bool find_jobs(nest *s) {
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
 
-/* The load behind a factor, if it is a plain one: unguarded and affine in all axes. */
+/* The load of a product's factor, perhaps behind a cast, if it is unguarded and affine in all axes; else 0. */
 static k_val factor_load(const k_kernel *k, k_val v) {
   const k_node *n = &k->nodes[v];
   if (n->code == K_OP && n->sub == KOP_cast) {
@@ -384,7 +385,8 @@ static k_val factor_load(const k_kernel *k, k_val v) {
   return v;
 }
 
-/* The tiles of a product, and slabs of its depth where there are few and it is `first`, so that it may have two phases. */
+/* Chooses the tiles of a product, and slabs of its depth where there are few tiles. Only the kernel's `first` nest may have slabs, since they
+ * need two phases. */
 static void size_product(nest *s, bool first) {
   const k_kernel *k = s->k;
   int64_t tm = s->m < 0 ? 1 : s->by->dot_rows, tn = s->n_axis < 0 ? 1 : s->by->dot_cols;
@@ -393,7 +395,7 @@ static void size_product(nest *s, bool first) {
     tm *= 2;
     tn *= 2;
   }
-  /* A tile is no larger than it needs to be: its columns are the pitch of the local array. */
+  /* no larger than the product: the columns are the pitch of the local array */
   while (tm > 1 && const_at_most(k, s->m, tm / 2)) tm /= 2;
   while (tn > 1 && const_at_most(k, s->n_axis, tn / 2)) tn /= 2;
   while (tm * tn < s->by->dot_least && s->n_axis >= 0 && !const_at_most(k, s->n_axis, tn)) tn *= 2;
@@ -408,7 +410,7 @@ static void size_product(nest *s, bool first) {
   s->dot_slab = slab;
 }
 
-/* Is the nest one product of plain loads with elementwise work behind it? Then its axes are m, n_axis and P. */
+/* Is the nest one product of plain loads, followed by elementwise work? Then sets the roles of its axes and its tiles. */
 static bool find_gemm(nest *s, bool first) {
   const k_kernel *k = s->k;
   k_val dot = 0;
@@ -452,7 +454,7 @@ static bool is_unit(const k_kernel *k, k_form f, int axis) {
   return k_coef(k, f, (uint32_t)axis, &coef) && coef == 1;
 }
 
-/* An axis of P along which some loads run with stride 1 while they are strided along c. */
+/* An axis of P along which some loads have stride 1 that have another stride along c; -1 if there is none. */
 static int turned_axis(const nest *s) {
   const k_kernel *k = s->k;
   if (s->c < 0 || axis_hint(k, s->c) < SHORT_AXIS) return -1;
@@ -479,8 +481,8 @@ bool nest_load_is_turned(const nest *s, k_val v) {
          is_unit(s->k, n->at, s->turned) && k_coef(s->k, n->at, (uint32_t)s->c, &along) && along != 1;
 }
 
-/* In a plain nest with a short c the VEC runs over the longest axis instead, around it a FOR over c. Of equal axes it is the
- * innermost: neighbours along it lie nearest each other. */
+/* In a plain nest with a short c, lets the VEC run over the longest axis instead, with a FOR over c around it. Among equally long axes it
+ * takes the innermost, along which neighbours lie nearest in memory. */
 static void lengthen(nest *s) {
   const k_kernel *k = s->k;
   int longest = -1;
@@ -538,7 +540,7 @@ static bool choose_shape(nest *s, bool first) {
 
 typedef struct keeper {
   nest *s;
-  uint8_t *first; /* by node: 1 + the pass that computes it first */
+  uint8_t *first; /* by node: 1 + the first pass that computes it */
   uint8_t pass;
 } keeper;
 
@@ -547,7 +549,7 @@ typedef struct weigher {
   int weight;
 } weigher;
 
-/* Divisions of 64-bit integers have no vector instruction. */
+/* What a division of 64-bit integers costs in simple operations: there is no vector instruction for it. */
 enum { DIVISION_WEIGHT = 50 };
 
 static int node_weight(const k_node *n) {
@@ -577,7 +579,7 @@ static void keep_operand(void *ctx, k_val v) {
   nest *s = p->s;
   if (!axis_in(s->k->nodes[v].axes, s->c) || s->keep[v] || p->first[v] == p->pass + 1) return;
   const k_node *n = &s->k->nodes[v];
-  bool finished = nest_reduces(s, n); /* with many results */
+  bool finished = nest_reduces(s, n); /* a reduction over r, with a result for each point of c */
   if (p->first[v] && finished) s->keep[v] = p->first[v];
   if (finished) {
     if (!p->first[v]) p->first[v] = (uint8_t)(p->pass + 1);
@@ -595,7 +597,6 @@ static void keep_operand(void *ctx, k_val v) {
   k_each_operand(s->k, v, keep_operand, p);
 }
 
-/* Decides which values of the passes are kept; the first pass of each scan is where it is computed. */
 bool nest_plan_passes(nest *s, const job_list *l) {
   memset(s->keep, 0, s->k->n);
   keeper p = {s, calloc(s->k->n, 1), 0};
@@ -613,7 +614,8 @@ bool nest_plan_passes(nest *s, const job_list *l) {
 
 /* ---- building nests ---------------------------------------------------------------------------------------------------------- */
 
-/* `first`: of the kernel. Only that one may have several phases, since sizes of scratch stand in the prelude. */
+/* Sets up the nest of n effects. `first`: it is the kernel's first one; only that may have several phases, since sizes of scratch are
+ * computed in the prelude. False when memory is short, or the effects do not fit one nest. */
 static bool nest_init(nest *s, const k_kernel *k, schedule_target target, const k_val *effects, uint32_t n,
                       bool first) {
   *s = (nest){.k = k,
@@ -658,7 +660,8 @@ static bool to_scratch(const k_kernel *k, k_val effect) {
   return n->code == K_STORE && k->buffers[n->buffer].mode == BUF_SCRATCH;
 }
 
-/* Effects in nests: what goes to scratch ends one; an update is a nest of its own, and so are the checks before it. */
+/* The end of the nest that begins with effect `from`. A store to scratch ends a nest; an update is a nest of its own, and so are the checks
+ * before it. */
 static uint32_t effects_end(const k_kernel *k, const k_val *effects, uint32_t from, uint32_t n) {
   for (uint32_t i = from; i < n; i++)
     if (to_scratch(k, effects[i])) return i + 1;
@@ -671,7 +674,7 @@ static uint32_t effects_end(const k_kernel *k, const k_val *effects, uint32_t fr
   return i;
 }
 
-/* The next nest, of the effects from `from` on. Effects that cannot share loops are nests of their own. */
+/* Sets up the next nest, which begins with effect `from`. Where effects cannot share loops each is a nest of its own. */
 static bool nest_next(nest *s, const k_kernel *k, schedule_target target, const k_val *effects, uint32_t from,
                       uint32_t n, uint32_t *to) {
   *to = effects_end(k, effects, from, n);
@@ -685,7 +688,7 @@ static bool nest_next(nest *s, const k_kernel *k, schedule_target target, const 
   return nest_init(s, k, target, effects + from, same - from, from == 0);
 }
 
-/* A kernel's effects, *n of them, for the caller to free. A reason in *why if there are none, or no memory. */
+/* A kernel's effects, *n of them, for the caller to free. NULL with a reason if there are none, or memory is short. */
 static k_val *list_effects(const k_kernel *k, uint32_t *n, const char **why) {
   k_val *effects = calloc(k->n, sizeof *effects);
   *n = 0;
@@ -724,8 +727,7 @@ static void all_dims(nest_builder *nb) {
 
 /* ---- aliases ------------------------------------------------------------------------------------------------------------------ */
 
-/* An effect that lacks an axis of its nest is done where that axis is at 0, while instances elsewhere along it may still load
- * what lies there. */
+/* Notes the buffers of stores that do not run over all axes of their nest: one instance makes such a store, while others may still load. */
 static void note_lone_stores(nest_builder *nb, const nest *s) {
   k_mask instances = s->par;
   if (s->shape != SHAPE_ROWS) instances |= axis_bit(s->c) | axis_bit(s->turned);
@@ -735,8 +737,8 @@ static void note_lone_stores(nest_builder *nb, const nest *s) {
   }
 }
 
-/* May output `o` lie over input `b`? Every load of b has the address of the one store of o, runs over the same axes without a
- * guard, and stands before it in every instance. */
+/* May output o be stored over input b? It may if every load of b has the address of the only store to o, runs over the same axes without a
+ * guard, and comes before the store in every instance. */
 static bool may_alias(const nest_builder *nb, uint32_t b, uint32_t o) {
   const k_kernel *k = nb->k;
   k_val store = 0;
@@ -821,10 +823,10 @@ bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule
 
 /* ---- cost -------------------------------------------------------------------------------------------------------------------------- */
 
-/* Nanoseconds; a current core with 256-bit vectors and its share of memory bandwidth. Only ratios matter. */
+/* Nanoseconds on a current core with 256-bit vectors and its share of memory bandwidth. Only their ratios matter. */
 static const double NS_BYTE = 0.04, NS_OP = 0.03, NS_FMA = 0.02, NS_ROW = 15;
 
-/* Elements of a buffer that a nest touches: each once, however often it is loaded. */
+/* The bytes of a buffer that a nest touches, each counted once however often it is loaded. */
 static double touched_bytes(const nest *s, int buffer) {
   const k_kernel *k = s->k;
   double most = 0;
@@ -838,7 +840,7 @@ static double touched_bytes(const nest *s, int buffer) {
   return most;
 }
 
-/* Divisions in the coordinates that a form takes for each element of the vector axis. */
+/* How many divisions a form's coordinates need for each element of the VEC. */
 static int divisions(const nest *s, k_form f) {
   const k_linear *l = &s->k->forms[f];
   int n = 0;
@@ -859,7 +861,7 @@ static double nest_cost(const nest *s) {
     const k_node *n = &k->nodes[v];
     if (!s->needed[v]) continue;
     nodes++;
-    /* A value is computed for every row, also for those along which it does not vary. */
+    /* a value is computed in every row, also along axes of rows along which it does not vary */
     k_mask runs = n->axes | (n->axes || k_folds(n) ? rows & ~(s->after[v] ? axis_bit(s->r) : 0) : 0);
     if (s->shape == SHAPE_UPDATE) runs = n->axes;
     if (s->shape == SHAPE_PRODUCT) runs = n->axes | (n->code == K_LOAD ? 0 : k->nodes[s->dot].axes & n->axes);
@@ -883,7 +885,7 @@ static double nest_cost(const nest *s) {
   double threads = !pool || instances < 1 ? 1 : instances < 4 ? instances : 4;
   double passes =
       s->first.stages * (double)k_points(k, s->par | axis_bit(s->r)) + s->second.stages * (double)k_points(k, s->par);
-  int merges = s->shape == SHAPE_SPLIT ? s->first.stages : phases - 1; /* these phases are short */
+  int merges = s->shape == SHAPE_SPLIT ? s->first.stages : phases - 1; /* merging phases are short */
   return s->by->phase_ns * phases + (pool ? s->by->pool_ns * (phases - merges) : 0) + NS_BYTE * bytes + work / threads +
          s->by->node_ns * nodes + NS_ROW * passes;
 }
