@@ -544,7 +544,7 @@ static qn_dim elements_of(dim_table *dims, int rank, const qn_dim *shape) {
   return n;
 }
 
-/* Refuses keys of a draw whose broadcast shape is not that of the draw's first axes. */
+/* Refuses keys of a draw that do not broadcast to the draw's first axes. */
 static bool check_keys(const infer *f) {
   int rank = 0;
   for (int i = 0; i < f->nin; i++)

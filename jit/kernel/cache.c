@@ -141,7 +141,7 @@ bool cache_maker(const char *const *names, int n, char *path, size_t size, char 
 
 static bool is_hex(const char *s, size_t n) { return strspn(s, "0123456789abcdef") == n; }
 
-/* Is this the name of a cached object or temporary file? Files of others in the folder are left alone. */
+/* Is this the name of a cached object? Other files in the folder are left alone. */
 static bool is_ours(const char *name) {
   return strlen(name) == CACHE_KEY + CACHE_MAKER - 1 && is_hex(name, CACHE_KEY - 1) && name[CACHE_KEY - 1] == '.' &&
          is_hex(name + CACHE_KEY, CACHE_MAKER - 1);

@@ -280,7 +280,7 @@ static uint32_t base_of(fuser *f, uint32_t n) {
   return f->to->base[b] ? f->to->base[b] : b;
 }
 
-/* Notes that n's elements must lie in a buffer: root[..] of its base is set unless that is a leaf. */
+/* Notes that n's elements must lie in a buffer: chooses its base and sets root[base]. */
 static void require(fuser *f, uint32_t n, uint8_t *root) {
   uint32_t b = base_of(f, n);
   f->to->base[n] = f->to->base[b] = b;
