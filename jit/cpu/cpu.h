@@ -14,16 +14,14 @@ void cpu_close(qn_vm *vm);
 typedef struct cpu_kept {
   const bvm_loops *loops;                          /* of this processor */
   const struct op_program **op_programs[OP_COUNT]; /* op_program.h's; NULL: none of the op so far */
-  struct fold_plan *folds;                         /* eager_reduce.c's; NULL: none so far */
 } cpu_kept;
 static inline cpu_kept *cpu_kept_of(qn_vm *vm) {
   return __builtin_expect(vm->devices[FAMILY_cpu] != NULL, 1) ? vm->devices[FAMILY_cpu]
                                                               : (cpu_kept *)(void *)cpu_of(vm);
 }
 
-/* Frees what op_program.c and eager_reduce.c made of it. */
+/* Frees what op_program.c made of it. */
 void op_programs_free(qn_vm *vm, cpu_kept *k);
-void folds_free(qn_vm *vm, cpu_kept *k);
 
 /* The loops of this processor; NULL with an error raised. */
 static inline const bvm_loops *cpu_loops(qn_vm *vm) {

@@ -139,7 +139,7 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
   return true;
 }
 
-/* The kernel of an op on contiguous strict operands; NULL with an error raised. */
+/* The kernel of an op on contiguous strict operands of rank 1; NULL with an error raised. */
 static const l_program *program_of(qn_vm *vm, op_id op, const qn_dtype *in, int nin, qn_dtype result,
                                    const op_attr *attr) {
   op_operand operands[PROGRAM_OPERANDS];
@@ -149,7 +149,48 @@ static const l_program *program_of(qn_vm *vm, op_id op, const qn_dtype *in, int 
     operands[i] = call.out;
     operands[i].dtype = (uint8_t)in[i];
   }
+  if (op_rows[op].klass == CLASS_REDUCE) call.out.rank = 0;
   return eager_program(vm, &call);
+}
+
+/* What the kernel of a reduction or scan does to an element on its way to the accumulator and from it: conversions, and of sums a
+ * select that asks whether there are elements at all, which there are. False: somewhat else. */
+static bool find_fold(const bvm_loops *loops, const l_program *p, op_fold *f) {
+  bool of_size[CODE_MAX] = {false}, found = false, scan = false;
+  uint8_t combine = 0;
+  bvm_fn *cast = &f->widen;
+  if (p->n > CODE_MAX) return false;
+  for (l_val v = 1; v < p->n; v++) {
+    const l_instr *i = &p->code[v];
+    switch (i->code) {
+    case L_ACC:
+      if (found) return false;
+      found = true;
+      combine = i->sub;
+      f->dtype = i->dtype;
+      break;
+    case L_SCAN: scan = true; /* fall through */
+    case L_PUSH: cast = &f->narrow; break;
+    case L_IOTA: of_size[v] = true; break;
+    case L_KOP:
+      if (of_size[i->a]) {
+        of_size[v] = i->sub != KOP_select;
+        break;
+      }
+      if (i->sub != KOP_cast || *cast || !(*cast = bvm_loop_of(loops, p, i))) return false;
+      break;
+    case L_MATH:
+    case L_CHECK: return false;
+    default: break;
+    }
+  }
+  f->size = (uint8_t)dtype_size((qn_dtype)f->dtype);
+  f->step = loops->kop[combine][f->dtype];
+  if (kop_is_arg(combine)) return (f->arg = loops->arg[combine == KOP_argmin][f->dtype]) != NULL;
+  if (scan) return (f->scan = loops->scan64[combine][f->dtype]) && f->step;
+  f->tree = loops->tree[combine][f->dtype];
+  f->chains = loops->chains[combine][f->dtype];
+  return found && f->tree && f->chains && f->step;
 }
 
 /* False: there is no op_program, or an error is raised. */
@@ -160,6 +201,12 @@ static bool build(maker *m, op_id op, const graph_type *types, int nin, const op
   uint8_t operands[PROGRAM_OPERANDS] = {0, 1, 2};
   qn_dtype strict[PROGRAM_OPERANDS];
   const l_program *p;
+  s->result = t.result.dtype;
+  if (op_rows[op].klass != CLASS_POINTWISE) { /* its kernel converts by itself */
+    strict[0] = (qn_dtype)types[0].dtype;
+    p = program_of(m->vm, op, strict, 1, (qn_dtype)s->result, attr);
+    return p && find_fold(m->loops, p, &s->fold);
+  }
   for (int i = 0; i < nin; i++) {
     op_role role = op_operand_role(op, i, nin);
     strict[i] = role == ROLE_CONDITION ? QN_bool : role == ROLE_AS_IS ? (qn_dtype)types[i].dtype : t.compute;
@@ -174,7 +221,6 @@ static bool build(maker *m, op_id op, const graph_type *types, int nin, const op
       return false;
     operands[i] = (uint8_t)slot;
   }
-  s->result = t.result.dtype;
   p = program_of(m->vm, op, strict, nin, (qn_dtype)s->result, attr);
   return p && add_program(m, p, operands, PROGRAM_RESULT);
 }
@@ -228,7 +274,7 @@ __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_
     uint32_t tag = kind - PROGRAM_WEAK;
     types[i] = (graph_type){.dtype = tag == TAG_BOOL ? QN_bool : tag == TAG_INT ? QN_i64 : QN_f64, .weak = true};
   }
-  op_attr attr = {0};
+  op_attr attr = {.axes = op_rows[op].klass != CLASS_POINTWISE};
   if (op == OP_cast) attr.dtype = number & DIGIT;
   op_program made = {.fn = NULL};
   made.usable = build(&m, op, types, nin, &attr, &made);

@@ -39,6 +39,20 @@ enum { PROGRAM_WEAK = DTYPE_PUBLIC - TAG_BOOL, PROGRAM_KIND_BITS = 4 };
 _Static_assert(PROGRAM_WEAK + TAG_FLOAT < 1 << PROGRAM_KIND_BITS, "a kind of operand is one digit of a number");
 _Static_assert(TAG_INT == TAG_BOOL + 1 && TAG_FLOAT == TAG_BOOL + 2, "host numbers are numbered in a row");
 
+/* How the kernel of a REDUCE or SCAN op combines elements: its conversions, and the loops for few elements by the primitive of its
+ * accumulator. */
+typedef struct op_fold {
+  bvm_fn widen;  /* from the operand's dtype to `dtype`; NULL: they are the same */
+  bvm_fn narrow; /* from `dtype` to the result's; NULL: they are the same, or the result is an index */
+  bvm_fn step;   /* of two elements */
+  /* As bvm_loops has them. A REDUCE op has tree and chains, or arg; a SCAN op has scan. */
+  void (*tree)(void *out, const void *x, int64_t rows, int64_t n);
+  void (*chains)(void *out, const void *x, int64_t outer, int64_t n, int64_t inner);
+  void (*scan)(void *x, int64_t n);
+  void (*arg)(void *best, int64_t *at, const void *x, int64_t index, int64_t n);
+  uint8_t dtype, size; /* in which it combines them, and the bytes of one */
+} op_fold;
+
 typedef struct op_program {
   bvm_fn fn;                        /* the only step, of the operands in their order; NULL: there are more, or none */
   bool usable;                      /* else the op on such operands is left to the slow way */
@@ -46,6 +60,7 @@ typedef struct op_program {
   uint8_t scalar[PROGRAM_OPERANDS]; /* of host numbers: the dtype in which the op takes them */
   uint8_t size[PROGRAM_OPERANDS];   /* bytes of an element */
   uint8_t nsteps, nconsts, ntemps;
+  op_fold fold; /* of a REDUCE or SCAN op, which has no steps */
   uint64_t bits[PROGRAM_CONSTS];
   op_program_step steps[];
 } op_program;

@@ -61,7 +61,6 @@ void cpu_close(qn_vm *vm) {
   struct cpu_state *s = vm->devices[FAMILY_cpu];
   if (!s) return;
   op_programs_free(vm, &s->kept);
-  folds_free(vm, &s->kept);
   for (int i = 0; i < MAX_THREADS; i++) piece_free(vm, &s->frames[i]);
   piece_free(vm, &s->slab);
   mem_free(vm, s, sizeof *s);

@@ -25,7 +25,6 @@ QN_MUST_CHECK qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to);
 QN_MUST_CHECK qn_value eager_along(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
 /* What it does itself of arrays: reductions over a mask of axes, scans along one. */
 QN_MUST_CHECK qn_value eager_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims);
-QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes);
 /* Products, random numbers, nonzero, sorting. Unset: not here, the slow way does it. */
 QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y);
 QN_MUST_CHECK qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
@@ -37,8 +36,8 @@ QN_MUST_CHECK qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const o
 QN_MUST_CHECK qn_value eager_sort(qn_vm *vm, op_id op, const qn_array *x, int axis, bool descending);
 /* Copies the elements of an array in the CPU's memory, in row-major order. */
 void eager_write_out(void *to, const qn_array *a);
-/* Sum and division by the number of elements, of an array, where both have nothing to ask; otherwise unset. */
-QN_MUST_CHECK qn_value eager_mean(qn_vm *vm, qn_value x, uint8_t axes, bool keepdims);
+/* The sum of an array's elements, converted to the dtype `wide`, divided by their number. */
+QN_MUST_CHECK qn_value eager_mean(qn_vm *vm, qn_value x, qn_dtype wide, uint8_t axes, bool keepdims);
 QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
 /* The one-op kernel of a call; NULL with an error raised. It lives as long as the VM. */

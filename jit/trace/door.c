@@ -113,25 +113,20 @@ qn_value op_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims)
 
 qn_value op_mean(qn_vm *vm, qn_value x, uint8_t axes, bool keepdims) {
   const qn_array *a = value_array(x);
-  if (!vm->rec) {
-    qn_value few = eager_mean(vm, x, axes, keepdims);
-    if (is_set(few)) return few;
+  qn_dtype dtype = (qn_dtype)a->dtype, wide = dtype_is_int(dtype) ? DTYPE_WIDE : dtype_compute(dtype);
+  qn_value out = vm->rec ? value_unset() : eager_mean(vm, x, wide, axes, keepdims);
+  if (!is_set(out)) {
+    int64_t n = 1;
+    for (int i = 0; i < a->rank; i++)
+      if (axes >> i & 1) n *= a->shape[i];
+    const op_attr attr = {.axes = axes, .keepdims = keepdims};
+    out = use_both(vm, OP_div, use(vm, OP_sum, op_cast(vm, x, wide), &attr), value_int(n));
   }
-  int64_t n = 1;
-  for (int i = 0; i < a->rank; i++)
-    if (axes >> i & 1) n *= a->shape[i];
-  qn_dtype dtype = (qn_dtype)a->dtype;
-  bool narrow = dtype_is_narrow(dtype);
-  const op_attr attr = {.axes = axes, .keepdims = keepdims};
-  qn_value wide = narrow                ? op_cast(vm, x, dtype_compute(dtype))
-                  : dtype_is_int(dtype) ? op_cast(vm, x, DTYPE_WIDE)
-                                        : value_retain(x);
-  qn_value out = use_both(vm, OP_div, use(vm, OP_sum, wide, &attr), value_int(n));
-  return narrow ? use_cast(vm, out, dtype) : out;
+  return dtype_is_narrow(dtype) ? use_cast(vm, out, dtype) : out;
 }
 
 qn_value op_scan(qn_vm *vm, op_id op, qn_value x, int axis) {
-  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_scan(vm, op, x, (uint8_t)(1u << axis));
+  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_reduce(vm, op, x, (uint8_t)(1u << axis), false);
   if (is_set(now)) return now;
   const op_attr attr = {.axes = (uint8_t)(1u << axis)};
   return op_apply(vm, op, &x, 1, &attr);

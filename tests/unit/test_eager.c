@@ -940,19 +940,15 @@ START_TEST(tiny_reductions) {
                           "%s of %s, n = %lld, axes %d of %d, result %lld", op_rows[ops[k]].name, dtype_rows[d].name,
                           (long long)n, attr.axes, rank, (long long)i);
           }
-          qn_value mean = ops[k] == OP_sum ? eager_mean(vm, x, attr.axes, attr.keepdims) : value_unset();
+          bool half = d == QN_f16 || d == QN_bf16, whole_numbers = dtype_is_int((qn_dtype)d);
+          qn_dtype average = half ? QN_f32 : whole_numbers ? QN_f64 : (qn_dtype)d;
+          qn_value mean = ops[k] == OP_sum ? eager_mean(vm, x, average, attr.axes, attr.keepdims) : value_unset();
           if (!value_is(mean, TAG_UNSET)) {
-            /* f16 and bf16 are averaged as f32, and the result is rounded; integers in f64, which is the result's dtype */
-            bool half = d == QN_f16 || d == QN_bf16, whole_numbers = dtype_is_int((qn_dtype)d);
-            op_attr widen = {.dtype = half ? QN_f32 : QN_f64}, back = {.dtype = (uint8_t)d};
+            /* f16 and bf16 are averaged as f32, integers in f64 */
+            op_attr widen = {.dtype = (uint8_t)average};
             qn_value wide = half || whole_numbers ? eager_slow(vm, OP_cast, &x, 1, &widen) : value_retain(x);
             qn_value parts[2] = {eager_slow(vm, OP_sum, &wide, 1, &attr), value_int(value_array(x)->size / b->size)},
                      whole = eager_slow(vm, OP_div, parts, 2, &(op_attr){0});
-            if (half) {
-              qn_value narrow = eager_slow(vm, OP_cast, &whole, 1, &back);
-              value_release(vm, whole);
-              whole = narrow;
-            }
             value_release(vm, wide);
             value_release(vm, parts[0]);
             const qn_array *c = value_array(mean), *e = value_array(whole);
