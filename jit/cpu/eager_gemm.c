@@ -5,14 +5,17 @@
  * the block VM that goes through any strides (bvm_loops.product) computes the same bits. Operands of another dtype than the result's are
  * converted into a buffer first. Axes before the last two are merged where the operands' memory allows it, so that most products of
  * many matrices are one call of the loop, too. Whatever is different is left to the slow way, which also finds what is wrong.
+ *
+ * Why it is there: a product of two matrices of 2x2, call included, takes 590 instructions this way (tests/cost.py) and would go the way of
+ * a one-op kernel else. Tried: operands converted by op programs, to arrays of their own (m @ i2 679 -> 856).
  */
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
 #include "jit/run/eager.h"
 
-/* Products of more terms go to kernels, which have vectors; so do operands of more elements where they must be converted. */
-enum { MOST_TERMS = 1024, MOST_CONVERTED = 256 };
+/* Products of more terms go to kernels, which have vectors. */
+enum { MOST_TERMS = 1024 };
 
 /* Axes that the loop does not go through, innermost first. */
 typedef struct outer_axes {
@@ -20,51 +23,41 @@ typedef struct outer_axes {
   int64_t size[ARRAY_MAX_RANK], step[2][ARRAY_MAX_RANK];
 } outer_axes;
 
-/* An axis before the last two, of sizes nx and ny, of which the result has *n: merged into the one that is gone through before it, the
- * first ones into the rows, where it can. False: it does not broadcast, or there are too many terms. */
-static inline __attribute__((always_inline)) bool join_axis(int64_t nx, int64_t sx, int64_t ny, int64_t sy, bvm_gemm *p,
-                                                            outer_axes *outer, int64_t *terms, int64_t *n) {
-  int64_t most = nx == 1 ? ny : nx;
-  *n = most;
-  if (most == 1) return true;
-  if (nx == 1) sx = 0;
-  if (ny == 1) sy = 0;
-  if ((ny != most && ny != 1) || (uint64_t)(most - 1) >= MOST_TERMS || (*terms *= most) > MOST_TERMS) return false;
-  int last = outer->rank - 1;
-  if (p->count == 1) {
-    if (sy == 0 && sx == p->x_row * p->m)
-      p->m *= most;
-    else
-      p->count = most, p->x_next = sx, p->y_next = sy;
-  } else if (last < 0 && sx == p->x_next * p->count && sy == p->y_next * p->count) {
-    p->count *= most;
-  } else if (last >= 0 && sx == outer->step[0][last] * outer->size[last] &&
-             sy == outer->step[1][last] * outer->size[last]) {
-    outer->size[last] *= most;
-  } else {
-    outer->size[++last] = most;
-    outer->step[0][last] = sx, outer->step[1][last] = sy;
-    outer->rank = last + 1;
-  }
-  return true;
-}
-
-/* All these axes. */
-static __attribute__((noinline)) bool join_axes(const qn_array *x, const qn_array *y, bvm_gemm *p, outer_axes *outer,
+/* Takes the axes before the last two into the product, innermost first: into the rows where only x steps along one and its rows go on so,
+ * else into `count`, else into the outer axes, and each together with the one before it where both operands' memory allows it. Fills in their
+ * sizes in `shape`. False: they do not broadcast, or there are too many terms. */
+static __attribute__((noinline)) bool take_axes(const qn_array *x, const qn_array *y, bvm_gemm *p, outer_axes *outer,
                                                 int64_t *shape) {
   int xs = x->rank - 2, ys = y->rank - 2, most = xs > ys ? xs : ys;
   int64_t terms = p->m * p->n * p->k;
   for (int i = most - 1; i >= 0; i--) {
     int ix = i - most + xs, iy = i - most + ys;
-    if (!join_axis(ix < 0 ? 1 : x->shape[ix], ix < 0 ? 0 : x->strides[ix], iy < 0 ? 1 : y->shape[iy],
-                   iy < 0 ? 0 : y->strides[iy], p, outer, &terms, &shape[i]))
-      return false;
+    int64_t nx = ix < 0 ? 1 : x->shape[ix], ny = iy < 0 ? 1 : y->shape[iy], n = shape[i] = nx == 1 ? ny : nx;
+    if (n == 1) continue;
+    if ((ny != n && ny != 1) || (uint64_t)(n - 1) >= MOST_TERMS || (terms *= n) > MOST_TERMS) return false;
+    int64_t sx = nx == 1 ? 0 : x->strides[ix], sy = ny == 1 ? 0 : y->strides[iy];
+    int last = outer->rank - 1;
+    if (p->count == 1 && sy == 0 && sx == p->x_row * p->m) {
+      p->m *= n;
+    } else if (p->count == 1) {
+      p->count = n, p->x_next = sx, p->y_next = sy;
+    } else if (last < 0 && sx == p->x_next * p->count && sy == p->y_next * p->count) {
+      p->count *= n;
+    } else if (last >= 0 && sx == outer->step[0][last] * outer->size[last] &&
+               sy == outer->step[1][last] * outer->size[last]) {
+      outer->size[last] *= n;
+    } else {
+      outer->size[++last] = n;
+      outer->step[0][last] = sx, outer->step[1][last] = sy;
+      outer->rank = last + 1;
+    }
   }
   return true;
 }
 
 typedef void (*product_fn)(void *out, const void *x, const void *y, const bvm_gemm *p);
 
+/* The product for each place along the outer axes; x, y and out are the first elements, size the bytes of one. */
 static __attribute__((noinline)) void each_of_outer(product_fn fn, const bvm_gemm *p, const outer_axes *o,
                                                     const char *x, const char *y, char *out, int64_t size) {
   int64_t index[ARRAY_MAX_RANK] = {0}, step = p->count * p->m * p->n * size;
@@ -81,8 +74,8 @@ static __attribute__((noinline)) void each_of_outer(product_fn fn, const bvm_gem
   }
 }
 
-/* Of operands whose elements are all of dtype d, at dx and dy, and which lie as x and y say. A vector is a row on the left, a column on
- * the right. */
+/* The product of arrays whose elements are of dtype d by its loop; they lie at dx and dy as the arrays say. A vector is a row on the left, a
+ * column on the right. */
 static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, product_fn fn, qn_dtype d, const qn_array *x,
                                                                const char *dx, const qn_array *y, const char *dy) {
   int xr = x->rank, yr = y->rank, rank = 0;
@@ -105,15 +98,9 @@ static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, produc
   int64_t m = p.m;
   outer_axes outer;
   outer.rank = 0;
-  if (xr > 3 || yr > 3) {
-    if (!join_axes(x, y, &p, &outer, shape)) return value_unset();
+  if (xr > 2 || yr > 2) {
+    if (!take_axes(x, y, &p, &outer, shape)) return value_unset();
     rank = (xr > yr ? xr : yr) - 2;
-  } else if (xr == 3 || yr == 3) {
-    int64_t terms = p.m * p.n * p.k;
-    if (!join_axis(xr < 3 ? 1 : x->shape[0], x->strides[0], yr < 3 ? 1 : y->shape[0], y->strides[0], &p, &outer, &terms,
-                   shape))
-      return value_unset();
-    rank = 1;
   }
   if (xr > 1) shape[rank++] = m;
   if (yr > 1) shape[rank++] = p.n;
@@ -127,55 +114,46 @@ static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, produc
 }
 
 typedef struct converted {
-  qn_array head; /* of what has gaps: how its elements lie afterwards */
-  _Alignas(8) char data[MOST_CONVERTED * 8];
+  qn_array head; /* of an operand that has gaps: how its elements lie afterwards */
+  uint64_t data[MOST_TERMS];
 } converted;
 
-/* An operand's elements as dtype d: how they lie, and where. NULL: not here. */
+/* The elements of an array as dtype d: *data, in `to` if they are converted, and the array that says how they lie. NULL: there are too many. */
 static const qn_array *convert(const bvm_loops *l, const qn_array *a, qn_dtype d, converted *to, const char **data) {
-  *data = to->data;
-  if (a->dtype == d) {
-    *data = array_data(a);
-    return a;
-  }
+  *data = array_data(a);
+  if (a->dtype == d) return a;
+  uint64_t held[MOST_TERMS];
   bvm_fn cast = l->cast[a->dtype][d];
-  if (!cast || (uint64_t)(a->size - 1) >= MOST_CONVERTED) return NULL;
-  if (a->contiguous) {
-    cast(to->data, array_data(a), NULL, NULL, VM_A, a->size);
-    return a;
-  }
-  _Alignas(8) char held[MOST_CONVERTED * 8];
-  eager_write_out(held, a);
-  cast(to->data, held, NULL, NULL, VM_A, a->size);
+  if (!cast || (uint64_t)(a->size - 1) >= MOST_TERMS) return NULL;
+  if (!a->contiguous) eager_write_out(held, a);
+  cast(to->data, a->contiguous ? *data : (const char *)held, NULL, NULL, VM_A, a->size);
+  *data = (const char *)to->data;
+  if (a->contiguous) return a;
   to->head.rank = a->rank;
-  int64_t step = 1;
-  for (int i = a->rank - 1; i >= 0; i--) {
-    to->head.shape[i] = a->shape[i];
-    to->head.strides[i] = step;
-    step *= a->shape[i];
-  }
-  return &to->head;
+  memcpy(to->head.shape, a->shape, sizeof a->shape);
+  return shape_strides(a->rank, a->shape, to->head.strides) < 0 ? NULL : &to->head;
 }
 
-/* Operands of two dtypes, or of one in which is not computed. */
+/* Operands of two dtypes, or of one in which is not computed: in the dtype that they promote to. */
 static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const bvm_loops *l, const qn_array *x,
                                                              const qn_array *y) {
   qn_dtype d = (qn_dtype)x->dtype;
   if (y->dtype != d) d = dtype_promote((operand_type){d, false}, (operand_type){(qn_dtype)y->dtype, false}).dtype;
-  if (d == QN_bool) d = QN_i64;
+  if (dtype_is_bool(d)) d = DTYPE_INT;
   converted left, right;
   const char *dx, *dy;
   if (!(x = convert(l, x, d, &left, &dx)) || !(y = convert(l, y, d, &right, &dy))) return value_unset();
   return multiply(vm, l->product[d], d, x, dx, y, dy);
 }
 
-qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y) {
+qn_value eager_fast_dot(qn_vm *vm, qn_value a, qn_value b) {
+  if (!value_is(a, TAG_ARRAY) || !value_is(b, TAG_ARRAY)) return value_unset();
+  const qn_array *x = value_array(a), *y = value_array(b);
   if (!x->storage || x->device || !y->storage || y->device) return value_unset();
   const bvm_loops *l = cpu_loops(vm);
   if (__builtin_expect(!l, 0)) return value_error();
   qn_dtype d = (qn_dtype)x->dtype;
   product_fn fn = l->product[d];
-  if (y->dtype != d || !fn) return multiply_converted(vm, l, x, y);
-  int64_t size = (int64_t)dtype_size(d);
-  return multiply(vm, fn, d, x, x->storage->data + x->offset * size, y, y->storage->data + y->offset * size);
+  return y->dtype != d || !fn ? multiply_converted(vm, l, x, y)
+                              : multiply(vm, fn, d, x, array_data(x), y, array_data(y));
 }

@@ -424,7 +424,7 @@ static inline __attribute__((always_inline)) bool store(qn_vm *vm, const bvm_loo
     const qn_array *a = value_array(v);
     if (!eager_here(a) || !fits(p, a)) return false;
     if (__builtin_expect(a->dtype != d, 0)) {
-      qn_value same = eager_convert(vm, v, d);
+      qn_value same = eager_one(vm, OP_cast, v, d);
       bool ok = value_is(same, TAG_ARRAY) && eager_store(vm, x, p, same, mode);
       value_release(vm, same);
       return ok;

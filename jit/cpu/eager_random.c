@@ -1,8 +1,10 @@
 /* The fast path of eager dispatch (eager.c): random numbers without a kernel, many of them in pieces.
  *
- * The block VM's loops make them (bvm_loops.draw), and their bits are those of the kernel. A kernel of one draw costs thousands of
- * instructions for the operands of its key; this costs some hundred and the loop. Arrays of keys, keys that are not at hand and
+ * The block VM's loops make them (bvm_loops.draw), and their bits are those of the kernel. Arrays of keys, keys that are not at hand and
  * devices are left to the slow way.
+ *
+ * Why it is there: rand(4), call included, takes 680 instructions this way (tests/cost.py), where a kernel of one draw takes thousands for
+ * the operands of its key. Tried: integers by `below` for few elements, too (randint(0, 5, 4) 788 -> 844).
  */
 #include <string.h>
 
@@ -13,41 +15,34 @@
 _Static_assert(OP_random_uniform == OP_random_bits + 1 && OP_random_normal == OP_random_bits + 2,
                "bvm_loops.draw has the RANDOM ops in their order");
 
-enum { FEW = 8 /* fewer than bvm_loops.below is prepared for */ };
 enum { DRAW_FEW = 1024, DRAW_PIECE = 16 * DRAW_FEW, DRAW_WORTH = 4 /* pointwise elements that drawing one is worth */ };
+enum { FEW = 8 };                     /* elements; of more the loop `below` is faster */
 #define DRAW_MOST ((uint64_t)1 << 48) /* and more are no array's */
 
+/* What is drawn, and where to. */
 typedef struct drawing {
-  const bvm_loops *loops;
   op_id op;
-  qn_dtype dtype;
-  uint64_t n, words[3]; /* those of the key, and the draw number */
-  uint64_t values;      /* of bits: 0, or as bvm_loops.below takes them; then dtype is any of integers */
+  qn_dtype dtype;    /* of the result; with `values` any dtype of integers */
+  uint64_t words[3]; /* those of the key, and the draw number */
+  uint64_t values;   /* 0, or of bits: as bvm_loops.below takes them */
   int64_t low;
+  const bvm_loops *loops;
+  uint64_t n;
   char *out;
 } drawing;
 
-/* Numbers from the one numbered `first` on, n of them, at most DRAW_FEW. */
+/* Makes n numbers, at most DRAW_FEW, from the one numbered `first` on. */
 static inline __attribute__((always_inline)) void draw_some(const drawing *d, void *out, uint64_t first, uint64_t n) {
   const bvm_loops *l = d->loops;
-  if (d->values && n <= FEW && d->dtype == QN_i64) {
-    int64_t *to = out;
-    l->draw[0][QN_i64](to, d->words, first, n);
-    for (uint64_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)(to[i] & INT64_MAX) % d->values) + d->low;
-    return;
-  }
-  if (d->values) {
-    uint64_t bits[DRAW_FEW];
-    void *to = d->dtype == QN_i64 ? out : bits;
-    l->draw[0][QN_i64](to, d->words, first, n);
+  uint64_t held[DRAW_FEW];
+  qn_dtype made = d->values ? QN_i64 : dtype_compute(d->dtype); /* in which the loops make them */
+  void *to = made == d->dtype ? out : (void *)held;
+  l->draw[d->op - OP_random_bits][d->values ? QN_i64 : d->dtype](to, d->words, first, n);
+  if (d->values && n <= FEW)
+    for (uint64_t i = 0, *bits = to; i < n; i++) bits[i] = (bits[i] & ~(uint64_t)0 >> 1) % d->values + (uint64_t)d->low;
+  else if (d->values)
     l->below(to, d->values, d->low, n);
-    if (to != out) l->cast[QN_i64][d->dtype](out, bits, NULL, NULL, VM_A, (int64_t)n);
-    return;
-  }
-  float wide[DRAW_FEW];
-  bool rounded = d->dtype == QN_f16 || d->dtype == QN_bf16;
-  l->draw[d->op - OP_random_bits][d->dtype](rounded ? wide : out, d->words, first, n);
-  if (rounded) l->cast[QN_f32][d->dtype](out, wide, NULL, NULL, VM_A, (int64_t)n);
+  if (to != out) l->cast[made][d->dtype](out, to, NULL, NULL, VM_A, (int64_t)n);
 }
 
 static void draw_piece(cpu_pieces *p, int thread, int64_t piece) {
@@ -58,7 +53,16 @@ static void draw_piece(cpu_pieces *p, int thread, int64_t piece) {
     draw_some(d, d->out + first * dtype_size(d->dtype), first, end - first < DRAW_FEW ? end - first : DRAW_FEW);
 }
 
-/* Of this shape. Unset: not here. */
+/* Fills the array, which is owned and given up on failure, by threads. */
+static __attribute__((noinline)) qn_value draw_many(qn_vm *vm, drawing *d, qn_array *out) {
+  int threads = cpu_threads(vm, d->n > INT64_MAX / DRAW_WORTH ? INT64_MAX : (int64_t)d->n * DRAW_WORTH);
+  if (threads && pieces_run(vm, threads, (int64_t)((d->n + DRAW_PIECE - 1) / DRAW_PIECE), draw_piece, d))
+    return value_obj(TAG_ARRAY, out);
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return value_error();
+}
+
+/* An array of this shape with numbers as `d` says, whose first five fields are filled in. */
 static inline __attribute__((always_inline)) qn_value draw(qn_vm *vm, drawing *d, int rank, const int64_t *shape) {
   d->loops = cpu_loops(vm);
   if (!d->loops) return value_error();
@@ -68,15 +72,9 @@ static inline __attribute__((always_inline)) qn_value draw(qn_vm *vm, drawing *d
   qn_array *out = array_new(vm, d->dtype, rank, shape);
   if (!out) return value_error();
   d->out = out->storage->data;
-  if (d->n <= DRAW_FEW) {
-    draw_some(d, d->out, 0, d->n);
-    return value_obj(TAG_ARRAY, out);
-  }
-  int threads = cpu_threads(vm, d->n > INT64_MAX / DRAW_WORTH ? INT64_MAX : (int64_t)d->n * DRAW_WORTH);
-  if (threads && pieces_run(vm, threads, (int64_t)((d->n + DRAW_PIECE - 1) / DRAW_PIECE), draw_piece, d))
-    return value_obj(TAG_ARRAY, out);
-  value_release(vm, value_obj(TAG_ARRAY, out));
-  return value_error();
+  if (d->n > DRAW_FEW) return draw_many(vm, d, out);
+  draw_some(d, d->out, 0, d->n);
+  return value_obj(TAG_ARRAY, out);
 }
 
 qn_value eager_draw(qn_vm *vm, op_id op, const op_drawing *what, int64_t low, uint64_t values) {

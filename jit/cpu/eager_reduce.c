@@ -9,6 +9,9 @@
  * right. An argmax or argmin looks at the elements of each result one after the other. A scan of at most 64 elements is one group
  * (INNER) or one chain (OUTER).
  *
+ * Why it is there: a sum of four elements, call included, takes 520 instructions this way (tests/cost.py) and would go the way of a one-op
+ * kernel else. Tried: no `chains` (a sum over the two first of three axes 777 -> 860).
+ *
  * Unset means that an op is left to the slow way, which also finds what is wrong.
  */
 #include <string.h>
@@ -26,7 +29,7 @@ typedef struct fold_run {
   bool last; /* there is no axis behind them that stays */
 } fold_run;
 
-/* A chain over many elements: a row of results at a time. */
+/* Order OUTER for many elements: all `inner` results are combined with a row of elements at a time. */
 static __attribute__((noinline)) void chain_rows(const op_fold *f, const fold_run *r, char *out, const char *x) {
   size_t row = (size_t)r->inner * f->size;
   for (int64_t o = 0; o < r->outer; o++, out += row, x += (size_t)r->n * row) {
@@ -38,6 +41,7 @@ static __attribute__((noinline)) void chain_rows(const op_fold *f, const fold_ru
   }
 }
 
+/* All running values, from x to out, which may be x. */
 static __attribute__((noinline)) void scan_rows(const op_fold *f, const fold_run *r, char *out, const char *x) {
   size_t row = (size_t)r->inner * f->size;
   if (out != x) memcpy(out, x, (size_t)(r->outer * r->n) * row);
@@ -51,9 +55,10 @@ static __attribute__((noinline)) void scan_rows(const op_fold *f, const fold_run
   }
 }
 
+/* The index of the largest or smallest element of each result, as i64 to out. */
 static __attribute__((noinline)) void find_best(const op_fold *f, const bvm_loops *l, const fold_run *r, char *out,
                                                 const char *x) {
-  _Alignas(64) char held[TINY_ELEMENTS * 8];
+  uint64_t held[TINY_ELEMENTS];
   int64_t *at = (int64_t *)(void *)out;
   uint64_t best = 0;
   for (int64_t o = 0; o < r->outer; o++, x += (size_t)(r->n * r->inner) * f->size)
@@ -61,7 +66,7 @@ static __attribute__((noinline)) void find_best(const op_fold *f, const bvm_loop
       const char *elements = x;
       if (r->inner > 1) {
         l->load[bvm_size_class(f->size)](held, x + (size_t)i * f->size, r->inner, r->n);
-        elements = held;
+        elements = (const char *)held;
       }
       *at = -1;
       f->arg(&best, at++, elements, 0, r->n);
@@ -93,16 +98,16 @@ static inline __attribute__((always_inline)) qn_value fold(qn_vm *vm, op_id op, 
       shape[rank++] = 1;
   qn_array *out = array_new(vm, (qn_dtype)s->result, rank, shape);
   if (!out) return value_error();
-  _Alignas(64) char work[TINY_ELEMENTS * 8], room[TINY_ELEMENTS * 8];
-  char *result = f->narrow ? work : out->storage->data;
-  const char *from = room;
+  uint64_t work[TINY_ELEMENTS], room[TINY_ELEMENTS];
+  char *result = f->narrow ? (char *)work : out->storage->data;
+  const char *from = (const char *)room;
   if (x->contiguous)
     from = array_data(x);
   else
     eager_write_out(room, x);
   if (widen) {
     widen(work, from, NULL, NULL, VM_A, x->size);
-    from = work;
+    from = (const char *)work;
   }
   fold_run r = {.inner = 1, .last = true};
   for (int a = x->rank - 1; axes;) {
@@ -119,7 +124,7 @@ static inline __attribute__((always_inline)) qn_value fold(qn_vm *vm, op_id op, 
       value_release(vm, value_obj(TAG_ARRAY, out));
       return value_unset();
     }
-    char *to = axes ? work : result;
+    char *to = axes ? (char *)work : result;
     if (!f->tree && f->arg)
       find_best(f, cpu_loops(vm), &r, to, from);
     else if (!f->tree)

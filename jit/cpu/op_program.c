@@ -1,4 +1,4 @@
-/* Strips (op_program.h): kernels of one op taken apart into the calls of loops that they make, and the table of these.
+/* Op programs (op_program.h): kernels of one op taken apart into the calls of loops that they make, and the table of these.
  *
  * The kernel of a conversion or an op on contiguous operands of rank 1 is a VEC of loads, primitives, functions, checks and a store. Each
  * of its instructions that computes becomes a step; a value takes a slot from its step to its last use. What only a failed check would show
@@ -197,7 +197,7 @@ static bool find_fold(const bvm_loops *loops, const l_program *p, op_fold *f) {
 static bool build(maker *m, op_id op, const graph_type *types, int nin, const op_attr *attr, op_program *s) {
   op_types t;
   op_refusal why;
-  if (op == OP_stop_gradient || op == OP_fit || !op_infer(NULL, op, types, nin, attr, &t, &why) || t.weak) return false;
+  if (op == OP_fit || !op_infer(NULL, op, types, nin, attr, &t, &why) || t.weak) return false;
   uint8_t operands[PROGRAM_OPERANDS] = {0, 1, 2};
   qn_dtype strict[PROGRAM_OPERANDS];
   const l_program *p;
@@ -274,8 +274,7 @@ __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_
     uint32_t tag = kind - PROGRAM_WEAK;
     types[i] = (graph_type){.dtype = tag == TAG_BOOL ? QN_bool : tag == TAG_INT ? QN_i64 : QN_f64, .weak = true};
   }
-  op_attr attr = {.axes = op_rows[op].klass != CLASS_POINTWISE};
-  if (op == OP_cast) attr.dtype = number & DIGIT;
+  op_attr attr = {.axes = op_rows[op].klass != CLASS_POINTWISE, .dtype = nin == 1 ? number & DIGIT : 0};
   op_program made = {.fn = NULL};
   made.usable = build(&m, op, types, nin, &attr, &made);
   if (vm->error) return NULL;
@@ -292,7 +291,10 @@ __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_
   find_modes(s, numbers);
   bool in_order = s->nsteps == 1 && s->steps[0].fn;
   for (int i = 0; i < nin && in_order; i++) in_order = s->steps[0].in[i] == i;
-  if (in_order) s->fn = s->steps[0].fn;
+  /* a conversion, or what is a copy by its row of the op table, of which the kernel leaves nothing to do */
+  bool moves = op_bodies[op].kind == BODY_KOP && (op_bodies[op].which == KOP_copy || op_bodies[op].which == KOP_cast);
+  s->same = in_order && moves && s->result == types[0].dtype;
+  if (in_order && !s->same) s->fn = s->steps[0].fn;
   return t->op_programs[op][number] = s;
 }
 

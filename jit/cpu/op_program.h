@@ -1,10 +1,11 @@
-/* Strips: what an elementwise op does to its operands, as the calls of loops that the block VM would make for one block.
+/* Op programs: what an op does to its operands, as the calls of loops that the block VM would make for one block.
  *
- * A op_program is made of one-op kernels, once for each op and kinds of operands: the rules say which conversions there are, and the
- * kernels of these and of the op itself (for operands without gaps) are straight lines of loads, primitives, checks and one store.
- * So what a op_program computes is what the kernels compute, and nothing about arithmetic is written down here. */
-#ifndef JIT_CPU_EAGER_STRIP_H
-#define JIT_CPU_EAGER_STRIP_H
+ * An op program is made of one-op kernels, once for each op and kinds of operands. Of a POINTWISE op the rules say which conversions there
+ * are, and the kernels of these and of the op itself (for operands without gaps) are straight lines of loads, primitives, checks and one
+ * store: these are its steps. Of a REDUCE or SCAN op it says how the kernel's accumulator combines elements. So what an op program
+ * computes is what the kernels compute, and nothing about arithmetic is written down here. */
+#ifndef JIT_CPU_OP_PROGRAM_H
+#define JIT_CPU_OP_PROGRAM_H
 
 #include <stddef.h>
 #include <string.h>
@@ -37,6 +38,7 @@ typedef struct op_program_step {
 /* The kind of an operand: its dtype, or PROGRAM_WEAK + the tag of a host number. */
 enum { PROGRAM_WEAK = DTYPE_PUBLIC - TAG_BOOL, PROGRAM_KIND_BITS = 4 };
 _Static_assert(PROGRAM_WEAK + TAG_FLOAT < 1 << PROGRAM_KIND_BITS, "a kind of operand is one digit of a number");
+_Static_assert(QN_DTYPE_COUNT <= 1 << PROGRAM_KIND_BITS, "and so is any dtype");
 _Static_assert(TAG_INT == TAG_BOOL + 1 && TAG_FLOAT == TAG_BOOL + 2, "host numbers are numbered in a row");
 
 /* How the kernel of a REDUCE or SCAN op combines elements: its conversions, and the loops for few elements by the primitive of its
@@ -56,6 +58,7 @@ typedef struct op_fold {
 typedef struct op_program {
   bvm_fn fn;                        /* the only step, of the operands in their order; NULL: there are more, or none */
   bool usable;                      /* else the op on such operands is left to the slow way */
+  bool same;                        /* the result is the operand itself; then fn is NULL */
   uint8_t result;                   /* dtype */
   uint8_t scalar[PROGRAM_OPERANDS]; /* of host numbers: the dtype in which the op takes them */
   uint8_t size[PROGRAM_OPERANDS];   /* bytes of an element */
@@ -65,14 +68,14 @@ typedef struct op_program {
   op_program_step steps[];
 } op_program;
 
-/* A program's number among those of its op: the kinds of the operands, a digit each. An op that takes fewer than two has the last digit 0,
- * a conversion the target there. */
+/* A program's number among those of its op: the kinds of the operands, a digit each. An op of one operand has a second digit, the dtype
+ * of its attribute: that of a conversion's result, else 0. */
 static inline uint32_t op_program_number(uint32_t a, uint32_t b) { return a << PROGRAM_KIND_BITS | b; }
 static inline uint32_t op_program_number3(uint32_t a, uint32_t b, uint32_t c) {
   return op_program_number(op_program_number(a, b), c);
 }
 
-/* Makes it; NULL with an error raised. */
+/* Makes the program of this number; the VM owns it. NULL with an error raised. */
 QN_MUST_CHECK const op_program *op_program_make(qn_vm *vm, op_id op, uint32_t number);
 
 static inline __attribute__((always_inline)) const op_program *op_program_of(qn_vm *vm, op_id op, uint32_t number) {
@@ -82,7 +85,7 @@ static inline __attribute__((always_inline)) const op_program *op_program_of(qn_
   return __builtin_expect(s != NULL, 1) ? s : op_program_make(vm, op, number);
 }
 
-/* The same if it is there already, else NULL. */
+/* The program if it is made already, else NULL. */
 static inline __attribute__((always_inline)) const op_program *op_program_known(qn_vm *vm, op_id op, uint32_t number) {
   const cpu_kept *t = vm->devices[FAMILY_cpu];
   const op_program **row = __builtin_expect(t != NULL, 1) ? t->op_programs[op] : NULL;

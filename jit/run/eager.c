@@ -1,8 +1,7 @@
 /* Eager dispatch: one op, now (eager.h).
  *
- *   fast path   a POINTWISE op on small arrays (eager_fast.c): the loops of the block VM are called directly; rules and kernels were
- *               asked once for such operands (op_program.c)
- *   tiny        a REDUCE or SCAN op of few elements (eager_reduce.c): those loops again
+ *   fast path   a POINTWISE op on small arrays (eager_pointwise.c), a REDUCE or SCAN op of few elements (eager_reduce.c): the loops
+ *               of the block VM are called directly; which they are was taken once from the op's kernel (op_program.c)
  *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage (view.c, which also
  *               joins small arrays)
  *   library     sort, argsort, compress, nonzero (library.c)
@@ -598,10 +597,7 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
   case CLASS_INDEX: out = eager_fast_index(vm, op, in, nin, attr); break;
   case CLASS_RANDOM: out = eager_fast_draw(vm, op, in, attr); break;
   case CLASS_LIBRARY: out = eager_fast_sort(vm, op, in[0], attr); break;
-  case CLASS_DOT:
-    if (value_is(in[0], TAG_ARRAY) && value_is(in[1], TAG_ARRAY))
-      out = eager_fast_dot(vm, value_array(in[0]), value_array(in[1]));
-    break;
+  case CLASS_DOT: out = eager_fast_dot(vm, in[0], in[1]); break;
   default: break;
   }
   return value_is(out, TAG_UNSET) ? eager_slow(vm, op, in, nin, attr) : out;

@@ -200,7 +200,7 @@ static __attribute__((noinline)) bool put_part(qn_vm *vm, joint j, const qn_arra
 
 /* Converts a part to the dtype of `out` and copies it. False: an error is raised, or the part is too large to be converted here. */
 static __attribute__((noinline)) bool put_converted(qn_vm *vm, joint j, const qn_array *out, int64_t at, qn_value v) {
-  qn_value same = eager_convert(vm, v, (qn_dtype)out->dtype);
+  qn_value same = eager_one(vm, OP_cast, v, (qn_dtype)out->dtype);
   bool ok = value_is(same, TAG_ARRAY) && put_part(vm, j, out, at, value_array(same));
   value_release(vm, same);
   return ok;

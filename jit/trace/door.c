@@ -41,7 +41,7 @@ static __attribute__((noinline)) qn_value apply(qn_vm *vm, op_id op, const qn_va
 }
 
 qn_value op_unary(qn_vm *vm, op_id op, qn_value a) {
-  qn_value now = vm->rec ? value_unset() : eager_one(vm, op, a);
+  qn_value now = vm->rec ? value_unset() : eager_one(vm, op, a, 0);
   return is_set(now) ? now : apply(vm, op, &a, 1);
 }
 
@@ -65,8 +65,7 @@ qn_value op_ternary(qn_vm *vm, op_id op, const qn_value in[3]) {
 }
 
 qn_value op_dot(qn_vm *vm, qn_value x, qn_value y) {
-  bool arrays = value_is(x, TAG_ARRAY) && value_is(y, TAG_ARRAY);
-  qn_value now = vm->rec || !arrays ? value_unset() : eager_fast_dot(vm, value_array(x), value_array(y));
+  qn_value now = vm->rec ? value_unset() : eager_fast_dot(vm, x, y);
   return is_set(now) ? now : apply_two(vm, OP_dot, x, y);
 }
 
@@ -74,7 +73,7 @@ qn_value op_dot(qn_vm *vm, qn_value x, qn_value y) {
 
 qn_value op_cast(qn_vm *vm, qn_value x, qn_dtype dtype) {
   if (is_array(x) && value_array(x)->dtype == dtype) return value_retain(x);
-  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_convert(vm, x, dtype);
+  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_one(vm, OP_cast, x, dtype);
   if (is_set(now)) return now;
   const op_attr attr = {.dtype = (uint8_t)dtype};
   bool cut = is_array(x) || dtype_is_bool(dtype) || (dtype_is_int(dtype) && value_is(x, TAG_FLOAT));

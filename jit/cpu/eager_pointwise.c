@@ -1,9 +1,10 @@
-/* The fast path of eager dispatch (eager.c): POINTWISE ops on small arrays, whatever their dtypes, shapes and strides.
+/* Runs op programs (op_program.h) over small arrays of any dtypes, shapes and strides: the fast path of eager dispatch for POINTWISE ops.
  *
- * What is to be done to elements of such kinds is looked up (op_program.h): the loops of the block VM, which are called directly. They run
- * over whole arrays where all are contiguous and of one shape; else elements are first put into the result's order, few of them as
- * one piece, more row by row. Host numbers and arrays of one element are operands that are repeated. What is pending or on a device,
- * large, wrong or fails a check is left to the slow way, which also says what is wrong.
+ * No op is written by hand here, nor is any named. What an op does to elements of such kinds is a program, which op_program.c takes from
+ * the one-op kernels; this file looks it up and brings the elements to it. They are passed as they lie where all operands are contiguous and
+ * of one shape; else they are first put into the result's order, few of them as one piece, more row by row. Host numbers and arrays of
+ * one element are operands that are repeated. What is pending or on a device, large, wrong or fails a check is left to the slow way,
+ * which also says what is wrong.
  *
  * Why it is there: an op on a few elements, call included, takes 360 to 780 instructions this way and 3,600 to 8,900 by its kernel
  * (tests/cost.py). Programs lie in tables of the VM by op and kinds of operands, not in caches at call sites: a look-up is three loads,
@@ -18,14 +19,14 @@
 
 enum { BLOCK = PROGRAM_BLOCK, OPERANDS = PROGRAM_OPERANDS };
 
-/* Loops over operands, whose number is known where they are: written out. */
+/* A loop over the operands, written out: their number is a constant where it stands. */
 #if defined(__clang__)
 #define EACH_OPERAND(k, n) _Pragma("unroll") for (int k = 0; k < n; k++)
 #else
 #define EACH_OPERAND(k, n) _Pragma("GCC unroll 3") for (int k = 0; k < n; k++)
 #endif
 
-/* Stores a host number as dtype d, if d takes it without a question. */
+/* Stores a host number as dtype d to `cell`. False: d does not hold it, or only the slow way can tell. narrow_fits: of the rarer dtypes. */
 static __attribute__((noinline)) bool narrow_fits(qn_value v, qn_dtype d, char cell[8]) {
   double x = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
   bool middling = x < 0x1p15 && x > -0x1p15;
@@ -62,6 +63,7 @@ static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
 
 /* ---- everything in one order ------------------------------------------------------------------------------------------ */
 
+/* A program of several steps on n elements that lie at from[] as `vectors` says (op_program_run), in blocks. False: a check has failed. */
 static __attribute__((noinline)) bool run_blocks(const op_program *s, const void *const *from, uint32_t vectors,
                                                  char *out, int64_t n) {
   size_t out_size = dtype_size((qn_dtype)s->result);
@@ -74,7 +76,7 @@ static __attribute__((noinline)) bool run_blocks(const op_program *s, const void
   return true;
 }
 
-/* Strips of more than one step. Unset: a check has failed, or there is no op_program. */
+/* A program of any number of steps; the result has the shape of x. Unset: a check has failed. */
 static inline __attribute__((always_inline)) qn_value run_steps(qn_vm *vm, const op_program *s, const qn_array *x,
                                                                 const void **at, size_t vectors) {
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
@@ -87,18 +89,20 @@ static inline __attribute__((always_inline)) qn_value run_steps(qn_vm *vm, const
   return value_unset();
 }
 
-static __attribute__((noinline)) qn_value run_two_steps(qn_vm *vm, const op_program *s, const qn_array *x,
-                                                        const void *a, const void *b, size_t vectors) {
+/* What is not one loop. Unset also if there is no program for such operands. */
+static __attribute__((noinline)) qn_value run_more(qn_vm *vm, const op_program *s, qn_array *x, const void *a,
+                                                   const void *b, size_t vectors) {
   const void *at[PROGRAM_SLOTS];
+  if (s->same) return value_retain(value_obj(TAG_ARRAY, x));
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   at[0] = a, at[1] = b;
   return run_steps(vm, s, x, at, vectors);
 }
 
-/* The result of the shape of x, where one or two operands are in its order or repeated. Unset: a check has failed. */
-static inline __attribute__((always_inline)) qn_value run_whole(qn_vm *vm, const op_program *s, const qn_array *x,
+/* Of one or two operands, which are in the order of x and of its shape, or one repeated element. Unset as above. */
+static inline __attribute__((always_inline)) qn_value run_whole(qn_vm *vm, const op_program *s, qn_array *x,
                                                                 const void *a, const void *b, uint32_t vectors) {
-  if (!s->fn) return run_two_steps(vm, s, x, a, b, vectors);
+  if (!s->fn) return run_more(vm, s, x, a, b, vectors);
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
   s->fn(out->storage->data, a, b, NULL, (int)vectors, out->size);
@@ -115,7 +119,7 @@ typedef struct fast_op {
 
 static inline size_t bytes_of(const qn_array *a) { return dtype_size((qn_dtype)a->dtype); }
 
-/* A piece of the result on operands that are in its order or repeated. */
+/* n elements of the result, of operands that are in its order (bits of `vectors`) or one repeated element. False: a check has failed. */
 static inline bool run_piece(const fast_op *f, const void **at, uint32_t vectors, char *out, int64_t n) {
   if (!f->op_program->fn) return op_program_run(f->op_program, at, vectors, out, n);
   f->op_program->fn(out, at[0], at[1], at[2], (int)vectors, n);
@@ -172,7 +176,7 @@ static inline __attribute__((always_inline)) bool make_nest(const fast_op *f, in
   return true;
 }
 
-/* All elements of an operand in the result's order. */
+/* Copies all elements of an operand to `to`, in the result's order. */
 #define SPREAD(T)                                                                                                      \
   static void spread_##T(T *to, const T *from, const fast_nest *n, const int64_t *stride) {                            \
     int64_t index[ARRAY_MAX_RANK], length = n->size[0], step = stride[0];                                              \
@@ -204,6 +208,7 @@ static inline void spread(void *to, const void *from, size_t size, const fast_ne
   }
 }
 
+/* Copies rows of n elements. */
 #define WRITE_ROWS(T)                                                                                                  \
   for (const T *from = (const T *)(const void *)at; rows > 0; rows--, from += row_step) {                              \
     const T *p = from;                                                                                                 \
@@ -233,7 +238,7 @@ void eager_write_out(void *to, const qn_array *a) {
   if (make_nest(&f, 1, rank, shape, &total, &n) && total) spread(to, at, size, &n, n.stride[0]);
 }
 
-/* Results of at most a block. */
+/* Results of at most a block: operands that are in another order are copied first. False: a check has failed. */
 static inline __attribute__((always_inline)) bool run_few(const fast_op *f, int nin, const fast_nest *n, char *out,
                                                           int64_t total) {
   _Alignas(64) char held[OPERANDS][BLOCK * 8];
@@ -272,7 +277,7 @@ static __attribute__((noinline)) bool run_row(const fast_op *f, const bvm_loops 
   return true;
 }
 
-/* Row by row, of at least two axes. `whole`: the only loop goes over each row at once. */
+/* The result row by row; `whole`: the program is one loop, which can go over each row at once. False: a check has failed. */
 static inline __attribute__((always_inline)) bool run_rows(const fast_op *f, int nin, const bvm_loops *l,
                                                            const fast_nest *n, bool whole, char *out) {
   const char *from[OPERANDS];
@@ -308,6 +313,7 @@ static inline __attribute__((always_inline)) bool run_rows(const fast_op *f, int
   }
 }
 
+/* Operands that broadcast or have gaps. Unset: they do not broadcast, the result is large, or a check has failed. */
 static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, const fast_op *f, int nin) {
   int rank = 0;
   int64_t shape[ARRAY_MAX_RANK], total;
@@ -316,7 +322,7 @@ static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, cons
   if (f->a[k] && f->a[k]->rank > rank) rank = f->a[k]->rank;
   if (!make_nest(f, nin, rank, shape, &total, &n) || total > vm->tune[TUNE_par_grain]) return value_unset();
   if (!total && shape_strides(rank, shape, (int64_t[ARRAY_MAX_RANK]){0}) < 0)
-    return value_unset(); /* as the rules say it */
+    return value_unset(); /* sizes that overflow: the slow way words the error */
   const bvm_loops *l = cpu_loops(vm);
   qn_array *out = l ? array_new(vm, (qn_dtype)f->op_program->result, rank, shape) : NULL;
   if (!out) return value_error();
@@ -338,6 +344,7 @@ static inline bool same_shape(const qn_array *a, const qn_array *b) {
   return true;
 }
 
+/* Copies each element of y `each` times, again and again up to `end`. */
 #define REPEAT(T)                                                                                                      \
   for (; to < end;)                                                                                                    \
     for (const T *p = (const T *)(const void *)from, *stop = p + y->size; p < stop; p++)                               \
@@ -378,14 +385,15 @@ static inline bool repeat(const qn_array *x, const qn_array *y, const char *row,
   return true;
 }
 
-/* Unset: not here. */
+/* An op on arrays of any layout and host numbers; `to`: the last digit of the program's number if there is one operand. Unset: it is left
+ * to the slow way, since an operand is elsewhere, large or none of these, or a check has failed, or the op takes none such. */
 static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, const qn_value *in, int nin,
-                                                          uint32_t target) {
+                                                          uint32_t to) {
   fast_op f;
   _Alignas(8) char cell[OPERANDS][8];
   _Alignas(64) char held[OPERANDS][BLOCK * 8];
   const qn_array *x = NULL; /* whose shape the result has, if all goes well */
-  uint32_t number = nin == 1 ? target : 0;
+  uint32_t number = to;
   EACH_OPERAND(k, nin) {
     f.a[k] = NULL;
     uint32_t kind;
@@ -404,6 +412,7 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
   if (!x || x->size > vm->tune[TUNE_par_grain]) return value_unset();
   const op_program *s = f.op_program = op_program_of(vm, op, number);
   if (__builtin_expect(!s, 0)) return value_error();
+  if (s->same) return value_retain(in[0]);
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   uint32_t vectors = 0;
   bool whole = x->size && (x->contiguous || x->size <= BLOCK);
@@ -437,13 +446,14 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
   return value_obj(TAG_ARRAY, out);
 }
 
-static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_value *in) {
-  return op == OP_stop_gradient && value_is(in[0], TAG_ARRAY) && value_array(in[0])->storage ? value_retain(in[0])
-                                                                                             : any(vm, op, in, 1, 0);
+static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_value *in, qn_dtype to) {
+  return any(vm, op, in, 1, to);
 }
-static __attribute__((noinline)) qn_value any_two(qn_vm *vm, op_id op, const qn_value *in) {
+static __attribute__((noinline)) qn_value any_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  const qn_value in[2] = {a, b};
   return any(vm, op, in, 2, 0);
 }
+
 /* ---- the common operands ---------------------------------------------------------------------------------------------- */
 
 /* In the CPU's memory, without gaps, and not large. */
@@ -451,91 +461,53 @@ static inline bool plain(const qn_vm *vm, const qn_array *a) {
   return a->storage && !a->device && a->contiguous && (uint64_t)a->size - 1 < (uint64_t)vm->tune[TUNE_par_grain];
 }
 
-static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const op_program *s, const qn_array *x,
-                                                                const void *a, const void *b, uint32_t vectors) {
-  if (__builtin_expect(!s, 0)) return value_error();
-  if (__builtin_expect(!s->usable, 0)) return value_unset();
-  return run_whole(vm, s, x, a, b, vectors);
-}
-
-qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
-  if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
-    const qn_array *x = value_array(a);
-    if (plain(vm, x))
-      return run_plain(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x, array_data(x), NULL, 1);
-  }
-  return any_one(vm, op, &a);
-}
-
-/* An array and a host number, `turned`: the number first. */
-static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_id op, qn_value a, qn_value b,
-                                                                  bool turned) {
-  const qn_array *x = value_array(a);
-  uint32_t number = PROGRAM_WEAK + (uint32_t)b.head, kind = x->dtype;
-  const op_program *s =
-      op_program_of(vm, op, turned ? op_program_number(number, kind) : op_program_number(kind, number));
-  _Alignas(8) char cell[8];
-  if (__builtin_expect(!s, 0)) return value_error();
-  if (!scalar_fits(b, (qn_dtype)s->scalar[turned ? 0 : 1], cell)) return value_unset();
-  return turned ? run_plain(vm, s, x, cell, array_data(x), 2) : run_plain(vm, s, x, array_data(x), cell, 1);
-}
-
-static __attribute__((noinline)) qn_value two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
-  if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
-    const qn_array *x = value_array(a), *y = value_array(b);
-    if (plain(vm, x) && plain(vm, y) && same_shape(x, y))
-      return run_plain(vm, op_program_of(vm, op, op_program_number(x->dtype, y->dtype)), x, array_data(x),
-                       array_data(y), 3);
-  } else if (a.head == TAG_ARRAY && b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
-    if (plain(vm, value_array(a))) return with_number(vm, op, a, b, false);
-  } else if (b.head == TAG_ARRAY && a.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
-    if (plain(vm, value_array(b))) return with_number(vm, op, b, a, true);
-  }
-  const qn_value in[2] = {a, b};
-  return any_two(vm, op, in);
-}
-
 static inline const char *data_of(const qn_array *a, size_t size) {
   return a->storage->data + a->offset * (int64_t)size;
 }
 
-/* Two plain arrays of one shape, or a plain array and a number, for which there is a op_program: most come here. */
-qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+static inline bool is_number(qn_value v) { return v.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
+static inline uint32_t kind_of_number(qn_value v) { return PROGRAM_WEAK + (uint32_t)v.head; }
+
+/* Most operands are plain arrays, of one shape or beside a number, for which there is a program already. */
+qn_value eager_one(qn_vm *vm, op_id op, qn_value a, qn_dtype to) {
   if (a.head == TAG_ARRAY && plain(vm, value_array(a))) {
-    const qn_array *x = value_array(a), *y = value_array(b);
+    qn_array *x = value_array(a);
+    const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, to));
+    if (__builtin_expect(s != NULL, 1)) return run_whole(vm, s, x, data_of(x, s->size[0]), NULL, 1);
+  }
+  return any_one(vm, op, &a, to);
+}
+
+qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  _Alignas(8) char cell[8];
+  if (a.head == TAG_ARRAY && plain(vm, value_array(a))) {
+    qn_array *x = value_array(a), *y = value_array(b);
     if (b.head == TAG_ARRAY) {
       if (y->storage && !y->device && y->contiguous && same_shape(x, y)) {
         const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, y->dtype));
         if (__builtin_expect(s != NULL, 1))
           return run_whole(vm, s, x, data_of(x, s->size[0]), data_of(y, s->size[1]), 3);
       }
-    } else if (b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
-      const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, PROGRAM_WEAK + (uint32_t)b.head));
-      _Alignas(8) char cell[8];
+    } else if (is_number(b)) {
+      const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, kind_of_number(b)));
       if (__builtin_expect(s != NULL, 1) && scalar_fits(b, (qn_dtype)s->scalar[1], cell))
         return run_whole(vm, s, x, data_of(x, s->size[0]), cell, 1);
     }
+  } else if (is_number(a) && b.head == TAG_ARRAY && plain(vm, value_array(b))) {
+    qn_array *y = value_array(b);
+    const op_program *s = op_program_known(vm, op, op_program_number(kind_of_number(a), y->dtype));
+    if (__builtin_expect(s != NULL, 1) && scalar_fits(a, (qn_dtype)s->scalar[0], cell))
+      return run_whole(vm, s, y, cell, data_of(y, s->size[1]), 2);
   }
-  return two(vm, op, a, b);
+  return any_two(vm, op, a, b);
 }
 
 qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) { return any(vm, op, in, 3, 0); }
 
-qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {
-  if (!value_is(a, TAG_ARRAY)) return value_unset();
-  const qn_array *x = value_array(a);
-  if (x->dtype == to) return x->storage ? value_retain(a) : value_unset();
-  if (plain(vm, x))
-    return run_plain(vm, op_program_of(vm, OP_cast, op_program_number(x->dtype, to)), x, array_data(x), NULL, 1);
-  return any(vm, OP_cast, &a, 1, to);
-}
-
 qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
-  qn_value out = nin == 2        ? eager_two(vm, op, in[0], in[1])
-                 : nin == 3      ? eager_three(vm, op, in)
-                 : op != OP_cast ? eager_one(vm, op, in[0])
-                 : attr->flags & ATTR_WEAK || attr->dtype >= DTYPE_PUBLIC
-                     ? value_unset()
-                     : eager_convert(vm, in[0], (qn_dtype)attr->dtype);
+  qn_value out = nin == 2                  ? eager_two(vm, op, in[0], in[1])
+                 : nin == 3                ? eager_three(vm, op, in)
+                 : attr->flags & ATTR_WEAK ? value_unset()
+                                           : eager_one(vm, op, in[0], (qn_dtype)attr->dtype);
   return __builtin_expect(value_is(out, TAG_UNSET), 0) ? eager_slow(vm, op, in, nin, attr) : out;
 }
