@@ -44,15 +44,17 @@ typedef enum trouble { TROUBLE_NO_COMPILER, TROUBLE_FOLDER, TROUBLE_DAMAGED, TRO
 
 typedef struct code_table {
   troubles troubles;
-  pthread_mutex_t lock; /* over what follows */
-  hash_table codes;     /* phases by l_hash */
-  hash_table objects;   /* dlopen handles, by their number */
+  _Atomic int64_t cache_room; /* cache_write */
+  pthread_mutex_t lock;       /* over what follows */
+  hash_table codes;           /* phases by l_hash */
+  hash_table objects;         /* dlopen handles, by their number */
 } code_table;
 
 static void init(void *part, qn_engine *engine) {
   code_table *t = part;
   (void)engine;
   troubles_init(&t->troubles);
+  atomic_init(&t->cache_room, 0);
   pthread_mutex_init(&t->lock, NULL);
 }
 
@@ -394,7 +396,7 @@ static void code_for(code_table *t, const code_unit *u, const text_buf *text, co
   if (object && !given_up(o) && take_object(t, u, object, size)) {
     report->how = COMPILED_NOW;
     report->bytes = size;
-    report->stored = access == CACHE_WRITES && cache_write(folder, path, object, size, limit);
+    report->stored = access == CACHE_WRITES && cache_write(folder, path, object, size, limit, &t->cache_room);
     if (access == CACHE_WRITES && !report->stored) troubles_tell(&t->troubles, TROUBLE_FOLDER, no_folder, folder);
   }
   free(object);

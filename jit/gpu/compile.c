@@ -171,7 +171,7 @@ static bool make(gpu_engine *e, const gpu_job *j) {
   }
   cubin = compile_text(e, j, options, noptions, &size);
   bool done = cubin && load(e, j, cubin);
-  if (done && access == CACHE_WRITES && !cache_write(folder, path, cubin, size, j->cache_bytes))
+  if (done && access == CACHE_WRITES && !cache_write(folder, path, cubin, size, j->cache_bytes, &e->cache_room))
     troubles_tell(&e->troubles, GPU_TROUBLE_CACHE, "quern: the kernel cache cannot be written (%.200s)", folder);
   free(cubin);
   return done;

@@ -56,9 +56,10 @@ typedef struct gpu_engine {
   pthread_cond_t work, done;
   pthread_t workers[GPU_WORKERS];
   int nworkers, idle;
-  pid_t process;       /* that opened the driver */
-  atomic_bool closing; /* written under the lock */
-  troubles troubles;   /* by gpu_trouble_id */
+  pid_t process;              /* that opened the driver */
+  atomic_bool closing;        /* written under the lock */
+  troubles troubles;          /* by gpu_trouble_id */
+  _Atomic int64_t cache_room; /* cache_write */
 } gpu_engine;
 
 typedef enum gpu_trouble_id {

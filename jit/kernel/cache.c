@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,11 +193,12 @@ bool cache_find(const char *folder, const char *key, const char *maker, char pat
   return found;
 }
 
-/* Removes stale temporary files, and the objects used longest ago until the rest takes at most `limit` bytes. */
-static void trim(const char *folder, int64_t limit) {
+/* Removes stale temporary files, and the objects used longest ago until the rest takes at most `limit` bytes; gives how many of these are
+ * free then. */
+static int64_t trim(const char *folder, int64_t limit) {
   for (int round = 0; round < 64; round++) {
     DIR *d = opendir(folder);
-    if (!d) return;
+    if (!d) break;
     int64_t total = 0;
     struct timespec oldest = {0};
     char victim[256] = "";
@@ -218,8 +220,9 @@ static void trim(const char *folder, int64_t limit) {
     }
     if (total > limit && victim[0]) unlinkat(dirfd(d), victim, 0);
     closedir(d);
-    if (total <= limit) return;
+    if (total <= limit) return limit - total;
   }
+  return 0;
 }
 
 /* ---- objects ----------------------------------------------------------------------------------------------------- */
@@ -248,7 +251,8 @@ cache_state cache_read(const char *path, char **object, size_t *size) {
   return CACHE_DAMAGED;
 }
 
-bool cache_write(const char *folder, const char *path, const char *object, size_t size, int64_t limit) {
+bool cache_write(const char *folder, const char *path, const char *object, size_t size, int64_t limit,
+                 _Atomic int64_t *room) {
   cache_header h = {.size = size};
   memcpy(h.magic, cache_magic, sizeof h.magic);
   sha_of(object, size, h.sha);
@@ -260,6 +264,6 @@ bool cache_write(const char *folder, const char *path, const char *object, size_
   ok = close(fd) == 0 && ok;
   ok = ok && rename(temporary, path) == 0;
   if (!ok) unlink(temporary);
-  trim(folder, limit);
+  if (atomic_fetch_sub(room, (int64_t)size) < (int64_t)size) atomic_store(room, trim(folder, limit) / 8);
   return ok;
 }

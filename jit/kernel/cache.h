@@ -32,8 +32,11 @@ bool cache_find(const char *folder, const char *key, const char *maker, char pat
 typedef enum cache_state { CACHE_MISSING, CACHE_GOOD, CACHE_DAMAGED } cache_state;
 /* Reads and checks a file. If it is good, *object is its object, malloc'ed for the caller. A damaged file is removed. */
 cache_state cache_read(const char *path, char **object, size_t *size);
-/* Writes an object, then removes those used longest ago until the folder holds at most `limit` bytes. False if it cannot be written. */
-bool cache_write(const char *folder, const char *path, const char *object, size_t size, int64_t limit);
+/* Writes an object, then removes those used longest ago until the folder holds at most `limit` bytes. False if it cannot be written.
+ * To add up a folder of thousands of files takes longer than to write one: it is added up again only when `*room` bytes were written since
+ * then, an eighth of what was free, because other processes write there, too. The caller keeps `*room`, which begins as 0. */
+bool cache_write(const char *folder, const char *path, const char *object, size_t size, int64_t limit,
+                 _Atomic int64_t *room);
 
 /* Reads a regular file, malloc'ed for the caller. NULL if it cannot be read, is empty or larger than 256 MiB. */
 char *cache_read_file(const char *path, size_t *size);

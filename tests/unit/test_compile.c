@@ -292,7 +292,7 @@ START_TEST(objects_that_do_not_load) {
   char path[700], folder[700];
   snprintf(path, sizeof path, "%s", cached());
   snprintf(folder, sizeof folder, "%s", in_place("cache/objects"));
-  ck_assert(cache_write(folder, path, "not an object", 13, 1 << 20));
+  ck_assert(cache_write(folder, path, "not an object", 13, 1 << 20, &(_Atomic int64_t){0}));
   ck_assert(compiles_anew("cannot be loaded") && runs() == 2);
   ck_assert(compiles_anew(NULL) && runs() == 2);
 }
@@ -596,9 +596,12 @@ START_TEST(the_oldest_go) {
   struct timespec old[2] = {{1000, 0}, {1000, 0}};
   ck_assert_int_eq(utimensat(AT_FDCWD, in_place("cache/objects/.new-abcdef"), old, 0), 0);
   ck_assert_int_eq(utimensat(AT_FDCWD, in_place("cache/objects/foreign"), old, 0), 0);
+  _Atomic int64_t room = 0;
   for (int i = 0; i < 8; i++) {
     object_name(paths[i], i);
-    ck_assert(cache_write(folder, paths[i], object, sizeof object, 1 << 20));
+    ck_assert(cache_write(folder, paths[i], object, sizeof object, 20000, &room));
+    ck_assert_int_ge(room, 0);
+    ck_assert_int_le(room, 20000 / 8);
     old[1].tv_sec = 2000 + i;
     ck_assert_int_eq(utimensat(AT_FDCWD, paths[i], old, 0), 0);
   }
@@ -606,7 +609,11 @@ START_TEST(the_oldest_go) {
   size_t size;
   ck_assert_int_eq(cache_read(paths[0], &data, &size), CACHE_GOOD); /* used now */
   free(data);
-  ck_assert(cache_write(folder, paths[7], object, sizeof object, 3500));
+  room = 1000;
+  ck_assert(cache_write(folder, paths[7], object, sizeof object, 3500, &room)); /* there is room: nobody looks */
+  for (int i = 0; i < 8; i++) ck_assert_int_eq(access(paths[i], F_OK), 0);
+  ck_assert_int_eq(room, 0);
+  ck_assert(cache_write(folder, paths[7], object, sizeof object, 3500, &room));
   for (int i = 0; i < 8; i++) ck_assert_int_eq(access(paths[i], F_OK) == 0, i == 0 || i > 5);
   ck_assert_int_eq(access(in_place("cache/objects/foreign"), F_OK), 0);
   ck_assert_int_eq(access(in_place("cache/objects/.new-ghijkl"), F_OK), 0);
