@@ -53,27 +53,27 @@ static void broken(const char *what) {
 
 static size_t memory(void) { return (size_t)setting("FAKE_MEMORY", 1l << 30); }
 
-/* Kernels may touch the arena from here on, under the lock, until close_arena. It is closed after each of a process's first kernels, and
- * later after some: to change the protection of many pages takes longer than most kernels. */
-static size_t opened, closings; /* bytes that are open now */
+/* Kernels may touch the arena from here on, under the lock, until close_arena. That one maps it anew rather than to change its protection:
+ * nothing is left then of the pages that kernels have touched, which a change of protection would walk through each time, and the next
+ * kernel finds those that it needs by itself. */
+static size_t opened; /* bytes that are open now */
+static int file;      /* which the arena shows */
 static void open_arena(void) {
-  if (opened < high && mprotect(arena, high, PROT_READ | PROT_WRITE) != 0) broken("the arena cannot be opened");
+  if (high && mprotect(arena, high, PROT_READ | PROT_WRITE) != 0) broken("the arena cannot be opened");
   opened = high;
 }
 static void close_arena(void) {
-  enum { ALL = 1000, ONE_OF = 64 };
-  if (closings++ > ALL && closings % ONE_OF) return;
-  if (opened && mprotect(arena, opened, PROT_NONE) != 0) broken("the arena cannot be closed");
+  if (opened && mmap(arena, opened, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file, 0) == MAP_FAILED)
+    broken("the arena cannot be closed");
   opened = 0;
 }
 
 static void make_arena(size_t room) {
-  int fd = memfd_create("fake", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, (off_t)room) != 0) broken("no memory for the device");
-  arena = mmap(NULL, room, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  inside = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  file = memfd_create("fake", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, (off_t)room) != 0) broken("no memory for the device");
+  arena = mmap(NULL, room, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  inside = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   if (arena == MAP_FAILED || inside == MAP_FAILED) broken("no address space");
-  close(fd);
 }
 
 /* Where the driver sees it. Under the lock. */

@@ -1,17 +1,26 @@
-/* NVRTC without CUDA, for tests: the texts of kernels become objects for fake_driver.c, by the system's C compiler. Tests
+/* NVRTC without CUDA, for tests: the texts of kernels become objects for fake_driver.c, by a C compiler of the system. Tests
  * compile the same kernels many times over, on purpose, in fresh caches of Quern's. In the folder that FAKE_CACHE names, the
- * fake keeps what the compiler made of each text, so that only the first of them takes its time; unset, nothing is kept. */
+ * fake keeps what the compiler made of each text, so that only the first of them takes its time; unset, nothing is kept.
+ *
+ * Programs' kernels are thousands and each runs a few times, so what counts is how long their compilation takes: they go to tcc, which
+ * takes 3 ms for one where gcc takes 50. What it refuses, and everything where it is not installed, goes to cc. So do products by
+ * tiles, which run long, and kernels of our own (the block VM, sorting), which are few and run often. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <limits.h>
 #include <sched.h>
+#include <spawn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/cuda/fake.h"
+
+extern char **environ;
 
 #define EXPORT __attribute__((visibility("default")))
 #define TEXT_(...) #__VA_ARGS__
@@ -54,15 +63,32 @@ static const char words[] = TEXT(
                 "__syncthreads(); "
                 "voted_; })\n"
                 "#define __shfl_sync(m, v_, lane) SHUFFLED(v_, (threadIdx.x & ~31u) + (lane))\n"
-                "#define __clz(x) __builtin_clz(x)\n#define __fmaf_rn __builtin_fmaf\n#define __fma_rn "
-                "__builtin_fma\n#define __fsqrt_rn __builtin_sqrtf\n"
-                "#define __dsqrt_rn __builtin_sqrt\n#define floorf __builtin_floorf\n#define floor __builtin_floor\n"
-                "#define ceilf __builtin_ceilf\n#define ceil __builtin_ceil\n#define rintf __builtin_rintf\n#define "
-                "rint __builtin_rint\n"
-                "#define truncf __builtin_truncf\n#define trunc __builtin_trunc\n"
-                "#define __umul64hi(a, b) ((unsigned long long)((unsigned __int128)(a) * (b) >> 64))\n"
+                "#define __fmaf_rn fmaf\n#define __fma_rn fma\n#define __fsqrt_rn sqrtf\n#define __dsqrt_rn sqrt\n"
                 "#define __int_as_float(x) (((union { int i; float f; }){x}).f)\n"
                 "#define __longlong_as_double(x) (((union { long long i; double f; }){x}).f)\n";
+
+/* What else kernels call, for gcc and clang, then for tcc: functions of the maths library, and what it has no word for. Nor does it know
+ * a pragma that stands in a macro. */
+static const char builtins[] =
+    "#define fmaf __builtin_fmaf\n#define fma __builtin_fma\n#define sqrtf __builtin_sqrtf\n"
+    "#define sqrt __builtin_sqrt\n#define floorf __builtin_floorf\n#define floor __builtin_floor\n"
+    "#define ceilf __builtin_ceilf\n#define ceil __builtin_ceil\n#define rintf __builtin_rintf\n"
+    "#define rint __builtin_rint\n#define truncf __builtin_truncf\n#define trunc __builtin_trunc\n"
+    "#define __clz(x) __builtin_clz(x)\n"
+    "#define __umul64hi(a, b) ((unsigned long long)((unsigned __int128)(a) * (b) >> 64))\n";
+static const char functions[] =
+    "float fmaf(float, float, float), sqrtf(float), floorf(float), ceilf(float), rintf(float), truncf(float);\n"
+    "double fma(double, double, double), sqrt(double), floor(double), ceil(double), rint(double), trunc(double);\n"
+    "static inline int __clz(unsigned x) { int n = 32; for (; x; x >>= 1) n--; return n; }\n"
+    "static inline int __builtin_popcount(unsigned x) { int n = 0; for (; x; x &= x - 1) n++; return n; }\n"
+    "static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {\n"
+    "  unsigned long long a0 = (unsigned)a, a1 = a >> 32, b0 = (unsigned)b, b1 = b >> 32, low = a1 * b0 + (a0 * b0 >> "
+    "32);\n"
+    "  return a1 * b1 + (low >> 32) + (((unsigned)low + a0 * b1) >> 32); }\n"
+    "#define _Pragma(x)\n";
+
+static const char launch[] = "// launch ";  /* stands in programs' texts alone */
+static const char tiles[] = "#define OWN("; /* stands in products by tiles alone, each of which runs long */
 
 /* Writes run_NAME and sizes_NAME for every kernel. */
 static void write_runs(FILE *f, const char *text) {
@@ -93,11 +119,14 @@ EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *text, c
   return *program && (*program)->text ? 0 : 1;
 }
 
-/* Programs' kernels are many and each runs a few times, so their compilation is what counts; those of our own (the block VM, sorting)
- * are few and run often. What is kept serves every machine that the tests run on: one that has fma gets its usual companions, nothing
- * of its own. */
-static void compile_command(char *to, size_t n, const char *text) {
-  const char *effort = strstr(text, "// launch ") ? "-Og" : "-O1";
+/* Fills in the compiler's command, and gives what stands in front of the text. `quick`: with tcc. What is kept serves every machine that
+ * the tests run on: one that has fma gets its usual companions, nothing of its own. */
+static const char *compile_command(char *to, size_t n, const char *text, bool quick) {
+  if (quick) {
+    snprintf(to, n, "tcc -w -shared");
+    return functions;
+  }
+  const char *effort = strstr(text, launch) ? "-Og" : "-O1";
   const char *machine = "";
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) machine = " -march=x86-64-v3";
@@ -106,12 +135,14 @@ static void compile_command(char *to, size_t n, const char *text) {
            "cc -std=gnu11 %s%s -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -w -fPIC "
            "-shared -nostdlib",
            effort, machine);
+  return builtins;
 }
 
-/* Of the compiler's command and the text, by FNV-1a from different beginnings. */
-static unsigned long long hash_of(const char *command, const char *text, unsigned long long begin) {
+/* Of the compiler's command and the text in two parts, by FNV-1a from different beginnings. */
+static unsigned long long hash_of(const char *command, const char *front, const char *text, unsigned long long begin) {
   unsigned long long h = 14695981039346656037ull * begin;
   for (; *command; command++) h = (h ^ (unsigned char)*command) * 1099511628211ull;
+  for (; *front; front++) h = (h ^ (unsigned char)*front) * 1099511628211ull;
   for (; *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211ull;
   return h;
 }
@@ -160,47 +191,69 @@ static bool read_object(nvrtcProgram p, const char *path) {
   return good;
 }
 
-static bool write_text(const char *path, const char *text) {
+static bool write_text(const char *path, const char *front, const char *text) {
   FILE *f = fopen(path, "w");
-  bool good = f && fputs(text, f) >= 0;
+  bool good = f && fputs(front, f) >= 0 && fputs(text, f) >= 0;
   return f && fclose(f) == 0 && good;
 }
 
-/* Runs the compiler in a folder of its own, below `cache` if something is kept: what it made becomes `kept` at once or not at all. */
-static bool compile(nvrtcProgram p, const char *how, const char *text, const char *cache, const char *kept) {
-  char folder[PATH_MAX], path[PATH_MAX + 8], object[PATH_MAX + 8], command[2 * PATH_MAX + 200];
+/* Runs a command, to which the names of the object and of the text are added; true if it ended well. What it prints comes on stderr. */
+static bool run_compiler(const char *command, char *object, char *path) {
+  enum { MOST = 20 };
+  char words[200], *argv[MOST + 4], *rest = NULL;
+  int n = 0, status = 1;
+  snprintf(words, sizeof words, "%s", command);
+  for (char *w = strtok_r(words, " ", &rest); w && n < MOST; w = strtok_r(NULL, " ", &rest)) argv[n++] = w;
+  argv[n++] = (char[]){"-o"}, argv[n++] = object, argv[n++] = path, argv[n] = NULL;
+  pid_t pid;
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_adddup2(&files, 2, 1);
+  bool good = posix_spawnp(&pid, argv[0], &files, NULL, argv, environ) == 0;
+  posix_spawn_file_actions_destroy(&files);
+  while (good && waitpid(pid, &status, 0) < 0) good = errno == EINTR;
+  return good && status == 0;
+}
+
+/* Compiles in a folder of its own, below `cache` if something is kept: what is made becomes `kept` at once or not at all. */
+static bool compile(nvrtcProgram p, const char *command, const char *front, const char *text, const char *cache,
+                    const char *kept) {
+  char folder[PATH_MAX], path[PATH_MAX + 8], object[PATH_MAX + 8];
   snprintf(folder, sizeof folder, "%s/fake-XXXXXX", cache ? cache : "/tmp");
   if (!mkdtemp(folder)) return false;
   snprintf(path, sizeof path, "%s/a.c", folder);
   snprintf(object, sizeof object, "%s/a.so", folder);
-  snprintf(command, sizeof command, "%s -o '%s' '%s' >&2", how, object, path);
-  bool good = write_text(path, text) && system(command) == 0 && read_object(p, object);
+  bool good = write_text(path, front, text) && run_compiler(command, object, path) && read_object(p, object);
   if (!good || !cache || rename(object, kept) != 0) unlink(object);
   unlink(path);
   rmdir(folder);
   return good;
 }
 
+/* Takes what was kept, or compiles. */
+static bool make_image(nvrtcProgram p, const char *text, bool quick) {
+  char kept[PATH_MAX], command[200];
+  const char *front = compile_command(command, sizeof command, text, quick), *cache = getenv("FAKE_CACHE");
+  if (cache && strlen(cache) > sizeof kept - 64) cache = NULL;
+  if (cache) {
+    mkdir(cache, 0777);
+    snprintf(kept, sizeof kept, "%s/%016llx%016llx.so", cache, hash_of(command, front, text, 1),
+             hash_of(command, front, text, 2));
+    if (read_object(p, kept)) return true;
+  }
+  /* The caller may be of the lowest class, and get no processor where other tests are busy. Who may, leaves it. */
+  sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
+  return compile(p, command, front, text, cache, kept);
+}
+
 EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int noptions, const char *const *options) {
   (void)noptions, (void)options;
   for (int i = 0; i < 2000 && getenv("FAKE_SLOW"); i++, usleep(10000)) /* 20 s, or until it is stopped */
     if (stop_ && stop_(stop_context, NULL)) return 12;
-  char *text = whole_text(p->text), kept[PATH_MAX], how[200];
-
+  char *text = whole_text(p->text);
   if (!text) return 1;
-  compile_command(how, sizeof how, text);
-  const char *cache = getenv("FAKE_CACHE");
-  if (cache && strlen(cache) > sizeof kept - 64) cache = NULL;
-  if (cache) {
-    mkdir(cache, 0777);
-    snprintf(kept, sizeof kept, "%s/%016llx%016llx.so", cache, hash_of(how, text, 1), hash_of(how, text, 2));
-  }
-  bool good = cache && read_object(p, kept);
-  if (!good) {
-    /* The caller may be of the lowest class, and get no processor where other tests are busy. Who may, leaves it. */
-    sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
-    good = compile(p, how, text, cache, kept);
-  }
+  bool quick = strstr(text, launch) && !strstr(text, tiles);
+  bool good = (quick && make_image(p, text, true)) || make_image(p, text, false);
   free(text);
   return good ? 0 : 6;
 }
