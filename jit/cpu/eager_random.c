@@ -3,8 +3,8 @@
  * The block VM's loops make them (bvm_loops.draw), and their bits are those of the kernel. Arrays of keys, keys that are not at hand and
  * devices are left to the slow way.
  *
- * Why it is there: rand(4), call included, takes 680 instructions this way (tests/cost.py), where a kernel of one draw takes thousands for
- * the operands of its key. Tried: integers by `below` for few elements, too (randint(0, 5, 4) 788 -> 844).
+ * Why it is there: rand(4), call included, takes 680 instructions this way and 16,900 by its kernel (tests/cost.py).
+ * Tried: few integers by `below`, too (randint(0, 5, 4) over 800).
  */
 #include <string.h>
 
@@ -34,14 +34,17 @@ typedef struct drawing {
 /* Makes n numbers, at most DRAW_FEW, from the one numbered `first` on. */
 static inline __attribute__((always_inline)) void draw_some(const drawing *d, void *out, uint64_t first, uint64_t n) {
   const bvm_loops *l = d->loops;
+  if (d->values && n <= FEW && d->dtype == QN_i64) {
+    uint64_t *bits = out;
+    l->draw[0][QN_i64](bits, d->words, first, n);
+    for (uint64_t i = 0; i < n; i++) bits[i] = (bits[i] & ~(uint64_t)0 >> 1) % d->values + (uint64_t)d->low;
+    return;
+  }
   uint64_t held[DRAW_FEW];
   qn_dtype made = d->values ? QN_i64 : dtype_compute(d->dtype); /* in which the loops make them */
   void *to = made == d->dtype ? out : (void *)held;
   l->draw[d->op - OP_random_bits][d->values ? QN_i64 : d->dtype](to, d->words, first, n);
-  if (d->values && n <= FEW)
-    for (uint64_t i = 0, *bits = to; i < n; i++) bits[i] = (bits[i] & ~(uint64_t)0 >> 1) % d->values + (uint64_t)d->low;
-  else if (d->values)
-    l->below(to, d->values, d->low, n);
+  if (d->values) l->below(to, d->values, d->low, n);
   if (to != out) l->cast[made][d->dtype](out, to, NULL, NULL, VM_A, (int64_t)n);
 }
 

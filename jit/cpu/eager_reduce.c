@@ -9,8 +9,8 @@
  * right. An argmax or argmin looks at the elements of each result one after the other. A scan of at most 64 elements is one group
  * (INNER) or one chain (OUTER).
  *
- * Why it is there: a sum of four elements, call included, takes 520 instructions this way (tests/cost.py) and would go the way of a one-op
- * kernel else. Tried: no `chains` (a sum over the two first of three axes 777 -> 860).
+ * Why it is there: a sum of four elements, call included, takes 520 instructions this way and 4,300 by its kernel, a running sum
+ * 690 and 3,800 (tests/cost.py). Tried: no `chains` (a sum over the two first of three axes 777 -> 860).
  *
  * Unset means that an op is left to the slow way, which also finds what is wrong.
  */
