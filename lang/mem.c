@@ -303,7 +303,10 @@ bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size) {
 #endif
   if (want < need) want = need;
   if (want > UINT32_MAX) want = UINT32_MAX;
-  if (want < need || want > PTRDIFF_MAX / size) return raise_memory_false(vm);
+  if (want < need || want > PTRDIFF_MAX / size) {
+    raise_memory(vm);
+    return false;
+  }
   void *q = mem_realloc(vm, *p, *cap * size, want * size);
   if (!q) return false;
   *p = q;

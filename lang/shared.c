@@ -15,8 +15,7 @@
 struct shared_part {
   const void *container;
   uint32_t link; /* another part of its class, nearer to the one that stands for the class, which links to itself */
-  bool
-      compared; /* of the part that stands for a class: its members are known to be equal to each other and to themselves */
+  bool compared; /* of the part that stands for a class: its members are equal to each other and to themselves */
   union {
     uint64_t places; /* of the tree below it, itself included */
     qn_value made;   /* what a walk has made of the part */

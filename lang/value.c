@@ -153,8 +153,7 @@ typedef struct equal_pair {
 typedef struct equal_walk {
   equal_pair *pairs;
   uint32_t n, cap;
-  uint32_t
-      seen; /* pairs of containers so far; after PLACES_LOOK of them, pairs that have been compared are remembered */
+  uint32_t seen; /* pairs so far; after PLACES_LOOK of them, those that have been compared are remembered */
   shared_parts parts;
 } equal_walk;
 

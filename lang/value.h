@@ -304,9 +304,8 @@ typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_GRAPH } fn_kind;
 struct qn_fn {
   obj_head head; /* flags: fn_kind */
   uint32_t ncaptures;
-  uint32_t
-      stand; /* of a tracer: its number + 1 among the tracers of its recording (jit/trace); FN_BARE for a bare function; else 0 */
-  uint64_t id; /* identifies the function: no other has this number, except for those that fn_like makes */
+  uint32_t stand; /* of a tracer: 1 + its number among those of its recording (jit/trace); FN_BARE: bare; else 0 */
+  uint64_t id;    /* identifies the function: no other has this number, except for those that fn_like makes */
   /* of an FN_USER or FN_GRAPH shared by the functions that have it (fn_shared); else it lives as long as the VM */
   void *code;
   qn_value captures[];

@@ -243,7 +243,9 @@ static bool all_alike(const qn_value *items, uint32_t n) {
   if (!is_array(items[0])) return false;
   for (uint32_t i = 1; i < n; i++) {
     const qn_array *a = value_array(items[i]);
-    if (!is_array(items[i]) || a->dtype != first->dtype || !shape_equal(a, first)) return false;
+    if (!is_array(items[i]) || a->dtype != first->dtype || a->rank != first->rank) return false;
+    for (int k = 0; k < first->rank; k++)
+      if (a->shape[k] != first->shape[k]) return false;
   }
   return true;
 }

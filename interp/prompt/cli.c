@@ -120,8 +120,7 @@ typedef struct options {
   int device; /* code */
   const char *sets[SETS];
   int nsets;
-  uint64_t
-      fail_alloc; /* for tests: number of the allocation after start-up that fails; 0: none fails, and they are counted */
+  uint64_t fail_alloc; /* for tests: number of the allocation after start-up that fails; 0: none, they are counted */
   bool count_allocs;
   bool explain, all; /* explain: say at the end what the compiler did; all: in full */
   const char *code;  /* -e */
