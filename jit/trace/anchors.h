@@ -62,10 +62,10 @@ typedef struct vm_jit {
   uint64_t epoch; /* bumped when a watched global is rebound */
   anchor_specializations *anchors;
   struct chain_anchor *chains;
-  uint32_t chains_left; /* those of graphs that have gone */
-  struct made *made;    /* by functions that are backends (backend.c), the latest first */
-  struct mailbox *box;  /* what has been made for this VM */
-  struct job *unsent;   /* what the planners could not be given yet */
+  uint32_t chains_left;  /* those of graphs that have gone */
+  struct made *made;     /* by functions that are backends (backend.c), the latest first */
+  struct mailbox *box;   /* what has been made for this VM */
+  struct parcel *unsent; /* jobs that could not be queued yet, since a planner held the lock */
   uint64_t recordings;
   uint32_t last_id; /* of anchor_specializations */
   uint64_t last_rule;

@@ -665,25 +665,21 @@ bool own_site_begin(own_site *c, qn_vm *vm, qn_value fn, const qn_value *args, i
 /* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */
 
 void jit_drain(qn_vm *vm) {
-  compile_task *reports;
-  job *done = job_take_mail(vm, &reports);
+  parcel *reports, *jobs = job_take_mail(vm, &reports);
   text_buf log TEXT_OWNED = {0};
-  while (done) {
-    job *next = done->next;
-    specialization *e = done->entry;
-    if (!e) {
-      job_free(done);
-      done = next;
-      continue;
+  for (parcel *p; (p = parcel_pop(&jobs));) {
+    job *done = (job *)p;
+    specialization *e = done->entry; /* NULL: nobody wants the plan any more */
+    if (e) {
+      e->job = NULL;
+      e->plan_ms = done->ms;
     }
-    e->job = NULL;
-    e->plan_ms = done->ms;
-    if (done->plan) {
+    if (e && done->plan) {
       e->plan = done->plan;
       done->plan = NULL;
       e->state = SPEC_READY;
       log_plan(vm, done->name, e, &log);
-    } else {
+    } else if (e) {
       e->state = SPEC_BROKEN;
       e->why = done->why[0] ? BREAK_compile : BREAK_memory;
       snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
@@ -692,13 +688,10 @@ void jit_drain(qn_vm *vm) {
                  break_reasons[e->why], done->why[0] ? ": " : "", done->why);
     }
     job_free(done);
-    done = next;
   }
-  while (reports) {
-    compile_task *next = reports->next;
-    log_compiled(vm, reports, &log);
-    compile_task_free(reports);
-    reports = next;
+  for (parcel *p; (p = parcel_pop(&reports));) {
+    log_compiled(vm, (compile_task *)p, &log);
+    compile_task_free((compile_task *)p);
   }
   log_write(vm, &log);
   char text[256];

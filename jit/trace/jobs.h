@@ -5,55 +5,61 @@
 #include "jit/run/compile.h"
 #include "jit/trace/specialization.h"
 
-/* A place in the queue of what is to be planned or compiled. */
-typedef struct waiting {
-  struct waiting *next, **link; /* link: what points to it; NULL: it is in no queue */
-  double since;                 /* milliseconds */
-  size_t size;                  /* smaller ones are taken first */
-} waiting;
+/* What compiler threads work on, a job or a compile_task, and where it is: first in the queue of a crew, and when it is done in the mailbox of
+ * the VM that it was done for. */
+typedef struct parcel {
+  struct parcel *next, **link; /* in the queue; link: what points to it, or NULL while it is in no queue */
+  double since;                /* when it was queued, in milliseconds */
+  size_t size;                 /* smaller ones are taken from the queue first */
+  struct mailbox *box;         /* where it goes; NULL once it is there */
+  struct parcel *after;        /* the next one in the mailbox, or among those that could not be queued yet */
+} parcel;
 /* A VM's mailbox: compiler threads put into it what they have made. They hardly run on a busy machine, so there is no lock that its VM could
  * have to wait for. It is freed, with what is in it, by the last who holds it, which may be a thread whose VM has closed. */
 typedef struct mailbox {
-  atomic_int refs; /* the VM, and the jobs and tasks that are not in it */
-  atomic_int mail; /* something is in it, or waits to be sent */
+  atomic_int refs; /* one for the VM, and one for each job and task that is on its way to it */
+  atomic_int mail; /* nonzero: something is in it, or could not be queued yet */
   atomic_bool closed;
-  _Atomic(struct job *) jobs;
-  _Atomic(struct compile_task *) reports; /* of compiled plans */
+  _Atomic(parcel *) jobs, reports; /* finished jobs; finished tasks, each with its report */
 } mailbox;
+/* A graph that is to be planned; when it is finished, the plan. */
 typedef struct job {
-  waiting line;        /* among what is to be planned; first */
-  struct job *next;    /* in the VM's mailbox */
-  struct mailbox *box; /* where the plan goes; NULL: it is there */
+  parcel line; /* must be the first member */
   atomic_bool cancelled;
-  specialization *entry; /* of the VM's thread alone; NULL: nobody wants the plan any more */
-  graph *graph;          /* owned until the plan takes it over */
+  specialization
+      *entry;   /* what the plan is for; only the VM's thread looks at it. NULL: nobody wants the plan any more */
+  graph *graph; /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;                /* the VM may start a compiler */
-  uint8_t device;            /* code; kernels are compiled here for the CPU only */
-  const char *name;          /* of the function, for the log; lives as long as the specialization */
-  char shown[48];            /* the same, cut, for other threads */
-  shared_plan *plan;         /* result, or NULL with `why` (empty: memory was short) */
-  struct compile_task *task; /* what is to be compiled of it, on its way from the planner; NULL: nothing */
+  uint8_t device;            /* code of the device that runs the plan; kernels are compiled here for the CPU only */
+  const char *name;          /* the function's, for the log; lives as long as the specialization */
+  char shown[48];            /* its beginning, for other threads */
+  shared_plan *plan;         /* the result, or NULL with the reason in `why` (empty: memory was short) */
+  struct compile_task *task; /* what is to be compiled, on its way from the planner; NULL: nothing */
   char why[256];
-  double ms;
+  double ms; /* what planning took */
 } job;
-/* The kernels of a finished plan, to be compiled; afterwards the report about it. */
+/* The kernels of a finished plan that are to be compiled; when it is finished, the report about that. */
 typedef struct compile_task {
-  waiting line;              /* among what is to be compiled; first */
-  struct compile_task *next; /* among the VM's reports */
-  struct mailbox *box;       /* where the report goes; NULL: it is there */
-  shared_plan *plan;         /* holds a reference */
+  parcel line;       /* must be the first member */
+  shared_plan *plan; /* holds a reference */
   int64_t tune[TUNABLE_COUNT];
-  bool spawn;
-  char shown[48]; /* the name of the function, cut */
+  bool spawn;     /* as in the job */
+  char shown[48]; /* as in the job */
   compile_report report;
 } compile_task;
+/* Takes the first parcel off a list that is linked by `after`; NULL when there are no more. */
+static inline parcel *parcel_pop(parcel **list) {
+  parcel *p = *list;
+  if (p) *list = p->after;
+  return p;
+}
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */
 bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync);
-/* Frees what has been forgotten and is the VM's own again: jit_drain does, too. */
+/* Frees the jobs that nobody wants any more among those that have come back or were never queued. jit_drain does so, too. */
 void jobs_drop(qn_vm *vm);
-/* The VM's finished jobs and reports, as lists; the caller frees them. */
-job *job_take_mail(qn_vm *vm, compile_task **reports);
+/* Empties the VM's mailbox: a list of finished jobs, and one of finished tasks, which the caller frees. */
+parcel *job_take_mail(qn_vm *vm, parcel **reports);
 void job_free(job *j);
 void compile_task_free(compile_task *t);
 QN_MUST_CHECK bool engine_jit_open(qn_vm *vm);

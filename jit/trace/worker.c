@@ -49,7 +49,7 @@ typedef struct crew {
   atomic_int n;                                  /* threads */
   int wanted;                                    /* how many of them are no reserves */
   int patience;                                  /* milliseconds */
-  waiting *queue;
+  parcel *queue;
   pthread_t threads[CREW_MOST];
   void *at[CREW_MOST]; /* the job or task that each is at, or NULL */
 } crew;
@@ -71,14 +71,9 @@ void shared_plan_release(shared_plan *s) {
 
 static void mailbox_release(mailbox *b) {
   if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1) return;
-  for (job *j = atomic_load(&b->jobs), *next; j; j = next) {
-    next = j->next;
-    job_free(j);
-  }
-  for (compile_task *t = atomic_load(&b->reports), *next; t; t = next) {
-    next = t->next;
-    compile_task_free(t);
-  }
+  parcel *jobs = atomic_load(&b->jobs), *reports = atomic_load(&b->reports);
+  for (parcel *p; (p = parcel_pop(&jobs));) job_free((job *)p);
+  for (parcel *p; (p = parcel_pop(&reports));) compile_task_free((compile_task *)p);
   free(b);
 }
 
@@ -93,13 +88,13 @@ void job_free(job *j) {
     atomic_store(&j->plan->abandoned, true);
     shared_plan_release(j->plan);
   }
-  mailbox_release(j->box);
+  mailbox_release(j->line.box);
   free(j);
 }
 
 void compile_task_free(compile_task *t) {
   shared_plan_release(t->plan);
-  mailbox_release(t->box);
+  mailbox_release(t->line.box);
   free(t);
 }
 
@@ -142,7 +137,7 @@ static compile_task *task_of(const job *j) {
     atomic_store(&j->plan->compile_us, 1);
     return NULL;
   }
-  t->box = mailbox_hold(j->box);
+  t->line.box = mailbox_hold(j->line.box);
   t->plan = j->plan;
   atomic_fetch_add(&t->plan->refs, 1);
   memcpy(t->tune, j->tune, sizeof t->tune);
@@ -160,25 +155,16 @@ static void compile(qn_engine *engine, compile_task *t) {
   trace_events_end(engine, TRACE_EVENTS_compile, t->shown, begin, "kernels", t->plan->plan->nkernels);
 }
 
-static void push(mailbox *b, job *j) {
-  j->next = atomic_load(&b->jobs);
-  while (!atomic_compare_exchange_weak(&b->jobs, &j->next, j)) {}
+static void push(_Atomic(parcel *) *list, parcel *p) {
+  p->after = atomic_load(list);
+  while (!atomic_compare_exchange_weak(list, &p->after, p)) {}
 }
 
-/* Puts a job into the mailbox that it is for: it is the VM's own from then on. */
-static void deliver(job *j) {
-  mailbox *b = j->box;
-  j->box = NULL;
-  push(b, j);
-  atomic_store(&b->mail, 1);
-  mailbox_release(b);
-}
-
-static void report(compile_task *t) {
-  mailbox *b = t->box;
-  t->box = NULL;
-  t->next = atomic_load(&b->reports);
-  while (!atomic_compare_exchange_weak(&b->reports, &t->next, t)) {}
+/* Puts a finished job, or task (`report`), into the mailbox that it is for: it is the VM's own from then on. */
+static void deliver(parcel *p, bool report) {
+  mailbox *b = p->box;
+  p->box = NULL;
+  push(report ? &b->reports : &b->jobs, p);
   atomic_store(&b->mail, 1);
   mailbox_release(b);
 }
@@ -207,8 +193,8 @@ static bool crew_grow(qn_engine *engine, crew *c) {
 }
 
 /* Takes something out of its queue, under the lock; false: it is in none. */
-static bool crew_withdraw(waiting *w) {
-  waiting **link = w->link;
+static bool crew_withdraw(parcel *w) {
+  parcel **link = w->link;
   if (!link) return false;
   w->link = NULL; /* first, for crew_inherit */
   *link = w->next;
@@ -218,8 +204,11 @@ static bool crew_withdraw(waiting *w) {
 
 /* Queues something and makes sure that somebody works on it, under the lock: the first calls start the threads, one of them in
  * reserve. False, and it is not queued: there are none. */
-static bool crew_submit(qn_engine *engine, crew *c, int64_t wanted, waiting *w, size_t size) {
-  *w = (waiting){.next = c->queue, .link = &c->queue, .since = now_ms(), .size = size};
+static bool crew_submit(qn_engine *engine, crew *c, int64_t wanted, parcel *w, size_t size) {
+  w->next = c->queue;
+  w->link = &c->queue;
+  w->since = now_ms();
+  w->size = size;
   if (w->next) w->next->link = &w->next;
   c->queue = w;
   if (wanted > CREW_MOST - CREW_RESERVES) wanted = CREW_MOST - CREW_RESERVES;
@@ -233,17 +222,17 @@ static bool crew_submit(qn_engine *engine, crew *c, int64_t wanted, waiting *w, 
 /* Since when the oldest in the queue waits; 0: there is nothing. */
 static double crew_oldest(const crew *c) {
   double since = 0;
-  for (const waiting *w = c->queue; w; w = w->next)
+  for (const parcel *w = c->queue; w; w = w->next)
     if (since <= 0 || w->since < since) since = w->since;
   return since;
 }
 
 /* What comes next of a queue that is not empty: the smallest of all, or of those that have waited long. */
 static void *crew_take(crew *c) {
-  waiting *best = NULL;
+  parcel *best = NULL;
   bool best_late = false;
   double now = now_ms();
-  for (waiting *w = c->queue; w; w = w->next) {
+  for (parcel *w = c->queue; w; w = w->next) {
     bool late = now - w->since > LONG_WAIT_MS;
     if (best && (late != best_late ? best_late : w->size >= best->size)) continue;
     best = w;
@@ -333,17 +322,17 @@ static void crew_join(crew *c) {
 
 static void work_on_task(qn_engine *engine, void *what) {
   compile_task *t = what;
-  if (!atomic_load(&t->plan->abandoned) && !atomic_load(&t->box->closed)) compile(engine, t);
+  if (!atomic_load(&t->plan->abandoned) && !atomic_load(&t->line.box->closed)) compile(engine, t);
 }
 
 static void finish_task(qn_engine *engine, void *what) {
   (void)engine;
-  report(what);
+  deliver(what, true);
 }
 
 static void work_on_job(qn_engine *engine, void *what) {
   job *j = what;
-  if (!atomic_load(&j->box->closed)) make_plan(engine, j);
+  if (!atomic_load(&j->line.box->closed)) make_plan(engine, j);
   bool wanted = !atomic_load(&j->cancelled);
   if (j->plan && !wanted) atomic_store(&j->plan->abandoned, true);
   j->task = wanted ? task_of(j) : NULL;
@@ -354,11 +343,11 @@ static void finish_job(qn_engine *engine, void *what) {
   job *j = what;
   compile_task *t = j->task;
   j->task = NULL;
-  if (t && (atomic_load(&j->cancelled) || atomic_load(&j->box->closed))) { /* while the lock was waited for */
+  if (t && (atomic_load(&j->cancelled) || atomic_load(&j->line.box->closed))) { /* while the lock was waited for */
     compile_task_free(t);
     t = NULL;
   }
-  deliver(j);
+  deliver(&j->line, false);
   if (!t) return;
   crew *c = &((engine_jit *)engine->jit)->compilers;
   if (!crew_submit(engine, c, t->tune[TUNE_jit_workers], &t->line, t->plan->plan->nkernels)) compile_task_free(t);
@@ -370,9 +359,9 @@ static void crews_init(engine_jit *ej) {
 }
 
 /* Takes over the queue of before a fork, which may have come amid an update: the links are set anew. */
-static void crew_inherit(crew *c, waiting *queue) {
+static void crew_inherit(crew *c, parcel *queue) {
   c->queue = queue;
-  for (waiting **at = &c->queue; *at; at = &(*at)->next) (*at)->link = at;
+  for (parcel **at = &c->queue; *at; at = &(*at)->next) (*at)->link = at;
 }
 
 /* In a forked child: the threads are not there, nor what they were at. Kernels stay with the block VM, what was being planned
@@ -384,19 +373,19 @@ static void engine_jit_forked(qn_engine *engine) {
   ej->process = process;
   pthread_mutex_init(&ej->lock, NULL); /* whoever had it */
   crew planners = ej->planners;
-  waiting *tasks = ej->compilers.queue;
+  parcel *tasks = ej->compilers.queue;
   crews_init(ej);
   crew_inherit(&ej->planners, planners.queue);
   crew_inherit(&ej->compilers, tasks);
   devices_engine_forked(engine);
   for (int i = 0; i < planners.n; i++) {
     job *j = planners.at[i];
-    if (!j || !j->box) continue;
+    if (!j || !j->line.box) continue;
     j->task = NULL;
     j->graph = NULL; /* in whatever state it is */
     j->plan = NULL;
     j->why[0] = 0;
-    deliver(j);
+    deliver(&j->line, false);
   }
 }
 
@@ -435,8 +424,8 @@ static void engine_jit_close(qn_engine *engine) {
   pthread_mutex_unlock(&ej->lock);
   crew_join(&ej->planners); /* then no more compilers are started */
   crew_join(&ej->compilers);
-  for (waiting *w; (w = ej->planners.queue); job_free((job *)w)) crew_withdraw(w);
-  for (waiting *w; (w = ej->compilers.queue); compile_task_free((compile_task *)w)) crew_withdraw(w);
+  for (parcel *w; (w = ej->planners.queue); job_free((job *)w)) crew_withdraw(w);
+  for (parcel *w; (w = ej->compilers.queue); compile_task_free((compile_task *)w)) crew_withdraw(w);
   devices_engine_close(engine);
   engine_jit_free(ej);
   engine->jit = NULL;
@@ -474,7 +463,7 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
     graph_free(g);
     return false;
   }
-  j->box = mailbox_hold(jit_of(vm)->box);
+  j->line.box = mailbox_hold(jit_of(vm)->box);
   j->entry = e;
   j->graph = g;
   j->name = name;
@@ -488,14 +477,14 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
     make_plan(vm->engine, j);
     compile_task *t = vm->config.jit == QN_JIT_OFF ? NULL : task_of(j);
     if (t) compile(vm->engine, t);
-    deliver(j);
-    if (t) report(t);
+    deliver(&j->line, false);
+    if (t) deliver(&t->line, true);
     return true;
   }
   if (!try_lock_jit(vm->engine)) { /* jit_drain sends it */
-    j->next = jit_of(vm)->unsent;
-    jit_of(vm)->unsent = j;
-    atomic_store(&j->box->mail, 1);
+    j->line.after = jit_of(vm)->unsent;
+    jit_of(vm)->unsent = &j->line;
+    atomic_store(&j->line.box->mail, 1);
     return true;
   }
   bool ok = crew_submit(vm->engine, &ej->planners, 1, &j->line, g->n);
@@ -516,13 +505,12 @@ static void send_again(qn_vm *vm) {
     atomic_store(&jit->box->mail, 1);
     return;
   }
-  while (jit->unsent) {
-    job *j = jit->unsent;
-    jit->unsent = j->next;
+  for (parcel *p; (p = parcel_pop(&jit->unsent));) {
+    job *j = (job *)p;
     if (!j->entry)
       job_free(j);
-    else if (!crew_submit(vm->engine, &ej->planners, 1, &j->line, j->graph->n))
-      deliver(j);
+    else if (!crew_submit(vm->engine, &ej->planners, 1, p, j->graph->n))
+      deliver(p, false);
   }
   pthread_mutex_unlock(&ej->lock);
 }
@@ -544,26 +532,29 @@ void job_cancel(qn_vm *vm, specialization *e) {
   if (mine) job_free(j);
 }
 
-void jobs_drop(qn_vm *vm) {
-  vm_jit *jit = jit_of(vm);
-  for (job **p = &jit->unsent, *j; (j = *p);) {
-    if (j->entry) {
-      p = &j->next;
+/* Frees those jobs of a list that nobody wants any more; gives a list of the others. */
+static parcel *jobs_wanted(parcel *list) {
+  parcel *wanted = NULL, **end = &wanted;
+  for (parcel *p; (p = parcel_pop(&list));) {
+    if (!((job *)p)->entry) {
+      job_free((job *)p);
       continue;
     }
-    *p = j->next;
-    job_free(j);
+    *end = p;
+    end = &p->after;
   }
-  for (job *j = atomic_exchange(&jit->box->jobs, NULL), *next; j; j = next) {
-    next = j->next;
-    if (j->entry)
-      push(jit->box, j);
-    else
-      job_free(j);
-  }
+  *end = NULL;
+  return wanted;
 }
 
-job *job_take_mail(qn_vm *vm, compile_task **reports) {
+void jobs_drop(qn_vm *vm) {
+  vm_jit *jit = jit_of(vm);
+  jit->unsent = jobs_wanted(jit->unsent);
+  parcel *wanted = jobs_wanted(atomic_exchange(&jit->box->jobs, NULL));
+  for (parcel *p; (p = parcel_pop(&wanted));) push(&jit->box->jobs, p);
+}
+
+parcel *job_take_mail(qn_vm *vm, parcel **reports) {
   mailbox *b = jit_of(vm)->box;
   engine_jit_forked(vm->engine);
   atomic_store(&b->mail, 0);

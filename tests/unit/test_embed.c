@@ -1140,8 +1140,8 @@ static int jobs_in_hand(qn_vm *vm) {
   int n = 0;
   for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     for (const specialization *e = a->first; e; e = e->next) n += e->job != NULL;
-  for (const job *j = jit_of(vm)->unsent; j; j = j->next) n--;
-  for (const job *j = atomic_load(&jit_of(vm)->box->jobs); j; j = j->next) n--;
+  for (const parcel *p = jit_of(vm)->unsent; p; p = p->after) n--;
+  for (const parcel *p = atomic_load(&jit_of(vm)->box->jobs); p; p = p->after) n--;
   return n;
 }
 
@@ -1166,7 +1166,8 @@ static double cancelling(int n, int where) {
     ck_assert_int_eq(pthread_mutex_unlock(lock), 0);
   }
   if (where == DELIVERED)
-    for (const job *j = atomic_load(&jit_of(vm)->box->jobs); j; j = j->next) ck_assert_ptr_nonnull(j->entry);
+    for (const parcel *p = atomic_load(&jit_of(vm)->box->jobs); p; p = p->after)
+      ck_assert_ptr_nonnull(((const job *)p)->entry);
   good(vm, "f1(x)");
   qn_vm_close(vm);
   return took;
