@@ -13,19 +13,17 @@
 static inline bool is_operand(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
 
 static __attribute__((noinline, cold)) qn_value fail_operand(qn_vm *vm, op_id op, qn_value v) {
-  return raise_kind(vm, E_type, SPAN_NONE, v,
-                    value_is(v, TAG_LIST) ? "; array(xs) makes an array of a list of numbers" : "",
-                    "%s takes numbers and arrays, not ", op_rows[op].name);
+  return raise_error(vm, E_type, SPAN_NONE, "%s takes numbers and arrays, not %s%s", op_rows[op].name,
+                     phrase_kind(v).text,
+                     value_is(v, TAG_LIST) ? "; array(xs) makes an array of a list of numbers" : "");
 }
 
 static int rank_of(qn_value v) { return value_is(v, TAG_ARRAY) ? value_array(v)->rank : 0; }
 
 static bool axis_of(qn_vm *vm, op_id op, qn_value v, int rank, int *out) {
   int64_t i;
-  if (!value_is(v, TAG_INT)) {
-    raise_kind(vm, E_type, SPAN_NONE, v, "", "%s: an axis is an int, not ", op_rows[op].name);
-    return false;
-  }
+  if (!value_is(v, TAG_INT))
+    return raise_false(vm, E_type, "%s: an axis is an int, not %s", op_rows[op].name, phrase_kind(v).text);
   if (!index_int(vm, v, "axis", &i)) return false;
   if (i < -rank || i >= rank)
     return raise_false(vm, E_axis, "%s: axis %lld of an array of rank %d", op_rows[op].name, (long long)i, rank);

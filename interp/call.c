@@ -66,10 +66,9 @@ static bool fail_arity(qn_vm *vm, qn_value f, uint32_t given, const qn_str *miss
   return false;
 }
 
-static __attribute__((cold)) qn_value fail_callable(qn_vm *vm, qn_value f, span at) {
+static __attribute__((noinline, cold)) qn_value fail_callable(qn_vm *vm, qn_value f, span at) {
   text_buf t = {.vm = vm};
-  text_kind(&t, f);
-  text_adds(&t, " is not a function");
+  text_addf(&t, "%s is not a function", phrase_kind(f).text);
   const source_text *s = source_get(vm, at.source);
   const global_cell *hidden = NULL;
   if (s && at.start < at.end && at.end <= s->len) { /* `let sum = 0` and then sum(x) */
@@ -350,7 +349,7 @@ static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool re
   enum { MOST = 64 };
   const char *names[MOST];
   int n = 0;
-  text_buf t = {.vm = vm}, near = {.vm = vm};
+  text_buf t = {.vm = vm};
   for (uint32_t i = 0; i < p->n && n < MOST; i++)
     if (!param_rest(p, i)) names[n++] = param_name(p, i)->text;
   text_addf(&t, repeated ? "argument '%s' is given twice" : "there is no parameter '%s'", name->text);
@@ -363,10 +362,9 @@ static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool re
   if (!repeated && !hint) hint = foreign_hint(FOREIGN_KEYWORD, name->text, name->len);
   if (hint)
     text_addf(&t, ": %s", hint);
-  else if (!repeated && text_nearest(&near, name->text, names, n) && !near.failed)
-    text_addf(&t, "; nearest: %s", near.text);
+  else if (!repeated)
+    text_nearest(&t, "; nearest: ", name->text, names, n);
   arity_text(vm, p->f, &t);
-  text_free(&near);
   raise_text(vm, E_keyword, SPAN_NONE, &t);
   return false;
 }
@@ -562,21 +560,14 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
     value_release(vm, v);
     return ok;
   }
-  int64_t n = value_is(v, TAG_LIST)                            ? value_list(v)->len
-              : value_is(v, TAG_RANGE)                         ? range_length(value_range(v))
-              : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
-                                                               : -1;
-  if (n < 0) {
-    raise_kind(vm, E_not_iterable, at, v, "", "lists spread as arguments and records as keywords, not ");
-    ok = false;
-  } else if (n > 0 && *nkw > 0) {
+  int64_t n = spread_length(v);
+  if (n < 0)
+    ok = fail_spread(vm, E_not_iterable, at, "lists spread as arguments and records as keywords", v);
+  else if (n > 0 && *nkw > 0)
     ok = positional_first(vm, at);
-  }
   ok = ok && vm_enter(vm, n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 2);
   for (int64_t i = 0; ok && i < n; i++) {
-    qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
-                    : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
-                                             : op_index_row(vm, v, i);
+    qn_value item = spread_item(vm, v, i);
     ok = !value_is_error(item);
     if (ok) *vm->sp++ = item;
     *npos += ok;
@@ -940,23 +931,20 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   } else {
     interp_names(vm, "", add_global_name, &l);
   }
-  text_buf t = {.vm = vm}, near = {.vm = vm};
+  text_buf t = {.vm = vm};
   const char *hint = NULL;
   bool field = value_is(receiver, TAG_ARRAY) && is_array_field(n->method);
   if (field) {
     text_addf(&t, "'%s' is a field of arrays, not a function: x.%s, without parentheses", n->method->text,
               n->method->text);
   } else {
-    text_adds(&t, "neither a field of ");
-    text_kind(&t, receiver);
-    text_addf(&t, " nor a function is named '%s'", n->method->text);
+    text_addf(&t, "neither a field of %s nor a function is named '%s'", phrase_kind(receiver).text, n->method->text);
     hint = foreign_hint(foreign_member(receiver), n->method->text, n->method->len);
   }
   if (hint)
     text_addf(&t, ": %s", hint);
-  else if (!field && text_nearest(&near, n->method->text, l.names, l.n) && !near.failed)
-    text_addf(&t, "; nearest: %s", near.text);
-  text_free(&near);
+  else if (!field)
+    text_nearest(&t, "; nearest: ", n->method->text, l.names, l.n);
   span at = {n->h.at.source, n->args_at.start, n->args_at.end};
   return raise_text(vm, E_undefined, at, &t);
 }

@@ -9,26 +9,36 @@
 
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */
 
-/* Appends to a list what `..v` spreads: items of a list or range, rows of an array. Takes over `v`. */
+int64_t spread_length(qn_value v) {
+  return value_is(v, TAG_LIST)                            ? value_list(v)->len
+         : value_is(v, TAG_RANGE)                         ? range_length(value_range(v))
+         : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
+                                                          : -1;
+}
+
+qn_value spread_item(qn_vm *vm, qn_value v, int64_t i) {
+  return value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
+         : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
+                                  : op_index_row(vm, v, i);
+}
+
+/* (The errors about kinds of values are raised by functions of their own, here and elsewhere: the phrase takes half a KiB, which evaluators
+ * that call one another would have on the stack at every level.) */
+__attribute__((noinline, cold)) bool fail_spread(qn_vm *vm, error_id id, span at, const char *what, qn_value v) {
+  return raise_nothing(vm, id, at, "%s, not %s", what, phrase_kind(v).text);
+}
+
+/* Appends the values of `..v` (spread_length) to a list. Takes over `v`. False with an error raised at `at`. */
 static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
-  bool ok = true;
-  if (value_is(v, TAG_LIST)) {
-    const qn_list *l = value_list(v);
-    for (uint32_t i = 0; ok && i < l->len; i++) ok = list_push(vm, out, value_retain(l->items[i]));
-  } else if (value_is(v, TAG_RANGE)) {
-    const qn_range *r = value_range(v);
-    int64_t n = range_length(r);
-    if (n > INT32_MAX) ok = raise_false(vm, E_too_large, "%lld items are too many for a list", (long long)n);
-    for (int64_t i = 0; ok && i < n; i++) ok = !vm_poll(vm) && list_push(vm, out, value_int(range_item(r, i)));
-  } else if (value_is(v, TAG_ARRAY) && value_array(v)->rank > 0) {
-    int64_t n = value_array(v)->shape[0];
-    for (int64_t i = 0; ok && i < n; i++) {
-      qn_value row = op_index_row(vm, v, i);
-      ok = !value_is_error(row) && list_push(vm, out, row);
-    }
-  } else {
-    raise_kind(vm, E_not_iterable, at, v, "", "only lists, ranges and arrays spread here, not ");
-    ok = false;
+  int64_t n = spread_length(v);
+  bool ok = n >= 0 && n <= INT32_MAX, polls = value_is(v, TAG_RANGE);
+  if (n < 0)
+    fail_spread(vm, E_not_iterable, at, "only lists, ranges and arrays spread here", v);
+  else if (!ok)
+    raise_error(vm, E_too_large, at, "%lld items are too many for a list", (long long)n);
+  for (int64_t i = 0; ok && i < n; i++) {
+    qn_value item = polls && vm_poll(vm) ? value_error() : spread_item(vm, v, i);
+    ok = !value_is_error(item) && list_push(vm, out, item);
   }
   if (!ok) raise_at(vm, at);
   value_release(vm, v);
@@ -111,7 +121,7 @@ qn_value eval_record(qn_vm *vm, node *h, qn_value *fp) {
     }
     bool ok = value_is(v, TAG_RECORD);
     if (!ok) {
-      raise_kind(vm, E_type, n->fields[i].value->at, v, "", "only records spread into a record, not ");
+      fail_spread(vm, E_type, n->fields[i].value->at, "only records spread into a record", v);
     } else if (r->len == 0) { /* the common {..r, a: 1} starts as a copy */
       qn_record *copy = value_unique(v) ? value_record(value_retain(v)) : record_copy(vm, value_record(v));
       ok = copy != NULL;
@@ -195,16 +205,10 @@ qn_value eval_range(qn_vm *vm, node *h, qn_value *fp) {
   return r ? value_obj(TAG_RANGE, r) : value_error();
 }
 
-/* Adds names that a failed look-up could have meant: those spelled much like it, or, where these are few, all (behind the word `all`). */
-static void add_names(text_buf *t, qn_vm *vm, const char *wanted, const char **names, int n, const char *all) {
-  text_buf near = {.vm = vm};
-  if (text_nearest(&near, wanted, names, n) && near.text && !near.failed) {
-    text_addf(t, "; nearest: %s", near.text);
-  } else if (n > 0 && n <= 12) {
-    text_addf(t, "; %s: ", all);
-    for (int i = 0; i < n; i++) text_addf(t, "%s%s", i ? ", " : "", names[i]);
-  }
-  text_free(&near);
+/* Appends which of n names a failed look-up of `wanted` may have meant: those spelled much like it, else all of them if they are few. */
+static void add_names(text_buf *t, const char *wanted, const char **names, int n) {
+  if (text_nearest(t, "; nearest: ", wanted, names, n) || n == 0 || n > 12) return;
+  for (int i = 0; i < n; i++) text_addf(t, i ? ", %s" : "; it has: %s", names[i]);
 }
 
 /* Is there a builtin of this name? Then `x.mean` lacks its parentheses. */
@@ -224,7 +228,7 @@ static void text_by_key(qn_vm *vm, text_buf *t, span mark) {
             whole ? s->text + mark.start + 1 : "key");
 }
 
-static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_str *name, span mark) {
+static __attribute__((noinline, cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_str *name, span mark) {
   enum { MOST = 256 };
   const char *names[MOST];
   int n = 0;
@@ -247,8 +251,7 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
     for (int i = 0; i < GRAPH_FIELDS; i++) names[n++] = jit_graph_fields[i];
     text_addf(&t, "graphs have no field '%s'", name->text);
   } else {
-    text_kind(&t, v);
-    text_addf(&t, " has no fields; '%s' needs a record, module or array", name->text);
+    text_addf(&t, "%s has no fields; '%s' needs a record, module or array", phrase_kind(v).text, name->text);
     if (value_is(v, TAG_NIL)) text_adds(&t, nil_origin);
   }
   if (value_is(v, TAG_LIST) && value_list(v)->len > 0 && value_is(value_list(v)->items[0], TAG_RECORD)) {
@@ -269,7 +272,7 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
   const char *hint = foreign ? foreign_hint(foreign_member(v), name->text, name->len) : NULL;
   if (hint) text_addf(&t, ": %s", hint);
   bool function = !hint && !module && names_function(vm, name);
-  if (!hint && (record || !function)) add_names(&t, vm, name->text, names, n, "it has");
+  if (!hint && (record || !function)) add_names(&t, name->text, names, n);
   if (function) text_addf(&t, "; a function is called with parentheses: x.%s()", name->text);
   if (record && !function) text_by_key(vm, &t, mark);
   return raise_text(vm,
@@ -401,16 +404,11 @@ static qn_value key_get(qn_vm *vm, qn_value record, qn_value key, span at) {
   return i < 0 ? no_field(vm, record, value_str(key), at) : value_retain(r->items[i]);
 }
 
-static qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
-  text_buf t = {.vm = vm};
-  text_kind(&t, x);
-  bool number = value_is_number(key);
-  if (value_is(x, TAG_RECORD))
-    text_addf(&t, " is indexed by a field's name as a str, r[\"name\"]%s, not by ", number ? " or r[str(i)]" : "");
-  else
-    text_adds(&t, " cannot be indexed by ");
-  text_kind(&t, key);
-  return raise_text(vm, E_index_kind, SPAN_NONE, &t);
+static __attribute__((noinline, cold)) qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
+  const char *how = !value_is(x, TAG_RECORD) ? "cannot be indexed by"
+                    : value_is_number(key)   ? "is indexed by a field's name as a str, r[\"name\"] or r[str(i)], not by"
+                                             : "is indexed by a field's name as a str, r[\"name\"], not by";
+  return raise_error(vm, E_index_kind, SPAN_NONE, "%s %s %s", phrase_kind(x).text, how, phrase_kind(key).text);
 }
 
 /* x[i] for any values; borrows both. */

@@ -33,6 +33,13 @@ void text_span(qn_vm *vm, text_buf *t, span at) {
   if (show < len) text_adds(t, " ...");
 }
 
+void text_warning(qn_vm *vm, text_buf *t, span at, const char *message) {
+  const source_text *s = source_get(vm, at.source);
+  int row = 0, column = 0;
+  if (s) source_position(s, at.start, &row, &column);
+  text_addf(t, "warning: %s\n  --> %s:%d:%d\n", message, s ? s->name : "", row, column);
+}
+
 /* Where the variable that a node reads was defined. */
 static span node_decl(const node *n) {
   if (n->kind == N_LOCAL) return ((const n_local *)n)->decl;
@@ -43,13 +50,7 @@ static span node_decl(const node *n) {
 void note_operand(qn_vm *vm, span at, qn_value v, const node *n) {
   if (!vm->error || (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)) || (n && n->kind == N_CONST)) return;
   text_buf t = {.vm = vm};
-  if (value_is(v, TAG_ARRAY)) {
-    const qn_array *a = value_array(v);
-    text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
-  } else {
-    text_kind(&t, (qn_value){.head = v.head & 0xff, .u = v.u});
-  }
-  text_adds(&t, "  ");
+  text_addf(&t, "%s  ", phrase_kind((qn_value){.head = v.head & 0xff, .u = v.u}).text);
   text_span(vm, &t, at);
   span decl = n ? node_decl(n) : SPAN_NONE;
   const source_text *s = source_get(vm, decl.source);
@@ -338,13 +339,10 @@ static void text_uncalled(qn_vm *vm, text_buf *t, qn_value v) {
   interp_signature(vm, v, t);
 }
 
-static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  const char *op = ast_op_spelling((ast_op)n->op);
+static __attribute__((noinline, cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   text_buf t = {.vm = vm};
-  text_addf(&t, "%s is not defined for ", op);
-  text_kind(&t, a);
-  text_adds(&t, " and ");
-  text_kind(&t, b);
+  text_addf(&t, "%s is not defined for %s and %s", ast_op_spelling((ast_op)n->op), phrase_kind(a).text,
+            phrase_kind(b).text);
   bool text = value_is(a, TAG_STR) || value_is(b, TAG_STR), list = value_is(a, TAG_LIST) || value_is(b, TAG_LIST);
   if ((n->op == AST_OP_add || n->op == AST_OP_mod) && text)
     text_adds(&t, "; interpolation makes text of any value: \"{x}\"");
@@ -492,11 +490,8 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   const char *why = n->warned ? NULL : never_equal(vm, n, a, b);
   if (!why) return;
   n->warned = true;
-  const source_text *s = source_get(vm, n->mark.source);
-  int row = 0, column = 0;
-  if (s) source_position(s, n->mark.start, &row, &column);
   text_buf t = {0};
-  text_addf(&t, "warning: %s\n  --> %s:%d:%d\n", why, s ? s->name : "", row, column);
+  text_warning(vm, &t, n->mark, why);
   if (!t.failed && t.text) vm_write_later(vm, t.text, t.len);
   text_free(&t);
 }
@@ -774,6 +769,11 @@ qn_value eval_add_global(qn_vm *vm, node *h, qn_value *fp) {
 
 /* ---- unary operators, logic --------------------------------------------------------------------------------------------------- */
 
+static __attribute__((noinline, cold)) qn_value fail_unary(qn_vm *vm, const n_one *n, qn_value a) {
+  const char *op = n->h.flag == AST_OP_neg ? "-" : "~";
+  return raise_error(vm, E_type, n->mark, "%s is not defined for %s", op, phrase_kind(a).text);
+}
+
 qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
   n_one *n = (n_one *)h;
   qn_value a = eval(vm, n->a, fp);
@@ -791,7 +791,7 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
     rec_at(vm, n->mark);
     r = op_unary(vm, neg ? OP_neg : OP_invert, a);
   } else {
-    r = raise_kind(vm, E_type, n->mark, a, "", "%s is not defined for ", neg ? "-" : "~");
+    r = fail_unary(vm, n, a);
   }
   if (value_is_error(r)) {
     raise_at(vm, n->mark);
@@ -801,12 +801,11 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
-static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, const node *n) {
+static __attribute__((noinline, cold)) qn_value fail_condition(qn_vm *vm, qn_value v, const node *n) {
   text_buf t = {.vm = vm}, source = {.vm = vm};
   text_span(vm, &source, n->at);
   const char *x = source.text && !source.failed ? source.text : "x";
-  text_kind(&t, v);
-  text_adds(&t, " is not a condition; write ");
+  text_addf(&t, "%s is not a condition; write ", phrase_kind(v).text);
   if (value_is_number(v))
     text_addf(&t, "%s != 0", x);
   else if (value_is(v, TAG_STR))
@@ -825,13 +824,13 @@ static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, cons
 }
 
 /* As fail_condition, for an operand of `and` or `or`: other languages choose a value by them. */
-static __attribute__((cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const node *n) {
+static __attribute__((noinline, cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const node *n) {
   if (!value_is(v, TAG_NIL) && !value_is(v, TAG_STR)) return fail_condition(vm, v, n);
-  const char *more = value_is(v, TAG_NIL) ? " is not a condition; a default for nil is written if x == nil { d } else "
-                                            "{ x }, and get(r, \"name\", d), env(\"NAME\", d) take one"
-                                          : " is not a condition, and and, or give bools; a choice is written if c { a "
-                                            "} else { b }, a test text != \"\"";
-  return raise_kind(vm, E_condition, n->at, v, more, "%s", "");
+  const char *more = value_is(v, TAG_NIL) ? "; a default for nil is written if x == nil { d } else { x }, and "
+                                            "get(r, \"name\", d), env(\"NAME\", d) take one"
+                                          : ", and and, or give bools; a choice is written if c { a } else { b }, "
+                                            "a test text != \"\"";
+  return raise_error(vm, E_condition, n->at, "%s is not a condition%s", phrase_kind(v).text, more);
 }
 
 /* Can it be a condition: a bool, or a bool array of one element? */

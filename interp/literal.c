@@ -20,10 +20,7 @@ typedef struct literal {
 } literal;
 
 static qn_value fail_fit(qn_vm *vm, qn_dtype dtype, qn_value v, error_id id) {
-  text_buf t = {.vm = vm};
-  text_kind(&t, v);
-  text_addf(&t, " does not fit %s", dtype_rows[dtype].name);
-  return raise_text(vm, id, SPAN_NONE, &t);
+  return raise_error(vm, id, SPAN_NONE, "%s does not fit %s", phrase_kind(v).text, dtype_rows[dtype].name);
 }
 
 /* A host number as the number that an array of the dtype stores: floats are cut to integers, bools count 0 and 1. E309 or E207 if it does
@@ -78,7 +75,8 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
     return raise_error(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
   if (value_is(v, TAG_ARRAY)) return op_cast(vm, v, dtype);
   if (!value_is_scalar(v))
-    return raise_kind(vm, E_type, SPAN_NONE, v, "", "%s converts numbers and arrays, not ", dtype_rows[dtype].name);
+    return raise_error(vm, E_type, SPAN_NONE, "%s converts numbers and arrays, not %s", dtype_rows[dtype].name,
+                       phrase_kind(v).text);
   return rec_number(vm, v) ? interp_convert_number(vm, dtype, v) : array_of_numbers(vm, &v, (int)dtype, 0, NULL);
 }
 
@@ -178,15 +176,19 @@ static form stop(literal *out, qn_value v) {
   return FORM_STOPPED;
 }
 
+static __attribute__((noinline, cold)) bool fail_item(qn_vm *vm, qn_value v) {
+  const char *more = value_is(v, TAG_RANGE)  ? "; arange(1, 4) counts"
+                     : value_is(v, TAG_LIST) ? "; rows of an array are written [[1, 2], [3, 4]], lists ( )"
+                     : value_is(v, TAG_NIL)  ? "; a missing number is nan, lists are written ( )"
+                                             : "; lists are written ( )";
+  return raise_false(vm, E_type, "arrays hold numbers, not %s%s", phrase_kind(v).text, more);
+}
+
 /* Adds an item to the literal in progress. Takes over `v`. False with an error raised. */
 static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, qn_value v, int dtype) {
   bool number = value_is_scalar(v) && !rec_number(vm, v);
   if (!number && !value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
-    const char *more = value_is(v, TAG_RANGE)  ? "; arange(1, 4) counts"
-                       : value_is(v, TAG_LIST) ? "; rows of an array are written [[1, 2], [3, 4]], lists ( )"
-                       : value_is(v, TAG_NIL)  ? "; a missing number is nan, lists are written ( )"
-                                               : "; lists are written ( )";
-    raise_kind(vm, E_type, SPAN_NONE, v, more, "arrays hold numbers, not ");
+    fail_item(vm, v);
     value_release(vm, v);
     return false;
   }
@@ -261,18 +263,11 @@ static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, litera
     if (!spread) {
       ok = add_value(vm, mark, &state, &count, &l, v, dtype);
     } else {
-      int64_t len = value_is(v, TAG_LIST)                            ? value_list(v)->len
-                    : value_is(v, TAG_RANGE)                         ? range_length(value_range(v))
-                    : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
-                                                                     : -1;
-      if (len < 0) {
-        raise_error(vm, E_not_iterable, item->at, "only lists, ranges and arrays spread into an array");
-        ok = false;
-      }
+      int64_t len = spread_length(v);
+      if (len < 0)
+        ok = raise_nothing(vm, E_not_iterable, item->at, "only lists, ranges and arrays spread into an array");
       for (int64_t k = 0; ok && k < len; k++) {
-        qn_value x = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[k])
-                     : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), k))
-                                              : op_index_row(vm, v, k);
+        qn_value x = spread_item(vm, v, k);
         ok = !value_is_error(x) && add_value(vm, mark, &state, &count, &l, x, dtype);
       }
       value_release(vm, v);

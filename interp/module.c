@@ -167,12 +167,9 @@ static void add_variables(names *l, const char *const *near) {
   while (near && *near && names_add(l, *near)) near++;
 }
 
-/* Adds `before` and "nearest: a, b", if some names of the list are spelled much like `name`; frees the list. */
+/* Appends `before` and the names of the list that are spelled much like `name`, if there are any; frees the list. */
 static void add_nearest(names *l, const qn_str *name, const char *before, text_buf *t) {
-  text_buf near = {.vm = l->vm};
-  if (text_nearest(&near, name->text, l->list, (int)l->n) && !near.failed)
-    text_addf(t, "%snearest: %s", before, near.text);
-  text_free(&near);
+  text_nearest(t, before, name->text, l->list, (int)l->n);
   mem_free(l->vm, l->list, l->cap * sizeof *l->list);
 }
 
@@ -211,7 +208,7 @@ static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const ch
   add_variables(&l, u->near);
   add_scope(&l, s, u->unit);
   if (!hint && !module) add_scope(&l, s->outer, 0);
-  add_nearest(&l, u->name, hint || module ? "; " : before, t);
+  add_nearest(&l, u->name, *before || hint || module ? "; nearest: " : "nearest: ", t);
 }
 
 qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u) {
@@ -227,7 +224,7 @@ void raise_unknown_target(qn_vm *vm, const scope *s, const undefined_name *u) {
   names l = {.vm = vm};
   add_variables(&l, u->near);
   add_scope(&l, s, u->unit);
-  add_nearest(&l, u->name, "; ", &t);
+  add_nearest(&l, u->name, "; nearest: ", &t);
   (void)raise_text(vm, E_undefined, u->at, &t);
 }
 
@@ -671,7 +668,7 @@ static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span
   int n = 0;
   for (int i = 0; i < table->nmodules && n < 64; i++)
     if (strcmp(table->modules[i].name, "prelude") != 0) list[n++] = table->modules[i].name;
-  text_buf t = {.vm = vm}, near = {.vm = vm};
+  text_buf t = {.vm = vm};
   text_addf(&t, "there is no module '%s'", name);
   if (tried) text_addf(&t, ": neither the file %s nor one in the standard library", tried);
   const char *hint = foreign_hint(FOREIGN_IMPORT, name, strlen(name));
@@ -681,9 +678,8 @@ static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span
     text_addf(&t, "; %s", hint);
   else if (path && !ending)
     text_adds(&t, "; a path is given with its ending: \"./util.qn\"");
-  else if (text_nearest(&near, name, list, n) && !near.failed)
-    text_addf(&t, "; nearest: %s", near.text);
-  text_free(&near);
+  else
+    text_nearest(&t, "; nearest: ", name, list, n);
   return raise_text(vm, E_import, at, &t);
 }
 

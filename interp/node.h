@@ -309,15 +309,8 @@ static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v)
 }
 
 /* eval_scalar.c: variables, constants, operators */
-qn_value eval_const(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_nil(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_local(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_global(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_capture(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_self(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_unary(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_not(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_logic(qn_vm *vm, node *n, qn_value *fp);
+evaluator eval_const, eval_nil, eval_local, eval_global, eval_capture, eval_self, eval_unary, eval_not, eval_logic;
+evaluator eval_add_global; /* x = x + e for a global x */
 /* The evaluator of a binary operator for operands of these kinds. */
 eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k);
 /* `a op b` of any two values; takes over both. `n` has the operator, and where its operands stand for messages. */
@@ -326,20 +319,19 @@ qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b);
 QN_MUST_CHECK bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b);
 /* The evaluator of `x = x op e` for a local x; NULL if the operator has none of its own. */
 eval_fn accumulate_eval(const n_binary *n);
-qn_value eval_add_global(qn_vm *vm, node *n, qn_value *fp); /* x = x + e for a global x */
 op_id op_of_ast(ast_op op);
+/* Appends a warning about a place in the program, as it is shown on the terminal. */
+void text_warning(qn_vm *vm, text_buf *t, span at, const char *message);
 
 /* eval_expr.c: lists, records, strings, fields, functions */
-qn_value eval_list(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_list_spread(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_record(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_template(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_range(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_field(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_fn_node(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_index(qn_vm *vm, node *n, qn_value *fp);
-
-qn_value eval_index_one(qn_vm *vm, node *n, qn_value *fp);
+evaluator eval_list, eval_list_spread, eval_record, eval_template, eval_range, eval_field, eval_fn_node;
+evaluator eval_index, eval_index_one;
+/* How many values `..v` stands for: the items of a list or range, or the rows of an array; -1 for values that do not spread like this. */
+int64_t spread_length(qn_value v);
+/* Value i of these. Owned, or the error value. */
+qn_value spread_item(qn_vm *vm, qn_value v, int64_t i);
+/* Raises that `v` does not spread: `what` says what does ("only records spread into a record"). False. */
+bool fail_spread(qn_vm *vm, error_id id, span at, const char *what, qn_value v);
 /* A bound of a range, which messages call `what`; false: *stopped is what ended the evaluation, or the error value. */
 #define RANGE_START "a range's start"
 #define RANGE_END "a range's end"
@@ -367,44 +359,32 @@ QN_MUST_CHECK bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, con
                                   index_item *out);
 
 /* literal.c: array literals; dtype -1: found from the items */
-qn_value eval_array(qn_vm *vm, node *n, qn_value *fp);
+evaluator eval_array;
 qn_value array_literal(qn_vm *vm, const n_items *n, qn_value *fp, int dtype);
 /* f32(x): a value converted to an array of the dtype. Borrowed. */
 qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v);
 
 /* eval_stmt.c */
-qn_value eval_block(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_block_plain(qn_vm *vm, node *n,
-                          qn_value *fp); /* of a block whose variables need not be cleared at its end */
-qn_value eval_if(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_try(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_for_range(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_for(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_while(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_signal(qn_vm *vm, node *n, qn_value *fp); /* flag: signal_kind */
-qn_value eval_return(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_import(qn_vm *vm, node *n, qn_value *fp);
+evaluator eval_block, eval_block_plain; /* the latter: of a block whose variables need not be cleared at its end */
+evaluator eval_if, eval_try, eval_for_range, eval_for, eval_while, eval_return, eval_import;
+evaluator eval_signal; /* break or continue, by the node's flag (signal_kind) */
 /* The truth of a condition's value, which it takes over: 1, 0, or -1 with an error raised. */
 int condition(qn_vm *vm, qn_value v, node *n);
 
 /* update.c: assignments */
-qn_value eval_set_local(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_set_global(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);     /* a path, plain or op= */
-qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp); /* x[i] = v for a local x */
+evaluator eval_set_local, eval_set_global, eval_destructure;
+evaluator eval_update;     /* of a path, by = or by an operator with = */
+evaluator eval_update_one; /* x[i] = v for a local x */
+evaluator eval_add_fields; /* x.a.b = x.a.b + e */
 /* The evaluator of x.a.b = v, where the path has only fields. */
 eval_fn fields_eval(const lvalue *p);
-qn_value eval_add_fields(qn_vm *vm, node *n, qn_value *fp); /* x.a.b = x.a.b + e */
-qn_value eval_destructure(qn_vm *vm, node *n, qn_value *fp);
 /* Binds a value to the lvalue of a pattern, which has no indices to evaluate. Takes over `v`. */
 QN_MUST_CHECK bool lvalue_bind(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value v);
 
 /* call.c */
-qn_value eval_call(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_method(qn_vm *vm, node *n, qn_value *fp);
-/* A call as a statement: that its value is lost is an error, if the function is the library's. */
-qn_value eval_lost(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_lost_builtin(qn_vm *vm, node *n, qn_value *fp);
+evaluator eval_call, eval_method;
+/* A call as a statement (n_one, n_lost), whose value nothing uses: an error if the function is one of the library without effect. */
+evaluator eval_lost, eval_lost_builtin;
 qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs);
 
 /* The pending error leaves the function `fn` (nil: the top level): adds a frame to its trace. */

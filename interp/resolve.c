@@ -60,15 +60,12 @@ void unit_free(qn_vm *vm, unit *u) {
 
 void warn(resolver *r, span at, const char *format, ...) {
   if (r->scope->library) return;
-  const source_text *s = source_get(r->vm, at.source);
   char line[256];
   va_list args;
   va_start(args, format);
   vsnprintf(line, sizeof line, format, args);
   va_end(args);
-  int row = 0, column = 0;
-  if (s) source_position(s, at.start, &row, &column);
-  text_addf(r->warnings, "warning: %s\n  --> %s:%d:%d\n", line, s ? s->name : "", row, column);
+  text_warning(r->vm, r->warnings, at, line);
 }
 
 /* ---- functions being resolved --------------------------------------------------------------------------------------------- */
@@ -284,7 +281,7 @@ static const char *const *near_variables(resolver *r, const qn_str *name) {
       const char *other = f->vars[i - 1].name->text;
       bool known = false;
       for (size_t k = 0; k < n; k++) known |= found[k] == other;
-      if (!known && text_nearest(&t, name->text, &other, 1)) found[n++] = other;
+      if (!known && text_nearest(&t, "", name->text, &other, 1)) found[n++] = other;
       text_free(&t);
     }
   const char **list = n ? unit_alloc(r, (n + 1) * sizeof *list) : NULL;

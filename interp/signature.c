@@ -123,14 +123,9 @@ static __attribute__((format(printf, 4, 5))) bool refuse(const matcher *m, const
   va_end(args);
   text_buf t = {.vm = vm};
   describe(m, &t);
-  text_adds(&t, " is ");
-  text_kind(&t, v);
-  text_adds(&t, ", its signature ");
+  text_addf(&t, " is %s, its signature ", phrase_kind(v).text);
   text_span(vm, &t, sig->at);
-  if (*line) {
-    text_adds(&t, ": ");
-    text_adds(&t, line);
-  }
+  if (*line) text_addf(&t, ": %s", line);
   describe_bound(m, &t);
   raise_text(vm, E_signature, SPAN_NONE, &t);
   return false;

@@ -18,7 +18,8 @@
 typedef struct node node;
 
 /* Evaluates a node on a frame. The caller owns the result; error and signal values (value_stops) are handed up. */
-typedef qn_value (*eval_fn)(qn_vm *vm, node *n, qn_value *fp);
+typedef qn_value evaluator(qn_vm *vm, node *n, qn_value *fp);
+typedef evaluator *eval_fn;
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------- */
 

@@ -140,18 +140,6 @@ void *raise_nothing(qn_vm *vm, error_id id, span at, const char *format, ...) {
   return NULL;
 }
 
-qn_value raise_kind(qn_vm *vm, error_id id, span at, qn_value v, const char *more, const char *format, ...) {
-  if (vm->error) return value_error();
-  text_buf t = {.vm = vm};
-  va_list args;
-  va_start(args, format);
-  text_addv(&t, format, args);
-  va_end(args);
-  text_kind(&t, v);
-  text_adds(&t, more);
-  return raise_text(vm, id, at, &t);
-}
-
 void raise_note(qn_vm *vm, span at, const char *format, ...) {
   qn_error_object *e = vm->error;
   if (!e || e->nnotes == ERROR_NOTES || e->refs > 1) return;

@@ -63,9 +63,6 @@ bool raise_false(qn_vm *vm, error_id id, const char *format, ...) __attribute__(
 /* Raises an error, and is NULL, or false: for functions that return what they make, or whether they did it. */
 void *raise_nothing(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
 qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message); /* takes over and frees the buffer */
-/* Raises a message about a value: the formatted text, what `v` is (text_kind), and `more`. */
-qn_value raise_kind(qn_vm *vm, error_id id, span at, qn_value v, const char *more, const char *format, ...)
-    __attribute__((format(printf, 6, 7)));
 /* Raises the out-of-memory error, which exists since the VM opened. Returns the error value, or false. */
 qn_value raise_memory(qn_vm *vm);
 static inline bool raise_memory_false(qn_vm *vm) { return !value_is_error(raise_memory(vm)); }
@@ -114,7 +111,8 @@ typedef struct phrase {
 phrase phrase_kind(qn_value v);
 phrase phrase_shape(const qn_array *a); /* the dtype, too: f32[4, 3] */
 phrase phrase_float(double x);          /* as print shows a host number */
-/* Appends those of `names` that are nearest to `name` by edit distance, at most 3, separated by ", ". False if none is near. */
-bool text_nearest(text_buf *t, const char *name, const char *const *names, int n);
+/* Appends `lead` and those of n names that are spelled much like `name`, the nearest first, at most 3, with commas between them. False, and
+ * nothing appended, if there are none. */
+bool text_nearest(text_buf *t, const char *lead, const char *name, const char *const *names, int n);
 
 #endif

@@ -503,7 +503,7 @@ static int edit_distance(const char *a, int n, const char *b, int m) {
   return above[m];
 }
 
-bool text_nearest(text_buf *t, const char *name, const char *const *names, int n) {
+bool text_nearest(text_buf *t, const char *lead, const char *name, const char *const *names, int n) {
   enum { SHOWN = 3 };
   const char *best[SHOWN];
   int distance[SHOWN], count = 0;
@@ -525,6 +525,6 @@ bool text_nearest(text_buf *t, const char *name, const char *const *names, int n
     distance[at] = d;
     best[at] = names[i];
   }
-  for (int i = 0; i < count; i++) text_addf(t, "%s%s", i ? ", " : "", best[i]);
+  for (int i = 0; i < count; i++) text_addf(t, "%s%s", i ? ", " : lead, best[i]);
   return count > 0;
 }

@@ -560,9 +560,7 @@ static bool raise_tunable(qn_vm *vm, const char *name) {
   for (int i = 0; i < TUNABLE_COUNT; i++) names[i] = tunable_rows[i].name;
   text_buf t = {.vm = vm};
   text_addf(&t, "there is no tunable %s", name);
-  text_buf near = {.vm = vm};
-  if (text_nearest(&near, name, names, TUNABLE_COUNT)) text_addf(&t, "; near: %s", near.text);
-  text_free(&near);
+  text_nearest(&t, "; near: ", name, names, TUNABLE_COUNT);
   raise_text(vm, E_argument, SPAN_NONE, &t);
   return false;
 }

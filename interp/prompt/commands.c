@@ -415,7 +415,7 @@ void command_run(session *s, const char *text, size_t len) {
     text_buf t = {0};
     char *wrong = strndup(name, name_len);
     fprintf(stderr, "there is no command :%.*s", (int)name_len, name);
-    if (wrong && text_nearest(&t, wrong, names, listed) && !t.failed) fprintf(stderr, "; nearest: :%s", t.text);
+    if (wrong && text_nearest(&t, "; nearest: :", wrong, names, listed) && !t.failed) fputs(t.text, stderr);
     fprintf(stderr, "; :help lists them\n");
     text_free(&t);
     free(wrong);

@@ -260,16 +260,14 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   interp_names(vm, "", add_name, l);
   for (int i = 0; i < vm->builtins->nmodules; i++) add_name(l, vm->builtins->modules[i].name);
   for (int i = 0; i < TOPICS; i++) add_name(l, topics[i].name);
-  text_buf t = {.vm = vm};
   text_addf(out, "there is no help on '%s'", topic);
   const char *hint = foreign_hint(FOREIGN_NAME, topic, strlen(topic));
   if (!hint) hint = foreign_hint(FOREIGN_MEMBER, topic, strlen(topic));
   if (hint)
     text_addf(out, "; %s", hint);
-  else if (text_nearest(&t, topic, l->names, l->n) && !t.failed)
-    text_addf(out, "; nearest: %s", t.text);
+  else
+    text_nearest(out, "; nearest: ", topic, l->names, l->n);
   text_adds(out, "\n");
-  text_free(&t);
   mem_free(vm, l, sizeof *l);
   return false;
 }

@@ -413,21 +413,21 @@ START_TEST(near_names_are_found) {
   static const char *const names[] = {"append", "arange", "argmax", "reshape", "softmax", "sum", "mean", "max"};
   int n = sizeof names / sizeof *names;
   text_buf t = {0};
-  ck_assert(text_nearest(&t, "apend", names, n));
+  ck_assert(text_nearest(&t, "", "apend", names, n));
   ck_assert_str_eq(t.text, "append");
   text_free(&t);
-  ck_assert(text_nearest(&t, "resahpe", names, n)); /* swapped */
+  ck_assert(text_nearest(&t, "", "resahpe", names, n)); /* swapped */
   ck_assert_str_eq(t.text, "reshape");
   text_free(&t);
-  ck_assert(text_nearest(&t, "Softmax", names, n));
+  ck_assert(text_nearest(&t, "", "Softmax", names, n));
   ck_assert_str_eq(t.text, "softmax");
   text_free(&t);
-  ck_assert(text_nearest(&t, "maxx", names, n));
+  ck_assert(text_nearest(&t, "", "maxx", names, n));
   ck_assert_str_eq(t.text, "max");
   text_free(&t);
-  ck_assert(!text_nearest(&t, "convolve", names, n));
-  ck_assert(!text_nearest(&t, "", names, n));
-  ck_assert(!text_nearest(&t, "x", names, n));
+  ck_assert(!text_nearest(&t, "", "convolve", names, n));
+  ck_assert(!text_nearest(&t, "", "", names, n));
+  ck_assert(!text_nearest(&t, "", "x", names, n));
   text_free(&t);
 }
 END_TEST
