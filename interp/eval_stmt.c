@@ -1,8 +1,8 @@
-/* Blocks, branches, loops, try, return, import.
+/* Evaluators of blocks, branches, loops, try, return and import.
  *
- * break, continue and return travel up as signal values; the value of a return waits in interp.returned. Loops poll for
- * interrupts and limits on their back edges. While a call is recorded, branches on traced values and loops are offered to
- * the recorder first, together with the outer variables that they may rebind.
+ * break, continue and return travel up as signal values; the value of a return waits in interp.returned. Loops poll for interrupts and
+ * limits at each turn. While a call is recorded, branches on traced values and loops are first offered to the recorder, together with the
+ * outer variables that they may rebind.
  */
 #include <string.h>
 
@@ -15,7 +15,7 @@ static inline qn_value run_block(qn_vm *vm, n_block *n, qn_value *fp) {
   for (uint32_t i = 0; i < last; i++) {
     qn_value v = eval(vm, n->items[i], fp);
     if (__builtin_expect(value_stops(v), 0)) {
-      if (value_is_error(v)) raise_at(vm, n->items[i]->at); /* if nothing inside had a better place */
+      if (value_is_error(v)) raise_at(vm, n->items[i]->at); /* unless something inside has given it a better place */
       return v;
     }
     value_release(vm, v);
@@ -25,7 +25,7 @@ static inline qn_value run_block(qn_vm *vm, n_block *n, qn_value *fp) {
 
 qn_value eval_block_plain(qn_vm *vm, node *h, qn_value *fp) { return run_block(vm, (n_block *)h, fp); }
 
-/* A block's variables are cleared when it ends: otherwise they would go on to share their values, and updates would have to copy. */
+/* The variables of a block are cleared when it ends. Else they would go on sharing their values, and updates would have to copy these. */
 qn_value eval_block(qn_vm *vm, node *h, qn_value *fp) {
   n_block *n = (n_block *)h;
   qn_value r = run_block(vm, n, fp);
@@ -37,7 +37,7 @@ qn_value eval_block(qn_vm *vm, node *h, qn_value *fp) {
 
 enum { SITE_MAX = 64 };
 
-/* Addresses of the outer variables that a site may rebind; -1 when there are too many to offer it. */
+/* Fills in out[] with the addresses of the outer variables that a site may rebind, and returns how many they are; -1 if there are too many. */
 static int site_slots(const site *s, qn_value *fp, qn_value **out) {
   if (s->nlocals + s->nglobals > SITE_MAX - 1) return -1;
   int n = 0;
@@ -52,7 +52,7 @@ typedef struct arm {
   qn_value *fp;
 } arm;
 
-/* How an arm or body has ended, by the value that it gave; *v becomes the value that the recorder gets. */
+/* How an arm or body has ended that gave the value *v, which is then replaced by the value that the recorder gets (owned). */
 static rec_exit exit_of(qn_vm *vm, qn_value *v) {
   if (!value_stops(*v)) return REC_VALUE;
   if (value_is_error(*v)) return REC_ERROR;
@@ -71,7 +71,7 @@ static qn_value run_arm(void *ctx, rec_exit *how) {
   return v;
 }
 
-/* The state of a loop that runs inside a vmap (rec.h, lanes). On the heap: on the C stack it would cost depth of recursion. */
+/* The state of a loop that runs inside a vmap (rec.h, lanes). It lies on the heap, so as not to make recursion less deep. */
 typedef struct vmap_loop {
   rec_frame frame;
   vm_owned held;
@@ -84,7 +84,7 @@ static void vmap_loop_drop(qn_vm *vm, void *what) {
   mem_free(vm, l, sizeof *l);
 }
 
-/* Begins a loop; *out is NULL outside of vmap. False with an error raised. */
+/* Begins a loop. *out is its state inside a vmap, else NULL. False with an error raised. */
 static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const site *s, qn_value *fp) {
   *out = NULL;
   if (!rec_in_vmap(vm)) return true;
@@ -101,7 +101,7 @@ static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const sit
   return true;
 }
 
-/* After a body, whose value is *r. False if the loop is over: *r is nil or the error value then. */
+/* To be called after a body inside a vmap, whose value is *r. False if the loop is over: then *r is nil, or the error value. */
 static bool vmap_loop_next(qn_vm *vm, vmap_loop *l, qn_value *r) {
   rec_exit how = exit_of(vm, r);
   int next = rec_loop_next(vm, &l->frame, how, *r);
@@ -183,7 +183,7 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
 
 /* ---- loops ------------------------------------------------------------------------------------------------------------------- */
 
-/* After a body, whose value is *r: true if the loop goes on, else *r is the loop's value. */
+/* To be called after a body, whose value is *r (taken over). True if the loop goes on; else *r is the value of the loop. */
 static inline bool next_iteration(qn_vm *vm, qn_value *r) {
   if (!value_stops(*r)) {
     value_release(vm, *r);
@@ -282,7 +282,7 @@ static int64_t iterable_length(qn_value v) {
   case TAG_LIST: return value_list(v)->len;
   case TAG_RANGE: return range_length(value_range(v));
   case TAG_ARRAY: return value_array(v)->rank ? value_array(v)->shape[0] : -1;
-  case TAG_STR: return value_str(v)->len; /* bytes; advanced by code points */
+  case TAG_STR: return value_str(v)->len; /* in bytes: the loop advances by the length of each code point */
   default: return -1;
   }
 }
@@ -358,7 +358,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
-/* A while loop inside a vmap: the condition may be true in some lanes only. */
+/* A while loop inside a vmap, whose condition may be true in some lanes only. */
 static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();

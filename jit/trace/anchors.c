@@ -1,8 +1,12 @@
-/* Anchors: what the VM knows of the calls of a function. Each call is counted once, by what became of it: as a call, as a part of a
- * recording (which counts it for each replay), or, where memory for this is short, on the anchor itself.
+/* Anchors: what the VM knows about the calls of each function.
  *
- * Specializations of a function within transforms hang on its code plus the chain of transforms, never on function values, so that grad(f)
- * made in a loop is one function; and those of a graph on its hash, as equal graphs come and go.
+ * A call is counted once, by what became of it: in the record of its anchor (anchor_specializations); or, when it is made inside a call
+ * that is recorded, in the recording's list of parts, which counts it again for each replay; or, when there is no memory for either, in the
+ * anchor itself.
+ *
+ * The anchor of a function inside transforms, as grad(f), belongs to the code of f and the chain of transforms, not to the function value:
+ * so a grad(f) that is made anew in each turn of a loop is one function. For a graph inside transforms it belongs to the graph's hash,
+ * because equal graphs are made and freed again and again.
  */
 #include <string.h>
 
@@ -44,7 +48,8 @@ bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
   uint32_t i = 0;
   while (i < l->n && l->list[i].id != id) i++;
   if (i == l->n) {
-    qn_error_object *pending = error_take(vm); /* this may be done while a call that has failed is left */
+    /* the caller may be leaving a call that has failed, whose error must survive */
+    qn_error_object *pending = error_take(vm);
     if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) {
       error_clear(vm);
       error_put_back(vm, pending);
@@ -86,7 +91,8 @@ void anchor_passed_idle(qn_vm *vm, jit_anchor *a) {
 
 /* ---- anchors of functions within transforms ---------------------------------------------------------------------------------- */
 
-/* Chains of graphs are kept when their last graph goes, as one like it may come; when there are many such, all of them go. */
+/* When the last graph with some hash is freed, its anchors inside transforms are kept, since an equal graph may be made soon. Once so many
+ * of them are left, all are freed. */
 enum { CHAINS_LEFT = 8 };
 
 /* Moves the chain at *at from the VM's list to the front of `gone`. */
@@ -98,8 +104,8 @@ static void chain_take(vm_jit *j, chain_anchor **at, chain_anchor **gone) {
   *gone = c;
 }
 
-/* Frees chains that have been taken out of the list: not before, since what their specializations hold may be the last functions or graphs of
- * other chains, which then leave the list, too. */
+/* Frees chains that have been taken out of the list. All of them must be out of it first: a specialization of one may hold the last
+ * function or graph of another one, which then takes itself out of the list. */
 static void chains_free(qn_vm *vm, chain_anchor *gone) {
   for (chain_anchor *c; (c = gone);) {
     gone = c->next;
@@ -120,8 +126,8 @@ static void chains_sweep(qn_vm *vm) {
   chains_free(vm, gone);
 }
 
-/* Counts one more (`more` 1) or fewer (-1) function value with a graph of this hash, or none (0). Gives how many there are then, as far as
- * chains know. */
+/* Adds `more` (1, 0 or -1) to the number of living function values whose graph has this hash, in each chain of that hash. Returns the
+ * number as it is then; 0 if there is no such chain. */
 static uint32_t chains_count(qn_vm *vm, uint64_t hash, int more) {
   vm_jit *j = jit_of(vm);
   uint32_t live = 0;
@@ -135,7 +141,7 @@ static uint32_t chains_count(qn_vm *vm, uint64_t hash, int more) {
   return live;
 }
 
-/* A transform of this graph is looked up, so the graph counts from now on. Gives how many of its hash count. */
+/* A transform of this graph is looked up: from now on the graph counts among the living ones. Returns how many of its hash count. */
 static uint32_t chains_join(qn_vm *vm, graph_code *b) {
   uint32_t live = chains_count(vm, b->shared.id, !b->chained);
   b->chained = true;
@@ -159,9 +165,10 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   const qn_fn *f = value_fn(fn);
   bool graph = f->head.flags == FN_GRAPH;
   jit_anchor *inner = graph ? &((graph_code *)f->code)->anchor : f->head.flags == FN_USER ? vm->hooks.anchor(fn) : NULL;
-  bool builtin = f->head.flags == FN_BUILTIN; /* it keeps no anchor */
+  bool builtin = f->head.flags == FN_BUILTIN; /* a builtin has no anchor of its own */
   if (!builtin && (!depth || !inner)) return inner;
-  void *code = graph ? (void *)(uintptr_t)((graph_code *)f->code)->shared.id /* graphs and units come and go */
+  /* not the address: graphs and units are freed, and others may get the same one */
+  void *code = graph                      ? (void *)(uintptr_t)((graph_code *)f->code)->shared.id
                : f->head.flags == FN_USER ? (void *)(uintptr_t)((const fn_shared *)f->code)->id
                                           : f->code;
   hash ^= (uint64_t)(uintptr_t)code;

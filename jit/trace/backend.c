@@ -1,12 +1,13 @@
-/* jit(f, backend: ...): who runs the calls.
+/* jit(f, backend: ...): who runs the calls of f.
  *
- * The name of a family of devices: the call's arrays are moved to its first device, and new ones are made there while it runs. The result stays where it
- * was computed. Arrays that f reaches otherwise, as globals and captures, are the program's to move.
+ * The name of a family of devices: the arrays among the call's arguments are moved to the family's first device, and arrays that the call
+ * makes are made there. The result stays where it was computed. Arrays that f reaches in other ways, as globals and captures, are not
+ * moved.
  *
- * A function: it gets the graph of a call (graph(f, args...)) and gives the function that is called in its place, now and for
- * further calls that the graph fits. Graphs that say more about their calls than their arguments do (they read global arrays, or
- * numbers steered them) serve one call only. The VM keeps what a backend made, and the functions it was made for, so that these
- * are known again by their identity; of too many the oldest go.
+ * A function: it is called with the graph of a call (graph(f, args...)) and returns the function that is called instead of f, now and in
+ * all later calls that the graph fits. A graph that depends on more than the arguments (it reads global arrays, or numbers steered the
+ * recording) serves one call only. The VM keeps what backends have made together with the function and the backend, which are recognised by
+ * identity; when it keeps too many, the oldest is dropped.
  */
 #include <string.h>
 
@@ -62,11 +63,11 @@ bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before
 
 enum { MADE_MOST = 64 };
 
-/* What a backend made of a graph of `fn`. All are owned. */
+/* A function that a backend made from a graph of `fn`. The values are owned. */
 typedef struct made {
   struct made *next;
   qn_value fn, graph, run;
-  /* of the VM then: functions that the graph went through have not been rebound as long as it is the same */
+  /* vm_jit.epoch when it was made: while it is the same, no global function that the graph calls has been rebound */
   uint64_t epoch;
 } made;
 
@@ -85,7 +86,7 @@ void backends_close(qn_vm *vm) {
   jit_of(vm)->made = NULL;
 }
 
-/* Is a graph that was just made of a call of `fn` the graph of all calls that it fits? */
+/* Does a graph that was just made from a call of `fn` hold for all calls that it fits? */
 static bool lasts(qn_vm *vm, qn_value graph) {
   const graph_body *b = body_of(graph);
   const specialization *e = vm->asked.served;
@@ -95,7 +96,7 @@ static bool lasts(qn_vm *vm, qn_value graph) {
   return true;
 }
 
-/* Remembers what a backend made of a graph; all are retained. Where memory is short it is made anew next time. */
+/* Remembers what a backend made of a graph; takes references of its own. If memory is short, it is simply made again next time. */
 static void keep(qn_vm *vm, qn_value fn, qn_value graph, qn_value run) {
   made *m = mem_alloc(vm, sizeof *m);
   if (!m) {
@@ -107,11 +108,12 @@ static void keep(qn_vm *vm, qn_value fn, qn_value graph, qn_value run) {
   int n = 1;
   while (m->next && n < MADE_MOST) m = m->next, n++;
   if (!m->next) return;
-  made_free(vm, m->next); /* nothing follows it */
+  made_free(vm, m->next); /* it is the last one of the list */
   m->next = NULL;
 }
 
-/* The function for a call: one that was made before, or what the backend makes now. Owned; unset where the call has no graph. */
+/* The function that makes a call: one that was made before, or one that the backend makes now. Owned, or the error value; unset if the call
+ * has no graph. */
 static qn_value function_for(qn_vm *vm, qn_value fn, qn_value backend, const qn_value *args, int nargs) {
   for (const made *m = jit_of(vm)->made; m; m = m->next) {
     if (m->fn.u.p != fn.u.p || m->epoch != jit_of(vm)->epoch) continue;

@@ -1,14 +1,15 @@
-/* Graphs as values: functions whose code is a graph (FN_GRAPH).
+/* Graphs as values of the language: functions whose code is a graph (FN_GRAPH).
  *
- * A body is a graph with its own memory, the values that its first inputs are bound to (the function's captures), a pattern for its
- * arguments and a template for its result. It never changes. Being a function with captures, such a value goes wherever functions go:
- * it is an input of recordings (its code is guarded by the body's hash, its captures are inputs), a part of results, and the inner
- * function of transforms.
+ * A body is such a code: a graph with its own memory, a pattern that arguments must fit, and a template that says how the result is made of
+ * the outputs. The graph's first inputs are bound to values, which are the captures of the function. A body never changes. Since it is a
+ * function with captures, a graph value can go wherever functions go: it can be an input of a recording (its code is guarded by the body's
+ * hash, its captures are inputs), a part of a result, and the inner function of a transform.
  *
- * A call appends the body's nodes to the recording that is on, or to one of its own, so it is differentiated, captured and run like
- * the code that the graph was made from, with the same bits. Calls made often are compiled at the body's own anchor.
+ * A call appends the body's nodes to the recording in progress, or to one of its own. So it is differentiated, captured and run like the
+ * code that the graph was made from, with the same bits. Bodies that are called often are compiled at their own anchor.
  *
- * A pullback is a body cut out of a recording: the nodes of a backward pass, bound to the values of the forward pass that they read.
+ * A pullback (the function that vjp returns) is a body that was cut out of a recording: the nodes of the backward pass, bound to the values
+ * of the forward pass that they read.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -123,7 +124,7 @@ static uint32_t copy_site(node_copy *c, uint32_t site) {
     for (uint32_t up; (up = c->from->sites[s].parent) != 0 && !c->sites[up];) s = up;
     const graph_site *x = &c->from->sites[s];
     c->sites[s] = graph_site_add(c->to, x->at, x->parent ? c->sites[x->parent] : c->parent, x->function);
-    if (!c->sites[s]) return 0; /* memory: the graph has failed */
+    if (!c->sites[s]) return 0; /* memory was short; the graph is marked as failed */
   }
   return c->sites[site];
 }
@@ -142,7 +143,7 @@ uint32_t copy_node(node_copy *c, uint32_t i) {
 
 enum { SMALL_CONST = 64 };
 
-/* Constants that stay with the graph; larger ones are bound, so that a body is small. */
+/* Is it a constant that is copied into the body? Larger ones become bound inputs, so that bodies stay small. */
 static bool is_small_const(const graph_node *n) {
   if (n->kind != NODE_CONST) return false;
   size_t bytes = dtype_size((qn_dtype)n->type.dtype);
@@ -150,12 +151,14 @@ static bool is_small_const(const graph_node *n) {
   return bytes <= SMALL_CONST;
 }
 
-/* Is a node from `mark` on part of what is cut? A result of a branch or loop that lies before is bound as the value that it is. */
+/* Does a node from `mark` on become a node of the body? A result of a branch or loop that stands before `mark` does not: its value is
+ * bound. */
 static bool is_copied(const graph_node *n, uint32_t mark) {
   return graph_is_run(n) && (n->kind != NODE_PROJ || n->in[0] >= mark);
 }
 
-/* Marks what `outs` need: everything from `mark` on that they depend on, and what that reads below. Regions are needed as a whole. */
+/* Marks the nodes that `outs` depend on: all of them from `mark` on, and those before it that these read. If a result of a region is
+ * needed, all of its arguments and results are. */
 static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs, uint32_t nouts, uint8_t *needed) {
   const graph *g = r->g;
   uint32_t region = r->regions.n;
@@ -205,7 +208,8 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
 
 /* ---- calls ---------------------------------------------------------------------------------------------------------------------------- */
 
-/* A region is about to be copied: its arguments are, and where it has a rule they differ in all lanes or in none. */
+/* Called before the nodes of a region are copied; its arguments have been. Gives them what vmap needs: counterparts, and, if the region has
+ * a rule, lanes for all its float arguments as soon as one argument has lanes. */
 static bool region_opens(struct recording *r, const graph_region *x, const uint32_t *map) {
   qn_vm *vm = r->vm;
   if (!r->lanes || !x->rule) return vmap_advance(r);
@@ -228,7 +232,7 @@ static bool region_opens(struct recording *r, const graph_region *x, const uint3
   return ok;
 }
 
-/* The regions of a list by where they begin. */
+/* The regions of a list, to be sorted by where they begin. */
 typedef struct region_open {
   uint32_t first, region;
 } region_open;
@@ -242,7 +246,7 @@ static int by_first(const void *a, const void *b) {
 bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
   qn_vm *vm = r->vm;
   const graph *g = b->call.graph;
-  const region_list *regions = &b->call.regions; /* by their ends */
+  const region_list *regions = &b->call.regions; /* sorted by their ends */
   uint32_t n = regions->n;
   node_copy c = {.vm = vm};
   size_t bytes = n * sizeof(uint32_t) + 1, open_bytes = n * sizeof(region_open) + 1;
@@ -256,7 +260,7 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
       if (open[opens].first == i) ok = region_opens(r, &regions->list[open[opens].region], c.map);
     ok = ok && (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
     for (; closes < n && regions->list[closes].end <= i + 1 && ok; closes++) {
-      ok = vmap_advance(r); /* a region has its own counterparts */
+      ok = vmap_advance(r); /* a region's counterparts must not mix with those of what follows */
       ends[closes] = r->g->n;
     }
   }
@@ -279,7 +283,7 @@ static bool take_cotangent(void *ctx, qn_value like, qn_value given) {
   return true;
 }
 
-/* Puts zeros in the place of prototypes, which stand where the cotangent is nil. False with an error raised. */
+/* Replaces prototypes (arrays without data, which take_cotangent leaves where the cotangent is nil) by zeros. False with an error raised. */
 static bool fill_zeros(qn_vm *vm, qn_value *from, const qn_value *end) {
   for (qn_value *v = from; v < end; v++) {
     if (!value_is(*v, TAG_ARRAY) || value_array(*v)->storage || value_array(*v)->node) continue;
@@ -302,7 +306,7 @@ static const char *param_name(const graph_body *b, uint32_t i) {
   return value_str(value_list(b->params)->items[i])->text;
 }
 
-/* "; its parameters are x and n", where they have names. */
+/* Appends "; its parameters are x and n" if they have names. */
 static void text_params(const graph_body *b, text_buf *t) {
   uint32_t n = params_named(b);
   for (uint32_t i = 0; i < n; i++)
@@ -340,7 +344,8 @@ static bool fail_name(qn_vm *vm, const graph_body *b, const char *name, bool twi
   return false;
 }
 
-/* The arguments of a call in the order of the pattern's, onto the stack. */
+/* Pushes the arguments of a call, one for each argument of the pattern: keywords in their places, defaults, the rest as a list. False with
+ * an error raised. */
 static bool bind_arguments(qn_vm *vm, const graph_body *b, const rec_call_site *site) {
   int nargs = site->nargs - 1;
   bool pullback = b->like.head != TAG_UNSET;
@@ -371,7 +376,7 @@ static bool bind_arguments(qn_vm *vm, const graph_body *b, const rec_call_site *
   return true;
 }
 
-/* The values of the graph's inputs, owned, in in[0..ninputs); the arguments stay on the stack. */
+/* Fills in[0..ninputs) with the values of the graph's inputs, owned. The bound arguments stay on the stack. False with an error raised. */
 static bool collect_inputs(struct recording *r, const graph_body *b, const rec_call_site *site, qn_value *in) {
   qn_vm *vm = r->vm;
   const specialization *e = &b->call;

@@ -1,9 +1,10 @@
-/* Branches on data, captured: both arms become graphs of a node with regions.
+/* Branches on data, captured: an `if` whose condition depends on data becomes one node of the graph that holds both arms.
  *
- * A condition that is an array's element has no value while a call is captured. So the interpreter runs both arms, each in a recording of
- * its own (an arm: hollow, so that nothing is computed), and puts the variables back in between. Where both come to their ends, and
- * what the variables hold then agrees in structure, dtypes and shapes, an `if` node with both graphs takes their place, and what
- * differs becomes its results. Values from around an arm are inputs of its graph.
+ * While a call is captured, a condition that is an array's element has no value. So the interpreter runs both arms, one after the other,
+ * each in a recording of its own (an arm; it is hollow: nothing in it is computed), and puts the variables back in between. If both arms
+ * come to their ends, and what the variables hold then agrees in structure, dtypes and shapes, an `if` node with the two graphs is
+ * appended, and where the arms differ its results become the values of the variables. Values from outside the arms are inputs of their
+ * graphs.
  *
  * In the body of a captured loop (loops.c) an arm may leave by break or continue. Then the other arm stays open: it is recorded on to the end of
  * the turn, where both ends are joined as above, with what the loop's variables hold (branches_close).
@@ -17,9 +18,9 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 
-enum { ARMS_DEEP = 16 /* within one another */ };
+enum { ARMS_DEEP = 16 /* how deep branches may nest */ };
 
-/* What an arm has come to. */
+/* What an arm has come to at its end. */
 typedef struct arm_end {
   struct recording *r; /* owned */
   rec_exit how;
@@ -27,7 +28,7 @@ typedef struct arm_end {
   uint32_t *nodes, n, cap; /* of the leaves of the slots and the value that are arrays or numbers; 0 of others */
 } arm_end;
 
-/* A branch while its arms are looked at. */
+/* A branch while its arms are being captured. */
 typedef struct branch {
   qn_vm *vm;
   struct recording *r;
@@ -38,8 +39,8 @@ typedef struct branch {
   /* results of the region: the node of each arm; and when it is there their values (owned) */
   uint32_t *outs[2], nouts, outs_cap[2];
   qn_value *values;
-  uint32_t leaf, out; /* the next ones while trees are walked */
-  bool build;         /* the walk makes the values */
+  uint32_t leaf, out; /* while trees are walked: the numbers of the next leaf and of the next result */
+  bool build;         /* the walk makes the final values; else it only finds out whether the arms agree */
 } branch;
 
 /* ---- arms -------------------------------------------------------------------------------------------------------------------- */
@@ -105,12 +106,13 @@ static bool plain_sizes(const graph_type *t) {
   return true;
 }
 
-/* A value of both arms that none of them has made. */
+/* Is it a value from outside that both arms have left as it was? */
 static bool is_outer(const branch *b, qn_value x, qn_value y) {
   return x.head == y.head && x.u.i == y.u.i && !rec_traced(b->arms[0].r, x) && !rec_traced(b->arms[1].r, y);
 }
 
-/* A leaf: the error value where the arms do not agree (no error is raised then). */
+/* Joins a leaf of the first arm and one of the second. Owned; nil if only looking (`build`). The error value, without an error raised, if
+ * the arms do not agree. */
 static qn_value join_leaf(branch *b, qn_value x, qn_value y) {
   qn_vm *vm = b->vm;
   uint32_t at = b->leaf++, nodes[2] = {b->arms[0].nodes[at], b->arms[1].nodes[at]};
@@ -131,7 +133,7 @@ static qn_value join_leaf(branch *b, qn_value x, qn_value y) {
   return value_nil();
 }
 
-/* What x, of the first arm, and y become; owned. */
+/* Joins x, a value of the first arm, and y, that of the second. As join_leaf. */
 static qn_value join(branch *b, qn_value x, qn_value y) {
   qn_vm *vm = b->vm;
   bool list = value_is(x, TAG_LIST) && value_is(y, TAG_LIST),
@@ -160,7 +162,8 @@ static qn_value join(branch *b, qn_value x, qn_value y) {
   return out;
 }
 
-/* All variables and the value. Where the values are made, they are set. False: the arms do not agree, or an error is raised. */
+/* Joins all variables and the value of the branch. If values are made (`build`), the variables are set and *result is the value. False if
+ * the arms do not agree, or with an error raised. */
 static bool join_all(branch *b, bool build, qn_value *result) {
   b->leaf = b->out = 0;
   b->build = build;
@@ -342,7 +345,7 @@ bool rec_is_data(const struct recording *r, qn_value v) {
   return node && (r->arm || is_data(r->g, node, 0));
 }
 
-/* May the branch be one of regions? */
+/* May the branch be captured with both arms? */
 static bool is_captured(const struct recording *r, qn_value predicate) {
   if (!arms_possible(r)) return false;
   bool one = value_is(predicate, TAG_ARRAY)

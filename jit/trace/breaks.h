@@ -1,4 +1,4 @@
-/* Why a capture broke off: an enum of the rows of breaks.def, with the reason and a hint for each. */
+/* Why a capture broke off: an enum of the rows of breaks.def, and for each the reason in words and a hint. */
 #ifndef JIT_TRACE_BREAKS_H
 #define JIT_TRACE_BREAKS_H
 

@@ -1,11 +1,12 @@
-/* The call of a function whose anchor asks for it: rec_call.
+/* rec_call: how a function is called whose anchor asks for it.
  *
- * A cold anchor counts its calls down, and they simply run; that of a function whose calls neither make nor change arrays stays cold.
- * An active one looks for a specialization whose pattern and guards fit: the one used last is tried first, others where the hash of the
- * call's static facts is theirs. Its plan runs where that is faster than the interpreter (the race below); while it is still being made
- * the body simply runs. When nothing fits, the call is recorded, which costs about as much as running it, and the graph goes to the
- * compiler threads (worker.c). After jit.entries specializations or jit.misses recordings the function stays eager for other calls, and
- * the log says so. Anchors whose calls are short and stay eager rest: of their calls most are not looked at.
+ * While a function is cold its calls are counted and simply run; a function whose calls neither make nor change arrays stays cold. Once it
+ * is hot, a call looks for a specialization whose pattern and guards it fits: first the one used last, then those with the hash of the
+ * call's static facts. The plan of the specialization runs if it is faster than the interpreter (see the race below); while the plan is
+ * still being made, the interpreter runs the body. If no specialization fits, the call is recorded, which costs about as much as running
+ * it, and the graph goes to the compiler threads (worker.c). After jit.entries specializations or jit.misses recordings the function stays
+ * eager for all other calls, and the log says so. When a function's calls are short and stay eager, its anchor rests: most calls are then
+ * not looked at at all.
  */
 #include <stdio.h>
 #include <string.h>
@@ -76,7 +77,7 @@ int call_fits(qn_vm *vm, const specialization *e, const qn_value *args, int narg
   return fit;
 }
 
-/* Does the specialization serve the call? Then its inputs are in c. `why` (may be NULL) receives the first difference. */
+/* Does the call fit the specialization? Then c holds its inputs. `why` (may be NULL) gets the first difference. */
 static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c,
                                 text_buf *why) {
   uint64_t epoch = jit_of(vm)->epoch;
@@ -116,7 +117,8 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   if (ok && plan_run(vm, p, &e->there, c->arrays, weak, out)) {
     call_values call = {&e->pattern, site->fn, site->args};
     result = template_build(vm, &e->result, out, &call);
-    if (!value_is_error(result)) vm->draw += e->ndraws; /* else the call is made again, with the same numbers */
+    /* if building failed, the interpreter makes the call again, with the same random numbers */
+    if (!value_is_error(result)) vm->draw += e->ndraws;
     for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
   }
   while (ncopies) value_release(vm, value_obj(TAG_ARRAY, c->copies[--ncopies]));
@@ -126,7 +128,8 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
 
 /* ---- calls in the interpreter -------------------------------------------------------------------------------------------------- */
 
-/* Counts a call that the interpreter makes. `why`: it stays eager for this reason; BREAK_none: it comes too early, or around another. */
+/* Counts a call that the interpreter makes. `why`: the reason why it stays eager; BREAK_none: the function is not hot yet, or the call is
+ * only made around another one that is compiled. */
 static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
   anchor_specializations *list = anchor_specializations_of(vm, a);
   if (!list) {
@@ -139,21 +142,21 @@ static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
   }
 }
 
-/* Can the call be made again in the interpreter? That raises the pending error again, with more to say about it; and where
- * a plan was short of memory, the interpreter may get along with what there is. Clears the error then. */
+/* May the interpreter make the call again after it has failed with the pending error? It will fail the same way, and its error has operands
+ * and a trace; if a plan was short of memory, the interpreter may get along with what there is. Clears the error if so. */
 static bool error_repeats(qn_vm *vm) {
   if (!error_catchable(vm)) return false;
   error_clear(vm);
   return true;
 }
 
-/* Tells explain, if it asks, what served the call that ends now; NULL: nothing did, for the reason `refused`. */
+/* Leaves word for explain, which may have asked for this call: the specialization that served it, or NULL and the reason why none did. */
 static void answer(qn_vm *vm, specialization *served, break_reason refused) {
   vm->asked.served = served;
   vm->asked.refused = refused;
 }
 
-/* Makes the call in the interpreter; there is no specialization for it. */
+/* Makes a call that no specialization serves in the interpreter. */
 static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why) {
   count_plain(vm, site->anchor, why);
   qn_value result = site->run(site->ctx);
@@ -164,13 +167,13 @@ static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why
 static bool keep_call(qn_vm *vm, const rec_call_site *site) {
   qn_list *l = list_from(vm, site->args, (size_t)site->nargs);
   if (!l) return false;
-  vm->asked.watched = NULL; /* the outermost call is the one */
+  vm->asked.watched = NULL; /* calls inside this one are not what was asked for */
   vm->asked.watched_fn = value_retain(site->fn);
   vm->asked.watched_args = value_obj(TAG_LIST, l);
   return true;
 }
 
-/* Makes a call of a function of which nothing is recorded yet, and sees whether it has to do with arrays. */
+/* Makes a call of a function that has not been recorded yet, and notes whether it made or changed arrays. */
 static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   uint64_t before = vm->arrays_made;
   list->calls[CALL_early]++;
@@ -180,7 +183,8 @@ static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_special
   return result;
 }
 
-/* A hot function has not been seen to do anything with arrays: its calls are looked at now and then. */
+/* Makes a call of a hot function none of whose watched calls made or changed arrays. The next call that is watched comes after twice as
+ * many others as last time. */
 static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   enum { QUIET_DOUBLED = 6 };
   site->anchor->countdown = 1 << list->quiet;
@@ -193,12 +197,12 @@ static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializ
   return result;
 }
 
-/* Have the plan's kernels compiled code? They get it together. */
+/* Do the plan's kernels have compiled code? All of them get it at once. */
 static bool compiled(plan *p) {
   return p->nkernels == 0 || atomic_load_explicit(&p->kernels[0].code, memory_order_relaxed);
 }
 
-/* Has the plan the best code that it will get? Its kernels are compiled, or nothing more comes of compiling them. */
+/* Does the plan have the best code that it will get: compiled kernels, or none since compiling them has failed or is switched off? */
 static bool best_code(const qn_vm *vm, const shared_plan *s) {
   return compiled(s->plan) || !vm->tune[TUNE_jit_cc] || atomic_load_explicit(&s->compile_us, memory_order_relaxed);
 }
@@ -214,9 +218,10 @@ static bool best_code(const qn_vm *vm, const shared_plan *s) {
  * work is done, so time tells nothing: its plans run as soon as their kernels are compiled, and not before. */
 
 enum {
-  RACE_CALLS = 8,     /* of a round at most */
-  RACE_CLEAR = 50000, /* ns: of calls that take longer, fewer show which way is faster */
-  RACE_REST = 128     /* hits of the specialization between rounds, at first and where both ways take as long */
+  RACE_CALLS = 8,     /* calls of one round, at most */
+  RACE_CLEAR = 50000, /* ns: when calls take longer than this, fewer of them show which way is faster */
+  /* hits of the specialization between two rounds: after the first round, and if both ways took as long */
+  RACE_REST = 128
 };
 
 static void race_over(const qn_vm *vm, specialization *e, int64_t fast, int64_t slow) {
@@ -228,7 +233,7 @@ static void race_over(const qn_vm *vm, specialization *e, int64_t fast, int64_t 
   if (r->rounds < 20) r->rounds++;
 }
 
-/* Notes how long a call of the round took, in nanoseconds; the last one ends the round. */
+/* Notes how many nanoseconds a call of the round took. The last one ends the round. */
 static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
   race *r = &e->race;
   int64_t *least = &r->least[r->calls % 2];
@@ -236,7 +241,7 @@ static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
   if (++r->calls % 2) return;
   bool eager = r->least[1] < r->least[0];
   int64_t fast = r->least[eager], slow = r->least[!eager];
-  /* the first run of a plan makes what later ones find */
+  /* the first run of a plan makes things (buffers, say) that later ones find */
   bool clear = slow > RACE_CLEAR && slow > 2 * fast && (!eager || r->calls >= 4);
   if (clear || r->calls >= RACE_CALLS) race_over(vm, e, fast, slow);
 }
@@ -245,7 +250,7 @@ static bool race_on(const qn_vm *vm, const specialization *e) {
   return vm->config.jit == QN_JIT_ON && e->state == SPEC_READY && !e->device && e->race.calls < RACE_CALLS;
 }
 
-/* Does the plan run, or does the call stay eager? `*timed`: the round goes on, so the call is to be timed. */
+/* Is the plan to run (true), or the interpreter (false)? *timed: the call is part of a round, and must be timed. */
 static bool runs_now(qn_vm *vm, const anchor_specializations *list, specialization *e, bool *timed) {
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
   *timed = false;
@@ -253,32 +258,34 @@ static bool runs_now(qn_vm *vm, const anchor_specializations *list, specializati
   if (wait) return true;
   race *r = &e->race;
   if (!r->code && best_code(vm, e->plan)) *r = (race){.code = true};
-  if (!r->code && list->streak) return false; /* short calls: what the block VM wants at first they do not earn back */
+  /* calls so short that they would not earn back what the block VM prepares for a plan */
+  if (!r->code && list->streak) return false;
   *timed = r->calls < RACE_CALLS;
   return *timed ? r->calls % 2 == 0 : !r->eager;
 }
 
 bool specialization_stays_eager(const specialization *e) { return e->race.code && e->race.eager; }
 
-/* Short calls (jit.short) that stay eager should not even be looked up, which may take longer than they do: after a streak of
- * them the anchor rests for so many calls, unless a larger one comes. */
+/* Looking up a specialization may take longer than a short call (jit.short). So after a streak of short calls that stayed eager the anchor
+ * rests: it lets so many calls pass without looking at them, unless one with larger arrays comes. */
 enum {
   REST_STREAK = 16,
-  REST_CALLS = 64, /* at first; each time that nothing has changed twice as many */
+  REST_CALLS = 64, /* calls of the first rest; each further rest is twice as long, if nothing has changed */
   REST_DOUBLED = 4
 };
 
 typedef struct short_call {
-  int64_t begin, elements; /* when it began; in arrays among its arguments */
+  int64_t begin, elements; /* when it began (ns); how many elements the arrays among its arguments have */
 } short_call;
 
-/* To be asked before a call that stays eager: may the anchor rest if it turns out short? */
+/* Called before a call that stays eager: may its anchor rest if the call turns out to be short? */
 static bool rest_begin(const qn_vm *vm, const rec_call_site *site, short_call *c) {
   if (vm->config.jit != QN_JIT_ON || !site->rests) return false;
   c->elements = 0;
   for (int i = 0; i < site->nargs; i++) {
     if (!value_is(site->args[i], TAG_ARRAY)) continue;
-    if (value_array(site->args[i])->device) return false; /* as for races: the clock tells nothing */
+    /* as in races, the clock tells nothing about work on a device */
+    if (value_array(site->args[i])->device) return false;
     c->elements += value_array(site->args[i])->size;
   }
   if (!c->elements && vm->device) return false;
@@ -301,7 +308,7 @@ static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *lis
 
 /* ---- recording a call -------------------------------------------------------------------------------------------------------- */
 
-/* Puts tracers in the place of the arguments, and gives that of the function in *fn, owned. False with an error raised. */
+/* Replaces the arguments by tracers; *fn gets the tracer of the function, owned. False with an error raised. */
 static bool trace_call(struct recording *r, const rec_call_site *site, qn_value *fn) {
   *fn = pattern_root(r, ROOT_FN, site->fn, NULL, NULL, NULL);
   for (int i = 0; i < site->nargs && !value_is_error(*fn); i++) {
@@ -316,12 +323,12 @@ static bool trace_call(struct recording *r, const rec_call_site *site, qn_value 
   return !value_is_error(*fn);
 }
 
-/* What was pending at the end of a recorded call has failed. Where nothing else has happened the call is made again in the interpreter,
- * with the draws from `draw` on: what has failed fails there, too, with more to say about it, unless only memory was short. Frees the
- * recording. */
+/* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet, the interpreter makes the call again, with
+ * the random numbers from `draw` on: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
 static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, uint64_t draw) {
   bool again = r->capturing && error_repeats(vm);
-  for (uint32_t i = 0; i < r->pattern.nroots && again; i++) { /* the body may have assigned its parameters */
+  /* the body may have changed its parameters: restores what they were */
+  for (uint32_t i = 0; i < r->pattern.nroots && again; i++) {
     const root *x = &r->pattern.roots[i];
     if (x->kind != ROOT_ARG) continue;
     value_release(vm, site->args[x->arg]);
@@ -335,7 +342,7 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
   return result;
 }
 
-/* Hands the graph of a new specialization to the compiler threads, and logs what it is. */
+/* Hands the graph of a new specialization to the compiler threads, and logs it. */
 static void compile_new(qn_vm *vm, const jit_anchor *a, specialization *e) {
   text_buf log TEXT_OWNED = {0};
   bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || vm->asked.sync_once;
@@ -352,7 +359,7 @@ static void compile_new(qn_vm *vm, const jit_anchor *a, specialization *e) {
   if (sync && !broken) jit_drain(vm);
 }
 
-/* A recording of calls that no pattern can describe: the function stays eager from now on. */
+/* The recording broke off for a reason that every call of the function has: it stays eager from now on. */
 static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
   list->anchor->state = ANCHOR_EAGER;
   list->gave_up = (uint8_t)why;
@@ -361,11 +368,11 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
     vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
 }
 
-/* Runs the body under the recorder and, when that worked, leaves a specialization. */
+/* Makes a call with a recording on. If the recording was good, a specialization is made of it. */
 static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
   uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
   struct recording *r = rec_begin(vm, true);
-  if (!r) { /* the interpreter may get along with what memory there is */
+  if (!r) { /* without memory for a recording the interpreter may still manage the call */
     error_clear(vm);
     return run_plain(vm, site, BREAK_memory);
   }
@@ -377,7 +384,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     rec_free(r);
     return value_error();
   }
-  bool complete = r->capturing; /* the pattern describes the whole call */
+  bool complete = r->capturing; /* the capture went on to the end, so that the pattern describes the whole call */
   uint64_t draw = vm->draw;
   vm_owned held, held_tracer;
   vm_own(vm, &held, rec_drop, r);
@@ -402,7 +409,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   rec_free(r);
   if (!e) {
     if (complete)
-      error_clear(vm); /* no memory for it: the call itself went well */
+      error_clear(vm); /* there was no memory for the specialization; the call itself went well */
     else
       give_up(vm, list, why);
     answer(vm, NULL, why);
@@ -415,8 +422,8 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   return result;
 }
 
-/* Notes that a call is about to be recorded since none of the specializations served it, and why. False: the function has had too many of
- * these, and stays eager for other calls from now on. */
+/* Notes that a call is going to be recorded since no specialization fits, and `why`. False if the function has had too many of these: from
+ * now on it stays eager for calls that nothing serves. */
 static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
   jit_anchor *a = site->anchor;
   int line;
@@ -441,8 +448,9 @@ static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializatio
   return false;
 }
 
-/* The rules of its derivatives hold what their functions captured when it was recorded, so they are not those of every call that it serves:
- * who asks for a graph gets one with its own. Code has no rules. */
+/* Does the specialization have rules of derivatives (custom_grad)? These hold what their functions had captured when the call was recorded,
+ * so they are not right for every call that the specialization serves; code does not need them. Who asks for a graph gets one that is
+ * recorded anew. */
 static bool specialization_has_rules(const specialization *e) {
   bool any = false;
   for (uint32_t i = 0; i < e->regions.n; i++) any |= e->regions.list[i].rule != NULL;
@@ -453,13 +461,13 @@ static bool specialization_has_rules(const specialization *e) {
 
 /* Why no specialization serves a call. */
 typedef enum lookup_miss {
-  MISS_new,   /* none fits */
-  MISS_again, /* the one that fits had no graph, and gets another chance: it has been dropped */
-  MISS_rules, /* who asks for a graph gets one with the rules of this call: the one that fits has been dropped */
-  MISS_memory /* to look (no error is raised) */
+  MISS_new,   /* none fits the call */
+  MISS_again, /* one fitted that had no graph; it was dropped, so that recording is tried again */
+  MISS_rules, /* one fitted, but a graph is asked for, and needs the rules of this very call; it was dropped */
+  MISS_memory /* memory for looking was short (no error is raised) */
 } lookup_miss;
 
-/* Takes a specialization off the list, where *at leads to it, and frees it. The calls that it has served stay counted. */
+/* Takes the specialization at *at off the list and frees it. The calls that it has served stay counted. */
 static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at) {
   specialization *e = *at;
   *at = e->next;
@@ -468,7 +476,8 @@ static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at
   specialization_free(vm, e);
 }
 
-/* The specialization that serves the call, which is the first of the list from now on unless it stays eager; its inputs are in c. */
+/* The specialization that serves the call, with the call's inputs in c; NULL with the reason in *miss. Moves it to the front of the list,
+ * unless it stays eager. */
 static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
                                lookup_miss *miss) {
   uint64_t hash = 0;
@@ -485,7 +494,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
       if (e->hash && e->hash != hash) continue;
     }
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
-    /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
+    /* Recording is tried again where memory was short, or where somebody asks for a graph and nothing was computed on arrays. */
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
     bool retry =
         e->state == SPEC_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
@@ -505,14 +514,14 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
   return NULL;
 }
 
-/* Is a call that nothing serves to be recorded? Then the reason is noted, for the log and explain. */
+/* Is a call that nothing serves to be recorded? If so, the reason is noted for the log and for explain. */
 static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
                         lookup_miss miss) {
   if (miss == MISS_rules) return true;
   if (list->full || miss == MISS_memory) return false;
   if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
   if (!list->first) return true;
-  text_buf why TEXT_OWNED = {.vm = vm}; /* asked for only now: telling the reason takes longer than looking */
+  text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
   if (call_inputs_room(vm, c, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, c, &why);
   text_add(&why, "", 1);
   error_clear(vm);
@@ -521,10 +530,11 @@ static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializat
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------------- */
 
-/* A call that its specialization leaves to the interpreter; `ready`: there is a plan, `timed`: the call is part of a race. */
+/* Makes a call in the interpreter that a specialization serves. `ready`: it has a plan; `timed`: the call is part of a race. */
 static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
                             bool ready, bool timed) {
-  bool alone = ready && !e->device && !specialization_stays_eager(e); /* what it calls has its graph in this one's */
+  /* the functions that it calls are parts of its own graph */
+  bool alone = ready && !e->device && !specialization_stays_eager(e);
   bool late = ready && (e->device || !e->race.code);
   e->timed += timed;
   e->waited += !timed && (late || e->state == SPEC_COMPILING);
@@ -537,8 +547,8 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   return result;
 }
 
-/* A call that its plan makes. What the plan could not do the interpreter does again from the start (nothing has happened yet), so that
- * an error comes with its operands and its trace. */
+/* Makes a call by its plan. If that fails, nothing has happened yet, and the interpreter makes the whole call again, so that an error comes
+ * with its operands and its trace. */
 static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
                                call_inputs *inputs) {
   e->replays++;
@@ -554,7 +564,7 @@ static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_spec
   return site->run(site->ctx);
 }
 
-/* A call that a specialization serves. `came`: when it was asked for, or 0 where nobody takes the time. */
+/* Makes a call that a specialization serves. `came`: when the call began (ns), 0 if nobody has looked at the clock. */
 static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list, specialization *e,
                            call_inputs *inputs, int64_t came) {
   e->hits++;
@@ -562,7 +572,7 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
   qn_value result;
   bool ready = e->state == SPEC_READY && vm->config.jit != QN_JIT_OFF, timed = false;
   bool now = ready && runs_now(vm, list, e, &timed);
-  /* what stays eager need not be looked up, so the time for that is the plan's */
+  /* an eager call needs no look-up, so the time of that counts for the plan */
   int64_t start = !timed ? 0 : now && came ? came : trace_events_now();
   if (!now) {
     call_inputs_free(vm, inputs);
@@ -582,7 +592,7 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
   return result;
 }
 
-/* A call that stays eager since the function has too many specializations. */
+/* Makes a call in the interpreter, since the function has too many specializations to get another one. */
 static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   short_call c;
   bool rests = rest_begin(vm, site, &c);
@@ -591,10 +601,10 @@ static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_speciali
   return result;
 }
 
-/* A call of a function that is not hot yet; false: it is now, and the call is still to be made. */
+/* Makes a call of a function that is not hot. False if it has just become hot: then the call has not been made. */
 static bool run_cold(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, qn_value *result) {
   jit_anchor *a = site->anchor;
-  if (!list->begun) { /* the first call */
+  if (!list->begun) { /* this is the first call */
     list->begun = true;
     a->countdown = (int32_t)vm->tune[TUNE_jit_hot] - 1;
   }
@@ -611,12 +621,13 @@ static bool run_cold(qn_vm *vm, const rec_call_site *site, anchor_specialization
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   if (vm->asked.watched == a && !keep_call(vm, site)) {
-    ((anchor_specializations *)a->entries)->refused[BREAK_memory]++; /* who watches has made them */
+    ((anchor_specializations *)a->entries)->refused[BREAK_memory]++; /* whoever asked has made the record */
     return value_error();
   }
   if (!vm->asked.sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
     a->countdown = INT32_MAX;
-    return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */
+    /* nothing is compiled, or this is inside a call that --jit verify makes in the interpreter */
+    return run_plain(vm, site, BREAK_none);
   }
   if (vm->asked.nojit || vm->asked.alone) return run_plain(vm, site, vm->asked.nojit ? BREAK_nojit : BREAK_none);
   anchor_specializations *list = anchor_specializations_of(vm, a);
@@ -655,7 +666,7 @@ bool own_site_begin(own_site *c, qn_vm *vm, qn_value fn, const qn_value *args, i
                     qn_value **mark) {
   *mark = vm->sp;
   if (!vm_enter(vm, (size_t)nargs + 2)) return false;
-  *vm->sp++ = value_retain(fn); /* a graph's anchor goes with it */
+  *vm->sp++ = value_retain(fn); /* keeps it alive: the anchor of a graph is freed with it */
   *c = (own_site){.vm = vm, .site = {.fn = fn, .args = vm->sp, .nargs = nargs + 1, .at = at, .ctx = c}};
   for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
   *vm->sp++ = value_retain(kwargs);
@@ -710,7 +721,7 @@ void jit_cancel(qn_vm *vm) {
         p = &e->next;
         continue;
       }
-      a->misses = 0; /* what is dropped may come again */
+      a->misses = 0; /* what is dropped may be recorded again */
       a->full = false;
       drop_at(vm, a, p);
     }

@@ -1,18 +1,21 @@
-/* Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian. Functions that say themselves how they are differentiated
- * (checkpoint, custom_grad) are regions.c's.
+/* Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian. (Functions that bring rules of their own, checkpoint and
+ * custom_grad, are in regions.c.)
  *
- * The inner function runs while a recording is on (one is begun if there is none), with every float leaf of the differentiated
- * arguments replaced by an alias node, so that only uses through the argument count. Then graph_vjp appends the backward pass to the
- * same graph, and the derivatives are pending arrays like any other. Nothing is executed for the sake of differentiation, and
- * derivatives of derivatives need no further code.
+ * The inner function is called while a recording is on (one is begun if there is none), with every float leaf of the arguments in question
+ * replaced by an alias node, so that only uses through the argument count. Then graph_vjp appends the backward pass to the same graph, and
+ * the derivatives are pending arrays like any others. Nothing is executed for the sake of differentiation, and derivatives of derivatives
+ * need no further code.
  *
- * vjp     The backward pass from tracers for the result's cotangents is cut out of the recording as a graph of its own (body.c),
- *         bound to the values of the forward pass that it reads: the pullback. What was appended goes again.
- * jvp     The pullback is linear in the cotangents, and so its own backward pass, with the tangents of the arguments as what comes
- *         in, gives the tangents of the result by the cotangents that nobody needs to know: forward mode without rules of its own.
- *         What only led to the pullback is dead.
- * jacobian  The unit vectors go through the pullback in lanes (vmap), or, where the argument is smaller than the result, through the
- *         pushforward: the graph that jvp appends. A hessian is the jacobian of a gradient.
+ * vjp: tracers stand for the cotangents of the result. The backward pass from them is cut out of the recording as a graph of its own
+ * (body.c), bound to the values of the forward pass that it reads: the pullback. What was appended for it is then removed from the
+ * recording.
+ *
+ * jvp: the pullback is linear in the cotangents. So its own backward pass, which begins with the tangents of the arguments, gives the
+ * tangents of the result, and needs no values of the cotangents: forward mode without rules of its own. Nodes that only led to the pullback
+ * are dead.
+ *
+ * jacobian: all unit vectors go through the pullback at once (vmap); or, if the argument is smaller than the result, through the
+ * pushforward, which is the graph that jvp appends. A hessian is the jacobian of a gradient.
  */
 #include <string.h>
 
@@ -31,7 +34,7 @@ static bool leaves_add(leaves *l, uint32_t node) {
   return true;
 }
 
-/* Makes room for what comes of each leaf, and sets it to 0. False with an error raised. */
+/* Makes room for l->grads and sets all of it to 0. False with an error raised. */
 static bool leaves_room(leaves *l) {
   if (!mem_grow(l->r->vm, (void **)&l->grads, &l->grads_cap, l->n + 1, sizeof *l->grads)) return false;
   memset(l->grads, 0, l->grads_cap * sizeof *l->grads);
@@ -48,7 +51,7 @@ void leaves_drop(qn_vm *vm, void *l) {
   leaves_free(l);
 }
 
-/* Appends a node that has the value of another one, so that uses of the one are told from uses of the other. 0 with an error raised. */
+/* Appends a node with the value of `node`, so that uses of the one can be told from uses of the other. 0 with an error raised. */
 static uint32_t alias_of_node(struct recording *r, uint32_t node) {
   graph_type t = node ? r->g->nodes[node].type : (graph_type){0};
   uint32_t made = 0;
@@ -74,7 +77,7 @@ qn_value leaves_alias(void *ctx, qn_value v) {
   return rec_value_of(l->r, node);
 }
 
-/* The gradient of a leaf as a value, owned: that of a node, or zeros like the leaf where there is no node. */
+/* The gradient of a leaf as an owned value: that of `node`, or zeros like the leaf if there is no node (0). */
 static qn_value leaf_value(struct recording *r, qn_value like, uint32_t node) {
   return node ? rec_value_of(r, node) : tree_match_zeros(r->vm, like);
 }
@@ -84,7 +87,7 @@ static qn_value grad_leaf(void *ctx, qn_value v) {
   return is_float_leaf(v) ? leaf_value(l->r, v, l->grads[l->at++]) : value_nil();
 }
 
-/* A list (NULL: an error is raised) as a value. */
+/* A list as a value; NULL, for which an error has been raised, becomes the error value. */
 static qn_value list_value(qn_list *l) { return l ? value_obj(TAG_LIST, l) : value_error(); }
 
 static qn_value list_of(qn_vm *vm, qn_value *items, size_t n) {
@@ -93,7 +96,7 @@ static qn_value list_of(qn_vm *vm, qn_value *items, size_t n) {
   return list;
 }
 
-/* The list [*y, made]. Takes both over: *y is unset then. */
+/* The list [*y, made]. Takes over both values, and leaves *y unset. */
 static qn_value result_with(qn_vm *vm, qn_value *y, qn_value made) {
   qn_value pair[2] = {*y, made};
   *y = value_unset();
@@ -109,14 +112,14 @@ static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value 
               name, position + 1, kind_said(x).text);
 }
 
-/* For tree_each: counts numbers and arrays in *ctx. */
+/* For tree_each: counts the numbers and arrays, in *ctx. */
 static bool count_number(void *ctx, qn_value v) {
   if (value_is_number(v) || value_is(v, TAG_ARRAY)) ++*(uint32_t *)ctx;
   return true;
 }
 
-/* An argument whose leaves are ints and bools alone would be given back as it is, with gradients of nil: nothing would be learnt.
- * One without numbers has nothing to learn. False with an error raised. */
+/* Called for an argument without float leaves. If it holds ints or bools, differentiating by it would give nil everywhere, so nothing would
+ * be learnt: false with an error raised. If it holds no numbers at all, it simply has no gradient: true. */
 static bool has_float(qn_vm *vm, const char *name, int position, qn_value x) {
   uint32_t numbers = 0;
   if (!tree_each(vm, x, count_number, &numbers)) return false;
@@ -133,12 +136,13 @@ static bool add_region(void *ctx, const graph_region *copy) {
   return false;
 }
 
-/* graph_vjp with the recording's regions, which may become more meanwhile. False with an error raised. */
+/* graph_vjp for nodes of the recording, with those of its regions that end after `from`. (The list is copied: rules may add regions
+ * meanwhile.) Fills in wrt->grads. False with an error raised. */
 static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                      leaves *wrt) {
   qn_vm *vm = r->vm;
   uint32_t low = r->regions.n, culprit = 0;
-  while (low && r->regions.list[low - 1].end > from) low--; /* others end before it begins */
+  while (low && r->regions.list[low - 1].end > from) low--; /* the others end before `from` */
   uint32_t n = r->regions.n - low;
   graph_region *regions = mem_alloc(vm, (n + 1) * sizeof *regions);
   if (!regions || !leaves_room(wrt)) {
@@ -150,7 +154,8 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   op_refusal why = {0};
   vm_memory copies = {regions, (n + 1) * sizeof *regions};
   vm_owned held;
-  vm_own(vm, &held, vm_drop_memory, &copies); /* a custom_grad's rule is the program's */
+  /* the rule of a custom_grad calls a function of the program, which an exception may leave */
+  vm_own(vm, &held, vm_drop_memory, &copies);
   bool ok = graph_vjp(r->g, from, roots, seeds, nroots, wrt->nodes, (int)wrt->n, &rules, wrt->grads, &culprit, &why);
   vm_disown(vm, &held);
   mem_free(vm, regions, (n + 1) * sizeof *regions);
@@ -162,7 +167,8 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   return false;
 }
 
-/* The backward pass from `n` roots with a seed each; where either is 0 there is nothing to pass on. False with an error raised. */
+/* Appends the backward pass from n roots, each with a seed; a root that is 0, or whose seed is, passes nothing on. Fills in wrt->grads.
+ * False with an error raised. */
 static bool backward_from(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, uint32_t n,
                           leaves *wrt) {
   qn_vm *vm = r->vm;
@@ -185,7 +191,8 @@ static bool backward_from(struct recording *r, uint32_t from, const uint32_t *ro
 
 /* ---- what is differentiated, and by what ------------------------------------------------------------------------------------------------------------ */
 
-/* The node of a scalar float result: 0 for a constant, UINT32_MAX with an error raised if it is none. */
+/* The node of `v`, which must be a float or a float array of rank 0; 0 if it is a constant. UINT32_MAX with an error raised if it is
+ * something else. */
 static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
   if (value_is(v, TAG_FLOAT)) return rec_traced(r, v);
   if (value_is(v, TAG_ARRAY) && value_array(v)->rank == 0 && dtype_is_float((qn_dtype)value_array(v)->dtype))
@@ -201,7 +208,7 @@ static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
 
 enum { MOST_WRT = 64 };
 
-/* The positions that `wrt`, a plain value, names among nargs arguments. False with an error raised. */
+/* The positions of arguments that `wrt` names, a plain int or list of ints. False with an error raised. */
 static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int which[MOST_WRT], uint32_t *n) {
   bool one = value_is(wrt, TAG_INT);
   *n = one ? 1 : value_is(wrt, TAG_LIST) ? value_list(wrt)->len : 0;
@@ -217,7 +224,7 @@ static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int 
   return true;
 }
 
-/* The positions that a transform's `wrt` names; *one: it is a number, not a list. False with an error raised. */
+/* As positions, for the `wrt` of a transform, which may be traced. *one: it is a number, not a list. False with an error raised. */
 static bool wrt_positions(struct recording *r, qn_value wrt, const char *name, int nargs, int which[MOST_WRT],
                           uint32_t *n, bool *one) {
   qn_value plain = rec_observe_tree(r->vm, wrt);
@@ -230,18 +237,18 @@ static bool wrt_positions(struct recording *r, qn_value wrt, const char *name, i
 
 /* ---- the forward pass ------------------------------------------------------------------------------------------------------------ */
 
-/* A function's call on aliased arguments, all of which are differentiated. */
+/* The forward pass: the call of the function on arguments of which some, the differentiated ones, have alias nodes. */
 typedef struct forward {
-  leaves in;  /* of the arguments */
-  leaves out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their tracers */
-  qn_value *all,
-      *args; /* on the value stack: what the function is called on, and those of them that are differentiated */
+  leaves in; /* the float leaves of the differentiated arguments */
+  /* the float leaves of the result; nodes: 0 if one does not depend on the recording; grads: tracers of their cotangents */
+  leaves out;
+  qn_value *all, *args; /* on the value stack: all arguments, and those that are differentiated */
   int nall, nargs;
-  qn_value y; /* owned; unset before the call */
+  qn_value y; /* the result, owned; unset before the call */
   uint32_t from;
-  rec_marked before; /* what follows the forward pass */
-  bool held;         /* vmap_hold */
-  vmap_pause pause;  /* what was held before */
+  rec_marked before; /* where the nodes appended after the forward pass begin */
+  bool held;         /* vmap_hold was called */
+  vmap_pause pause;  /* what vmap_hold gave, for vmap_go_on */
 } forward;
 
 static bool out_leaf(void *ctx, qn_value v) {
@@ -249,7 +256,7 @@ static bool out_leaf(void *ctx, qn_value v) {
   return !is_float_leaf(v) || leaves_add(l, rec_traced(l->r, v));
 }
 
-/* A node of the type of a leaf that depends on nothing: it stands for a cotangent that is not known. 0 with an error raised. */
+/* A node of the type of a leaf, which depends on nothing: it stands for a cotangent that is not known yet. 0 with an error raised. */
 static uint32_t tracer_node(struct recording *r, qn_value like) {
   bool weak = value_is(like, TAG_FLOAT);
   const qn_array *a = weak ? NULL : value_array(like);
@@ -267,7 +274,7 @@ static bool tracer_leaf(void *ctx, qn_value v) {
   return !is_float_leaf(v) || (l->grads[l->at++] = tracer_node(l->r, v)) != 0;
 }
 
-/* For vm_own, when a host's exception passes; the recording goes as well. */
+/* For vm_own, if an exception of a host passes. (The recording is dropped then, too.) */
 static void forward_drop(qn_vm *vm, void *what) {
   forward *w = what;
   value_release(vm, w->y);
@@ -275,15 +282,15 @@ static void forward_drop(qn_vm *vm, void *what) {
   leaves_free(&w->out);
 }
 
-/* Begins a forward pass, which the caller ends by forward_free, with the same `held`. */
+/* Begins a forward pass. The caller ends it by forward_free with the same `held`. */
 static void forward_begin(struct recording *r, const rec_call_site *site, forward *w, vm_owned *held) {
   *w = (forward){.y = value_unset()};
   w->in = w->out = (leaves){.r = r, .name = ((const transform_def *)value_fn(site->fn)->code)->name};
   vm_own(r->vm, held, forward_drop, w);
 }
 
-/* Puts the first `nargs` arguments on the stack, those in `which` (NULL: all of them) with alias nodes for their float leaves. `each`: every
- * one of these must have a float, else one in all. False with an error raised. */
+/* Puts the first `nargs` arguments on the stack, with alias nodes for the float leaves of those in `which` (NULL: all). `each`: every
+ * differentiated argument must hold a float; else one of them must. False with an error raised. */
 static bool forward_args(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
                          bool each, forward *w) {
   qn_vm *vm = r->vm;
@@ -318,7 +325,7 @@ static bool forward_args(struct recording *r, const rec_call_site *site, int nar
   return false;
 }
 
-/* Calls the function, differentiated by the leaves. False with an error raised. */
+/* Calls the function; meanwhile r->wrt says by what is differentiated. False with an error raised. */
 static bool forward_run(struct recording *r, const rec_call_site *site, forward *w) {
   derived_by by = {r->wrt, w->in.nodes, w->in.n};
   r->wrt = &by;
@@ -329,7 +336,7 @@ static bool forward_run(struct recording *r, const rec_call_site *site, forward 
   return true;
 }
 
-/* forward_args and forward_run for a function that is to be transposed: its result must have a float leaf. */
+/* forward_args and forward_run for vjp and its like: the result must hold a float leaf. False with an error raised. */
 static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
                          forward *w) {
   qn_vm *vm = r->vm;
@@ -340,7 +347,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
                      w->in.name, kind_said(w->y).text);
 }
 
-/* Appends the backward pass from stand-ins for the cotangents of the results, which nobody knows yet. False with an error raised. */
+/* Appends the backward pass from tracers of the cotangents, which nobody knows yet. False with an error raised. */
 static bool forward_transpose(struct recording *r, forward *w) {
   if (!(w->held = vmap_hold(r, &w->pause))) return false;
   w->before = rec_mark(r);
@@ -348,7 +355,7 @@ static bool forward_transpose(struct recording *r, forward *w) {
          backward_from(r, w->from, w->out.nodes, w->out.grads, w->out.n, &w->in);
 }
 
-/* From here on the nodes of a vmap's lanes get counterparts again; those that have gone meanwhile got none. */
+/* Ends what vmap_hold began: nodes of lanes get counterparts again. Nodes that were removed meanwhile got none. */
 static void forward_go_on(struct recording *r, forward *w) {
   if (w->held) vmap_go_on(r, &w->pause);
   w->held = false;
@@ -363,7 +370,7 @@ static void forward_free(qn_vm *vm, forward *w, const vm_owned *held, qn_value *
 
 /* ---- grad, value_and_grad ------------------------------------------------------------------------------------------------------------ */
 
-/* The node that a gradient is taken of: 0 for a constant, UINT32_MAX with an error raised. `aux`: the result is a list of the loss and
+/* The node of the loss: 0 for a constant, UINT32_MAX with an error raised if there is none. `aux`: the result is a list of the loss and
  * something else. */
 static uint32_t loss_node(struct recording *r, qn_value y, bool aux, const char *name) {
   if (!aux) return root_node(r, y, name);
@@ -372,7 +379,7 @@ static uint32_t loss_node(struct recording *r, qn_value y, bool aux, const char 
   return UINT32_MAX;
 }
 
-/* What came of the differentiated arguments: trees like them, in a list unless it is `one`. Owned. */
+/* The gradients: for each differentiated argument a tree like it; in a list, unless it is `one` argument. Owned, or the error value. */
 static qn_value grads_value(struct recording *r, forward *w, bool one) {
   qn_vm *vm = r->vm;
   qn_value grads[MOST_WRT];
@@ -390,7 +397,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   const transform_def *def = f->code;
-  /* the gradient within a hessian speaks of that */
+  /* errors of the gradient inside a hessian speak of the hessian */
   const char *name = f->ncaptures > 3 ? transform_defs[TRANSFORM_HESSIAN].name : def->name;
   bool aux = f->ncaptures > 2 && value_is(f->captures[2], TAG_BOOL) && f->captures[2].u.i, one;
   int nargs = site->nargs - 1, which[MOST_WRT];
@@ -413,7 +420,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
 
 /* ---- vjp and jvp ------------------------------------------------------------------------------------------------------------------------- */
 
-/* A number that depends on nothing gets a node here, so that it can be an output as well. */
+/* A number that does not depend on the recording gets a node here, so that it can be an output of a graph. */
 qn_value leaves_keep(void *ctx, qn_value v) {
   struct recording *r = ctx;
   if (!is_float_leaf(v)) return value_nil();
@@ -423,7 +430,8 @@ qn_value leaves_keep(void *ctx, qn_value v) {
   return error_pending(r->vm) ? value_error() : raise_memory(r->vm);
 }
 
-/* The template of the arguments' cotangents: trees like the arguments whose float leaves are the outputs in order. */
+/* The template of a linear map's result: trees like `args`, whose float leaves are the outputs in order; in a list if there are several.
+ * False with an error raised. */
 static bool result_template(struct recording *r, const qn_value *args, int nargs, tpl_list *out) {
   qn_vm *vm = r->vm;
   node_list in_order = {0};
@@ -437,7 +445,7 @@ static bool result_template(struct recording *r, const qn_value *args, int nargs
   return ok;
 }
 
-/* A function value with the body, bound to the values of nodes. Takes over the body. */
+/* Finishes a body (taken over) and makes a function of it whose bound inputs have the values of these nodes. Owned, or the error value. */
 static qn_value bind_body(struct recording *r, graph_body *b, const node_list *bound) {
   qn_vm *vm = r->vm;
   body_finish(b);
@@ -466,7 +474,7 @@ static bool fill_leaf(void *ctx, qn_value v) {
   return l->grads[i] != 0;
 }
 
-/* Gives the leaves that nothing came of nodes that are zeros. `args`: the trees whose leaves they are. False with an error raised. */
+/* Gives each leaf without a gradient a node that is zeros; `args` are the trees whose leaves they are. False with an error raised. */
 static bool fill_leaves(leaves *l, const qn_value *args, int nargs) {
   l->at = 0;
   for (int i = 0; i < nargs; i++)
@@ -474,8 +482,8 @@ static bool fill_leaves(leaves *l, const qn_value *args, int nargs) {
   return true;
 }
 
-/* A linear map as a graph, of what was appended after the forward pass, which goes again: from the leaves `in` of a tree like `argument` to
- * the leaves `out` of `results`. */
+/* Makes a graph value of the nodes appended after the forward pass, and removes them from the recording: a linear map from the leaves `in`
+ * (of a tree like `argument`) to the leaves `out` (of trees like `results`). `name` is what messages call it. Owned, or the error value. */
 static qn_value map_of(struct recording *r, const rec_call_site *site, forward *w, const char *name, qn_value argument,
                        const qn_value *results, int nresults, const leaves *in, const leaves *out) {
   qn_vm *vm = r->vm;
@@ -500,7 +508,7 @@ static qn_value map_of(struct recording *r, const rec_call_site *site, forward *
   return result;
 }
 
-/* The pullback of a call whose backward pass has been appended. */
+/* The pullback of a call, whose backward pass has been appended. Owned, or the error value. */
 static qn_value pullback_of(struct recording *r, const rec_call_site *site, forward *w) {
   if (!fill_leaves(&w->in, w->args, w->nargs)) return value_error();
   return map_of(r, site, w, "pullback", w->y, w->args, w->nargs, &w->out, &w->in);
@@ -518,8 +526,8 @@ static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
   return result;
 }
 
-/* Transposes the backward pass, which is linear in the tracers of the cotangents: from dx, the tangents of the arguments' leaves (grads; 0:
- * zero), to dy, those of the result's. False with an error raised. */
+/* Appends the transpose of the backward pass, which is linear in the tracers of the cotangents: from dx, the tangents of the arguments'
+ * leaves (in dx->grads; 0: zero), it computes dy, those of the result's leaves. False with an error raised. */
 static bool forward_push(struct recording *r, const forward *w, leaves *dx, leaves *dy) {
   qn_vm *vm = r->vm;
   for (uint32_t i = 0; i < w->out.n; i++)
@@ -550,8 +558,8 @@ static bool take_tangent(void *ctx, qn_value like, qn_value given) {
   return (t->dx->grads[i] = rec_node(t->r, given)) != 0 || fail_memory(t->r->vm);
 }
 
-/* What led to the pullback alone has no true values, so its checks say nothing: nodes from `from` on that the tangents in l->grads do not need
- * cannot fail any more. False with an error raised. */
+/* Nodes from `from` on that the tangents in l->grads do not depend on are marked as never failing: they only led to the pullback, and are
+ * computed from cotangents that are not real. False with an error raised. */
 static bool trust_dead(struct recording *r, uint32_t from, const leaves *l) {
   graph *g = r->g;
   uint8_t *needed = mem_zalloc(r->vm, g->n);
@@ -600,7 +608,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
 
 /* ---- jacobian ----------------------------------------------------------------------------------------------------------------------------- */
 
-/* The pushforward: the linear map from tangents of the arguments to those of the result. */
+/* The pushforward of a call: a graph of the linear map from tangents of the arguments to those of the result. Owned, or the error value. */
 static qn_value pushforward_of(struct recording *r, const rec_call_site *site, forward *w) {
   qn_vm *vm = r->vm;
   leaves dx = {.r = r, .n = w->in.n}, dy = {.r = r};
@@ -620,7 +628,7 @@ static qn_value pushforward_of(struct recording *r, const rec_call_site *site, f
   return result;
 }
 
-/* The unit vectors of a leaf's space, one a row: [size, shape...]. Of a number 1. */
+/* All unit vectors of a leaf's space as an array [size, shape...], one in each row; for a number, 1. Owned. */
 static qn_value unit_vectors(qn_vm *vm, qn_value like) {
   if (!value_is(like, TAG_ARRAY) || value_array(like)->rank == 0) return value_float(1);
   const qn_array *a = value_array(like);
@@ -643,8 +651,9 @@ static qn_value place_leaf(void *ctx, qn_value v) {
   return is_float_leaf(v) && o->at++ == o->which ? value_retain(o->v) : value_nil();
 }
 
-/* A cell as it stands in the result: [ys..., xs...]. `v` is [rows..., columns...], where `rows` has become one axis unless it is a
- * number's; `turn`: the rows are to come last. Takes over `v`. */
+/* A block of the jacobian in the shape that it has in the result, [shape of y..., shape of x...]. `v` (taken over) is the block with the
+ * axes of `rows` made one, in front, and those of `columns` behind it. `turn`: the axes of `rows` are to come last. Owned, or the error
+ * value. */
 static qn_value shape_cell(qn_vm *vm, qn_value v, qn_value rows, qn_value columns, bool turn) {
   const qn_array *a = value_is(rows, TAG_ARRAY) ? value_array(rows) : NULL;
   const qn_array *b = value_is(columns, TAG_ARRAY) ? value_array(columns) : NULL;
@@ -672,8 +681,9 @@ static qn_value shape_cell(qn_vm *vm, qn_value v, qn_value rows, qn_value column
   return out;
 }
 
-/* Fills in cells[k * nx + j], the derivative of y's leaf k by x's leaf j, from the linear map `map`: of each leaf of its argument the
- * unit vectors go through it in lanes. Where the other leaf is a host float, the block has the array's dtype. */
+/* Fills in the blocks of the jacobian: cells[k * nx + j] is the derivative of leaf k of y by leaf j of x. For each leaf of `from` all its
+ * unit vectors go through the linear map `map` at once, by vmap. `turn`: `from` are the leaves of x, else those of y. If one of the two
+ * leaves is a host float, the block has the dtype of the other one. */
 static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_list *from, const leaf_list *to,
                        bool turn, qn_value *cells) {
   bool ok = true;
@@ -704,7 +714,7 @@ static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_li
 
 typedef struct cell_walk {
   qn_vm *vm;
-  qn_value x; /* the tree of arguments */
+  qn_value x; /* what is differentiated by; each block row is a tree like it */
   const qn_value *cells;
   uint32_t at;
 } cell_walk;
@@ -731,7 +741,7 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   forward w;
   leaf_list xs = {.vm = vm}, ys = {.vm = vm};
   enum { X, Y, MAP, CELLS, OWNED };
-  qn_value own[OWNED]; /* what is differentiated by, the result, the linear map, and what the map has given so far */
+  qn_value own[OWNED]; /* what is differentiated by, the result, the linear map, and the blocks so far */
   vm_owned held, held_values[OWNED], held_lists[2];
   forward_begin(r, site, &w, &held);
   for (int i = 0; i < OWNED; i++) {
@@ -749,9 +759,9 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
        tree_each(vm, own[Y], leaf_list_float, &ys) && forward_transpose(r, &w) &&
        !value_is_error(own[CELLS] = list_value(list_new(vm, (size_t)xs.n * ys.n)));
   if (ok) {
-    bool turn = xs.elements < ys.elements; /* fewer columns than rows */
+    bool turn = xs.elements < ys.elements; /* fewer unit vectors go through the pushforward than through the pullback */
     own[MAP] = turn ? pushforward_of(r, site, &w) : pullback_of(r, site, &w);
-    /* The map takes one argument as it is, several as a list. */
+    /* A map of one argument takes its tangent as it is; one of several takes a list. */
     qn_value argument = turn && nwrt == 1 && !one ? value_list(own[X])->items[0] : own[turn ? X : Y];
     qn_value *cells = value_list(own[CELLS])->items;
     if (!value_is_error(own[MAP]) &&

@@ -1,7 +1,7 @@
-/* explain and code (and graph, graphs.c): what the compiler made of a call.
+/* explain and code (and graph, in graphs.c): what the compiler made of a call.
  *
- * All three make the call (on this thread, waiting for the plan: the one place where somebody who asks waits), whatever --jit
- * says, so that their answers do not depend on timing, and read the specialization that served it.
+ * All three make the call and read the specialization that served it. They do so on this thread, whatever --jit says, and wait for the
+ * plan, so that their answers do not depend on timing. It is the one place where a program waits for its compiler: because it asks.
  */
 #include <math.h>
 #include <stdio.h>
@@ -84,22 +84,23 @@ static qn_value run_builtin(void *ctx) {
   return c->vm->hooks.call(c->vm, c->site.fn, c->site.args, c->site.nargs, value_nil());
 }
 
-/* Calls a builtin at an anchor, which its calls do not ask themselves. */
+/* Calls a builtin at an anchor. (Ordinary calls of builtins ask no anchor.) */
 static qn_value call_builtin(qn_vm *vm, jit_anchor *a, qn_value fn, const qn_value *args, int nargs) {
   own_site c;
   qn_value *mark;
   if (!own_site_begin(&c, vm, fn, args, nargs, value_nil(), SPAN_NONE, &mark)) return value_error();
   c.site.anchor = a;
   c.site.run = run_builtin;
-  c.site.nargs = nargs; /* it takes no keywords */
+  c.site.nargs = nargs; /* without the keywords, which are nil */
   qn_value result = rec_call(vm, &c.site);
   vm_pop_to(vm, mark);
   return result;
 }
 
-/* Looking must not change what the program computes, nor when its functions are recorded. */
+/* What explain and its like put back after the call: asking must change neither what the program computes nor when its functions are
+ * recorded. */
 typedef struct asking {
-  qn_vm *vm; /* NULL: it has ended */
+  qn_vm *vm; /* NULL once everything has been put back */
   jit_anchor *anchor;
   uint8_t state;
   int32_t countdown;
@@ -149,7 +150,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   ASKING(was);
   asking_begin(vm, a, &was);
   vm->asked.served = NULL;
-  /* Calls that the interpreter does not hand over at all. */
+  /* The reason that stands if the call never reaches rec_call. */
   vm->asked.refused = op_deferred(vm) ? BREAK_nested : BREAK_no_arguments;
   bool direct = value_fn(fn)->head.flags == FN_BUILTIN && !op_deferred(vm);
   qn_value result = direct ? call_builtin(vm, a, fn, args, nargs) : vm->hooks.call(vm, fn, args, nargs, value_nil());
@@ -226,7 +227,7 @@ static qn_value recompile_item(qn_vm *vm, const void *ctx, uint32_t i) {
   return reason_record(vm, m->text, m->at);
 }
 
-/* A text for each guard; of none without a specialization. */
+/* A list of texts, one for each guard; an empty one if there is no specialization. Owned, or the error value. */
 static qn_value guard_list(qn_vm *vm, const specialization *e) {
   text_buf t TEXT_OWNED = {.vm = vm};
   if (e) specialization_guards(e, &t);
@@ -243,7 +244,7 @@ static qn_value guard_list(qn_vm *vm, const specialization *e) {
   return l ? value_obj(TAG_LIST, l) : value_error();
 }
 
-/* A time rounded to the three digits that say something. */
+/* A time rounded to three significant digits. */
 static double three_digits(double x) {
   double unit = 1, parts = 1;
   while (x >= 1000 * unit && unit < 1e12) unit *= 10;
@@ -251,7 +252,7 @@ static double three_digits(double x) {
   return round(x / unit * parts) * unit / parts;
 }
 
-/* How many of the plan's kernels have compiled code. */
+/* How many kernels of the plan have compiled code. */
 static uint32_t kernels_compiled(qn_vm *vm, specialization *e) {
   plan *p = e->plan->plan;
   uint32_t compiled = 0;
@@ -299,7 +300,7 @@ void log_write(qn_vm *vm, const text_buf *text) {
   if (!text->failed && text->text) vm_write_later(vm, text->text, text->len);
 }
 
-/* A part of the log that `print` writes of `what`, with a title: "f, as recorded:". Nothing where the channel is off. */
+/* Appends a part of the log, which `print` makes from `what`, under a title such as "f, as recorded:". Nothing if the channel is off. */
 static void log_part(qn_vm *vm, text_buf *out, log_channel c, const char *name, const char *title,
                      void (*print)(const void *what, text_buf *t), const void *what) {
   if (!vm_logs(vm, c)) return;

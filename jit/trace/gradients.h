@@ -1,60 +1,63 @@
-/* Gradients (differentiate.c), regions with a derivative of their own (regions.c), and trees that must look like another one
+/* Gradients (differentiate.c), regions of a graph with a derivative of their own (regions.c), trees that must look like others
  * (tree_match.c). */
 #ifndef JIT_TRACE_GRADIENTS_H
 #define JIT_TRACE_GRADIENTS_H
 
 #include "jit/trace/recording.h"
 
-/* How a region with a rule is differentiated: shared by the copies of the region. */
+/* How the region of a custom_grad call is differentiated: by a function of the program. Shared by the copies of the region (counted). */
 typedef struct region_rule {
   uint32_t refs;
-  /* of the VM's rules; copies have it, too, so that equal graphs can be told (an address may come again) */
+  /* counted by the VM. Copies of the rule have the same number, so that equal graphs can be recognised (an address could be reused) */
   uint64_t number;
-  qn_value backward;  /* the function */
-  tpl_list cts, args; /* its arguments: outputs are numbers in the region's outs and args */
-  tpl_list like;      /* the float leaves of the arguments: numbers in args */
-  uint32_t lanes;     /* depth of the vmap that backward has been made for last; 0: none */
-  uint32_t levels;    /* how many vmaps it has been made for: leading axes of what it takes and returns */
-  bool settled;       /* it is a specialization's (regions_settle): not to be called */
+  qn_value backward; /* the program's backward function */
+  /* what it is called on: the cotangent and the call's arguments. Outputs of these templates are numbers in the region's outs and args */
+  tpl_list cts, args;
+  /* the float leaves of the arguments, as numbers in the region's args: what the function must give gradients for */
+  tpl_list like;
+  uint32_t lanes; /* depth of the innermost vmap that `backward` has been wrapped for; 0: none */
+  /* how many vmaps it has been wrapped for: so many leading axes has each array that it takes and gives */
+  uint32_t levels;
+  bool settled; /* it belongs to a specialization (regions_settle) and must not be called */
 } region_rule;
 /* An empty rule with one reference; NULL with an error raised. */
 QN_MUST_CHECK region_rule *region_rule_new(qn_vm *vm);
 void region_rule_release(qn_vm *vm, region_rule *rule);
-/* A rule that others have, too, stays as it is there: the region gets one of its own, which may be called. */
+/* Makes sure that the region has a rule that nothing else shares and that can be called: copies it if need be. False with an error raised. */
 QN_MUST_CHECK bool region_own_rule(qn_vm *vm, graph_region *x);
-/* Regions of `from`, the list of g, that begin at node `mark` or later and whose ops have copies, are added to `to` as regions of the
- * copies. map[i]: the copy of node i, or 0; that of an input which came up in a region may stand anywhere. `ends` (may be NULL): where each
- * region's copy ends, if that is beyond its nodes. False with an error raised. */
+/* Copies regions along with nodes: those of `from`, the list of graph g, that begin at node `mark` or later and whose nodes have copies are
+ * added to `to`. map[i] is the copy of node i, or 0; copies of inputs may stand anywhere. `ends` (may be NULL) says for each region where
+ * its copy ends, if that is beyond the copies of its nodes. False with an error raised. */
 QN_MUST_CHECK bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t mark, region_list *to,
                                 const uint32_t *map, const uint32_t *ends);
-/* The regions belong to a specialization of code at `home` (as in template_settle). */
+/* The regions now belong to a specialization of the code at `home`, as templates do by template_settle. False with an error raised. */
 QN_MUST_CHECK bool regions_settle(qn_vm *vm, region_list *l, const void *home);
-/* graph_rules.apply, for regions with a rule: calls backward(cotangent, args...) in the recording `ctx`. */
+/* graph_rules.apply for regions with a rule: calls backward(cotangent, args...) in the recording `ctx`. */
 QN_MUST_CHECK bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads,
                                      op_refusal *why);
-/* The call of a function wrapped in checkpoint or custom_grad, and that of one whose derivative is asked for (grad and its like). Owned, or
+/* Inside the recording r: the call of a function wrapped in checkpoint or custom_grad; and the call of grad or one of its like. Owned, or
  * the error value. */
 QN_MUST_CHECK qn_value region_call(struct recording *r, const rec_call_site *site);
 QN_MUST_CHECK qn_value differentiate_call(struct recording *r, const rec_call_site *site);
 
 /* ---- float leaves of a tree ---- */
 
-/* The differentiated leaves of a call, in tree order. */
+/* Leaves of trees that are differentiated, in tree order: their nodes, and what the backward pass gave for them. */
 typedef struct leaves {
   struct recording *r;
-  const char *name;        /* of the transform */
-  uint32_t *nodes, *grads; /* alias nodes; what came of them (0: nothing) */
+  const char *name;        /* the transform, for messages */
+  uint32_t *nodes, *grads; /* their nodes (for arguments: alias nodes); the nodes of their gradients, 0: none */
   uint32_t n, cap, grads_cap, at;
 } leaves;
 void leaves_free(leaves *l);
-void leaves_drop(qn_vm *vm, void *l); /* leaves_free, for vm_own */
-/* For tree_rebuild, with `leaves` as ctx: float leaves become alias nodes, which are added; others stay. */
+void leaves_drop(qn_vm *vm, void *l); /* leaves_free in the form that vm_own needs */
+/* For tree_rebuild with `leaves` as ctx: float leaves are replaced by alias nodes and added to `leaves`; other leaves stay. */
 qn_value leaves_alias(void *ctx, qn_value v);
-/* For tree_rebuild, with the recording as ctx: float leaves stay, and each has a node then; others become nil. */
+/* For tree_rebuild with the recording as ctx: float leaves stay, but get a node if they have none; other leaves become nil. */
 qn_value leaves_keep(void *ctx, qn_value v);
 
-/* Leaves of a tree as values, borrowed, and the number of their elements. For tree_each: leaf_list_add takes all of them,
- * leaf_list_float those that are floats. */
+/* Leaves of a tree as values (borrowed), and how many elements they have in all. For tree_each: leaf_list_add takes all leaves,
+ * leaf_list_float only those that are floats. */
 typedef struct leaf_list {
   qn_vm *vm;
   qn_value *items;
@@ -63,21 +66,22 @@ typedef struct leaf_list {
 } leaf_list;
 QN_MUST_CHECK bool leaf_list_add(void *ctx, qn_value v);
 QN_MUST_CHECK bool leaf_list_float(void *ctx, qn_value v);
-void leaf_list_drop(qn_vm *vm, void *list); /* frees its memory; for vm_own, too */
+void leaf_list_drop(qn_vm *vm, void *list); /* frees its memory */
 
 /* ---- trees that match ---- */
 
-/* Is `given` a tree like `like`, with the same dtype and shape at every float leaf? nil stands for zeros, of a subtree too; a number
- * may stand for an array of rank 0; what is at other leaves does not matter. `lanes`: how many vmaps `given` was made in, where host floats that differ are f64 arrays, and each
- * lane has given something for those that do not. Calls `leaf` for the float leaves of `like` in order with
- * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
- * cotangent"), `of` what it belongs to ("the result"). */
+/* Does `given` look like the tree `like`, with the same dtype and shape at every float leaf? nil stands for zeros, also in the place of a
+ * subtree; a number may stand for an array of rank 0; what stands at other leaves does not matter. `lanes`: in how many vmaps `given` was
+ * made: its arrays have so many more axes, host floats may be f64 arrays with only these, and what is given for a float that all lanes
+ * share is summed over the lanes. Calls `leaf` for the float leaves of `like` in order, with what is given there: an array, a float or nil.
+ * False with an error raised that names the path: `what` says what the tree is ("vjp: the cotangent"), `of` what it belongs to ("the
+ * result"). */
 QN_MUST_CHECK bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
                                    int lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
 bool is_float_leaf(qn_value v);
-/* A tree like v that has arrays without data in the place of float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
+/* A tree like v with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
 QN_MUST_CHECK qn_value tree_match_prototype(qn_vm *vm, qn_value v);
-/* Zeros of a prototype's or leaf's dtype and shape. */
+/* Zeros with the dtype and shape of a leaf, or of its prototype. Owned, or the error value. */
 QN_MUST_CHECK qn_value tree_match_zeros(qn_vm *vm, qn_value like);
 
 #endif

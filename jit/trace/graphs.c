@@ -1,11 +1,13 @@
-/* graph(...): graphs as values of the language (body.c says what such a value is and how it is called).
+/* graph(...): making, reading and rewriting graphs as values of the language. (What such a value is and how it is called is in body.c.)
  *
- * From a call: the specialization that serves it gives its graph, pattern and template. What the call took from elsewhere (captured values,
- * globals, defaults) is bound as it is now. From text: every input is an argument, one output is the result, several are a list.
+ * From a call: the specialization that serves the call has the graph, pattern and template. Whatever the call took from elsewhere (captured
+ * values, globals, defaults) is bound as it is now. From a text: every input is an argument; one output is the result, several are a list.
  *
- * Walking is reading fields: nodes, inputs and outputs as lists of records. Rewriting is computing anew: the graph's nodes are
- * recorded once more, in order, but a function is asked first what takes a node's place, given the values of its operands, with
- * which it computes as with all values. The recording is hollow: these values have no data.
+ * Reading: the fields nodes, inputs and outputs are lists of records.
+ *
+ * Rewriting computes the graph anew: its nodes are recorded once more, in order, but first a function of the program is asked what takes
+ * each node's place. It is given the values of the node's operands and computes with them as with any values. The recording is hollow:
+ * these values have no data.
  */
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +27,7 @@
 
 /* ---- from a call ------------------------------------------------------------------------------------------------------------------ */
 
-/* Collects the names of a function's parameters, as far as they are known without a gap. */
+/* Collects the names of the parameters that are passed by position, from the first one on, up to the first one that has no name. */
 typedef struct name_list {
   qn_vm *vm;
   qn_list *list;
@@ -39,7 +41,7 @@ static void add_name(void *ctx, const char *name, int position) {
   c->ok = s && list_push(c->vm, c->list, value_obj(TAG_STR, s));
 }
 
-/* Names the arguments that the body's call takes from left to right. False with an error raised. */
+/* Names the body's arguments after the parameters of `fn`, if all of them have names. False with an error raised. */
 static bool name_params(qn_vm *vm, graph_body *b, qn_value fn) {
   uint32_t n = b->call.pattern.nargs - b->rest;
   name_list c = {vm, list_new(vm, 0), true};
@@ -61,7 +63,8 @@ static bool bind_input(qn_vm *vm, graph_body *b, uint32_t ninputs, uint32_t inpu
   return true;
 }
 
-/* Do the arguments as the caller gives them fit the pattern, perhaps when the last ones are put into a list? */
+/* Does the pattern fit the arguments as the caller gives them, or else with the last ones in a list (`kept`: the arguments as the recorded
+ * call bound them)? Sets b->rest in the second case. False with an error raised. */
 static bool fit_arguments(qn_vm *vm, graph_body *b, const qn_value *args, int nargs, qn_value kept) {
   int fit = call_fits(vm, &b->call, args, nargs);
   if (fit) return fit > 0;
@@ -73,8 +76,8 @@ static bool fit_arguments(qn_vm *vm, graph_body *b, const qn_value *args, int na
   return fit > 0;
 }
 
-/* What calls of `from` are like and give, for a graph with `more` inputs before those of from's; of the arguments the first `nargs`. False
- * with an error raised. */
+/* Copies to `to` what calls of `from` must look like and what they give, for a graph that has `more` inputs before those of from's graph
+ * and takes only the first `nargs` of the arguments. False with an error raised. */
 static bool copy_call(qn_vm *vm, const specialization *from, uint32_t nargs, uint32_t more, specialization *to) {
   if (!pattern_copy_args(vm, &from->pattern, nargs, &to->pattern) || !template_copy(vm, &from->result, &to->result))
     return false;
@@ -91,7 +94,8 @@ static bool copy_call(qn_vm *vm, const specialization *from, uint32_t nargs, uin
   return true;
 }
 
-/* The body of what a specialization recorded. `fn` and `kept` are the function and all arguments of the call. */
+/* Fills in a body with what a specialization has recorded; values[i] becomes the value of bound input i (borrowed), then the defaults. `fn`
+ * and `kept` are the function and all arguments of the recorded call. False with an error raised. */
 static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value fn, qn_value kept, const qn_value *args,
                                    int nargs, graph_body *b, qn_value *values) {
   uint32_t n = e->graph->ninputs;
@@ -123,7 +127,7 @@ static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value 
 }
 
 static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults, bool hint) {
-  jit_anchor *watched = vm->asked.watched; /* a function whose graph is taken may take another's */
+  jit_anchor *watched = vm->asked.watched; /* saved, because the function may itself ask for the graph of another one */
   qn_value watched_fn = vm->asked.watched_fn, watched_args = vm->asked.watched_args;
   vm->asked.watched = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   vm->asked.watched_fn = vm->asked.watched_args = value_unset();
@@ -177,7 +181,7 @@ bool graph_runnable(const graph *g, char *why, size_t size) {
   }
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
-    /* Sizes of regions are not verified yet: a text could claim any. */
+    /* Sizes in regions are not verified yet, so a text could claim any. */
     if (n->kind != NODE_OP && n->kind != NODE_CONST && n->kind != NODE_INPUT) {
       snprintf(why, size, "%%%u is a region of control flow or an effect, which only the compiler makes", (unsigned)i);
       return false;
@@ -200,7 +204,7 @@ bool graph_distrust(graph *g) {
         !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
       return false;
   }
-  for (uint32_t i = 1; i < g->n; i++) g->nodes[i].site = 0; /* places in programs of another time */
+  for (uint32_t i = 1; i < g->n; i++) g->nodes[i].site = 0; /* places in programs that are not loaded here */
   g->nsites = 1;
   return true;
 }
@@ -245,7 +249,7 @@ static qn_value id_item(qn_vm *vm, const void *ctx, uint32_t i) {
 
 static qn_value node_ids(qn_vm *vm, const uint32_t *ids, uint32_t n) { return list_of_items(vm, n, id_item, ids); }
 
-/* The attributes of a node, as fields. */
+/* The fields of a record with the attributes of a node. */
 typedef struct attr_fields {
   qn_vm *vm;
   field fields[16];
@@ -254,7 +258,7 @@ typedef struct attr_fields {
 
 static void add_attr(void *ctx, const char *name, const char *text, const int64_t *d, int n) {
   attr_fields *c = ctx;
-  if (c->n == sizeof c->fields / sizeof *c->fields) return; /* no op has so many */
+  if (c->n == sizeof c->fields / sizeof *c->fields) return; /* no op has so many attributes */
   c->fields[c->n++] = (field){name, n >= 0 ? list_of_ints(c->vm, d, (uint32_t)n)
                                     : text ? text_value(c->vm, text)
                                            : value_bool(true)};
@@ -262,7 +266,7 @@ static void add_attr(void *ctx, const char *name, const char *text, const int64_
 
 static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i);
 
-/* Region i of a node: the fields of a graph. */
+/* Region i of a node as a record with the fields of a graph. */
 static qn_value region_item(qn_vm *vm, const void *ctx, uint32_t i) {
   const graph *g = ((const graph_node *)ctx)->payload.regions[i];
   return FIELDS_RECORD(vm, {"nodes", list_of_items(vm, g->n - 1, node_item, g)},
@@ -294,7 +298,7 @@ static qn_value node_record(qn_vm *vm, const graph *g, uint32_t i) {
 
 static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i) { return node_record(vm, ctx, i + 1); }
 
-/* The record of input i's node, with where it comes from. */
+/* The record of the node of input i, with one more field that says where the input comes from. */
 static qn_value input_item(qn_vm *vm, const void *ctx, uint32_t i) {
   const graph_body *b = ctx;
   const graph *g = b->call.graph;
@@ -354,7 +358,7 @@ void jit_graph_signature(const qn_fn *graph, text_buf *out) {
   template_print(&b->call.result, b->call.graph, out);
 }
 
-/* Conditions about what the graph is bound to alone always hold, and are not told. */
+/* Conditions on bound inputs alone always hold, so they are not mentioned. */
 void jit_graph_conditions(const qn_fn *graph, text_buf *out) {
   const graph_body *b = graph->code;
   const specialization *e = &b->call;
@@ -382,16 +386,17 @@ void graphs_open(qn_vm *vm) { vm->hooks.graph_text = graph_text; }
 
 /* ---- rewriting -------------------------------------------------------------------------------------------------------------------------- */
 
-/* A graph, or a region of it, while it is recorded anew. */
+/* A graph, or a region of one, while it is recorded anew. */
 typedef struct rewriting {
   struct recording *r; /* owned */
-  const graph *g;      /* the old one */
+  const graph *g;      /* the graph that is rewritten */
   qn_value rule;
-  node_copy c;      /* of the old graph into the recording */
-  uint32_t *starts; /* owned: where in it the place of each node begins, and the end */
+  node_copy c; /* which node of the recording took the place of each old one */
+  /* owned: for each old node, where what took its place begins in the recording; last, where all ends */
+  uint32_t *starts;
 } rewriting;
 
-/* For vm_own: frees what a rewriting owns. */
+/* Frees what a rewriting owns; for vm_own. */
 static void rewriting_drop(qn_vm *vm, void *what) {
   rewriting *w = what;
   if (w->r) rec_drop(vm, w->r);
@@ -399,7 +404,7 @@ static void rewriting_drop(qn_vm *vm, void *what) {
   copy_end(&w->c);
 }
 
-/* What the rule gives for node i is of another type. */
+/* Raises that the value which the rule has given for node i has another type than the node. */
 static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given) {
   const graph_node *n = &g->nodes[i];
   text_buf t = {.vm = vm};
@@ -412,13 +417,13 @@ static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given)
   raise_text(vm, E_argument, SPAN_NONE, &t);
 }
 
-/* What the rule gives for node i, as a node; 0: keeps it, UINT32_MAX: an error is raised. */
+/* Asks the rule about node i. The node in the recording that takes its place; 0: the node stays as it is; UINT32_MAX: an error is raised. */
 static uint32_t ask_rule(rewriting *w, uint32_t i) {
   qn_vm *vm = w->r->vm;
   const graph *g = w->g;
   const graph_node *n = &g->nodes[i];
   qn_value args[2] = {node_record(vm, g, i), value_error()}, out = value_error();
-  int nin = n->kind == NODE_PROJ ? 0 : n->nin; /* a branch or loop is no value */
+  int nin = n->kind == NODE_PROJ ? 0 : n->nin; /* the operand of a PROJ is a branch or loop, which is no value */
   qn_list *l = value_is_error(args[0]) ? NULL : list_new(vm, nin);
   bool ok = l != NULL;
   if (l) args[1] = value_obj(TAG_LIST, l);
@@ -455,7 +460,8 @@ static uint32_t ask_rule(rewriting *w, uint32_t i) {
   return node;
 }
 
-/* A region of the old graph is one of what took its nodes' places, unless a result comes from elsewhere now. */
+/* Makes a region of the nodes that took the place of an old region's. It is left out if one of its results now comes from outside of it, or
+ * an argument from inside. False with an error raised. */
 static bool region_anew(rewriting *w, const graph_region *old) {
   graph_region x = *old;
   x.first = w->starts[old->first];
@@ -479,13 +485,14 @@ static bool rewriting_begin(rewriting *w, qn_vm *vm, struct recording *r) {
   w->r = r;
   w->starts = mem_zalloc(vm, (w->g->n + (size_t)1) * sizeof *w->starts);
   if (!r || !w->starts || !copy_begin(&w->c, vm, r->g, w->g, 0)) return false;
-  r->hollow = r->lenient = true; /* whatever breaks, it goes on */
+  r->hollow = r->lenient = true; /* nothing that would break a capture matters here */
   r->grads = 1;
   r->placed = true;
   return true;
 }
 
-/* A region of node i as an arm of the recording, its inputs the node's operands. False with an error raised. */
+/* Records region `which` of node i anew, in an arm whose inputs are the node's operands; `first` is the first arm if this is the second.
+ * False with an error raised. */
 static bool arm_anew(rewriting *w, uint32_t i, int which, struct recording *first, rewriting *arm) {
   qn_vm *vm = w->r->vm;
   const graph_node *n = &w->g->nodes[i];
@@ -509,7 +516,7 @@ static bool arm_anew(rewriting *w, uint32_t i, int which, struct recording *firs
   return ok;
 }
 
-/* Node i, which has regions, with the rule asked in them. UINT32_MAX: an error is raised. */
+/* Records node i, which has regions, anew, and asks the rule about the nodes in them. The new node; UINT32_MAX with an error raised. */
 static uint32_t regions_anew(rewriting *w, uint32_t i) {
   qn_vm *vm = w->r->vm;
   const graph_node *n = &w->g->nodes[i];
@@ -530,7 +537,7 @@ static uint32_t regions_anew(rewriting *w, uint32_t i) {
   return node ? node : UINT32_MAX;
 }
 
-/* Records the nodes, asking the rule. Those of inputs are there. */
+/* Records all nodes but the inputs, which the map has already, and asks the rule about each. False with an error raised. */
 static bool nodes_anew(rewriting *w) {
   struct recording *r = w->r;
   qn_vm *vm = r->vm;
@@ -564,7 +571,8 @@ static bool record_anew(rewriting *w, const graph_body *from) {
   return (ok && rec_room(r)) || fail_memory(r->vm);
 }
 
-/* The graph as recorded anew, with the old one's pattern and result. Its inputs are what the rule brought along, then the old ones. */
+/* The graph value made of the new recording, with the pattern and result template of `old`. Its inputs are first those that the rule's
+ * values brought along (bound), then the old ones. Owned, or the error value. */
 static qn_value rewritten(rewriting *w, qn_value old) {
   struct recording *r = w->r;
   qn_vm *vm = r->vm;

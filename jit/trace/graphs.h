@@ -1,4 +1,4 @@
-/* Graphs as values of the language: made from a call, from text or from bytes, looked at and rewritten (graphs.c, serialize.c). */
+/* Graphs as values of the language: made from a call, from text or from bytes, read and rewritten (graphs.c, serialize.c). */
 #ifndef JIT_TRACE_GRAPHS_H
 #define JIT_TRACE_GRAPHS_H
 
@@ -6,9 +6,9 @@
 #include "lang/vm.h"
 
 void graphs_open(qn_vm *vm);
-/* Can a graph from elsewhere be run like a recorded one? Else `why` says what is against it. */
+/* Can a graph that was not recorded here be run like one that was? If not, `why` gets the reason. */
 QN_MUST_CHECK bool graph_runnable(const graph *g, char *why, size_t size);
-/* What comes from elsewhere proves nothing: whatever can fail on data is checked, and no node has a place. False when memory is
- * short. */
+/* Removes from a graph that was not recorded here what it claims: ops count as failing wherever they can, and nodes have no place in a
+ * program. False if memory is short. */
 QN_MUST_CHECK bool graph_distrust(graph *g);
 #endif

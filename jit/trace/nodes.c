@@ -1,7 +1,7 @@
 /* Graphs run node by node (nodes.h).
  *
- * Regions are run as they are meant: an arm by its condition, a body while its header says so. Rows that a loop keeps are gathered
- * as plans gather them (jit/run/plan_run.c), by the same rule of slots.
+ * Regions are run as their nodes mean it: an arm by its condition, a body as long as the loop goes on. The rows that a loop keeps of its
+ * results are collected by the same rule of slots as in plans (jit/run/plan_run.c).
  */
 #include "jit/trace/nodes.h"
 
@@ -34,7 +34,7 @@ static void release_all(qn_vm *vm, qn_value *v, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) value_release(vm, v[i]);
 }
 
-/* Runs a region; outs receive its outputs, owned. */
+/* Runs a region. outs[i] gets its output i, owned. False with an error raised. */
 static bool run_part(qn_vm *vm, const graph *g, const qn_value *in, int device, qn_value *outs) {
   qn_value few[32], *vals = g->n <= 32 ? few : mem_alloc(vm, g->n * sizeof *vals);
   if (!vals) return false;
@@ -45,7 +45,7 @@ static bool run_part(qn_vm *vm, const graph *g, const qn_value *in, int device, 
   return done == g->n;
 }
 
-/* A condition's truth: 1, 0, or -1 with an error raised. */
+/* Is the value of a condition true? 1, 0, or -1 with an error raised. */
 static int holds(qn_vm *vm, qn_value v) {
   if (value_is(v, TAG_ARRAY) && !array_item(vm, value_array(v), 0, &v)) return -1;
   return v.u.i != 0;
@@ -63,13 +63,13 @@ static qn_value run_branch(qn_vm *vm, const graph_node *n, const qn_value *in, i
   return value_error();
 }
 
-/* Rows that a loop keeps, of one of its results. */
+/* The rows that a loop keeps of one of its results. */
 typedef struct kept {
   qn_value *rows; /* owned: arrays or host numbers */
   uint32_t cap;
 } kept;
 
-/* One array of n rows. `type`: of a row where there is none. */
+/* One array of n rows, owned. `type`: the type of a row, for the case that there is none. */
 static qn_value stack_rows(qn_vm *vm, const kept *k, int64_t n, const graph *g, const graph_type *type) {
   int64_t shape[ARRAY_MAX_RANK];
   shape[0] = n;
@@ -159,17 +159,17 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int
 
 /* ---- nodes ------------------------------------------------------------------------------------------------------------------- */
 
-/* A graph and the values of its nodes so far. */
+/* A graph and the values that its nodes have so far. */
 typedef struct known_values {
   const graph *g;
   const qn_value *vals;
 } known_values;
 
-/* dim_symbol_value: the size that a value has; where there is none, that of the recorded call. */
+/* For dims: the size that a node's value has; if there is no value, the size in the recorded call. */
 static int64_t size_of(const void *ctx, const dim_expr *e) {
   const known_values *k = ctx;
   uint32_t node = e->source == DIM_FROM_NODE ? e->ref : k->g->inputs[e->ref];
-  qn_value v = node ? k->vals[node] : value_unset(); /* 0: the node is gone */
+  qn_value v = node ? k->vals[node] : value_unset(); /* 0: the node was removed */
   if (e->source == DIM_FROM_SCALAR) return value_is(v, TAG_INT) ? v.u.i : e->hint;
   return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
 }
@@ -183,7 +183,7 @@ static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *
   case NODE_PROJ: return value_retain(value_list(in[0])->items[n->payload.index]);
   default: break;
   }
-  if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* a rank-0 array as a host scalar */
+  if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* the node makes a host scalar of a rank-0 array */
     if (!array_item(vm, value_array(in[0]), 0, &out)) return value_error();
     return eager_weak_cast(vm, out, (qn_dtype)n->type.dtype);
   }

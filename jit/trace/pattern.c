@@ -1,8 +1,8 @@
-/* Patterns and templates: what the values of a call must look like for a specialization to serve it, and how its result is rebuilt. How they
- * are made of a call that is recorded is tracers.c's.
+/* Patterns and templates: what the values of a call must look like for a specialization to serve it, and how its result is put together.
+ * (How they are made of a call that is recorded is in tracers.c.)
  *
- * When a call comes, pattern_match walks its values along the preorder of the pattern: containers by structure (records by layout), arrays
- * by dtype and sizes, numbers by kind, everything else by value; and collects the inputs. Nothing is allocated.
+ * pattern_match walks the values of a call along the pattern, in preorder: containers are compared by structure (records by layout), arrays
+ * by dtype and sizes, numbers by kind, everything else by value; and it collects the inputs. It allocates nothing.
  *
  * A result template is the same idea the other way round: constants, outputs of the plan, and containers around them.
  */
@@ -11,11 +11,13 @@
 
 #include "jit/trace/pattern.h"
 
-enum { HASHED_PARTS = 4096 /* of a call's arguments; what comes after them is for pattern_match to tell */ };
+enum {
+  HASHED_PARTS =
+      4096 /* how many parts of a call's arguments the hash covers; differences in later ones are left to pattern_match */
+};
 
 /* ---- building -------------------------------------------------------------------------------------------------------------- */
 
-/* What tells the code of a function from all other, also from code that was freed where it is now: equal graphs have one. */
 uint64_t code_id(const qn_fn *f) {
   switch ((fn_kind)f->head.flags) {
   case FN_GRAPH:
@@ -99,7 +101,8 @@ void pattern_free(qn_vm *vm, pattern *p) {
     if (p->pats[i].kind != PAT_FN) value_release(vm, p->pats[i].value);
   for (uint32_t i = 0; i < p->nroots; i++) {
     value_release(vm, p->roots[i].tracer);
-    if (p->roots[i].cell && !vm->closing) p->roots[i].cell->roots--; /* at the end cells may have gone */
+    /* when the VM closes, cells may have been freed before */
+    if (p->roots[i].cell && !vm->closing) p->roots[i].cell->roots--;
   }
   mem_free(vm, p->pats, p->cap * sizeof *p->pats);
   mem_free(vm, p->dims, p->dims_cap * sizeof *p->dims);
@@ -114,14 +117,15 @@ typedef struct matcher {
   uint32_t at;
   qn_array **inputs;
   qn_value *scalars;
-  text_buf *why; /* NULL: nobody asks */
+  text_buf *why; /* NULL: the difference is not wanted */
 } matcher;
 
-/* A recording that is given up while it takes in its arguments leaves the pattern unfinished: what would stand at `at` and
- * behind it may be anything. */
+/* Does part `at` lack? A recording that was given up while it took in its arguments leaves the pattern unfinished: what would stand there
+ * may be anything. */
 static bool is_cut(const pattern *p, uint32_t at) { return at >= p->n; }
 
-/* Where pattern `target` stands below pattern *at: ".w", "[2]". Leaves *at behind the subtree when it is not there. */
+/* Appends the path from part *at down to part `target`: ".w", "[2]". False if `target` is not below it: then *at is moved behind the
+ * subtree. */
 static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf *out) {
   uint32_t self = (*at)++;
   const pat *x = &p->pats[self];
@@ -166,7 +170,7 @@ void pattern_input_name(const pattern *p, uint32_t input, text_buf *out) {
   text_adds(out, "the random counter");
 }
 
-/* Prints what a value would have to be to fit. */
+/* Appends what a value would have to be to fit part x. */
 static void print_expected(const pattern *p, const pat *x, text_buf *out) {
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY: text_shape(out, (qn_dtype)x->dtype, x->rank, p->dims + x->dims); break;
@@ -182,7 +186,7 @@ static void print_expected(const pattern *p, const pat *x, text_buf *out) {
   }
 }
 
-/* The value does not fit the part that was looked at last: says so, if somebody asks. */
+/* The value does not fit the part that was looked at last: false, with the difference in m->why if that is wanted. */
 static bool miss(matcher *m, qn_value v) {
   if (!m->why) return false;
   const pat *x = &m->p->pats[m->at - 1];
@@ -210,7 +214,7 @@ static bool match_exact(const pat *x, qn_value v) {
   }
 }
 
-/* Has an array the dtype, shape and device of a part? How it lies in memory is not looked at. */
+/* Does an array have the dtype, shape and device of a part? How it lies in memory is not compared. */
 static inline bool fits_array(const pat *x, const int64_t *dims, const qn_array *a) {
   if (a->dtype != x->dtype || a->rank != x->rank || (x->n != PAT_ANY_DEVICE && a->device != x->n)) return false;
   for (int i = 0, rank = x->rank; i < rank; i++)
@@ -256,7 +260,7 @@ static bool match(matcher *m, qn_value v) {
   return true;
 }
 
-/* A root's value in a call. */
+/* The value of a root in a call; borrowed. */
 static inline qn_value root_value(const root *x, qn_value fn, const qn_value *args) {
   return x->kind == ROOT_ARG ? args[x->arg] : x->kind == ROOT_FN ? fn : *x->slot;
 }
@@ -275,7 +279,7 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
     const root *x = &p->roots[i];
     if (x->by_value && !check_by_value) continue;
     if (x->kind == ROOT_ARG && x->first < npats &&
-        value_is(args[x->arg], TAG_ARRAY)) { /* most of them, without a call */
+        value_is(args[x->arg], TAG_ARRAY)) { /* the common case, without calling a function */
       const pat *y = &pats[x->first];
       qn_array *a = value_array(args[x->arg]);
       if (y->kind == PAT_ARRAY && !y->layout && fits_array(y, dims, a)) {
@@ -289,7 +293,7 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
   return true;
 }
 
-/* Takes no more than *left parts of lists, records and captures into h, and counts them off. */
+/* Mixes a value into the hash h: no more than *left parts of lists, records and captures, which it counts down. */
 static uint64_t hash_value(uint64_t h, qn_value v, int depth, uint32_t *left) {
   h = hash_mix(h, v.head & 0xff);
   switch (value_tag_of(v)) {
@@ -311,8 +315,8 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth, uint32_t *left) {
     h = hash_mix(h, value_is(v, TAG_FN) ? code_id(value_fn(v)) : n);
     for (uint32_t i = 0; i < n && depth < PATTERN_DEPTH && *left; i++) {
       (*left)--;
-      if (value_is(v, TAG_RECORD))
-        h = hash_mix(h, (uint64_t)(uintptr_t)record_name(value_record(v), i)); /* unique texts */
+      if (value_is(v, TAG_RECORD)) /* names are interned, so equal ones have one address */
+        h = hash_mix(h, (uint64_t)(uintptr_t)record_name(value_record(v), i));
       h = hash_value(h, parts[i], depth + 1, left);
     }
     return h;
@@ -441,7 +445,7 @@ void pattern_print(const pattern *p, text_buf *out) {
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
     if (x->kind == ROOT_FN && p->pats[x->first].n == 0) continue;
-    /* That no builtin is hidden goes without saying. */
+    /* Guards that a name still means the builtin are not mentioned. */
     if (p->pats[x->first].tag == TAG_UNSET || x->library) continue;
     if (x->kind == ROOT_ARG)
       text_addf(out, "argument %u: ", x->arg + 1);
@@ -503,7 +507,7 @@ uint64_t template_hash(const tpl_list *t, uint64_t h) {
   return h;
 }
 
-/* The function among the values of a call that a TPL_GIVEN means; borrowed. */
+/* The function among the values of a call that a TPL_GIVEN part stands for; borrowed. */
 static qn_value given_value(const tpl_list *t, const tpl *x, const call_values *call) {
   const uint32_t *path = t->paths + x->output;
   qn_value v = path[0] == ROOT_ARG ? call->args[path[1]] : root_value(&call->p->roots[path[1]], call->fn, call->args);
@@ -529,7 +533,7 @@ typedef struct building {
   uint32_t at;
   const qn_value *outputs;
   const call_values *call;
-  qn_value *made; /* new functions; borrowed */
+  qn_value *made; /* the new functions made so far; borrowed */
 } building;
 
 static qn_value build(building *b) {

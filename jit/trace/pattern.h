@@ -1,7 +1,8 @@
-/* Patterns: what the values of a call must be like to be served by a specialization; templates: how its results are made.
+/* Patterns: what the values of a call must look like to be served by a specialization. Templates: how its result is made.
  *
- * A pattern has a root for each value that the recorded call could see. A later call is matched against it, which collects the inputs of
- * the graph on the way. A template says how the graph's outputs are put together to the value that the call returned. */
+ * A pattern has a root for each value that the recorded call could see. When a later call is matched against it, the inputs of the graph
+ * are collected on the way. A template says how the value that the call returned is put together from the graph's outputs.
+ */
 #ifndef JIT_TRACE_PATTERN_H
 #define JIT_TRACE_PATTERN_H
 
@@ -9,9 +10,9 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/rec.h"
 
-/* A graph, a node or a region could not be made: raises that memory is short, unless an error is pending, which says why. False. */
+/* Something of a graph could not be made: raises that memory is short, unless an error that says why is pending already. False. */
 bool fail_memory(qn_vm *vm);
-/* Nodes of a graph, in some order. */
+/* A list of nodes of a graph. */
 typedef struct node_list {
   uint32_t *nodes, n, cap;
 } node_list;
@@ -20,44 +21,47 @@ void nodes_free(qn_vm *vm, node_list *l);
 
 /* ---- patterns ---- */
 
-/* A pattern is a preorder sequence of these: one value each, containers followed by their items' patterns. */
+/* A pattern is a sequence of parts (pat) of these kinds, in preorder: each describes one value, and containers are followed by their items'
+ * parts. */
 typedef enum pat_kind {
-  PAT_ARRAY,  /* dtype, rank, sizes; becomes graph input `input` */
-  PAT_SCALAR, /* int or float (`tag`); becomes weak graph input `input` */
-  PAT_EXACT,  /* equal to `value`: nil, bool, string, dtype, device, range, module, builtin function */
-  PAT_LIST,   /* n items */
-  PAT_RECORD, /* n fields named as in `value` (a record of nils) */
-  PAT_FN      /* function with this code and n captures */
+  PAT_ARRAY,  /* an array of this dtype, rank and sizes; it becomes graph input `input` */
+  PAT_SCALAR, /* an int or a float (`tag`); it becomes the weak graph input `input` */
+  PAT_EXACT,  /* a value equal to `value`: nil, bool, text, dtype, device, range, module, builtin function */
+  PAT_LIST,   /* a list of n items */
+  PAT_RECORD, /* a record of n fields with the names of `value`, a record of nils */
+  PAT_FN      /* a function with this code and n captures */
 } pat_kind;
 enum { PAT_ANY_DEVICE = UINT32_MAX };
 typedef struct pat {
   uint8_t kind, tag, dtype, rank;
-  /* Of a container: items; of an array: the code of its device, or PAT_ANY_DEVICE; of a text: 1 if any does. */
+  /* For a container: how many items; for an array: the code of its device, or PAT_ANY_DEVICE; for a text: 1 if any text fits. */
   uint32_t n;
-  uint32_t input; /* graph input number */
-  uint32_t dims;  /* first of `rank` sizes in pattern.dims */
-  /* Of an array: how it must lie in memory; 0: in any way. Of a graph: its hash; of a function of the program: its code's id. */
+  uint32_t input; /* the number of the graph input */
+  uint32_t dims;  /* where its `rank` sizes begin in pattern.dims */
+  /* For an array: the layout that it must have in memory (layout_code), 0 if any will do. For a graph its hash, for a function of the
+   * program the id of its code (code_id). */
   uint64_t layout;
-  qn_value value; /* owned; of PAT_FN: the code pointer in u.p, not owned */
+  qn_value value; /* owned; for PAT_FN: the address of the code in u.p, not owned */
 } pat;
 
-enum { PATTERN_DEPTH = 100 /* of containers in one another */ };
+enum { PATTERN_DEPTH = 100 /* how deep containers may nest */ };
 
 typedef enum root_kind { ROOT_ARG, ROOT_FN, ROOT_GLOBAL } root_kind;
 typedef struct root {
   uint8_t kind;  /* root_kind */
-  bool by_value; /* a global without arrays and numbers: looked at only when the epoch has moved */
-  bool library;  /* a global that the library reads: not worth telling */
+  bool by_value; /* a global that holds no arrays or numbers: compared only if the epoch has moved */
+  bool library;  /* a global that the standard library reads: explain does not mention it */
   uint32_t arg;
-  uint32_t first; /* of its pattern */
-  qn_value *slot; /* of a global */
+  uint32_t first; /* where its parts begin in pattern.pats */
+  qn_value *slot; /* for a global: where its value is */
   rec_cell *cell;
-  /* Of a global, borrowed (names live as long as the VM); of a graph's argument, in its body's `params`; or NULL. */
+  /* For a global its name (borrowed: names live as long as the VM); for an argument of a graph its name, which is in the body's `params`;
+   * or NULL. */
   qn_str *name;
-  qn_value tracer; /* while recording: what rec_global returns again; owned */
+  qn_value tracer; /* while recording: the tracer, which rec_global returns whenever the global is read again; owned */
 } root;
 
-/* Everything a call's values must fulfil, built while recording. */
+/* Everything that the values of a call must fulfil; built while the call is recorded. */
 typedef struct pattern {
   pat *pats;
   uint32_t n, cap;
@@ -66,97 +70,103 @@ typedef struct pattern {
   root *roots;
   uint32_t nroots, roots_cap;
   uint32_t nargs;
-  uint32_t ninputs; /* graph inputs so far, weak ones included */
+  uint32_t ninputs; /* how many graph inputs there are so far, weak ones included */
   uint32_t leaves;
 } pattern;
 
 /* ---- result templates ---- */
 
-/* Functions keep their identity: one that the call was given comes back itself, one that it made is a new one in each call, and the same
- * at all its places in the result. */
+/* Parts of a template. Functions keep their identity: one that the call was given comes back itself; one that the call made is a new
+ * function in each call, and the same one at all its places in the result. */
 typedef enum tpl_kind {
   TPL_OUTPUT,
   TPL_VALUE,
   TPL_LIST,
   TPL_RECORD,
-  TPL_FN,    /* a function with the captures that follow; new in each call if it has a number */
-  TPL_AGAIN, /* the new function with that number once more */
-  TPL_GIVEN  /* a function among the call's values */
+  TPL_FN,    /* a function with the captures that follow; if it has a number, each call makes a new one */
+  TPL_AGAIN, /* the new function with this number, at another place */
+  TPL_GIVEN  /* a function that was among the values of the call */
 } tpl_kind;
 typedef struct tpl {
   uint8_t kind;
-  uint32_t n; /* items that follow; TPL_GIVEN: steps of its path */
-  /* Number among the graph's outputs, or of a new function (from 1 on); TPL_GIVEN: where its path begins. */
+  uint32_t n; /* how many items follow; TPL_GIVEN: how many steps its path has */
+  /* The number of a graph output, or of a new function (from 1 on); TPL_GIVEN: where its path begins in `paths`. */
   uint32_t output;
-  qn_value value; /* owned: the value, a record of nils, the function whose captures are replaced */
+  /* owned: the value itself, or a record of nils with the names, or the function whose captures are replaced */
+  qn_value value;
 } tpl;
 typedef struct tpl_list {
   tpl *tpls;
   uint32_t n, cap;
-  uint32_t made; /* new functions */
-  /* Of TPL_GIVEN: a root_kind; the argument's number, or that of the root in the pattern; the steps, the last first. */
+  uint32_t made; /* how many new functions it makes */
+  /* For each TPL_GIVEN: a root_kind; the number of the argument, or of the root in the pattern; the steps from there down, the last one
+   * first. */
   uint32_t *paths, npaths, paths_cap;
 } tpl_list;
 
 /* ---- making and matching ---- */
 
-/* Do the call's values fit? Collects the inputs (arrays borrowed, weak ones NULL with their value in scalars). On a miss,
- * `why` (may be NULL) receives the first difference. */
+/* Do the values of a call fit? Collects the inputs by number: arrays (borrowed), or NULL and the number in scalars. `check_by_value`: the
+ * epoch has moved, so that globals guarded by value are compared, too. If the call does not fit, `why` (may be NULL) gets the first
+ * difference. */
 bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                    qn_array **inputs, qn_value *scalars, text_buf *why);
 void pattern_free(qn_vm *vm, pattern *p);
-/* Of a call that computed nothing on arrays: where it has none either, texts do not matter, so that a function that looks up or splits
- * texts is not recorded for each. False: it has arrays. */
+/* For a call that computed nothing on arrays: if it was given none either, any texts fit from now on, so that a function that looks up or
+ * splits texts is not recorded for each of them. False if it was given arrays. */
 bool pattern_any_text(pattern *p);
-/* What tells the code of a function from all other code: of graphs their hash, so that equal ones are one. */
+/* A number that identifies the code of a function, also against code that was at the same address before; equal graphs have the same one
+ * (their hash). */
 uint64_t code_id(const qn_fn *f);
-/* How an array's elements lie in memory, for arrays of one shape; never 0. */
+/* How the elements of an array lie in memory, as a number to compare arrays of one shape by. Never 0. */
 uint64_t layout_code(const qn_array *a);
-/* Hash of the static facts of a call: structure, dtypes, sizes, functions. Equal facts, equal hashes; never 0. */
+/* A hash of the static facts of a call: structure, dtypes, sizes, functions. Calls with equal facts have equal hashes. Never 0. */
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
-/* Guards as text, one a line. */
+/* Appends the guards as text, one on each line. */
 void pattern_print(const pattern *p, text_buf *out);
-/* What argument `arg` must be, as text. */
+/* Appends what argument `arg` must look like. */
 void pattern_print_arg(const pattern *p, uint32_t arg, text_buf *out);
-/* The result of a graph, as text. */
+/* Appends what the result of graph g looks like. */
 void template_print(const tpl_list *t, const graph *g, text_buf *out);
-/* Where a graph input comes from: "argument 1.w", "global scale". */
+/* Appends where a graph input comes from: "argument 1.w", "global scale". */
 void pattern_input_name(const pattern *p, uint32_t input, text_buf *out);
 
-/* A value from a template; takes nothing, `outputs` stay the caller's. Owned or error value. `call`: the values that fit the pattern;
- * NULL for a template of nodes. */
+/* Makes a value from a template. `outputs` are the values of the outputs (borrowed); `call`: the values of the call, which fit the pattern;
+ * NULL for a template without functions of a call. Owned, or the error value. */
 typedef struct call_values {
   const pattern *p;
   qn_value fn;
   const qn_value *args;
 } call_values;
 QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs, const call_values *call);
-/* A template of results becomes one of a graph with the first `nargs` of the arguments: it holds what the call has reached otherwise. */
+/* Makes a template fit for a graph that has only the first `nargs` of the call's arguments: functions that the call reached in other ways
+ * are put into it. */
 void template_bind(qn_vm *vm, tpl_list *t, uint32_t nargs, const call_values *call);
-/* Adds a part, to be filled in. Good until the next one is added; NULL with an error raised. */
+/* Adds a part, which the caller fills in. The pointer is good until the next one is added. NULL with an error raised. */
 QN_MUST_CHECK tpl *template_add(qn_vm *vm, tpl_list *t, tpl_kind kind);
 void template_free(qn_vm *vm, tpl_list *t);
-/* The template belongs to a specialization of code at `home` (fn_shared) and goes with that: it does not keep functions of that code alive. */
+/* The template now belongs to a specialization of the code at `home` (fn_shared) and is freed with it: functions of that code in the
+ * template no longer keep the code alive. */
 void template_settle(tpl_list *t, const void *home);
-/* A copy of a template, which belongs to nobody. */
+/* Fills in `to` with a copy that belongs to no specialization. False with an error raised. */
 QN_MUST_CHECK bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to);
 uint64_t template_hash(const tpl_list *t, uint64_t seed);
 
-/* The values at the inputs of a call that fits the pattern, borrowed, by input number. */
+/* Fills in inputs[i] with the value of input i in a call that fits the pattern; borrowed. */
 void pattern_values(const pattern *p, qn_value fn, const qn_value *args, int nargs, qn_value *inputs);
-/* A pattern of the first arguments alone, wherever arrays lie in memory. */
+/* Fills in `to` with a pattern of only the first `nargs` arguments, which may lie in memory in any way. False with an error raised. */
 QN_MUST_CHECK bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t nargs, pattern *to);
-/* Adds a root, whose pattern is what is added next; a part, a pattern of its own until it is filled in. Good until the next one is added;
- * NULL with an error raised. */
+/* Add a root, to which the parts added next belong; and a part, which the caller fills in. The pointers are good until the next one is
+ * added. NULL with an error raised. */
 QN_MUST_CHECK root *pattern_add_root(qn_vm *vm, pattern *p, root_kind kind);
 QN_MUST_CHECK pat *pattern_add(qn_vm *vm, pattern *p);
-/* Fills in a part: an array (on any device) or a number that becomes the graph's input of this type. False with an error raised. */
+/* Fills in a part as an array (on any device) or number that becomes the graph input of this number and type. False with an error raised. */
 QN_MUST_CHECK bool pattern_set_input(qn_vm *vm, pattern *p, pat *x, const graph_type *t, uint32_t input);
-/* Adds one more argument, which is the graph's input of this type. */
+/* Adds one more argument, which becomes the graph input of this number and type. False with an error raised. */
 QN_MUST_CHECK bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t input);
 uint64_t pattern_own_hash(const pattern *p, uint64_t seed);
 uint64_t hash_mix(uint64_t h, uint64_t x);
-/* Kinds, names, dtypes and sizes of a tree. */
+/* A hash of a tree: kinds, names, dtypes, sizes, numbers and texts. */
 uint64_t value_structure_hash(qn_value v, uint64_t seed);
 
 #endif

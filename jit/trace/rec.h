@@ -28,73 +28,78 @@
 
 /* ---- ops ------------------------------------------------------------------------------------------------------------------- */
 
-/* Are ops on arrays deferred? Then views are ops, too, and nothing is made or stored to where it lies. */
+/* Are ops on arrays deferred, because a call is being recorded? Then a view must be an op, too, and nothing may be written to an array in
+ * place. */
 static inline bool op_deferred(const qn_vm *vm) { return __builtin_expect(vm->rec != NULL, 0); }
-/* Has the array its data, so that a view of it can be made, and its elements be read, without an op? */
+/* Does the array have its data, and are ops not deferred? Then a view of it can be made, and its elements read, without an op. */
 static inline bool op_at_hand(const qn_vm *vm, const qn_array *a) { return !op_deferred(vm) && !array_pending(a); }
 
 /* ---- anchors --------------------------------------------------------------------------------------------------------------- */
 
-/* Where hotness is counted and compiled specializations hang: a function's code or a loop header, plus its chain of transforms.
- * Embedded in the interpreter's code objects; zero-initialised; freed with anchor_close. */
+/* What counts how hot a function is, and where its specializations hang. One lies in the code object of each function of the program,
+ * zeroed at first and freed by anchor_close; transforms and graphs have theirs (anchors.h). */
 typedef enum anchor_state {
   ANCHOR_COLD,
   ANCHOR_ACTIVE,
-  ANCHOR_EAGER /* gave up: too many shapes */,
-  ANCHOR_RESTING /* its calls are short and stay eager: the next `countdown` of them are not looked at */,
-  ANCHOR_NEVER /* of calls inside one that --jit verify makes in the interpreter; closed */
+  ANCHOR_EAGER /* given up: all calls are eager from now on */,
+  ANCHOR_RESTING /* calls are short and stay eager: the next `countdown` of them are not looked at */,
+  /* never compiled: during a call that --jit verify makes in the interpreter, and once the anchor is closed */
+  ANCHOR_NEVER
 } anchor_state;
 enum { ANCHOR_STATES = ANCHOR_NEVER + 1 };
 typedef struct jit_anchor {
-  int32_t countdown;              /* calls with arrays until rec_call is asked; starts at 0 = "not set up yet" */
-  uint8_t state;                  /* anchor_state */
-  int64_t most;                   /* resting: a call on more elements than this is looked at all the same */
-  const char *name;               /* of the function, for messages */
-  span at;                        /* of its definition */
-  void *entries;                  /* trace's */
-  uint64_t passed[ANCHOR_STATES]; /* calls that were made without rec_call, by the state they met */
+  int32_t countdown; /* how many more calls with arrays pass before rec_call is asked; 0 at first: not set up yet */
+  uint8_t state;     /* anchor_state */
+  int64_t most;      /* while it rests: a call on more elements than this is looked at all the same */
+  const char *name;  /* the function's, for messages */
+  span at;           /* where the function is defined */
+  void *entries;     /* an anchor_specializations of jit/trace, or NULL */
+  uint64_t passed[ANCHOR_STATES]; /* how many calls were made without rec_call, by the state that they met */
 } jit_anchor;
 void anchor_close(qn_vm *vm, jit_anchor *a);
-/* Closes the anchors of transforms of the function code with this id (fn_shared), of which there are no functions any more. */
+/* Closes the anchors of transforms of the function code with this id (fn_shared); no function has that code any more. */
 void anchors_forget(qn_vm *vm, uint64_t code);
 
-/* The one test on the interpreter's fast path, made when at least one argument is an array or a container. Where it says no to an
- * anchor that rests, anchor_wakes is asked with the number of elements in the arguments that are arrays. */
+/* Is rec_call to make this call? The one test on the interpreter's fast path, made if an argument is an array or a container. If it says no
+ * and the anchor rests, anchor_wakes is asked, too, with the number of elements in the arguments. */
 static inline bool anchor_wants(qn_vm *vm, jit_anchor *a) {
   return vm->rec == NULL && a->state != ANCHOR_NEVER && (a->state == ANCHOR_ACTIVE || --a->countdown <= 0);
 }
-/* A call is made without rec_call, outside recordings. */
+/* A call is made without rec_call, outside recordings: counts it. */
 static inline void anchor_passed(jit_anchor *a) { a->passed[a->state]++; }
-/* A call without arrays is made outside recordings; told where vm->counting. */
+/* A call without arrays is made, outside recordings: counts it. Needed only if vm->counting. */
 void anchor_passed_idle(qn_vm *vm, jit_anchor *a);
 
 static inline bool anchor_wakes(const jit_anchor *a, int64_t elements) { return elements > a->most; }
 
-/* A call the interpreter is about to make. `run` executes the body on the (possibly replaced) arguments. */
+/* A call that the interpreter is about to make. `run` executes the body on the arguments, which may have been replaced by then. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
-  qn_value fn;    /* the function value, borrowed; its captures are inputs. While recording rec_call puts a tracer with
-                           traced captures here: `run` must take the function from the site */
-  qn_value *args; /* on the value stack; owned by it; rec_call may replace them by traced tracers while recording */
+  /* the function value, borrowed. While recording, rec_call puts a tracer with traced captures here: `run` must take the function from
+   * the site */
+  qn_value fn;
+  /* the arguments, on the value stack, which owns them; while recording, rec_call replaces them by tracers */
+  qn_value *args;
   int nargs;
-  bool rests;                 /* anchor_wakes is asked, so the anchor may rest */
-  span at;                    /* of the call */
-  qn_value (*run)(void *ctx); /* owned result or error value */
+  bool rests;                 /* whoever makes the call asks anchor_wakes, so the anchor may rest */
+  span at;                    /* the place of the call */
+  qn_value (*run)(void *ctx); /* gives an owned result or the error value */
   void *ctx;
 } rec_call_site;
-/* Makes the call: replays a compiled specialization, or runs the body under the recorder, or just runs it. Owned result. */
+/* Makes the call: by a compiled specialization, or with the recorder on, or simply in the interpreter. Owned result, or the error value. */
 QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
 
 /* ---- what the interpreter tells a recording ------------------------------------------------------------------------------------
  * Each of these looks for itself whether something is recorded, and does nothing, or only what is asked of it anyway, where not. The
  * others below are for recordings only. */
 
-/* The place of what is evaluated next; nested user calls push and pop the chain. */
+/* The place of what is evaluated next, for the nodes that it makes. Calls of functions of the program are pushed and popped, so that nodes
+ * know their callers, too. */
 void rec_set_place(qn_vm *vm, span at);
 static inline void rec_at(qn_vm *vm, span at) {
   if (__builtin_expect(vm->rec != NULL, 0)) rec_set_place(vm, at);
 }
-/* A user function is about to run; false: nobody needs to know. */
+/* A function of the program is about to run. False if no recording is on: then there is nothing to pop afterwards. */
 void rec_push_call(qn_vm *vm, span call, jit_anchor *callee);
 static inline bool rec_enter(qn_vm *vm, span call, jit_anchor *callee) {
   if (!vm->rec) return false;
@@ -105,29 +110,29 @@ void rec_pop_call(qn_vm *vm);
 static inline void rec_leave(qn_vm *vm) {
   if (vm->rec) rec_pop_call(vm);
 }
-/* Is every call of a user function told by rec_enter, also one that has nothing to do with arrays? */
+/* Must every call of a function of the program be announced by rec_enter, also if it has nothing to do with arrays? */
 static inline bool rec_hears_calls(const qn_vm *vm) { return vm->rec != NULL; }
 
-/* A global or captured value was read: returns what to use in its place (owned), so that arrays and numbers reached through it
- * are inputs of the graph. A global without a value, which lets a builtin be seen, is guarded too: unset comes back then. `cell`
- * identifies the global; its later rebinding bumps the epoch if it was guarded by value. */
+/* A global was read: gives what to use in place of its value (owned), so that arrays and numbers reached through it become inputs of the
+ * graph. A global without a value lets a builtin be seen; this is guarded, too, and unset comes back. `cell` identifies the global: if it
+ * is guarded by value, rebinding it later moves the epoch on. */
 typedef struct rec_cell {
-  uint32_t watched; /* nonzero: some specialization guards this cell by value */
-  uint32_t roots;   /* of patterns, which look at it: it has to stay */
+  uint32_t watched; /* nonzero: some specialization guards the cell by value */
+  uint32_t roots;   /* how many pattern roots point to it: the cell must not be freed */
 } rec_cell;
 QN_MUST_CHECK qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name);
 static inline qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   return __builtin_expect(vm->rec != NULL, 0) ? rec_root(vm, cell, slot, name) : value_retain(*slot);
 }
-/* Must globals be read by rec_global? Else they may be read, and updated, where they lie. */
+/* Must globals be read by rec_global? If not, they may be read, and updated, directly. */
 static inline bool rec_hears_globals(const qn_vm *vm) { return vm->rec != NULL; }
-/* To be called when a global cell with cell->watched is rebound, also outside recordings. */
+/* To be called when a global with cell->watched is rebound, also outside recordings. */
 void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
 
-/* A traced host scalar steers the trace: remembers the guard and returns the plain concrete value. */
+/* The value of a traced host number decides what the program does: makes it a guard, and gives the plain number. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_guard(qn_vm *vm, qn_value v);
 static inline qn_value rec_observe(qn_vm *vm, qn_value v) { return value_node(v) ? rec_guard(vm, v) : v; }
-/* A list or record with every traced number in it observed and plain. Owned; `_take` takes `v` over. */
+/* A copy of a list or record in which every traced number is guarded and plain. Owned, or the error value; `_take` takes `v` over. */
 QN_MUST_CHECK qn_value rec_guard_tree(qn_vm *vm, qn_value v);
 static inline qn_value rec_observe_tree(qn_vm *vm, qn_value v) {
   return __builtin_expect(vm->rec != NULL, 0) ? rec_guard_tree(vm, v) : value_retain(v);
@@ -138,49 +143,52 @@ static inline qn_value rec_observe_take(qn_vm *vm, qn_value v) {
   value_release(vm, v);
   return plain;
 }
-/* Is it a host number that an op has made in a recording? What is computed with it goes through op_apply then. */
+/* Is it a host number that an op has made in a recording? Then computing with it must go through op_apply. */
 static inline bool rec_number(const qn_vm *vm, qn_value v) { return value_node(v) && vm->rec; }
-/* A builtin has read such floats and gives `result`: false, with an error raised, if that holds floats which do not carry a derivative.
- * `reads`: it is declared to read data; then arrays that the recording made do carry one. */
+/* To be called after a builtin for which *lossy was set (rec_builtin). False with an error raised if `result` holds floats that do not
+ * carry the derivative. `reads`: the builtin is declared to read data; then arrays that the recording has made do carry it. */
 QN_MUST_CHECK bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads);
-/* A host number of a weak dtype made of an array of rank 0 in the recording that is on: no look at the array, unless somebody observes the
- * number. Borrows; owned, or the error value. */
+/* Makes a host number of a weak dtype from an array of rank 0 (borrowed) of the recording in progress. The array is only read if the number
+ * is observed. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype);
-/* May branches and loops that are met now become nodes with regions? Then numbers made of arrays need not be known. */
+/* Can branches and loops be captured as nodes with regions now? Then numbers made of arrays need not be known. */
 bool arms_possible(const struct recording *r);
-/* The test of a condition: 1, 0, or -1 with an error raised. Accepts bools and one-element bool arrays, raises E302 otherwise.
- * Also for use outside recordings. */
+/* The truth of a condition: 1, 0, or -1 with an error raised. Accepts bools and bool arrays of one element, else E302. Works outside
+ * recordings, too. */
 QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
 
-/* A branch whose predicate is traced. Answers: the interpreter evaluates normally (after rec_truth), or both arms became a
- * region and the assigned slots and *result are set. */
+/* What the recorder answers about a branch or loop on a traced condition. */
 typedef enum rec_answer {
   REC_NOT_YET,
   REC_DONE,
-  REC_LEFT, /* the same, and nobody goes on behind the branch: the interpreter leaves as by a return of nil */
+  /* done, too, but nothing goes on behind the branch: the interpreter leaves the function as by returning nil */
+  REC_LEFT,
   REC_FAILED
 } rec_answer;
-/* Is it to be asked of this condition? */
+/* Must rec_if be asked about this condition? */
 static inline bool rec_may_branch(const qn_vm *vm, qn_value v) {
   return __builtin_expect(vm->rec != NULL, 0) && (value_is(v, TAG_ARRAY) || value_node(v));
 }
-/* How an arm or a body ends. */
+/* How an arm or a loop's body has ended. */
 typedef enum rec_exit { REC_VALUE, REC_BREAK, REC_CONTINUE, REC_RETURN, REC_ERROR } rec_exit;
 typedef struct rec_arm {
-  qn_value (*run)(void *ctx, rec_exit *how); /* owned: its value, or what it returns; nil for the others */
+  /* gives, owned, the value of the arm, or what it returns; nil for other ends */
+  qn_value (*run)(void *ctx, rec_exit *how);
   void *ctx;
 } rec_arm;
 typedef struct rec_slots {
   qn_value **slots;
   int n;
-} rec_slots; /* outer slots that the site may rebind */
-/* `used`: somebody looks at the value. */
+} rec_slots; /* the variables outside of a branch or loop that it may rebind */
+/* Offers a branch to the recorder. REC_NOT_YET: the interpreter evaluates it as usual. REC_DONE: both arms have become part of the graph,
+ * and the variables and *result are set. `used`: something uses the value of the branch. */
 QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
                                 rec_slots assigned, bool used, qn_value *result);
-/* A loop whose next turn is about to begin. */
+/* A loop, of which the next turn is about to begin, as the recorder sees it. */
 typedef struct rec_turns {
-  qn_value (*test)(void *ctx, rec_exit *how);                  /* the condition, owned; not of a loop that counts */
-  qn_value (*body)(void *ctx, qn_value number, rec_exit *how); /* a turn; `number` of a loop that counts, else unset */
+  qn_value (*test)(void *ctx, rec_exit *how); /* evaluates the condition (owned); unused in a loop that counts */
+  /* makes a turn; `number` is that of the turn in a loop that counts, else unset */
+  qn_value (*body)(void *ctx, qn_value number, rec_exit *how);
   void *ctx;
   bool counts;
   qn_value first, end; /* of a loop that counts: host ints; the numbers run from `first` up, and end before `end` */
@@ -198,28 +206,28 @@ static inline rec_tries rec_loop_begins(const qn_vm *vm) {
 static inline void rec_loop_ends(const qn_vm *vm, const rec_tries *tries) {
   if (__builtin_expect(tries->turn != NULL, 0)) rec_loop_over(vm, tries);
 }
-/* The turns that are left, as rec_if: REC_DONE: they are taken, and the assigned slots are set. */
+/* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
-/* Element i, a traced count that lies in it, of an array's first axis. Borrows; owned. */
+/* Row i of an array, where i is a traced number of a turn that lies inside the first axis. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
-/* An array built from untraced host numbers (an array literal): becomes a constant of the graph. */
+/* An array that was made of untraced host numbers, as by an array literal, becomes a constant of the graph. False with an error raised. */
 QN_MUST_CHECK bool rec_constant(qn_vm *vm, qn_array *a);
 static inline bool rec_const(qn_vm *vm, qn_array *a) { return vm->rec == NULL || rec_constant(vm, a); }
-/* As rec_const, and gives the array, which is taken over, as a value. */
+/* As rec_const; gives the array, which is taken over, as a value. */
 static inline qn_value rec_literal(qn_vm *vm, qn_array *a) {
   if (rec_const(vm, a)) return value_obj(TAG_ARRAY, a);
   value_release(vm, value_obj(TAG_ARRAY, a));
   return value_error();
 }
-/* Inside a try body ops run at once, so that errors appear where they belong. False: earlier pending work has failed; the error
- * is not the body's to catch. */
+/* A try body begins. Inside it ops run at once, so that errors appear where they belong. False if work that was pending before has failed:
+ * that error is not for the body's handler. */
 QN_MUST_CHECK bool rec_try_push(qn_vm *vm);
 static inline bool rec_try_begin(qn_vm *vm) { return vm->rec == NULL || rec_try_push(vm); }
 void rec_try_end(qn_vm *vm);
-/* A builtin is about to run on these arguments, owned by the caller, one per parameter: traced numbers in them become plain unless the
- * parameter is data. Before an effect (a builtin that is no PURE, HIGHER or CHOICE one) pending fallible work finishes, and the
- * arguments become what the effect sees: all lanes of a vmap. *lossy: it reads floats that a gradient differentiates by; its result is
- * then asked rec_carries. */
+/* A builtin is about to run on these arguments, one for each parameter, which the caller owns. Traced numbers among them become plain,
+ * unless the parameter is data. Before an effect (any builtin but PURE, HIGHER and CHOICE ones) pending work that can fail is done, and
+ * inside a vmap arguments become those of all lanes. *lossy: it reads floats that a gradient differentiates by, so rec_carries must be
+ * asked about its result. False with an error raised. */
 QN_MUST_CHECK bool rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
                                     bool *lossy);
 static inline bool rec_builtin(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
@@ -232,63 +240,66 @@ static inline bool rec_builtin(qn_vm *vm, const builtin_def *def, const signatur
 
 bool rec_has_lanes(const qn_vm *vm);
 static inline bool rec_in_vmap(const qn_vm *vm) { return __builtin_expect(vm->rec != NULL, 0) && rec_has_lanes(vm); }
-/* Does this array or number differ from lane to lane? */
+/* Does this array or number differ between the lanes of a vmap? */
 bool rec_is_lane(const qn_vm *vm, qn_value v);
-/* A user function's body or a loop in progress, on the C stack of whoever runs it; lanes that leave early wait here. */
+/* A function body or loop in progress inside a vmap, on the stack of whoever runs it. Lanes that have left it early wait here with their
+ * values. */
 typedef struct rec_frame {
   struct recording *rec;
   struct rec_frame *outer;
-  rec_slots slots; /* of a loop: what it may rebind */
+  rec_slots slots; /* for a loop: the variables that it may rebind */
   bool loop;
-  bool parted;           /* lanes have left it for further out */
-  qn_value entry;        /* the lanes at work when it began */
-  qn_value gone, *left;  /* the lanes that have left it; the values they left with */
-  qn_value again, *kept; /* of a loop: those that wait for the next turn */
+  bool parted;           /* some lanes have left it and something further out as well */
+  qn_value entry;        /* the lanes that were at work when it began */
+  qn_value gone, *left;  /* the lanes that have left it, and the values that they have left with */
+  qn_value again, *kept; /* for a loop: the lanes that wait for the next turn, and the values that they have */
 } rec_frame;
 void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots);
-/* The function's result for all lanes, from that of those that came to its end. Takes over `v`, which may be the error value. */
+/* The result of a function for all lanes, made of `v` (taken over; may be the error value), that of the lanes that came to its end. Owned. */
 QN_MUST_CHECK qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v);
-/* Does a loop with this condition go on? `truth`: of a condition that is the same in all lanes. 1; 0; -1 with an error raised; -2: it is
- * no condition. */
+/* Does a loop inside a vmap go on? `truth` is the truth of the condition if that is the same in all lanes. 1; 0; -1 with an error raised;
+ * -2 if the value is no condition. */
 QN_MUST_CHECK int rec_loop_test(qn_vm *vm, rec_frame *f, qn_value condition, int truth);
-/* After a body, which ended so; takes over what it returned. Does the loop go on? 1; 0: no lane does; -1: an error. */
+/* To be called after the body of such a loop; `v` (taken over) is what it returned. Does the loop go on? 1; 0: no lane does; -1 with an
+ * error raised. */
 QN_MUST_CHECK int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v);
-/* The loop is over; `ok`: without an error. As rec_if: REC_DONE, REC_LEFT or REC_FAILED. */
+/* Such a loop is over; `ok`: without an error. REC_DONE, REC_LEFT or REC_FAILED, as for rec_if. */
 QN_MUST_CHECK rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok);
-/* An exception of a host passes: the frame and those within it are no more. */
+/* An exception of a host passes: frees what the frame and those inside it hold. */
 void rec_frame_drop(rec_frame *f);
-/* May a handler see the pending error? Not if it is one of single lanes. */
+/* May a handler see the pending error? Not if it is an error of some lanes only. */
 bool rec_try_catches(const qn_vm *vm);
-/* Is a condition that differs from lane to lane true in all that are at work? 1; 0, and from then on those where it is not are at
- * work: the caller raises; -1 with an error raised. */
+/* Is a condition that differs between lanes true in all lanes at work? 1; 0, and then only the lanes where it is false are at work, so that
+ * the error that the caller raises names one of them; -1 with an error raised. */
 QN_MUST_CHECK int rec_all_lanes(qn_vm *vm, qn_value condition);
-/* The pending error is one of the lanes at work: names the first. */
+/* The pending error is one of the lanes at work: adds the number of the first one. */
 void rec_blame_lanes(qn_vm *vm);
 
-/* What became of all functions that were called with arrays, as text: compiled shapes with their kernels, what stays eager and why. All
- * of it, or what fits two screens; `file` is the script, whose lines are named without it there. Waits for plans that are being made;
- * false when that was interrupted (raised). */
+/* Appends what became of all functions that were called with arrays: compiled call shapes with their kernels, and what stays eager and why.
+ * All of it (`all`), or what fits two screens. `file` is the script, whose name is left out before line numbers. Waits for plans that are
+ * being made; false if that was interrupted (raised). */
 QN_MUST_CHECK bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out);
 
 /* ---- randomness (also outside recordings) ------------------------------------------------------------------------------------------ */
 
-/* Takes the VM's next `n` draw numbers (at least 1) and gives the first; the key words made from the VM's seed. As operands for RANDOM ops:
- * while recording they are inputs of the graph, so that a replayed call takes new draw numbers. */
+/* Take the VM's next n draw numbers (n is at least 1) and give the first one; and give the words of the key, which is made of the VM's
+ * seed. Both are operands of RANDOM ops: while recording they are inputs of the graph, so that a replayed call takes new draw numbers.
+ * Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_draws(qn_vm *vm, uint64_t n);
 void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1);
 
 /* ---- life of a VM's compiler state ------------------------------------------------------------------------------------------------ */
 
 QN_MUST_CHECK bool jit_open(qn_vm *vm);
-/* Drops a recording in progress whose evaluation has been unwound. */
+/* Drops recordings in progress whose evaluation has been unwound by an exception. */
 void rec_abandon(qn_vm *vm);
-/* Cancels all that is being planned or compiled for the VM, which runs nothing: what needed it is recorded again, if it is called. */
+/* Cancels everything that is being planned or compiled for the VM, which runs nothing now. Calls that needed it are recorded again. */
 void jit_cancel(qn_vm *vm);
 
 /* ---- transforms and inspection, behind the builtins of the same names (stdlib binds arguments) ----------------------------------------- */
 
-/* grad, value_and_grad ...: function values FN_TRANSFORM; captures[0] is the inner function, then the options below. Calling one
- * goes through transform_call (interp's call of an FN_TRANSFORM). */
+/* Transforms: function values of the kind FN_TRANSFORM; captures[0] is the inner function, then come the options. They are called by
+ * transform_call, from the interpreter's call. */
 typedef enum transform_kind {
   TRANSFORM_GRAD,
   TRANSFORM_VALUE_AND_GRAD,
@@ -305,7 +316,7 @@ typedef enum transform_kind {
 typedef struct transform_def {
   transform_kind kind;
   const char *name;
-  /* How a call is made where no plan serves it, and what of that is done in a recording (transform.c). */
+  /* How a call is made if no plan serves it; and, if that is in a recording, what is done there (transform.c). */
   qn_value (*run)(void *ctx);
   qn_value (*work)(struct recording *r, const rec_call_site *site);
 } transform_def;
@@ -318,20 +329,19 @@ QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_va
 QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
                                       span at);
 
-/* The function that takes the arguments of a transformed one: what is within all transforms that hand on what they are given, or the
- * function itself. */
+/* The function that takes the arguments of a call of `fn`: what is inside all transforms that pass their arguments on; or `fn` itself. */
 const qn_fn *transform_within(qn_value fn);
 
-/* The record of language.md: graphs, kernels, breaks, recompiles, guards, compile_ms, peak_bytes. Compiles if need be. */
+/* The record that explain(...) gives (language.md). Makes the call, and its plan if need be. Owned, or the error value. */
 QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
-/* The graph of a call as a function value (FN_GRAPH); one from its text; one with nodes replaced: rule(node, operands) gives nil or
- * what takes the node's place. */
+/* Graph values (FN_GRAPH), owned: of a call; of a text; of another graph, with nodes replaced: rule(node, operands) gives nil, or what
+ * takes the node's place. */
 QN_MUST_CHECK qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
-/* As jit_graph, for a graph that is to be kept: of a call that gives all parameters. The last `ndefaults` arguments are those that a call of the graph may leave
- * out. An error says what ended the recording and how that is mended. */
+/* As jit_graph, for a graph that is written to a file: of a call that gives all parameters. Calls of the graph may leave out the last
+ * `ndefaults` arguments, and then have those of this call. If the recording broke off, the error says why and what to do about it. */
 QN_MUST_CHECK qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults);
-/* A graph value as bytes: a description, and apart from it the elements of its arrays, each run from a multiple of GRAPH_RUN_ALIGN
- * on. The graph (and what else there is to own the runs) lives in `kept`. README.md says how the description is made. */
+/* A graph value as bytes: a description (README.md says what it consists of), and apart from it the elements of its arrays, in runs that
+ * each begin at a multiple of GRAPH_RUN_ALIGN. `kept` owns the graph, and all else that owns the runs. */
 enum { GRAPH_RUN_ALIGN = 64 };
 typedef struct graph_serialize {
   text_buf text;
@@ -342,10 +352,12 @@ typedef struct graph_serialize {
   uint32_t n, cap;
   qn_value kept;
 } graph_serialize;
-/* False with an error raised: a part is a function of the program, memory is short. To be freed in any case. */
+/* False with an error raised: a part of it is a function of the program, or memory is short. graph_serialize_free must be called in either
+ * case. */
 QN_MUST_CHECK bool jit_graph_serialize(qn_vm *vm, qn_value g, graph_serialize *out);
 void graph_serialize_free(qn_vm *vm, graph_serialize *p);
-/* And back; trusts nothing. The error value with `why` filled in: the bytes are damaged; else (`why` empty) with an error raised. */
+/* The graph value that bytes describe, which may be damaged in any way. The error value with `why` filled in if they are; with an error
+ * raised else. */
 typedef struct graph_serialized {
   const uint8_t *text, *data;
   size_t text_len, data_len;
@@ -353,17 +365,17 @@ typedef struct graph_serialized {
 QN_MUST_CHECK qn_value jit_graph_deserialize(qn_vm *vm, const graph_serialized *from, char *why, size_t size);
 QN_MUST_CHECK qn_value jit_graph_parse(qn_vm *vm, const qn_str *text);
 QN_MUST_CHECK qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule);
-/* Fields of graphs; unset: there is none of that name. */
+/* The fields of graph values. jit_graph_field gives unset if there is none of that name. */
 enum { GRAPH_FIELDS = 3 };
 extern const char *const jit_graph_fields[GRAPH_FIELDS];
 QN_MUST_CHECK qn_value jit_graph_field(qn_vm *vm, qn_value g, const char *name);
-/* As hooks.parameters, of a graph. */
+/* As hooks.parameters, for a graph. */
 void jit_graph_parameters(const qn_fn *graph, void (*each)(void *ctx, const char *name, int position), void *ctx);
-/* How a graph is called, as text: "(x: f32[8, 64], k: float = 2.0) -> f32[8]"; and, a line for each that steered it, what numbers among
- * its arguments must be. */
+/* Append how a graph is called: "(x: f32[8, 64], k: float = 2.0) -> f32[8]"; and, one on each line, what numbers among its arguments must
+ * be, because they steered the recording. */
 void jit_graph_signature(const qn_fn *graph, text_buf *out);
 void jit_graph_conditions(const qn_fn *graph, text_buf *out);
 static inline bool value_is_graph(qn_value v) { return value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH; }
-QN_MUST_CHECK qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs); /* a string */
+QN_MUST_CHECK qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs); /* a text, owned */
 
 #endif

@@ -1,9 +1,9 @@
-/* What the interpreter and the builtins tell a recording: ops, constants, observed host scalars, globals, effects, random draws. rec.h says
- * when each of these is called.
+/* What the interpreter and the builtins tell a recording: ops, constants, guarded numbers, globals, effects, random draws. rec.h says when
+ * each of these functions is called.
  *
- * An op on values of the recording is checked, gets a node and gives a pending array. A host scalar that is traced keeps its value beside
- * its node: ops among such are computed at once as well as appended, and who lets one steer the program calls rec_observe, which makes
- * its value a guard. Running what is pending, and what values nodes have, is recording.c's.
+ * An op on values of the recording is checked, gets a node and gives a pending array. A traced host number has its value beside its node:
+ * ops among such numbers are computed at once and also appended. When such a number decides what the program does, rec_observe makes its
+ * value a guard. How pending nodes are executed, and what values nodes have, is in recording.c.
  */
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,7 @@
 
 /* ---- ops ------------------------------------------------------------------------------------------------------------------- */
 
-/* x[mask] in a vmap, where all lanes share the mask: takes the elements where it is true by their indices. Owned. */
+/* x[mask] in a vmap with a mask that all lanes share: takes the elements by their indices. Owned, or the error value. */
 static qn_value compress_lanes(qn_vm *vm, const qn_value *in) {
   qn_value at[ARRAY_MAX_RANK + 1] = {in[0]}, out = value_error(), where = op_nonzero(vm, in[1]);
   if (value_is_error(where)) return where;
@@ -46,7 +46,8 @@ static qn_value compress_lanes(qn_vm *vm, const qn_value *in) {
   return out;
 }
 
-/* An op whose result has a shape that depends on data: everything is run now, and the result joins the graph with the shape that it has. */
+/* An op whose result has a shape that depends on data: everything is executed now, and the result joins the graph with the shape that it
+ * has. Owned, or the error value. */
 static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
                                   const uint32_t *nodes) {
   qn_vm *vm = r->vm;
@@ -77,7 +78,7 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
 
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
-/* The recording around an arm in which a value is traced; NULL: none. */
+/* The recording around this arm in which a value is traced; NULL if there is none. */
 static struct recording *rec_around(const struct recording *r, qn_value v) {
   while (r->arm) {
     r = r->outer;
@@ -86,7 +87,7 @@ static struct recording *rec_around(const struct recording *r, qn_value v) {
   return NULL;
 }
 
-/* Host ints are divided as floats are, except that division by 0 is an error: makes it a guard that b is not 0. False with an error raised. */
+/* Host ints are divided as floats, but dividing by 0 is an error for ints: makes it a guard that b is not 0. False with an error raised. */
 static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   uint32_t node = rec_traced(r, b);
   if (value_is(a, TAG_FLOAT) || value_is(b, TAG_FLOAT) || !node || vmap_whole(r, node)) return true;
@@ -94,7 +95,8 @@ static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   return !value_is_error(test) && !value_is_error(rec_observe(r->vm, test));
 }
 
-/* Numbers in an arm are no values yet, so what is computed of them may fail where the program's would not: any number of the type does. */
+/* An op on numbers has failed in an arm, where numbers do not have real values, so that the program's may not fail: gives any number of the
+ * result's type. The error value if that is not possible. */
 static qn_value any_number(struct recording *r, op_id op, const qn_value *in, int nin) {
   graph_type types[3];
   op_types t;
@@ -106,7 +108,7 @@ static qn_value any_number(struct recording *r, op_id op, const qn_value *in, in
   return t.result.dtype == WEAK_BOOL ? value_bool(false) : t.result.dtype == WEAK_FLOAT ? value_float(1) : value_int(1);
 }
 
-/* An op among host numbers alone: computed at once, and appended where one of them has a node. */
+/* An op on host numbers only: computed at once, and appended if one of them is traced. The result, or the error value. */
 static qn_value apply_to_numbers(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
   bool traced = false;
@@ -123,8 +125,8 @@ static qn_value apply_to_numbers(struct recording *r, op_id op, const qn_value *
   return vmap_advance(r) ? value_traced(out, r->base + node) : value_error();
 }
 
-/* Brings the recording to the device of an op's arrays, which must be one. False with an error raised; else the recording may have ended
- * there (vm->rec is another, or none). */
+/* Makes sure that all arrays of an op are on the recording's device. False with an error raised. Else the recording may have ended, if they
+ * are on another one (then vm->rec is another recording, or NULL). */
 static bool place_operands(struct recording *r, op_id op, const qn_value *in, int nin) {
   int device = -1;
   for (int k = 0; k < nin; k++) {
@@ -142,7 +144,8 @@ static bool place_operands(struct recording *r, op_id op, const qn_value *in, in
   return true;
 }
 
-/* Numbers without a node become constants of the op's dtype: they are checked here, so that their `fit` cannot fail. */
+/* Checks that operands which are plain numbers fit the op's dtype, in which they become constants, so that this cannot fail later. False
+ * with an error raised. */
 static bool check_constants(struct recording *r, op_id op, const qn_value *in, int nin, const op_types *types) {
   qn_vm *vm = r->vm;
   for (int k = 0; k < nin; k++) {
@@ -159,7 +162,7 @@ static bool check_constants(struct recording *r, op_id op, const qn_value *in, i
   return true;
 }
 
-/* Appends an op whose operands are nodes. Owned result. */
+/* Appends an op whose operands are nodes. Its result: a pending array or a traced number, owned, or the error value. */
 static qn_value append_op(struct recording *r, op_id op, const qn_value *in, const uint32_t *nodes,
                           const graph_type *types, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
@@ -179,14 +182,14 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   enum { FEW = 8 };
   qn_vm *vm = r->vm;
-  /* A conversion names its result's type, so it is no arithmetic among host numbers even when all operands are. */
+  /* A conversion names its result's dtype, so it gives an array even if all operands are host numbers. */
   bool arrays = op_rows[op].klass != CLASS_POINTWISE || op == OP_cast || op == OP_fit;
   for (int k = 0; k < nin; k++) arrays |= value_is(in[k], TAG_ARRAY);
   if (!arrays) return apply_to_numbers(r, op, in, nin, attr);
   if (!place_operands(r, op, in, nin)) return value_error();
   if (vm->rec != r) return eager_apply(vm, op, in, nin, attr);
   graph_type few_types[FEW], *types = few_types;
-  few_types[0] = (graph_type){0}; /* an op may have no operand */
+  few_types[0] = (graph_type){0}; /* for ops without operands */
   uint32_t few_nodes[FEW], *nodes = few_nodes;
   size_t bytes = (size_t)nin * (sizeof *types + sizeof *nodes);
   if (nin > FEW) {
@@ -232,7 +235,7 @@ qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_att
 qn_value rec_guard(qn_vm *vm, qn_value v) {
   struct recording *r = vm->rec;
   if (!value_is_scalar(v)) return v;
-  if (r && r->arm) { /* a number from around it may steer it, one of its own would have to be known */
+  if (r && r->arm) { /* inside an arm a number from outside may be guarded, but one of the arm has no value yet */
     struct recording *around = rec_around(r, v);
     if (rec_traced(r, v)) return rec_give_up(r, BREAK_branch), value_error();
     vm->rec = around;
@@ -260,7 +263,8 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
 int rec_same_fn(qn_vm *vm, qn_value a, qn_value b) {
   struct recording *r = vm->rec;
   bool same = fn_same(a, b);
-  /* What was made in the call is the same in each call like it: itself, and none that was there before. */
+  /* Functions made during the call are the same in each call like it: equal to themselves, and to none that was there before. So nothing
+   * depends on the call. */
   if (a.u.p == b.u.p || value_fn(a)->id > r->last_fn || value_fn(b)->id > r->last_fn) return same;
   return !r->capturing || rec_break(r, BREAK_kind, NULL) ? same : -1;
 }
@@ -312,7 +316,7 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
 
 typedef struct float_search {
   struct recording *r;
-  uint8_t *marks; /* by node: 1 a float looked at depends on it, 2 it is differentiated by */
+  uint8_t *marks; /* by node: 1: a float that was looked at depends on it, 2: a gradient differentiates by it */
   uint32_t last;
 } float_search;
 
@@ -376,7 +380,8 @@ bool rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, q
   rec_at(vm, at);
   builtin_effect effect = def->effect;
   bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
-  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE; /* what they give only shows what they were given */
+  /* their results only give back what they were given */
+  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE;
   if (effects && !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
     return false;
   for (int i = 0; vm->rec && i < sig->nparams; i++) {
@@ -428,14 +433,14 @@ static uint32_t weak_int_input(struct recording *r, int64_t concrete) {
 qn_value rec_draws(qn_vm *vm, uint64_t n) {
   struct recording *r = vm->rec;
   if (r && r->arm && !r->lenient)
-    return rec_give_up(r, BREAK_effect), value_error(); /* how many are drawn must not depend on data */
+    return rec_give_up(r, BREAK_effect), value_error(); /* how many numbers are drawn must not depend on data */
   int64_t draw = (int64_t)vm->draw;
   vm->draw += n;
   if (!r || !r->capturing) return value_int(draw);
   if (!r->draw_input) {
     r->draw_start = (uint64_t)draw;
     r->draw_input = weak_int_input(r, draw);
-    if (!r->draw_input) return value_int(draw); /* the graph has failed; the next op says so */
+    if (!r->draw_input) return value_int(draw); /* the graph has failed, which the next op reports */
   }
   r->ndraws = vm->draw - r->draw_start;
   qn_value start = value_traced(value_int((int64_t)r->draw_start), r->base + r->draw_input);
@@ -463,7 +468,7 @@ static void jit_close(qn_vm *vm) {
   if (!j) return;
   if (vm->rec) rec_free(vm->rec);
   engine_jit_forget(vm);
-  /* What a result holds may be a graph, which closes its own anchor: it is in the list or has none. */
+  /* What a specialization's template holds may be a graph, and freeing that closes its anchor: so the list may change here. */
   for (anchor_specializations *e; (e = j->anchors);) {
     j->anchors = e->next;
     if (e->anchor) e->anchor->entries = NULL;

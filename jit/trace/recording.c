@@ -1,13 +1,13 @@
-/* A recording: deferred execution. While it is on, ops append nodes to its graph and make pending arrays (recorder.c); here is its life, the
- * values that its nodes have, and how pending nodes are executed.
+/* A recording: deferred execution. While one is on, ops append nodes to its graph and give pending arrays (recorder.c). Here is how a
+ * recording begins and ends, what values its nodes have, and how pending nodes are executed.
  *
- * A recording keeps one reference to every array it made (vals). When something needs data, or an effect comes, or the
- * recording ends, rec_run_pending executes the pending nodes in program order with the eager executor: those whose arrays
- * somebody outside holds (their reference count is above one), what these depend on, and every fallible node. So recording
- * needs no second evaluator, errors keep their order, and dead results cost nothing.
+ * A recording keeps one reference to every array it made (vals). When something needs data, when an effect comes, and when the recording
+ * ends, rec_run_pending executes pending nodes in program order by eager ops: those whose arrays somebody else holds (their reference count
+ * is above one), what these depend on, and every node that can fail. So recording needs no second evaluator, errors keep their order, and
+ * dead results cost nothing.
  *
- * Capture. A recording begun by rec_call also captures: it becomes a specialization unless rec_break gives a reason. After a
- * break the call goes on in plain eager execution, unless a gradient is in progress: that needs its graph to the end.
+ * A recording begun by rec_call also captures: it becomes a specialization, unless rec_break gives a reason why not. After such a break the
+ * call goes on in plain eager execution; except while a gradient is in progress, which needs its graph to the end.
  */
 #include <math.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@
 
 /* ---- life ------------------------------------------------------------------------------------------------------------------ */
 
-/* Between the ids of recordings that are there at once; no graph gets so many more nodes. */
+/* The distance of node ids between two recordings that exist at the same time; no graph grows by so many nodes meanwhile. */
 enum { NODES_APART = 1 << 16 };
 static const uint32_t NODES_END = UINT32_MAX - ((uint32_t)1 << 28);
 
@@ -35,7 +35,7 @@ struct recording *rec_base(struct recording *r) {
   return r;
 }
 
-/* Inputs for what the other arm has captured. */
+/* Gives a second arm the inputs that the first one has, for what that has captured. False with an error raised. */
 static bool share_captures(struct recording *r, const struct recording *first) {
   for (uint32_t i = 0; i < first->g->ninputs; i++)
     if (!arm_operand(r, first->captures[i])) return false;
@@ -52,12 +52,13 @@ struct recording *rec_arm_begin(struct recording *outer, const struct recording 
   }
   jit_of(vm)->recordings--;
   r->arm = r->hollow = true;
-  if (first) r->base = first->base + first->g->n + NODES_APART; /* both are looked at when both are there */
+  /* the ids of both arms must differ, since both are compared in the end */
+  if (first) r->base = first->base + first->g->n + NODES_APART;
   r->device = outer->device;
   r->placed = outer->placed;
   r->last_fn = outer->last_fn;
   r->at = outer->at;
-  /* Its places are under the calls that are in progress. */
+  /* Its nodes get their places under the calls that are in progress. */
   uint32_t up[32], n = 0;
   for (uint32_t s = outer->parent; s && n < 32; s = outer->g->sites[s].parent) up[n++] = s;
   while (n-- > 0) {
@@ -70,7 +71,7 @@ struct recording *rec_arm_begin(struct recording *outer, const struct recording 
   return NULL;
 }
 
-/* Arrays that were borrowed from the recording that waits get their nodes back. */
+/* Gives arrays that belong to the outer recording their nodes there back. */
 static void give_back(struct recording *r) {
   while (r->nborrowed) {
     const struct borrowed *b = &r->borrowed[--r->nborrowed];
@@ -103,7 +104,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   r->base = vm->next_node;
   r->outer = vm->rec;
   if (r->outer) r->base = r->outer->base + r->outer->g->n + NODES_APART;
-  /* Recordings that wait for a callback have their ids, and some more. */
+  /* Recordings that wait for a callback of the host keep their ids, and may need some more. */
   for (const vm_host *h = vm->host; h; h = h->outer)
     if (h->rec && r->base < h->rec->base + h->rec->g->n + NODES_APART)
       r->base = h->rec->base + h->rec->g->n + NODES_APART;
@@ -117,7 +118,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   return r;
 }
 
-/* Gives a pending array the storage of a result with the same shape. */
+/* Gives a pending array the storage of `result`, which has the same shape. */
 static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
   if (a == result || a->storage) return;
   a->storage = storage_retain(result->storage);
@@ -128,14 +129,14 @@ static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
   (void)vm;
 }
 
-/* While a capture goes on, what the program holds has no data, so that nothing can look at it unseen. When it ends, this gives the headers
- * that the program has the data that there is. */
+/* While a capture goes on, the arrays that the program holds have no data, so that it cannot look at them unnoticed. When it ends, this
+ * gives them the data that there is. */
 static void show_values(struct recording *r) {
   for (uint32_t i = 0; i < r->vals_cap; i++)
     if (r->tracers[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->tracers[i], value_array(r->vals[i]));
 }
 
-/* Must the program not see the data of this node yet? Then it gets a tracer in its place. */
+/* Must the program get a tracer instead of the data of this node, since a capture is on? */
 static bool hides(const struct recording *r, uint32_t node) {
   return r->capturing && !r->ending && graph_is_run(&r->g->nodes[node]);
 }
@@ -163,7 +164,7 @@ qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
   return a;
 }
 
-/* Gives the ids of a recording that ends back, unless others have used some beyond them while it waited for a callback. */
+/* Makes the ids of a recording that ends free again, unless others beyond them were used while it waited for a callback of the host. */
 static void free_ids(struct recording *r) {
   if (r->vm->next_node < r->base + r->g->n) r->vm->next_node = r->base + r->g->n;
 }
@@ -280,7 +281,7 @@ bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
 
 void rec_set_place(qn_vm *vm, span at) { vm->rec->at = at; }
 
-/* A call of this function is a part of the recording. */
+/* Counts a call of this function as a part of the recording. */
 static void rec_part(struct recording *r, jit_anchor *callee) {
   anchor_specializations *x = anchor_specializations_of(r->vm, callee);
   if (!x) {
@@ -319,7 +320,7 @@ void recs_forget_part(qn_vm *vm, uint32_t id) {
 void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
   struct recording *r = vm->rec;
   rec_part(rec_base(r), callee);
-  /* A failed growth loses only places: the chain is cut there. */
+  /* Without memory only places are lost: those of deeper calls. */
   if (!r->cut && mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
       mem_grow(vm, (void **)&r->callees, &r->callees_cap, r->ncalls + 1, sizeof *r->callees)) {
     r->calls[r->ncalls] = r->parent;
@@ -339,7 +340,7 @@ void rec_pop_call(qn_vm *vm) {
     r->cut--;
     return;
   }
-  if (r->ncalls == 0) return; /* the recording began inside this call */
+  if (r->ncalls == 0) return; /* the recording began inside the call that ends now */
   r->parent = r->calls[--r->ncalls];
   r->last_site = 0;
 }
@@ -356,7 +357,7 @@ uint32_t rec_site(struct recording *r) {
 
 /* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */
 
-/* Ids start again after four thousand millions, and values of long ago keep theirs: the value must be the node's own. */
+/* Ids are 32 bits and start again from the beginning, while old values keep theirs: so the value must also be the node's own. */
 uint32_t rec_traced(const struct recording *r, qn_value v) {
   bool array = value_is(v, TAG_ARRAY);
   uint32_t id = array ? value_array(v)->node : value_node(v);
@@ -394,7 +395,8 @@ static bool traced_around(const struct recording *r, qn_value v) {
   return false;
 }
 
-/* The value of input `node`, which is the array's node until the arm is over. */
+/* Stores `v` as the value of input `node`. If it is an array, the node becomes the array's node until the arm ends. Gives the node; 0 with
+ * an error raised. */
 static uint32_t keep_capture(struct recording *r, uint32_t node, qn_value v) {
   if (!mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + (size_t)1, sizeof *r->borrowed))
     return 0;
@@ -414,7 +416,7 @@ uint32_t arm_operand(struct recording *r, uint32_t outer) {
   return node;
 }
 
-/* A value of the recording around an arm becomes an input of the arm. */
+/* A value of the recording around an arm becomes an input of the arm. Its node; 0 with an error raised. */
 static uint32_t capture(struct recording *r, qn_value v) {
   uint32_t outer = rec_node(r->outer, v), known = r->carries;
   if (!outer) return 0;
@@ -429,18 +431,18 @@ uint32_t rec_node(struct recording *r, qn_value v) {
   if (r->arm && (value_is(v, TAG_ARRAY) || traced_around(r, v))) return capture(r, v);
   if (value_is(v, TAG_ARRAY)) {
     qn_array *a = value_array(v);
-    /* Nobody said where it comes from: fine for deferred execution, but no specialization could find it again. */
+    /* Nobody has said where it comes from. Deferred execution can go on, but no specialization could find it again. */
     rec_stop_capture(r, BREAK_untracked, NULL);
     bool waits = waits_for(r, v);
     if (waits && !mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + 1, sizeof *r->borrowed))
       return 0;
     node = rec_keep(r, graph_input(r->g, type_of_value(v), rec_site(r)), value_retain(v));
     if (!node) return 0;
-    if (waits) r->borrowed[r->nborrowed++] = (struct borrowed){a, a->node}; /* which is kept */
+    if (waits) r->borrowed[r->nborrowed++] = (struct borrowed){a, a->node}; /* the outer node is kept */
     a->node = r->base + node;
     return node;
   }
-  if (r->outer && rec_traced(r->outer, v)) /* a number of the outer one: it stays that */
+  if (r->outer && rec_traced(r->outer, v)) /* a number of the outer recording stays one */
     return rec_keep(r, graph_input(r->g, type_of_value(v), rec_site(r)), v);
   qn_dtype d = (qn_dtype)type_of_value(v).dtype;
   node = graph_const_scalar(r->g, d, true, d == WEAK_FLOAT ? v.u.f : 0, d == WEAK_FLOAT ? 0 : v.u.i, rec_site(r));
@@ -477,7 +479,7 @@ said kind_said(qn_value v) {
   return s;
 }
 
-/* The value of a constant node, made when first needed. */
+/* Makes the value of a constant node, when it is first needed. False with an error raised. */
 static bool load_const(struct recording *r, uint32_t i) {
   qn_value v = const_value(r->vm, &r->g->nodes[i], r->device);
   if (value_is_error(v)) return false;
@@ -499,7 +501,7 @@ bool rec_name(struct recording *r, qn_value *v, uint32_t i) {
   return true;
 }
 
-/* Executes node i on its operands' values, which exist. */
+/* Executes node i, whose operands have values. False with an error raised. */
 static bool run_node(struct recording *r, uint32_t i) {
   qn_vm *vm = r->vm;
   const graph_node *n = &r->g->nodes[i];
@@ -513,7 +515,7 @@ static bool run_node(struct recording *r, uint32_t i) {
   }
   qn_value out = value_error();
   if (ok && n->kind == NODE_OP && n->op == OP_dot &&
-      !graph_attr(n).flags) { /* the plan makes the product as this call does */
+      !graph_attr(n).flags) { /* notes how this product was computed, so that the plan computes it in the same way */
     uint8_t flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
     if (flags) ok = graph_fix_gemm(r->g, i, flags) || (raise_memory(vm), false);
   }
@@ -537,14 +539,14 @@ static bool run_node(struct recording *r, uint32_t i) {
   return true;
 }
 
-/* Does somebody besides the recording hold node i's array? */
+/* Does anything besides the recording hold the array of node i? */
 static bool held(const struct recording *r, uint32_t i) {
   if (!value_is(r->vals[i], TAG_ARRAY)) return false;
   if (r->tracers[i] && graph_is_run(&r->g->nodes[i])) return r->tracers[i]->head.refs > 1;
   return ((obj_head *)r->vals[i].u.p)->refs > 1;
 }
 
-/* Frees node i's value, which nobody needs now. Whoever needs it later has it computed again. */
+/* Frees the value of node i, which nobody needs now. If it is needed again, it is computed again. */
 static void let_go(struct recording *r, uint32_t i) {
   value_release(r->vm, r->vals[i]);
   r->vals[i] = value_unset();
@@ -554,19 +556,19 @@ static void let_go(struct recording *r, uint32_t i) {
 
 static bool node_has_value(const struct recording *r, uint32_t i) {
   qn_value v = r->vals[i];
-  if (value_is(v, TAG_LIST)) /* results of a loop, which since then may have been asked for more */
+  if (value_is(v, TAG_LIST)) /* the results of a loop, more of which may be needed later than now */
     return value_list(v)->len == graph_nresults(&r->g->nodes[i]);
   return value_is(v, TAG_ARRAY) ? !array_pending(value_array(v)) : !value_is(v, TAG_UNSET);
 }
 
-/* Something needs node j: if it has been passed over or has gone since, the walk must reach down to it. */
+/* Node j is needed. If it was passed over or freed, the walk must go down to it (*from). */
 static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_t *from) {
   needed[j] = 1;
   if (j < *from && graph_is_run(&r->g->nodes[j]) && !node_has_value(r, j)) *from = j;
 }
 
-/* The lanes that somebody holds: those of last time that still are, and new ones. What nobody holds any more comes back by rec_value_of
- * only, which says so (`reopened`). */
+/* Finds the nodes of single lanes that the program holds (vmap_kept): those of last time that it still holds, and new ones. Lanes that it
+ * no longer holds can only come back by rec_value_of, which says so (`reopened`). False with an error raised. */
 static bool keep_lanes(struct recording *r) {
   uint32_t kept = 0, before = r->nvmap_kept, n = r->g->n;
   if (!r->lanes) {
@@ -588,21 +590,21 @@ static bool keep_lanes(struct recording *r) {
   return true;
 }
 
-/* What a walk over pending nodes knows: how many needed ones read each node, which are needed, and how far down it goes. */
+/* What a walk over pending nodes knows: which nodes are needed, by how many needed ones each is read, and how far down the walk goes. */
 typedef struct pending_walk {
   const struct recording *r;
   uint32_t *uses;
   uint8_t *needed;
-  uint32_t from, node; /* the one that is looked at */
+  uint32_t from, node; /* the lowest node that is needed; the node that is looked at */
 } pending_walk;
 
-/* A node that is needed reads node j. */
+/* A needed node reads node j. */
 static void need_operand(pending_walk *w, uint32_t j) {
   w->uses[j]++;
   need(w->r, j, w->needed, &w->from);
 }
 
-/* One of its sizes is that of node j, whose value stays then. */
+/* One of the sizes of a needed node is read from the value of node j, which therefore stays. */
 static void need_size(void *ctx, uint32_t j) {
   if (j != ((pending_walk *)ctx)->node) need_operand(ctx, j);
 }
@@ -630,8 +632,8 @@ bool rec_run_pending(struct recording *r) {
     return false;
   }
   struct recording *active = vm->rec;
-  vm->rec = NULL; /* the executor runs eagerly */
-  /* Lanes are not executed: of those that are held the counterparts are, and stay. */
+  vm->rec = NULL; /* ops must run now instead of being recorded */
+  /* Nodes of single lanes are not executed: instead the counterparts of those that the program holds are needed, and kept. */
   for (uint32_t k = 0; k < r->nvmap_kept; k++) {
     need_operand(&w, vmap_outermost(r, r->vmap_kept[k]));
   }
@@ -668,7 +670,7 @@ bool rec_run_pending(struct recording *r) {
   return ok;
 }
 
-/* How many bytes the pending results that somebody holds will take. */
+/* The size of the pending results that something holds. */
 static size_t held_bytes(const struct recording *r) {
   size_t bytes = 0;
   for (uint32_t i = r->reopened ? 1 : r->done; i < r->g->n && i < r->vals_cap; i++) {
@@ -679,8 +681,8 @@ static size_t held_bytes(const struct recording *r) {
   return bytes;
 }
 
-/* The pending results that somebody holds take more than jit.pending_bytes: computes them. A capture goes on: the program sees no more
- * than before. */
+/* Called when the pending results that are held take more than jit.pending_bytes: computes them now. A capture goes on, and the program
+ * sees no more than before. False with an error raised. */
 static bool run_early(struct recording *r) {
   if (!rec_run_pending(r)) return false;
   for (uint32_t i = 1; i < r->g->n && !r->grads && !r->lanes; i++)
@@ -715,7 +717,7 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
   return ok ? value_plain(value_retain(r->vals[node])) : value_error();
 }
 
-/* Somebody looks at the data of an array of the recording in progress: ends the capture, and computes what is pending. False with an error
+/* Something needs the data of an array of the recording in progress: ends the capture and computes what is pending. False with an error
  * raised. */
 static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
   if (r->arm && !r->lenient) return rec_give_up(r, BREAK_host_read);
@@ -737,13 +739,13 @@ bool rec_force(qn_vm *vm, qn_array *a) {
     if (!force_traced(vm, r, a)) return false;
     if (!array_pending(a)) return true;
   }
-  /* A callback of the host looks at what the evaluation around it has made. */
+  /* A callback of the host may look at arrays of a recording that waits for it. */
   for (vm_host *h = vm->host; h; h = h->outer) {
     if (!h->rec || !rec_traced(h->rec, value_obj(TAG_ARRAY, a))) continue;
     struct recording *active = vm->rec;
     vm->rec = h->rec;
     bool ok = force_traced(vm, h->rec, a);
-    h->rec = vm->rec; /* NULL where that has ended it */
+    h->rec = vm->rec; /* NULL if this has ended it */
     vm->rec = active;
     if (!ok) return false;
     if (!array_pending(a)) return true;
@@ -760,8 +762,9 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
   return value_error();
 }
 
-/* Computes a weak node and the weak nodes it depends on, each after its operands. A rank-0 array among their operands is a host read, unless
- * the number is the gradient by a host number: that is computed now, the graph goes on, and only who observes it reads. */
+/* Computes a host number, and the host numbers that it depends on, each after its operands. If one is made from a rank-0 array, that is a
+ * host read. The exception is a gradient by a host number: it is computed now, but the graph goes on, and it only counts as read when the
+ * program uses the number. */
 static bool eval_weak(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
   if (r->lanes) {
@@ -769,7 +772,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     const graph_node *n = &r->g->nodes[node];
     if (vmap_whole(r, node)) {
       bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_grads;
-      if (!read) { /* only the node counts */
+      if (!read) { /* the number itself is not looked at */
         r->vals[node] = dtype_scalar(n->type.dtype, NAN, 0);
         return true;
       }
@@ -779,7 +782,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
       return false;
     }
   }
-  /* The time is that of the nodes without a value, however many others there are. */
+  /* Takes time for nodes without a value only, however many others there are. */
   uint32_t few[32], *stack = few, n = 0, cap = 0;
   stack[n++] = node;
   bool ok = true;
@@ -830,7 +833,7 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   }
   const graph_node *n = &r->g->nodes[node];
   if (n->type.weak) {
-    if (r->hollow && value_is(r->vals[node], TAG_UNSET)) /* any number does: nobody may look at it */
+    if (r->hollow && value_is(r->vals[node], TAG_UNSET)) /* any number will do, since nobody may look at it */
       r->vals[node] = dtype_scalar(n->type.dtype, 1, 1);
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
     return value_traced(value_plain(r->vals[node]), r->base + node);
@@ -868,7 +871,7 @@ bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n) {
   if (!needed) return false;
   for (uint32_t k = 0; k < n; k++)
     if (nodes[k] <= last) needed[nodes[k]] = r->g->nodes[nodes[k]].type.weak;
-  qn_value *arrays = NULL; /* held, so that they are run */
+  qn_value *arrays = NULL; /* held, so that they count as needed */
   uint32_t narrays = 0, cap = 0;
   bool ok = true;
   for (uint32_t i = last; i > 0 && ok; i--) {
@@ -894,13 +897,14 @@ bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n) {
 bool rec_appended(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->tries) return rec_run_pending(r);
-  if (r->vmap_held.on) return true; /* a backward pass whose cotangents have no values, of any length: nothing runs */
+  if (r->vmap_held.on) return true; /* a backward pass of tracers that have no values, of any length: nothing runs */
   if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
     return rec_break(r, BREAK_too_many_nodes, NULL);
   size_t most = (size_t)vm->tune[TUNE_jit_pending_bytes];
   if (r->pending_bytes <= most || r->hollow) return true;
   r->pending_bytes = held_bytes(r);
-  return r->pending_bytes <= most - most / 8 || run_early(r); /* so it is not counted again after every node */
+  /* some room is left, so that the sizes are not summed up again after every node */
+  return r->pending_bytes <= most - most / 8 || run_early(r);
 }
 
 rec_marked rec_mark(const struct recording *r) {
@@ -917,7 +921,7 @@ void rec_forget(struct recording *r, rec_marked before) {
     if (r->done > g->n) r->done = g->n;
     return;
   }
-  for (uint32_t i = before.n; i < g->n; i++) /* without memory the graph has failed */
+  for (uint32_t i = before.n; i < g->n; i++) /* (if memory is short, the graph is marked as failed) */
     if (!graph_node_prove(g, i)) return;
 }
 
@@ -938,14 +942,14 @@ qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype) {
 
 /* ---- a recording for one call --------------------------------------------------------------------------------------------------------- */
 
-/* Finds the first array: its device goes to *ctx, and the walk stops. */
+/* For tree_each: stores the device of the first array in *ctx and stops. */
 static bool device_of_leaf(void *ctx, qn_value v) {
   if (!value_is(v, TAG_ARRAY)) return true;
   *(int *)ctx = value_array(v)->device;
   return false;
 }
 
-/* The device of the first array in a value; -1: there is none, or an error is pending. */
+/* The device of the first array in a value; -1 if it holds none, or an error is pending. */
 static int device_of(qn_vm *vm, qn_value v) {
   int device = -1;
   bool all = tree_each_part(vm, v, device_of_leaf, &device);

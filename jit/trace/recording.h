@@ -12,12 +12,12 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/vmap.h"
 
-/* Regions in the order of their ends. Their lists of nodes are one block each, args before outs. */
+/* Regions, in the order of their ends. The args and outs of each are one block of memory, args first. */
 typedef struct region_list {
   graph_region *list;
   uint32_t n, cap;
 } region_list;
-/* Numbers (from 1 on) by keys that are not 0. */
+/* A hash table from keys, which are not 0, to numbers, which are at least 1. */
 typedef struct key_index {
   struct key_number {
     uint64_t key;
@@ -26,7 +26,7 @@ typedef struct key_index {
   uint32_t n, cap; /* a power of two, or 0 */
 } key_index;
 
-/* The nodes that a gradient in progress differentiates by. */
+/* The nodes that a gradient in progress differentiates by; `outer`: the gradient around it, or NULL. */
 typedef struct derived_by {
   const struct derived_by *outer;
   const uint32_t *nodes;
@@ -45,35 +45,37 @@ typedef struct rec_turn {
 
 struct recording {
   qn_vm *vm;
-  struct recording *outer; /* the one that waits until this one has ended (rewrite); its values are inputs here */
+  struct recording *outer; /* the recording that waits until this one has ended; its values are inputs here */
   struct borrowed {
     qn_array *array;
-    uint32_t node; /* in the outer one */
-  } * borrowed;    /* arrays that get their nodes back */
+    uint32_t node; /* its node in the outer recording */
+  } * borrowed;    /* arrays of the outer recording that are nodes of this one meanwhile */
   uint32_t nborrowed, borrowed_cap;
   graph *g;
-  uint32_t base;  /* the node id of graph node i is base + i */
-  qn_value *vals; /* per node: an array (owned reference, perhaps pending), a host scalar, or unset */
+  uint32_t base;  /* the node id of graph node i, as values carry it, is base + i */
+  qn_value *vals; /* for each node its value, owned: an array (perhaps pending), a host number, or unset */
   uint32_t vals_cap;
-  /* Per node, owned or NULL: the header without data that the program has of a value in vals with data, so that every look at
-   * it is noticed: of inputs, and of what was run early while capturing. */
+  /* For each node, owned or NULL: a header without data, which the program has in place of the value in `vals`, so that it cannot look at
+   * the data unnoticed. Inputs have one, and results that were computed early while capturing. */
   qn_array **tracers;
   uint32_t tracers_cap;
   struct fn_place {
-    qn_value tracer;      /* owned */
-    uint32_t root;        /* of the pattern */
-    uint32_t path, steps; /* in fn_paths: how it is reached from there, the last step first */
-  } * fns;                /* functions among the call's values, builtins aside */
+    qn_value tracer; /* owned */
+    uint32_t root;   /* the number of the pattern's root that it was reached from */
+    /* where its path from there lies in fn_paths, and how long it is; the last step comes first */
+    uint32_t path, steps;
+  } * fns; /* the functions that were among the values of the call, but for builtins */
   uint32_t nfns, fns_cap;
   uint32_t *fn_paths, nfn_paths, fn_paths_cap;
-  uint64_t last_fn;      /* of the VM when it began: functions with higher numbers were made meanwhile */
-  uint32_t done;         /* nodes below this one are executed, if anybody needed them */
-  bool reopened;         /* somebody needs one of those that was not */
-  int grads;             /* gradients in progress: then values of executed nodes are kept */
-  const derived_by *wrt; /* by what, the innermost first; NULL: where nobody asks */
-  bool handing_grads;    /* a gradient's results are being made: host floats among them break nothing */
-  int tries;             /* try bodies in progress */
-  /* Of pending results; those that nobody holds any more are taken off when it passes jit.pending_bytes. */
+  /* the last function number of the VM when the recording began: functions with higher ones were made meanwhile */
+  uint64_t last_fn;
+  uint32_t done;         /* nodes before this one have been executed, as far as anybody needed them */
+  bool reopened;         /* something needs one of those that were not */
+  int grads;             /* how many gradients are in progress: meanwhile values of executed nodes are kept */
+  const derived_by *wrt; /* what these differentiate by, the innermost first; NULL if nobody asks */
+  bool handing_grads; /* results of a gradient are being handed out: host floats among them do not break the capture */
+  int tries;          /* how many try bodies are in progress */
+  /* The size of all pending results. When it passes jit.pending_bytes, those that nobody holds any more are subtracted. */
   size_t pending_bytes;
   uint8_t device; /* code of the device where its arrays are */
   bool placed;    /* an array has told so; else it is where the VM makes new ones */
@@ -85,147 +87,154 @@ struct recording {
   bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
-  span at;            /* of what is evaluated next */
-  uint32_t parent;    /* site of the innermost call */
-  uint32_t cut;       /* innermost calls without a place in `calls`, because memory was short */
-  uint32_t last_site; /* cache: the site of (last_at, parent) */
+  span at;            /* the place of what is evaluated next */
+  uint32_t parent;    /* the site of the innermost call */
+  uint32_t cut;       /* how many innermost calls have no entry in `calls`, since memory was short */
+  uint32_t last_site; /* the site last made: that of (last_at, parent) */
   span last_at;
   uint32_t *calls;
-  uint32_t ncalls, calls_cap; /* parents to return to; a marker where the function changes */
-  jit_anchor **callees;       /* the functions called, in step with `calls` */
+  /* entries of `calls`: the parents to return to, and a marker where the function changes */
+  uint32_t ncalls, calls_cap;
+  jit_anchor **callees; /* the anchors of the functions called, one for each entry of `calls` */
   uint32_t callees_cap;
   /* capture: the part that becomes a specialization */
   bool capturing;
-  bool ending; /* no more is recorded: results get their data */
-  bool ended;  /* vm->rec no longer points here */
+  bool ending; /* nothing more is recorded, and results get their data */
+  bool ended;  /* vm->rec does not point here any more */
   break_reason why;
   span why_at;
-  char why_text[64]; /* what exactly: a function's name */
+  char why_text[64]; /* more about `why`, such as the name of a function */
   pattern pattern;
-  key_index globals;        /* roots of the pattern, by slot */
-  key_index output_numbers; /* of the graph, by node */
-  key_index observed_nodes; /* in `observed` */
+  key_index globals;        /* the number of a global's root in the pattern, by the address of its value */
+  key_index output_numbers; /* the number of an output of the graph, by its node */
+  key_index observed_nodes; /* the number of a guard in `observed`, by its node */
   struct observed {
     uint32_t node;
     qn_value value;
-  } * observed; /* guards on host scalars */
+  } * observed; /* host numbers that steered the program: they become guards */
   uint32_t nobserved, observed_cap;
   /* vmap */
-  struct vmap_level *lanes; /* the innermost one in progress */
-  uint32_t vmap_seen;       /* nodes below have their counterparts, where they differ from lane to lane */
-  vmap_pause vmap_held;     /* vmap_hold */
+  struct vmap_level *lanes; /* the innermost vmap in progress, or NULL */
+  uint32_t vmap_seen;       /* nodes before this one have their counterparts, if they differ between lanes */
+  vmap_pause vmap_held;     /* what vmap_hold has stopped */
   bool had_lanes;           /* a vmap has been recorded */
-  bool vmap_failed;         /* the pending error is one of single lanes */
-  qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
-  struct rec_frame *frames; /* functions and loops in progress, the innermost first */
-  int arms;                 /* arms of branches in progress */
-  uint32_t *vmap_kept;      /* lanes' nodes that the program held when pending work ran last */
-  uint32_t nvmap_kept, vmap_kept_cap, vmap_looked; /* nodes below the latter have been looked at for it */
-  struct lane_check *checks;                       /* fallible ops of lanes, for their errors */
+  bool vmap_failed;         /* the pending error is one of some lanes only */
+  qn_value active;          /* the lanes at work: nil: all; unset: none; or a bool that differs between lanes */
+  struct rec_frame *frames; /* the functions and loops in progress inside a vmap, the innermost first */
+  int arms;                 /* how many arms of branches are in progress */
+  uint32_t *vmap_kept;      /* nodes of single lanes that the program held when pending work was executed last */
+  uint32_t nvmap_kept, vmap_kept_cap, vmap_looked; /* nodes before vmap_looked have been looked through for these */
+  struct lane_check *checks;                       /* ops of lanes that can fail: what their errors are worded from */
   uint32_t nchecks, checks_cap;
   /* random numbers: inputs made on demand */
-  uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
+  uint32_t draw_input, key_inputs[2]; /* their nodes; 0: not made yet */
   uint64_t draw_start, ndraws;
-  region_list regions; /* parts with derivatives of their own */
-  /* Calls that are parts of it. They are told of the function that is recorded, or of nobody, when the recording is freed. */
+  region_list regions; /* parts of the graph with derivatives of their own */
+  /* The calls made inside of it. When the recording is freed they are counted for the function that it records (`of`), or for no function. */
   part_list parts;
   struct anchor_specializations *of; /* or NULL */
 };
 
 /* ---- what a recording can do ---- */
 
-/* The type of an array or a host scalar. */
+/* The type of an array or a host number. */
 static inline graph_type type_of_value(qn_value v) {
   graph_type t = {0};
   (void)value_graph_type(v, &t);
   return t;
 }
-/* What a value is, for the text of an error: "f32[4, 3]", "int 3". Lives until the end of the expression that asks. */
+/* What a value is, for an error message: "f32[4, 3]", "int 3". Lives until the end of the expression that asks for it. */
 typedef struct said {
   char text[400];
 } said;
 said kind_said(qn_value v);
-/* A host scalar without its node. */
+/* A host number without its node id. */
 static inline qn_value value_plain(qn_value v) { return (qn_value){.head = v.head & 0xff, .u = v.u}; }
 
-/* Begins a recording on the VM: the one that is on, if any, waits until it has ended. NULL with an error raised. */
+/* Begins a recording on the VM; one that is in progress waits until this one has ended. NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
-/* A function with this anchor (NULL: none) is called and has not been asked about: is rec_call to make the call? Else the call is counted,
- * as a part of the recording that is on, or as one that passes the anchor. */
+/* A function is called whose anchor has not been asked (NULL: it has none). Is rec_call to make the call? If not, the call is counted: as a
+ * part of the recording in progress, or at the anchor. */
 bool rec_callee(qn_vm *vm, jit_anchor *callee);
-/* `what` must happen in order, and is not for a graph: ends a capture that is on. False if pending work raised. */
+/* `what` must happen in order and cannot be in a graph: ends a capture in progress. False with an error raised if pending work has failed. */
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const char *what);
-/* The function with this id (part_list) is no part of any recording of the VM any more. */
+/* Removes the function with this id from the part lists of all recordings of the VM. */
 void recs_forget_part(qn_vm *vm, uint32_t id);
-/* An arm of a branch begins: a hollow recording inside `outer`, whose values become inputs where they are used. The second arm of two begins
- * with the inputs of the first, which may be read until it is freed. NULL with an error raised. */
+/* Begins an arm of a branch: a hollow recording inside `outer`, whose values become inputs where they are used. The second arm of two is
+ * given the first one and begins with its inputs; the first may be read until the second is freed. NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_arm_begin(struct recording *outer, const struct recording *first);
-/* Two arms, whose graphs have their outputs, become the regions of a node of `r`; its operands are the predicate (0: there is none) and what
- * the second one has captured. 0 with an error raised. */
+/* Makes two arms, whose graphs have their outputs, the regions of a new node of `r`. Its operands are the predicate (0: there is none) and
+ * what the second arm has captured. The node; 0 with an error raised. */
 uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],
                     const op_attr *attr, uint32_t site);
-/* Arm input for node `outer` of the recording around, which is not looked for among those that are there. 0 with an error raised. */
+/* Makes a new input of an arm for node `outer` of the recording around it, without looking whether it has one already. 0 with an error
+ * raised. */
 uint32_t arm_operand(struct recording *r, uint32_t outer);
-/* The recording around all arms. */
+/* The recording around all arms that r is in; r itself if it is no arm. */
 struct recording *rec_base(struct recording *r);
-/* An arm is over, and kept: arrays that it has borrowed get their nodes back, and the recording around it is on. */
+/* Ends an arm, which is kept: arrays that it has borrowed get their nodes back, and the recording around it goes on. */
 void rec_arm_end(struct recording *r);
-/* An arm does what cannot be in a region: raises an error that nobody catches but who looks at the arm. False. */
+/* An arm does what cannot be captured: raises an error that only whoever runs the arm catches. False. */
 bool rec_give_up(struct recording *r, break_reason why);
-/* Runs what is pending and leaves the recording: the outer one, or none, is on then. The struct stays for its owner (rec_free). */
+/* Executes what is pending and leaves the recording: then the outer one goes on, or none. The struct stays for its owner, who calls
+ * rec_free. False with an error raised. */
 QN_MUST_CHECK bool rec_end(struct recording *r);
-/* As rec_end, where the call has failed: pending work that fails has failed before, so that its error takes the place of the call's. */
+/* As rec_end for a call that has failed. If pending work fails now, it came before the call's error, and its error is the one that stands. */
 void rec_end_failed(struct recording *r);
 void rec_free(struct recording *r);
-void rec_drop(qn_vm *vm, void *recording); /* the same, for vm_own */
-/* Executes pending nodes that something outside needs, and all fallible ones, in program order. */
+void rec_drop(qn_vm *vm, void *recording); /* rec_free in the form that vm_own needs */
+/* Executes, in program order, the pending nodes that something outside needs and all that can fail. False with an error raised. */
 QN_MUST_CHECK bool rec_run_pending(struct recording *r);
-/* The capture fails for a reason; outside gradients this also ends the recording. False if pending work raised. */
+/* The capture fails for this reason. Unless a gradient is in progress, the recording ends, too. False with an error raised if pending work
+ * has failed. */
 QN_MUST_CHECK bool rec_break(struct recording *r, break_reason why, const char *text);
-/* A graph lives in one place, which its first array tells. False: it lives on another device than this one. */
+/* All arrays of a graph are on one device, which its first array decides. False: the graph is on another device than this one. */
 QN_MUST_CHECK bool rec_place(struct recording *r, int device);
-/* Node of a value in this recording; 0 when memory is short. Scalars without a node become constants. */
+/* The node of a value in this recording: numbers without a node become constants, arrays inputs. 0 if memory is short. */
 uint32_t rec_node(struct recording *r, qn_value v);
-/* Is the value traced in this recording? Then its node, else 0. */
+/* The node of a value that is traced in this recording; 0 if it is not. */
 uint32_t rec_traced(const struct recording *r, qn_value v);
-/* As rec_break, but runs nothing: for where a pattern is still being made. */
+/* As rec_break, but executes nothing: for when a pattern is still being made. */
 void rec_stop_capture(struct recording *r, break_reason why, const char *text);
-/* The tracer (owned) of an array that becomes input `node`: it has no data until the capture ends or breaks, so that every
- * look at it is noticed. Takes over `data`. NULL with an error raised. */
+/* The tracer (owned) of an array that becomes input `node`: a header that has no data until the capture ends or breaks, so that the program
+ * cannot look at it unnoticed. Takes over `data`. NULL with an error raised. */
 QN_MUST_CHECK qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data);
 uint32_t rec_site(struct recording *r);
-/* After nodes were appended: runs them, or gives the capture up, where a limit or a try asks for it. */
+/* To be called after nodes were appended: executes them, or gives up the capture, if a limit or a try body asks for that. False with an
+ * error raised. */
 QN_MUST_CHECK bool rec_appended(struct recording *r);
-/* Nodes from `mark` on are not needed any more: they go if nothing knows them, else they stay and do nothing. `before` is what
- * rec_mark gave. */
+/* Nodes that were appended since rec_mark gave `before` are not needed any more: they are removed if nothing else knows them, else they
+ * stay and do nothing. */
 typedef struct rec_marked {
   uint32_t n, ninputs, nobserved, nregions;
 } rec_marked;
 rec_marked rec_mark(const struct recording *r);
 void rec_forget(struct recording *r, rec_marked before);
-/* `owned` is the value of a node that was just appended: gives the node, or 0 where there was none or memory is short. */
+/* Stores the value (taken over) of a node that was just appended. The node; 0 if there was none (node 0) or memory is short. */
 uint32_t rec_keep(struct recording *r, uint32_t node, qn_value owned);
-/* *v, owned, is a result that becomes the value of a node. An op may give back its operand, which keeps its own node: then *v becomes a
- * header of its own. False with an error raised. */
+/* *v (owned) becomes the value of a node. If the op has given back its operand, which keeps its own node, *v becomes a header of its own.
+ * False with an error raised. */
 QN_MUST_CHECK bool rec_name(struct recording *r, qn_value *v, uint32_t node);
-/* vm_hooks.force: somebody needs the data of a pending array. */
+/* vm_hooks.force: something needs the data of a pending array. False with an error raised. */
 QN_MUST_CHECK bool rec_force(qn_vm *vm, qn_array *a);
-/* Room in `vals` for all nodes of the graph. */
+/* Makes room in `vals` for all nodes of the graph. False with an error raised. */
 QN_MUST_CHECK bool rec_room(struct recording *r);
-/* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
+/* The value of a node: a pending array, or a host number, which is computed now. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
-/* 0: there is none. */
+/* The number of a key; 0 if it is not there. */
 uint32_t key_number(const key_index *x, uint64_t key);
-/* Adds one that is not there. False with an error raised. */
+/* Adds a key that is not there. False with an error raised. */
 QN_MUST_CHECK bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number);
-/* Before gradients are handed on (`handing_grads`): what the numbers among these nodes (0: none) read of arrays is run, once for all. */
+/* To be called before gradients become values (handing_grads): executes, at once, the array work that the numbers among these nodes (0:
+ * none) depend on. False with an error raised. */
 QN_MUST_CHECK bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n);
 qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why);
-/* vm_hooks.same_fn. No guard can tell whether two functions that the call was given are one, so such a call is not captured. */
+/* vm_hooks.same_fn: are two functions one? 1, 0, or -1 with an error raised. No guard can ask this of functions that the call was given, so
+ * such a call is not captured. */
 QN_MUST_CHECK int rec_same_fn(qn_vm *vm, qn_value a, qn_value b);
-/* The value of a node (owned), computed from the inputs if it has gone. Called where nothing is being recorded. */
+/* The value of a node (owned), computed again from the inputs if it was freed. To be called while nothing is being recorded. */
 QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
-/* Runs `work` inside the recording that is on, or in one of its own. */
+/* Runs `work` inside the recording in progress, or in one of its own. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
                                   qn_value (*work)(struct recording *r, const rec_call_site *site));
 
@@ -241,10 +250,10 @@ QN_MUST_CHECK rec_answer branch_capture(struct recording *r, span at, qn_value p
 
 /* ---- regions, index ---- */
 
-/* Adds a region. Gives its nodes, args before outs, which are copies and may be changed; NULL with an error raised. */
+/* Adds a copy of a region. Gives its args and, behind them, outs, which are copies that may be changed; NULL with an error raised. */
 QN_MUST_CHECK uint32_t *regions_add(qn_vm *vm, region_list *l, const graph_region *region);
 void regions_cut(qn_vm *vm, region_list *l, uint32_t n);
-/* Drops those that have no nodes. */
+/* Removes the regions that have no nodes. */
 void regions_drop_empty(qn_vm *vm, region_list *l);
 
 #endif

@@ -1,10 +1,10 @@
-/* Regions of a recording or graph: the nodes of a call of a function wrapped in checkpoint or custom_grad, which is differentiated in a way
- * of its own (graph_region, jit/graph/graph.h).
+/* Regions of a recording or graph: the nodes of one call of a function wrapped in checkpoint or custom_grad, which is differentiated in its
+ * own way (graph_region, jit/graph/graph.h).
  *
- * A region's results are alias nodes at its end, so that all use of them is seen as use of the region. That of a checkpoint is computed
- * again in the backward pass. That of a custom_grad has a rule: the program's backward function, and templates that say how its
- * arguments are made of the region's nodes; differentiating it calls that function in the recording. Rules are shared by the copies of a
- * region, and are not copied before one of these has to change its own.
+ * The results of a region are alias nodes at its end, so that every use of them is seen as a use of the region. For a checkpoint, the
+ * backward pass computes the region once more. A custom_grad has a rule: the program's backward function, and templates that say how its
+ * arguments are made of the region's nodes; to differentiate the region, the function is called inside the recording. Copies of a region
+ * share its rule until one of them has to change it.
  */
 #include <string.h>
 
@@ -35,10 +35,10 @@ region_rule *region_rule_new(qn_vm *vm) {
   return rule;
 }
 
-enum { RULE_DEPTH = 8 }; /* functions within a rule's function that are looked at */
+enum { RULE_DEPTH = 8 }; /* how deep functions in the captures of a rule's function are looked through */
 
-/* The function as a specialization of code at `home` has it, which goes with that code: it does not keep functions of it alive. `home` NULL: as
- * it is again. Owned. */
+/* The function `v` in the form in which a specialization of the code at `home` holds it: functions of that code in it do not keep the code
+ * alive. With `home` NULL the other way round: as functions usually are. Owned, or the error value. */
 static qn_value rule_function(qn_vm *vm, qn_value v, const void *home, int depth) {
   const qn_fn *f = value_is(v, TAG_FN) ? value_fn(v) : NULL;
   bool user = f && f->head.flags == FN_USER, bare = user && home && ((const fn_shared *)f->code)->home == home;
@@ -84,7 +84,7 @@ bool region_own_rule(qn_vm *vm, graph_region *x) {
 }
 
 bool regions_settle(qn_vm *vm, region_list *l, const void *home) {
-  const region_rule *last = NULL; /* the rule of the region before, and what became of it: it may be of the same call */
+  const region_rule *last = NULL; /* the rule of the region before and its copy: regions of one call share a rule */
   region_rule *own = NULL;
   for (uint32_t i = 0; i < l->n && home; i++) {
     region_rule *rule = l->list[i].rule;
@@ -129,7 +129,7 @@ void regions_drop_empty(qn_vm *vm, region_list *l) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < l->n; i++) {
     graph_region x = l->list[i];
-    l->list[i] = l->list[n]; /* what goes moves to the end */
+    l->list[i] = l->list[n]; /* moves the region that is removed to the end */
     l->list[n] = x;
     n += x.first < x.end;
   }
@@ -153,7 +153,7 @@ bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t m
     x.end = end;
     uint32_t *nodes = regions_add(vm, to, &x);
     if (!nodes) return false;
-    bool whole = true; /* else nothing asks for its derivative */
+    bool whole = true; /* false: some result was not copied, so nothing asks for the region's derivative */
     for (uint32_t k = 0; k < x.nargs + x.nouts; k++) whole &= (nodes[k] = map[nodes[k]]) != 0 || k >= x.nargs;
     if (!whole) regions_cut(vm, to, to->n - 1);
   }
@@ -162,8 +162,8 @@ bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t m
 
 /* ---- asking a rule ----------------------------------------------------------------------------------------------------------- */
 
-/* What a template makes of `n` values, values[i] being that of nodes[i]; of a node that is 0 zeros like what node like[i] is. Owned, or the
- * error value. */
+/* Builds the value of a template whose output i is the value of nodes[i]; if nodes[i] is 0, it is zeros like the value of like[i]. Owned,
+ * or the error value. */
 static qn_value build_of_nodes(struct recording *r, const tpl_list *t, const uint32_t *nodes, const uint32_t *like,
                                uint32_t n) {
   qn_vm *vm = r->vm;
@@ -190,7 +190,7 @@ typedef struct region_grads {
   struct recording *r;
   const graph_region *region;
   const region_rule *rule;
-  uint32_t at; /* in rule->like */
+  uint32_t at; /* the next leaf of rule->like */
   uint32_t *grads;
 } region_grads;
 
@@ -241,7 +241,7 @@ bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
 
 /* ---- calls of checkpoint and custom_grad --------------------------------------------------------------------------------------- */
 
-/* The rule of a custom_grad's call, and the nodes of its arguments. */
+/* Makes the rule of a custom_grad's call, with one reference; *nodes gets the nodes of the call's arguments. NULL with an error raised. */
 static region_rule *rule_make(struct recording *r, qn_value backward, qn_value args, qn_value y, node_list *nodes,
                               node_list *outs) {
   qn_vm *vm = r->vm;
@@ -255,7 +255,7 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
             template_of_nodes(r, args, &rule->args, nodes) && template_of_nodes(r, like, &rule->like, &floats);
   uint32_t k = 0;
   for (uint32_t i = 0; i < rule->like.n && ok;
-       i++) { /* numbers among all arguments' nodes, which are in the same order */
+       i++) { /* turns the outputs of rule->like into numbers of args: both lists are in the same order */
     tpl *x = &rule->like.tpls[i];
     if (x->kind != TPL_OUTPUT) continue;
     while (k < nodes->n && nodes->nodes[k] != floats.nodes[x->output]) k++;
@@ -290,10 +290,10 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
     if (value_is_error(args)) goto done;
   }
   if (custom && !vmap_spread(r, in.nodes, in.n, args)) goto done;
-  if (!vmap_advance(r)) goto done; /* a region has its own counterparts */
+  if (!vmap_advance(r)) goto done; /* a region's counterparts must not mix with those of what stands before */
   graph_region x = {.first = r->g->n, .again = !custom};
   const derived_by *by = r->wrt;
-  if (custom) r->wrt = NULL; /* its derivative does not go through what it does */
+  if (custom) r->wrt = NULL; /* a gradient by the region does not look at what happens inside of it */
   vm_owned held[2];
   vm_own(vm, &held[0], leaves_drop, &in);
   vm_own(vm, &held[1], vm_drop_value, &args);
@@ -303,7 +303,7 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   if (value_is_error(y)) goto done;
   bool computed = false;
   for (uint32_t i = x.first; i < r->g->n && !computed; i++) computed = r->g->nodes[i].kind == NODE_OP;
-  if (!computed && !custom) { /* what it gives is what it was given */
+  if (!computed && !custom) { /* nothing was computed: the function gives back what it was given */
     result = y;
     goto done;
   }

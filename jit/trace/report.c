@@ -1,8 +1,8 @@
-/* What the compiler did with a program, as text: `quern explain --all FILE` prints it when the script has ended.
+/* What the compiler did with a program, as text; `quern explain --all FILE` prints it when the script has ended.
  *
- * One paragraph a function that was recorded: its compiled call shapes with their kernels, why other shapes stay eager, and
- * what made it be recorded again. Functions that were never recorded are named at the end. What `quern explain FILE` prints of
- * this is summary.c's.
+ * Each function that was recorded has a paragraph: its compiled call shapes with their kernels, why other call shapes stay eager, and why
+ * calls were recorded again. Functions that were never recorded are named at the end. The short form, which `quern explain FILE` prints, is
+ * in summary.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
 
-/* Plans that are being made are waited for; their kernels' compilers are not. False: interrupted. */
+/* Waits until all plans are made, but not until their kernels are compiled. False with an error raised if it was interrupted. */
 static bool plans_made(qn_vm *vm) {
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     for (specialization *e = a->first; e; e = e->next)
@@ -61,7 +61,7 @@ uint32_t report_lines(const text_buf *t) {
   return n;
 }
 
-/* Lines of a text, each with an indentation. */
+/* Appends the lines of a text, each behind `indent`. */
 static void add_indented(text_buf *t, const text_buf *lines, const char *indent) {
   for (size_t i = 0, end; i < lines->len; i = end + 1) {
     for (end = i; end < lines->len && lines->text[end] != '\n'; end++) {}
@@ -73,20 +73,20 @@ static void add_indented(text_buf *t, const text_buf *lines, const char *indent)
 
 /* ---- calls ------------------------------------------------------------------------------------------------------------------ */
 
-/* A sum of numbers of calls, as items of a line that goes on below where it is full. */
+/* A line of numbers of calls, "120 compiled, 3 eager: ...", which goes on in further lines when it is full; and their sum. */
 typedef struct call_sum {
   text_buf *out;
-  size_t from; /* where the line begins */
+  size_t from; /* where the present line begins in `out` */
   uint64_t total;
 } call_sum;
 
-enum { CALLS_COLUMNS = 8 /* of the total */, CALLERS_MOST = 3 };
+enum { CALLS_COLUMNS = 8 /* width of the column with the sums */, CALLERS_MOST = 3 };
 
 static void sum_add(call_sum *s, uint64_t calls, const char *text, const char *more) {
   if (!calls) return;
   char number[24];
   snprintf(number, sizeof number, "%llu", (unsigned long long)calls);
-  size_t wide = strlen(number) + strlen(text) + strlen(more) + 4; /* ", ", a blank, the comma that follows */
+  size_t wide = strlen(number) + strlen(text) + strlen(more) + 4; /* ", ", a blank and the comma that may follow */
   if (s->total && !s->out->failed) {
     text_adds(s->out, ",");
     if (utf8_columns(s->out->text + s->from, s->out->len - s->from) + (int64_t)wide > SUMMARY_COLUMNS) {
@@ -99,7 +99,7 @@ static void sum_add(call_sum *s, uint64_t calls, const char *text, const char *m
   s->total += calls;
 }
 
-/* How many calls of the function with this id were parts of recordings and graphs of `outer`. */
+/* How many calls of the function with this id were made inside recordings and graphs of `outer`. */
 static uint64_t calls_within(const anchor_specializations *outer, uint32_t id) {
   uint64_t n = 0;
   for (uint32_t i = 0; i < outer->parts.n; i++)
@@ -110,7 +110,7 @@ static uint64_t calls_within(const anchor_specializations *outer, uint32_t id) {
   return n;
 }
 
-/* Adds the calls of a function within graphs of others, naming the callers that have most of them. */
+/* Adds the calls of a function that were made inside graphs of others, and names the callers with most of them. */
 static void add_within(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
   const anchor_specializations *said[CALLERS_MOST];
   uint64_t left = a->calls[CALL_part];
@@ -141,7 +141,7 @@ static void add_within(call_sum *s, qn_vm *vm, const anchor_specializations *a) 
   sum_add(s, left, call_fates[CALL_part], "");
 }
 
-/* Adds all calls of a function: each falls in one item. */
+/* Adds all calls of a function, each in one item. */
 static void add_sum(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
   uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
   memcpy(calls, a->calls, sizeof calls);
@@ -177,8 +177,8 @@ static void add_sum(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
 
 typedef struct called {
   uint64_t calls;
-  uint32_t number;  /* of the function */
-  size_t from, len; /* its lines */
+  uint32_t number;  /* which function of the list */
+  size_t from, len; /* where its lines stand in the whole text */
 } called;
 
 static int by_calls(const void *a, const void *b) {
@@ -309,7 +309,7 @@ bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {
   if (!plans_made(vm)) return false;
   uint32_t n = 0;
   for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next) n++;
-  /* In the order of their first calls: the VM's list has the latest first. */
+  /* In the order of the first calls; the list of the VM has the latest first. */
   const anchor_specializations **list = mem_alloc(vm, (n + 1) * sizeof *list);
   if (!list) return false;
   uint32_t i = n;

@@ -1,19 +1,20 @@
-/* Graphs as bytes and back: what a file of a graph value holds (README.md has the form; stdlib/qnx.c is the file around it).
+/* Graphs as bytes and back: the contents of a file that holds a graph value. (README.md describes the format; stdlib/qnx.c makes the file
+ * around it.)
  *
- * Each part of the form has one function here, which writes it or reads it, as its archive does: the order of the fields is said once.
- * A part is handed in as it lies in the program; one that is read is filled in there. The functions give false where something is wrong:
- * while writing with an error raised; while reading, where bytes may be anything, with the reason in the archive (or an error raised,
- * if memory is short).
+ * Each part of the format has one function here, which writes it or reads it, depending on the archive: so the order of the fields is said
+ * once. The part is handed in as it lies in memory; when reading, it is filled in. The functions return false if something is wrong: when
+ * writing with an error raised; when reading, where bytes may be anything, with the reason in the archive (or an error raised if memory is
+ * short).
  *
- * Writing. Elements are not copied: runs point at them. What a program's functions are made of is not written: a result or an argument
- * that holds one is refused. One exception is made, since gradients need it: the backward function of a custom_grad is recorded, too, on
- * arguments of the region's types, and becomes a graph inside the graph.
+ * Writing. Elements of arrays are not copied: runs point at them. The code of the program's functions is not written: a graph whose
+ * arguments or result hold such a function is refused. There is one exception, which gradients need: the backward function of a custom_grad
+ * is recorded, too, on arguments of the region's types, and becomes a graph inside the graph.
  *
- * Reading trusts nothing: whoever made the bytes may have made their hash, too. Every count is compared with the bytes that are left
- * before memory is taken for it. The graph's text goes through the parser and the verifier and loses its proofs. Each input must have one
- * source (an argument, a bound value, the random counter) of its very type, every output number, node number and reference among guards
- * must exist, and regions must nest as recorded ones do. What passes is as good as a graph that was recorded; what a hostile graph
- * computes is limited by what limits programs.
+ * Reading trusts nothing, not even the file's hash: who wrote the bytes may have made it, too. Every count is compared with the bytes that
+ * are left before memory is taken for it. The graph's text goes through the parser and the verifier, and loses its proofs. Each input must
+ * have exactly one source (an argument, a bound value, the random counter) of the input's type; every output number, node number and
+ * reference between guards must exist; and regions must nest as recorded ones do. What passes is as good as a graph that was recorded; how
+ * much a hostile graph computes is limited by what limits programs.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,7 +31,7 @@
 #include "jit/trace/specialization.h"
 
 enum {
-  IN_TEXT = 256, /* constants of fewer bytes stand in the text */
+  IN_TEXT = 256, /* constants smaller than so many bytes stand in the text */
   REGION_DEPTH = 64,
   GRAPH_DEPTH = 8,
   MOST_PARAMS = 1024,
@@ -39,19 +40,19 @@ enum {
 
 typedef struct archive {
   qn_vm *vm;
-  graph_serialize *out; /* what is written; NULL: the archive is read */
-  /* read: what is left of the description, and of the elements */
+  graph_serialize *out; /* where to write; NULL if the archive is read */
+  /* when reading: what is left of the description, and of the elements */
   const uint8_t *p, *end;
   const uint8_t *data, *data_end, *data_start;
-  char *why; /* read: what is wrong, so many bytes at most; empty: nothing yet */
+  char *why; /* when reading: gets what is wrong, in a buffer of so many bytes; empty: nothing yet */
   size_t size;
-  int depth;  /* of values and graphs in one another */
-  int graphs; /* read: of graphs in one another */
+  int depth;  /* how deep values and graphs are nested */
+  int graphs; /* when reading: how deep graphs are nested */
 } archive;
 
 static bool reads(const archive *a) { return !a->out; }
 
-/* Says what is wrong with what is read, unless something was before. */
+/* Notes what is wrong with the bytes, unless something was noted before. False. */
 __attribute__((format(printf, 2, 3))) static bool wrong(archive *a, const char *format, ...) {
   if (error_pending(a->vm)) return false;
   if (!reads(a)) raise_error(a->vm, E_internal, SPAN_NONE, "a graph is written that nobody could read");
@@ -101,12 +102,12 @@ static bool ar_bool(archive *a, bool *x) {
   return byte <= 1 || wrong(a, "a mark is neither 0 nor 1");
 }
 
-/* How many things follow, each of at least `each` bytes. */
+/* A count of things that follow, each of at least `each` bytes. */
 static bool ar_count(archive *a, size_t each, uint32_t *n) {
   return ar_u32(a, n) && (!reads(a) || *n <= (size_t)(a->end - a->p) / each || ended(a));
 }
 
-/* A text: `written`, or, where it is read, NULL. It stays where it is. */
+/* A text: `written` when writing. When reading that is NULL, and *text points into the description. */
 static bool ar_text(archive *a, const char *written, uint32_t size, const char **text, uint32_t *len) {
   *len = size;
   if (!ar_count(a, 1, len)) return false;
@@ -120,7 +121,7 @@ static bool ar_text(archive *a, const char *written, uint32_t size, const char *
   return true;
 }
 
-/* An interned name; owned if it is read. */
+/* An interned name; one that is read is owned. */
 static bool ar_name(archive *a, qn_str **name) {
   const char *text;
   uint32_t len;
@@ -130,7 +131,7 @@ static bool ar_name(archive *a, qn_str **name) {
   return (*name = str_intern(a->vm, text, len)) != NULL;
 }
 
-/* A word of a table: `written`, or, where it is read, NULL. */
+/* A word of some table: as ar_text, with the length found by itself. */
 static bool ar_word(archive *a, const char *written, const char **word, uint32_t *len) {
   return ar_text(a, written, written ? (uint32_t)strlen(written) : 0, word, len);
 }
@@ -156,7 +157,7 @@ static bool ar_shape(archive *a, graph_type *t) {
   return shape_strides(t->rank, t->shape, strides) >= 0 || wrong(a, "an array has an impossible shape");
 }
 
-/* Keeps a value (taken over) as long as what is written. */
+/* Keeps a value (taken over) alive as long as what is written, since runs point into it. */
 static bool keep(archive *a, qn_value v) { return list_push(a->vm, value_list(a->out->kept), v); }
 
 static bool add_run(void *ctx, const void *data, size_t bytes) {
@@ -167,7 +168,7 @@ static bool add_run(void *ctx, const void *data, size_t bytes) {
   return true;
 }
 
-/* The next run of elements; NULL if there are not so many bytes. */
+/* The next run of elements; NULL if there are not so many bytes left. */
 static const void *take_run(void *ctx, size_t bytes) {
   archive *a = ctx;
   size_t at = (size_t)(a->data - a->data_start), to = (at + GRAPH_RUN_ALIGN - 1) / GRAPH_RUN_ALIGN * GRAPH_RUN_ALIGN;
@@ -182,7 +183,7 @@ static const void *take_run(void *ctx, size_t bytes) {
 
 /* ---- values --------------------------------------------------------------------------------------------------------------------- */
 
-/* What a value is a part of. Of a cotangent's prototype, arrays have a dtype and a shape alone. */
+/* What a value is a part of. In the prototype of a cotangent, only the dtypes and shapes of arrays count. */
 typedef enum value_part { PART_argument, PART_result, PART_number, PART_bound, PART_cotangent } value_part;
 
 static bool ar_graph(archive *a, qn_value *g);
@@ -232,7 +233,7 @@ static bool ar_array(archive *a, qn_value *v, bool prototype) {
   return x != NULL;
 }
 
-/* The record whose fields come next: where it is read, a new one without any, owned. */
+/* The names of a record: one that is read is new and owned, and has no fields yet. */
 static bool ar_names(archive *a, qn_value *record) {
   if (!reads(a)) return true;
   qn_record *r = record_new(a->vm);
@@ -240,7 +241,7 @@ static bool ar_names(archive *a, qn_value *record) {
   return r != NULL;
 }
 
-/* The name of field i, which gets nil if it is read. */
+/* The name of field i of a record; when reading, the field is added, with nil. */
 static bool ar_field(archive *a, qn_record *r, uint32_t i) {
   qn_str *name = reads(a) ? NULL : record_name(r, i);
   if (!ar_name(a, &name)) return false;
@@ -254,7 +255,7 @@ static bool ar_field(archive *a, qn_record *r, uint32_t i) {
 static bool ar_list(archive *a, qn_value *v, value_part part) {
   uint32_t n = reads(a) ? 0 : value_list(*v)->len;
   if (!ar_count(a, 1, &n)) return false;
-  /* room for what is there: lists in lists may all claim what is left */
+  /* grows as items come: nested lists could each claim all the bytes that are left */
   qn_list *l = reads(a) ? list_new(a->vm, 0) : value_list(*v);
   if (!l) return false;
   *v = value_obj(TAG_LIST, l);
@@ -301,7 +302,7 @@ static bool ar_range(archive *a, qn_value *v) {
   return r != NULL;
 }
 
-/* The letter that a value begins with; 0: it cannot be written. */
+/* The letter that a value begins with; 0 if it cannot be written. */
 static uint8_t value_letter(qn_value v, value_part part) {
   static const uint8_t letters[] = {
       [TAG_NIL] = 'n',    [TAG_INT] = 'i',   [TAG_FLOAT] = 'd', [TAG_STR] = 's',   [TAG_DTYPE] = 'y',
@@ -313,9 +314,9 @@ static uint8_t value_letter(qn_value v, value_part part) {
   return tag < sizeof letters ? letters[tag] : 0;
 }
 
-/* What follows the letter. *v is nil where it is read, and a copy of the value where it is written. */
+/* What follows the letter of a value. *v is nil when it is read, and a copy of the value when it is written. */
 static bool ar_value_of(archive *a, uint8_t letter, qn_value *v, value_part part) {
-  uint64_t bits = (uint64_t)v->u.i; /* of an int, a float, a dtype or a device */
+  uint64_t bits = (uint64_t)v->u.i; /* for an int, a float, a dtype or a device */
   uint8_t small = (uint8_t)bits;
   bool known = true, ok = true;
   switch (letter) {
@@ -352,7 +353,7 @@ static bool ar_value_of(archive *a, uint8_t letter, qn_value *v, value_part part
   return (known || wrong(a, "there is no kind of value %d", letter)) && ok;
 }
 
-/* May something be written or read one level deeper? `what`: "a value nests", for the error. */
+/* May the archive go one level deeper? `what` is "a value nests" or the like, for the error. */
 static bool deeper(archive *a, const char *what) {
   if (!reads(a) && a->depth > PATTERN_DEPTH) raise_error(a->vm, E_recursion, SPAN_NONE, "%s too deep", what);
   if (reads(a) && a->depth > 2 * PATTERN_DEPTH) wrong(a, "%s too deep", what);
@@ -361,7 +362,7 @@ static bool deeper(archive *a, const char *what) {
   return true;
 }
 
-/* A value that is read is owned; nil if it could not be. */
+/* A value. One that is read is owned; nil if it could not be read. */
 static bool ar_value(archive *a, qn_value *v, value_part part) {
   uint8_t letter = reads(a) ? 0 : value_letter(*v, part);
   if (!reads(a) && !letter) return refuse(a, part, *v);
@@ -385,18 +386,20 @@ static bool ar_number(archive *a, qn_value *v) {
 
 /* ---- what a graph's inputs come from ------------------------------------------------------------------------------------------- */
 
-/* The body that is written or read. */
+/* A body that is written or read. */
 typedef struct body_archive {
   archive *a;
   graph_body *b;
-  uint8_t *sources; /* read, per input: 0 none yet, 1 an argument or bound, 2 the random counter or key */
+  /* when reading, for each input: 0: it has no source yet, 1: an argument or bound value, 2: the random counter or key */
+  uint8_t *sources;
 } body_archive;
 
 static const graph_node *input_node(const graph_body *b, uint32_t input) {
   return &b->call.graph->nodes[b->call.graph->inputs[input]];
 }
 
-/* Input `input` comes from one place, which has values of this type. Nothing is to be seen of what is written. */
+/* Notes that `input` has this source, whose values are of type `t`; false if it has one already, or is of another type. When writing always
+ * true. */
 static bool claim(body_archive *r, uint32_t input, const graph_type *t, uint8_t source) {
   if (!reads(r->a)) return true;
   if (input >= r->b->call.graph->ninputs || r->sources[input]) return wrong(r->a, "an input has no source, or two");
@@ -408,7 +411,7 @@ static bool claim(body_archive *r, uint32_t input, const graph_type *t, uint8_t 
 
 static bool ar_pattern(body_archive *r, uint32_t *at, int depth);
 
-/* An array or a number among the arguments. */
+/* The pattern of an array or a number. */
 static bool ar_leaf(body_archive *r, uint8_t letter, pat *x) {
   archive *a = r->a;
   pattern *p = &r->b->call.pattern;
@@ -431,7 +434,7 @@ static bool ar_exact(archive *a, pat *x) {
          wrong(a, "such a value is no guard");
 }
 
-/* A list or record of patterns: x, of which `self` is the place. */
+/* The pattern of a list or record: x, which is part `self`, and its items behind it. */
 static bool ar_patterns(body_archive *r, uint8_t letter, uint32_t self, uint32_t *at, int depth) {
   archive *a = r->a;
   pattern *p = &r->b->call.pattern;
@@ -449,7 +452,7 @@ static bool ar_patterns(body_archive *r, uint8_t letter, uint32_t self, uint32_t
   return true;
 }
 
-/* The pattern at *at, which stands behind it then; one that is read is appended. */
+/* The pattern at part *at; moves *at behind it. When reading, parts are appended. */
 static bool ar_pattern(body_archive *r, uint32_t *at, int depth) {
   archive *a = r->a;
   pattern *p = &r->b->call.pattern;
@@ -506,7 +509,7 @@ static bool claim_cotangent(void *ctx, qn_value v) {
   return !is_float_leaf(v) || claim(c->r, c->at++, &t, 1);
 }
 
-/* The one argument of a pullback. */
+/* The prototype of the one argument of a pullback. */
 static bool ar_cotangent(body_archive *r) {
   graph_body *b = r->b;
   cotangents c = {r, b->nbound};
@@ -518,14 +521,14 @@ static bool ar_cotangent(body_archive *r) {
 
 static graph_body *ar_body(archive *a, graph_body *b);
 
-/* The nodes that a template's outputs are. */
+/* What the outputs of a template are: nodes of a graph. */
 typedef struct outputs {
   const graph *g;
   const uint32_t *nodes;
   uint32_t n;
 } outputs;
 
-/* Is a template what input `i` of a graph can be bound to? */
+/* Can input i of a graph be bound to what this template makes? */
 static bool binds(archive *a, const graph_body *b, uint32_t i, const tpl *x, const outputs *from) {
   graph_type t = {0};
   if (!reads(a) || i >= b->nbound) return true;
@@ -537,7 +540,7 @@ static bool binds(archive *a, const graph_body *b, uint32_t i, const tpl *x, con
          wrong(a, "a bound value has another type than its input");
 }
 
-/* A graph in a result: its body, and the function that it is in the template. */
+/* A graph inside a result. Gives its body; when reading, x becomes the function that stands for it in the template. */
 static graph_body *ar_made_graph(archive *a, tpl_list *t, tpl *x) {
   graph_body *b = ar_body(a, reads(a) ? NULL : body_of(x->value));
   if (!b || !reads(a)) return b;
@@ -549,7 +552,7 @@ static graph_body *ar_made_graph(archive *a, tpl_list *t, tpl *x) {
   return b;
 }
 
-/* The template at *at, which stands behind it then; one that is read is appended. */
+/* The template at part *at; moves *at behind it. When reading, parts are appended. */
 static bool ar_template(archive *a, tpl_list *t, uint32_t *at, const outputs *from, int depth) {
   static const char letters[] = {
       [TPL_OUTPUT] = 'o', [TPL_VALUE] = 'v', [TPL_LIST] = 'l', [TPL_RECORD] = 'r', [TPL_FN] = 'g'};
@@ -557,7 +560,7 @@ static bool ar_template(archive *a, tpl_list *t, uint32_t *at, const outputs *fr
   if (reads(a) && !template_add(a->vm, t, TPL_VALUE)) return false;
   uint32_t self = (*at)++;
   tpl x = t->tpls[self];
-  if (x.kind == TPL_AGAIN) { /* in the file each place has a function of its own */
+  if (x.kind == TPL_AGAIN) { /* in a file each place has a function of its own */
     uint32_t i = 0;
     while (t->tpls[i].kind != TPL_FN || t->tpls[i].output != x.output) i++;
     return ar_template(a, t, &i, from, depth);
@@ -581,7 +584,7 @@ static bool ar_template(archive *a, tpl_list *t, uint32_t *at, const outputs *fr
   else
     ok = ar_count(a, record ? 5 : 1, &x.n);
   ok = ok && (!record || ar_names(a, &x.value));
-  if (reads(a)) t->tpls[self] = x; /* which owns the value, whatever follows */
+  if (reads(a)) t->tpls[self] = x; /* the template owns the value from here on */
   for (uint32_t i = 0; i < x.n && ok; i++) {
     uint32_t item = *at;
     ok = (!record || ar_field(a, value_record(x.value), i)) && ar_template(a, t, at, from, depth + 1) &&
@@ -655,7 +658,7 @@ static bool ar_guards(body_archive *r) {
 
 /* ---- regions: the backward functions that are written ------------------------------------------------------------------------------- */
 
-/* Some value of a node's type, owned; of a number the one that it must be for the graph to be called at all, or one that it may be. */
+/* Some value of a node's type, owned; for a number the one that a guard asks for, or any other if there is none. */
 static qn_value value_like(qn_vm *vm, const graph_body *b, const graph_node *n) {
   const specialization *e = &b->call;
   if (!n->type.weak) {
@@ -672,7 +675,7 @@ static qn_value value_like(qn_vm *vm, const graph_body *b, const graph_node *n) 
   return dtype_scalar(n->type.dtype, 1, 1);
 }
 
-/* A template filled with values of the types that these nodes have. Owned. */
+/* The value of a template, with values of the types that these nodes have. Owned, or the error value. */
 static qn_value template_like(qn_vm *vm, const graph_body *b, const tpl_list *t, const uint32_t *nodes, uint32_t n) {
   qn_list *l = list_new(vm, n);
   if (!l) return value_error();
@@ -687,7 +690,7 @@ static qn_value template_like(qn_vm *vm, const graph_body *b, const tpl_list *t,
   return result;
 }
 
-/* The backward function of a region's rule as a graph. Owned. */
+/* Records the backward function of a region's rule, and gives the graph. Owned, or the error value. */
 static qn_value rule_graph(qn_vm *vm, const graph_body *b, const graph_region *x) {
   const region_rule *rule = x->rule;
   if (value_is_graph(rule->backward)) return value_retain(rule->backward);
@@ -712,7 +715,7 @@ static qn_value rule_graph(qn_vm *vm, const graph_body *b, const graph_region *x
 
 /* ---- regions ------------------------------------------------------------------------------------------------------------------------ */
 
-/* Outputs are nodes of float types, and nothing else is a float: so a walk over the tree meets them one by one. */
+/* Are all floats in a template outputs, and all outputs floats? Then a walk over the floats of a tree meets the outputs one by one. */
 static bool floats_alone(archive *a, const graph *g, const tpl_list *t, const uint32_t *nodes) {
   for (uint32_t i = 0; i < t->n; i++) {
     const tpl *x = &t->tpls[i];
@@ -725,7 +728,7 @@ static bool floats_alone(archive *a, const graph *g, const tpl_list *t, const ui
 
 static bool is_list(const tpl_list *t) { return t->n && t->tpls[0].kind == TPL_LIST; }
 
-/* A rule of region x, whose backward function is a graph. */
+/* The rule of region x; *backward is its function as a graph. */
 static bool ar_rule(archive *a, const graph *g, const graph_region *x, region_rule *rule, qn_value *backward) {
   outputs outs = {g, x->outs, x->nouts}, args = {g, x->args, x->nargs};
   if (!ar_u32(a, &rule->lanes) || !ar_graph(a, backward)) return false;
@@ -733,7 +736,7 @@ static bool ar_rule(archive *a, const graph *g, const graph_region *x, region_ru
       !ar_whole_template(a, &rule->like, &args))
     return false;
   if (!reads(a)) return true;
-  rule->levels = rule->lanes > 0; /* at least; messages show the shapes beyond */
+  rule->levels = rule->lanes > 0; /* at least one; only messages about shapes depend on it */
   return floats_alone(a, g, &rule->cts, x->outs) && floats_alone(a, g, &rule->like, x->args) &&
          ((is_list(&rule->args) && is_list(&rule->like) && rule->like.tpls[0].n == rule->args.tpls[0].n &&
            rule->like.tpls[0].n) ||
@@ -745,7 +748,7 @@ static bool write_rule(archive *a, const graph_body *b, const graph_region *x) {
   return !value_is_error(backward) && keep(a, backward) && ar_rule(a, b->call.graph, x, x->rule, &backward);
 }
 
-/* The rule of region x, whose nodes are in g. NULL if something is wrong. */
+/* Reads the rule of region x of graph g. With one reference; NULL if something is wrong. */
 static region_rule *read_rule(archive *a, const graph *g, const graph_region *x) {
   region_rule *rule = region_rule_new(a->vm);
   if (!rule) return NULL;
@@ -761,7 +764,7 @@ static bool ar_nodes(archive *a, uint32_t *nodes, uint32_t n, uint32_t from, uin
   return true;
 }
 
-/* What a region has behind its bounds and counts; `nodes` are its args and outs. */
+/* What follows the bounds and counts of a region; `nodes` are its args and outs. */
 static bool ar_region_parts(archive *a, graph_body *b, graph_region *x, uint32_t *nodes) {
   const graph *g = b->call.graph;
   uint8_t letter = x->rule ? 'r' : 'a';
@@ -796,14 +799,15 @@ static bool ar_region(archive *a, graph_body *b, uint32_t i) {
   return ok;
 }
 
-/* How regions lie in one another. */
+/* How regions are nested. */
 typedef struct nesting {
-  uint32_t *parent, *depth; /* per region; parent: number + 1 */
-  uint32_t *owner;          /* per node: the innermost region + 1; none of an input, which may come up in a region */
-  uint64_t *outs;           /* per node: bit d: a result of the region of depth d around it */
+  uint32_t *parent, *depth; /* for each region: the number of the region around it + 1, and how many are around it */
+  /* for each node: the number of the innermost region that it is in + 1; 0 for inputs, which may stand anywhere */
+  uint32_t *owner;
+  uint64_t *outs; /* for each node: bit d is set if it is a result of the region of depth d that it is in */
 } nesting;
 
-/* Regions come in the order of their ends; each lies within another or apart from it. Fills in parents; depths count from within. */
+/* Checks that regions come in the order of their ends, and that each lies inside another one or apart from it. Fills in parents and depths. */
 static bool regions_nest(archive *a, const graph_body *b, nesting *n, uint32_t *stack) {
   const graph *g = b->call.graph;
   const graph_region *list = b->call.regions.list;
@@ -825,7 +829,8 @@ static bool regions_nest(archive *a, const graph_body *b, nesting *n, uint32_t *
   return true;
 }
 
-/* Node `node` is read by one behind its regions (or, `by` being the number of nodes, by a result): it must be a result of theirs. */
+/* Node `node` is read by node `by`, or, if `by` is the number of nodes, it is an output of the graph. Is it a result of every region that
+ * it is in and `by` is not? */
 static bool read_through(const graph_body *b, const nesting *n, uint32_t node, uint32_t by) {
   for (uint32_t i = n->owner[node]; i; i = n->parent[i - 1]) {
     if (by < b->call.regions.list[i - 1].end) return true;
@@ -876,7 +881,7 @@ static bool write_graph_text(archive *a, const graph *g) {
   return ok;
 }
 
-/* The graph that the next text is, checked and without proofs. NULL if something is wrong. */
+/* Reads a graph from the next text, checks it and takes its proofs away. NULL if something is wrong. */
 static graph *read_graph_text(archive *a) {
   const char *text;
   uint32_t len;
@@ -885,7 +890,7 @@ static graph *read_graph_text(archive *a) {
     wrong(a, "the graph's text holds a NUL");
     return NULL;
   }
-  char *copy = mem_alloc(a->vm, len + (size_t)1); /* the parser wants an end */
+  char *copy = mem_alloc(a->vm, len + (size_t)1); /* the parser wants a NUL at the end */
   if (!copy) return NULL;
   memcpy(copy, text, len);
   copy[len] = 0;
@@ -902,7 +907,7 @@ static graph *read_graph_text(archive *a) {
   return NULL;
 }
 
-/* The names of parameters: a list, owned where it is read, or nil. */
+/* The names of the parameters: a list (owned if it is read), or nil. */
 static bool ar_params(archive *a, qn_value *names) {
   uint32_t n = value_is(*names, TAG_LIST) ? value_list(*names)->len : 0;
   if (!ar_count(a, 4, &n)) return false;
@@ -925,7 +930,7 @@ static bool ar_params(archive *a, qn_value *names) {
   return true;
 }
 
-/* The inputs that the function's captures are. Their values come last and are checked when they are there. */
+/* Which inputs are bound to captures. The values come last in the file, and are checked then. */
 static bool ar_bound(body_archive *r) {
   archive *a = r->a;
   graph_body *b = r->b;
@@ -956,7 +961,7 @@ static bool ar_draws(body_archive *r) {
           wrong(r->a, "it draws no numbers"));
 }
 
-/* Are a body's parameters, of which these have names, those of the pattern that was read? */
+/* Do the parameters, `named` of which have names, agree with the pattern that was read? */
 static bool params_fit(archive *a, const graph_body *b, bool pullback, uint32_t named) {
   const pattern *p = &b->call.pattern;
   bool list = p->nargs && p->pats[p->roots[p->nargs - 1].first].kind == PAT_LIST;
@@ -966,7 +971,7 @@ static bool params_fit(archive *a, const graph_body *b, bool pullback, uint32_t 
          wrong(a, "the parameters are not those of the arguments");
 }
 
-/* All of a body but the graph itself and the regions. *names is what ar_params gives. */
+/* Everything of a body but the graph itself, its regions and the bound values. *names is what ar_params gives. */
 static bool ar_call(body_archive *r, qn_value *names) {
   archive *a = r->a;
   graph_body *b = r->b;
@@ -989,7 +994,7 @@ static bool ar_call(body_archive *r, qn_value *names) {
   return true;
 }
 
-/* A body that is read, without what it is bound to. NULL if something is wrong. */
+/* Reads a body, without the values that it is bound to. NULL if something is wrong. */
 static graph_body *read_body(archive *a) {
   if (a->graphs == GRAPH_DEPTH) {
     wrong(a, "graphs nest too deep");
@@ -1019,7 +1024,7 @@ static graph_body *read_body(archive *a) {
   return NULL;
 }
 
-/* All of a graph but what it is bound to. `b` NULL: it is read, and owned. NULL if something is wrong. */
+/* A whole graph but for its bound values. `b` is NULL when it is read: then the result is owned. NULL if something is wrong. */
 static graph_body *ar_body(archive *a, graph_body *b) {
   if (reads(a)) return read_body(a);
   if (!deeper(a, "graphs nest")) return NULL;
@@ -1029,7 +1034,7 @@ static graph_body *ar_body(archive *a, graph_body *b) {
   return ok ? b : NULL;
 }
 
-/* What a graph that is read is bound to: value i. */
+/* Can bound input i of a graph that was read have this value? */
 static bool fits_bound(archive *a, const graph_body *b, uint32_t i, qn_value v) {
   graph_type t = {0};
   return i >= b->nbound || (value_graph_type(v, &t) && graph_type_same(&t, &input_node(b, b->bound[i])->type)) ||

@@ -1,9 +1,9 @@
-/* Anchors and what hangs on them: the calls of a function by what became of them, its specializations, and the guards that say which
- * calls one of these serves. How a call finds its specialization and is made is calls.c's.
+/* Specializations: how they are made of recordings, kept at anchors, and freed; and the guards that say which calls one of them serves.
+ * (How a call finds its specialization and is made is in calls.c.)
  *
- * A specialization is what one recorded call leaves: the pattern of its values, guards on the host scalars that steered it, the
- * template of its result, and a plan, which the compiler threads make. A recording that broke off leaves one without a plan; it keeps
- * calls of that kind from being recorded again.
+ * A specialization is what one recorded call leaves: the pattern of its values, guards on the host numbers that steered it, the template of
+ * its result, and a plan, which the compiler threads make. A recording that broke off leaves a specialization without a plan, so that calls
+ * of that kind are not recorded again.
  */
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +19,7 @@
 #include "jit/trace/specialization.h"
 #include "jit/trace/tracers.h"
 
-/* The anchor with this id goes: it is taken out of all lists of parts. */
+/* The function with this id is freed: removes it from all part lists. */
 static void part_gone(qn_vm *vm, uint32_t id) {
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next) {
     parts_forget(&a->parts, id);
@@ -97,8 +97,8 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
 
 /* ---- scalar guards ----------------------------------------------------------------------------------------------------------- */
 
-/* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: `*broken` says why; then the guards
- * are those that can be computed, which tell the calls that break off like this one from others. */
+/* Makes the guards of a recording: the host numbers that steered it, and those that they are computed from, in order. False if one cannot
+ * be made; *broken says why. Then the guards are those that can be made, and tell calls that break off in the same way from others. */
 static bool guards_make(struct recording *r, specialization *e, break_reason *broken) {
   enum { NEEDED = UINT32_MAX };
   qn_vm *vm = r->vm;
@@ -107,8 +107,8 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
   if (!r->nobserved) return true;
   *broken = BREAK_memory;
   size_t bytes = g->n * sizeof(uint32_t);
-  uint32_t *number = mem_zalloc(vm, bytes);             /* guard number + 1 per node; or NEEDED */
-  uint8_t *data = number ? mem_zalloc(vm, g->n) : NULL; /* the number was made from an array's element */
+  uint32_t *number = mem_zalloc(vm, bytes);             /* for each node: the number of its guard + 1, or NEEDED */
+  uint8_t *data = number ? mem_zalloc(vm, g->n) : NULL; /* for each node: it is made from an array's element */
   if (!data) {
     if (number) mem_free(vm, number, bytes);
     return false;
@@ -173,7 +173,7 @@ static bool same_scalar(qn_value a, qn_value b) {
          (a.u.i == b.u.i || (value_is(a, TAG_FLOAT) && a.u.f == b.u.f && a.u.f != 0));
 }
 
-/* A guard's expression: "argument 2", "add(argument 2, int 1)". */
+/* Appends the expression of a guard: "argument 2", "add(argument 2, int 1)". */
 static void print_guard(const specialization *e, uint32_t i, text_buf *out, int depth) {
   const scalar_guard *x = &e->guards[i];
   if (x->op == GUARD_INPUT) {
@@ -246,7 +246,7 @@ bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_val
 
 /* ---- what a recording leaves ---------------------------------------------------------------------------------------------- */
 
-/* What the code belongs to on which specializations of this function hang (anchor_of_value); NULL: it is nobody's. */
+/* The unit (fn_shared.home) of the code on which specializations of this function hang; NULL if it belongs to none. */
 static const void *home_of(qn_value fn) {
   const qn_fn *f = value_fn(fn);
   while (f->head.flags == FN_TRANSFORM) f = value_fn(f->captures[0]);
@@ -262,7 +262,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   memcpy(e->why_text, r->why_text, sizeof e->why_text);
   bool capture = r->capturing;
   if (capture) {
-    bool any = value_is(vm->asked.watched_fn, TAG_FN); /* somebody asks for the graph, whatever it computes */
+    bool any = value_is(vm->asked.watched_fn, TAG_FN); /* somebody asks for the graph, even one that computes nothing */
     for (uint32_t i = 1; i < r->g->n && !any; i++) any = graph_is_run(&r->g->nodes[i]) && !r->g->nodes[i].type.weak;
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
@@ -275,7 +275,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
       e->why = broken;
     }
   }
-  if (!capture && !e->guards) { /* what led to the break: other numbers may lead past it */
+  if (!capture && !e->guards) { /* the numbers that led to the break: with others the recording may succeed */
     break_reason none;
     if (!guards_make(r, e, &none)) error_clear(vm);
   }
@@ -295,7 +295,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   e->device = r->device;
   e->state = capture ? SPEC_COMPILING : SPEC_BROKEN;
   if (capture) {
-    if (r->had_lanes) { /* the lanes themselves say nothing any more */
+    if (r->had_lanes) { /* nodes of single lanes are not part of any result */
       graph_dce_regions(r->g, r->regions.list, r->regions.n);
       regions_drop_empty(vm, &r->regions);
     }
@@ -304,18 +304,18 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     r->g = NULL;
     r->regions = (region_list){0};
     if (!regions_settle(vm, &e->regions, home_of(fn)))
-      error_clear(vm); /* the code stays with the specialization, then */
+      error_clear(vm); /* without memory the code simply lives as long as the specialization */
     for (uint32_t i = 0; i < r->parts.n && e->state != SPEC_BROKEN; i++) {
       if (parts_add(vm, &e->parts, r->parts.list[i].id, r->parts.list[i].calls)) continue;
       e->state = SPEC_BROKEN;
       e->why = BREAK_memory;
     }
   }
-  if (!e->why_at.source && r->of) e->why_at = r->of->anchor->at; /* the reason lies in no one place */
+  if (!e->why_at.source && r->of) e->why_at = r->of->anchor->at; /* the reason has no place of its own */
   return e;
 }
 
-/* Do two recordings break off at one place for calls of one shape? */
+/* Did two recordings of calls of one shape break off at the same place? */
 static bool same_break(const specialization *a, const specialization *b) {
   return a->state == SPEC_BROKEN && b->state == SPEC_BROKEN && a->hash && a->hash == b->hash && a->why == b->why &&
          a->why_at.source == b->why_at.source && a->why_at.start == b->why_at.start;

@@ -1,4 +1,4 @@
-/* Specializations: what a call was recorded as, guarded by its pattern, with the plan that replays it. */
+/* Specializations: what a recorded call leaves, with the pattern and guards that later calls must fit, and the plan that makes them. */
 #ifndef JIT_TRACE_SPECIALIZATION_H
 #define JIT_TRACE_SPECIALIZATION_H
 
@@ -7,42 +7,44 @@
 #include "jit/trace/pattern.h"
 #include "jit/trace/recording.h"
 
-/* A plan that a VM and the compiler threads may share. */
+/* A plan, which a VM and the compiler threads may share (counted). */
 typedef struct shared_plan {
   atomic_int refs;
-  atomic_bool abandoned;  /* nobody will run it: no need to go on compiling */
-  atomic_long compile_us; /* what compiling its kernels took, once that is known */
+  atomic_bool abandoned;  /* nobody will run it any more: compiling it can stop */
+  atomic_long compile_us; /* the microseconds that compiling its kernels took; 0: not done yet */
   plan *plan;
 } shared_plan;
 void shared_plan_release(shared_plan *s);
 
 typedef enum specialization_state {
-  SPEC_COMPILING, /* calls run eagerly meanwhile */
+  SPEC_COMPILING, /* the plan is being made; calls are eager meanwhile */
   SPEC_READY,
-  SPEC_BROKEN /* the recording broke off: calls like this run eagerly */
+  SPEC_BROKEN /* the recording broke off: calls that fit stay eager */
 } specialization_state;
 
-/* A scalar guard: host scalar expressions over the weak inputs, evaluated in order, some compared. */
+/* A guard on host numbers: an expression of the weak inputs, and, if `compare`, the value that it must have. The guards of a specialization
+ * are evaluated in order; each may use those before it. */
 typedef struct scalar_guard {
-  uint8_t op; /* op_id, or OP_COUNT for an input, OP_COUNT + 1 for a constant */
+  uint8_t op; /* an op_id, or GUARD_INPUT or GUARD_CONST */
   uint8_t nin;
-  uint8_t dtype;  /* of its value */
-  bool compare;   /* the value must equal `value` */
-  uint32_t in[3]; /* guard numbers; of an input: the graph input number */
-  qn_value value; /* to compare with, or the constant; scalars only */
+  uint8_t dtype; /* of the value of the expression */
+  bool compare;  /* whether the expression must have the value `value` */
+  /* the numbers of the guards that are the operands; for an input, in[0] is the number of the graph input */
+  uint32_t in[3];
+  qn_value value; /* what to compare with, or the constant; a plain number */
 } scalar_guard;
 
 enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
 _Static_assert(OP_COUNT + 1 <= UINT8_MAX, "scalar_guard.op");
 
-/* Which way is faster, the plan or the eager call (calls.c)? */
+/* Which way of making the call is faster, the plan or the interpreter? Found out in rounds (calls.c). */
 typedef struct race {
-  uint8_t calls;    /* of this round, timed in both ways in turn */
-  uint8_t rounds;   /* that have ended */
-  bool code;        /* the plan had its best code; else the block VM ran what is being compiled */
-  bool eager;       /* how the last round ended: eager calls are faster */
-  int64_t least[2]; /* nanoseconds of the fastest call: the plan, the eager call */
-  uint64_t again;   /* hits of the specialization at which the next round begins */
+  uint8_t calls;    /* how many calls of this round have been timed, in the two ways in turn */
+  uint8_t rounds;   /* how many rounds have ended */
+  bool code;        /* the present round is of the best code; before that the block VM ran what is being compiled */
+  bool eager;       /* the last round has found eager calls faster */
+  int64_t least[2]; /* the fastest call of this round in nanoseconds, by the plan and by the interpreter */
+  uint64_t again;   /* the next round begins when the specialization has so many hits */
 } race;
 
 enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
@@ -50,39 +52,39 @@ enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
 struct specialization {
   struct specialization *next;
   uint8_t state;  /* specialization_state */
-  uint8_t device; /* code of the device where its plan runs */
-  uint64_t hash;  /* pattern_hash of the recorded call; 0: it may be any */
+  uint8_t device; /* the code of the device where its plan runs */
+  uint64_t hash;  /* pattern_hash of the recorded call; 0: calls with any hash may fit */
   pattern pattern;
-  uint64_t epoch; /* at which the by-value globals were last found unchanged */
+  uint64_t epoch; /* vm_jit.epoch when the globals that are guarded by value were last found unchanged */
   scalar_guard *guards;
   uint32_t nguards;
   tpl_list result;
-  shared_plan *plan;  /* NULL until ready */
-  device_plan *there; /* what the device keeps of the plan */
-  graph *graph;       /* as recorded, for explain and --jit verify; owned */
+  shared_plan *plan;  /* NULL until it is ready */
+  device_plan *there; /* what the device keeps for the plan */
+  graph *graph;       /* as recorded, for explain, graph(...) and --jit verify; owned */
   break_reason why;
   span why_at;
   char why_text[64];
-  /* The inputs of random numbers: the number of the first draw, and the two words of the key. Graph input numbers + 1; 0: none. */
+  /* The inputs for random numbers, as input numbers + 1 (0: none): the number of the first draw, and the two words of the key. */
   uint32_t random[RANDOM_INPUTS];
   uint64_t ndraws;
-  uint64_t hits, replays; /* calls that it served; of these, with its plan */
-  /* Of the others: those to which plan or code came too late, were timed, were done both ways (--jit verify). */
+  uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
+  /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
   uint64_t waited, timed, verified;
-  part_list parts; /* of each replay */
+  part_list parts; /* the calls inside of the recorded one, which each replay makes again */
   race race;
-  bool reported_copies; /* QUERN_LOG=copies has named the inputs that are copied */
+  bool reported_copies; /* QUERN_LOG=copies has told which inputs are copied */
   double plan_ms;
-  struct job *job; /* being compiled, or NULL */
-  /* calls that it serves and that have not ended, or that an exception has left: it is not recorded again */
+  struct job *job; /* the job that makes its plan, or NULL */
+  /* how many calls that it serves have not ended, or were left by an exception: while there are any it is not dropped */
   uint32_t running;
-  region_list regions; /* of the graph as recorded */
+  region_list regions; /* the regions of the graph as recorded */
 };
 
-/* An anchor is in another state for the time of a call. It is as it was when the block is left, by a host's exception too: in files
- * that are compiled with -fexceptions. */
+/* Puts an anchor into another state while a block runs. The state is restored when the block is left, also by an exception of a host (in
+ * files compiled with -fexceptions). */
 typedef struct anchor_lent {
-  jit_anchor *anchor; /* NULL: it has been given back */
+  jit_anchor *anchor; /* NULL once the state has been restored */
   uint8_t state;
   int32_t countdown;
 } anchor_lent;
@@ -95,30 +97,32 @@ static inline void anchor_give_back(anchor_lent *l) {
 #define ANCHOR_LENT(name, a)                                                                                           \
   anchor_lent name __attribute__((cleanup(anchor_give_back))) = {(a), (a)->state, (a)->countdown}
 
-/* The calls that a specialization has served are the anchor's from now on: it goes. */
+/* To be called before a specialization is freed: the calls that it has served are counted at the anchor from now on. */
 void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e);
-/* Takes over a new specialization, which is the first to be looked at next; one that stays eager the last of all, so that it serves
- * only what no plan does. Where numbers of many values lead to one break, one without guards on numbers serves all of them. Gives what
- * serves calls like the recorded one. */
+/* Adds a new specialization (taken over) to the anchor's list: in front, or at the end if it has no plan, so that it only serves calls that
+ * no plan does. If recordings break off at one place for many different numbers, one specialization without guards on numbers replaces
+ * them. Returns the specialization that serves calls like the recorded one. */
 specialization *anchor_add(qn_vm *vm, anchor_specializations *list, specialization *e);
-/* Turns a recording that has ended, of a call of `fn` that gave `result`, into a specialization: it gives up its pattern, graph and
- * regions. NULL with an error raised. */
+/* Makes a specialization of a recording that has ended, of a call of `fn` that gave `result`; takes the pattern, graph and regions out of
+ * the recording. NULL with an error raised. */
 QN_MUST_CHECK specialization *specialization_make(struct recording *r, qn_value fn, qn_value result);
 void specialization_free(qn_vm *vm, specialization *e);
-/* Frees what says which calls one serves and what they give, but not how they are made: its pattern, guards, template and graph. */
+/* Frees the pattern, guards, template and graph of a specialization, but nothing of the plan. */
 void specialization_clear(qn_vm *vm, specialization *e);
-/* Frees what hung on an anchor, which knows nothing of it any more. */
+/* Frees the record of an anchor, which does not point to it any more. */
 void anchor_specializations_free(qn_vm *vm, anchor_specializations *e);
 /* Has its compiled code turned out slower than eager calls? */
 bool specialization_stays_eager(const specialization *e);
-/* What a call must fulfil to be served by the specialization, as text, one guard a line; one guard about numbers, on no line. */
+/* Appends what a call must fulfil to be served by the specialization, one guard on each line; and one guard about a number, without a line
+ * end. */
 void specialization_guards(const specialization *e, text_buf *out);
 void specialization_number_guard(const specialization *e, uint32_t i, text_buf *out);
-/* Do the numbers that steered the recording lead the same way? `why` (may be NULL) receives the first that does not. */
+/* Do the guards hold for these values of the inputs? `why` (may be NULL) gets the first one that does not. */
 bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_value *scalars, text_buf *why);
-/* Forgets the job that makes its plan; however many there are, in constant time. */
+/* Cancels the job that makes its plan. Takes constant time, however many jobs there are. */
 void job_cancel(qn_vm *vm, specialization *e);
-/* Takes finished jobs from the mailbox, and sends what could not be sent. Called at anchors; waits for nobody. */
+/* Takes finished jobs out of the mailbox, and queues those that could not be queued before. Called when anchors are asked; waits for
+ * nobody. */
 void jit_drain(qn_vm *vm);
 
 #endif

@@ -1,9 +1,10 @@
-/* What the compiler did with a program, in two screens: `quern explain FILE` prints it when the script has ended.
+/* What the compiler did with a program, in two screens; `quern explain FILE` prints it when the script has ended. (The long form is in
+ * report.c.)
  *
- * What is alike stands together: places that keep functions eager by their reason; the call shapes of a function, of which the one
- * called most is shown; kernels by their names; functions that ran inside others, had no arrays, or were called too seldom in one list
- * each. Functions of the library are counted only. What it says is as short as the program allows, and never longer than
- * SUMMARY_LINES: then compiled functions lose their details, the last ones first. The whole is report.c's.
+ * Things that are alike stand together: places that keep functions eager, by their reason; the call shapes of a function, of which only the
+ * one called most is shown; kernels, by their names; and in one list each, functions that ran inside others, that had no arrays, and that
+ * were called too seldom. Functions of the library are only counted. The text is as short as the program allows, and never longer than
+ * SUMMARY_LINES: if it would be, compiled functions lose their details, the last ones first.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +16,14 @@
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
 
-/* What became of a function's calls, as the summary tells it. */
+/* What became of the calls of a function, as far as the summary tells it. */
 typedef struct fn_report {
   const anchor_specializations *a;
   bool library;
   uint32_t compiled, slower, eager,
-      idle;                 /* its call shapes: compiled; compiled, but eager is faster; eager; without arrays */
-  uint64_t calls, runs;     /* that compiled shapes served; of these, with their code */
-  const jit_anchor *within; /* a compiled function that it is a part of, or NULL */
+      idle; /* how many of its call shapes are compiled; compiled, but eager calls are faster; eager; without arrays */
+  uint64_t calls, runs;     /* how many calls compiled shapes have served; how many of these by their plans */
+  const jit_anchor *within; /* a compiled function inside of which it ran, or NULL */
 } fn_report;
 
 typedef struct summary {
@@ -36,12 +37,12 @@ static const plan *plan_of(const specialization *e) { return e->plan ? e->plan->
 
 static bool is_idle(const specialization *e) { return e->why == BREAK_no_arrays || e->why == BREAK_no_arguments; }
 
-/* Has a function been called with arrays in graphs of others only, or never? */
+/* Was a function called with arrays only inside graphs of others, or never? */
 static bool is_scalar(const anchor_specializations *a) { return !a->begun && !a->first; }
 
 /* ---- lines that fit -------------------------------------------------------------------------------------------------------- */
 
-/* Ends a line that began at `from`, cut to so many columns: between words where one ends in the line's second half. */
+/* Ends the line that began at `from`, and cuts it to so many columns, between words if one ends in its second half. */
 static void cut_line(text_buf *t, size_t from, int columns) {
   if (t->failed || utf8_columns(t->text + from, t->len - from) <= columns) return;
   size_t at = from;
@@ -63,14 +64,14 @@ static void end_line(text_buf *t, size_t from) {
   text_adds(t, "\n");
 }
 
-/* A list of items after a title, over two lines at most; the items that find no room are counted. */
+/* A list of items behind a title, in two lines at most. Items for which there is no room are only counted. */
 typedef struct items {
   text_buf *out;
   size_t from; /* where the line begins */
   uint32_t n, rows, left;
 } items;
 
-enum { MORE_COLUMNS = 16 }; /* " and 10000 more" */
+enum { MORE_COLUMNS = 16 }; /* room for " and 10000 more" */
 
 static void items_add(items *l, const char *title, const text_buf *item) {
   if (l->out->failed || item->failed) return;
@@ -122,7 +123,7 @@ static bool holds(span outer, span inner) {
   return outer.source && outer.source == inner.source && outer.start <= inner.start && inner.end <= outer.end;
 }
 
-/* Was something in a plan's graph computed by the code at a place? */
+/* Was some node of the plan's graph made by the code at this place? */
 static bool computes(const plan *p, span at) {
   for (uint32_t i = 1; i < p->graph->nsites; i++)
     if (holds(at, p->graph->sites[i].at)) return true;
@@ -139,7 +140,7 @@ static void find_within(const summary *s, fn_report *x) {
   }
 }
 
-/* Has the function been recorded under other transforms? Then nothing is to be said of it without them. */
+/* Is the function reported under some transforms? Then it is not mentioned without them. */
 static bool reported_elsewhere(const summary *s, const fn_report *x) {
   for (uint32_t i = 0; i < s->n; i++) {
     const jit_anchor *a = s->list[i].a->anchor;
@@ -171,10 +172,10 @@ static void gather(summary *s, const anchor_specializations *const *list) {
 
 /* ---- what stays eager ------------------------------------------------------------------------------------------------------ */
 
-/* A place that keeps a function eager. */
+/* A place that keeps a function eager, with the specialization that broke off there. */
 typedef struct broken {
   const specialization *e;
-  uint32_t number; /* of the function */
+  uint32_t number; /* which function of the summary */
 } broken;
 
 static int by_place(const void *a, const void *b) {
@@ -187,7 +188,7 @@ static int by_place(const void *a, const void *b) {
   return text ? text : x->number < y->number ? -1 : x->number > y->number;
 }
 
-/* Do two reasons stand on one line of the summary? */
+/* Are two reasons put on one line of the summary? */
 static bool same_place(const summary *s, const specialization *a, const specialization *b) {
   int line, other;
   const char *file = place_line(s->vm, a->why_at, &line);
@@ -195,7 +196,7 @@ static bool same_place(const summary *s, const specialization *a, const speciali
          line == other;
 }
 
-/* "  line 20: time, in seconds_per_call (5 call shapes), in f" for the first `n` of a list. */
+/* Appends a line for the first n places of a list: " line 20: time, in seconds_per_call (5 call shapes), in f". */
 static void add_broken(const summary *s, text_buf *t, const broken *list, uint32_t n) {
   size_t from = t->len;
   text_adds(t, "  ");
@@ -210,7 +211,7 @@ static void add_broken(const summary *s, text_buf *t, const broken *list, uint32
   end_line(t, from);
 }
 
-/* Adds what to do about a reason, on two lines at most. */
+/* Appends what to do about a reason, on two lines at most. */
 static void add_hint(text_buf *t, const char *hint) {
   static const char title[] = "  hint: ";
   size_t len = hint ? strlen(hint) : 0, room = SUMMARY_COLUMNS - (sizeof title - 1), cut = len;
@@ -223,7 +224,8 @@ static void add_hint(text_buf *t, const char *hint) {
   text_adds(t, "\n");
 }
 
-enum { EAGER_LINES = 16, PLACES_MOST = 4 }; /* the last reason may begin at the former */
+/* no reason begins after line EAGER_LINES; PLACES_MOST places of each are shown */
+enum { EAGER_LINES = 16, PLACES_MOST = 4 };
 
 static bool add_eager(const summary *s, text_buf *t) {
   uint32_t n = 0, most = 0;
@@ -263,7 +265,8 @@ static int64_t kernel_bytes(const plan *p, uint32_t i) {
   return dim_hint(&p->kernels[i].graph->dims, p->kernels[i].bytes);
 }
 
-/* "4 x dot_f32, dot_add_f32 and 3 more" behind what the line that begins at `from` has: those that move most, as many as fit. */
+/* Appends kernels to the line that begins at `from`: "4 x dot_f32, dot_add_f32 and 3 more". Those that move most bytes come first, as many
+ * as fit. */
 static void add_kernels(text_buf *t, size_t from, const plan *p) {
   enum { NAMES = 8, NAMED_ROOM = 24 /* "NNN x ", " and NNN more" */ };
   const char *said[NAMES];
@@ -292,7 +295,7 @@ static void add_kernels(text_buf *t, size_t from, const plan *p) {
   if (left) text_addf(t, " and %u more", left);
 }
 
-/* "lines 3, 7-9" of the function's own file; nothing if it has none. */
+/* Appends which lines of the function's own file the plan computes: "lines 3, 7-9"; nothing if it has none there. */
 static void add_lines(const summary *s, text_buf *t, const plan *p, span function) {
   int lines[KERNEL_LINES_MOST], n = 0;
   for (uint32_t i = 0; i < p->nkernels; i++)
@@ -317,8 +320,8 @@ static const specialization *most_called(const anchor_specializations *a) {
   return best;
 }
 
-/* A function with compiled call shapes: at most DETAIL_LINES lines, the first of which says the most. */
-enum { DETAIL_LINES = 4, ARGUMENT_COLUMNS = 12 /* at least */ };
+/* The paragraph of a function with compiled call shapes: at most DETAIL_LINES lines, the most important one first. */
+enum { DETAIL_LINES = 4, ARGUMENT_COLUMNS = 12 /* how many columns the argument's description gets at least */ };
 static void add_compiled(const summary *s, text_buf *t, const fn_report *x, bool details) {
   const specialization *e = most_called(x->a);
   const plan *p = plan_of(e);
@@ -338,7 +341,7 @@ static void add_compiled(const summary *s, text_buf *t, const fn_report *x, bool
   if (!details) return;
   from = t->len;
   text_adds(t, x->compiled > 1 ? "    mostly for (" : "    for (");
-  int room = SUMMARY_COLUMNS - 18; /* "    mostly for (", ")" */
+  int room = SUMMARY_COLUMNS - 18; /* what is left beside " mostly for (" and ")" */
   for (uint32_t i = 0, n = e->pattern.nargs; i < n; i++) {
     if (i) text_adds(t, ", ");
     size_t begin = t->len;
@@ -365,11 +368,11 @@ static void add_compiled(const summary *s, text_buf *t, const fn_report *x, bool
   end_line(t, from);
 }
 
-/* Has a function a paragraph? Not if it is called as a part of others only. */
+/* Does a function get a paragraph? Not if it is only called inside others. */
 static bool has_paragraph(const fn_report *x) { return !x->library && x->compiled && !(x->within && !x->calls); }
 
-/* Adds the paragraphs of compiled functions in `room` lines: those that are no part of others come first, and as many of them as there is room
- * for have details. */
+/* Appends the paragraphs of compiled functions in at most `room` lines. Functions that are no parts of others come first; as many of them
+ * as there is room for have details. */
 static void add_all_compiled(const summary *s, text_buf *t, uint32_t room) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < s->n; i++) n += has_paragraph(&s->list[i]);
@@ -392,7 +395,7 @@ static void add_all_compiled(const summary *s, text_buf *t, uint32_t room) {
 
 typedef enum fate { FATE_none, FATE_slower, FATE_within, FATE_idle, FATE_failed, FATE_seldom } fate;
 
-/* Of a function that has no paragraph of its own. */
+/* In which list a function stands that has no paragraph. */
 static fate fate_of(const summary *s, const fn_report *x) {
   if (x->library || x->eager || has_paragraph(x) || (is_scalar(x->a) && !x->within)) return FATE_none;
   if (x->compiled) return FATE_within;
@@ -434,7 +437,7 @@ static void add_rest(const summary *s, text_buf *t) {
   }
 }
 
-/* Where no function of the program was ever called with arrays: says why nothing was recorded, and how it will be. */
+/* If no function of the program was ever called with arrays: says why nothing was recorded, and what would be. */
 static void add_none(const summary *s, text_buf *t) {
   for (uint32_t i = 0; i < s->n; i++)
     if (!s->list[i].library && !is_scalar(s->list[i].a)) return;
@@ -446,7 +449,7 @@ static void add_none(const summary *s, text_buf *t) {
       (long long)s->vm->tune[TUNE_jit_hot], report_ordinal(s->vm->tune[TUNE_jit_hot]));
 }
 
-/* Compiled functions that have other calls, too, which are told as eager. */
+/* Names the compiled functions that also have calls which stay eager. True if there are any. */
 static bool add_mixed(const summary *s, text_buf *t) {
   uint32_t mixed = 0;
   for (uint32_t i = 0; i < s->n; i++)
@@ -455,7 +458,7 @@ static bool add_mixed(const summary *s, text_buf *t) {
   return mixed != 0;
 }
 
-/* How many functions of the program and of the library did what. */
+/* Appends how many functions of the program and of the library were compiled, and how many stayed eager. */
 static void add_counts(const summary *s, text_buf *t) {
   uint32_t compiled[2] = {0}, eager[2] = {0}, slower = 0;
   for (uint32_t i = 0; i < s->n; i++) {

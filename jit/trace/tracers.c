@@ -1,11 +1,11 @@
-/* Tracers: how the values of a call that is recorded become a pattern, and its result a template.
+/* Tracers: how a pattern is made of the values of a call that is recorded, and a template of its result.
  *
- * pattern_root walks each value that the call can see (arguments, the function's captures, globals when they are read), writes down its
- * structure in preorder and returns a tracer: the same tree whose arrays and numbers are fresh graph inputs. Tracers have headers of
- * their own, so one array reached by two ways is two inputs, as it must be: the next call may bring two different ones.
+ * pattern_root walks a value that the call can see (an argument, the function with its captures, a global when it is read), writes its
+ * structure down in preorder, and returns a tracer: the same tree, whose arrays and numbers are new graph inputs. Tracers have headers of
+ * their own: one array that is reached in two ways is two inputs, since the next call may bring two different arrays.
  *
- * template_make walks the result: what has a node becomes an output of the graph; functions that the call was given are found again by
- * where they stood, and those that it made are made anew by each call.
+ * template_make walks the result: what has a node becomes an output of the graph; functions that the call was given are described by where
+ * they were among its values, and those that it made will be made anew by each call.
  */
 #include <string.h>
 
@@ -15,15 +15,16 @@
 #include "jit/trace/recording.h"
 #include "jit/trace/tracers.h"
 
-/* jit.leaves times this bounds a pattern's parts of any kind: a value that shares its parts may unfold without end. */
+/* A pattern has at most jit.leaves times this many parts of any kind: a value that shares parts of itself may have endlessly many when it
+ * is unfolded. */
 enum { PARTS_PER_LEAF = 16 };
 
 /* ---- patterns ---------------------------------------------------------------------------------------------------------------- */
 
-/* Breaks the capture without ending the recording: the tracer is then simply the value itself. */
+/* Breaks the capture, but does not end the recording: the tracer is then the value itself. */
 static void give_up(struct recording *r, break_reason why) { rec_stop_capture(r, why, NULL); }
 
-/* Where a value stands in what it is a part of; NULL: it is the root itself. */
+/* Which part of what a value is; a chain up to the root, which is NULL. */
 typedef struct step {
   const struct step *up;
   uint32_t item;
@@ -31,7 +32,7 @@ typedef struct step {
 
 static qn_value tracer(struct recording *r, qn_value v, int depth, const step *at);
 
-/* Makes *x, the last part of the pattern, the graph's next input, of the value's type; gives its node. 0 with an error raised. */
+/* Makes *x, the last part of the pattern, the next input of the graph, with the type of v. The node; 0 with an error raised. */
 static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
   graph_type t = type_of_value(v);
   if (!pattern_set_input(r->vm, &r->pattern, x, &t, r->g->ninputs)) return 0;
@@ -61,7 +62,8 @@ static qn_value tracer_number(struct recording *r, pat *x, qn_value v) {
   return value_traced(v, r->base + node);
 }
 
-/* A function of the root that is being made: it is noted where, so that a result that holds it can tell. */
+/* The tracer of a function inside a root. Notes where the function is, so that a result that holds it can be described by that. Owned, or
+ * the error value. */
 static qn_value tracer_fn(struct recording *r, const qn_fn *f, const step *at) {
   qn_vm *vm = r->vm;
   uint32_t steps = 0;
@@ -78,13 +80,13 @@ static qn_value tracer_fn(struct recording *r, const qn_fn *f, const step *at) {
   return value_obj(TAG_FN, copy);
 }
 
-/* Where a function stood among the values of the call; NULL: it is none of them. */
+/* Where a function is among the values of the call; NULL if it is none of them. */
 static const struct fn_place *place_of(const struct recording *r, qn_value fn) {
   uint32_t i = value_fn(fn)->stand;
   return i && i <= r->nfns && r->fns[i - 1].tracer.u.p == fn.u.p ? &r->fns[i - 1] : NULL;
 }
 
-/* A list, a record or a function: the same with tracers as its parts. */
+/* The tracer of a list, a record or a function: one like it whose parts are tracers. Owned, or the error value. */
 static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth, const step *at) {
   qn_vm *vm = r->vm;
   bool fn = value_is(v, TAG_FN);
@@ -96,7 +98,7 @@ static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth,
     x->tag = f->head.flags;
     x->value.u.p = f->code;
     x->layout = code_id(f);
-    if (f->head.flags == FN_BUILTIN) return value_retain(v); /* the only one with this code */
+    if (f->head.flags == FN_BUILTIN) return value_retain(v); /* a builtin is the only function with its code */
   } else if (x->kind == PAT_RECORD) {
     qn_value names = parts_like(vm, v);
     if (value_is_error(names)) return names;
@@ -155,7 +157,7 @@ qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value 
   return s;
 }
 
-/* Does eager execution pass on how the first operand lies? */
+/* Does the result of this op lie in memory as its first operand does? */
 static bool passes_layout(const graph_node *n) {
   switch (n->op) {
   case OP_reshape:
@@ -208,7 +210,7 @@ static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t no
   return false;
 }
 
-/* Adds a function that the call was given to a template. False with an error raised. */
+/* Adds to a template a function that the call was given. False with an error raised. */
 static bool give(struct recording *r, tpl_list *out, const struct fn_place *f) {
   qn_vm *vm = r->vm;
   const root *from = &r->pattern.roots[f->root];
@@ -224,14 +226,16 @@ static bool give(struct recording *r, tpl_list *out, const struct fn_place *f) {
   return true;
 }
 
-/* The number of a new function that is in the template already, else 0. */
+/* The number of a new function, if the template has it already; else 0. */
 static uint32_t made_before(const tpl_list *t, qn_value fn) {
   uint32_t i = value_fn(fn)->stand;
   const tpl *x = i && i <= t->n ? &t->tpls[i - 1] : NULL;
   return x && x->kind == TPL_FN && fn_same(x->value, fn) ? x->output : 0;
 }
 
-/* `whole`: what v is a part of; unset where the template is a specialization's, which has no more parts than a pattern may have. */
+/* Adds v to a template. `nodes`: outputs are numbers of this list; NULL: they are outputs of the graph. `whole`: what v is a part of; unset
+ * for the template of a specialization, whose parts are bounded like those of a pattern. False: *broken says why it cannot be done, or an
+ * error is raised. */
 static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken, int depth,
                  qn_value whole) {
   qn_vm *vm = r->vm;
@@ -251,7 +255,7 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
     return x && output_of(r, nodes, x, node);
   }
   tpl_kind kind = TPL_VALUE;
-  bool makes = false; /* a new function */
+  bool makes = false; /* the call makes this function anew */
   switch (value_tag_of(v)) {
   case TAG_ARRAY: *broken = BREAK_untracked_result; return false;
   case TAG_LIST: kind = TPL_LIST; break;

@@ -1,7 +1,8 @@
-/* Transforms: functions made from functions. A transform value is an FN_TRANSFORM whose captures are the inner function and the
- * options; calling it comes here, and so does calling a graph. What differentiates is in differentiate.c.
+/* Transforms: functions made from functions. A transform value is an FN_TRANSFORM whose captures are the inner function and the options.
+ * Calls of transforms and of graph values come here. (What differentiates is in differentiate.c.)
  *
- * Compiled specializations of a transformed function hang on an anchor of its own: the inner code plus the chain of transforms.
+ * The compiled specializations of a transformed function hang on an anchor of its own, which belongs to the inner code and the chain of
+ * transforms.
  */
 #include <stdio.h>
 #include <string.h>
@@ -32,13 +33,13 @@ const qn_fn *transform_within(qn_value fn) {
   while (f->head.flags == FN_TRANSFORM) {
     transform_kind kind = ((const transform_def *)f->code)->kind;
     if (kind == TRANSFORM_JVP || kind == TRANSFORM_VJP || kind == TRANSFORM_CUSTOM_GRAD)
-      break; /* they take no keywords */
+      break; /* these take no keywords */
     f = value_fn(f->captures[0]);
   }
   return f;
 }
 
-/* The anchor of a function value for a call that can go without: what has no memory for its anchor is simply not compiled. */
+/* The anchor of a function value, or NULL: without memory for one the call is simply not compiled. */
 static jit_anchor *anchor_if_any(qn_vm *vm, qn_value fn) {
   jit_anchor *a = anchor_of_value(vm, fn);
   if (!a) error_clear(vm);
@@ -47,7 +48,7 @@ static jit_anchor *anchor_if_any(qn_vm *vm, qn_value fn) {
 
 /* ---- calls ------------------------------------------------------------------------------------------------------ */
 
-/* What is done in a recording: the one that is on, or one of its own. */
+/* Does what the transform does in a recording: the one in progress, or one of its own. */
 static qn_value within_run(void *ctx) {
   own_site *c = ctx;
   return rec_within(c->vm, &c->site, ((const transform_def *)value_fn(c->site.fn)->code)->work);
@@ -59,7 +60,7 @@ static qn_value inner_run(void *ctx) {
   return c->vm->hooks.call(c->vm, value_fn(c->site.fn)->captures[0], c->site.args, n, c->site.args[n]);
 }
 
-/* A call of checkpoint or custom_grad, which only matters where something may differentiate it: in a recording. */
+/* A call of checkpoint or custom_grad, which differ from the inner function only where something may differentiate them: in a recording. */
 static qn_value region_run(void *ctx) { return op_deferred(((own_site *)ctx)->vm) ? within_run(ctx) : inner_run(ctx); }
 
 static bool option_is(qn_value options, const char *name, qn_value *out) {
@@ -73,11 +74,12 @@ static bool option_is(qn_value options, const char *name, qn_value *out) {
   return false;
 }
 
-/* jit(f, fullgraph: true): the specialization of the call must not be broken. */
+/* For jit(f, fullgraph: true): raises an error if the recording of the call has broken off. Takes over and gives the result, or the error
+ * value. */
 static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result) {
   const specialization *e = vm->asked.served;
   break_reason why = !e ? (break_reason)vm->asked.refused : e->state == SPEC_BROKEN ? e->why : BREAK_none;
-  if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be there next time */
+  if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be available next time */
   value_release(vm, result);
   raise_error(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
               a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
@@ -100,7 +102,7 @@ const transform_def transform_defs[] = {
     [TRANSFORM_HESSIAN] = {TRANSFORM_HESSIAN, "hessian", within_run, differentiate_call},
 };
 
-/* A call of nojit(f): nothing in it is compiled. */
+/* Calls nojit(f): nothing inside is compiled. */
 static qn_value call_nojit(own_site *c) {
   qn_vm *vm = c->vm;
   if (!rec_effect(vm, "nojit")) return value_error();
@@ -112,7 +114,7 @@ static qn_value call_nojit(own_site *c) {
   return result;
 }
 
-/* A call of jit(f) on the VM's device, at its anchor: compiled without getting hot first. `full`: it must be one graph. */
+/* Calls jit(f) on the VM's device: at its anchor, and without waiting until it is hot. `full`: the call must be one graph. */
 static qn_value call_compiled(own_site *c, bool full) {
   qn_vm *vm = c->vm;
   jit_anchor *a = anchor_if_any(vm, c->site.fn);
@@ -131,7 +133,7 @@ static qn_value call_compiled(own_site *c, bool full) {
   return full && !value_is_error(result) ? check_fullgraph(vm, a, result) : result;
 }
 
-/* A call of jit(f, options): on the device, or by the function, that the option `backend` names. */
+/* Calls jit(f, options): on the device, or by the function, that the option `backend` names. */
 static qn_value call_jit(own_site *c) {
   qn_vm *vm = c->vm;
   const qn_fn *f = value_fn(c->site.fn);
@@ -158,7 +160,7 @@ static qn_value call_jit(own_site *c) {
   return result;
 }
 
-/* A call of a transform that gives a function of its own: at its anchor, where it is hot, or just so. */
+/* Calls a transform that makes a new function (grad and the like): at its anchor if that wants it, else directly. */
 static qn_value call_derived(own_site *c) {
   c->site.anchor = anchor_if_any(c->vm, c->site.fn);
   return rec_callee(c->vm, c->site.anchor) ? rec_call(c->vm, &c->site) : c->site.run(c);

@@ -1,8 +1,8 @@
-/* Companions: trees that must look like another one. The cotangent of a result, the tangent of an argument, and the gradients that
- * a custom_grad's backward returns all have, at every float leaf, the dtype and shape of what they belong to.
+/* Trees that must look like another one. The cotangent of a result, the tangent of an argument, and the gradients that the backward
+ * function of a custom_grad returns all have, at every float leaf, the dtype and shape of what they belong to.
  *
- * nil is zero, wherever it stands. A number may stand for an array of rank 0, and an int for a float. What stands beside leaves
- * that are not float does not matter: nothing is differentiated there.
+ * nil means zeros, wherever it stands. A number may stand for an array of rank 0, and an int for a float. Leaves that are not floats do not
+ * matter, since nothing is differentiated there.
  */
 #include <string.h>
 
@@ -33,13 +33,13 @@ typedef struct tree_match {
   const char *what, *of;
   bool (*leaf)(void *ctx, qn_value like, qn_value given);
   void *ctx;
-  int lanes;      /* leading axes */
-  qn_value whole; /* what `like` is a part of; `seen`: places of it so far */
+  int lanes;      /* how many leading axes of `given` are lanes of vmaps */
+  qn_value whole; /* the whole tree of which `like` is a part; `seen`: how many of its places were walked */
   uint64_t seen;
   text_buf path; /* ".w[1]" */
 } tree_match;
 
-/* Adds what a value is: of an array, dtype and shape as one lane sees them. */
+/* Appends what a value is; of an array the dtype, and the shape as one lane sees it. */
 static void text_lane(const tree_match *c, text_buf *t, qn_value v) {
   const qn_array *a = value_is(v, TAG_ARRAY) ? value_array(v) : NULL;
   if (a && a->rank >= c->lanes)
@@ -48,7 +48,7 @@ static void text_lane(const tree_match *c, text_buf *t, qn_value v) {
     text_kind(t, v);
 }
 
-/* "jvp: the tangent is f32[3] at .w where the argument has f32[4]" */
+/* Raises "jvp: the tangent is f32[3] at .w where the argument is f32[4]", with `detail` behind it. False. */
 static bool differs(tree_match *c, qn_value like, qn_value given, const char *detail) {
   text_buf t = {.vm = c->vm};
   text_addf(&t, "%s is ", c->what);
@@ -64,7 +64,7 @@ static bool differs(tree_match *c, qn_value like, qn_value given, const char *de
   return false;
 }
 
-/* What the lanes give for a host float that they share, as a host float. */
+/* The sum of what the lanes give for a host float that they share, as a host float. Owned, or the error value. */
 static qn_value sum_of_lanes(qn_vm *vm, qn_value given) {
   qn_value wide = op_apply(vm, OP_cast, &given, 1, &(op_attr){.dtype = WEAK_FLOAT});
   if (value_is_error(wide)) return wide;

@@ -1,8 +1,8 @@
-/* --jit verify: each call that a plan serves is made in both ways, and the first difference is an error.
+/* --jit verify: each call that a plan serves is made by the plan and by the interpreter, and the first difference is an error.
  *
- * Results are compared leaf by leaf and bit by bit, all NaNs being one value; of errors what they are and where they happen. When
- * results differ, the nodes of the recorded graph are computed one by one, in the interpreter's way and as results of plans, to name
- * the first op that is to blame.
+ * Results are compared leaf by leaf and bit by bit; all NaNs count as one value. Of errors, the id and the place are compared. If results
+ * differ, the nodes of the recorded graph are computed one by one, by eager ops and as results of plans, to find the first op that is to
+ * blame.
  */
 #include <stdio.h>
 #include <string.h>
@@ -56,7 +56,8 @@ static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t siz
 
 /* ---- the node to blame --------------------------------------------------------------------------------------------------- */
 
-/* Simplifies, plans, compiles and runs a graph (taken over). False: that did not work out; an error may be pending. */
+/* Simplifies, plans, compiles and runs a graph (taken over); out[] gets the outputs, owned. False if that was not possible; an error may be
+ * pending. */
 static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar *weak, qn_value *out) {
   graph *simple = graph_simplify(g, NULL);
   graph_free(g);
@@ -80,8 +81,9 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
 
 static bool is_array_node(const graph_node *n) { return (n->kind == NODE_OP || n->kind == NODE_PROJ) && !n->type.weak; }
 
-/* The first node of the specialization's graph whose compiled value differs from the eager one; 0 if none does alone. First all nodes
- * are results of one plan, which is quick; where that hides the difference, as it fuses otherwise, each is one's only result. */
+/* The first node of the recorded graph whose compiled value differs from the eager one; 0 if none differs on its own. `what` gets the two
+ * values. At first all nodes are outputs of one plan, which is quick; if that hides the difference, because it fuses differently, each node
+ * gets a plan of its own. */
 static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs *c, char *what, size_t size) {
   enum { MOST_PLANS = 256 };
   const graph *g = e->graph;
@@ -140,7 +142,7 @@ done:
 
 /* What a verified call owns while the interpreter makes it. */
 typedef struct verified_call {
-  call_inputs *inputs; /* of which so many are held */
+  call_inputs *inputs; /* the inputs, of which the first `held` ones are retained */
   uint32_t held;
   qn_value compiled;
   qn_error_object *error;
@@ -151,7 +153,7 @@ static void verified_release(qn_vm *vm, const verified_call *v) {
     if (v->inputs->arrays[i]) value_release(vm, value_obj(TAG_ARRAY, v->inputs->arrays[i]));
 }
 
-/* Frees all that a verified call owns; for vm_own. */
+/* Frees what a verified call owns; for vm_own. */
 static void verified_drop(qn_vm *vm, void *what) {
   verified_call *v = what;
   verified_release(vm, v);
@@ -160,7 +162,8 @@ static void verified_drop(qn_vm *vm, void *what) {
   if (v->error) error_free(vm, v->error);
 }
 
-/* Both ways, with the same inputs: they are held, since the interpreter may release or overwrite the call's arguments. */
+/* Makes the call in both ways, on the same inputs. These are retained, since the interpreter may free or overwrite the arguments of the
+ * call. */
 static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, verified_call *v) {
   call_inputs *c = v->inputs;
   const char *name = site->anchor->name ? site->anchor->name : "fn";
@@ -171,7 +174,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
   vm->draw = draw;
   ANCHOR_LENT(lent, site->anchor);
-  site->anchor->state = ANCHOR_NEVER; /* recursion below this call runs eagerly too */
+  site->anchor->state = ANCHOR_NEVER; /* calls of the same function inside this one are eager, too */
   v->compiled = compiled;
   v->error = error;
   vm_owned held;
@@ -181,7 +184,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   anchor_give_back(&lent);
   char where[160] = "", node[200] = "";
   if (error) {
-    /* The message is the interpreter's, as it is without --jit verify: compiled code only has to fail at the same place. */
+    /* The message is the interpreter's, as without --jit verify. Compiled code only has to fail at the same place. */
     bool same = value_is_error(eager) && vm->error && vm->error->id == error->id &&
                 vm->error->at.source == error->at.source && vm->error->at.start == error->at.start;
     if (same || (value_is_error(eager) && !error_catchable(vm))) {

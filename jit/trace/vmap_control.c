@@ -1,20 +1,20 @@
-/* Control flow that differs from lane to lane.
+/* Control flow inside vmap, which may go different ways in different lanes.
  *
- * Inside a vmap a condition may be true in some lanes and false in others. Both arms of an `if` run then, each for its lanes, and
- * what they assign and give is selected; a `while` goes on until no lane's condition holds. recording.active says which lanes are at
- * work: nil all of them, unset none, else a bool of each lane.
+ * Where a condition is true in some lanes and false in others, both arms of an `if` run, each for its lanes, and what they assign and give
+ * is selected by the condition. A `while` goes on until its condition is false in all lanes. recording.active says which lanes are at work:
+ * nil means all of them, unset none, else it is a bool for each lane (a mask).
  *
- * Leaving early. Lanes that return, break or continue in an arm wait in the frame (rec_frame) of the call or loop that they leave,
- * with the values that they left with, while the others go on; at its end the values are selected. Where no lane goes on, the
- * rest of the statements is skipped by the interpreter's own signal.
+ * Leaving early. Lanes that return, break or continue inside an arm wait in the frame (rec_frame) of the call or loop that they leave,
+ * together with the values that they leave with, while the others go on. At the end of the call or loop, the values are selected. If no
+ * lane goes on, the rest of the statements is skipped by the interpreter's own signal.
  *
- * Errors count for lanes that are at work. What may fail on data is given operands that cannot fail in the other lanes
- * (vmap_guard). An error of the interpreter itself in an arm makes the recorder look whether any lane is there: if not, the error
- * has not happened. So does an effect. Looking reads data, which ends the capture, but not the call. Where arms nest deep
- * (recursion), it is looked before an arm is run at all.
+ * Errors only count for lanes that are at work. Ops that can fail on data get operands with which they cannot fail in the other lanes
+ * (vmap_guard). When the interpreter itself raises an error in an arm, or an effect comes, it is checked whether any lane is there at all;
+ * if not, the error did not happen. This reads data, which ends the capture, but not the call. If arms are nested deeply (recursion), it is
+ * checked before an arm is run.
  *
- * Selected numbers. Host floats that differ between lanes stay host floats: the number has a node, which stands for the lanes' f64
- * numbers, and its concrete value means nothing. Ints and bools become arrays, as where(...) makes them.
+ * Selected numbers. A host float that differs between lanes stays a host float: it has a node that stands for the f64 numbers of all lanes,
+ * and its own value means nothing. Ints and bools become arrays, as where(...) makes them.
  */
 #include <string.h>
 
@@ -25,7 +25,7 @@
 #include "jit/trace/recording.h"
 #include "jit/trace/vmap.h"
 
-enum { ARMS_BLIND = 6 }; /* arms within arms that are run without looking whether any lane takes them */
+enum { ARMS_BLIND = 6 }; /* how deep arms may be nested before it is checked whether any lane takes them */
 
 /* ---- masks --------------------------------------------------------------------------------------------------------------- */
 
@@ -33,14 +33,14 @@ static bool is_none(qn_value mask) { return value_is(mask, TAG_UNSET); }
 static bool is_all(qn_value mask) { return value_is(mask, TAG_NIL); }
 static bool same_mask(qn_value a, qn_value b) { return a.head == b.head && a.u.p == b.u.p; }
 
-/* Puts a mask, which is taken over, in the place of another one, which is freed. */
+/* Replaces a mask by another one, which is taken over. */
 static void set_mask(qn_vm *vm, qn_value *to, qn_value mask) {
   qn_value old = *to;
   *to = mask;
   value_release(vm, old);
 }
 
-/* The lanes in both masks, and those in either; masks are borrowed. Owned, or the error value. */
+/* The lanes in both masks; the lanes in either of them. Masks are borrowed. Owned, or the error value. */
 static qn_value mask_and(qn_vm *vm, qn_value a, qn_value b) {
   if (is_none(a) || is_all(b)) return value_retain(a);
   if (is_none(b) || is_all(a)) return value_retain(b);
@@ -55,7 +55,7 @@ static qn_value mask_or(qn_vm *vm, qn_value a, qn_value b) {
   return op_apply(vm, OP_bitor, in, 2, NULL);
 }
 
-/* A condition as a bool of rank 0 (owned); unset if it is none. */
+/* A condition as a bool array of rank 0 (owned); unset if the value is no condition. */
 static qn_value predicate_of(qn_vm *vm, qn_value v) {
   if (value_is(v, TAG_BOOL)) return op_apply(vm, OP_fit, &v, 1, &(op_attr){.dtype = DTYPE_TEST});
   if (!value_is(v, TAG_ARRAY) || !dtype_is_bool(value_array(v)->dtype) || value_array(v)->size != 1)
@@ -63,7 +63,8 @@ static qn_value predicate_of(qn_vm *vm, qn_value v) {
   return value_array(v)->rank ? op_apply(vm, OP_reshape, &v, 1, &(op_attr){.n = 0}) : value_retain(v);
 }
 
-/* The mask as the levels outside of the innermost one have it: lanes any of whose inner lanes are at work. Takes over. */
+/* The mask (taken over) as the levels around the innermost one have it: those lanes of which any inner lane is at work. Owned, or the error
+ * value. */
 static qn_value any_inner(qn_vm *vm, const struct vmap_level *l, qn_value mask) {
   struct recording *r = vm->rec;
   uint32_t node = value_is(mask, TAG_ARRAY) ? rec_traced(r, mask) : 0;
@@ -77,7 +78,7 @@ static qn_value any_inner(qn_vm *vm, const struct vmap_level *l, qn_value mask) 
   return out;
 }
 
-/* Is any lane of the mask at work? Reads data. 1, 0, or -1 with an error raised. */
+/* Is any lane in the mask? Reads data. 1, 0, or -1 with an error raised. */
 static int any_lane(qn_vm *vm, qn_value mask) {
   struct recording *r = vm->rec;
   if (!value_is(mask, TAG_ARRAY)) return is_all(mask);
@@ -91,7 +92,7 @@ static int any_lane(qn_vm *vm, qn_value mask) {
 
 /* ---- selecting ------------------------------------------------------------------------------------------------------------- */
 
-/* Raises that lanes come out of a branch or loop with values that cannot be selected among. */
+/* Raises that lanes come out of a branch or loop with values of which none can be selected by lane. */
 static qn_value raise_select(qn_vm *vm, qn_value a, qn_value b) {
   return raise_error(
       vm, E_not_batched, SPAN_NONE,
@@ -107,12 +108,12 @@ static bool same_value(qn_value a, qn_value b) {
   return value_is(a, TAG_NIL) || value_is(a, TAG_UNSET) || a.u.i == b.u.i;
 }
 
-/* Are two values one for all lanes? 1, 0, or -1 with an error raised: of functions only a recording may tell. */
+/* Are two values the same, so that nothing has to be selected? 1, 0, or -1 with an error raised. (Of functions only a recording may tell.) */
 static int same_part(qn_vm *vm, qn_value a, qn_value b) {
   return value_is(a, TAG_FN) && value_is(b, TAG_FN) ? rec_same_fn(vm, a, b) : same_value(a, b);
 }
 
-/* where(mask, a, b) of two host floats as a host float. */
+/* where(mask, a, b) of two host floats, as a host float. Owned, or the error value. */
 static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   op_attr f64 = {.dtype = WEAK_FLOAT};
   qn_value in[3] = {mask, op_apply(vm, OP_cast, &a, 1, &f64), value_error()}, out = value_error();
@@ -172,7 +173,7 @@ static qn_value select_part(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn
   return out;
 }
 
-/* `a` in the lanes of the mask, `b` in the others; borrows, owned result. */
+/* `a` in the lanes of the mask, `b` in the others. Borrows both. Owned, or the error value. */
 static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   uint64_t seen = 0;
   return select_part(vm, mask, a, b, a, &seen);
@@ -186,7 +187,7 @@ static void set_slot(qn_vm *vm, qn_value *slot, qn_value v) {
 
 /* ---- operands that cannot fail ------------------------------------------------------------------------------------------------ */
 
-/* Which operands of an op make it fail on data, and the number that never does. */
+/* Can operand k make the op fail on data? *harmless gets a number with which it never does. */
 static bool may_fail(op_id op, const qn_value *in, int nin, int k, int64_t *harmless) {
   bool ints = true;
   for (int i = 0; i < nin; i++)
@@ -213,7 +214,7 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
   bool any = false;
   for (int k = 0; k < nin && !any; k++) any = may_fail(op, in, nin, k, &harmless);
   if (!any) return 0;
-  /* What all lanes share stays so: it is safe if no lane is at work. */
+  /* An op on operands that all lanes share stays shared: they are made safe if no lane at all is at work. */
   qn_value mask = value_retain(r->active);
   for (const struct vmap_level *l = r->lanes; l && !value_is_error(mask); l = l->outer) {
     bool lane = false;
@@ -230,7 +231,7 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
     safe[k] = value_retain(in[k]);
     if (!may_fail(op, in, nin, k, &harmless)) continue;
     qn_value three[3] = {mask, in[k], value_int(harmless)}, v = op_apply(vm, OP_where, three, 3, NULL);
-    /* A number beside an array has the array's dtype. */
+    /* A number beside an array has the dtype of the array. */
     const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
     if (!value_is_error(v) && value_is_scalar(in[k]) && first && k == 1 && op_rows[op].klass == CLASS_POINTWISE &&
         dtype_is_int((qn_dtype)first->dtype)) {
@@ -251,7 +252,7 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
 
 /* ---- errors and effects in arms ---------------------------------------------------------------------------------------------------- */
 
-/* An error has come out of code that only the lanes at work run. 1: it stands, 0: no lane was there, it has gone. */
+/* An error has come out of code that only the lanes at work run. 1: it counts; 0: no lane was there, and it has been cleared. */
 static int error_counts(qn_vm *vm) {
   struct recording *r = vm->rec;
   if (r->vmap_failed || !error_catchable(vm) || is_all(r->active) || vm->error->id == E_memory) return 1;
@@ -265,10 +266,10 @@ static int error_counts(qn_vm *vm) {
   return any != 0;
 }
 
-/* No lane is at work here, as a look has shown: what led here ends. Seen by error_counts only. */
+/* Raises an error to leave code in which no lane is at work. Only error_counts sees it. */
 static void raise_no_lane(qn_vm *vm) { raise_error(vm, E_not_batched, SPAN_NONE, "no lane comes here"); }
 
-/* For tree_rebuild_parts: a value that differs from lane to lane becomes the array of all lanes, others stay. */
+/* For tree_rebuild_parts: a value that differs between lanes becomes the array of all lanes; others stay. */
 static qn_value all_lanes(void *ctx, qn_value v) {
   qn_vm *vm = ctx;
   if (!rec_is_lane(vm, v)) return value_retain(v);
@@ -362,7 +363,7 @@ void rec_frame_drop(rec_frame *f) {
   for (rec_frame *last = NULL; last != f;) frame_free(r, last = r->frames);
 }
 
-/* Lanes of `mask` leave with values; `result` is a call's, a loop's are in its slots. */
+/* The lanes of `mask` leave a frame and wait in it with their values: `result` if it is a call; for a loop what its variables hold. */
 static bool leave_with(qn_vm *vm, rec_frame *f, qn_value *who, qn_value **values, qn_value mask, qn_value result) {
   uint32_t n = frame_values(f);
   if (!*values) {
@@ -382,7 +383,7 @@ static bool leave_with(qn_vm *vm, rec_frame *f, qn_value *who, qn_value **values
   return true;
 }
 
-/* The lanes at work leave in the way that a body or arm ended with; `v` (taken over) is what they return. */
+/* The lanes at work leave in the way that an arm or body has ended; `v` (taken over) is what they return. False with an error raised. */
 static bool depart(qn_vm *vm, rec_exit how, qn_value v) {
   struct recording *r = vm->rec;
   rec_frame *f = r->frames;
@@ -456,7 +457,7 @@ int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
     }
     qn_value both = mask_or(vm, r->active, f->again);
     if (value_is_error(both)) return -1;
-    /* Where no lane has left for good these are the lanes that the loop began with. */
+    /* If no lane has left for good, these are the lanes that the loop began with. */
     if (!f->left && !f->parted) {
       value_release(vm, both);
       both = value_retain(f->entry);
@@ -491,8 +492,8 @@ rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok) {
 
 typedef struct arm_end {
   qn_value value, active; /* owned */
-  qn_value *slots;        /* what the arm has assigned; owned */
-  bool run;               /* some lane has come to its end or left */
+  qn_value *slots;        /* what the variables hold at its end; owned */
+  bool run;               /* some lane has come to the end of the arm, or left it early */
 } arm_end;
 
 static bool save_slots(qn_vm *vm, rec_slots s, qn_value **out) {
@@ -501,7 +502,7 @@ static bool save_slots(qn_vm *vm, rec_slots s, qn_value **out) {
   return true;
 }
 
-/* Runs one arm for the lanes of `mask` (taken over), then puts the variables back. */
+/* Runs one arm for the lanes of `mask` (taken over) and puts the variables back. False with an error raised. */
 static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn_value *before, arm_end *end) {
   struct recording *r = vm->rec;
   *end = (arm_end){.value = value_nil(), .active = value_unset()};
@@ -540,10 +541,10 @@ static void arm_free(qn_vm *vm, arm_end *end, uint32_t n) {
   free_values(vm, &end->slots, n);
 }
 
-/* What an if owns while its arms run. */
+/* What an `if` owns while its arms run. */
 typedef struct if_owned {
-  qn_value p, not_p, masks[2], active; /* active: before it */
-  qn_value *before;                    /* what the slots held */
+  qn_value p, not_p, masks[2], active; /* active: the lanes at work before the branch */
+  qn_value *before;                    /* what the variables held before the branch */
   arm_end ends[2];
   uint32_t nslots;
 } if_owned;
@@ -587,7 +588,8 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
   ok = ok && !value_is_error(masks[1]);
   ok = ok && run_arm(vm, then, value_retain(masks[0]), assigned, before, &ends[0]);
   ok = ok && run_arm(vm, otherwise, value_retain(masks[1]), assigned, before, &ends[1]);
-  if (ok && !ends[0].run && !ends[1].run && value_is(before_active, TAG_ARRAY)) { /* nor in the arm around */
+  /* no lane is at work in the arm around, either */
+  if (ok && !ends[0].run && !ends[1].run && value_is(before_active, TAG_ARRAY)) {
     raise_no_lane(vm);
     ok = false;
   }
@@ -611,7 +613,7 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
     if (ok && same_mask(a->active, masks[0]) && same_mask(b->active, masks[1])) {
       set_mask(vm, &r->active, value_retain(before_active));
     } else if (ok) {
-      /* An arm that no lane was in leaves all others at work. */
+      /* If no lane was in the arm, all others are still at work. */
       qn_value rest = !a->run && same_mask(b->active, masks[1])   ? value_retain(before_active)
                       : !b->run && same_mask(a->active, masks[0]) ? value_retain(before_active)
                                                                   : mask_or(vm, a->active, b->active);
@@ -619,7 +621,8 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
       if (ok) set_mask(vm, &r->active, rest);
     }
   }
-  if (!ok) set_mask(vm, &r->active, value_retain(before_active)); /* what goes wrong here concerns all who came */
+  /* an error here is one of all the lanes that came to the branch */
+  if (!ok) set_mask(vm, &r->active, value_retain(before_active));
   bool left = ok && is_none(r->active);
   vm_disown(vm, &held);
   if_drop(vm, &o);

@@ -1,15 +1,16 @@
 /* vmap: a function called once for all lanes.
  *
- * The inner function runs while a recording is on (one is begun if there is none), with every array that is mapped replaced by a
- * tracer of one lane's shape. What depends on a tracer is a lane's value; it only carries types. graph_batch (batch.h)
- * appends the counterpart that holds all lanes: after every op, so that at any time it is known which values differ from lane to
- * lane, and what cannot be done in all lanes at once is refused at its line. Lanes nest, and gradients and lanes nest in each other.
+ * The inner function runs while a recording is on (one is begun if there is none), with every mapped array replaced by a tracer that has
+ * the shape of one lane. Whatever depends on a tracer is a value of a single lane, and only carries a type. graph_batch (batch.h) appends
+ * the counterpart that holds all lanes, right after each op: so it is always known which values differ between lanes, and what cannot be
+ * done in all lanes at once is refused at its line. Levels of vmap nest, and gradients and vmap nest in each other.
  *
- * Lanes are never executed. Where pending work runs (rec_run_pending), counterparts do: those of the lanes' arrays that the program
- * still holds, and all fallible ones. A look at a lane's data is an error; conditions select (vmap_control.c).
+ * Nodes of single lanes are never executed. When pending work runs (rec_run_pending), counterparts are executed: those of arrays that the
+ * program still holds, and all that can fail. Reading the data of a single lane is an error; branches are handled by selecting
+ * (vmap_control.c).
  *
- * An error of a counterpart names its first lane: the op is repeated lane by lane on the operands (vmap_blame), which also gives
- * the message that the lane alone would have got.
+ * If a counterpart fails, the op is repeated lane by lane on its operands (vmap_blame). This finds the first lane that fails, and gives the
+ * message that this lane alone would have got.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -34,7 +35,7 @@ uint32_t vmap_whole(const struct recording *r, uint32_t node) {
   return 0;
 }
 
-/* A node's counterpart for all lanes of the levels inside of `level` (NULL: of all levels); itself if it has none. */
+/* The counterpart of a node that holds the lanes of the levels inside of `level` (NULL: of all levels); the node itself if it has none. */
 static uint32_t lifted(const struct recording *r, uint32_t node, const struct vmap_level *level) {
   for (const struct vmap_level *l = r->lanes; l != level; l = l->outer) {
     uint32_t w = batch_whole(&l->batch, node);
@@ -45,7 +46,7 @@ static uint32_t lifted(const struct recording *r, uint32_t node, const struct vm
 
 uint32_t vmap_outermost(const struct recording *r, uint32_t node) { return lifted(r, node, NULL); }
 
-/* As vmap_outermost; *bits says which levels the node has an axis of (the innermost: 1). */
+/* As vmap_outermost. *bits says for which levels it has an axis (bit 0: the innermost). */
 static uint32_t lifted_by(const struct recording *r, uint32_t node, uint32_t *bits) {
   uint32_t bit = 1;
   *bits = 0;
@@ -77,15 +78,15 @@ qn_value vmap_raise_read(struct recording *r, qn_value v) {
 
 /* ---- counterparts ---------------------------------------------------------------------------------------------------------- */
 
-/* An op of lanes that may fail: what the message of its error is made from. */
+/* An op of single lanes that can fail, and what the message of its error is made from. */
 struct lane_check {
-  uint32_t first, last; /* its counterpart's nodes are among these */
-  uint32_t node;        /* of the lane */
+  uint32_t first, last; /* the nodes of its counterpart are among these */
+  uint32_t node;        /* the node of the op itself */
   uint8_t nlevels;
-  /* of each operand: its outermost counterpart or itself, then which levels it has an axis of (bits, innermost: 1);
-     in the graph's arena */
+  /* for each operand: its outermost counterpart, or itself; then for which levels that has an axis (bits, the innermost first). In the
+   * arena of the graph */
   uint32_t *wholes;
-  int64_t sizes[ARRAY_MAX_RANK]; /* of the levels, innermost first */
+  int64_t sizes[ARRAY_MAX_RANK]; /* how many lanes each level has, the innermost first */
 };
 
 void vmap_free(struct recording *r) {
@@ -94,13 +95,14 @@ void vmap_free(struct recording *r) {
   value_release(r->vm, r->active);
 }
 
-/* Notes the fallible nodes from..end that differ from lane to lane, which have just got their counterparts. */
+/* Adds checks for the nodes from..end that can fail and differ between lanes. They have just got their counterparts. False with an error
+ * raised. */
 static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t from, uint32_t end) {
   const graph *g = r->g;
   for (uint32_t i = from; i < end; i++) {
     if (!fallible[i - from] || !vmap_whole(r, i)) continue;
     const graph_node *n = &g->nodes[i];
-    if (n->kind != NODE_OP) continue; /* a branch or loop names no lane */
+    if (n->kind != NODE_OP) continue; /* errors in a branch or loop name no lane */
     if (!mem_grow(r->vm, (void **)&r->checks, &r->checks_cap, r->nchecks + 1, sizeof *r->checks)) return false;
     struct lane_check *c = &r->checks[r->nchecks];
     *c = (struct lane_check){.first = end, .last = vmap_outermost(r, i), .node = i};
@@ -116,7 +118,7 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
   return true;
 }
 
-/* The innermost level that is held; NULL: none. */
+/* The innermost level that vmap_hold has stopped; NULL if there is none. */
 static struct vmap_level *held_level(const struct recording *r) { return r->vmap_held.on ? r->vmap_held.at : NULL; }
 
 bool vmap_advance(struct recording *r) {
@@ -152,7 +154,7 @@ bool vmap_hold(struct recording *r, vmap_pause *before) {
 }
 
 void vmap_go_on(struct recording *r, const vmap_pause *before) {
-  r->vmap_seen = r->vmap_held.seen; /* of levels that were held; those inside them have ended */
+  r->vmap_seen = r->vmap_held.seen; /* for the levels that were held; those inside of them have ended */
   r->vmap_held = *before;
 }
 
@@ -165,7 +167,7 @@ bool vmap_know(const struct recording *r, uint32_t from) {
 
 /* ---- the first lane that fails -------------------------------------------------------------------------------------------------- */
 
-/* One lane of an operand in the CPU's memory; owned. `at`: the lane by level, innermost first. */
+/* One lane of an operand, on the CPU. `at`: the number of the lane for each level, the innermost first. Owned, or the error value. */
 static qn_value lane_of(qn_vm *vm, qn_value v, uint32_t bits, int nlevels, const int64_t *at) {
   if (!value_is(v, TAG_ARRAY) || !bits) return value_retain(v);
   const qn_array *a = value_array(v);
@@ -177,8 +179,8 @@ static qn_value lane_of(qn_vm *vm, qn_value v, uint32_t bits, int nlevels, const
   return part ? value_obj(TAG_ARRAY, part) : value_error();
 }
 
-/* Adds " in lane 3" to the pending error, whose message becomes `message` (borrowed; NULL: stays). An error that the program raised
- * itself keeps its text and gets a note. */
+/* Adds ", in lane 3" to the pending error, whose message becomes `message` (borrowed; NULL: stays as it is). An error that the program
+ * raised itself keeps its text and gets a note. */
 static void name_lane(qn_vm *vm, const qn_str *message, int nlevels, const int64_t *at) {
   qn_error_object *e = vm->error;
   if (!e || e->refs > 1 || !error_catchable(vm)) return;
@@ -198,7 +200,7 @@ static void name_lane(qn_vm *vm, const qn_str *message, int nlevels, const int64
   text_free(&t);
 }
 
-/* The next lane in the order of a loop within a loop; false after the last. */
+/* Moves `at` to the next lane, as nested loops would. False after the last one. */
 static bool next_lane(int nlevels, const int64_t *sizes, int64_t *at) {
   for (int i = 0; i < nlevels; i++) {
     if (++at[i] < sizes[i]) return true;
@@ -232,7 +234,7 @@ void vmap_blame(struct recording *r, uint32_t node) {
     in[made] = v;
     levels |= c->wholes[2 * made + 1];
   }
-  /* Levels that no operand has an axis of are not counted through. */
+  /* Levels for which no operand has an axis are left out. */
   int64_t at[ARRAY_MAX_RANK] = {0}, sizes[ARRAY_MAX_RANK];
   for (int i = 0; i < c->nlevels; i++) sizes[i] = levels >> i & 1 ? c->sizes[i] : 1;
   op_attr attr = graph_attr(n);
@@ -276,7 +278,7 @@ int vmap_name_first(struct recording *r, qn_value mask) {
   bool ok = !value_is_error(v) && rec_run_pending(r);
   qn_array *a = ok ? array_to_cpu(vm, value_array(v)) : NULL;
   value_release(vm, v);
-  if (!a) { /* earlier work has failed, which comes first */
+  if (!a) { /* work that came before has failed, whose error is the first one */
     if (error_pending(vm))
       error_free(vm, e);
     else
@@ -303,18 +305,18 @@ int vmap_name_first(struct recording *r, qn_value mask) {
 
 /* ---- trees of lanes --------------------------------------------------------------------------------------------------------------- */
 
-/* A walk over an argument or the result of a call, and over the axes that in_axes or out_axes name for its parts. */
+/* A walk over an argument or result, along with the axes that in_axes or out_axes give for its parts. */
 typedef struct lane_walk {
   struct recording *r;
-  struct vmap_level *level; /* NULL: lanes are counted */
-  int64_t lanes;            /* those counted; -1: none found yet */
-  qn_value whole;           /* of which a part is looked at; `seen`: places of it so far */
+  struct vmap_level *level; /* NULL while the lanes are only counted */
+  int64_t lanes;            /* how many lanes there are; -1: no mapped array was found yet */
+  qn_value whole;           /* the whole value that is walked; `seen`: how many of its places were walked */
   uint64_t seen;
-  char path[128]; /* of the value that is looked at: "argument 2.w" */
+  char path[128]; /* the place of the present part, for messages: "argument 2.w" */
   size_t len;
-  char first[256];        /* of the first array with lanes, and its shape */
-  qn_dtype floats;        /* what host floats in the result become arrays of */
-  shared_parts functions; /* in the result, looked through */
+  char first[256];        /* the place and shape of the first mapped array, for messages */
+  qn_dtype floats;        /* the dtype of arrays that host floats in the result become */
+  shared_parts functions; /* functions in the result that were looked through */
 } lane_walk;
 
 static size_t path_push(lane_walk *m, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -338,8 +340,8 @@ static qn_value raise_axes(lane_walk *m, const char *what, qn_value axes, qn_val
                      kind_said(axes).text, kind_said(v).text);
 }
 
-/* The axes of part i of a list or record v, whose axes are of its structure; `what` names them. Owned by them; the error value if there
- * are none. */
+/* The axes of part i of a list or record v, whose axes `axes` has the same structure; `what` names them in messages. Borrowed from `axes`;
+ * the error value if there are none. */
 static qn_value part_axes(lane_walk *m, const char *what, qn_value axes, qn_value v, uint32_t i) {
   if (value_is(v, TAG_LIST)) return value_list(axes)->items[i];
   int at = record_find(value_record(axes), record_name(value_record(v), i));
@@ -347,8 +349,8 @@ static qn_value part_axes(lane_walk *m, const char *what, qn_value axes, qn_valu
   return raise_error(m->r->vm, E_argument, SPAN_NONE, "vmap: %s has no field for %s", what, m->path);
 }
 
-/* What `leaf` makes of the parts of a list or record, as one like it (owned); where `leaf` makes nothing but nil and errors (`build` is
- * false), nil. `one`: the axes are those of every part, else they must be of the same structure. */
+/* A list or record like v, owned, of what `leaf` makes of its parts; nil if `build` is false, since `leaf` then only looks. `one`: `axes`
+ * is for every part, else it must have the structure of v. */
 static qn_value walk_parts(lane_walk *m, const char *what, qn_value v, qn_value axes, bool one, bool build,
                            qn_value (*leaf)(lane_walk *m, qn_value v, qn_value axes)) {
   qn_vm *vm = m->r->vm;
@@ -373,7 +375,7 @@ static qn_value walk_parts(lane_walk *m, const char *what, qn_value v, qn_value 
 
 /* ---- what goes in --------------------------------------------------------------------------------------------------------------- */
 
-/* The axis of an array that an int means; -1 with an error raised. */
+/* The axis that an int, which may be negative, means for an array of this rank; -1 with an error raised. */
 static int axis_in(lane_walk *m, const char *what, qn_value axes, qn_value v, int rank) {
   int64_t axis = axes.u.i < 0 ? axes.u.i + rank : axes.u.i;
   if (axis >= 0 && axis < rank) return (int)axis;
@@ -398,7 +400,7 @@ static bool same_lanes(lane_walk *m, qn_value v, int axis) {
   return true;
 }
 
-/* An array with axis `axis` moved to the front, or the other way round; takes over. */
+/* An array (taken over) with axis `from` moved to the place `to`. Owned, or the error value. */
 static qn_value move_axis(qn_vm *vm, qn_value v, int from, int to) {
   if (value_is_error(v) || from == to) return v;
   int order[ARRAY_MAX_RANK];
@@ -411,7 +413,7 @@ static qn_value move_axis(qn_vm *vm, qn_value v, int from, int to) {
   return out;
 }
 
-/* The tracer of one lane of an array, whose lanes lie along `axis`. Owned, or the error value. */
+/* The tracer of one lane of an array whose lanes lie along `axis`. Owned, or the error value. */
 static qn_value tracer(lane_walk *m, qn_value v, int axis) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
@@ -425,7 +427,7 @@ static qn_value tracer(lane_walk *m, qn_value v, int axis) {
   return error_pending(vm) ? value_error() : raise_memory(vm);
 }
 
-/* The value of one lane of an argument (owned); while lanes are counted, nil. */
+/* What stands for an argument in one lane (owned); while lanes are only counted, nil. */
 static qn_value lane_in(lane_walk *m, qn_value v, qn_value axes) {
   qn_vm *vm = m->r->vm;
   if (!vm_enter(vm, 0) || !tree_place(vm, m->whole, &m->seen)) return value_error();
@@ -442,7 +444,8 @@ static qn_value lane_in(lane_walk *m, qn_value v, qn_value axes) {
   return walk_parts(m, "in_axes", v, axes, one, m->level != NULL, lane_in);
 }
 
-/* All arguments of a call: positional ones, then the keywords, a record or nil. Tracers replace them when there is a level. */
+/* Walks all arguments of a call: positional ones, then the keywords (a record or nil). If there is a level, mapped arrays are replaced by
+ * tracers. False with an error raised. */
 static bool vmap_in(lane_walk *m, qn_value in_axes, qn_value *args, int nargs) {
   qn_vm *vm = m->r->vm;
   bool each = value_is(in_axes, TAG_LIST);
@@ -474,7 +477,7 @@ static bool vmap_in(lane_walk *m, qn_value in_axes, qn_value *args, int nargs) {
 
 /* ---- what comes out ----------------------------------------------------------------------------------------------------------------- */
 
-/* The lanes of a host number as `stack` gives them, floats in the results' dtype. */
+/* The lanes of a host number as an array; floats get the dtype for results. Owned, or the error value. */
 static qn_value stacked_number(lane_walk *m, qn_value v, uint32_t node) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
@@ -514,7 +517,7 @@ static qn_value raise_stack(lane_walk *m, qn_value v) {
                      m->path, kind_said(v).text);
 }
 
-/* A result with its lanes (owned). */
+/* A result with all its lanes. Owned, or the error value. */
 static qn_value lane_out(lane_walk *m, qn_value v, qn_value axes) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
@@ -567,7 +570,7 @@ typedef struct lane_search {
   const struct vmap_level *level;
 } lane_search;
 
-/* Stops at the first value that differs between the lanes of the level. */
+/* For tree_each: stops at the first value that differs between the lanes of the level. */
 static bool not_of_lane(void *ctx, qn_value v) {
   const lane_search *s = ctx;
   uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(s->r, v) : 0;
@@ -585,7 +588,8 @@ bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_valu
       uint32_t node = lifted(r, nodes[i], level);
       if (batch_whole(&level->batch, node) || r->g->nodes[node].type.weak) continue;
       uint32_t whole = batch_whole_always(&level->batch, node);
-      if (whole && !vmap_advance(r)) return false; /* what makes it is the lanes' of levels around, not of this one */
+      /* what is appended here belongs to the levels around, not to this one */
+      if (whole && !vmap_advance(r)) return false;
       if (whole && batch_bind(&level->batch, node, whole)) continue;
       if (r->g->failed || r->g->nodes[node].type.rank < ARRAY_MAX_RANK) {
         raise_memory(vm);
@@ -599,7 +603,7 @@ bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_valu
   return rec_room(r);
 }
 
-/* The arguments of a rule that have lanes as in_axes: 0, and nil for the others. */
+/* For tree_rebuild: in_axes for the arguments of a rule: 0 for those that have lanes, nil for the others. */
 static qn_value keep_axes(void *ctx, qn_value v) {
   (void)ctx;
   return value_is(v, TAG_INT) && v.u.i == 0 ? v : value_nil();
@@ -627,11 +631,12 @@ static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct vmap_
   return result;
 }
 
-/* What lies outside of the lanes differentiates their counterparts: a region becomes one of the counterparts, and the rule of a
- * custom_grad is done in all lanes. Where its arguments have no lanes, but the results do, it cannot be: it has no arguments then, so
- * that their derivative is refused. */
+/* When a level ends, a region becomes one of the counterparts of its nodes, since only these can be differentiated from outside; the rule
+ * of a custom_grad is done in all lanes. If the rule's arguments have no lanes but its results do, that is not possible: the region then
+ * has no arguments, so that differentiating by them is refused. False with an error raised. */
 static bool lift_region(struct recording *r, const struct vmap_level *l, graph_region *x) {
-  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* one list of the recording's */
+  /* they lie in one block, which the recording owns */
+  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs;
   bool any = false, lanes = false;
   for (uint32_t i = 0; i < x->nouts; i++) any |= outs[i] && batch_whole(&l->batch, outs[i]);
   for (uint32_t i = 0; i < x->nargs; i++) lanes |= batch_whole(&l->batch, args[i]) != 0;
@@ -666,8 +671,8 @@ static bool lift_region(struct recording *r, const struct vmap_level *l, graph_r
   return true;
 }
 
-/* Ends a level: regions become those of the counterparts, and values of single lanes, which nobody can use any more, go. False with an error
- * raised. */
+/* Ends a level: regions become those of the counterparts, and values of single lanes, which nobody can use any more, are freed. False with
+ * an error raised. */
 static bool close_lanes(struct recording *r, struct vmap_level *l) {
   bool ok = true;
   for (uint32_t i = l->nregions; i < r->regions.n && ok; i++) ok = lift_region(r, l, &r->regions.list[i]);
@@ -677,12 +682,12 @@ static bool close_lanes(struct recording *r, struct vmap_level *l) {
     r->vals[i] = value_unset();
   }
   r->lanes = l->outer;
-  batch_end(&l->batch); /* what the results have appended is still to be seen by the lanes around */
+  batch_end(&l->batch); /* the lanes around still have to see what the results have appended */
   if (!r->lanes) r->vmap_failed = false;
   return ok;
 }
 
-/* For vm_own, when a host's exception passes; the recording goes as well. */
+/* For vm_own, if an exception of a host passes. (The recording is dropped then, too.) */
 static void level_drop(qn_vm *vm, void *level) {
   (void)vm;
   arena_free(&((struct vmap_level *)level)->batch.memory);
@@ -719,7 +724,7 @@ qn_value vmap_call(struct recording *r, const rec_call_site *site) {
   shared_free(vm, &results.functions);
   value_release(vm, value);
 done:
-  value_release(vm, r->active); /* an error in an arm leaves those of the arm */
+  value_release(vm, r->active); /* after an error in an arm, the lanes of the arm are still at work */
   r->active = active;
   if (open && !close_lanes(r, &l) && !value_is_error(result)) result = value_fail(vm, result);
   vm_pop_to(vm, mark);

@@ -1,18 +1,18 @@
-/* Compiler threads: an engine's queues, and the mailboxes of its VMs.
+/* Compiler threads: the queues of an engine, and the mailboxes of its VMs.
  *
- * A job is a graph (no values, no AST, no VM inside) and a copy of the tunables. Planners simplify the graph, make the plan and
- * put that into the VM's mailbox; the block VM can run it from then on. Compilers take what follows: a plan's kernels make a
- * task, and each kernel's code pointer is set when it is ready. So a slow compiler keeps no plan waiting. All of these threads
- * and the compilers they start run at SCHED_IDLE: they take only time that nobody else wants. A VM that closes forgets its
- * jobs; a plan whose VM is gone is abandoned and freed by whoever lets go last.
+ * A job is a graph (with no values, AST or VM in it) and a copy of the tunables. Planners simplify the graph, make a plan and put it into
+ * the VM's mailbox; from then on the block VM can run it. The kernels of the plan become a task for the compilers, which set the code
+ * pointer of each kernel when it is ready. So plans never wait behind slow compilers. All of these threads, and the compilers that they
+ * start, run at SCHED_IDLE: they only take time that nobody else wants. A VM that closes forgets its jobs; a plan whose VM is gone is
+ * abandoned, and whoever lets go of it last frees it.
  *
- * Nobody waits behind a slow job. Of what waits the smallest is taken first, unless something has waited long. Each of the two
- * crews has a member in reserve, who takes what the others have left waiting for some time, and then another one stands by. A
- * job that is cancelled ends within milliseconds (lang/cancel.h).
+ * Nobody waits behind a slow job either. Of what is queued, the smallest is taken first, unless something has waited long. Each of the two
+ * crews of threads has a member in reserve, who takes what the others have left waiting for some time; then another one stands by. A job
+ * that is cancelled ends within milliseconds (lang/cancel.h).
  *
- * On a busy machine a thread of the idle class may stand still for seconds, whatever it holds. So threads of the host never wait for
- * the queues' lock: where it is taken they send later (job_submit) or let go (job_cancel), and mailboxes have none. Only who
- * closes an engine waits.
+ * On a busy machine a thread of the idle class may not run for seconds, whatever lock it holds. So threads of the host never wait for the
+ * queues' lock: if it is taken, they queue a job later (job_submit) or leave it where it is (job_cancel). Mailboxes have no lock. Only
+ * closing an engine waits.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -32,33 +32,34 @@
 
 enum {
   CREW_MOST = 64,
-  CREW_RESERVES = 3, /* members beyond those that are wanted, started one by one */
-  /* How long something waits before a reserve takes it: where compilers are as many as processors, each step of the program's
-   * threads waits for one of them to give way, idle class or not (a training of 1.3 s took 2.2 with 50 ms, 1.6 with one compiler). */
+  CREW_RESERVES = 3, /* how many members may be in reserve; they are started one by one */
+  /* How long something waits before a member in reserve takes it. If there were as many compilers as processors, each step of the program's
+   * own threads would wait for one of them to give way, idle class or not (a training of 1.3 s took 2.2 s with 50 ms here, and 1.6 s with
+   * one compiler). */
   PLAN_PATIENCE_MS = 500,
   CC_PATIENCE_MS = 2000,
-  LONG_WAIT_MS = 1000 /* and before it goes before smaller ones */
+  LONG_WAIT_MS = 1000 /* and before it is taken before smaller ones */
 };
 
 /* The threads that do one kind of work, planning or compiling, and the queue of what is to be done. */
 typedef struct crew {
-  void (*run)(qn_engine *engine, void *what);    /* what a member does with what it has taken, */
-  void (*finish)(qn_engine *engine, void *what); /* and what is left to do under the lock: hands it on */
-  pthread_cond_t work;                           /* something waits: for members that have nothing to do */
-  pthread_cond_t reserve;                        /* the same, for the one in reserve */
-  atomic_int n;                                  /* threads */
-  int wanted;                                    /* how many of them are no reserves */
-  int patience;                                  /* milliseconds */
+  void (*run)(qn_engine *engine, void *what);    /* what a member does with a parcel, without the lock */
+  void (*finish)(qn_engine *engine, void *what); /* and then under the lock: hands the parcel on */
+  pthread_cond_t work;    /* signalled when something is queued: wakes a member that has nothing to do */
+  pthread_cond_t reserve; /* the same for the member in reserve */
+  atomic_int n;           /* threads */
+  int wanted;             /* how many members are not in reserve */
+  int patience;           /* milliseconds */
   parcel *queue;
   pthread_t threads[CREW_MOST];
-  void *at[CREW_MOST]; /* the job or task that each is at, or NULL */
+  void *at[CREW_MOST]; /* what each member is working on, or NULL */
 } crew;
 
 typedef struct engine_jit {
-  pthread_mutex_t lock; /* of the crews and their queues; first: tests hold it */
+  pthread_mutex_t lock; /* protects the crews and their queues; the first member, since tests hold it */
   crew planners, compilers;
   bool closing;
-  pid_t process; /* that has the threads: a forked child has none of them */
+  pid_t process; /* the process that has the threads; a forked child has none of them */
 } engine_jit;
 
 void shared_plan_release(shared_plan *s) {
@@ -104,7 +105,7 @@ static double now_ms(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* Makes the plan of a job, which gives up its graph. What fails leaves no plan, and the reason in the job if it is not memory. */
+/* Makes the plan of a job and frees its graph. If that fails, the job has no plan, and in `why` the reason, unless memory was short. */
 static void make_plan(qn_engine *engine, job *j) {
   double start = now_ms();
   int64_t begin = trace_events_begin(engine);
@@ -129,11 +130,12 @@ static void make_plan(qn_engine *engine, job *j) {
   trace_events_end(engine, TRACE_EVENTS_plan, j->shown, begin, "kernels", s->plan->nkernels);
 }
 
-/* What is to be compiled of a job whose plan is made; NULL: nothing, or memory is short (the block VM runs the kernels). */
+/* The task of compiling a finished job's kernels. NULL if there is nothing to compile, or memory is short: then the block VM goes on
+ * running them. */
 static compile_task *task_of(const job *j) {
   if (!j->plan || !j->tune[TUNE_jit_cc] || j->device) return NULL;
   compile_task *t = calloc(1, sizeof *t);
-  if (!t) { /* there will be no better code */
+  if (!t) { /* says that there will be no better code */
     atomic_store(&j->plan->compile_us, 1);
     return NULL;
   }
@@ -179,7 +181,7 @@ typedef struct recruit {
 
 static void *member(void *arg);
 
-/* Starts one more thread; the caller has the lock. False: there are as many as can be. */
+/* Starts one more thread; called under the lock. False if there are as many as there can be. */
 static bool crew_grow(qn_engine *engine, crew *c) {
   recruit *r = c->n < CREW_MOST ? malloc(sizeof *r) : NULL;
   if (!r) return false;
@@ -192,18 +194,18 @@ static bool crew_grow(qn_engine *engine, crew *c) {
   return true;
 }
 
-/* Takes something out of its queue, under the lock; false: it is in none. */
+/* Takes a parcel out of its queue; called under the lock. False if it is in none. */
 static bool crew_withdraw(parcel *w) {
   parcel **link = w->link;
   if (!link) return false;
-  w->link = NULL; /* first, for crew_inherit */
+  w->link = NULL; /* before the rest: a fork in between leaves links that crew_inherit can mend */
   *link = w->next;
   if (w->next) w->next->link = link;
   return true;
 }
 
-/* Queues something and makes sure that somebody works on it, under the lock: the first calls start the threads, one of them in
- * reserve. False, and it is not queued: there are none. */
+/* Queues a parcel and makes sure that there are threads, one of them in reserve; called under the lock. False if there are no threads: then
+ * the parcel is not queued. */
 static bool crew_submit(qn_engine *engine, crew *c, int64_t wanted, parcel *w, size_t size) {
   w->next = c->queue;
   w->link = &c->queue;
@@ -219,7 +221,7 @@ static bool crew_submit(qn_engine *engine, crew *c, int64_t wanted, parcel *w, s
   return c->n > 0 || !crew_withdraw(w);
 }
 
-/* Since when the oldest in the queue waits; 0: there is nothing. */
+/* Since when the oldest parcel of the queue waits; 0 if the queue is empty. */
 static double crew_oldest(const crew *c) {
   double since = 0;
   for (const parcel *w = c->queue; w; w = w->next)
@@ -227,7 +229,7 @@ static double crew_oldest(const crew *c) {
   return since;
 }
 
-/* What comes next of a queue that is not empty: the smallest of all, or of those that have waited long. */
+/* Takes the next parcel out of a queue, which is not empty: the smallest one, or the smallest of those that have waited long. */
 static void *crew_take(crew *c) {
   parcel *best = NULL;
   bool best_late = false;
@@ -242,14 +244,14 @@ static void *crew_take(crew *c) {
   return best;
 }
 
-/* The scheduling class of the threads, and back when they are to end: on a busy machine they would be late (where it may not
- * be set they stay as they are). */
+/* Sets the scheduling class of a thread: idle, or back to normal when threads must end soon. (If it may not be set, the thread stays as it
+ * is.) */
 static void crew_class(pthread_t thread, int policy) {
   struct sched_param p = {0};
   (void)pthread_setschedparam(thread, policy, &p);
 }
 
-/* Waits, under the lock, until member `me` has something to do. False: the engine closes. */
+/* Waits until member `me` has something to do; called under the lock. False if the engine closes. */
 static bool crew_wait(engine_jit *ej, crew *c, int me) {
   while (!ej->closing) {
     double since = crew_oldest(c), now = now_ms();
@@ -269,7 +271,7 @@ static bool crew_wait(engine_jit *ej, crew *c, int me) {
   return false;
 }
 
-/* A thread of a crew. When the last member in reserve has taken something, another one stands by. */
+/* The main function of a crew's thread. When the last member in reserve has got something to do, another one is started. */
 static void *member(void *arg) {
   recruit r = *(recruit *)arg;
   engine_jit *ej = r.engine->jit;
@@ -307,12 +309,12 @@ static void crew_free(crew *c) {
   pthread_cond_destroy(&c->reserve);
 }
 
-/* Lets the threads run at the host's priority, since somebody waits for them now. */
+/* Lets the threads run at the priority of the host, because somebody waits for them now. */
 static void crew_hurry(const crew *c) {
   for (int i = 0, n = atomic_load(&c->n); i < n; i++) crew_class(c->threads[i], SCHED_OTHER);
 }
 
-/* Waits for the threads to end, which they have been told to. */
+/* Waits until the threads have ended; they must have been told to. */
 static void crew_join(crew *c) {
   crew_hurry(c);
   for (int i = 0; i < c->n; i++) pthread_join(c->threads[i], NULL);
@@ -338,12 +340,13 @@ static void work_on_job(qn_engine *engine, void *what) {
   j->task = wanted ? task_of(j) : NULL;
 }
 
-/* The plan goes to the VM, and its kernels to the compilers. */
+/* Sends the plan to the VM, and its kernels to the compilers. */
 static void finish_job(qn_engine *engine, void *what) {
   job *j = what;
   compile_task *t = j->task;
   j->task = NULL;
-  if (t && (atomic_load(&j->cancelled) || atomic_load(&j->line.box->closed))) { /* while the lock was waited for */
+  /* in case it was cancelled while this thread waited for the lock */
+  if (t && (atomic_load(&j->cancelled) || atomic_load(&j->line.box->closed))) {
     compile_task_free(t);
     t = NULL;
   }
@@ -358,20 +361,20 @@ static void crews_init(engine_jit *ej) {
   crew_init(&ej->compilers, CC_PATIENCE_MS, work_on_task, finish_task);
 }
 
-/* Takes over the queue of before a fork, which may have come amid an update: the links are set anew. */
+/* Takes over a queue from before a fork, which may have come in the middle of a change: sets the links anew. */
 static void crew_inherit(crew *c, parcel *queue) {
   c->queue = queue;
   for (parcel **at = &c->queue; *at; at = &(*at)->next) (*at)->link = at;
 }
 
-/* In a forked child: the threads are not there, nor what they were at. Kernels stay with the block VM, what was being planned
- * stays eager. */
+/* In a forked child the threads are gone, and with them what they were working on: kernels that were being compiled stay with the block VM,
+ * what was being planned stays eager. */
 static void engine_jit_forked(qn_engine *engine) {
   engine_jit *ej = engine->jit;
   pid_t process = getpid();
   if (ej->process == process) return;
   ej->process = process;
-  pthread_mutex_init(&ej->lock, NULL); /* whoever had it */
+  pthread_mutex_init(&ej->lock, NULL); /* whoever had it is gone */
   crew planners = ej->planners;
   parcel *tasks = ej->compilers.queue;
   crews_init(ej);
@@ -382,15 +385,15 @@ static void engine_jit_forked(qn_engine *engine) {
     job *j = planners.at[i];
     if (!j || !j->line.box) continue;
     j->task = NULL;
-    j->graph = NULL; /* in whatever state it is */
+    j->graph = NULL; /* not freed: it may be half changed */
     j->plan = NULL;
     j->why[0] = 0;
     deliver(&j->line, false);
   }
 }
 
-/* The lock of a jit whose threads are those of this process, for a thread of the host. These do not wait for it: who has it may be of
- * the idle class and not get on for seconds. */
+/* Takes the queues' lock for a thread of the host, which never waits for it: a thread that holds it may be of the idle class and not run
+ * for seconds. False if it is taken. */
 static bool try_lock_jit(qn_engine *engine) {
   engine_jit_forked(engine);
   return pthread_mutex_trylock(&((engine_jit *)engine->jit)->lock) == 0;
@@ -422,7 +425,7 @@ static void engine_jit_close(qn_engine *engine) {
   pthread_cond_broadcast(&ej->compilers.work);
   pthread_cond_broadcast(&ej->compilers.reserve);
   pthread_mutex_unlock(&ej->lock);
-  crew_join(&ej->planners); /* then no more compilers are started */
+  crew_join(&ej->planners); /* once they have ended, nothing more is compiled */
   crew_join(&ej->compilers);
   for (parcel *w; (w = ej->planners.queue); job_free((job *)w)) crew_withdraw(w);
   for (parcel *w; (w = ej->compilers.queue); compile_task_free((compile_task *)w)) crew_withdraw(w);
@@ -447,7 +450,7 @@ bool engine_jit_open(qn_vm *vm) {
   pthread_mutex_init(&ej->lock, NULL);
   crews_init(ej);
   ej->process = getpid();
-  void *none = NULL; /* two VMs may open at once */
+  void *none = NULL; /* another VM may have been quicker */
   if (!__atomic_compare_exchange_n(&engine->jit, &none, ej, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
     engine_jit_free(ej);
     return true;
@@ -481,7 +484,7 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
     if (t) deliver(&t->line, true);
     return true;
   }
-  if (!try_lock_jit(vm->engine)) { /* jit_drain sends it */
+  if (!try_lock_jit(vm->engine)) { /* jit_drain will queue it */
     j->line.after = jit_of(vm)->unsent;
     jit_of(vm)->unsent = &j->line;
     atomic_store(&j->line.box->mail, 1);
@@ -496,7 +499,7 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
   return ok;
 }
 
-/* Queues jobs that came when the lock was taken. */
+/* Queues the jobs that could not be queued when they were made, if the lock is free now. */
 static void send_again(qn_vm *vm) {
   vm_jit *jit = jit_of(vm);
   engine_jit *ej = vm->engine->jit;
@@ -524,7 +527,7 @@ void job_cancel(qn_vm *vm, specialization *e) {
   e->job = NULL;
   j->entry = NULL;
   atomic_store(&j->cancelled, true);
-  /* Where it has not been sent, is in the mailbox or comes there soon, it is dropped with the others that nobody wants. */
+  /* If it is not queued, or on its way to the mailbox, jobs_drop frees it there. */
   atomic_store(&jit_of(vm)->box->mail, 1);
   if (!try_lock_jit(vm->engine)) return;
   bool mine = crew_withdraw(&j->line);
