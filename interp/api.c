@@ -1,7 +1,8 @@
 /* The part of the public API that runs code: evaluating texts, calling functions, globals. */
 #include "interp/state.h"
 
-/* A call of the API: its evaluation, and the state of the one around it, if a host that a program called has made the call. */
+/* A call of the API: its evaluation, and what errors must know of the one around it, in case a host function that a program called has made
+ * the call. */
 typedef struct api_run {
   vm_run run;
   interp_place was;
@@ -15,11 +16,11 @@ static inline void begin(qn_vm *vm, api_run *r) {
 
 static void end(api_run *r) {
   qn_vm *vm = r->run.vm;
-  if (__builtin_expect(!vm, 1)) return; /* it has ended as it should */
+  if (__builtin_expect(!vm, 1)) return; /* finish has ended it */
   interp_of(vm)->place = r->was;
   vm_run_unwound(&r->run);
 }
-/* Begun at once: `begin` initialises it. */
+/* Must be followed by `begin`, which initialises it. */
 #define API_RUN(name) api_run name __attribute__((cleanup(end)))
 
 /* Ends a call of the API and gives its status. The result `r` (taken over) goes to *result, or is released if that is NULL. */
@@ -27,7 +28,7 @@ static qn_status finish(qn_vm *vm, api_run *run, qn_value r, qn_value *result) {
   if (value_is_error(r) && !error_pending(vm))
     raise_error(vm, E_internal, SPAN_NONE, "something failed without saying what");
   qn_status status = value_is_error(r) ? vm_status(vm) : QN_OK;
-  if (value_node(r)) r.head &= 0xff; /* numbers leave without what the recorder knew of them */
+  if (value_node(r)) r.head &= 0xff; /* hosts get numbers without the node ids of recordings */
   vm_write_last(vm, &r);
   if (result)
     *result = value_is_error(r) ? value_nil() : r;

@@ -1,7 +1,7 @@
-/* The builtin scope: rows of the standard library's table, the functions that the op table gives, dtypes and devices.
+/* The builtin scope: the rows of the standard library's table, the functions made from the op table, dtypes and devices.
  *
- * An op of class POINTWISE, REDUCE or SCAN is a function of its name, unless the table has a row of that name, which wins.
- * Each gets a C function of its own from ops.def, since a builtin's function gets nothing but its arguments. Signatures are parsed at
+ * Each op of class POINTWISE, REDUCE or SCAN is a function with the op's name, unless the library's table has a row of that name. A
+ * builtin's C function gets nothing but the arguments, so each op has a C function of its own, made from ops.def. Signatures are parsed at
  * the first call.
  */
 #include <string.h>
@@ -100,7 +100,7 @@ static const builtin_fn op_functions[OP_COUNT] = {
 #include "lang/ops.def"
 };
 
-/* Is the op a function for programs? */
+/* Can programs call the op as a function? */
 static bool op_is_public(op_id op) {
   if (op == OP_smul || op == OP_cast || op == OP_fit) return false;
   op_class k = (op_class)op_rows[op].klass;
@@ -168,7 +168,7 @@ static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
   size_t nparams = (size_t)info->sig.nparams;
   if (nparams && !(info->defaults = mem_alloc(vm, nparams * sizeof *info->defaults))) {
-    signature_free(vm, &info->sig); /* it is parsed again by the next call */
+    signature_free(vm, &info->sig); /* the next call parses it again */
     return false;
   }
   info->parsed = true;
@@ -191,7 +191,7 @@ builtin_info *builtin_row(qn_vm *vm, const qn_fn *fn) {
   interp *ip = interp_of(vm);
   builtin_info *info = fn->code;
   if (info < ip->builtins || info >= ip->builtins + ip->nbuiltins) {
-    /* A function value that was made from a row of the table itself. */
+    /* The function value was made from a row of the library's table directly. */
     const builtin_def *def = fn->code;
     uint32_t i = ip->nbuiltins;
     while (i > 0 && ip->builtins[i - 1].def.call != def->call) i--;

@@ -1,16 +1,16 @@
-/* Calls. A call pushes the function and its arguments onto the value stack; for a user function these become its frame:
+/* Calls. A call pushes the function and its arguments onto the value stack; if it is a function of the program, these become its frame:
  *
  *   fp[-1] the function value   fp[0..nparams) arguments   then dimensions of its signature, then locals
  *
- * so that a positional call of the right arity copies nothing. Keywords, spreads, defaults and rest parameters go through
- * `bind`, which fills one value per parameter for user functions and builtins alike. Keyword arguments wait on the stack
- * as pairs of name and value behind the positional ones.
+ * so that a positional call with the right number of arguments copies nothing. Keywords, spreads, defaults and rest parameters go through
+ * `bind`, which makes one value for each parameter, for functions of the program and builtins alike. Keyword arguments wait on the stack,
+ * behind the positional ones, as pairs of name and value.
  *
- * A builtin is called generally (call_bound), or, where a node has called it before, as it was laid out at the site: README.md
+ * A builtin is called generally (call_bound), or, by a node that has called it before, as the call was laid out at that site. README.md
  * describes both ways, and how `xs = f(xs, ...)` lends the variable's own reference to the call (lend).
  *
- * A user call with arrays asks its anchor whether the compiler wants it (rec_call); inside a recording it is announced by
- * rec_enter and rec_leave.
+ * A call of a function of the program with arrays asks the function's anchor whether the compiler wants it (rec_call); inside a recording
+ * it is announced by rec_enter and rec_leave.
  */
 #include <stdio.h>
 #include <string.h>
@@ -91,7 +91,7 @@ static __attribute__((noinline, cold)) qn_value fail_callable(qn_vm *vm, qn_valu
   case TAG_RANGE: text_adds(&t, "; items are taken with brackets, as in x[0]"); break;
   case TAG_RECORD: text_adds(&t, "; fields are taken as in r.name or r[\"name\"]"); break;
   case TAG_INT:
-  case TAG_FLOAT: /* 2(x + 1), (a + b)(c + d) */
+  case TAG_FLOAT: /* products as written in mathematics: 2(x + 1), (a + b)(c + d) */
     if (s && strchr("0123456789(", s->text[at.start])) text_adds(&t, "; a product is written a * b");
     break;
   case TAG_NIL: text_adds(&t, nil_origin); break;
@@ -124,7 +124,7 @@ static qn_value run_recorded(void *ctx) {
   qn_value own = r->fp[-1];
   vm_owned held;
   vm_own(r->vm, &held, vm_drop_value, &own);
-  r->fp[-1] = value_retain(r->site->fn); /* perhaps a tracer with traced captures */
+  r->fp[-1] = value_retain(r->site->fn); /* rec_call may have put a tracer there, whose captures are traced */
   qn_value v = run_body(r->vm, r->code, r->fp);
   vm_disown(r->vm, &held);
   value_release(r->vm, r->fp[-1]);
@@ -132,7 +132,7 @@ static qn_value run_recorded(void *ctx) {
   return v;
 }
 
-/* Is there an array, list or record among the arguments, captures, or globals that the function reads? */
+/* Is there an array, list or record among the arguments, the captures, or the globals that the function reads? */
 static bool call_has_data(const fn_code *code, const qn_value *fp) {
   for (uint32_t i = 0; i < code->nparams; i++)
     if (value_is_data(fp[i])) return true;
@@ -142,7 +142,7 @@ static bool call_has_data(const fn_code *code, const qn_value *fp) {
   return false;
 }
 
-/* Elements of the arrays among the arguments. */
+/* How many elements the arrays among the arguments have. */
 static int64_t call_elements(const fn_code *code, const qn_value *fp) {
   int64_t n = 0;
   for (uint32_t i = 0; i < code->nparams; i++)
@@ -150,7 +150,7 @@ static int64_t call_elements(const fn_code *code, const qn_value *fp) {
   return n;
 }
 
-/* Should rec_call run this call? Counts it for its anchor if not. */
+/* Is rec_call to make this call? If not, the call is counted at its anchor. */
 static inline bool call_asks(qn_vm *vm, fn_code *code, const qn_value *fp) {
   if (anchor_wants(vm, &code->anchor)) return true;
   if (code->anchor.state == ANCHOR_RESTING && anchor_wakes(&code->anchor, call_elements(code, fp))) return true;
@@ -195,7 +195,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   }
   if (code->result && !value_is_error(r)) {
     vm_owned held;
-    vm_own(vm, &held, vm_drop_value, &r); /* sizes of its type may be expressions */
+    vm_own(vm, &held, vm_drop_value, &r); /* checking it may evaluate sizes that are expressions */
     bool fits = signature_result(vm, code, fp, r);
     vm_disown(vm, &held);
     if (!fits) {
@@ -206,7 +206,8 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   return r;
 }
 
-/* The expression that gives parameter i its value; NULL for a default, a part of what is spread, or if `n` is NULL. */
+/* The expression that parameter i gets its value from. NULL if that is a default or part of something spread, or if `n` is NULL. `extra`:
+ * how many receivers stand before the arguments. */
 static const node *argument_of(const n_call *n, const fn_code *code, uint32_t extra, uint32_t i) {
   if (n && i < extra) return n->callee;
   for (uint32_t k = 0, next = extra; n && k < n->n; k++) {
@@ -217,7 +218,7 @@ static const node *argument_of(const n_call *n, const fn_code *code, uint32_t ex
   return NULL;
 }
 
-/* "{w: f32[3, 2], b: f32[2]}": the shapes in a tree, the first few of each level. */
+/* Appends the shapes in a tree, the first few of each level: "{w: f32[3, 2], b: f32[2]}". */
 static void text_tree(text_buf *t, qn_value v, int depth) {
   enum { SHOWN = 4, DEEPEST = 3 };
   bool list = value_is(v, TAG_LIST);
@@ -236,7 +237,7 @@ static void text_tree(text_buf *t, qn_value v, int depth) {
   text_adds(t, list ? n == 1 ? ",)" : ")" : "}");
 }
 
-/* Adds a note with the shape of an argument, or the shapes in a tree, under its text. */
+/* Adds a note to the pending error, at the text of an argument: its shape, or the shapes in the tree that it is. */
 static void note_argument(qn_vm *vm, const node *arg, qn_value v) {
   if (!arg) return;
   if (value_is(v, TAG_ARRAY)) note_operand(vm, arg->at, v, arg);
@@ -250,9 +251,9 @@ static void note_argument(qn_vm *vm, const node *arg, qn_value v) {
 /* Is the error about shapes or dtypes of operands? */
 static bool about_shapes(error_id id) { return id >= E_shape && id <= E_ragged && id != E_weak_range; }
 
-/* The call of the function in fp[-1], which the program makes at `at`, has failed: gives the pending error its place, its frame of the
- * trace and notes. `n` (NULL: called from C) is the call's node, with `extra` receivers. An error of the call itself (a refused argument,
- * an interrupt) belongs to the caller. */
+/* The call of the function in fp[-1], made at `at`, has failed: gives the pending error its place, a frame of the trace, and notes. `n` is
+ * the call's node (NULL: called from C), with `extra` receivers. Errors of the call itself (a refused argument, an interrupt) are placed at
+ * the call, in the caller. */
 static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n,
                                                          uint32_t extra) {
   interp *ip = interp_of(vm);
@@ -276,8 +277,8 @@ static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_val
   for (uint32_t i = 0; i < code->nparams; i++) note_argument(vm, argument_of(n, code, extra, i), fp[i]);
 }
 
-/* Runs a function. Its frame at `fp` holds the function value and the arguments, which end at vm->sp; pops it. `heads`: the arguments'
- * header words, or-ed. `at`, `n` and `extra` as for leave_failed. */
+/* Runs a function of the program and pops its frame. The frame at `fp` holds the function value and the arguments, which end at vm->sp.
+ * `heads`: the header words of all arguments, or-ed. `at`, `n` and `extra` as for leave_failed. Owned, or the error value. */
 static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_code *code, qn_value *fp, uint64_t heads,
                                                                 span at, const n_call *n, uint32_t extra) {
   for (uint32_t i = code->nparams; i < code->nslots; i++) fp[i] = value_nil();
@@ -301,13 +302,13 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   interp *ip = interp_of(vm);
   ip->place.rethrown = false;
   if (!vm->error || !vm->error->nframes) return;
-  /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
+  /* Either a function that the builtin called has failed, or the builtin has raised an error that brings its trace along. */
   ip->place.error_place = at;
   raise_through(vm, at, NULL);
   ip->place.rethrown = info->def.effect == BUILTIN_STATE;
 }
 
-/* Calls a builtin on arguments that lie on the stack, one for each parameter; the recorder is told. */
+/* Calls a builtin on arguments that lie on the stack, one for each parameter, and tells the recorder. Owned, or the error value. */
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
   bool lossy;
   if (!rec_builtin(vm, &info->def, &info->sig, args, at, &lossy)) return value_error();
@@ -328,7 +329,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
 typedef struct params {
   qn_value f;
   uint32_t n;
-  const fn_code *code; /* one of these */
+  const fn_code *code; /* exactly one of these is set */
   const builtin_info *info;
 } params;
 
@@ -369,8 +370,8 @@ static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool re
   return false;
 }
 
-/* Fills out[0..p->n) (room on the stack above everything) from positional values and keyword pairs, which it moves out of
- * their places. vm->sp is raised step by step, so that an error leaves the stack poppable. */
+/* Pushes one value for each parameter, from npos positional values and nkw keyword pairs, which are moved out of their places. vm->sp goes
+ * up step by step, so that after an error the stack can be popped as it is. False with an error raised. */
 static bool bind(qn_vm *vm, const params *p, qn_value *pos, uint32_t npos, qn_value *kw, uint32_t nkw) {
   qn_value *out = vm->sp;
   uint32_t next = 0;
@@ -412,26 +413,27 @@ static bool bind(qn_vm *vm, const params *p, qn_value *pos, uint32_t npos, qn_va
 
 /* ---- any call --------------------------------------------------------------------------------------------------------------------- */
 
-/* Takes from the variable (or field, or item) that the call's result will replace its own reference, so that the argument `arg` is the
- * only owner of its value. Gives where it was taken from, to be given back if the call fails; NULL: it was not possible. */
+/* Before a call whose result will replace a variable (or field, or item): takes that variable's own reference away, so that the argument
+ * `arg` is the only owner of the value. Returns where the reference was taken from, so that the value can be put back if the call fails;
+ * NULL if nothing could be taken. */
 static qn_value *lend(const qn_vm *vm, const n_call *n, qn_value *fp, qn_value arg) {
   if (!value_is_heap(arg)) return NULL;
   qn_value *var = n->moved->kind == N_GLOBAL ? &((n_global *)n->moved)->cell->value : peek(vm, n->moved, fp, true);
   if (!var || var->head != arg.head || var->u.p != arg.u.p) return NULL;
   *var = value_nil();
-  ((obj_head *)arg.u.p)->refs--; /* the argument's reference remains */
+  ((obj_head *)arg.u.p)->refs--; /* the reference of the argument remains */
   return var;
 }
 
-/* As lend, for a builtin: only if its parameter is one that takes the value over. */
+/* As lend, for a builtin: only if the parameter is one that takes its value over. */
 static qn_value *lend_moved(const qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info,
                             const qn_value *args) {
   bool moves = n && n->moved && n->moved_arg < (uint32_t)info->sig.nparams && info->sig.params[n->moved_arg].move;
   return moves ? lend(vm, n, fp, args[n->moved_arg]) : NULL;
 }
 
-/* A builtin has failed on these arguments, one for each parameter: the error gets the place of the call and, if it is about shapes or
- * dtypes, notes on the arrays among the arguments. `extra`: the first one is the receiver. */
+/* A builtin has failed on these arguments, one for each parameter: the error gets the place of the call, and, if it is about shapes or
+ * dtypes, notes on the arrays among them. `extra`: the first argument is the receiver of a method call. */
 static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_call *n, const builtin_info *info,
                                                            const qn_value *args, bool extra) {
   raise_at(vm, n->h.at);
@@ -445,14 +447,14 @@ static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_ca
   }
 }
 
-/* The stack has no room for a call of `f`, with `receiver` before its arguments; releases both. */
+/* The stack has no room for a call of `f` (an error is raised): releases `f` and the receiver. The error value. */
 static __attribute__((noinline, cold)) qn_value fail_call(qn_vm *vm, const n_call *n, qn_value f, qn_value receiver) {
   value_release(vm, f);
   value_release(vm, receiver);
   return raise_at(vm, n->h.at);
 }
 
-/* The value of an argument. */
+/* Evaluates an argument. Owned, or a value that stops. */
 static inline __attribute__((always_inline)) qn_value argument(qn_vm *vm, node *a, qn_value *fp) {
   return a->kind == N_LOCAL ? value_retain(fp[a->slot]) : eval(vm, a, fp);
 }
@@ -474,8 +476,8 @@ static qn_value kwargs_record(qn_vm *vm, qn_value *kw, uint32_t nkw) {
   return value_obj(TAG_RECORD, r);
 }
 
-/* The general call: of base[0] on base[1..npos] and nkw keyword pairs behind them; pops all of these. `n` and `fp` are the call's node and
- * the caller's frame; NULL for a call from C. */
+/* The general call, of base[0] on the positional arguments base[1..npos] and the nkw keyword pairs behind them; pops all of these. `n` and
+ * `fp` are the call's node and the frame of the caller; NULL for a call from C. Owned, or the error value. */
 static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nkw, span at, const n_call *n,
                            qn_value *fp) {
   qn_value f = base[0], *pos = base + 1, *kw = pos + npos, r = value_error();
@@ -546,7 +548,8 @@ static bool positional_first(qn_vm *vm, span at) {
   return raise_nothing(vm, E_keyword, at, "positional arguments stand before keywords");
 }
 
-/* Pushes `..v` as positional arguments (lists, ranges, arrays) or keywords (records). */
+/* Pushes what `..v` stands for: positional arguments (of a list, range or array) or keyword pairs (of a record). False with an error
+ * raised. */
 static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos, uint32_t *nkw) {
   bool ok = true;
   if (value_is(v, TAG_RECORD)) {
@@ -576,7 +579,7 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
   return ok;
 }
 
-/* Evaluates the arguments, behind the function and its receiver, which lie on the stack, and calls in the general way. */
+/* Evaluates the arguments and pushes them behind the function and its receiver, which lie on the stack; then makes the general call. */
 static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_value *base, uint32_t npos,
                                                      qn_value *fp) {
   uint32_t nkw = 0;
@@ -595,7 +598,8 @@ static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_va
       nkw++;
       continue;
     }
-    if (nkw && !positional_first(vm, a->value->at)) goto error; /* behind a spread record: the parser sees the rest */
+    /* only possible behind a spread record: all other cases are syntax errors */
+    if (nkw && !positional_first(vm, a->value->at)) goto error;
     npos++;
   }
   return call_bound(vm, base, npos, nkw, n->h.at, n, fp);
@@ -612,8 +616,8 @@ static inline __attribute__((always_inline)) qn_value read_here(const node *a, c
   return a->kind == N_CONST ? ((const n_const *)a)->v : ((const n_global *)a)->cell->value;
 }
 
-/* How call_borrowing can call the node: BORROWS_VALUES if all arguments are variables and constants, BORROWS_LIST if there is one list of
- * at most LIST_KEPT such among them, or a rest parameter collects them into one; else BORROWS_NOT. */
+/* How call_borrowing can make the call: BORROWS_VALUES if all arguments are variables and constants; BORROWS_LIST if one of them is a list
+ * of at most LIST_KEPT such, or if a rest parameter collects them into a list; else BORROWS_NOT. */
 static uint8_t borrows(const n_call *n, const builtin_info *info) {
   uint32_t lists = info->rest != 0;
   if (n->nrest > LIST_KEPT) return BORROWS_NOT;
@@ -629,7 +633,7 @@ static uint8_t borrows(const n_call *n, const builtin_info *info) {
 }
 
 /* Lays the call out for a builtin: gives each argument the number of its parameter, with `extra` receivers before them. False if there are
- * spreads, or the arguments do not fit: binding them words the error. */
+ * spreads, or if the arguments do not fit; then the general call words the error. */
 static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
   enum { MOST = 64 };
   uint32_t nparams = (uint32_t)info->sig.nparams, next = extra, rest = info->rest ? info->rest - 1u : nparams;
@@ -659,18 +663,19 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
   bool pure = info->pure && !(info->chooses && given >> (info->chooses - 1) & 1);
   n->laid = info;
   n->borrows = pure ? borrows(n, info) : BORROWS_NOT;
-  n->missing = (uint8_t)(~given & ((1u << (nparams & 31)) - 1)); /* of at most PURE_PARAMS */
+  /* only used if the builtin has at most PURE_PARAMS parameters */
+  n->missing = (uint8_t)(~given & ((1u << (nparams & 31)) - 1));
   return true;
 }
 
-/* Is the node laid out for this builtin, now or before? A node is laid out only once, since a call in progress uses the numbers: another
- * builtin that it calls later is called in the general way. So is a function in a field, `r.f(...)`, which takes no receiver. */
+/* Is the node laid out for this builtin, perhaps only now? A node is laid out once, because calls in progress use its numbers; other
+ * builtins that it calls later are called generally. So is a function in a field, `r.f(...)`, which takes no receiver. */
 static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra) {
   if (extra != (n->method != NULL)) return false;
   return n->laid ? n->laid == info : lay_out(n, info, extra);
 }
 
-/* Calls the builtin that the node is laid out for: evaluates the arguments into a frame of one value for each parameter. Takes over the
+/* Calls the builtin that the node is laid out for: evaluates the arguments into a frame with one value for each parameter. Takes over the
  * receiver (unset: there is none). */
 static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, const builtin_info *info,
                                                           qn_value receiver, qn_value *fp) {
@@ -704,9 +709,9 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
   return vm_pop_with(vm, args, r);
 }
 
-/* Calls the pure builtin that the node is laid out for, outside of recordings, where all arguments are variables and constants
- * (n->borrows). Nothing is evaluated, and the builtin changes nothing, so that the arguments are passed without references. A list among
- * them is made in interp.list. Borrows the receiver (unset: there is none). `list`: n->borrows is BORROWS_LIST. */
+/* Calls the pure builtin that the node is laid out for, outside of recordings, if all arguments are variables and constants (n->borrows).
+ * Nothing is evaluated, and the builtin changes nothing, so the arguments are passed without references. A list among them is made in
+ * interp.list, which is kept for that. Borrows the receiver (unset: there is none). `list`: n->borrows is BORROWS_LIST. */
 static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *n, const builtin_info *info,
                                                              qn_value receiver, qn_value *fp, bool list) {
   qn_value in[PURE_PARAMS], v;
@@ -741,7 +746,8 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
       in[arg->slot] = value_obj(TAG_LIST, l);
       continue;
     }
-    if (__builtin_expect(v.head == TAG_UNSET, 0)) { /* a name of the builtin scope, as f32, or one without a value */
+    /* the cell has no value: it is a name of the builtin scope, such as f32, or has none at all */
+    if (__builtin_expect(v.head == TAG_UNSET, 0)) {
       v = a->kind == N_GLOBAL ? cell_get(((const n_global *)a)->cell) : v;
       if (v.head == TAG_UNSET) goto unset;
     }
@@ -765,7 +771,8 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
     ip->list = l;
     return v;
   }
-  for (uint32_t i = 0; i < l->len; i++) value_retain(l->items[i]); /* the result has the list, too */
+  /* the result holds the list, too, so it needs references of its own */
+  for (uint32_t i = 0; i < l->len; i++) value_retain(l->items[i]);
   value_release(vm, value_obj(TAG_LIST, l));
   return v;
 unset:
@@ -783,7 +790,8 @@ static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *
   return n->borrows == BORROWS_LIST ? borrow_list(vm, n, info, receiver, fp) : borrow_values(vm, n, info, receiver, fp);
 }
 
-/* Calls the builtin that the node is laid out for, outside of recordings. Takes over the receiver (unset: there is none). */
+/* Calls the builtin that the node is laid out for, outside of recordings, in the better of the two ways. Takes over the receiver (unset:
+ * there is none). */
 static inline qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver, qn_value *fp) {
   if (!n->borrows) return call_evaluating(vm, n, info, receiver, fp);
   qn_value r = call_borrowing(vm, n, info, receiver, fp);
@@ -793,14 +801,14 @@ static inline qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info,
 
 /* ---- any callee ------------------------------------------------------------------------------------------------------------------ */
 
-/* Is it a function of the program that takes `given` positional arguments as they are? */
+/* Is `f` a function of the program that takes `given` positional arguments as they are? */
 static inline bool takes_positional(const n_call *n, qn_value f, uint32_t given) {
   if (f.head != TAG_FN || value_fn(f)->head.flags != FN_USER || n->h.flag & CALL_MIXED) return false;
   const fn_code *code = value_fn(f)->code;
   return code->nparams == given && !code->rest;
 }
 
-/* Calls such a function; takes over `f` and the receiver (unset: none). */
+/* Calls such a function. Takes over `f` and the receiver (unset: there is none). */
 static inline __attribute__((always_inline)) qn_value call_positional(qn_vm *vm, n_call *n, qn_value f,
                                                                       qn_value receiver, qn_value *fp) {
   fn_code *code = value_fn(f)->code;
@@ -820,7 +828,7 @@ static inline __attribute__((always_inline)) qn_value call_positional(qn_vm *vm,
   return run_frame(vm, code, base + 1, heads, n->h.at, n, extra);
 }
 
-/* dtype(x). The numbers of an array literal are stored in the dtype at once. */
+/* dtype(x). An array literal as the argument is made in that dtype at once. */
 static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_dtype dtype, qn_value *fp) {
   node *a = n->args[0].value;
   if (a->kind == N_ARRAY && dtype_public((int)dtype)) return array_literal(vm, (const n_items *)a, fp, (int)dtype);
@@ -833,7 +841,7 @@ static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_dt
   return r;
 }
 
-/* Calls `f` (taken over) with the node's arguments, `receiver` (taken over; unset: none) before them. */
+/* Calls `f` (taken over) with the arguments of the node; `receiver` (taken over; unset: none) is the first one. */
 static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_value f, qn_value receiver, qn_value *fp) {
   bool extra = receiver.head != TAG_UNSET;
   if (takes_positional(n, f, n->n + extra)) return call_positional(vm, n, f, receiver, fp);
@@ -842,7 +850,7 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
   const builtin_info *info = NULL;
   if (f.head == TAG_FN && value_fn(f)->head.flags == FN_BUILTIN && (info = builtin_of(vm, value_fn(f))) &&
       laid_out(n, info, extra)) {
-    value_release(vm, f); /* the table's own reference remains */
+    value_release(vm, f); /* the table keeps it alive */
     return rec_hears_globals(vm) ? call_evaluating(vm, n, info, receiver, fp) : call_laid(vm, n, info, receiver, fp);
   }
   if (!vm_enter(vm, 4)) return fail_call(vm, n, f, receiver);
@@ -861,7 +869,7 @@ static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_v
   return call_positional(vm, n, value_retain(f), value_unset(), fp);
 }
 
-/* The common cases come first: a variable of the top level holds the builtin that the node is laid out for, or a function of the program. */
+/* The common cases come first: the callee is a global that holds the builtin for which the node is laid out, or a function of the program. */
 qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
   if (!n->direct || rec_hears_globals(vm)) return call_any(vm, n, fp);
@@ -878,14 +886,15 @@ qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
 
 static bool callable(qn_value v) { return value_is(v, TAG_FN) || value_is(v, TAG_DTYPE); }
 
-/* The nearest binding of the method's name whose value is a function; owned, unset if there is none. */
+/* The nearest variable with the method's name whose value is a function. Owned; unset if there is none; or the error value. */
 static qn_value find_method(qn_vm *vm, const n_call *n, qn_value *fp) {
   for (uint32_t i = 0; i < n->ncandidates; i++) {
     node *c = n->candidates[i];
     if (c->kind == N_GLOBAL) {
       global_cell *cell = ((n_global *)c)->cell;
       if (callable(cell->value)) return eval(vm, c, fp);
-      qn_value seen = rec_global(vm, &cell->rec, &cell->value, cell->name); /* that it is no function decided */
+      /* the program depends on its being no function */
+      qn_value seen = rec_global(vm, &cell->rec, &cell->value, cell->name);
       if (value_is_error(seen)) return seen;
       value_release(vm, seen);
       if (cell->shadow && callable(cell->shadow->value)) return value_retain(cell->shadow->value);
@@ -898,7 +907,7 @@ static qn_value find_method(qn_vm *vm, const n_call *n, qn_value *fp) {
   return value_unset();
 }
 
-/* Is it the builtin that has the method's name? */
+/* Is `f` the builtin with the method's name? */
 static bool is_builtin_method(const n_call *n, qn_value f) {
   if (f.head != TAG_FN) return false;
   for (uint32_t i = 0; i < n->ncandidates; i++) {
@@ -949,8 +958,8 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   return raise_text(vm, E_undefined, at, &t);
 }
 
-/* Does the method's name still mean the builtin that the node is laid out for? Only known if the nearest candidate is a variable of the top
- * level; of the receiver, which may have a field of that name, the caller knows. */
+/* Does the method's name still mean the builtin that the node is laid out for? This is only known if the nearest candidate is a global. The
+ * caller must know that the receiver has no field of that name. */
 static inline bool means_laid(const qn_vm *vm, const n_call *n) {
   if (!n->laid || rec_hears_globals(vm) || n->candidates[0]->kind != N_GLOBAL) return false;
   qn_value f = cell_get(((n_global *)n->candidates[0])->cell);
@@ -992,8 +1001,8 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   return call_node(vm, n, f, receiver, fp);
 }
 
-/* The code of the library's function, written in Quern, that a call has called; NULL for others. Only callees that are variables of the
- * top level, or names in a module that is one, are known. */
+/* The code of the function that a call has called, if it is one of the library that is written in Quern; else NULL. Only callees that are
+ * globals, or names in a module that is one, are recognised. */
 static const fn_code *library_code(qn_vm *vm, const n_call *c) {
   if (c->callee->kind != N_GLOBAL) return NULL;
   qn_value f = cell_get(((const n_global *)c->callee)->cell);
@@ -1008,13 +1017,13 @@ static const fn_code *library_code(qn_vm *vm, const n_call *c) {
   return s && s->library ? code : NULL;
 }
 
-/* The name of the variable that an argument is; `other` where it is none. */
+/* The name of the variable that an argument reads; `other` if it is no variable. */
 static const char *variable_name(const node *n, const char *other) {
   if (n && n->kind == N_LOCAL) return ((const n_local *)n)->name->text;
   return n && n->kind == N_GLOBAL ? ((const n_global *)n)->cell->name->text : other;
 }
 
-/* Raises the error of a library function's value that nothing uses. The hint shows the call with the program's own variables. */
+/* Raises that the value of a library function's call is lost. The hint shows the call with the program's own variables. */
 static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, const n_call *c, const fn_code *code) {
   text_buf t = {.vm = vm}, call = {.vm = vm};
   text_span(vm, &call, c->h.at);

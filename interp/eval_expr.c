@@ -1,6 +1,7 @@
-/* Expressions other than operators and calls: lists, records, strings with values in them, fields, indices, closures.
+/* Evaluators of expressions other than operators and calls: lists, records, strings with values in them, fields, indices, function values.
  *
- * Items under construction wait on the value stack, so that leaving half-way, by an error or a signal, is one vm_pop_to.
+ * Items of something under construction wait on the value stack, so that leaving early, because of an error or signal, only takes one
+ * vm_pop_to.
  */
 #include <string.h>
 
@@ -22,8 +23,8 @@ qn_value spread_item(qn_vm *vm, qn_value v, int64_t i) {
                                   : op_index_row(vm, v, i);
 }
 
-/* (The errors about kinds of values are raised by functions of their own, here and elsewhere: the phrase takes half a KiB, which evaluators
- * that call one another would have on the stack at every level.) */
+/* (Errors about kinds of values are raised by functions of their own, here and elsewhere: a phrase takes half a KiB, and evaluators that
+ * call one another would have it on the C stack at each level.) */
 __attribute__((noinline, cold)) bool fail_spread(qn_vm *vm, error_id id, span at, const char *what, qn_value v) {
   return raise_nothing(vm, id, at, "%s, not %s", what, phrase_kind(v).text);
 }
@@ -78,7 +79,7 @@ qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
   return value_obj(TAG_LIST, l);
 }
 
-/* A literal without spreads. Its first evaluation sets the fields by their names and remembers the layout; later ones copy items. */
+/* A record literal without spreads. Its first evaluation sets the fields by name and remembers the layout; later ones only copy the items. */
 static qn_value record_fixed(qn_vm *vm, n_record *n, qn_value *fp) {
   qn_value *mark = vm->sp;
   if (!vm_enter(vm, n->n)) return raise_at(vm, n->h.at);
@@ -122,7 +123,7 @@ qn_value eval_record(qn_vm *vm, node *h, qn_value *fp) {
     bool ok = value_is(v, TAG_RECORD);
     if (!ok) {
       fail_spread(vm, E_type, n->fields[i].value->at, "only records spread into a record", v);
-    } else if (r->len == 0) { /* the common {..r, a: 1} starts as a copy */
+    } else if (r->len == 0) { /* the common {..r, a: 1} begins as a copy of r */
       qn_record *copy = value_unique(v) ? value_record(value_retain(v)) : record_copy(vm, value_record(v));
       ok = copy != NULL;
       if (ok) {
@@ -150,7 +151,7 @@ stop:
 
 qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
   n_template *n = (n_template *)h;
-  bool own = false; /* the part before was set over lines of its own, so that a new line begins behind it */
+  bool own = false; /* the part before takes lines of its own, so a new line begins behind it */
   qn_value v;
   text_buf t = {.vm = vm};
   vm_owned held;
@@ -166,7 +167,7 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
     v = eval(vm, p->value, fp);
     if (value_stops(v)) goto stop;
     rec_at(vm, p->value->at);
-    v = rec_observe_take(vm, v); /* the text depends on it */
+    v = rec_observe_take(vm, v); /* the text depends on the value, so traced numbers in it become guards */
     if (value_is_error(v)) goto stop;
     bool ok =
         p->text ? format_spec_among(vm, v, p->text->text, p->text->len, &t, &own) : format_among(vm, v, NULL, &t, &own);
@@ -211,13 +212,13 @@ static void add_names(text_buf *t, const char *wanted, const char **names, int n
   for (int i = 0; i < n; i++) text_addf(t, i ? ", %s" : "; it has: %s", names[i]);
 }
 
-/* Is there a builtin of this name? Then `x.mean` lacks its parentheses. */
+/* Is there a builtin of this name, so that `x.mean` only lacks its parentheses? */
 static bool names_function(qn_vm *vm, const qn_str *name) {
   const global_cell *c = scope_find(interp_of(vm)->builtin, name);
   return c && value_is(c->value, TAG_FN);
 }
 
-/* If the field was read by its key, r["name"] or r[k] (`mark` is the bracket): adds how a field that may be missing is read. */
+/* If the field was read by a key, r["name"] or r[k] (`mark` is the bracket): appends how to read a field that may be missing. */
 static void text_by_key(qn_vm *vm, text_buf *t, span mark) {
   enum { KEY_MOST = 32 };
   const source_text *s = source_get(vm, mark.source);
@@ -259,7 +260,7 @@ static __attribute__((noinline, cold)) qn_value no_field(qn_vm *vm, qn_value v, 
     for (uint32_t i = 0; i < first->len; i++)
       if (record_name(first, i) == name || strcmp(record_name(first, i)->text, name->text) == 0)
         text_addf(&t, "; its first item has it: xs[0].%s", name->text);
-    const qn_list *l = value_list(v); /* of parameters and state, perhaps */
+    const qn_list *l = value_list(v); /* perhaps the list of new parameters and state that a step of optim gives */
     bool step = l->len == 2 && (value_is(l->items[1], TAG_NIL) || (value_is(l->items[1], TAG_RECORD) &&
                                                                    record_find(value_record(l->items[1]), name) < 0));
     if (step)
@@ -372,8 +373,8 @@ qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
   }
 }
 
-/* Does the variable that has the field's name hold a text that is the name of a field of `r`? (What a variable of an outer function holds is
- * not known here: it counts as one that does.) */
+/* Does the variable with the field's name hold the name of a field of `r`, so that r[k] was meant? (The value of an outer function's
+ * variable is not known here; it is assumed to be one.) */
 static bool named_by_variable(const n_field *n, const qn_record *r, const qn_value *fp) {
   if (n->h.flag == NAMESAKE_NONE || n->h.flag == NAMESAKE_OUTER) return n->h.flag == NAMESAKE_OUTER;
   qn_value v = n->h.flag == NAMESAKE_LOCAL ? fp[n->h.slot] : n->namesake->value;
@@ -411,7 +412,7 @@ static __attribute__((noinline, cold)) qn_value fail_record_index(qn_vm *vm, qn_
   return raise_error(vm, E_index_kind, SPAN_NONE, "%s %s %s", phrase_kind(x).text, how, phrase_kind(key).text);
 }
 
-/* x[i] for any values; borrows both. */
+/* x[i] for any two values, which are borrowed. Owned, or the error value. */
 static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   if (value_is(i, TAG_STR)) {
     if (value_is(x, TAG_RECORD)) return key_get(vm, x, i, at);
@@ -424,7 +425,7 @@ static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   return array ? op_index(vm, x, &item, 1) : index_get(vm, x, &item, 1);
 }
 
-/* Is the node an array literal that is written as an item of another one? */
+/* Is the node an array literal that stands as an item in another one? */
 static bool is_row(qn_vm *vm, const node *n) {
   const source_text *source = n->kind == N_ARRAY ? source_get(vm, n->at.source) : NULL;
   if (!source) return false;
@@ -444,7 +445,7 @@ static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
   return r;
 }
 
-/* x[i] with one expression in the brackets. Flag: evaluating it rebinds the variable x. */
+/* x[i] with one expression in the brackets. The node's flag: evaluating that expression rebinds the variable x. */
 qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
   bool local = n->object->kind == N_LOCAL && !h->flag;
@@ -456,7 +457,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
     return i;
   }
   if (i.head == TAG_INT) {
-    if (x.head == TAG_LIST) { /* of which nothing is recorded */
+    if (x.head == TAG_LIST) { /* reading an item of a list is not recorded */
       const qn_list *l = value_list(x);
       uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
       if (at < l->len) {
@@ -506,8 +507,8 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
   return finish_index(vm, n, x, r);
 }
 
-/* x[items] in general. If x is a variable that holds an array, and the items are read from variables and constants, nothing is evaluated
- * and no reference taken. */
+/* x[items] in general. If x is a variable that holds an array, and all items are variables and constants, nothing is evaluated and no
+ * reference taken. */
 qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
   index_item items[INDEX_READ];
@@ -539,7 +540,7 @@ qn_value eval_fn_node(qn_vm *vm, node *h, qn_value *fp) {
     f->captures[i] = value_retain(v);
     data |= value_tag_of(v) >= TAG_LIST;
   }
-  f->head.aux = data; /* a call may be worth recording even without array arguments */
+  f->head.aux = data; /* a call may be worth recording even if no argument is an array */
   for (uint32_t i = 0; i < code->ninitial; i++) {
     qn_value v = eval_beside(vm, n->initials[i], fp, value_obj(TAG_FN, f));
     if (value_stops(v)) {

@@ -1,12 +1,12 @@
-/* Variables, constants and operators.
+/* Evaluators of variables, constants and operators.
  *
- * A binary operator has one evaluator for each way its operands are found (local slot, constant, any node), made by the
- * macros below from one inline function per operator, fast_NAME. That function computes on plain ints and floats (the whole header
- * word is compared, so traced numbers never match). Everything else goes out of line: arrays to op_apply, the rest to
- * binary_values. `x = x op e` has evaluators of its own that change a number in x's slot and grow a text or list in place.
+ * A binary operator has one evaluator for each way in which its operands are found (local slot, constant, any node). The macros below make
+ * these from one inline function per operator, fast_NAME, which computes on plain ints and floats. (It compares the whole header word, so
+ * traced numbers never match.) Everything else is done out of line: arrays by op_apply, the rest by binary_values. `x = x op e` has
+ * evaluators of its own, which change a number in x's slot and let texts and lists grow in place.
  *
- * Host arithmetic is exact for ints (overflow is an error) and IEEE for floats; what is not a single machine operation
- * (pow, // and % of floats) is computed by the op table's scalar code, so that compiled code gives the same bits.
+ * Host arithmetic is exact for ints (an overflow is an error) and IEEE for floats. What is not a single machine operation (pow, and // and
+ * % of floats) is computed by the scalar code of the op table, so that compiled code gives the same bits.
  */
 #include <string.h>
 
@@ -23,7 +23,7 @@ void text_span(qn_vm *vm, text_buf *t, span at) {
   size_t show = line ? (size_t)(line - text) : len;
   if (show > LONGEST) show = LONGEST;
   while (show > 0 && ((unsigned char)text[show] & 0xc0) == 0x80 && show < len) show--;
-  for (size_t i = 0; i < show; i++) { /* tabs would break the rows below, a carriage return the line */
+  for (size_t i = 0; i < show; i++) { /* tabs would move what stands below; a carriage return would break the line */
     bool blank = text[i] == '\t' || text[i] == '\r';
     if (!blank)
       text_add(t, text + i, 1);
@@ -109,7 +109,7 @@ qn_value eval_global(qn_vm *vm, node *n, qn_value *fp) {
   return rec_global(vm, &c->rec, &c->value, c->name);
 }
 
-/* The function value stands below the frame. While recording it may be a tracer whose captures are traced (rec_call). */
+/* The function value stands below the frame. While recording, it may be a tracer with traced captures (rec_call). */
 qn_value eval_capture(qn_vm *vm, node *n, qn_value *fp) {
   (void)vm;
   return value_retain(value_fn(fp[-1])->captures[n->slot]);
@@ -123,7 +123,7 @@ qn_value eval_self(qn_vm *vm, node *n, qn_value *fp) {
 /* ---- operators on values ------------------------------------------------------------------------------------------------ */
 
 op_id op_of_ast(ast_op op) {
-  enum { OP_none = OP_COUNT, OP_matmul = OP_dot }; /* where the tables' names differ */
+  enum { OP_none = OP_COUNT, OP_matmul = OP_dot }; /* operators whose names in ast.def and ops.def differ */
   static const uint8_t ops[AST_OP_COUNT] = {
 #define NODE(...)
 #define KID(...)
@@ -135,12 +135,13 @@ op_id op_of_ast(ast_op op) {
 
 /* ---- operators on plain numbers ---------------------------------------------------------------------------------------- */
 
-/* `known`: what the right operand is, if that was known when the evaluator was chosen. */
+/* Values of `known`: what the right operand is known to be when the evaluator is chosen. */
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
 #define INLINE static inline __attribute__((always_inline))
 
-/* Two floats, or an int and a float: in arithmetic they count as two floats, comparisons are exact. Where rounding the int leaves
- * it unequal to the float it has kept their order; where it does not, the int must have lost nothing (up to 2^53). */
+/* Two floats, or an int and a float. In arithmetic an int counts as a float; comparisons are exact. If the int, rounded to a float, differs
+ * from the other operand, rounding has not changed their order; if it does not differ, the int must be one that was not changed by rounding
+ * (up to 2^53). */
 #define FLOATS(make, operator)                                                                                         \
   if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                    \
     *r = make(a.u.f operator b.u.f);                                                                                   \
@@ -225,7 +226,7 @@ INLINE bool fast_mod(qn_value a, qn_value b, int known, qn_value *r) {
 
 #define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)
 
-/* The operator on two plain numbers, by its inline function; false if it has none, or that leaves these numbers to others. */
+/* The operator on two plain numbers, by its inline function. False if there is none, or if it does not handle these numbers. */
 static bool fast_numbers(ast_op op, qn_value a, qn_value b, qn_value *r) {
   switch (op) {
 #define CASE(name)                                                                                                     \
@@ -254,7 +255,7 @@ static qn_value int_pow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return value_int(result);
 }
 
-/* Two plain ints that fast_numbers has left: an overflow, a divisor that is not positive, or an operator without an inline function. */
+/* Two plain ints that fast_numbers does not handle: an overflow, a divisor that is not positive, or an operator without an inline function. */
 static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   int64_t x = a.u.i, y = b.u.i, r;
   switch ((ast_op)n->op) {
@@ -279,15 +280,15 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   }
 }
 
-/* Is it what ops compute with? */
+/* Can ops compute with this value? */
 static inline bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
 
-/* Do two values join under `+`? */
+/* Are these two values that `+` joins? */
 static inline bool joins(const n_binary *n, qn_value a, qn_value b) {
   return a.head == b.head && (a.head == TAG_STR || a.head == TAG_LIST) && n->op == AST_OP_add;
 }
 
-/* `*a + b` for two texts or lists, in a's own memory if it has one owner. Takes over `b`. */
+/* Joins two texts or lists: *a becomes *a + b, in its own memory if it has one owner. Takes over `b`. False with an error raised. */
 static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
   bool ok = b.head == TAG_STR ? str_append(vm, a, value_str(b)) : list_extend(vm, a, value_list(b));
   value_release(vm, b);
@@ -298,7 +299,7 @@ static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
 const char nil_origin[] =
     "; nil comes of an if without else, of find where nothing is found, and of get and env without a default";
 
-/* Adds where an operand that is nil came from: which function gave it, or how nil comes about at all. */
+/* If `v` is nil: appends which function gave it, or where nil comes from in general. */
 static void text_nil(text_buf *t, qn_value v, const node *n) {
   if (!value_is(v, TAG_NIL)) return;
   if (n && n->eval != eval_call && n->kind != N_CONST) {
@@ -319,7 +320,7 @@ static void text_nil(text_buf *t, qn_value v, const node *n) {
               ((const fn_code *)value_fn(f)->code)->name->text);
 }
 
-/* Adds how the numbers in records are computed with. */
+/* Appends how to compute with the numbers in records. */
 static void text_trees(text_buf *t, ast_op op, qn_value a, qn_value b) {
   bool both = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
   const char *sign = ast_op_spelling(op);
@@ -332,7 +333,7 @@ static void text_trees(text_buf *t, ast_op op, qn_value a, qn_value b) {
     text_addf(t, "; the numbers in a tree are computed by tree_map(fn(a) v %s a, x)", sign);
 }
 
-/* Adds how an operand that is a function is called. */
+/* If `v` is a function: appends how to call it. */
 static void text_uncalled(qn_vm *vm, text_buf *t, qn_value v) {
   if (!value_is(v, TAG_FN)) return;
   text_adds(t, "; a function's value is had by calling it: ");
@@ -366,7 +367,7 @@ static __attribute__((noinline, cold)) qn_value fail_kinds(qn_vm *vm, const n_bi
 static bool ast_op_compares(ast_op op) { return op >= AST_OP_eq && op <= AST_OP_ge; }
 _Static_assert(AST_OP_eq + 5 == AST_OP_ge && AST_OP_eq + 1 == AST_OP_ne, "comparisons are consecutive");
 
-/* `x @ y`; borrows both. */
+/* x @ y, of borrowed arrays. Owned, or the error value. */
 static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_array *x, qn_array *y) {
   if (x->rank == 0 || y->rank == 0)
     return raise_error(vm, E_matmul_shape, n->mark, "@ needs arrays of rank 1 or more; * multiplies by a number");
@@ -377,19 +378,19 @@ static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_array *x, qn_arra
                      (long long)k, y->rank == 1 ? 0 : -2, (long long)l);
 }
 
-/* The operator as an op, on arrays and numbers; borrows both. */
+/* The operator as an op on arrays and numbers, which are borrowed. Owned, or the error value. */
 static inline qn_value apply(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
   return n->op == AST_OP_matmul ? matmul(vm, n, value_array(a), value_array(b)) : op_binary(vm, (op_id)n->row, a, b);
 }
 
-/* Does OP_eq give what the language's == gives for these? A host bool is no number; only beside an array it counts as one. */
+/* Does OP_eq give the same as the language's == for these? A host bool is no number; only beside an array it counts as one. */
 static bool op_equals(qn_value a, qn_value b) {
   return value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY) || value_tag_of(a) == value_tag_of(b) ||
          (value_is_number(a) && value_is_number(b));
 }
 
-/* Does the whole text read as a number? */
+/* Is the whole text a number? */
 static bool is_number_text(const qn_str *s) {
   double f;
   return s->len <= 40 && float_parse(s->text, s->len, &f);
@@ -402,8 +403,8 @@ static bool is_kind_name(const char *name) {
   return false;
 }
 
-/* Is the operand always of one kind: a literal, or a variable of the top level and what is reached from it? Parameters and loop variables
- * may well hold one kind or another (`padding == "same"`). */
+/* Does the operand always have values of one kind: is it a literal, or a global and what is reached from it? Parameters and loop variables
+ * may well hold different kinds (`padding == "same"`). */
 static bool is_known_kind(const node *n) {
   while (n && (n->kind == N_FIELD || n->kind == N_INDEX))
     n = n->kind == N_FIELD ? ((const n_field *)n)->object : ((const n_index *)n)->object;
@@ -416,7 +417,7 @@ static bool has_text(qn_value list) {
   return l->len > 0 && value_is(l->items[0], TAG_STR);
 }
 
-/* As never_equal, for a container beside a text, number or bool: one of its items was meant to be compared. */
+/* As never_equal, for a list, record or array beside a text, number or bool: probably one of its items was meant. */
 static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
   const node *held = n->a;
   if (value_is(b, TAG_LIST) || value_is(b, TAG_RECORD) || value_is(b, TAG_ARRAY)) {
@@ -428,7 +429,7 @@ static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
   bool text = value_is(b, TAG_STR);
   if (!text && !value_is_scalar(b)) return NULL;
   bool known = is_known_kind(held);
-  if (value_is(a, TAG_LIST) && text && has_text(a) && (known || held->kind == N_FIELD)) /* a table's column */
+  if (value_is(a, TAG_LIST) && text && has_text(a) && (known || held->kind == N_FIELD)) /* as the column of a table */
     return "a list is never equal to a text; map(xs, fn(x) x == \"a\") compares each item, and contains(xs, \"a\") "
            "looks for one";
   if (!known) return NULL;
@@ -444,8 +445,9 @@ static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
   return NULL;
 }
 
-/* The warning for a comparison of two kinds that are never equal, where it looks like a mistake; NULL for others. A text beside a number or
- * a function may be a marker (`size == "same"`), unless it reads as a number, or as that function's name; nil is compared with anything. */
+/* The warning for a comparison of two kinds of values that are never equal, if it looks like a mistake; else NULL. A text beside a number
+ * or function may be a marker (`size == "same"`), unless it reads as a number, or is the name of that function. Anything may be compared
+ * with nil. */
 static const char *never_equal(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   const char *held = never_equal_held(n, a, b);
   if (held) return held;
@@ -485,7 +487,7 @@ static const char *never_equal(qn_vm *vm, const n_binary *n, qn_value a, qn_valu
   return NULL;
 }
 
-/* Writes the warning, if there is one, once for each node. */
+/* Writes that warning, if there is one, but only once for each node. */
 static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   const char *why = n->warned ? NULL : never_equal(vm, n, a, b);
   if (!why) return;
@@ -496,7 +498,7 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   text_free(&t);
 }
 
-/* == and != of values by structure. The recorder observes both, since the answer depends on all numbers and arrays in them. */
+/* == and != by structure. Numbers and arrays in both values are observed by the recorder, since the answer depends on all of them. */
 static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
   qn_value x = rec_observe_tree(vm, a), y = value_is_error(x) ? x : rec_observe_tree(vm, b);
@@ -506,7 +508,7 @@ static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b
   return equal < 0 ? value_error() : value_bool((equal == 1) == (n->op == AST_OP_eq));
 }
 
-/* `a op b` of any two values but texts and lists that are joined; borrows both. */
+/* a op b of any two values (borrowed), but for joining texts and lists. Owned, or the error value. */
 static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   ast_op op = (ast_op)n->op;
   bool traced = (value_node(a) | value_node(b)) != 0;
@@ -534,7 +536,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   return fail_kinds(vm, n, a, b);
 }
 
-/* The operation has failed: gives the error its place, and notes with the shapes of arrays. */
+/* The operation has failed: gives the error its place, and notes on the operands if one is an array. */
 static __attribute__((noinline, cold)) void note_operands(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   raise_at(vm, n->mark);
   if (!value_is(a, TAG_ARRAY) && !value_is(b, TAG_ARRAY)) return;
@@ -555,7 +557,7 @@ qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
 
 enum { OWN_A = 1, OWN_B = 2 };
 
-/* `a op b` where the inline function does not do it. Operands in `own` are taken over. If one is an error or signal, that is the result.
+/* a op b if the inline function does not do it. Operands in `own` are taken over. If an operand is an error or signal, that is the result.
  * Arrays of few elements are tried first (op_binary_few). */
 static inline __attribute__((always_inline)) qn_value on_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b,
                                                                 int own) {
@@ -588,7 +590,7 @@ bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b) {
   return true;
 }
 
-/* The value of a node that is a variable of the top level. */
+/* The value of a node that is a global. */
 #define VALUE_OF(node) ((const n_global *)(node))->cell->value
 
 INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
@@ -611,7 +613,7 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
             : (own) == OWN_B ? slow_own_b                                                                              \
                              : slow_own_both)(vm, n, a, b);                                                            \
   }
-/* Arrays in variables of the top level are borrowed: reading the other operand cannot rebind them. */
+/* Arrays in globals are borrowed: reading the other operand cannot rebind them. */
 #define GET_VARIABLE_CONST                                                                                             \
   if (VALUE_OF(n->a).head == TAG_ARRAY && !rec_hears_globals(vm)) return slow(vm, n, VALUE_OF(n->a), n->k);            \
   GET_A_ANY GET_B_CONST
@@ -619,7 +621,7 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
   if (VALUE_OF(n->a).head == TAG_ARRAY && VALUE_OF(n->b).head == TAG_ARRAY && !rec_hears_globals(vm))                  \
     return slow(vm, n, VALUE_OF(n->a), VALUE_OF(n->b));                                                                \
   GET_ANY_ANY
-/* The left operand is a local that the right one does not rebind: it is read after that one. */
+/* The left operand is a local that evaluating the right one does not rebind, so it can be read afterwards. */
 #define GET_LOCAL_ANY                                                                                                  \
   qn_value b = eval(vm, n->b, fp);                                                                                     \
   qn_value a = fp[n->sa]
@@ -646,8 +648,8 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
 OPERATORS(EVALUATORS)
 EVALUATORS(other)
 
-/* The array that a node gives, found without evaluating the node; NULL if it must be evaluated. For the transpose of such an array (x.T)
- * it is `turned`, made here as a view without a reference to the elements: good for an op that runs at once, on the CPU. */
+/* The array that a node gives, if it can be found without evaluating the node; else NULL. For the transpose of such an array (x.T) it is
+ * *turned, a view made here without a reference to the elements: it is only good for an op that runs at once, on the CPU. */
 static inline qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_value *fp, qn_array *turned) {
   const n_field *field = (const n_field *)n;
   bool turns = n->kind == N_FIELD && field->name->text[0] == 'T' && !field->name->text[1];
@@ -673,7 +675,7 @@ static inline qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_value *fp
   return turned;
 }
 
-/* x @ y of variables, of what is reached from them, and of transposes of such: the operands are borrowed. */
+/* x @ y, where the operands are variables, what is reached from them, or transposes of these: they are borrowed if possible. */
 static qn_value eval_product(qn_vm *vm, node *h, qn_value *fp) {
   n_binary *n = (n_binary *)h;
   qn_array turned[2];
@@ -727,7 +729,7 @@ static __attribute__((noinline)) qn_value accumulate(qn_vm *vm, const n_binary *
     get;                                                                                                               \
     qn_value *x = &fp[h->slot], r;                                                                                     \
     if (!fast_##name(*x, b, known, &r)) return accumulate(vm, n, x, b, own);                                           \
-    *x = r; /* a number in place of a number */                                                                        \
+    *x = r; /* the slot held a number, so there is nothing to release */                                               \
     return value_nil();                                                                                                \
   }
 #define ACCUMULATORS(name)                                                                                             \
@@ -823,7 +825,7 @@ static __attribute__((noinline, cold)) qn_value fail_condition(qn_vm *vm, qn_val
   return raise_text(vm, E_condition, n->at, &t);
 }
 
-/* As fail_condition, for an operand of `and` or `or`: other languages choose a value by them. */
+/* As fail_condition, for an operand of `and` or `or`, with which other languages choose a value. */
 static __attribute__((noinline, cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const node *n) {
   if (!value_is(v, TAG_NIL) && !value_is(v, TAG_STR)) return fail_condition(vm, v, n);
   const char *more = value_is(v, TAG_NIL) ? "; a default for nil is written if x == nil { d } else { x }, and "
@@ -833,7 +835,7 @@ static __attribute__((noinline, cold)) qn_value fail_operand(qn_vm *vm, qn_value
   return raise_error(vm, E_condition, n->at, "%s is not a condition%s", phrase_kind(v).text, more);
 }
 
-/* Can it be a condition: a bool, or a bool array of one element? */
+/* Is it a bool, or a bool array of one element, so that it can be a condition? */
 static bool truth_kind(qn_value v) {
   if (value_is(v, TAG_BOOL)) return true;
   return value_is(v, TAG_ARRAY) && dtype_is_bool(value_array(v)->dtype) && value_array(v)->size == 1;
@@ -852,7 +854,7 @@ int condition(qn_vm *vm, qn_value v, node *n) {
   return truth;
 }
 
-/* A bool array of one element as one of rank 0; other values as they are. Takes over `v`. */
+/* A bool array of one element with rank 0; other values stay. Takes over `v`. Owned, or the error value. */
 static qn_value as_rank0(qn_vm *vm, qn_value v) {
   if (!value_is(v, TAG_ARRAY) || value_array(v)->rank == 0) return v;
   qn_value r = op_reshape(vm, v, 0, NULL);
@@ -878,10 +880,10 @@ qn_value eval_not(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
-/* An operand of `and` or `or` as an arm of rec_if. */
+/* An operand of `and` or `or`, as an arm for rec_if. */
 typedef struct logic_arm {
   qn_vm *vm;
-  node *n; /* NULL: it is evaluated already, to `v` */
+  node *n; /* NULL: it has been evaluated, to `v` */
   qn_value *fp, v;
 } logic_arm;
 
@@ -898,8 +900,7 @@ static qn_value run_logic_arm(void *ctx, rec_exit *how) {
   return value_fail(a->vm, v);
 }
 
-/* `a and b`, `a or b` where `a` (taken over) differs between the lanes of a vmap: `b` is evaluated for those lanes whose `a` does not
- * decide. */
+/* a and b, a or b, if `a` (taken over) differs between lanes of a vmap: `b` is evaluated for the lanes in which `a` does not decide. */
 static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or) {
   logic_arm keep = {vm, NULL, fp, a}, other = {vm, n->b, fp, value_nil()};
   rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
@@ -912,7 +913,7 @@ static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bo
   return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
 }
 
-/* `a and b`, `a or b` (flag: or). The result is a bool, or bool[] where an operand evaluated was an array. */
+/* a and b; a or b if the flag is set. The result is a bool, or a bool array of rank 0 if an evaluated operand was an array. */
 qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   n_binary *n = (n_binary *)h;
   qn_value a = eval(vm, n->a, fp);

@@ -49,7 +49,7 @@ bool interp_reset(qn_vm *vm) {
     cell_defined(vm, s->cells[i], SPAN_NONE);
     s->cells[i]->declared = false;
   }
-  jit_cancel(vm); /* functions that live on, of modules, are recorded again */
+  jit_cancel(vm); /* functions of modules live on; they are recorded again */
   mem_trim(vm);
   return !error_pending(vm);
 }
@@ -98,7 +98,7 @@ void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char
   } else if (fn->head.flags == FN_BUILTIN) {
     const builtin_info *info = builtin_of(vm, fn);
     if (!info) error_clear(vm);
-    /* Behind a rest parameter, and a bare `*`, there are no positions. */
+    /* Parameters behind a rest parameter or a bare `*` have no positions. */
     bool positions = true;
     for (int i = 0; info && i < info->sig.nparams; i++) {
       const param_def *p = &info->sig.params[i];
@@ -110,13 +110,13 @@ void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char
 
 /* ---- memory ---------------------------------------------------------------------------------------------------------------- */
 
-/* Objects that were counted; values share them. */
+/* The objects that have been counted; values can share them. */
 typedef struct seen {
   const void **slots;
   size_t n, cap;
 } seen;
 
-/* False if it was there, or memory is short. */
+/* Adds an object. False if it was there already, or memory is short. */
 static bool see(seen *s, const void *p) {
   if ((s->n + 1) * 2 > s->cap) {
     size_t cap = s->cap ? s->cap * 2 : 256;
@@ -140,7 +140,7 @@ static bool see(seen *s, const void *p) {
   return true;
 }
 
-/* Bytes of an object itself; its parts apart. */
+/* The size of an object in bytes, without its parts. */
 static size_t own_bytes(seen *s, qn_value v) {
   switch (value_tag_of(v)) {
   case TAG_STR: return sizeof(qn_str) + value_str(v)->len + 1;

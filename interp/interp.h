@@ -4,32 +4,32 @@
 
 #include "lang/vm.h"
 
-/* Adds the interpreter to a VM from vm_open: binds the builtins of `table` (vm->builtins) and the ops of the op table into the
- * builtin scope, runs the embedded module "prelude" there, installs hooks.call. False with an error raised. */
+/* Adds the interpreter to a VM from vm_open: binds the builtins of `table` (vm->builtins) and the ops of the op table into the builtin
+ * scope, runs the embedded module "prelude" there, and sets hooks.call and the interpreter's other hooks. False with an error raised. */
 QN_MUST_CHECK bool interp_open(qn_vm *vm, const builtin_table *table);
 
-/* Runs a text as the main module's top level. `prompt`: qn_eval_prompt's rules. Owned result or error; *incomplete is set
- * (and nil returned) when a prompt's text needs more input. */
+/* Runs a text as the top level of the main module. `prompt`: by the rules of qn_eval_prompt; if the text needs more input, nil is returned
+ * and *incomplete set. Owned result, or the error value. */
 QN_MUST_CHECK qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt,
                                    bool *incomplete);
 
-/* A global of the main scope: owned value, or E401 raised. */
+/* The value of a global of the main scope or of a builtin. Owned, or the error value with E401 raised. */
 QN_MUST_CHECK qn_value interp_get_global(qn_vm *vm, const char *name);
 QN_MUST_CHECK bool interp_set_global(qn_vm *vm, const char *name, qn_value v);
 /* qn_module_drop. */
 QN_MUST_CHECK bool interp_module_drop(qn_vm *vm, const char *key);
 
-/* Binds a name for all modules, as the standard library's are (`args`). Borrows `v`. */
+/* Binds a name that all modules see, like those of the standard library (`args`). Borrows `v`. False with an error raised. */
 QN_MUST_CHECK bool interp_set_builtin(qn_vm *vm, const char *name, qn_value v);
 
-/* A module's names and their present values as a record (owned), or the error value. */
+/* The names of a module and their present values as a record. Owned, or the error value. */
 QN_MUST_CHECK qn_value interp_module_record(qn_vm *vm, qn_value module);
 
 /* Text of a function's signature for help and messages: "f(x, scale = 1.0)". False if v is no function. */
 bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);
 
-/* Converts a host number, which may be traced, to an array of rank 0 of the dtype, at once: no array has a dtype that would hold every host
- * number unrounded on the way. Owned; E207 or E309 if it does not fit. (literal.c) */
+/* Converts a host number, which may be traced, to an array of rank 0 of the dtype at once: there is no dtype in which every host number
+ * could be stored unrounded on the way. Owned, or the error value with E207 or E309 raised if it does not fit. (literal.c) */
 QN_MUST_CHECK qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v);
 
 /* Calls `each` for every name that is visible at the prompt and begins with `prefix`. For completion and suggestions. */
@@ -41,7 +41,7 @@ void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const c
 bool interp_lookup(qn_vm *vm, const char *name, size_t len, qn_value *out);
 /* Calls `each` for the session's own variables, in the order in which their names were first used. */
 void interp_globals(qn_vm *vm, void (*each)(void *ctx, const char *name, qn_value v), void *ctx);
-/* Forgets the session's names. False with an error raised. */
+/* Makes the session forget its names. False with an error raised. */
 QN_MUST_CHECK bool interp_reset(qn_vm *vm);
 /* The value of a field of a record, or of a name in a module; false if there is none. */
 bool interp_field(qn_value v, const char *name, size_t len, qn_value *out);
@@ -50,9 +50,9 @@ void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *
 /* Calls `each` for every parameter that can be given by its name; `position` is its number among positional arguments (INT32_MAX: it has
  * none). */
 void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char *name, int position), void *ctx);
-/* Where the program defines a function of this name that no code of it mentions; SPAN_NONE if there is no such one. */
+/* Where the program defines a function of this name which none of its code mentions; SPAN_NONE if there is none. */
 span interp_unread_function(qn_vm *vm, const char *name);
-/* The memory of a value and all that it holds, in bytes; each shared part counts once. */
+/* How many bytes a value takes with all that it holds. Each shared part counts once. */
 size_t interp_bytes(qn_value v);
 
 #endif

@@ -1,9 +1,9 @@
 /* Array literals, and conversions of numbers by dtype.
  *
- * The items of a literal wait on the value stack. A literal of plain host numbers, or of literals of equal shape made of such, is flat: all
- * its numbers lie there in a row and become one array. The first item that is an array or a traced number makes it general: nested literals
- * before it become arrays of their own, and the items are stacked by OP_concat, in the dtype that promotion gives. A literal that only reads
- * variables and constants is made without the stack (literal_here).
+ * The items of a literal wait on the value stack. A literal is flat if it consists of plain host numbers, or of flat literals of equal
+ * shape: then all its numbers lie on the stack in a row and become one array. The first item that is an array or a traced number makes it
+ * general: nested literals before it become arrays of their own, and the items are stacked by OP_concat, in the dtype that promotion gives.
+ * A literal that only reads variables and constants is made without the stack (literal_here).
  */
 #include <math.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static qn_value fail_fit(qn_vm *vm, qn_dtype dtype, qn_value v, error_id id) {
   return raise_error(vm, id, SPAN_NONE, "%s does not fit %s", phrase_kind(v).text, dtype_rows[dtype].name);
 }
 
-/* A host number as the number that an array of the dtype stores: floats are cut to integers, bools count 0 and 1. E309 or E207 if it does
+/* A host number as an array of the dtype stores it: floats are cut to integers, bools count as 0 and 1. E309 or E207 is raised if it does
  * not fit. */
 static qn_value scalar_as(qn_vm *vm, qn_dtype dtype, qn_value v) {
   v.head &= 0xff;
@@ -49,7 +49,7 @@ static qn_dtype numbers_dtype(const qn_value *v, size_t n) {
   return d;
 }
 
-/* A contiguous array from plain numbers; owned. */
+/* A contiguous array of plain numbers. `dtype` -1: the one that the numbers need. Owned, or the error value. */
 static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int rank, const int64_t *shape) {
   size_t n = 1;
   for (int i = 0; i < rank; i++) n *= (size_t)shape[i];
@@ -99,7 +99,7 @@ static qn_value fail_ragged(qn_vm *vm, int rank, const int64_t *shape, int rank2
   return raise_text(vm, E_ragged, SPAN_NONE, &t);
 }
 
-/* An item (borrowed) as an array of the dtype with a first axis of size 1; owned. */
+/* An item (borrowed) as an array of the dtype with a new first axis of size 1. Owned, or the error value. */
 static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
   qn_value a = convert_dtype(vm, dtype, v);
   if (value_is_error(a)) return a;
@@ -111,7 +111,7 @@ static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
   return r;
 }
 
-/* The dtype of an array of these items: `dtype`, or (-1) the one that promotion gives. */
+/* The dtype of an array of these items: `dtype`, or if that is -1, the one that promotion gives. */
 static qn_dtype stack_dtype(const qn_value *items, size_t n, int dtype) {
   if (dtype >= 0) return (qn_dtype)dtype;
   operand_type type = value_operand_type(items[0]);
@@ -123,7 +123,7 @@ static qn_dtype stack_dtype(const qn_value *items, size_t n, int dtype) {
   return type.weak ? dtype_of_weak(type.dtype) : type.dtype;
 }
 
-/* Stacks items (arrays and host numbers, n > 0, on the stack; replaced in place) along a new first axis. */
+/* Stacks n > 0 items (arrays and host numbers, on the stack, where they are replaced) along a new first axis. Owned, or the error value. */
 static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
   int rank, rank2;
   int64_t shape[ARRAY_MAX_RANK], shape2[ARRAY_MAX_RANK];
@@ -151,8 +151,8 @@ static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
   return op_apply(vm, OP_concat, items, (int)n, &attr);
 }
 
-/* Makes an array of each of `blocks` flat literals of equal shape, whose numbers lie on the stack from `mark` on. The arrays take the place
- * of the numbers, which own nothing: block k begins at or above mark[k], unless blocks are empty. */
+/* Makes arrays of `blocks` flat literals of equal shape, whose numbers lie on the stack from `mark` on. The arrays replace the numbers,
+ * which own nothing. (Block k begins at or above mark[k], unless blocks are empty.) False with an error raised. */
 static bool blocks_to_arrays(qn_vm *vm, qn_value *mark, size_t blocks, int rank, const int64_t *shape, int dtype) {
   size_t size = 1;
   for (int i = 0; i < rank; i++) size *= (size_t)shape[i];
@@ -215,7 +215,7 @@ static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, lit
   return true;
 }
 
-/* Adds an item that is a literal itself. */
+/* Adds an item that is a literal itself. The new state, or FORM_STOPPED. */
 static form add_nested(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, const n_items *inner,
                        qn_value *fp, int dtype) {
   literal sub;
@@ -232,7 +232,7 @@ static form add_nested(qn_vm *vm, qn_value *mark, form *state, size_t *count, li
       return stop(l, fail_ragged(vm, l->rank, l->shape, sub.rank, sub.shape));
   } else {
     if (flat && !blocks_to_arrays(vm, at, 1, sub.rank, sub.shape, dtype)) return stop(l, value_error());
-    /* What stands above `at` is one array; older blocks become arrays below it. */
+    /* One array lies above `at`. Blocks below it may have to become arrays first. */
     qn_value a = *--vm->sp;
     return add_value(vm, mark, state, count, l, a, dtype) ? *state : stop(l, value_error());
   }
@@ -240,8 +240,8 @@ static form add_nested(qn_vm *vm, qn_value *mark, form *state, size_t *count, li
   return *state;
 }
 
-/* Evaluates a literal. FORM_NUMBERS: its numbers lie on the stack and `out` has the shape. FORM_GENERAL: one array lies there.
- * FORM_STOPPED: `out->stopped`; the stack is as before. */
+/* Evaluates a literal. FORM_NUMBERS: its numbers lie on the stack, and `out` has the shape. FORM_GENERAL: one array lies on the stack.
+ * FORM_STOPPED: out->stopped says by what, and the stack is as before. */
 static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, literal *out) {
   qn_value *mark = vm->sp;
   literal l = {.rank = 0};
@@ -302,8 +302,8 @@ stopped:
 
 enum { FEW_ITEMS = 32 };
 
-/* Reads the items of a literal of variables and constants, borrowed; those of nested literals of equal shape one behind the other. False
- * if it is another literal, or has more than `room` items. */
+/* Reads the items of a literal of variables and constants (borrowed) into `to`; those of nested literals of equal shape one behind the
+ * other. False if it is no such literal, or has more than `room` items. */
 static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int room, int *count, literal *l) {
   if (n->n == 0 || n->n > (uint32_t)room) return false;
   l->rank = 1;
@@ -344,8 +344,8 @@ static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int r
   return true;
 }
 
-/* As array_of_numbers, for numbers that the dtype stores as they are: for small literals the general way was measured to
- * cost 100 to 200 instructions more. Unset if some number must be converted, or may not fit. */
+/* As array_of_numbers, for numbers that the dtype stores unchanged. (For small literals the general way was measured to take 100 to 200
+ * instructions more.) Unset if some number must be converted or may not fit. */
 static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, const literal *l) {
   uint32_t tags = 0;
   for (int i = 0; i < n; i++) tags |= 1u << v[i].head;
@@ -354,7 +354,7 @@ static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, con
                : tags & 1u << TAG_INT   ? DTYPE_INT
                                         : WEAK_BOOL;
   if (dtype_is_bool(d) ? tags != 1u << TAG_BOOL : dtype_is_int(d) && tags & 1u << TAG_FLOAT) return value_unset();
-  bool any = dtype_is_weak(d); /* these hold every host number of their kind */
+  bool any = dtype_is_weak(d); /* such a dtype holds every host number of its kind */
   for (int i = 0; i < n && !any; i++)
     if (!(d == DTYPE_FLOAT && v[i].head == TAG_FLOAT ? v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127
                                                      : dtype_holds(d, v[i])))
@@ -376,7 +376,8 @@ static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, con
   return value_obj(TAG_ARRAY, a);
 }
 
-/* The array of a literal that only reads variables and constants, outside of recordings. Unset: it must be evaluated. */
+/* The array of a literal that only reads variables and constants, outside of recordings. Owned, or the error value; unset if it must be
+ * evaluated. */
 static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, int dtype) {
   qn_value v[FEW_ITEMS];
   literal l;

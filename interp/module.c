@@ -1,8 +1,8 @@
-/* Scopes, modules, and running texts.
+/* Scopes, modules, and how texts are run.
  *
- * A module runs once per VM and is known by its key: the canonical path of its file, "<std>/name" for one of the library, or what the
- * host's resolver says. `import name` looks for a file beside the importing one, then in the library; where the host has a resolver, it
- * is asked instead of the files. A module that fails is forgotten, so that the next import tries again.
+ * A module runs once per VM. It is known by its key: the canonical path of its file, "<std>/name" for a module of the library, or what the
+ * host's resolver says. `import name` looks for a file beside the importing one, then in the library; if the host has a resolver, that is
+ * asked instead of files. A module that fails is forgotten, so that the next import tries again.
  */
 #include <errno.h>
 #include <limits.h>
@@ -32,7 +32,7 @@ scope *scope_new(qn_vm *vm, scope *outer, const char *name) {
   if (!s) return NULL;
   s->outer = outer;
   s->module = mem_zalloc(vm, sizeof *s->module);
-  /* A module is called by its file's name without folder and ending. */
+  /* The name of a module is that of its file, without folder and ending. */
   const char *slash = strrchr(name, '/');
   if (slash) name = slash + 1;
   size_t len = strlen(name);
@@ -135,7 +135,7 @@ typedef struct names {
   qn_vm *vm;
 } names;
 
-/* Adds a name; false where memory is short: then messages suggest fewer. */
+/* Adds a name. False if memory is short (no error is raised): then messages suggest fewer names. */
 static bool names_add(names *l, const char *name) {
   bool room = mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list);
   if (room) l->list[l->n++] = name;
@@ -151,7 +151,7 @@ static void add_scope(names *l, const scope *s, uint32_t unit) {
   }
 }
 
-/* Does a comment as other languages write it, -- or //, begin on the line before `at`? */
+/* Does a comment as other languages write it, with -- or //, begin on the line before `at`? */
 static bool behind_comment(qn_vm *vm, span at) {
   const source_text *s = source_get(vm, at.source);
   if (!s || at.start > s->len) return false;
@@ -179,7 +179,7 @@ static const embedded_module *embedded(const builtin_table *table, const char *n
   return NULL;
 }
 
-/* The library's module whose text defines a function of this name, or NULL. */
+/* The module of the library that defines a function of this name, or NULL. */
 static const embedded_module *home_of(const builtin_table *table, const qn_str *name) {
   if (name->text[0] == '_') return NULL;
   for (int i = 0; i < table->nmodules; i++) {
@@ -192,8 +192,9 @@ static const embedded_module *home_of(const builtin_table *table, const qn_str *
   return NULL;
 }
 
-/* Adds `before` and what an undefined name may have been meant to be, if there is a guess: another language's name, a module or a function
- * of the library, else names spelled much like it. Beside a guess of the first kinds only names of the program itself are suggested. */
+/* Appends `before` and what an undefined name may have been meant to be, if there is a guess: what another language's name is here, a
+ * module or a function of the library, or else names that are spelled much like it. Beside a guess of the first kinds, only names of the
+ * program itself are suggested. */
 static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const char *before, text_buf *t) {
   const char *hint = foreign_hint(FOREIGN_NAME, u->name->text, u->name->len);
   if (!hint && behind_comment(vm, u->at)) hint = "a comment begins with #";
@@ -234,7 +235,7 @@ void raise_undefined_all(qn_vm *vm, const scope *s, const undefined_name *list, 
     return;
   }
   enum { SHOWN = 20 };
-  /* Looked up before anything is raised: a look-up that finds no memory drops its own error. */
+  /* Made before anything is raised, since a look-up that finds no memory clears its own error. */
   text_buf hints[ERROR_NOTES], t = {.vm = vm};
   uint32_t noted = n < ERROR_NOTES ? n : ERROR_NOTES;
   for (uint32_t i = 0; i < noted; i++) {
@@ -277,7 +278,7 @@ qn_value interp_module_record(qn_vm *vm, qn_value module) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------------------ */
 
-/* A text got no unit: it is dropped when LOOSE_TEXTS more such texts have come. Until then its error can be shown. */
+/* A text got no unit. Its error may still be shown, so it is only dropped when LOOSE_TEXTS more such texts have come. */
 static void source_loose(qn_vm *vm, uint32_t source) {
   interp *ip = interp_of(vm);
   uint32_t *place = &ip->loose[ip->nloose++ % LOOSE_TEXTS];
@@ -298,7 +299,7 @@ static qn_value run_unit(qn_vm *vm, const unit *u) {
   return r;
 }
 
-/* A comment that is typed at the prompt belongs to the input after it: help shows it above a function's definition. */
+/* A comment that is typed at the prompt belongs to the next input: help shows it above a function's definition. */
 static void prompt_comment(qn_vm *vm, const ast_module *tree, uint32_t source) {
   interp *ip = interp_of(vm);
   if (ip->comment) source_set_above(vm, source, ip->comment);
@@ -308,7 +309,7 @@ static void prompt_comment(qn_vm *vm, const ast_module *tree, uint32_t source) {
   ip->comment = source;
 }
 
-/* A unit runs no longer: it has ended, or an exception of a host unwinds it. */
+/* A run of a unit is over, also if an exception of a host has unwound it. */
 static void unit_left(unit **u) {
   if (*u) (*u)->running--;
   *u = NULL;
@@ -342,7 +343,8 @@ qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incom
     if (!warnings.failed && warnings.text) vm_write(vm, 2, warnings.text, warnings.len);
     if (u) r = run_unit(vm, u);
   }
-  if (prompt && u && value_is_error(r)) /* names whose definitions an input that failed did not reach stay undefined */
+  /* after an error at the prompt, names whose definitions were not reached stay undefined */
+  if (prompt && u && value_is_error(r))
     for (uint32_t i = 0; i < s->n; i++)
       if (s->cells[i]->unit == u->number && s->cells[i]->value.head == TAG_UNSET) s->cells[i]->declared = false;
   if (u) unit_done(vm, u);
@@ -362,7 +364,7 @@ static scope *loaded(qn_vm *vm, const char *key) {
 static qn_value fail_cycle(qn_vm *vm, const scope *from, const scope *target, span at) {
   text_buf t = {.vm = vm};
   text_addf(&t, "modules import each other: %s", target->module->name->text);
-  /* The chain is known from its end: collect it, then print it from the target on. */
+  /* The chain is known from its end only: it is collected first, then printed from the target on. */
   const scope *chain[64];
   int n = 0;
   for (const scope *s = from; s && n < 64; s = s->importer) {
@@ -374,14 +376,14 @@ static qn_value fail_cycle(qn_vm *vm, const scope *from, const scope *target, sp
   return raise_text(vm, E_import_cycle, at, &t);
 }
 
-/* No import finds the scope any more. It is freed when nothing else refers to it (sweep.c). */
+/* Makes sure that no import finds the scope any more. It is freed when nothing else refers to it (sweep.c). */
 static void forget_key(qn_vm *vm, scope *s) {
   free_text(vm, s->key);
   s->key = NULL;
   interp_of(vm)->ndropped++;
 }
 
-/* Runs a module's text under its key. `name` is how messages call it. */
+/* Runs the text of a module under its key. `name` is what messages call it. The module value, owned, or the error value. */
 static qn_value load_module(qn_vm *vm, scope *from, const char *key, const char *name, const char *text, size_t len,
                             const char *dir, bool library) {
   interp *ip = interp_of(vm);
@@ -417,7 +419,7 @@ static qn_value import_key(qn_vm *vm, scope *from, const char *key, span at, sco
   return s->state == SCOPE_LOADING ? fail_cycle(vm, from, s, at) : module_value(s);
 }
 
-/* A whole file; NULL with E501 raised. */
+/* The text of a whole file, owned; NULL with E501 raised, or if memory is short. */
 static char *read_file(qn_vm *vm, const char *path, size_t *len) {
   FILE *f = fopen(path, "rb");
   if (!f) return raise_nothing(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
@@ -447,7 +449,7 @@ static char *read_file(qn_vm *vm, const char *path, size_t *len) {
   return NULL;
 }
 
-/* FNV-1a of a text, part by part: begin with TEXT_HASH. */
+/* The FNV-1a hash of a text, part by part; the first part begins with TEXT_HASH. */
 #define TEXT_HASH 0xcbf29ce484222325u
 static uint64_t hash_more(uint64_t h, const char *text, size_t len) {
   for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3;
@@ -455,7 +457,7 @@ static uint64_t hash_more(uint64_t h, const char *text, size_t len) {
 }
 static uint64_t text_hash(const char *text, size_t len) { return hash_more(TEXT_HASH, text, len); }
 
-/* Loads the text of a file that `real` is the canonical path of. */
+/* Loads a module from the text of a file; `real` is its canonical path. The module value, owned, or the error value. */
 static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *real, const char *text, size_t len) {
   const char *slash = strrchr(path, '/');
   text_buf dir TEXT_OWNED = {.vm = vm};
@@ -464,11 +466,12 @@ static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *
   qn_value r = load_module(vm, from, real, path, text, len, dir.text ? dir.text : "", false);
   scope *s = value_is_error(r) ? NULL : loaded(vm, real);
   if (s) s->written = text_hash(text, len);
-  if (s && !(s->text = copy_text(vm, path, strlen(path)))) error_clear(vm); /* messages call it by its name */
+  /* without the path, messages call it by its name */
+  if (s && !(s->text = copy_text(vm, path, strlen(path)))) error_clear(vm);
   return r;
 }
 
-/* Remembers that the file of scope `from` has imported the file of `s`. */
+/* Notes that the file of scope `from` has imported the file of `s`. False with an error raised. */
 static bool note_import(qn_vm *vm, scope *from, scope *s) {
   if (!from->key || !s) return true;
   for (uint32_t i = 0; i < from->nimports; i++)
@@ -491,8 +494,8 @@ static bool file_is(const char *path, uint64_t hash) {
   return same;
 }
 
-/* A module that `s` imports, itself or through others, and that has changed since: its file is another one, or it was loaded again. NULL if
- * there is none. `search` is the number of this search. */
+/* A module that `s` imports, itself or through others, and that has changed since: its file has another text, or it was loaded again. NULL
+ * if there is none. `search`: the number of this search, so that no scope is visited twice. */
 static const scope *changed_import(scope *s, uint32_t search) {
   s->looked = search;
   for (uint32_t i = 0; i < s->nimports; i++) {
@@ -505,10 +508,10 @@ static const scope *changed_import(scope *s, uint32_t search) {
   return NULL;
 }
 
-/* A module that is being loaded again: what must be put right if an exception of a host passes. */
+/* A module that is being loaded again, and what must be put right if an exception of a host passes. */
 typedef struct reload {
   scope *s;
-  char *key; /* the key of s, which has none meanwhile; NULL once it has it again */
+  char *key; /* the key of s, which has none while it is loaded again; NULL once it has its key back */
   vm_memory text;
   qn_value was, now;
 } reload;
@@ -521,8 +524,9 @@ static void reload_drop(qn_vm *vm, void *what) {
   value_release(vm, l->now);
 }
 
-/* At the prompt: the module value of `s` (`was`, taken over), loaded again if its file has changed, or one that it imports, itself or through
- * others. Variables keep values that they have of the old module. If the new text has an error, everything stays as it was. */
+/* At the prompt: the module value of `s` (`was`, taken over); or that of a new scope, if its file, or one that it imports itself or through
+ * others, has changed: then it is loaded again. Variables keep values that they have from the old module. If the new text has an error,
+ * everything stays as it was. Owned, or the error value. */
 static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path, const char *real, qn_value was) {
   size_t len;
   char *text = read_file(vm, path, &len);
@@ -584,7 +588,7 @@ static bool file_exists(const char *path) {
 }
 
 static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m, span at) {
-  char key[80], name[80]; /* more than the names of the library's modules have */
+  char key[80], name[80]; /* longer than any name of a library module */
   snprintf(key, sizeof key, "<std>/%s", m->name);
   snprintf(name, sizeof name, "%s.qn", m->name);
   scope *s;
@@ -592,7 +596,7 @@ static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m
   return s ? r : load_module(vm, from, key, name, m->text, m->len, NULL, true);
 }
 
-/* Asks the host for a module. The source that it gives belongs to it and must be freed by it; `source` begins as zeros. */
+/* Asks the host for a module. *source must be zeroed before; what it holds then is the host's, and must be freed by its `free`. */
 static bool ask_host(qn_vm *vm, const char *from, const char *name, qn_source *source) {
   VM_HOST(host, vm);
   bool known = vm->config.resolve(vm->config.user, from, name, source);
@@ -600,7 +604,7 @@ static bool ask_host(qn_vm *vm, const char *from, const char *name, qn_source *s
   return known;
 }
 
-/* A host's source, given back when its block is left, also by an exception. */
+/* A source from the host, freed when its block is left, also by an exception. */
 typedef struct lent_source {
   qn_source source;
   qn_vm *vm;
@@ -612,7 +616,8 @@ static void free_source(lent_source *l) {
   vm_host_end(&host);
 }
 
-/* Imports a source from the host, under the host's key for it, or else one made of the importer's name and the module's. */
+/* Loads a source from the host as a module, unless it is loaded. Its key is the host's, or else made of the importer's name and the
+ * module's. */
 static qn_value load_resolved(qn_vm *vm, scope *from, const char *importer, const char *name, const qn_source *source,
                               span at) {
   text_buf key TEXT_OWNED = {.vm = vm};
@@ -716,7 +721,7 @@ qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span
 
 /* ---- the main module ----------------------------------------------------------------------------------------------------------- */
 
-/* Names the text that the main scope runs, and the folder that its imports are relative to. */
+/* Sets the name of the text that the main scope runs, and the folder to which its imports are relative. False with an error raised. */
 static bool set_text(qn_vm *vm, scope *s, const char *name) {
   const char *slash = strrchr(name, '/');
   if (s->dir && s->text && strcmp(s->text, name) == 0) return true;
@@ -733,9 +738,9 @@ static bool set_text(qn_vm *vm, scope *s, const char *name) {
   return true;
 }
 
-/* What a nested evaluation (by a host that the program has called) must restore of the main scope. */
+/* What a nested evaluation (by a host function that the program has called) must restore of the main scope. */
 typedef struct main_place {
-  qn_vm *vm; /* NULL: it has ended */
+  qn_vm *vm; /* NULL once it has been restored */
   bool nested, prompting;
   char *dir, *text;
 } main_place;
@@ -799,7 +804,7 @@ qn_value interp_get_global(qn_vm *vm, const char *name) {
   return v.head == TAG_UNSET ? value_error() : value_retain(v);
 }
 
-/* Could a program define a global of this name? E317 raised if not. */
+/* Could a program define a global of this name? If not, E317 is raised. */
 static bool name_is_good(qn_vm *vm, const char *name) {
   bool good = !(name[0] >= '0' && name[0] <= '9') && name[0];
   for (const char *p = name; *p && good; p++)
@@ -831,7 +836,7 @@ bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out) {
   const qn_fn *f = value_fn(fn);
   if (f->head.flags == FN_BUILTIN) {
     for (const char *s = ((const builtin_def *)f->code)->signature; *s; s++)
-      if (*s != '@' && *s != '~') text_add(out, s, 1); /* marks for the interpreter */
+      if (*s != '@' && *s != '~') text_add(out, s, 1); /* these are marks for the interpreter */
     return true;
   }
   if (f->head.flags == FN_GRAPH) {
@@ -880,7 +885,7 @@ static void *anchor_of(qn_value fn) {
   return &((fn_code *)value_fn(fn)->code)->anchor;
 }
 
-/* Runs the prelude: the part of the standard library that is written in Quern and visible everywhere. */
+/* Runs the prelude, the part of the standard library that is written in Quern and visible everywhere. False with an error raised. */
 static bool run_prelude(qn_vm *vm) {
   const builtin_table *table = vm->builtins;
   for (int i = 0; i < table->nmodules; i++) {

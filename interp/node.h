@@ -1,10 +1,10 @@
 /* Nodes: what the resolver makes of the tree, and the evaluator runs. Internal to this room.
  *
- * Every node begins with the function that evaluates it, so that evaluating is one indirect call. The resolver chooses that function by
- * what the operands are (a local, a constant, anything): the common forms read their operands without a call of their own.
+ * Every node begins with the function that evaluates it, so that evaluating it is one indirect call. The resolver chooses this function by
+ * what the operands are (a local, a constant, anything), so that common forms read their operands without further calls.
  *
- * Contract of eval: the caller owns the result. An error (which the VM holds) or a signal comes back as a value that value_stops is true
- * of; the value stack is then as it was before. A node changes nothing that a program can see before all its operands have values.
+ * Contract of evaluators: the caller owns the result. An error (which the VM holds) or a signal comes back as a value for which value_stops
+ * is true; then the value stack is as it was before. A node changes nothing that a program can see before all its operands have values.
  */
 #ifndef INTERP_NODE_H
 #define INTERP_NODE_H
@@ -14,12 +14,12 @@
 #include "lang/op.h"
 #include "parser/parser.h"
 
-/* The fields that every array has. */
+/* How many fields arrays have (array_fields). */
 enum { ARRAY_FIELDS = 6 };
 extern const char *const array_fields[ARRAY_FIELDS];
-extern const char nil_origin[]; /* where a nil comes from, as the end of a message */
+extern const char nil_origin[]; /* says where nil comes from, as the end of a message */
 bool is_array_field(const qn_str *name);
-/* Which rows of foreign.def say what to write instead of a member that `v` lacks. */
+/* Which rows of foreign.def are for members that `v` lacks. */
 static inline foreign_place foreign_member(qn_value v) {
   return value_is(v, TAG_ARRAY) ? FOREIGN_MEMBER | FOREIGN_ARRAY : FOREIGN_MEMBER;
 }
@@ -32,8 +32,8 @@ typedef enum node_kind {
   N_FIELD,  /* n_field */
   N_INDEX,  /* n_index: one item that is a value */
   N_BINARY, /* n_binary */
-  N_SPREAD, /* n_one: ..value, evaluated by whoever owns the items */
-  N_SLICE,  /* n_slice, in an index only */
+  N_SPREAD, /* n_one: ..value. Whoever owns the items evaluates the value */
+  N_SLICE,  /* n_slice; occurs in indices only */
   N_ELLIPSIS,
   N_NEW,
   N_ARRAY, /* n_items: an array literal */
@@ -44,22 +44,22 @@ struct node {
   eval_fn eval;
   span at;
   uint8_t kind; /* node_kind */
-  uint8_t flag; /* by node */
+  uint8_t flag; /* its meaning depends on the kind of node */
   uint32_t slot;
 };
 
 static inline qn_value eval(qn_vm *vm, node *n, qn_value *fp) { return n->eval(vm, n, fp); }
 
-/* The inline cache of a node that reads or stores a field: in any record with this layout it is items[index]. The unit owns the reference
- * (unit.layouts). */
+/* The inline cache of a node that reads or stores a field: in any record with this layout, the field is items[index]. The unit owns the
+ * reference to the layout (unit.layouts). */
 typedef struct field_cache {
-  record_layout *layout; /* NULL: nothing was found yet */
+  record_layout *layout; /* NULL: the field was not found yet */
   uint32_t index;
 } field_cache;
-/* Remembers that the field of this node is items[i] of `r`. Layouts that only one record has are not worth remembering. */
+/* Stores in the cache that the field is items[i] of `r`; layouts that only one record can have are not stored. */
 void field_cache_set(qn_vm *vm, field_cache *c, const qn_record *r, uint32_t i);
 
-/* The variables outside a branch or loop that it may rebind: the recorder is told of them. */
+/* The variables outside of a branch or loop that it may rebind; the recorder must know them. */
 typedef struct site {
   uint32_t nlocals, nglobals;
   uint32_t *locals;
@@ -94,11 +94,11 @@ typedef struct n_binary {
   node h;
   span mark;
   node *a, *b;
-  uint32_t sa, sb; /* the slots of operands that are locals */
-  qn_value k;      /* the right operand, if it is a constant; else nil */
+  uint32_t sa, sb; /* the slots of the operands, if these are locals */
+  qn_value k;      /* the value of the right operand if it is a constant; else nil */
   uint8_t op;      /* ast_op */
   uint8_t row;     /* op_id */
-  bool warned;     /* a warning has said that these kinds are never equal */
+  bool warned;     /* a warning about kinds that are never equal has been written */
 } n_binary;
 
 typedef struct n_range {
@@ -116,7 +116,7 @@ typedef struct n_items {
 
 typedef struct n_part {
   node *value;
-  qn_str *text; /* literal text, or the format of `value` (may be NULL) */
+  qn_str *text; /* a piece of text, or the format of `value` (may be NULL) */
 } n_part;
 typedef struct n_template {
   node h;
@@ -131,7 +131,7 @@ typedef struct n_record_field {
 typedef struct n_record {
   node h;
   uint32_t n;
-  record_layout *layout; /* of a literal without spreads, after its first evaluation; owned through unit.layouts */
+  record_layout *layout; /* for a literal without spreads, after its first evaluation; owned through unit.layouts */
   n_record_field fields[];
 } n_record;
 
@@ -139,48 +139,50 @@ typedef struct call_arg {
   node *value;
   qn_str *keyword; /* or NULL */
   bool spread;
-  /* Once the call is laid out for a builtin (n_call.laid): */
+  /* Set when the call is laid out for a builtin (n_call.laid): */
   uint8_t slot;       /* the number of its parameter */
-  const qn_value *at; /* of a constant or a global: where its value lies; else NULL */
+  const qn_value *at; /* where the value lies if it is a constant or global; else NULL */
 } call_arg;
 enum { CALL_MOVES = 1, CALL_MIXED = 2 /* keywords or spreads among the arguments */ };
 enum { BORROWS_NOT, BORROWS_VALUES, BORROWS_LIST };
 typedef struct n_call {
   node h; /* flag: CALL_ bits */
   span args_at;
-  node *callee;         /* of a method: the receiver */
-  qn_str *method;       /* x.f(...), else NULL */
-  uint32_t ncandidates; /* of a method: what f may be, nearest first */
+  node *callee;         /* in a method call: the receiver */
+  qn_str *method;       /* the name f in x.f(...); else NULL */
+  uint32_t ncandidates; /* in a method call: what f may be beside a field, the nearest variable first */
   node **candidates;
-  const qn_str *lost; /* of a method whose value nobody uses: the error's message if it is the builtin; else NULL */
-  /* `xs = append(xs, v)`, `r.a = append(r.a, v)`: the argument that reads what the result will replace, and its number (a method's
-   * receiver is 0); NULL if there is none. The call may take the last reference to that value (lend in call.c), so that the callee can
-   * update it in place: a builtin always, a function of the program if flag has CALL_MOVES. */
+  /* in a method call whose value nobody uses: the message of the error that it is if f turns out to be the builtin; else NULL */
+  const qn_str *lost;
+  /* In `xs = append(xs, v)` or `r.a = append(r.a, v)`: the argument that reads what the result will replace, and its number (the receiver
+   * of a method has number 0); NULL if there is none. The call may take the last reference to that value away from the variable (lend in
+   * call.c), so that the callee can change it in place: a builtin always may, a function of the program if the flag has CALL_MOVES. */
   node *moved;
   uint32_t moved_arg;
-  global_cell *direct; /* the callee, if it is a global and no argument is spread; else NULL */
+  global_cell *direct; /* the cell of the callee, if that is a global and no argument is spread; else NULL */
   const struct builtin_info
-      *laid; /* the builtin that the call is laid out for: its arguments' slots are known; NULL: none yet */
-  /* Of that builtin, if it is pure and all arguments are variables, constants, or one list of such: BORROWS_VALUES or BORROWS_LIST. Then
-   * the call passes them without taking references. */
+      /* the builtin for which the call is laid out, so that the slots of its arguments are set; NULL: none yet */
+      *laid;
+  /* If that builtin is pure, and all arguments are variables, constants, or one list of such: BORROWS_VALUES or BORROWS_LIST. Then the call
+   * passes them without taking references. */
   uint8_t borrows;
-  uint8_t missing;   /* if it borrows: a bit for each parameter that is not given */
-  uint32_t n, nrest; /* arguments; once laid out, how many of them the rest parameter takes */
+  uint8_t missing;   /* if it borrows: a bit for each parameter that gets its default */
+  uint32_t n, nrest; /* how many arguments there are; once laid out, how many of them the rest parameter takes */
   call_arg args[];
 } n_call;
 
-/* A call whose value nobody uses. When it was resolved its name meant a builtin without effect; if it still does when it runs, that is
- * an error. */
+/* A call whose value nobody uses. When it was resolved, its name meant a builtin without effect; if it still does when the call runs, that
+ * is an error. */
 typedef struct n_lost {
   node h;
   node *call;
-  const global_cell *cell; /* of the name */
-  const qn_str *lost;      /* the error's message */
+  const global_cell *cell; /* the global of that name */
+  const qn_str *lost;      /* the message of the error */
 } n_lost;
 
 typedef struct n_slice {
   node h;
-  node *start, *stop, *step; /* each may be NULL */
+  node *start, *stop, *step; /* each may be NULL: left out */
 } n_slice;
 
 typedef struct n_index {
@@ -191,10 +193,10 @@ typedef struct n_index {
   node *items[];
 } n_index;
 
-/* Is there a variable of a field's name? Then `r.k` may have been meant as `r[k]`, and errors say so. */
+/* Is there a variable with the name of a field? Then r.k may have been meant as r[k], and errors say so. */
 typedef enum field_namesake { NAMESAKE_NONE, NAMESAKE_LOCAL, NAMESAKE_OUTER, NAMESAKE_GLOBAL } field_namesake;
 typedef struct n_field {
-  node h; /* flag: field_namesake; slot: of the variable, if it is NAMESAKE_LOCAL */
+  node h; /* flag: field_namesake; slot: the variable's, if that is NAMESAKE_LOCAL */
   span mark;
   node *object;
   qn_str *name;
@@ -215,25 +217,25 @@ typedef struct n_fn {
 } n_fn;
 
 typedef struct n_if {
-  node h;                        /* flag: something uses the value */
-  node *cond, *then, *otherwise; /* otherwise may be NULL */
+  node h;                        /* flag: whether anything uses the value */
+  node *cond, *then, *otherwise; /* otherwise: NULL if there is no else */
   site *site;
 } n_if;
 
 typedef struct n_try {
   node h;
   node *body, *handler;
-  int32_t error_slot; /* -1: `catch _` */
+  int32_t error_slot; /* -1 in `catch _` */
 } n_try;
 
 typedef struct n_block {
   node h;
   uint32_t n;
-  uint32_t first, last; /* slots that the block declares: cleared when it ends */
+  uint32_t first, last; /* the slots of the variables that the block declares; cleared when it ends */
   node *items[];
 } n_block;
 
-/* Where a value goes. */
+/* Where an assignment, let or loop stores a value. */
 typedef enum lvalue_kind {
   LVALUE_NONE,
   LVALUE_LOCAL,
@@ -243,26 +245,25 @@ typedef enum lvalue_kind {
   LVALUE_RECORD
 } lvalue_kind;
 typedef struct path_step {
-  qn_str *name; /* a field, or NULL: an index */
+  qn_str *name; /* the name of the field; NULL if the step is an index */
   span mark;
-  field_cache cache;   /* of the field */
-  uint32_t n, nvalues; /* index items, and the values they leave on the stack */
+  field_cache cache;   /* for a field */
+  uint32_t n, nvalues; /* for an index: how many items it has, and how many values these push when they are evaluated */
   node **items;
 } path_step;
 typedef struct lvalue lvalue;
 struct lvalue {
   uint8_t kind;
-  bool defines; /* let: a new binding (a global need not have a value yet) */
+  bool defines; /* it is a new binding, by let (a global need not have a value yet) */
   span at;
   uint32_t slot;
   global_cell *cell;
-  qn_str *name; /* of the variable */
-  uint32_t n;   /* steps of a path, items of a list or record */
-  uint32_t
-      nvalues; /* how many values evaluating all of its indices leaves on the stack, those of nested lvalues included */
+  qn_str *name;     /* of the variable */
+  uint32_t n;       /* how many steps a path has, or items a list or record pattern */
+  uint32_t nvalues; /* how many values evaluating all its indices pushes, those of nested lvalues included */
   path_step *steps;
   lvalue **items;
-  qn_str **fields; /* of LVALUE_RECORD */
+  qn_str **fields; /* for LVALUE_RECORD */
 };
 
 typedef struct n_assign {
@@ -270,16 +271,16 @@ typedef struct n_assign {
   span mark;
   lvalue *target;
   node *value;
-  uint8_t op;  /* ast_op of op=, or AST_OP_none */
+  uint8_t op;  /* the ast_op of op=, or AST_OP_none */
   uint8_t row; /* op_id */
 } n_assign;
 
 typedef struct n_for {
   node h;
-  lvalue *target; /* where each item goes */
+  lvalue *target; /* where each item is stored */
   node *iterable;
-  node *start, *stop;   /* instead of iterable: `a..b` in the header */
-  uint32_t first, last; /* slots of the pattern's variables */
+  node *start, *stop;   /* set instead of iterable if the header has a..b */
+  uint32_t first, last; /* the slots of the variables in the pattern */
   node *body;
   site *site;
 } n_for;
@@ -301,8 +302,8 @@ typedef struct n_import {
 
 /* ---- evaluators, by file -------------------------------------------------------------------------------------------- */
 
-/* Evaluates `n` while the caller still owns `v`. A heap value lies on the value stack meanwhile: if an exception of a host unwinds the
- * evaluation, it is released from there. */
+/* Evaluates `n` while the caller still owns `v`. If `v` is a heap value, it lies on the value stack meanwhile, so that it is released if an
+ * exception of a host unwinds the evaluation. */
 qn_value eval_holding(qn_vm *vm, node *n, qn_value *fp, qn_value v);
 static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v) {
   return __builtin_expect(value_is_heap(v), 0) ? eval_holding(vm, n, fp, v) : eval(vm, n, fp);
@@ -311,13 +312,14 @@ static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v)
 /* eval_scalar.c: variables, constants, operators */
 evaluator eval_const, eval_nil, eval_local, eval_global, eval_capture, eval_self, eval_unary, eval_not, eval_logic;
 evaluator eval_add_global; /* x = x + e for a global x */
-/* The evaluator of a binary operator for operands of these kinds. */
+/* The evaluator of a binary operator whose operands are of these kinds; `k` is the right one if it is a constant. */
 eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k);
-/* `a op b` of any two values; takes over both. `n` has the operator, and where its operands stand for messages. */
+/* a op b, of any two values, which are taken over. `n` has the operator, and where its operands stand for messages. Owned, or the error
+ * value. */
 qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b);
-/* `*x = *x op b`: texts and lists with one owner grow in place. Takes over `b`. On an error *x keeps its value. */
+/* *x = *x op b. Texts and lists with one owner grow in place. Takes over `b`. False with an error raised; *x then keeps its value. */
 QN_MUST_CHECK bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b);
-/* The evaluator of `x = x op e` for a local x; NULL if the operator has none of its own. */
+/* The evaluator of x = x op e for a local x; NULL if the operator has none. */
 eval_fn accumulate_eval(const n_binary *n);
 op_id op_of_ast(ast_op op);
 /* Appends a warning about a place in the program, as it is shown on the terminal. */
@@ -332,43 +334,44 @@ int64_t spread_length(qn_value v);
 qn_value spread_item(qn_vm *vm, qn_value v, int64_t i);
 /* Raises that `v` does not spread: `what` says what does ("only records spread into a record"). False. */
 bool fail_spread(qn_vm *vm, error_id id, span at, const char *what, qn_value v);
-/* A bound of a range, which messages call `what`; false: *stopped is what ended the evaluation, or the error value. */
+/* Evaluates a bound of a range, which messages call `what`. False: *stopped is what ended the evaluation, or the error value. */
 #define RANGE_START "a range's start"
 #define RANGE_END "a range's end"
 QN_MUST_CHECK bool range_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, int64_t *out, qn_value *stopped);
-/* x.name for any value that has fields; borrowed value, owned result. `cache` may be NULL. */
+/* x.name, for any value (borrowed). `cache` may be NULL. Owned, or the error value. */
 qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *cache);
-/* Where the value lies that a variable, or a field or item reached from one, has: found without evaluating anything or taking a
- * reference. NULL if the node must be evaluated. Valid until something is evaluated. `own`: the caller wants to change the value, so it
- * is NULL, too, if a container on the way has another owner. */
+/* Where the value of a node lies, if that is a variable, or a field or item that is reached from one: found without evaluating anything or
+ * taking a reference. NULL if the node must be evaluated. Valid until something is evaluated. `own`: the caller wants to change the value,
+ * so it is also NULL if a container on the way has another owner. */
 qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own);
 static inline qn_value *peek(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
   return n->kind == N_LOCAL ? &fp[n->slot] : peek_path(vm, n, fp, own);
 }
 
-/* index.c: reads items that are plain ints and arrays in variables and constants, at most INDEX_READ, without evaluating anything; arrays
- * are borrowed. False if some item must be evaluated or is wrong, or a recording runs. */
+/* index.c: reads at most INDEX_READ items of an index that are plain ints and arrays in variables and constants, without evaluating
+ * anything; arrays are borrowed. False if some item must be evaluated, or is wrong, or a call is being recorded. */
 enum { INDEX_READ = 4 };
 QN_MUST_CHECK bool index_items_here(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp,
                                     index_item *out);
-/* Evaluates the values that items are made of onto the value stack. A slice has three, nil for parts that are left out; ... and new have
- * none. False: *stopped is what ended the evaluation, and the stack is as before. */
+/* Evaluates the values of which the items of an index are made, and pushes them. A slice has three, with nil for parts that are left out;
+ * ... and new have none. False: *stopped is what ended the evaluation, and the stack is as before. */
 QN_MUST_CHECK bool index_values_push(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, qn_value *stopped);
-/* Makes items of such values; `host` as for index_item_of. */
+/* Makes items of such values. `host` as for index_item_of. False with an error raised. */
 QN_MUST_CHECK bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host,
                                   index_item *out);
 
-/* literal.c: array literals; dtype -1: found from the items */
+/* literal.c: array literals. `dtype` -1: the one that the items need. */
 evaluator eval_array;
 qn_value array_literal(qn_vm *vm, const n_items *n, qn_value *fp, int dtype);
-/* f32(x): a value converted to an array of the dtype. Borrowed. */
+/* f32(x): a value (borrowed) converted to an array of the dtype. Owned, or the error value. */
 qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v);
 
 /* eval_stmt.c */
-evaluator eval_block, eval_block_plain; /* the latter: of a block whose variables need not be cleared at its end */
+/* eval_block_plain: for blocks whose variables need not be cleared at their end */
+evaluator eval_block, eval_block_plain;
 evaluator eval_if, eval_try, eval_for_range, eval_for, eval_while, eval_return, eval_import;
 evaluator eval_signal; /* break or continue, by the node's flag (signal_kind) */
-/* The truth of a condition's value, which it takes over: 1, 0, or -1 with an error raised. */
+/* The truth of the value of a condition, which is taken over: 1, 0, or -1 with an error raised. */
 int condition(qn_vm *vm, qn_value v, node *n);
 
 /* update.c: assignments */
@@ -378,7 +381,7 @@ evaluator eval_update_one; /* x[i] = v for a local x */
 evaluator eval_add_fields; /* x.a.b = x.a.b + e */
 /* The evaluator of x.a.b = v, where the path has only fields. */
 eval_fn fields_eval(const lvalue *p);
-/* Binds a value to the lvalue of a pattern, which has no indices to evaluate. Takes over `v`. */
+/* Stores a value (taken over) in the lvalue of a pattern, which has no indices to evaluate. False with an error raised. */
 QN_MUST_CHECK bool lvalue_bind(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value v);
 
 /* call.c */
@@ -389,13 +392,14 @@ qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_
 
 /* The pending error leaves the function `fn` (nil: the top level): adds a frame to its trace. */
 void trace_frame(qn_vm *vm, qn_value fn);
-/* The pending error leaves a body: if it has no place yet, it gets that of the last statement. (Statements before it give their own.) */
+/* The pending error leaves a body: if it has no place yet, it gets that of the last statement. (The statements before that one give their
+ * own.) */
 void raise_last(qn_vm *vm, node *body);
 
-/* Adds a note to the pending error: the shape of an operand, its source text, and where the variable that it is got its value. `n`: the
- * operand's node, or NULL. */
+/* Adds a note to the pending error about an operand: its shape, its source text at `at`, and, if it is a variable, where that got its
+ * value. `n`: the operand's node, or NULL. */
 void note_operand(qn_vm *vm, span at, qn_value v, const node *n);
-/* Appends the source text of a span, shortened to a line of 40 bytes. */
+/* Appends the source text of a span: its first line, at most 40 bytes. */
 void text_span(qn_vm *vm, text_buf *t, span at);
 
 #endif

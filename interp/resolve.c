@@ -1,8 +1,8 @@
-/* The resolver, from a tree to a unit: variables and captures, lvalues, function code.
+/* The resolver, which makes a unit of a tree. Here: variables and captures, lvalues, function code, and units as a whole.
  *
- * A local gets a slot of its function's frame; slots are used again when their block has ended. A variable of an enclosing function is
- * captured by value when the function value is made. Any other name is a cell of the module's scope, defined or not: whether something
- * defines it is checked when the whole text has been walked (check_pending).
+ * A local variable gets a slot in the frame of its function; slots are used again when their block has ended. A variable of an enclosing
+ * function is captured by value when the function value is made. Any other name is a cell of the module's scope, whether or not it is
+ * defined: that is checked when the whole text has been walked (check_pending).
  */
 #include "interp/resolve.h"
 
@@ -127,7 +127,7 @@ int find_capture(resolver *r, function *f, qn_str *name) {
 }
 
 void note_made(resolver *r, const qn_str *name, span at) {
-  enum { MADE_MAX = 10000 }; /* beyond, messages are less helpful */
+  enum { MADE_MAX = 10000 }; /* with more of them, messages are less helpful */
   const global_cell *c = r->nmade < MADE_MAX ? scope_find(r->scope, name) : NULL;
   if (!c) return;
   if (mem_grow(r->vm, (void **)&r->made, &r->made_cap, (size_t)r->nmade + 1, sizeof *r->made))
@@ -143,15 +143,16 @@ span hidden_by(const resolver *r, const qn_str *name, uint32_t before) {
   if (!c) return SPAN_NONE;
   for (uint32_t i = r->nmade; i > 0; i--)
     if (r->made[i - 1].cell == c) return r->made[i - 1].at;
-  /* Made by an earlier text of the prompt: only data counts, since names of functions and modules may well be used again. */
+  /* It was made by an earlier text of the prompt. Only data counts: names of functions and modules may well be used again. */
   bool variable = c->value.head != TAG_UNSET && !value_is(c->value, TAG_FN) && !value_is(c->value, TAG_MODULE);
   return c->declared && variable ? c->decl : SPAN_NONE;
 }
 
-/* A let in a block has made a variable that nothing reads. If it hides another one, an assignment was meant: warns so. False if it hides
- * none. */
+/* A let in a block has made a variable that nothing reads. If it hides another one, an assignment was meant, and a warning says so. False
+ * if it hides none. */
 static bool warn_hiding(resolver *r, const variable *v, uint32_t before) {
-  if (r->fn->outer && r->fn->blocks <= 1) return false; /* the function's own block; the top level's lets are globals */
+  /* in a function's outermost block it is no mistake; lets of the top level are globals */
+  if (r->fn->outer && r->fn->blocks <= 1) return false;
   span hidden = hidden_by(r, v->name, before);
   if (!hidden.source) return false;
   warn_hidden(r, v->name, v->decl, hidden);
@@ -170,11 +171,11 @@ void warn_hidden(resolver *r, const qn_str *name, span at, span hidden) {
 }
 
 void forget(resolver *r, uint32_t first) {
-  enum { ENDED_MAX = 10000 }; /* beyond, messages are less helpful */
+  enum { ENDED_MAX = 10000 }; /* with more of them, messages are less helpful */
   function *f = r->fn;
   for (uint32_t i = first; i < f->nvars; i++) {
     const variable *v = &f->vars[i];
-    if (r->nended < ENDED_MAX && (v->expects_use || first > 0 || !f->outer)) { /* no parameter */
+    if (r->nended < ENDED_MAX && (v->expects_use || first > 0 || !f->outer)) { /* not a parameter */
       if (mem_grow(r->vm, (void **)&r->ended, &r->ended_cap, (size_t)r->nended + 1, sizeof *r->ended))
         r->ended[r->nended++] = (ended_name){v->name, v->decl, v->value, f->at};
       else
@@ -215,7 +216,7 @@ bool site_end(resolver *r, site *s, const site_mark *mark) {
   s->locals = unit_alloc(r, most * sizeof *s->locals);
   s->globals = unit_alloc(r, most * sizeof *s->globals);
   if (!s->locals || !s->globals) return false;
-  enum { SEARCHED = 64 }; /* sites with more assignments may list a variable twice, which is allowed */
+  enum { SEARCHED = 64 }; /* if there are more assignments, a variable may be listed twice, which is allowed */
   for (uint32_t i = from; i < f->nevents; i++) {
     const event *e = &f->events[i];
     bool known = false;
@@ -240,7 +241,7 @@ node *global_node(resolver *r, const ast_node *n, global_cell *cell) {
   return &g->h;
 }
 
-/* Does reading the global give a value, by a definition in the module or by a builtin of its name? */
+/* Does reading the global give a value, because the module or a builtin defines it? */
 static bool is_defined(const resolver *r, const global_cell *c) {
   return module_defines(r, c) || (c->shadow && c->shadow->value.head != TAG_UNSET);
 }
@@ -269,9 +270,10 @@ static bool pend(resolver *r, const n_global *n) {
   return true;
 }
 
-/* Names of visible variables that are spelled much like `name`, which nothing defines: up to a NULL, in the unit's memory; or NULL. */
+/* The names of visible variables that are spelled much like `name`, which nothing defines: a list in the unit's memory that ends with NULL,
+ * or NULL if there are none. */
 static const char *const *near_variables(resolver *r, const qn_str *name) {
-  enum { MOST = 8, ASKED_MAX = 100 }; /* beyond, messages are less helpful */
+  enum { MOST = 8, ASKED_MAX = 100 }; /* with more of them, messages are less helpful */
   const char *found[MOST];
   size_t n = 0;
   if (r->nasked++ >= ASKED_MAX) return NULL;
@@ -285,7 +287,7 @@ static const char *const *near_variables(resolver *r, const qn_str *name) {
       text_free(&t);
     }
   const char **list = n ? unit_alloc(r, (n + 1) * sizeof *list) : NULL;
-  if (n && !list) error_clear(r->vm); /* fewer suggestions */
+  if (n && !list) error_clear(r->vm); /* without memory there are fewer suggestions */
   if (list) memcpy(list, found, n * sizeof *list), list[n] = NULL;
   return list;
 }
@@ -318,7 +320,7 @@ node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   return out;
 }
 
-/* False if there is no node, since an error was raised. */
+/* Adds a candidate for a method. False if `c` is NULL, for which an error has been raised. */
 static bool add_candidate(n_call *call, node *c) {
   if (c) call->candidates[call->ncandidates++] = c;
   return c != NULL;
@@ -351,7 +353,7 @@ static lvalue *lvalue_new(resolver *r, lvalue_kind kind, span at) {
   return p;
 }
 
-/* The lvalue of a variable: of the global `cell`, or of the local `v`. */
+/* The lvalue of a variable: the global `cell`, or else the local `v`. NULL with an error raised. */
 static lvalue *lvalue_variable(resolver *r, const ast_node *n, qn_str *name, global_cell *cell, const variable *v) {
   lvalue *p = lvalue_new(r, cell ? LVALUE_GLOBAL : LVALUE_LOCAL, n->at);
   if (!p) return NULL;
@@ -367,8 +369,8 @@ static lvalue *fail_outward(resolver *r, const qn_str *name, span at) {
                        name->text);
 }
 
-/* The lvalue of a variable that an assignment changes; the assignment is noted for sites. NULL with E108 or E401 raised
- * where it cannot be assigned. */
+/* The lvalue of a variable that an assignment changes, which is noted for the sites around it. NULL with an error raised, such as E108 or
+ * E401 if the variable cannot be assigned. */
 static lvalue *variable_lvalue(resolver *r, const ast_node *n, qn_str *name) {
   function *f = r->fn;
   variable *v = find_variable(f, name);
@@ -429,7 +431,7 @@ static lvalue *path_lvalue(resolver *r, const ast_node *n) {
   root->n = steps;
   root->steps = unit_alloc(r, steps * sizeof *root->steps);
   if (!root->steps) return NULL;
-  /* The tree nests from the last step inwards, while indices are evaluated, and so resolved, from the first step on. */
+  /* In the tree the last step is the outermost node; but indices are evaluated, and so resolved, from the first step on. */
   const ast_node *level = n;
   const ast_node **chain = unit_alloc(r, steps * sizeof *chain);
   if (!chain) return NULL;
@@ -544,12 +546,13 @@ static bool dtype_named(resolver *r, const qn_str *name, span at, int8_t *out) {
   return true;
 }
 
-/* The signature that is being resolved: names of sizes in it mean int parameters, or dimensions of code->dims. */
+/* The signature that is being resolved. Names of sizes in it are int parameters or dimensions (code->dims). */
 typedef struct shape_names {
   fn_code *code;
   const ast_node *fn;
   uint32_t dims_cap;
-  bool fresh; /* in the type of the result: the body is resolved, so that new names get slots beyond all locals */
+  /* true in the type of the result: the body has been resolved, so that new names need slots beyond those of all locals */
+  bool fresh;
 } shape_names;
 
 static const ast_node *param_type(const shape_names *s, uint32_t i) { return s->fn->kids[2 + i]->kids[AST_param_type]; }
@@ -659,7 +662,8 @@ static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n) {
   }
 }
 
-/* Resolves the sizes that are expressions: after all types, since they may use any name of the signature. */
+/* Resolves the sizes that are expressions. This comes after all types, since they may use any name of the signature. False with an error
+ * raised. */
 static bool type_expressions(resolver *r, type_sig *t, const ast_node *n) {
   if (t->kind == SIG_ARRAY) {
     for (uint32_t i = 0; i < t->n; i++) {
@@ -732,7 +736,7 @@ static bool resolve_params(resolver *r, fn_code *code, const ast_node *n, node *
       code->rest = true;
     }
     if (!kid->kids[AST_param_initial]) continue;
-    node *initial = expression(r, kid->kids[AST_param_initial]); /* of the definition's scope */
+    node *initial = expression(r, kid->kids[AST_param_initial]); /* it is resolved in the scope around the function */
     if (!initial) return false;
     initials[code->ninitial] = initial;
     p->initial = (int32_t)code->ninitial++;
@@ -828,7 +832,7 @@ static bool declare_global(resolver *r, qn_str *name) {
   return c != NULL;
 }
 
-/* Marks the cells of the names in a pattern as defined by this unit. */
+/* Marks the cells of all names in a pattern as defined by this unit. False with an error raised. */
 static bool declare_names(resolver *r, const ast_node *n) {
   if (n->kind == AST_name) return strcmp(n->u.s->text, "_") == 0 || declare_global(r, n->u.s);
   if (!is_pattern(n)) return true;
@@ -850,8 +854,8 @@ static bool declare_globals(resolver *r, const ast_node *root) {
   return true;
 }
 
-/* Adds a note to the error about an undefined name, if there is a variable of that name which is not visible at `use`: its block has ended
- * before, or it is made further down in the function, or it is bound to the function that calls itself by it. */
+/* Adds a note to the error about an undefined name, if there is a variable of that name which is not visible at `use`: because its block
+ * has ended before, or it is made further down in the function, or it is bound to the function that calls itself by that name. */
 static void note_ended(resolver *r, const qn_str *name, span use) {
   const ended_name *later = NULL;
   for (uint32_t i = r->nended; i > 0; i--) {
@@ -877,7 +881,7 @@ static void note_ended(resolver *r, const qn_str *name, span use) {
                name->text);
 }
 
-/* Raises one error for all names of the text that nothing defines. */
+/* Raises one error for all names in the text that nothing defines. False if there are any. */
 static bool check_pending(resolver *r) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < r->npending; i++) {

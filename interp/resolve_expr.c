@@ -88,7 +88,8 @@ static node *items_expression(resolver *r, const ast_node *n) {
   return &out->h;
 }
 
-/* Raises an error for a field that stands twice in a record. Of large records, which programs write, only the first fields are compared. */
+/* Raises an error if a field stands twice in a record literal. Of large records, which are written by programs, only the first fields are
+ * compared. False with an error raised. */
 static bool check_fields(resolver *r, const ast_node *n) {
   enum { LOOKED_AT = 200 };
   for (uint32_t i = 1; i < n->n && i < LOOKED_AT; i++) {
@@ -148,7 +149,7 @@ static node *range_expression(resolver *r, const ast_node *n) {
 
 /* ---- calls, indices, fields ----------------------------------------------------------------------------------------------------- */
 
-/* An argument of a call. A list of constant numbers is made once, as a constant of the unit: whoever changes it copies it first. */
+/* The node of an argument. A list of constant numbers is made only once, as a constant of the unit; whoever changes it makes a copy first. */
 static node *argument_expression(resolver *r, const ast_node *n) {
   node *out = expression(r, n);
   if (!out || out->eval != eval_list) return out;

@@ -2,8 +2,8 @@
  * raised here: values that are lost; break, continue, return and import where they do not belong.
  *
  * A return at the end of a function becomes a plain value. An early `if c { return a }` becomes a branch whose other arm is the rest of the
- * function: so returning costs nothing, and the recorder sees an ordinary branch. Such branches nest; beyond EARLY_MAX in one function
- * returns stay signals.
+ * function: so returning costs nothing, and the recorder sees an ordinary branch. Such branches are nested; beyond EARLY_MAX of them in one
+ * function, returns stay signals.
  */
 #include <string.h>
 
@@ -19,7 +19,7 @@ node *nil_node(resolver *r, const ast_node *n) {
 
 /* ---- lost values ------------------------------------------------------------------------------------------------------- */
 
-/* The builtin's cell that a name means here; NULL if a variable or the module defines the name, or no builtin has it. */
+/* The cell of the builtin that a name means here; NULL if a variable or the module defines the name, or if there is no such builtin. */
 static const global_cell *builtin_cell(resolver *r, qn_str *name) {
   for (function *f = r->fn; f; f = f->outer)
     if (find_variable(f, name) || is_self(f, name)) return NULL;
@@ -29,7 +29,7 @@ static const global_cell *builtin_cell(resolver *r, qn_str *name) {
   return own && own->shadow ? own->shadow : scope_find(builtins, name);
 }
 
-/* Does something define a name, as far as the text has been read? (If nothing does, that is the better error.) */
+/* Does anything define a name, as far as the text has been read? (If nothing does, that is the error to raise.) */
 static bool is_known(resolver *r, qn_str *name) {
   for (function *f = r->fn; f; f = f->outer)
     if (find_variable(f, name) || is_self(f, name)) return true;
@@ -37,8 +37,8 @@ static bool is_known(resolver *r, qn_str *name) {
   return (own && module_defines(r, own)) || (builtin && builtin->value.head != TAG_UNSET);
 }
 
-/* Does the cell hold a library function without effect? *def: its row in the table of builtins; NULL for a function of the prelude, since
- * these are compositions of such builtins. */
+/* Does the cell hold a library function without effect? *def: its row in the table of builtins; NULL for functions of the prelude, which
+ * only call such builtins. */
 static bool is_pure_cell(const global_cell *c, const builtin_def **def) {
   *def = NULL;
   if (!c || !value_is(c->value, TAG_FN)) return false;
@@ -47,22 +47,22 @@ static bool is_pure_cell(const global_cell *c, const builtin_def **def) {
   return (*def)->effect == BUILTIN_PURE || (*def)->effect == BUILTIN_CHOICE;
 }
 
-/* Does a name mean such a function here? */
+/* Does a name mean such a function here? *def as for is_pure_cell. */
 static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
   return is_pure_cell(builtin_cell(r, name), def);
 }
 
-/* A function that is defined at the prompt may run after later inputs, which may redefine names that mean builtins now. */
+/* Is this a function defined at the prompt? It may run after later inputs, which may redefine names that mean builtins now. */
 static bool is_late(const resolver *r) { return r->prompt && r->fn->outer; }
 
-/* The message for an expression that nobody uses. In a loop it was probably meant to be collected, as other languages do. */
+/* The message about an expression whose value nobody uses. In a loop it was probably meant to be collected, as in other languages. */
 static const char *lost_in(const resolver *r) {
   return r->fn->loops ? "the value of this expression is lost, since a loop has none: xs = append(xs, v) collects, "
                         "map(xs, f) gives a list"
                       : "the value of this expression is lost; assign it or remove it";
 }
 
-/* The message for a call of the function `name`, without effect, whose value nobody uses. `def`: its row in the table, or NULL. */
+/* Appends the message about a call of `name`, a function without effect, whose value nobody uses. `def`: its row in the table, or NULL. */
 static void text_lost_call(resolver *r, const ast_node *n, const char *name, const builtin_def *def, text_buf *t) {
   const ast_node *first = !def ? NULL : n->kind == AST_method ? n->kids[0] : n->n > 1 ? n->kids[1] : NULL;
   if (!first || first->kind != AST_name || !(strchr(def->signature, '@') || def->effect == BUILTIN_CHOICE)) {
@@ -78,7 +78,8 @@ static void text_lost_call(resolver *r, const ast_node *n, const char *name, con
   text_adds(t, ")");
 }
 
-/* Raises the error of a value that nobody uses: of a call of the function `name` (as text_lost_call), or of another expression (NULL). */
+/* Raises that a value is lost: that of a call of the function `name` (as for text_lost_call), or, with name NULL, that of another
+ * expression. False. */
 static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
   if (!name) return raise_nothing(r->vm, E_lost_value, n->at, "%s", lost_in(r));
   text_buf t = {.vm = r->vm};
@@ -87,7 +88,7 @@ static bool fail_lost(resolver *r, const ast_node *n, const char *name, const bu
   return false;
 }
 
-/* May the value of an expression be a record or module? Then `.f()` may call a function in it, which may have an effect. */
+/* May the value of an expression be a record or module, so that `.f()` can call a function in it that has an effect? */
 static bool is_container(const ast_node *n) {
   switch ((ast_kind)n->kind) {
   case AST_name:
@@ -103,14 +104,14 @@ static bool is_container(const ast_node *n) {
   }
 }
 
-/* May the call turn out to be one of another function when it runs than its name means now? */
+/* May the call be one of another function when it runs than its name means now? */
 static bool may_change(const resolver *r, const ast_node *n) {
   return is_late(r) || (n->kind == AST_method && is_container(n->kids[0]));
 }
 
 /* For a call whose value nobody uses. If its name means a function without effect now, but may mean another one when it runs, gives a node
- * that finds out then and raises the error; else gives `call`. `let`: the variable that the value is bound to at a function's end, or
- * NULL. */
+ * that finds out then and raises the error; else gives `call`. `let`: the variable to which a let at the end of a function binds the value,
+ * or NULL. NULL with an error raised. */
 static node *lost_call(resolver *r, const ast_node *n, node *call, const char *let) {
   qn_str *name = n->kind == AST_method ? n->u.s : n->kids[0]->kind == AST_name ? n->kids[0]->u.s : NULL;
   bool method = call->eval == eval_method;
@@ -142,7 +143,7 @@ bool has_no_effect(resolver *r, const ast_node *n) {
   case AST_call:
   case AST_method: {
     const ast_node *callee = n->kids[0];
-    if (may_change(r, n) || (n->kind == AST_call && callee->kind != AST_name)) return false; /* lost_call */
+    if (may_change(r, n) || (n->kind == AST_call && callee->kind != AST_name)) return false; /* lost_call sees to it */
     return is_pure(r, n->kind == AST_call ? callee->u.s : n->u.s, &def);
   }
   case AST_if:
@@ -152,8 +153,8 @@ bool has_no_effect(resolver *r, const ast_node *n) {
   }
 }
 
-/* Warns of grad(f)(x) and the like as a statement: only what f prints or draws could come of it. Inside try, or where f is a literal
- * function, that may be what it is for. */
+/* Warns about grad(f)(x) and the like as a statement: nothing could come of it but what f prints or draws. Inside try, or if f is a
+ * function literal, that may be what it is for. */
 static void warn_lost_derivative(resolver *r, const ast_node *n) {
   const ast_node *callee = n->kids[0];
   if (r->fn->tries > 0 || callee->kind != AST_call || callee->kids[0]->kind != AST_name) return;
@@ -187,7 +188,7 @@ static bool check_lost(resolver *r, const ast_node *n) {
     const ast_node *callee = n->kids[0];
     if (n->kind == AST_call) warn_lost_derivative(r, n);
     if (n->kind == AST_call && callee->kind != AST_name) return true;
-    if (may_change(r, n)) return true; /* lost_call */
+    if (may_change(r, n)) return true; /* lost_call sees to it */
     qn_str *name = n->kind == AST_call ? callee->u.s : n->u.s;
     const builtin_def *def;
     return !is_pure(r, name, &def) || fail_lost(r, n, name->text, def);
@@ -198,15 +199,15 @@ static bool check_lost(resolver *r, const ast_node *n) {
 
 /* ---- assignments ----------------------------------------------------------------------------------------------------------- */
 
-/* Is it a path of fields only? */
+/* Does the path consist of fields only? */
 static bool only_names(const lvalue *p) {
   for (uint32_t i = 0; i < p->n; i++)
     if (!p->steps[i].name) return false;
   return p->kind == LVALUE_PATH;
 }
 
-/* Does the node read exactly what the lvalue holds? Indices are the same if both are one constant, or, if `settled`, one local: settled
- * means that nothing is assigned between the evaluation of the target and the store. */
+/* Does the node read exactly what the lvalue holds? Two indices count as the same if both are one constant; or one local, if `settled`:
+ * nothing is assigned between evaluating the target and storing. */
 static bool reads_lvalue(const node *a, const lvalue *p, bool settled) {
   if (p->kind != LVALUE_LOCAL && p->kind != LVALUE_GLOBAL && p->kind != LVALUE_PATH) return false;
   for (uint32_t i = p->kind == LVALUE_PATH ? p->n : 0; i > 0; i--) {
@@ -230,7 +231,7 @@ static bool reads_lvalue(const node *a, const lvalue *p, bool settled) {
                  : a->kind == N_LOCAL && a->slot == p->slot;
 }
 
-/* `x = f(x, ...)`, `x = x.f(...)`: marks the argument that the result replaces, so that the call may take the last reference to its value
+/* In x = f(x, ...) or x = x.f(...): marks the argument that the result replaces, so that the call may take the last reference to its value
  * (n_call.moved). `settled` as for reads_lvalue. */
 static void mark_moved(resolver *r, node *value, const lvalue *p, bool settled) {
   if (value->eval != eval_call && value->eval != eval_method) return;
@@ -248,11 +249,11 @@ static void mark_moved(resolver *r, node *value, const lvalue *p, bool settled) 
   if (!found) return;
   c->moved = found;
   c->moved_arg = at;
-  /* A function of the program may fail after it has changed the value: so the variable must be one that nothing can read after an error. */
+  /* A function of the program may fail after it has changed the value: so nothing may be able to read the variable after an error. */
   if (!at_top(r) && r->fn->tries == 0 && !p->cell) c->h.flag |= CALL_MOVES;
 }
 
-/* `x = x + e`: chooses an evaluator that adds in place. */
+/* x = x + e: chooses an evaluator that adds in place. `settled` as for reads_lvalue. */
 static void mark_accumulation(n_assign *n, bool settled) {
   const lvalue *p = n->target;
   const n_binary *b = (const n_binary *)n->value;
@@ -284,9 +285,9 @@ static node *store_node(resolver *r, const ast_node *n, lvalue *p, node *value) 
   return &out->h;
 }
 
-enum { LOOKED_AT = 12 }; /* levels of an expression */
+enum { LOOKED_AT = 12 }; /* how many levels of an expression are searched */
 
-/* Does a name stand in the first `depth` levels of an expression, outside of functions in it? */
+/* Does a name occur in the first `depth` levels of an expression, outside of functions in it? */
 static bool mentions(const ast_node *n, const qn_str *name, int depth) {
   if (!n || depth == 0 || n->kind == AST_fn) return false;
   if (n->kind == AST_name) return n->u.s == name;
@@ -295,8 +296,8 @@ static bool mentions(const ast_node *n, const qn_str *name, int depth) {
   return false;
 }
 
-/* Warns of `let total = total + i` in a loop, or a let of a variable that the condition of a loop around reads: the variable outside keeps
- * its value, though it was meant to change. Hiding a variable of the loop itself, a parameter or an import is no mistake. */
+/* Warns about `let total = total + i` in a loop, and about a let of a variable that the condition of a loop around it reads: the variable
+ * outside keeps its value, though it was meant to change. Hiding a variable of the loop itself, a parameter or an import is no mistake. */
 static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *value) {
   function *f = r->fn;
   if (f->loops == 0 || value->kind == AST_fn) return;
@@ -308,21 +309,22 @@ static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *v
   const qn_str *name = pattern->u.s;
   const variable *own = find_variable(f, name);
   if (own && (own >= f->vars + f->loop_vars || !own->expects_use)) return;
-  bool asked = mentions(value, name, LOOKED_AT); /* it is made of what the variable held */
+  bool asked = mentions(value, name, LOOKED_AT); /* its new value is made of the old one */
   for (const loop_test *t = f->tests; t && !asked; t = t->outer) asked = mentions(t->cond, name, LOOKED_AT);
   span hidden = asked ? hidden_by(r, name, f->loop_vars) : SPAN_NONE;
   if (hidden.source) warn_hidden(r, name, pattern->at, hidden);
   r->hiding = hidden.source ? name : r->hiding;
 }
 
-/* Remembers the names that a let of the top level makes (note_made). */
+/* Notes the names that a let of the top level makes (note_made). */
 static void note_pattern(resolver *r, const ast_node *pattern) {
   if (pattern->kind == AST_name) note_made(r, pattern->u.s, pattern->at);
   if (is_pattern(pattern))
     for (uint32_t i = 0; i < pattern->n; i++) note_pattern(r, pattern->kids[i]);
 }
 
-/* `tail`: it is the last statement of a function, so that its variable is lost at once (lost_update raises what is known by now). */
+/* The node of a let. `tail`: it is the last statement of a function, so its variable is lost at once (lost_update raises what is known
+ * before it runs). */
 static node *let_node(resolver *r, const ast_node *n, bool tail) {
   const ast_node *pattern = n->kids[AST_let_pattern], *value = n->kids[AST_let_value];
   node *v;
@@ -342,7 +344,7 @@ static node *let_node(resolver *r, const ast_node *n, bool tail) {
   if (p && global) note_pattern(r, pattern);
   if (p && value->kind == AST_fn && r->fn->nvars > first) r->fn->vars[first].value = value->at;
   for (uint32_t i = first; p && value->kind == AST_fn && i < r->fn->nvars; i++) r->fn->vars[i].function = true;
-  if (p && warned) /* one warning is enough: none that it is never used */
+  if (p && warned) /* one warning is enough: it counts as read, so that none says it is never used */
     for (uint32_t i = first; i < r->fn->nvars; i++) r->fn->vars[i].reads++;
   return p ? store_node(r, n, p, v) : NULL;
 }
@@ -359,7 +361,7 @@ static node *define_node(resolver *r, const ast_node *n) {
   return p ? store_node(r, n, p, f) : NULL;
 }
 
-/* Is it x or x.a.b? Then `x.a op= e` may be resolved as `x.a = x.a op e`: reading it has no effect. */
+/* Is it x or x.a.b, which can be read without effect, so that `x.a op= e` may be resolved as `x.a = x.a op e`? */
 static bool only_fields(const ast_node *target) {
   while (target->kind == AST_field) target = target->kids[AST_field_object];
   return target->kind == AST_name;
@@ -403,7 +405,7 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
 
 /* ---- branches and loops ---------------------------------------------------------------------------------------------------------- */
 
-/* `rest`: where the branch has no else, statements of this block from number `from` on are its other arm. */
+/* The node of a branch. `rest`: if the branch has no else, the statements of this block from number `from` on are its other arm; or NULL. */
 static node *branch_node(resolver *r, const ast_node *n, bool used, bool tail, const ast_node *rest, uint32_t from) {
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
@@ -458,11 +460,11 @@ static bool binds(const ast_node *pattern, const qn_str *name) {
   return any;
 }
 
-/* Warns of an assignment to the loop's own variable at the end of a turn: the next turn binds it anew. */
+/* Warns about an assignment to the loop's own variable at the end of a turn, since the next turn binds it anew. */
 static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *block) {
   const ast_node *last = block->n ? block->kids[block->n - 1] : NULL;
   for (uint32_t i = 0; i + 1 < block->n; i++)
-    if (block->kids[i]->kind == AST_let) return; /* of that name, perhaps */
+    if (block->kids[i]->kind == AST_let) return; /* it may make another variable of that name */
   if (last && last->kind == AST_if) {
     warn_lost_turn(r, loop, last->kids[AST_if_then]);
     const ast_node *other = last->kids[AST_if_otherwise];
@@ -474,7 +476,7 @@ static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *bl
   if (root->kind != AST_name || !binds(loop->kids[AST_for_pattern], root->u.s)) return;
   const char *name = root->u.s->text, *index = strcmp(name, "i") == 0 ? "k" : "i";
   const ast_node *over = loop->kids[AST_for_iterable];
-  if (name[0] == '_') return; /* meant to be */
+  if (name[0] == '_') return; /* such names say that losing the value is meant */
   const builtin_def *def;
   bool counts = over->kind == AST_call && over->kids[0]->kind == AST_name && is_pure(r, over->kids[0]->u.s, &def) &&
                 def && def->work == WORK_COUNT;
@@ -613,7 +615,7 @@ static bool ends_in_return(const ast_node *block) {
   return block->n > 0 && block->kids[block->n - 1]->kind == AST_return;
 }
 
-/* The statements of a block from number `from` on, without a scope of their own. */
+/* The node of the statements of a block from number `from` on, without a scope of their own. */
 static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail) {
   uint32_t count = n->n - from;
   if (count == 0) return nil_node(r, n);
@@ -625,7 +627,8 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
     node *item;
     if (tail && !last && kid->kind == AST_if && !kid->kids[AST_if_otherwise] &&
         ends_in_return(kid->kids[AST_if_then]) && r->fn->early < EARLY_MAX) {
-      item = branch_node(r, kid, true, true, n, i + 1); /* `if c { ... return a }` and what follows, as one branch */
+      /* `if c { ... return a }` and all that follows becomes one branch */
+      item = branch_node(r, kid, true, true, n, i + 1);
       last = true;
       i = n->n;
     } else {
@@ -647,7 +650,7 @@ node *block_node(resolver *r, const ast_node *n, bool used, bool tail) {
   node *out = statements(r, n, 0, used, tail);
   f->blocks--;
   if (!out) return NULL;
-  /* Variables of this block itself; those of inner blocks have been cleared. At a function's tail the frame ends anyway. */
+  /* Only variables of this block itself are left to clear; at the tail of a function the whole frame ends anyway. */
   uint32_t last = f->top;
   forget(r, vars);
   f->top = top;

@@ -1,9 +1,9 @@
-/* Checking values against shape signatures and binding dimensions.
+/* Checking values against shape signatures, and binding dimensions.
  *
- * A bare name in a shape is a local of the frame. The first size that it meets, parameters from left to right, binds it; later ones are
- * compared with that. A name that is an int parameter is compared with its argument. Sizes that are expressions are checked in a second
- * pass, when all names are bound. A mismatch is E208; it says which part of the argument does not fit, and the sizes bound so far with the
- * axis that each came from.
+ * A bare name in a shape is a local of the frame: the first size that it meets (parameters from left to right) binds it, and later ones are
+ * compared with that. A name that is an int parameter is compared with that argument. Sizes that are expressions are checked in a second
+ * pass, when all names are bound. A mismatch is E208, which says which part of the argument does not fit, and which sizes were bound so far
+ * by which axes.
  */
 #include "interp/signature.h"
 
@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The path from an argument to a part of it, the last step first: a field of a record (`field`), or a number in a list. On the C stack. */
+/* The path from an argument to a part of it, the last step first, on the C stack: a field of a record (`field`), or a number in a list. */
 typedef struct step {
-  const struct step *outer; /* NULL: the argument itself */
+  const struct step *outer; /* the step before; NULL: the argument itself */
   const qn_str *field;
   uint32_t number;
 } step;
@@ -23,9 +23,9 @@ typedef struct matcher {
   const fn_code *code;
   qn_value *fp;
   const char *what; /* "argument" or "the result" */
-  qn_str *name;     /* of the parameter; NULL for the result */
-  bool exprs;       /* second pass: only expressions */
-  const step *at;   /* the part being matched */
+  qn_str *name;     /* the parameter's; NULL for the result */
+  bool exprs;       /* this is the second pass, which checks expressions only */
+  const step *at;   /* the part that is matched; NULL: the whole value */
 } matcher;
 
 static void describe_steps(const step *s, text_buf *t) {
@@ -37,7 +37,7 @@ static void describe_steps(const step *s, text_buf *t) {
     text_addf(t, "[%u]", s->number);
 }
 
-/* Adds where the size in a slot was bound: the first array in `sig` whose shape has its name. False if there is none. */
+/* Appends where the size in a slot was bound: at the first array in `sig` whose shape has its name. False if there is none. */
 static bool describe_origin(const type_sig *sig, uint32_t slot, const step *at, const char *name, text_buf *t) {
   if (sig->kind == SIG_ARRAY) {
     int rest = 0;
@@ -58,7 +58,7 @@ static bool describe_origin(const type_sig *sig, uint32_t slot, const step *at, 
   return false;
 }
 
-/* Does a type compare a size with the int parameter in this slot? */
+/* Does a type compare some size with the int parameter in this slot? */
 static bool names_size(const type_sig *sig, uint32_t slot) {
   if (!sig) return false;
   for (uint32_t i = 0; sig->kind == SIG_ARRAY && i < sig->n; i++)
@@ -112,11 +112,11 @@ static void describe(const matcher *m, text_buf *t) {
   }
 }
 
-/* Raises E208, and is false: "argument 'x' of f is f32[3], its signature f32[b, 4]: rank is 1, not 2 (bound: b = 3)". */
+/* Raises E208: "argument 'x' of f is f32[3], its signature f32[b, 4]: rank is 1, not 2 (bound: b = 3)". False. */
 static __attribute__((format(printf, 4, 5))) bool refuse(const matcher *m, const type_sig *sig, qn_value v,
                                                          const char *why, ...) {
   qn_vm *vm = m->vm;
-  char line[256]; /* names in it may be long: the sentence is cut */
+  char line[256]; /* it may hold long names, so it is cut */
   va_list args;
   va_start(args, why);
   vsnprintf(line, sizeof line, why, args);
@@ -141,7 +141,7 @@ static const struct {
 
 const char *sig_kind_name(sig_kind kind) { return sig_names[kind].name; }
 
-/* Raises E208 for a value of another kind than the type takes. */
+/* Raises E208 for a value of another kind than the type takes. False. */
 static bool refuse_value(const matcher *m, const type_sig *sig, qn_value v) {
   if (sig->kind == SIG_DTYPE && dtype_is_bool(sig->dtype)) return refuse(m, sig, v, "true or false is expected");
   bool array = !sig_names[sig->kind].takes || sig->kind == SIG_NUMBER;
@@ -176,7 +176,7 @@ static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const s
   }
   case DIM_PARAM: {
     qn_value p = m->fp[d->slot];
-    if (!value_is(p, TAG_INT)) return true; /* refused by its own type */
+    if (!value_is(p, TAG_INT)) return true; /* its own type refuses it */
     int64_t want;
     if (!index_int(m->vm, p, d->name->text, &want)) return false;
     return want == size ||

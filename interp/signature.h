@@ -8,16 +8,16 @@ typedef enum sig_kind {
   SIG_DTYPE, /* an array of this dtype, any shape (bool: a host bool, too) */
   SIG_ANY,
   SIG_NUMBER,  /* an array or a host number */
-  SIG_NUMBERS, /* the same, or a list */
+  SIG_NUMBERS, /* a list of anything, too */
   SIG_INTS,    /* an int or a list of ints */
-  SIG_TREE,    /* an array, a number, or a list or record (of whatever: what is no leaf is structure) */
-  SIG_HOST,    /* a host kind: `tag` */
-  SIG_ARRAY,   /* dtype (or any: -1) and sizes */
-  SIG_LIST,    /* items of these types */
-  SIG_RECORD   /* at least these fields of these types */
+  SIG_TREE,    /* an array, a number, or a list or record (of anything: leaves of other kinds are structure) */
+  SIG_HOST,    /* a value of the host kind `tag` */
+  SIG_ARRAY,   /* an array of this dtype (-1: any) and these sizes */
+  SIG_LIST,    /* a list with items of these types */
+  SIG_RECORD   /* a record with at least these fields, of these types */
 } sig_kind;
 
-/* The word for the kind in a signature; NULL for kinds that have none. */
+/* The word for the kind in a signature; NULL for kinds that are written in another way. */
 const char *sig_kind_name(sig_kind kind);
 
 typedef enum dim_kind { DIM_ANY, DIM_REST, DIM_SIZE, DIM_NAME, DIM_PARAM, DIM_EXPR } dim_kind;
@@ -41,10 +41,10 @@ struct type_sig {
   qn_str **fields;
 };
 
-/* Checks the arguments of a frame against their types and binds sizes. nil fits any type if it is the parameter's default. False with E208
- * raised for argument number *refused. */
+/* Checks the arguments in a frame against their types, and binds sizes. nil fits any type if it is the parameter's default. False with E208
+ * raised; *refused is then the number of the argument. */
 QN_MUST_CHECK bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp, uint32_t *refused);
-/* Checks a result (borrowed); it binds sizes that only its own type names. False with E208 raised. */
+/* Checks a result (borrowed) against its type, and binds sizes that only this type names. False with E208 raised. */
 QN_MUST_CHECK bool signature_result(qn_vm *vm, const fn_code *code, qn_value *fp, qn_value result);
 
 #endif

@@ -1,12 +1,12 @@
 /* What the interpreter keeps between evaluations: scopes and their cells, units of code, function code. Internal to this room.
  *
- * A unit is one text after resolution: its nodes, function code and constants. It lives while it runs and as long as a function value
- * refers to code of it. Then sweep.c frees it, with its source text, its specializations and what was compiled for them.
+ * A unit is one text after resolution: its nodes, function code and constants. It lives while it runs, and as long as a function value
+ * refers to code of it. Then sweep.c frees it, with its source text, its specializations and what was compiled for these.
  *
  * A scope is the top level of a module: a table of cells, one for each name. It lives as long as the module can be imported, or a value
  * refers to the module or to a function of it. A name that is no local resolves to a cell of its module's scope, whether or not it is
- * defined yet: globals are late bound. A cell without a value reads its `shadow`, the cell of the builtin with the same name, so that a
- * module may define names that the standard library has, too.
+ * defined yet: globals are late bound. A cell without a value reads its `shadow`, the cell of the builtin with the same name; so a module
+ * may define names that the standard library has, too.
  */
 #ifndef INTERP_STATE_H
 #define INTERP_STATE_H
@@ -25,16 +25,17 @@ typedef evaluator *eval_fn;
 
 typedef struct global_cell {
   rec_cell rec;
-  uint32_t unit;  /* the unit being compiled that declares it; counts once that unit is accepted (`declared`) */
-  bool declared;  /* the module's own code defines it: visible from outside */
-  bool read;      /* some code mentions it */
-  qn_value value; /* unset until the definition has run */
+  /* the number of the unit that defines it; while that unit is being resolved, `declared` is not set yet */
+  uint32_t unit;
+  bool declared;              /* the module defines it, so it is visible from outside */
+  bool read;                  /* some code reads it */
+  qn_value value;             /* unset until the definition has run */
   struct global_cell *shadow; /* the builtin of this name, or NULL */
   qn_str *name;               /* interned, owned */
-  span decl;                  /* where it was last defined, for notes; holds that text */
+  span decl;                  /* where it was last defined, for notes; keeps that source text */
 } global_cell;
 
-/* Remembers where the global was defined last, and keeps that source text. */
+/* Notes where the global was defined last, and keeps that source text. */
 static inline void cell_defined(qn_vm *vm, global_cell *c, span at) {
   if (c->decl.source != at.source) {
     source_hold(vm, at.source);
@@ -52,22 +53,23 @@ typedef struct scope {
   uint32_t *index; /* hash table of cell numbers + 1 */
   uint32_t index_cap;
   scope_state state;
-  char *key; /* what "once per VM" goes by: a canonical path, "<std>/nn", or a host's name */
-  char *dir; /* folder that imports are relative to; NULL: none */
-  /* Of the main scope: the name of the text that runs, which is what its imports come from; of a file: how it was called; NULL: none. */
+  char *key; /* what a module is known by: a canonical path, "<std>/nn", or a name that the host gave */
+  char *dir; /* the folder to which imports are relative; NULL: none */
+  /* For the main scope: the name of the text that runs, which hosts are told as the importer; for a file: how it was named when it was
+   * imported. NULL: none. */
   char *text;
-  qn_module *module;      /* the module value's object; the scope owns one reference */
-  struct scope *importer; /* while loading: the scope that imports it, for messages about cycles */
-  int depth;              /* while loading: vm->depth of the evaluation that loads it */
-  struct scope *next;     /* in the VM's list */
-  bool library;           /* embedded text: no warnings */
-  uint64_t written;       /* hash of a file's text, to tell whether it has changed since */
-  qn_module **imports;    /* of a file: the modules of files that it imported, owned, as they were then */
+  qn_module *module;      /* the object of the module value; the scope owns one reference */
+  struct scope *importer; /* while it is loaded: the scope that imports it, for messages about cycles */
+  int depth;              /* while it is loaded: vm->depth of the evaluation that loads it */
+  struct scope *next;     /* the VM's list */
+  bool library;           /* its text is one of the library, which gets no warnings */
+  uint64_t written;       /* a hash of the file's text, to tell whether it has changed since */
+  qn_module **imports;    /* for a file: the modules of the files that it imported, as they were then; owned */
   uint32_t nimports, imports_cap;
-  uint32_t looked; /* number of the last search for changed files that visited this scope (interp.searches) */
+  uint32_t looked; /* the number of the last search for changed files that has visited it (interp.searches) */
 } scope;
 
-/* The cell of a name in a scope, made if need be; NULL with an error raised. `name` is interned. */
+/* The cell of a name (interned) in a scope; it is made if need be. NULL with an error raised. */
 QN_MUST_CHECK global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name);
 /* The cell, or NULL if there is none. */
 global_cell *scope_find(const scope *s, const qn_str *name);
@@ -76,21 +78,22 @@ QN_MUST_CHECK bool scope_bind(qn_vm *vm, scope *s, const char *name, qn_value v)
 QN_MUST_CHECK scope *scope_new(qn_vm *vm, scope *outer, const char *name);
 void scope_drop_values(qn_vm *vm, scope *s);
 void scope_free(qn_vm *vm, scope *s);
-/* A name that nothing defines, as messages need it. */
+/* A name that nothing defines, with what messages need. */
 typedef struct undefined_name {
   const qn_str *name;
-  const char *const *near; /* names of variables around it that are spelled much like it, up to a NULL; or NULL */
+  /* names of variables that are visible there and spelled much like it, up to a NULL; or NULL */
+  const char *const *near;
   span at;
-  uint32_t unit; /* number of the unit being resolved, whose definitions count as the scope's; 0: none */
-  bool size;     /* it stands in an expression among the sizes of a signature */
+  uint32_t unit; /* the number of the unit that is being resolved, whose definitions count, too; 0: none */
+  bool size;     /* it is in an expression among the sizes of a signature */
 } undefined_name;
-/* Raises E401 with the nearest names: those of the scope, and the variables. */
+/* Raises E401, with names that may have been meant: of the scope, and of variables. The error value. */
 qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u);
 /* Raises one E401 for all n (at least one) undefined names of a text. */
 void raise_undefined_all(qn_vm *vm, const scope *s, const undefined_name *list, uint32_t n);
-/* Raises E401 for an assignment to a name that is no variable. The message suggests names of `s`, too, unless it is NULL. */
+/* Raises E401 for an assignment to a name that is no variable. Names of `s` are suggested, too, unless it is NULL. */
 void raise_unknown_target(qn_vm *vm, const scope *s, const undefined_name *u);
-/* The value of a cell, or of the builtin that it shadows; unset if neither has one. Borrowed. */
+/* The value of a cell, or else of the builtin that it shadows; unset if neither has one. Borrowed. */
 static inline qn_value cell_get(const global_cell *c) {
   return c->value.head == TAG_UNSET && c->shadow ? c->shadow->value : c->value;
 }
@@ -109,11 +112,11 @@ typedef struct type_sig type_sig; /* signature.h */
 typedef struct fn_param {
   qn_str *name;
   type_sig *type;  /* NULL: anything */
-  int32_t initial; /* number of its default among the captures' tail, or -1 */
+  int32_t initial; /* the number of its default among those behind the captures; -1: it has none */
   span at;
 } fn_param;
 
-/* A dimension bound by a shape signature: a local of the frame. */
+/* A dimension that a shape signature binds: a local in the frame. */
 typedef struct fn_dim {
   qn_str *name;
   uint32_t slot;
@@ -122,23 +125,24 @@ typedef struct fn_dim {
 typedef struct fn_code {
   fn_shared shared;
   jit_anchor anchor;
-  struct fn_code *next; /* of the unit */
-  qn_str *name;         /* "fn" for a lambda without a name */
+  struct fn_code *next; /* the unit's list */
+  qn_str *name;         /* "fn" if it has no name */
   span at;              /* the whole definition */
   uint32_t nparams;
-  uint32_t nslots;    /* of the frame, parameters first */
-  uint32_t ncaptures; /* captured locals; defaults follow them in the function value */
+  uint32_t nslots;    /* how many slots its frame has, parameters first */
+  uint32_t ncaptures; /* how many locals it captures; in a function value the defaults stand behind these */
   uint32_t ninitial;  /* defaults */
   uint32_t ndims, ndata;
-  uint8_t watched; /* a call must go through run_watched: there are types, or globals that may hold arrays */
+  uint8_t watched; /* calls must go through run_watched, since it has types, or reads globals that may hold arrays */
   bool rest;       /* the last parameter collects further positional arguments */
-  bool checks;     /* some size in a type is an expression: types are matched twice */
+  bool checks;     /* some size is an expression, so types are matched in two passes */
   bool typed;      /* some parameter has a type */
   fn_param *params;
   qn_str **capture_names;
   fn_dim *dims;
   global_cell *
-      *data; /* globals that the body reads other than to call them: a call may be worth compiling for their arrays */
+      /* globals that the body reads, but not only to call them: if they hold arrays, a call may be worth compiling */
+      *data;
   type_sig *result;
   span result_at;
   node *body;
@@ -148,40 +152,42 @@ typedef struct fn_code {
 typedef struct unit {
   struct unit *next;
   arena nodes;
-  uint32_t source; /* its text */
+  uint32_t source; /* the number of its source text */
   uint32_t running;
-  fn_code *codes; /* all of its functions */
+  fn_code *codes; /* the code of all its functions */
   scope *scope;
   uint32_t number;
-  qn_value *kept; /* owned constants and names */
+  qn_value *kept; /* constants and names that it owns */
   uint32_t nkept, kept_cap;
-  void **layouts; /* addresses of all field_cache.layout and n_record.layout in nodes; each owns a reference */
+  void **layouts; /* the addresses of all field_cache.layout and n_record.layout in its nodes; each owns a reference */
   uint32_t nlayouts, layouts_cap;
   node *body;
   uint32_t nslots;
 } unit;
 
-/* A builtin: its row with what calls need of its signature. fn->code of an FN_BUILTIN value points to one (its first field). */
+/* A builtin: its row of the table, and what calls need of its signature. fn->code of an FN_BUILTIN value points to it; `def` is the first
+ * member. */
 typedef struct builtin_info {
   builtin_def def;
   signature sig;
-  qn_value *defaults; /* one for each parameter; unset where an argument must be given */
-  bool parsed;        /* sig and defaults are there: they are made by the first call */
+  qn_value *defaults; /* one for each parameter; unset if the argument must be given */
+  bool parsed;        /* sig and defaults have been made, which the first call does */
   bool named;         /* some parameter is given by keyword only */
   bool moves;         /* some parameter takes its value over, to change it in place */
-  bool pure;          /* it calls no function and changes nothing, and has at most PURE_PARAMS parameters ... */
+  bool pure; /* it calls no function of the program, changes nothing, and has at most PURE_PARAMS parameters ... */
   uint8_t
-      chooses; /* ... unless parameter number chooses - 1, a function that it then calls, is given; 0: there is no such one */
-  uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
+      /* ... unless parameter number chooses - 1, a function that it then calls, is given; 0: it has none such */
+      chooses;
+  uint8_t rest; /* the number of the rest parameter + 1; 0: there is none */
 } builtin_info;
 
-/* What errors need to know of an evaluation in progress. Each call of the API has its own (api.c). */
+/* What errors need to know about an evaluation in progress. Each call of the API has its own (api.c). */
 typedef struct interp_place {
-  span calling;     /* the call of the innermost builtin: calls that it makes have no text of their own */
-  span error_place; /* the call that the pending error has left last: the next frame of its trace lies there */
-  /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
+  span calling;     /* the place of the call of the innermost builtin; calls that it makes have no place of their own */
+  span error_place; /* the call that the pending error has left last: where the next frame of its trace lies */
+  /* The number of the argument that the signature of the called function has just refused, + 1; or 0. */
   uint32_t refused;
-  bool rethrown; /* the pending error came with a trace that has the current function's frame already */
+  bool rethrown; /* the pending error brought a trace that has a frame of the current function already */
 } interp_place;
 
 enum { LOOSE_TEXTS = 16, RECENT_PROMPTS = 64, UNITS_FEW = 16 };
@@ -192,20 +198,24 @@ typedef struct interp {
   unit *units;
   uint32_t next_unit, prompts;
   uint64_t next_code;
-  uint32_t recent[RECENT_PROMPTS]; /* the prompt's latest texts, held: notes, :copies and logs speak of them */
-  bool prompting;                  /* an input of the prompt runs: imports of files that have changed load them again */
-  uint32_t searches;               /* for changed files among the imports of modules, so far */
-  uint32_t comment; /* the prompt's last text if it was nothing but a comment (held for the text below it), else 0 */
-  uint32_t nunits, sweep_at;           /* units there are; from `sweep_at` on units_sweep looks for dead ones */
-  uint32_t ndropped, drop_at;          /* scopes without a key; from `drop_at` on it looks for dead ones */
-  uint32_t loose[LOOSE_TEXTS], nloose; /* the last texts that got no unit (their errors may still show them), a ring */
-  builtin_info *builtins;              /* rows of the table, then the ops */
+  /* the latest texts of the prompt, which are kept, since notes, :copies and logs refer to them */
+  uint32_t recent[RECENT_PROMPTS];
+  bool prompting;    /* an input of the prompt runs, so imports load files again that have changed */
+  uint32_t searches; /* how many searches for changed files among imports there were */
+  /* the last text of the prompt, if it was nothing but a comment (kept for the input after it); else 0 */
+  uint32_t comment;
+  uint32_t nunits, sweep_at; /* how many units there are; when they are `sweep_at`, units_sweep looks for dead ones */
+  /* how many scopes have no key; when they are `drop_at`, units_sweep looks for dead ones */
+  uint32_t ndropped, drop_at;
+  uint32_t loose[LOOSE_TEXTS], nloose; /* a ring of the last texts that got no unit (errors may still show them) */
+  builtin_info *builtins;              /* the ops, then the rows of the table */
   uint32_t nbuiltins, builtins_cap;
-  char (*signatures)[96]; /* of the op functions */
-  qn_str *lambda;         /* what functions without a name are called in messages: "fn" */
-  qn_value returned;      /* what `return` carries while its signal travels */
+  char (*signatures)[96]; /* the signatures of the op functions */
+  qn_str *lambda;         /* "fn": what messages call functions without a name */
+  qn_value returned;      /* the value of a return, while its signal travels up */
   qn_list *
-      list; /* kept for calls that borrow a list of arguments: empty, with room for LIST_KEPT items; NULL while one uses it */
+      /* a list kept for calls that borrow their arguments: empty, with room for LIST_KEPT items; NULL while one uses it */
+      list;
   interp_place place;
 } interp;
 static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }
@@ -215,10 +225,10 @@ static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }
 typedef enum signal_kind { SIGNAL_BREAK, SIGNAL_CONTINUE, SIGNAL_RETURN } signal_kind;
 static inline qn_value value_signal(signal_kind k) { return (qn_value){.head = TAG_SIGNAL, .u.i = k}; }
 _Static_assert(TAG_ERROR == 8 && TAG_SIGNAL == 10, "value_stops tests both at once");
-/* An error or a signal: evaluation must not go on. */
+/* Is it an error or a signal, so that evaluation must not go on? */
 static inline bool value_stops(qn_value v) { return __builtin_expect((v.head & ~(uint64_t)2) == TAG_ERROR, 0); }
 
-/* Replaces the value of a slot, which owns it; takes over `v`. */
+/* Replaces the value that a slot owns by `v`, which is taken over. */
 static inline void slot_set(qn_vm *vm, qn_value *slot, qn_value v) {
   qn_value old = *slot;
   *slot = v;
@@ -227,33 +237,33 @@ static inline void slot_set(qn_vm *vm, qn_value *slot, qn_value v) {
 
 /* ---- freeing (sweep.c) ------------------------------------------------------------------------------------------------------ */
 
-/* Frees all units and scopes that nothing refers to, once there are twice as many as after the last time: cheap on average. */
+/* Frees all units and scopes that nothing refers to, once there are twice as many as last time (so it is cheap on average). */
 void units_sweep(qn_vm *vm);
-/* The unit has been run: frees it, unless a function value, or an error, still refers to it. */
+/* To be called when a unit has been run: frees it, unless a function value or an error still refers to it. */
 void unit_done(qn_vm *vm, unit *u);
 
 /* ---- units and modules (module.c) ------------------------------------------------------------------------------------------ */
 
-/* Parses, resolves and runs a source text in a scope. Owned result. `prompt`: qn_eval_prompt's rules; a text that needs more lines is
- * nil with *incomplete set (else it may be NULL). */
+/* Parses, resolves and runs a source text in a scope. `prompt`: by the rules of qn_eval_prompt; a text that needs more lines then gives nil
+ * with *incomplete set (which may be NULL if not `prompt`). Owned, or the error value. */
 QN_MUST_CHECK qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incomplete);
-/* The module that `import` means; a module value (owned). */
+/* The module value of what `import` names, which is loaded if need be. Owned, or the error value. */
 QN_MUST_CHECK qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span at);
 
 /* ---- resolver (resolve.c) ---------------------------------------------------------------------------------------------------- */
 
 typedef struct ast_module ast_module;
-/* Turns a tree into a unit, which the VM owns; NULL with an error raised. Adds its warnings to `warnings`. */
+/* Makes a unit of a tree; the VM owns it. Appends warnings to `warnings`. NULL with an error raised. */
 QN_MUST_CHECK unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt,
                                  text_buf *warnings);
 void unit_free(qn_vm *vm, unit *u);
 
 /* ---- builtins (builtin.c) -------------------------------------------------------------------------------------------------------- */
 
-/* Binds the rows of the VM's table, the op functions, dtypes and devices into the builtin scope. */
+/* Binds the rows of the VM's table, the op functions, dtypes and devices in the builtin scope. False with an error raised. */
 QN_MUST_CHECK bool builtins_bind(qn_vm *vm);
 void builtins_free(qn_vm *vm);
-/* The row behind a FN_BUILTIN value with its signature parsed; NULL with an error raised. */
+/* The builtin that an FN_BUILTIN value is, with its signature parsed. NULL with an error raised. */
 QN_MUST_CHECK builtin_info *builtin_row(qn_vm *vm, const qn_fn *fn);
 static inline builtin_info *builtin_of(qn_vm *vm, const qn_fn *fn) {
   const interp *ip = interp_of(vm);

@@ -2,10 +2,10 @@
  *
  * A unit is dead when it does not run and no function value refers to code of it.
  *
- * A module that was dropped, failed, or was loaded again is dead when nothing outside of it refers to it or to one of its functions. Its own
- * cells mostly do, so that its reference counts never become zero. So the references that come from within are counted: from the cells, and
- * from the lists, records and functions that these reach. An object that has more references than that is reachable from outside, with all
- * that it holds.
+ * A module that was dropped, failed, or was loaded again is dead when nothing outside of it refers to it or to one of its functions. Its
+ * own cells mostly do, so reference counts alone never become zero. Therefore the references from within are counted: those from the cells,
+ * and from the lists, records and functions that these reach. An object with more references than that can be reached from outside, and so
+ * can everything that it holds.
  */
 #include <string.h>
 
@@ -17,7 +17,7 @@ static bool unit_is_dead(const unit *u) {
   return !u->running;
 }
 
-/* Frees the unit that `*at` is, and its text. */
+/* Takes the unit *at off the list and frees it, with its text. */
 static void unit_drop(qn_vm *vm, unit **at) {
   unit *u = *at;
   *at = u->next;
@@ -37,11 +37,11 @@ void unit_done(qn_vm *vm, unit *u) {
 
 /* ---- scopes -------------------------------------------------------------------------------------------------------------- */
 
-/* A list, record or function that the cells of a scope reach, or the scope's module. */
+/* A list, record or function that the cells of a scope reach; or the scope's module. */
 typedef struct reached {
   obj_head *object;
-  uint32_t within; /* references that come from within */
-  bool outside;    /* reachable from outside */
+  uint32_t within; /* how many references to it come from within */
+  bool outside;    /* it can be reached from outside */
 } reached;
 
 typedef struct search {
@@ -49,13 +49,13 @@ typedef struct search {
   const scope *s;
   reached *list;
   uint32_t n, cap;
-  uint32_t *index, index_cap; /* hash table of numbers + 1 */
+  uint32_t *index, index_cap; /* a hash table from objects to their numbers + 1 */
   uint32_t *outside,
-      noutside; /* numbers of those that are reachable from outside, in the order in which they were found */
+      noutside; /* the numbers of those that can be reached from outside, in the order in which they were found */
   uint32_t outside_cap;
 } search;
 
-enum { REACHED_MOST = 1 << 20 }; /* a scope that reaches more objects is not searched: it stays */
+enum { REACHED_MOST = 1 << 20 }; /* a scope from which more objects are reached is not searched, and stays */
 
 static uint32_t *place_of(search *w, const obj_head *o) {
   uint32_t mask = w->index_cap - 1, i = (uint32_t)(((uintptr_t)o >> 4) * 0x9e3779b9u) & mask;
@@ -63,7 +63,7 @@ static uint32_t *place_of(search *w, const obj_head *o) {
   return &w->index[i];
 }
 
-/* Counts a reference from within. False if memory is short, or there are too many objects. */
+/* Counts a reference from within to an object. False if memory is short, or there are too many objects. */
 static bool reach(search *w, obj_head *o) {
   if ((w->n + 1) * 2 > w->index_cap) {
     uint32_t old = w->index_cap, cap = old ? old * 2 : 64;
@@ -84,7 +84,7 @@ static bool reach(search *w, obj_head *o) {
   return true;
 }
 
-/* As reach, for a value; only what can hold functions counts. */
+/* As reach, for a value. Only values that can hold functions count. */
 static bool reach_value(search *w, qn_value v) {
   if (!value_is_heap(v)) return true;
   switch (value_tag_of(v)) {
@@ -97,7 +97,7 @@ static bool reach_value(search *w, qn_value v) {
 }
 
 static bool reach_all(search *w) {
-  if (!reach(w, &w->s->module->head)) return false; /* the scope's own reference */
+  if (!reach(w, &w->s->module->head)) return false; /* the reference that the scope has */
   for (uint32_t i = 0; i < w->s->n; i++)
     if (!reach_value(w, w->s->cells[i]->value)) return false;
   for (uint32_t i = 0, n; i < w->n; i++) {
@@ -130,7 +130,7 @@ static bool find_outside(search *w) {
   return true;
 }
 
-/* Is the object the scope's module, or a function of it? */
+/* Is the object the module of the scope, or a function of it? */
 static bool is_own(const scope *s, const obj_head *o) {
   if (o == &s->module->head) return true;
   if (o->tag != TAG_FN || o->flags != FN_USER) return false;
@@ -155,11 +155,11 @@ static bool scope_is_dead(qn_vm *vm, const scope *s) {
   mem_free(vm, w.list, w.cap * sizeof *w.list);
   mem_free(vm, w.index, w.index_cap * sizeof *w.index);
   if (w.outside) mem_free(vm, w.outside, w.outside_cap * sizeof *w.outside);
-  if (vm->error) error_clear(vm); /* without memory for the search it stays for now */
+  if (vm->error) error_clear(vm); /* if memory was short, the scope stays for now */
   return dead && own == functions + 1;
 }
 
-/* Has the scope values or units? */
+/* Does the scope still have values or units? */
 static bool scope_is_full(qn_vm *vm, const scope *s) {
   for (uint32_t i = 0; i < s->n; i++)
     if (s->cells[i]->value.head != TAG_UNSET) return true;
@@ -175,7 +175,7 @@ static bool scope_is_looked_at(const scope *s) {
   return false;
 }
 
-/* Frees scopes without a key that are dead, and their units. Freeing one may make another one dead, so it repeats. */
+/* Frees scopes without a key that are dead, and their units. Freeing one can make another one dead, so this repeats. */
 static void scopes_sweep(qn_vm *vm) {
   interp *ip = interp_of(vm);
   if (ip->ndropped < ip->drop_at && ip->nunits < ip->sweep_at) return;

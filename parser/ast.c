@@ -8,7 +8,7 @@ const ast_kind_row ast_kinds[AST_KIND_COUNT] = {
 #include "parser/ast.def"
 };
 
-/* Named children fill the fixed places from the first to the last. */
+/* Each named child has one of the fixed places, from the first to the last. */
 #define NODE(kind, name, level, fixed, rest, meaning) enum { kids_of_##kind = fixed };
 #define KID(kind, name, place, optional) _Static_assert(place < kids_of_##kind, #kind " has no place for " #name);
 #define OPERATOR(op, spelling, arity)

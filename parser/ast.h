@@ -1,22 +1,22 @@
-/* The abstract syntax tree: one node struct for everything, its kinds and their children described by ast.def.
+/* The abstract syntax tree: one node struct for everything. ast.def describes the kinds of nodes and their children.
  *
- * A tree belongs to an ast_module: nodes lie in its arena, strings (names and literals) are references that it owns. Both
- * live until ast_free; whoever keeps a name or literal longer retains it. All names (u.s of every kind but str, part
- * and import) are interned, so equal names are equal pointers.
+ * A tree belongs to an ast_module: nodes lie in its arena, and it owns references to strings (names and literals). Both live until
+ * ast_free; whoever keeps a name or literal longer retains it. All names (u.s of every kind but str, part and import) are interned, so
+ * equal names are equal pointers.
  *
- * Every node has the same shape, so a generic walk is a loop over kids (NULL ones are absent optional parts):
+ * Every node has the same shape, so that a generic walk is a loop over kids (NULL stands for absent optional children):
  *
  *   for (uint32_t i = 0; i < node->n; i++)
  *     if (node->kids[i]) visit(node->kids[i]);
  *
- * Fixed children have names: node->kids[AST_if_cond]. Further children stand behind them: arguments of a call are
- * kids[1..n), parameters of a function are kids[2..n).
+ * Fixed children have names: node->kids[AST_if_cond]. Further children stand behind them: the arguments of a call are kids[1..n), the
+ * parameters of a function kids[2..n).
  *
- * Places. `at` covers the whole node, parentheses around it included; ast_mark(node) is the token that a message about the
- * node itself should underline (the operator, the field's name, the argument list), or `at` where there is none.
+ * Places. `at` covers the whole node with the parentheses around it. ast_mark(node) is the token that a message about the node itself
+ * should underline (the operator, the field's name, the argument list), or `at` if there is none.
  *
- * Depth. The parser refuses trees higher than AST_HEIGHT_MAX (E106); with the connectives of level 0 no path has more than
- * twice as many nodes, so plain recursion over a tree is bounded.
+ * Depth. The parser refuses trees higher than AST_HEIGHT_MAX (E106). With connectives, which have level 0, no path has more than twice as
+ * many nodes: so plain recursion over a tree is bounded.
  */
 #ifndef PARSER_AST_H
 #define PARSER_AST_H
@@ -33,7 +33,7 @@ typedef enum ast_kind {
   AST_KIND_COUNT
 } ast_kind;
 
-/* The places of named children: AST_if_cond, AST_call_callee, ... */
+/* The numbers of named children: AST_if_cond, AST_call_callee, ... */
 enum ast_kid {
 #define NODE(kind, name, level, fixed, rest, meaning)
 #define KID(kind, name, place, optional) AST_##kind##_##name = place,
@@ -50,13 +50,13 @@ typedef enum ast_op {
 } ast_op;
 
 enum ast_flag {
-  AST_PAREN = 1, /* stood in parentheses */
+  AST_PAREN = 1, /* it stood in parentheses */
   AST_REST = 2,  /* param: ..name */
   AST_SHORT = 4, /* fn, define: the body is one expression without braces */
   AST_PATH = 8   /* import: a quoted path, not a module's name */
 };
 
-/* The height of a tree: a leaf is 1. The documented limit is 1,000 levels; the rest is room for the statements around. */
+/* The greatest height of a tree; a leaf has height 1. The documented limit is 1,000 levels, the rest is room for the statements around. */
 enum { AST_HEIGHT_MAX = 1024 };
 
 typedef struct ast_node ast_node;
@@ -65,7 +65,7 @@ struct ast_node {
   uint8_t op;   /* ast_op: unary, binary, assign */
   uint16_t flags;
   uint16_t height;
-  uint32_t n;                    /* children, absent ones included */
+  uint32_t n;                    /* how many children, absent ones included */
   span at;                       /* the whole node */
   uint32_t mark_start, mark_end; /* ast_mark */
   ast_node **kids;
@@ -90,10 +90,10 @@ typedef struct ast_kind_row {
 extern const ast_kind_row ast_kinds[AST_KIND_COUNT];
 
 static inline span ast_mark(const ast_node *n) { return (span){n->at.source, n->mark_start, n->mark_end}; }
-/* "+", "==", ... */
+/* How an operator is written: "+", "==", ... */
 const char *ast_op_spelling(ast_op op);
 
-/* Frees the tree and gives its strings back. NULL is allowed. */
+/* Frees a tree and releases its strings. NULL is allowed. */
 void ast_free(qn_vm *vm, ast_module *module);
 
 #endif

@@ -1,8 +1,8 @@
-/* What the grammar's actions build: nodes with places and heights, and the checks that are easier here than in rules
- * (lvalues, order of arguments and parameters).
+/* What the actions of the grammar call: they build nodes with their places and heights, and check what is easier to check here than in
+ * rules (lvalues, the order of arguments and parameters).
  *
- * Once anything has failed, every builder returns the poison node and leaves the stack of items alone; the driver stops
- * after the token at hand.
+ * Once anything has failed, every builder returns the poison node and leaves the stack of items alone. The driver stops after the present
+ * token.
  */
 #include <string.h>
 
@@ -16,7 +16,7 @@ static ast_node *poisoned(parser *p) {
   return &p->poison;
 }
 
-/* Raises an error at `at`, and is the poison node. */
+/* Raises an error at `at`, and returns the poison node. */
 static ast_node *refuse(parser *p, error_id id, span at, const char *message) {
   if (!p->failed) parser_fail(p, id, at.start, at.end, "%s", message);
   return poisoned(p);
@@ -34,7 +34,7 @@ sequence build_item(parser *p, sequence list, ast_node *item, uint32_t start) {
   return list;
 }
 
-/* Sets the height from the children's; false if it is too great. */
+/* Sets the height of a node, from those of its children. False if it is too great. */
 static bool measure(parser *p, ast_node *n) {
   uint32_t height = 0;
   for (uint32_t i = 0; i < n->n; i++)
@@ -76,7 +76,7 @@ ast_node *build_leaf(parser *p, ast_kind kind, token t) {
 }
 
 ast_node *build_named(parser *p, ast_kind kind, span at, token name, ast_node *const *fixed, uint32_t items) {
-  /* A quoted name ("a": 1) comes as a text that is not interned. */
+  /* A name in quotes ("a": 1) comes as a text that is not interned. */
   qn_str *s = name.u.s;
   if (!p->failed && !(s->head.flags & STR_INTERNED)) {
     s = str_intern(p->vm, s->text, s->len);
@@ -91,7 +91,7 @@ ast_node *build_named(parser *p, ast_kind kind, span at, token name, ast_node *c
 
 ast_node *build_unary(parser *p, token op, ast_node *operand) {
   span sign = token_span(p, op), at = span_join(sign, operand->at);
-  /* The digits of the most negative integer come from the lexer with their sign already applied. */
+  /* The lexer has applied the sign to the digits of the most negative integer already. */
   if (op.u.i != AST_OP_invert && operand->kind == AST_int && operand->u.i == INT64_MIN &&
       !(operand->flags & AST_PAREN) && p->text->text[operand->at.start] != '-') {
     operand->at = at;
@@ -242,7 +242,7 @@ ast_node *build_import(parser *p, token word, token from, bool path, token name)
 
 /* ---- lvalues ---- */
 
-/* Makes an lvalue of an expression, in its own nodes. False with an error raised. Recursion follows the tree's height. */
+/* Turns the nodes of an expression into those of an lvalue. False with an error raised. Recursion is bounded by the height of the tree. */
 static bool make_lvalue(parser *p, ast_node *n) {
   const char *why;
   switch ((ast_kind)n->kind) {

@@ -1,8 +1,8 @@
 /* The highlights of a text, for the prompt and for excerpts in colour.
  *
- * The lexer itself finds the tokens, so what is shown is what will be read. It stops at the first thing that is no token; here it
- * goes on behind it: an unfinished or faulty string is a string up to its quote or the end of its line (of the text for
- * three quotes), and leaves the interpolations that it lies in.
+ * The lexer itself finds the tokens, so what is shown is what will be read. It stops at the first thing that is no token; here it is made
+ * to go on behind that. An unfinished or faulty string is taken to end at its quote or the end of its line (or of the text, if it has three
+ * quotes), and ends the interpolations that it is in.
  */
 #include <string.h>
 
@@ -52,7 +52,7 @@ static void paint(uint8_t *highlights, size_t from, size_t to, highlight l) {
   if (to > from) memset(highlights + from, (int)l, to - from);
 }
 
-/* Between tokens there are blanks and comments. */
+/* Paints what is between two tokens: blanks and comments. */
 static void paint_gap(const char *text, uint8_t *highlights, size_t from, size_t to) {
   for (size_t i = from; i < to; i++) {
     if (text[i] != '#') continue;
@@ -63,7 +63,7 @@ static void paint_gap(const char *text, uint8_t *highlights, size_t from, size_t
   }
 }
 
-/* The end of a string that the lexer refused, from `s` behind its opening quotes. */
+/* Where a string ends that the lexer has refused, searched from `s`, behind its opening quotes. */
 static size_t skip_string(const char *text, size_t len, size_t s, bool triple) {
   for (; s < len && (triple || text[s] != '\n'); s++) {
     if (text[s] == '\\' && s + 1 < len && text[s + 1] != '\n')
@@ -105,7 +105,7 @@ static size_t resume(parser *p, uint8_t *highlights, size_t from, size_t end) {
   return (size_t)((const char *)p->at - text);
 }
 
-/* A parser over a text that is no source of the VM; NULL when memory is short. `module` holds what tokens own. */
+/* A parser over a text that is no source of the VM. `module` owns what the tokens hold. NULL if memory is short. */
 static parser *open_lexer(qn_vm *vm, const source_text *text, ast_module *module) {
   parser *p = mem_try_alloc(vm, sizeof *p);
   if (!p) return NULL;
@@ -147,7 +147,7 @@ void parse_highlights(qn_vm *vm, const char *text, size_t len, uint8_t *highligh
     }
     if (t.start < at) t.start = (uint32_t)at;
     paint_gap(text, highlights, at, t.start);
-    if (kind == LEX_INCOMPLETE) { /* three quotes that are still open, possibly behind an interpolation */
+    if (kind == LEX_INCOMPLETE) { /* a string in three quotes is still open, possibly behind an interpolation */
       paint(highlights, t.start, len, HIGHLIGHT_string);
       break;
     }

@@ -1,12 +1,12 @@
-/* The driver: tokens from the lexer into Lemon's automaton, and the words of syntax errors.
+/* The driver, which pushes tokens from the lexer into Lemon's automaton; and the words of syntax errors.
  *
- * Before a token is pushed, the automaton is asked whether it would take it (grammar_accepts). If not, the parser's stack is
- * still what it was after the last good token, so that the same question for every terminal gives all that could have
- * stood here. The message names that in a few groups ("an expression", "the end of the line"), unless the situation is
- * a known slip, which gets a message of its own (slip_at, slips.def).
+ * Before a token is pushed, the automaton is asked whether it would take it (grammar_accepts). If not, the parser's stack is still what it
+ * was after the last good token, so asking the same about every terminal gives all that could have stood here. The message names these in a
+ * few groups ("an expression", "the end of the line"), unless the situation is a known slip, which has a message of its own (slip_at,
+ * slips.def).
  *
- * A text at the prompt is incomplete if it ends while a bracket is open or behind a token that cannot end a statement;
- * the lexer knows both, so the grammar has no part in it.
+ * A text at the prompt is incomplete if it ends while a bracket is open or behind a token that cannot end a statement. The lexer knows
+ * both, so the grammar has no part in that.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,13 +39,13 @@ bool parser_keep(parser *p, qn_str *s) {
 
 static bool accepts(const parser *p, int terminal) { return grammar_accepts(p->engine, terminal); }
 
-/* Is an operand complete, so that an operator could follow? */
+/* Does the place stand behind a complete operand, so that an operator could follow? */
 static bool after_operand(const parser *p) { return accepts(p, T_PLUS); }
-/* Could an expression begin? */
+/* Could an expression begin here? */
 static bool before_operand(const parser *p) { return accepts(p, T_INT); }
 
 static void describe_expected(const parser *p, text_buf *out) {
-  /* What is named one by one, where the groups before do not cover it. */
+  /* Tokens that are named one by one, unless one of the groups before covers them. */
   static const struct {
     int terminal;
     const char *words;
@@ -58,7 +58,8 @@ static void describe_expected(const parser *p, text_buf *out) {
   int n = 0;
   bool after = after_operand(p), before = before_operand(p), name = accepts(p, T_NAME),
        pattern = name && !before && accepts(p, T_LP) && accepts(p, T_LC);
-  bool record = p->depth && p->brackets[p->depth - 1].kind == BRACKET_RECORD; /* takes a newline before its end only */
+  /* in a record, a newline can only stand before the end */
+  bool record = p->depth && p->brackets[p->depth - 1].kind == BRACKET_RECORD;
   bool statement = accepts(p, T_LET), line = accepts(p, T_NL) && !record, type = name && !before && accepts(p, T_FN);
   if (statement)
     words[n++] = "a statement";
@@ -77,7 +78,7 @@ static void describe_expected(const parser *p, text_buf *out) {
     if (!accepts(p, t)) continue;
     if (t == T_LC && (pattern || before)) continue;
     if (t == T_LP && (before || after || type || pattern)) continue;
-    if (t == T_ASSIGN && after) continue;                    /* any expression may be a target */
+    if (t == T_ASSIGN && after) continue;                    /* any expression could be the target of an assignment */
     if (t == T_COLON && after && accepts(p, T_RP)) continue; /* f(name: ...) */
     if (t == T_COLON && before) continue;                    /* a slice */
     words[n++] = single[i].words;
@@ -114,7 +115,7 @@ static void describe_found(const parser *p, int kind, token t, text_buf *out) {
 /* ---- slips: what other languages write ---- */
 
 static const struct {
-  const char *words; /* with a blank between */
+  const char *words; /* one or several words, with blanks between them */
   int where;
   const char *hint;
 } foreign_words[] = {
@@ -150,7 +151,7 @@ const char *foreign_hint(foreign_place where, const char *word, size_t len) {
   return NULL;
 }
 
-/* Does a token stand on another line than the one before it, inside brackets? Then one of these is not closed. */
+/* Does a token stand on another line than the one before it, but inside of brackets? Then one of these was probably not closed. */
 static bool line_inside(const parser *p, token t) {
   if (!p->depth || p->brackets[p->depth - 1].kind == BRACKET_BLOCK) return false;
   return p->last == T_NL || memchr(p->text->text + p->last_token.end, '\n', t.start - p->last_token.end);
@@ -166,7 +167,7 @@ static bool among(int kind, const int *kinds) {
 }
 #define AMONG(kind, ...) among(kind, (const int[]){__VA_ARGS__, 0})
 
-/* Does a token begin a value, as the argument of a call without parentheses would? */
+/* Could a token begin the argument of a call that is written without parentheses? */
 static bool begins_value(int kind) {
   return AMONG(kind, T_NAME, T_INT, T_FLOAT, T_STRING, T_SBEG, T_TRUE, T_FALSE, T_NIL, T_FN, T_NOT);
 }
@@ -178,7 +179,7 @@ static bool is_operator(int kind) {
          AMONG(kind, T_PLUS, T_MINUS, T_STAR, T_SLASH, T_DSLASH, T_PERCENT, T_POW, T_BAND, T_BOR);
 }
 
-/* An operator that cannot begin a statement, and does so where the line above was meant to go on. */
+/* Is it an operator that cannot begin a statement? If it does, the line above was meant to go on. */
 static bool goes_on(int kind) {
   return AMONG(kind, T_STAR, T_SLASH, T_PERCENT, T_AT, T_POW, T_AND, T_OR, T_EQ, T_BOR, T_BAND, T_DOTDOT);
 }
@@ -193,20 +194,20 @@ static bool in_follows(const unsigned char *s) {
   return s[0] == 'i' && s[1] == 'n' && (s[2] == ' ' || s[2] == '\t');
 }
 
-/* Does one of two characters stand on the line, before this place? */
+/* Does one of two characters stand on the line before this place? */
 static bool line_has(const parser *p, token t, char a, char b) {
   for (const char *s = lexer_line(p, t.start); s < p->text->text + t.start; s++)
     if (*s == a || *s == b) return true;
   return false;
 }
 
-/* Exactly three digits that touch the comma: 1,000. */
+/* Do exactly three digits follow the comma directly, as in 1,000? */
 static bool thousands(const parser *p, token t) {
   const char *s = p->text->text + t.end;
   return p->last == T_INT && p->last_token.end == t.start && strspn(s, "0123456789") == 3;
 }
 
-/* Does a word stand before the innermost bracket? */
+/* Does this word stand before the innermost open bracket? */
 static bool opened_by(const parser *p, const char *word) {
   if (!p->depth) return false;
   const char *s = p->text->text, *e = s + p->brackets[p->depth - 1].at;
@@ -215,14 +216,14 @@ static bool opened_by(const parser *p, const char *word) {
   return (size_t)(e - s) >= n && !strncmp(e - n, word, n);
 }
 
-/* Is the innermost bracket an array's, not an index's? */
+/* Does the innermost open bracket begin an array literal, rather than an index? */
 static bool literal_begins(const parser *p) {
   uint32_t at = p->brackets[p->depth - 1].at;
   char c = at ? p->text->text[at - 1] : 0;
   return c != ')' && c != ']' && c != '_' && !(c >= '0' && c <= '9') && !((c | 32) >= 'a' && (c | 32) <= 'z');
 }
 
-/* The word `function`, `func` or `lambda` before the parentheses that have just been closed; NULL if it is none of these. */
+/* The word function, func or lambda, if it stands before the parentheses that have just been closed; else NULL. */
 static const char *before_parens(const parser *p) {
   static const char *const words[] = {"function", "func", "lambda"};
   const char *s = p->text->text + p->last_token.start;
@@ -240,7 +241,7 @@ static const char *before_parens(const parser *p) {
 
 static const char LUA_LENGTH[] = "# begins a comment; the number of items is len(xs)";
 
-/* Does a comment that touches a name or a text stand on the last good token's line, before this one: `n = #xs`? */
+/* Does a comment that touches a name or text stand before this place, on the line of the last good token, as in `n = #xs`? */
 static bool lua_length(const parser *p, token t) {
   if (p->last == T_NL || p->last == T_SEMI || p->last == T_LC) return false;
   const char *s = p->text->text + p->last_token.end, *mark = memchr(s, '#', t.start - p->last_token.end);
@@ -248,25 +249,25 @@ static bool lua_length(const parser *p, token t) {
   return ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '"';
 }
 
-/* Does a statement `name = value` or `name += value` go on so behind its name? */
+/* Does a statement name = value or name += value go on like this behind its name? */
 static bool assigns(const char *rest) {
   rest += strspn(rest, "+-*/%") <= 2 ? strspn(rest, "+-*/%") : 0;
   return rest[0] == '=' && rest[1] != '=';
 }
 
-/* What a slip is found by: the token that is not good, and what could stand there. */
+/* What slips are recognised by: the token that is not good, and what could stand in its place. */
 typedef struct slip {
   const parser *p;
   int kind;
   token t;
-  const unsigned char *rest; /* the text behind it */
-  bool after, before;        /* behind an operand; where one is expected */
-  bool body, statement;      /* before a body; at a statement's beginning */
+  const unsigned char *rest; /* the text behind the token */
+  bool after, before;        /* it stands behind an operand; an operand is expected */
+  bool body, statement;      /* a body is expected; a statement is expected */
   bracket_kind in;
-  error_id id; /* of its message */
+  error_id id; /* the error that its message gets */
 } slip;
 
-/* At the '{' of what was meant to be a value: a set, a record in other notations, a block. */
+/* For the '{' of what was meant to be a value: a set, a record in another notation, a block. NULL if it is none of these. */
 static const char *slip_of_value_brace(slip *s) {
   const char *at = (const char *)lexer_skip(s->p, s->rest), *e = at;
   if (!strncmp(at, "...", 3) || !strncmp(at, "**", 2)) return "what is spread begins with two points: {..r, b: 2}";
@@ -286,23 +287,23 @@ static const char *slip_of_value_brace(slip *s) {
   return s->id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn; a record is {a: 1}";
 }
 
-/* What is written instead of the word of another language that stands here. */
+/* What to write instead of the word of another language that stands here; NULL if it is none. */
 static const char *word_hint(const char *word) { return foreign_hint(FOREIGN_SYNTAX, word, strcspn(word, "( \t")); }
 
-/* At the point of `import a.b`. */
+/* For the point in `import a.b`. */
 static const char *import_hint(const parser *p) {
   const token *t = &p->last_token;
   const char *hint = foreign_hint(FOREIGN_IMPORT, p->text->text + t->start, t->end - t->start);
   return hint ? hint : "a file in a folder is imported by import \"lib/util.qn\" as util";
 }
 
-/* Is a brace, which is among the open brackets already, the first thing in the braces of a string? */
+/* Is a brace, which counts among the open brackets already, the first thing in an interpolation? */
 static bool in_string(const parser *p, token t) {
   const bracket *b = p->depth > 1 ? &p->brackets[p->depth - 2] : NULL;
   return b && b->at + 1 == t.start && (b->kind == BRACKET_STRING || b->kind == BRACKET_TEXT);
 }
 
-/* The message of the first row of slips.def that holds, of those that are asked first or (`beside`) later; NULL: none does. */
+/* The message of the first row of slips.def that holds; `beside`: of those rows that are asked later. NULL if none does. */
 static const char *slip_by_row(slip *s, bool beside) {
   static const char BLOCK_PLACES[] = "a block stands only behind if, else, for, while, try, catch and fn",
                     LAMBDA[] = "a function as a value is written fn(x) x + 1";
@@ -319,7 +320,7 @@ static const char *slip_by_row(slip *s, bool beside) {
 #define prev(terminal) (p->before == T_##terminal)
 #define could(terminal) accepts(p, T_##terminal)
   bool brace = at(LC) || at(LREC) || at(LEMPTY);
-  /* `{ x = 1 }` and `{ f(x) }` as statements: behind the brace only the names of a pattern make sense. */
+  /* { x = 1 } and { f(x) } as statements: only the names of a pattern could stand behind the brace. */
   bool braced = (could(COLON) && could(COMMA) && could(RC) && !after && !could(NL)) ||
                 (last(LC) && could(NAME) && !before && !statement && (prev(END) || prev(NL) || prev(SEMI) || prev(LC)));
 #define SLIP(condition, error, hint)                                                                                   \
@@ -334,13 +335,13 @@ static const char *slip_by_row(slip *s, bool beside) {
   return NULL;
 }
 
-/* What words side by side, or one of another language, show. */
+/* The message for two words side by side, or for a word of another language. NULL if it is neither. */
 static const char *slip_of_hints(slip *s) {
   const parser *p = s->p;
   token t = s->t;
   int kind = s->kind;
   const char *hint = slip_by_row(s, true);
-  /* `if (c) print(1)`: the call is as it should be, its braces are missing. */
+  /* if (c) print(1): the call is right, but the braces around it are missing */
   bool named = accepts(p, T_ASSIGN),
        header = s->body && !s->statement && (s->after || named || p->last == T_ELSE || p->last == T_TRY);
   bool literal = !AMONG(kind, T_NAME, T_FN, T_NOT) && begins_value(kind);
@@ -363,19 +364,19 @@ static const char *slip_of_hints(slip *s) {
   return hint;
 }
 
-/* What is left to be said where nothing else is. */
+/* The message for a situation that is none of the others. NULL if there is none either. */
 static const char *slip_of_place(slip *s) {
   const parser *p = s->p;
   token t = s->t;
   int kind = s->kind;
-  /* `lett x = 1`: two names at the beginning of a statement. */
+  /* lett x = 1: two names at the beginning of a statement. */
   if (kind == T_NAME && p->last == T_NAME &&
       (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC)) {
     const unsigned char *next = lexer_skip(p, s->rest);
     if (next[0] == '=' && next[1] != '=') return "a new variable is written let x = 1";
   }
   s->id = E_syntax;
-  /* A brace is among the brackets already. */
+  /* A brace counts among the open brackets already. */
   bool inner = p->depth && p->brackets[p->depth - 1].at == t.start;
   bracket_kind outer = !inner ? s->in : p->depth > 1 ? p->brackets[p->depth - 2].kind : BRACKET_BLOCK;
   if (s->after && !s->body && (outer == BRACKET_BLOCK || p->last_token.end == t.start)) {
@@ -391,7 +392,7 @@ static const char *slip_of_place(slip *s) {
   return NULL;
 }
 
-/* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
+/* The message for the token t, if it shows a known slip, with *id its error; else NULL. */
 static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   slip s = {.p = p,
             .kind = kind,
@@ -412,7 +413,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   return found;
 }
 
-/* A bracket that was opened on another line is often what is really wrong. */
+/* Adds a note about the innermost open bracket if it was opened on another line, since that is often what is really wrong. */
 static void note_bracket(parser *p, token t) {
   const bracket *b = p->depth ? &p->brackets[p->depth - 1] : NULL;
   if (b && b->at == t.start) b = p->depth > 1 ? b - 1 : NULL;
@@ -431,7 +432,7 @@ static void syntax_error(parser *p, int kind, token t) {
   }
   text_buf message = {.vm = p->vm};
   bool keyword = is_keyword(p, kind, t) && accepts(p, T_NAME);
-  if (keyword && before_operand(p)) { /* a keyword argument? */
+  if (keyword && before_operand(p)) { /* it may have been meant as the name of a keyword argument */
     const char *rest = p->text->text + t.end;
     keyword = p->depth && p->brackets[p->depth - 1].kind == BRACKET_ROUND && rest[strspn(rest, " \t")] == ':';
   }
@@ -462,7 +463,7 @@ static void syntax_error(parser *p, int kind, token t) {
   note_bracket(p, t);
 }
 
-/* The text ended while brackets were open. */
+/* Raises that the text ended while brackets were open. */
 static void unclosed(parser *p) {
   const bracket *b = &p->brackets[p->depth - 1];
   if (b->kind == BRACKET_STRING || b->kind == BRACKET_TEXT)
@@ -529,7 +530,8 @@ static ast_module *parse_source(qn_vm *vm, const source_text *text, uint32_t sou
     grammar_start(engine, p);
     *outcome = drive(p);
     uint32_t at = (uint32_t)(p->at - (const unsigned char *)text->text);
-    if (*outcome == PARSE_ERROR) raise_at(vm, (span){source, at, at}); /* memory was short there */
+    /* if memory was short, the error has no place yet */
+    if (*outcome == PARSE_ERROR) raise_at(vm, (span){source, at, at});
     text_free(&p->chars);
     mem_free(vm, p->items, p->items_cap * sizeof *p->items);
   }
