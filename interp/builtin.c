@@ -10,8 +10,6 @@
 
 /* ---- ops as functions -------------------------------------------------------------------------------------------------- */
 
-static inline bool is_operand(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
-
 static __attribute__((noinline, cold)) qn_value fail_operand(qn_vm *vm, op_id op, qn_value v) {
   return raise_error(vm, E_type, SPAN_NONE, "%s takes numbers and arrays, not %s%s", op_rows[op].name,
                      phrase_kind(v).text,
@@ -50,7 +48,7 @@ static bool axes_of(qn_vm *vm, op_id op, qn_value v, int rank, uint8_t *mask) {
 }
 
 static __attribute__((noinline)) qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
-  if (!is_operand(args[0])) return fail_operand(vm, op, args[0]);
+  if (!value_is_operand(args[0])) return fail_operand(vm, op, args[0]);
   int rank = rank_of(args[0]);
   if (op_rows[op].klass == CLASS_REDUCE) {
     uint8_t axes;
@@ -72,17 +70,17 @@ static __attribute__((noinline)) qn_value call_along(qn_vm *vm, op_id op, const 
 }
 
 static __attribute__((noinline)) qn_value call_unary(qn_vm *vm, op_id op, const qn_value *args) {
-  return is_operand(args[0]) ? op_unary(vm, op, args[0]) : fail_operand(vm, op, args[0]);
+  return value_is_operand(args[0]) ? op_unary(vm, op, args[0]) : fail_operand(vm, op, args[0]);
 }
 
 static __attribute__((noinline)) qn_value call_binary(qn_vm *vm, op_id op, const qn_value *args) {
-  if (is_operand(args[0]) && is_operand(args[1])) return op_binary(vm, op, args[0], args[1]);
-  return fail_operand(vm, op, args[is_operand(args[0])]);
+  if (value_is_operand(args[0]) && value_is_operand(args[1])) return op_binary(vm, op, args[0], args[1]);
+  return fail_operand(vm, op, args[value_is_operand(args[0])]);
 }
 
 static __attribute__((noinline)) qn_value call_ternary(qn_vm *vm, op_id op, const qn_value *args) {
   for (int i = 0; i < 3; i++)
-    if (!is_operand(args[i])) return fail_operand(vm, op, args[i]);
+    if (!value_is_operand(args[i])) return fail_operand(vm, op, args[i]);
   return op_ternary(vm, op, args);
 }
 

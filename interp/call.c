@@ -548,6 +548,14 @@ static bool positional_first(qn_vm *vm, span at) {
   return raise_nothing(vm, E_keyword, at, "positional arguments stand before keywords");
 }
 
+/* Pushes the fields of a record as keyword pairs, for which the stack has room. */
+static void push_keywords(qn_vm *vm, const qn_record *r) {
+  for (uint32_t i = 0; i < r->len; i++) {
+    *vm->sp++ = value_retain(value_obj(TAG_STR, record_name(r, i)));
+    *vm->sp++ = value_retain(r->items[i]);
+  }
+}
+
 /* Pushes what `..v` stands for: positional arguments (of a list, range or array) or keyword pairs (of a record). False with an error
  * raised. */
 static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos, uint32_t *nkw) {
@@ -555,11 +563,8 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
   if (value_is(v, TAG_RECORD)) {
     const qn_record *r = value_record(v);
     ok = vm_enter(vm, 2 * (size_t)r->len + 2);
-    for (uint32_t i = 0; ok && i < r->len; i++) {
-      *vm->sp++ = value_retain(value_obj(TAG_STR, record_name(r, i)));
-      *vm->sp++ = value_retain(r->items[i]);
-      ++*nkw;
-    }
+    if (ok) push_keywords(vm, r);
+    if (ok) *nkw += r->len;
     value_release(vm, v);
     return ok;
   }
@@ -1077,9 +1082,6 @@ qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_
   qn_value *base = vm->sp;
   *vm->sp++ = value_retain(fn);
   for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
-  for (uint32_t i = 0; i < nkw; i++) {
-    *vm->sp++ = value_retain(value_obj(TAG_STR, record_name(value_record(kwargs), i)));
-    *vm->sp++ = value_retain(value_record(kwargs)->items[i]);
-  }
+  if (nkw) push_keywords(vm, value_record(kwargs));
   return call_bound(vm, base, (uint32_t)nargs, nkw, SPAN_NONE, NULL, NULL);
 }

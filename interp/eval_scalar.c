@@ -280,9 +280,6 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   }
 }
 
-/* Can ops compute with this value? */
-static inline bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
-
 /* Are these two values that `+` joins? */
 static inline bool joins(const n_binary *n, qn_value a, qn_value b) {
   return a.head == b.head && (a.head == TAG_STR || a.head == TAG_LIST) && n->op == AST_OP_add;
@@ -417,13 +414,17 @@ static bool has_text(qn_value list) {
   return l->len > 0 && value_is(l->items[0], TAG_STR);
 }
 
+static void swap_values(qn_value *a, qn_value *b) {
+  qn_value t = *a;
+  *a = *b;
+  *b = t;
+}
+
 /* As never_equal, for a list, record or array beside a text, number or bool: probably one of its items was meant. */
 static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
   const node *held = n->a;
   if (value_is(b, TAG_LIST) || value_is(b, TAG_RECORD) || value_is(b, TAG_ARRAY)) {
-    qn_value t = a;
-    a = b;
-    b = t;
+    swap_values(&a, &b);
     held = n->b;
   }
   bool text = value_is(b, TAG_STR);
@@ -451,11 +452,7 @@ static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
 static const char *never_equal(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   const char *held = never_equal_held(n, a, b);
   if (held) return held;
-  if (value_tag_of(a) > value_tag_of(b)) {
-    qn_value t = a;
-    a = b;
-    b = t;
-  }
+  if (value_tag_of(a) > value_tag_of(b)) swap_values(&a, &b);
   value_tag ta = value_tag_of(a), tb = value_tag_of(b);
   if (ta == TAG_LIST && tb == TAG_ARRAY)
     return "a list is never equal to an array; lists are written ( ), as in x.shape == (3,), and array(list) is an "
@@ -521,7 +518,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
       if (op == AST_OP_bitor) return value_bool(a.u.i | b.u.i);
     }
   }
-  bool array = value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY), numeric = is_numeric(a) && is_numeric(b);
+  bool array = value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY), numeric = value_is_operand(a) && value_is_operand(b);
   if (op == AST_OP_eq || op == AST_OP_ne) {
     if (numeric && (array || rec_number(vm, a) || rec_number(vm, b)) && op_equals(a, b)) return apply(vm, n, a, b);
     if (value_tag_of(a) != value_tag_of(b)) warn_unequal(vm, (n_binary *)n, a, b);
@@ -789,7 +786,7 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
   if (a.head == TAG_BOOL && !neg) return value_bool(!a.u.i);
   if (value_stops(a)) return a;
   qn_value r;
-  if (value_is(a, TAG_ARRAY) || value_is_scalar(a)) {
+  if (value_is_operand(a)) {
     rec_at(vm, n->mark);
     r = op_unary(vm, neg ? OP_neg : OP_invert, a);
   } else {

@@ -14,16 +14,21 @@ bool is_array_field(const qn_str *name) {
   return false;
 }
 
-bool interp_lookup(qn_vm *vm, const char *name, size_t len, qn_value *out) {
-  interp *ip = interp_of(vm);
-  for (const scope *s = ip->main; s; s = s->outer)
-    for (uint32_t i = 0; i < s->n; i++) {
-      const global_cell *c = s->cells[i];
-      if (c->value.head == TAG_UNSET || c->name->len != len || memcmp(c->name->text, name, len) != 0) continue;
-      *out = c->value;
-      return true;
-    }
+/* Finds the value that a name has in a scope (NULL: one that is freed); `declared`: if the module itself defines it. */
+static bool scope_value(const scope *s, const char *name, size_t len, bool declared, qn_value *out) {
+  for (uint32_t i = 0; s && i < s->n; i++) {
+    const global_cell *c = s->cells[i];
+    if (c->value.head == TAG_UNSET || (declared && !c->declared)) continue;
+    if (c->name->len != len || memcmp(c->name->text, name, len) != 0) continue;
+    *out = c->value;
+    return true;
+  }
   return false;
+}
+
+bool interp_lookup(qn_vm *vm, const char *name, size_t len, qn_value *out) {
+  const interp *ip = interp_of(vm);
+  return scope_value(ip->main, name, len, false, out) || scope_value(ip->builtin, name, len, false, out);
 }
 
 void interp_globals(qn_vm *vm, void (*each)(void *ctx, const char *name, qn_value v), void *ctx) {
@@ -60,16 +65,7 @@ bool interp_field(qn_value v, const char *name, size_t len, qn_value *out) {
     if (i >= 0) *out = value_record(v)->items[i];
     return i >= 0;
   }
-  if (!value_is(v, TAG_MODULE)) return false;
-  const scope *s = ((const qn_module *)v.u.p)->scope;
-  for (uint32_t i = 0; s && i < s->n; i++) {
-    const global_cell *c = s->cells[i];
-    if (!c->declared || c->value.head == TAG_UNSET || c->name->len != len || memcmp(c->name->text, name, len) != 0)
-      continue;
-    *out = c->value;
-    return true;
-  }
-  return false;
+  return value_is(v, TAG_MODULE) && scope_value(((const qn_module *)v.u.p)->scope, name, len, true, out);
 }
 
 void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *ctx) {

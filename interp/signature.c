@@ -241,9 +241,8 @@ static bool match(const matcher *m, const type_sig *sig, qn_value v) {
     if (!value_is(v, TAG_ARRAY)) return refuse_value(m, sig, v);
     return value_array(v)->dtype == sig->dtype || refuse(m, sig, v, "%s", "");
   case SIG_ANY: return true;
-  case SIG_NUMBER: return value_is(v, TAG_ARRAY) || value_is_scalar(v) || refuse_value(m, sig, v);
-  case SIG_NUMBERS:
-    return value_is(v, TAG_ARRAY) || value_is_scalar(v) || value_is(v, TAG_LIST) || refuse_value(m, sig, v);
+  case SIG_NUMBER: return value_is_operand(v) || refuse_value(m, sig, v);
+  case SIG_NUMBERS: return value_is_operand(v) || value_is(v, TAG_LIST) || refuse_value(m, sig, v);
   case SIG_INTS: return is_ints(v) || refuse_value(m, sig, v);
   case SIG_TREE:
     return value_is(v, TAG_ARRAY) || value_is_number(v) || value_is(v, TAG_LIST) || value_is(v, TAG_RECORD) ||

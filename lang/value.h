@@ -64,6 +64,8 @@ static inline bool value_is_error(qn_value v) { return v.head == TAG_ERROR; }
 static inline bool value_is_number(qn_value v) { return value_is(v, TAG_INT) || value_is(v, TAG_FLOAT); }
 /* Is it a bool, int or float? Those are weak beside an array. */
 static inline bool value_is_scalar(qn_value v) { return (v.head & 0xff) - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
+/* Is it an array, bool, int or float, which ops compute with? */
+static inline bool value_is_operand(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
 /* Is it an array, list or record: something that is or may hold arrays? */
 static inline bool value_is_data(qn_value v) { return (v.head & 0xff) - TAG_LIST <= TAG_ARRAY - TAG_LIST; }
 
