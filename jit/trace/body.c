@@ -376,6 +376,12 @@ static bool bind_arguments(qn_vm *vm, const graph_body *b, const rec_call_site *
   return true;
 }
 
+/* Raises that a graph cannot be called like this: `what` it was recorded with, and `why` that differs. False. */
+static bool fail_recorded(qn_vm *vm, const char *what, text_buf *why) {
+  text_add(why, "", 1);
+  return raise_false(vm, E_argument, "the graph was recorded %s: %s", what, why->failed ? "they differ" : why->text);
+}
+
 /* Fills in[0..ninputs) with the values of the graph's inputs, owned. The bound arguments stay on the stack. False with an error raised. */
 static bool collect_inputs(struct recording *r, const graph_body *b, const rec_call_site *site, qn_value *in) {
   qn_vm *vm = r->vm;
@@ -400,11 +406,8 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   text_buf why = {.vm = vm};
   const qn_value *args = mark;
   int nargs = (int)e->pattern.nargs;
-  if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, inputs.arrays, inputs.scalars, &why)) {
-    text_add(&why, "", 1);
-    ok = raise_false(vm, E_argument, "the graph was recorded for another call: %s",
-                     why.failed ? "the arguments differ" : why.text);
-  }
+  if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, inputs.arrays, inputs.scalars, &why))
+    ok = fail_recorded(vm, "for another call", &why);
   if (ok) pattern_values(&e->pattern, value_nil(), args, nargs, in);
   for (uint32_t i = 0; i < ninputs && ok; i++) value_retain(in[i]);
   for (uint32_t i = 0; i < b->nbound && ok; i++)
@@ -414,11 +417,8 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
       inputs.scalars[i] = rec_observe(vm, in[i]);
       ok = !value_is_error(inputs.scalars[i]);
     }
-  if (ok && e->nguards && !specialization_guards_hold(vm, e, inputs.scalars, &why)) {
-    text_add(&why, "", 1);
-    ok = raise_false(vm, E_argument, "the graph was recorded with other numbers, which steered the program: %s",
-                     why.failed ? "they differ" : why.text);
-  }
+  if (ok && e->nguards && !specialization_guards_hold(vm, e, inputs.scalars, &why))
+    ok = fail_recorded(vm, "with other numbers, which steered the program", &why);
   text_free(&why);
   call_inputs_free(vm, &inputs);
   if (!ok) return false;

@@ -103,13 +103,14 @@ static qn_value result_with(qn_vm *vm, qn_value *y, qn_value made) {
   return list_of(vm, pair, 2);
 }
 
-static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value x) {
+static bool fail_not_float(qn_vm *vm, const char *name, int position, qn_value x) {
   bool tree = value_is(x, TAG_LIST) || value_is(x, TAG_RECORD);
-  raise_error(vm, E_not_diff, SPAN_NONE,
-              tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
-                     "convert them with f32(...)"
-                   : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
-              name, position + 1, kind_said(x).text);
+  return raise_false(
+      vm, E_not_diff,
+      tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
+             "convert them with f32(...)"
+           : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
+      name, position + 1, kind_said(x).text);
 }
 
 /* For tree_each: counts the numbers and arrays, in *ctx. */
@@ -123,9 +124,7 @@ static bool count_number(void *ctx, qn_value v) {
 static bool has_float(qn_vm *vm, const char *name, int position, qn_value x) {
   uint32_t numbers = 0;
   if (!tree_each(vm, x, count_number, &numbers)) return false;
-  if (!numbers) return true;
-  raise_not_float(vm, name, position, x);
-  return false;
+  return !numbers || fail_not_float(vm, name, position, x);
 }
 
 static bool add_region(void *ctx, const graph_region *copy) {
@@ -306,10 +305,8 @@ static bool forward_args(struct recording *r, const rec_call_site *site, int nar
     int i = which ? which[k] : k;
     qn_value x = w->all[i];
     uint32_t before = w->in.n;
-    if (each && !is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD)) {
-      raise_not_float(vm, name, i, x);
-      return false;
-    }
+    if (each && !is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD))
+      return fail_not_float(vm, name, i, x);
     qn_value aliased = tree_rebuild(vm, x, leaves_alias, &w->in);
     if (value_is_error(aliased)) return false;
     value_release(vm, x);
@@ -318,11 +315,8 @@ static bool forward_args(struct recording *r, const rec_call_site *site, int nar
     if (each && w->in.n == before && !has_float(vm, name, i, aliased)) return false;
   }
   if (each || w->in.n) return true;
-  if (nargs)
-    raise_not_float(vm, name, which ? which[0] : 0, w->args[0]);
-  else
-    raise_error(vm, E_arity, SPAN_NONE, "%s takes the function and its arguments: %s(f, x)", name, name);
-  return false;
+  if (nargs) return fail_not_float(vm, name, which ? which[0] : 0, w->args[0]);
+  return raise_false(vm, E_arity, "%s takes the function and its arguments: %s(f, x)", name, name);
 }
 
 /* Calls the function; meanwhile r->wrt says by what is differentiated. False with an error raised. */

@@ -161,10 +161,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   if (!plan_wait(vm, &vm->asked.served)) return false;
   specialization *e = vm->asked.served;
   *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == SPEC_BROKEN ? e->why : BREAK_none};
-  if (s->why == BREAK_memory) {
-    raise_memory(vm);
-    return false;
-  }
+  if (s->why == BREAK_memory) return fail_memory(vm);
   s->at = e ? e->why_at : a->at;
   snprintf(s->text, sizeof s->text, "%s%s%s", break_reasons[s->why], e && e->why_text[0] ? ": " : "",
            e ? e->why_text : "");

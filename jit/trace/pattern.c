@@ -145,18 +145,22 @@ static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf
   return false;
 }
 
+/* Appends what a root is: "argument 1", "argument x" (of a graph), "global scale", "function". */
+static void print_root(const root *x, text_buf *out) {
+  if (x->kind == ROOT_ARG && !x->name)
+    text_addf(out, "argument %u", x->arg + 1);
+  else if (x->kind == ROOT_FN)
+    text_adds(out, "function");
+  else
+    text_addf(out, "%s %s", x->kind == ROOT_ARG ? "argument" : "global", x->name ? x->name->text : "?");
+}
+
 static void print_place(const pattern *p, uint32_t target, text_buf *out) {
   uint32_t r = 0;
   while (r + 1 < p->nroots && p->roots[r + 1].first <= target) r++;
   const root *x = &p->roots[r];
-  if (x->kind == ROOT_ARG && x->name)
-    text_addf(out, "argument %s", x->name->text);
-  else if (x->kind == ROOT_ARG)
-    text_addf(out, "argument %u", x->arg + 1);
-  else if (x->kind == ROOT_GLOBAL)
-    text_addf(out, "global %s", x->name ? x->name->text : "?");
-  else
-    text_adds(out, "the function");
+  if (x->kind == ROOT_FN) text_adds(out, "the ");
+  print_root(x, out);
   uint32_t at = x->first;
   path_below(p, &at, target, out);
 }
@@ -191,9 +195,7 @@ static bool miss(matcher *m, qn_value v) {
   if (!m->why) return false;
   const pat *x = &m->p->pats[m->at - 1];
   print_place(m->p, m->at - 1, m->why);
-  text_adds(m->why, " is ");
-  text_kind(m->why, v);
-  text_adds(m->why, " instead of ");
+  text_addf(m->why, " is %s instead of ", phrase_kind(v).text);
   print_expected(m->p, x, m->why);
   return false;
 }
@@ -447,12 +449,8 @@ void pattern_print(const pattern *p, text_buf *out) {
     if (x->kind == ROOT_FN && p->pats[x->first].n == 0) continue;
     /* Guards that a name still means the builtin are not mentioned. */
     if (p->pats[x->first].tag == TAG_UNSET || x->library) continue;
-    if (x->kind == ROOT_ARG)
-      text_addf(out, "argument %u: ", x->arg + 1);
-    else if (x->kind == ROOT_GLOBAL)
-      text_addf(out, "global %s: ", x->name ? x->name->text : "?");
-    else
-      text_adds(out, "function: ");
+    print_root(x, out);
+    text_adds(out, ": ");
     print_pat(p, x->first, out);
     text_adds(out, "\n");
   }

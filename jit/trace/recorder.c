@@ -199,7 +199,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
   qn_value out = value_error();
   bool ok = true;
   for (int k = 0; k < nin && ok; k++) {
-    if (value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k])) continue;
+    if (value_is_operand(in[k])) continue;
     op_refusal no = {.id = E_type};
     snprintf(no.text, sizeof no.text, "%s takes arrays and numbers, not %s", op_rows[op].name, value_kind_name(in[k]));
     op_refuse(vm, op, in, nin, &no);

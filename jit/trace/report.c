@@ -147,11 +147,7 @@ static void add_sum(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
   memcpy(calls, a->calls, sizeof calls);
   memcpy(refused, a->refused, sizeof refused);
   for (const specialization *e = a->first; e; e = e->next) {
-    uint64_t left = e->hits - e->replays - e->verified - e->waited - e->timed;
-    calls[CALL_compiled] += e->replays;
-    calls[CALL_verified] += e->verified;
-    calls[CALL_waited] += e->waited;
-    calls[CALL_timed] += e->timed;
+    uint64_t left = specialization_calls(e, calls);
     if (e->state == SPEC_BROKEN)
       refused[e->why] += left;
     else

@@ -1071,8 +1071,7 @@ bool jit_graph_serialize(qn_vm *vm, qn_value g, graph_serialize *out) {
   out->kept = value_obj(TAG_LIST, kept);
   archive a = {.vm = vm, .out = out};
   if (!keep(&a, value_retain(g)) || !ar_graph(&a, &g)) return false;
-  if (out->text.failed) raise_memory(vm);
-  return !out->text.failed;
+  return !out->text.failed || fail_memory(vm);
 }
 
 void graph_serialize_free(qn_vm *vm, graph_serialize *p) {

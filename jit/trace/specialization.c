@@ -28,12 +28,16 @@ static void part_gone(qn_vm *vm, uint32_t id) {
   recs_forget_part(vm, id);
 }
 
+uint64_t specialization_calls(const specialization *e, uint64_t calls[CALL_FATES]) {
+  calls[CALL_compiled] += e->replays;
+  calls[CALL_verified] += e->verified;
+  calls[CALL_waited] += e->waited;
+  calls[CALL_timed] += e->timed;
+  return e->hits - e->replays - e->verified - e->waited - e->timed;
+}
+
 void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e) {
-  list->calls[CALL_compiled] += e->replays;
-  list->calls[CALL_verified] += e->verified;
-  list->calls[CALL_waited] += e->waited;
-  list->calls[CALL_timed] += e->timed;
-  list->calls[CALL_eager] += e->hits - e->replays - e->verified - e->waited - e->timed;
+  list->calls[CALL_eager] += specialization_calls(e, list->calls);
   for (uint32_t i = 0; i < e->parts.n; i++)
     parts_count(vm, &list->parts, e->parts.list[i].id, e->parts.list[i].calls * e->replays);
 }
@@ -194,8 +198,7 @@ static void print_guard(const specialization *e, uint32_t i, text_buf *out, int 
 
 void specialization_number_guard(const specialization *e, uint32_t i, text_buf *out) {
   print_guard(e, i, out, 0);
-  text_adds(out, " is ");
-  text_kind(out, e->guards[i].value);
+  text_addf(out, " is %s", phrase_kind(e->guards[i].value).text);
 }
 
 void specialization_guards(const specialization *e, text_buf *out) {
@@ -233,10 +236,7 @@ bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_val
     if (x->compare && !same_scalar(vals[i], x->value)) {
       if (why) {
         print_guard(e, i, why, 0);
-        text_adds(why, " is ");
-        text_kind(why, vals[i]);
-        text_adds(why, " instead of ");
-        text_kind(why, x->value);
+        text_addf(why, " is %s instead of %s", phrase_kind(vals[i]).text, phrase_kind(x->value).text);
       }
       return false;
     }

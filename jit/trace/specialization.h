@@ -99,6 +99,9 @@ static inline void anchor_give_back(anchor_lent *l) {
 
 /* To be called before a specialization is freed: the calls that it has served are counted at the anchor from now on. */
 void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e);
+/* Adds the calls that a specialization has served to calls[], by what became of them, but for those that simply stayed eager: returns how many
+ * these are. */
+uint64_t specialization_calls(const specialization *e, uint64_t calls[CALL_FATES]);
 /* Adds a new specialization (taken over) to the anchor's list: in front, or at the end if it has no plan, so that it only serves calls that
  * no plan does. If recordings break off at one place for many different numbers, one specialization without guards on numbers replaces
  * them. Returns the specialization that serves calls like the recorded one. */

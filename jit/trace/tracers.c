@@ -206,8 +206,7 @@ static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t no
   x->output = known ? known - 1 : r->g->noutputs;
   if (known) return true;
   if (graph_output(r->g, node)) return key_add(r->vm, &r->output_numbers, node, x->output + 1);
-  raise_memory(r->vm);
-  return false;
+  return fail_memory(r->vm);
 }
 
 /* Adds to a template a function that the call was given. False with an error raised. */
@@ -250,7 +249,7 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
   }
   uint32_t node = rec_traced(r, v);
   if (!node && nodes && value_is(v, TAG_ARRAY) && !(node = rec_node(r, v))) return false;
-  if (node && (value_is(v, TAG_ARRAY) || value_is_scalar(v))) {
+  if (node && value_is_operand(v)) {
     tpl *x = template_add(vm, out, TPL_OUTPUT);
     return x && output_of(r, nodes, x, node);
   }

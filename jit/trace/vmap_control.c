@@ -33,8 +33,8 @@ static bool is_none(qn_value mask) { return value_is(mask, TAG_UNSET); }
 static bool is_all(qn_value mask) { return value_is(mask, TAG_NIL); }
 static bool same_mask(qn_value a, qn_value b) { return a.head == b.head && a.u.p == b.u.p; }
 
-/* Replaces a mask by another one, which is taken over. */
-static void set_mask(qn_vm *vm, qn_value *to, qn_value mask) {
+/* Replaces a mask, or the value of a variable, by another one, which is taken over. */
+static void set_value(qn_vm *vm, qn_value *to, qn_value mask) {
   qn_value old = *to;
   *to = mask;
   value_release(vm, old);
@@ -44,15 +44,13 @@ static void set_mask(qn_vm *vm, qn_value *to, qn_value mask) {
 static qn_value mask_and(qn_vm *vm, qn_value a, qn_value b) {
   if (is_none(a) || is_all(b)) return value_retain(a);
   if (is_none(b) || is_all(a)) return value_retain(b);
-  qn_value in[2] = {a, b};
-  return op_apply(vm, OP_bitand, in, 2, NULL);
+  return op_binary(vm, OP_bitand, a, b);
 }
 
 static qn_value mask_or(qn_vm *vm, qn_value a, qn_value b) {
   if (is_none(b) || is_all(a) || same_mask(a, b)) return value_retain(a);
   if (is_none(a) || is_all(b)) return value_retain(b);
-  qn_value in[2] = {a, b};
-  return op_apply(vm, OP_bitor, in, 2, NULL);
+  return op_binary(vm, OP_bitor, a, b);
 }
 
 /* A condition as a bool array of rank 0 (owned); unset if the value is no condition. */
@@ -164,10 +162,7 @@ static qn_value select_part(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn
   for (uint32_t i = 0; i < n; i++) {
     int at = list ? (int)i : record_find(value_record(b), record_name(value_record(a), i));
     qn_value v = at < 0 ? raise_select(vm, a, b) : select_part(vm, mask, x[i], y[at], whole, seen);
-    if (value_is_error(v)) {
-      value_release(vm, out);
-      return v;
-    }
+    if (value_is_error(v)) return value_fail(vm, out);
     to[i] = v;
   }
   return out;
@@ -177,12 +172,6 @@ static qn_value select_part(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn
 static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   uint64_t seen = 0;
   return select_part(vm, mask, a, b, a, &seen);
-}
-
-static void set_slot(qn_vm *vm, qn_value *slot, qn_value v) {
-  qn_value old = *slot;
-  *slot = v;
-  value_release(vm, old);
 }
 
 /* ---- operands that cannot fail ------------------------------------------------------------------------------------------------ */
@@ -219,7 +208,7 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
   for (const struct vmap_level *l = r->lanes; l && !value_is_error(mask); l = l->outer) {
     bool lane = false;
     for (int k = 0; k < nin && !lane; k++) {
-      uint32_t node = value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k]) ? rec_traced(r, in[k]) : 0;
+      uint32_t node = value_is_operand(in[k]) ? rec_traced(r, in[k]) : 0;
       lane = node && batch_whole(&l->batch, node);
     }
     if (lane) break;
@@ -288,7 +277,7 @@ bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, in
   for (int i = 0; i < nargs; i++) {
     qn_value all = tree_rebuild_parts(vm, args[i], all_lanes, vm);
     if (value_is_error(all)) return false;
-    set_slot(vm, &args[i], all);
+    set_value(vm, &args[i], all);
   }
   return true;
 }
@@ -306,7 +295,7 @@ int rec_all_lanes(qn_vm *vm, qn_value condition) {
   }
   int any = value_is_error(bad) ? -1 : any_lane(vm, bad);
   if (any > 0) {
-    set_mask(vm, &r->active, bad);
+    set_value(vm, &r->active, bad);
     return 0;
   }
   value_release(vm, bad);
@@ -317,7 +306,7 @@ void rec_blame_lanes(qn_vm *vm) {
   struct recording *r = vm->rec;
   if (!rec_in_vmap(vm) || !value_is(r->active, TAG_ARRAY)) return;
   r->vmap_failed = true;
-  if (vmap_name_first(r, r->active) < 0) return;
+  vmap_name_first(r, r->active);
 }
 
 bool rec_try_catches(const qn_vm *vm) { return !rec_in_vmap(vm) || !vm->rec->vmap_failed; }
@@ -369,17 +358,17 @@ static bool leave_with(qn_vm *vm, rec_frame *f, qn_value *who, qn_value **values
   if (!*values) {
     if (!(*values = mem_alloc(vm, n * sizeof **values + 1))) return false;
     for (uint32_t i = 0; i < n; i++) (*values)[i] = value_retain(f->loop ? *f->slots.slots[i] : result);
-    set_mask(vm, who, value_retain(mask));
+    set_value(vm, who, value_retain(mask));
     return true;
   }
   for (uint32_t i = 0; i < n; i++) {
     qn_value v = select_value(vm, mask, f->loop ? *f->slots.slots[i] : result, (*values)[i]);
     if (value_is_error(v)) return false;
-    set_slot(vm, &(*values)[i], v);
+    set_value(vm, &(*values)[i], v);
   }
   qn_value both = mask_or(vm, *who, mask);
   if (value_is_error(both)) return false;
-  set_mask(vm, who, both);
+  set_value(vm, who, both);
   return true;
 }
 
@@ -394,7 +383,7 @@ static bool depart(qn_vm *vm, rec_exit how, qn_value v) {
       ok = leave_with(vm, f, &f->again, &f->kept, r->active, value_nil());
     else if (f)
       ok = leave_with(vm, f, &f->gone, &f->left, r->active, v);
-    set_mask(vm, &r->active, value_unset());
+    set_value(vm, &r->active, value_unset());
   }
   value_release(vm, v);
   return ok;
@@ -403,7 +392,7 @@ static bool depart(qn_vm *vm, rec_exit how, qn_value v) {
 qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v) {
   struct recording *r = vm->rec;
   if (value_is_error(v) && f->left && !error_counts(vm)) {
-    set_mask(vm, &r->active, value_unset());
+    set_value(vm, &r->active, value_unset());
     v = value_nil();
   }
   if (!value_is_error(v) && f->left) {
@@ -411,7 +400,7 @@ qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v) {
     value_release(vm, v);
     v = all;
   }
-  set_mask(vm, &r->active, value_retain(f->entry));
+  set_value(vm, &r->active, value_retain(f->entry));
   frame_free(r, f);
   return v;
 }
@@ -429,12 +418,12 @@ int rec_loop_test(qn_vm *vm, rec_frame *f, qn_value condition, int truth) {
     value_release(vm, not_p);
     value_release(vm, stop);
     if (value_is_error(go)) return -1;
-    set_mask(vm, &r->active, go);
+    set_value(vm, &r->active, go);
   } else if (!truth || (!f->left && !f->parted)) {
     return truth;
   }
   int any = any_lane(vm, r->active);
-  if (any == 0) set_mask(vm, &r->active, value_unset());
+  if (any == 0) set_value(vm, &r->active, value_unset());
   return any;
 }
 
@@ -442,7 +431,7 @@ int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
   struct recording *r = vm->rec;
   if (how == REC_ERROR) {
     if (is_all(r->active) || same_mask(r->active, f->entry) || error_counts(vm)) return -1;
-    set_mask(vm, &r->active, value_unset());
+    set_value(vm, &r->active, value_unset());
   } else if (how == REC_VALUE) {
     value_release(vm, v);
   } else if (!depart(vm, how, v)) {
@@ -453,7 +442,7 @@ int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
       qn_value all =
           is_none(r->active) ? value_retain(f->kept[i]) : select_value(vm, f->again, f->kept[i], *f->slots.slots[i]);
       if (value_is_error(all)) return -1;
-      set_slot(vm, f->slots.slots[i], all);
+      set_value(vm, f->slots.slots[i], all);
     }
     qn_value both = mask_or(vm, r->active, f->again);
     if (value_is_error(both)) return -1;
@@ -462,9 +451,9 @@ int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
       value_release(vm, both);
       both = value_retain(f->entry);
     }
-    set_mask(vm, &r->active, both);
+    set_value(vm, &r->active, both);
     free_values(vm, &f->kept, frame_values(f));
-    set_mask(vm, &f->again, value_unset());
+    set_value(vm, &f->again, value_unset());
   }
   return !is_none(r->active);
 }
@@ -475,14 +464,14 @@ rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok) {
     qn_value all =
         is_none(r->active) ? value_retain(f->left[i]) : select_value(vm, f->gone, f->left[i], *f->slots.slots[i]);
     ok = !value_is_error(all);
-    if (ok) set_slot(vm, f->slots.slots[i], all);
+    if (ok) set_value(vm, f->slots.slots[i], all);
   }
   if (!ok || !f->parted) {
-    set_mask(vm, &r->active, value_retain(f->entry));
+    set_value(vm, &r->active, value_retain(f->entry));
   } else {
     qn_value rest = mask_or(vm, r->active, f->gone);
     ok = !value_is_error(rest);
-    set_mask(vm, &r->active, ok ? rest : value_retain(f->entry));
+    set_value(vm, &r->active, ok ? rest : value_retain(f->entry));
   }
   frame_free(r, f);
   return !ok ? REC_FAILED : is_none(r->active) ? REC_LEFT : REC_DONE;
@@ -507,10 +496,10 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
   struct recording *r = vm->rec;
   *end = (arm_end){.value = value_nil(), .active = value_unset()};
   if (value_is_error(mask)) return false;
-  set_mask(vm, &r->active, mask);
+  set_value(vm, &r->active, mask);
   int taken = r->arms >= ARMS_BLIND ? any_lane(vm, mask) : 1;
   if (taken <= 0) {
-    set_mask(vm, &r->active, value_unset());
+    set_value(vm, &r->active, value_unset());
     return taken == 0;
   }
   rec_exit how = REC_VALUE;
@@ -520,7 +509,7 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
   if (how == REC_ERROR) {
     if (error_counts(vm)) return false;
     v = value_nil();
-    set_mask(vm, &r->active, value_unset());
+    set_value(vm, &r->active, value_unset());
   } else {
     end->run = true;
     if (how != REC_VALUE) {
@@ -531,7 +520,7 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
   end->value = v;
   end->active = value_retain(r->active);
   if (!save_slots(vm, s, &end->slots)) return false;
-  for (int i = 0; i < s.n; i++) set_slot(vm, s.slots[i], value_retain(before[i]));
+  for (int i = 0; i < s.n; i++) set_value(vm, s.slots[i], value_retain(before[i]));
   return true;
 }
 
@@ -603,7 +592,7 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
                    : only_a || only_b   ? value_retain(before[i])
                                         : select_value(vm, p, a->slots[i], b->slots[i]);
       ok = !value_is_error(v);
-      if (ok) set_slot(vm, assigned.slots[i], v);
+      if (ok) set_value(vm, assigned.slots[i], v);
     }
     if (ok && used)
       *result = only_a   ? value_retain(a->value)
@@ -611,18 +600,18 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
                          : select_value(vm, p, a->value, b->value);
     ok = ok && !(used && value_is_error(*result));
     if (ok && same_mask(a->active, masks[0]) && same_mask(b->active, masks[1])) {
-      set_mask(vm, &r->active, value_retain(before_active));
+      set_value(vm, &r->active, value_retain(before_active));
     } else if (ok) {
       /* If no lane was in the arm, all others are still at work. */
       qn_value rest = !a->run && same_mask(b->active, masks[1])   ? value_retain(before_active)
                       : !b->run && same_mask(a->active, masks[0]) ? value_retain(before_active)
                                                                   : mask_or(vm, a->active, b->active);
       ok = !value_is_error(rest);
-      if (ok) set_mask(vm, &r->active, rest);
+      if (ok) set_value(vm, &r->active, rest);
     }
   }
   /* an error here is one of all the lanes that came to the branch */
-  if (!ok) set_mask(vm, &r->active, value_retain(before_active));
+  if (!ok) set_value(vm, &r->active, value_retain(before_active));
   bool left = ok && is_none(r->active);
   vm_disown(vm, &held);
   if_drop(vm, &o);

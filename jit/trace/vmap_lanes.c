@@ -63,7 +63,7 @@ bool rec_has_lanes(const qn_vm *vm) { return vm->rec->lanes != NULL; }
 
 bool rec_is_lane(const qn_vm *vm, qn_value v) {
   const struct recording *r = vm->rec;
-  if (!r || !r->lanes || !(value_is(v, TAG_ARRAY) || value_is_scalar(v))) return false;
+  if (!r || !r->lanes || !value_is_operand(v)) return false;
   uint32_t node = rec_traced(r, v);
   return node && vmap_whole(r, node);
 }
@@ -502,7 +502,7 @@ static bool fn_has_lanes(lane_walk *m, qn_value fn) {
   const qn_fn *f = value_fn(fn);
   for (uint32_t i = 0; i < f->ncaptures; i++) {
     qn_value v = f->captures[i];
-    uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(m->r, v) : 0;
+    uint32_t node = value_is_operand(v) ? rec_traced(m->r, v) : 0;
     if (node && batch_whole(&m->level->batch, node)) return true;
     if (value_is(v, TAG_FN) && v.u.p != fn.u.p && fn_has_lanes(m, v)) return true;
     if (value_is(v, TAG_LIST) || value_is(v, TAG_RECORD)) return true;
@@ -573,7 +573,7 @@ typedef struct lane_search {
 /* For tree_each: stops at the first value that differs between the lanes of the level. */
 static bool not_of_lane(void *ctx, qn_value v) {
   const lane_search *s = ctx;
-  uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(s->r, v) : 0;
+  uint32_t node = value_is_operand(v) ? rec_traced(s->r, v) : 0;
   return !node || !batch_whole(&s->level->batch, lifted(s->r, node, s->level));
 }
 

@@ -436,17 +436,11 @@ static void engine_jit_close(qn_engine *engine) {
 
 bool engine_jit_open(qn_vm *vm) {
   qn_engine *engine = vm->engine;
-  if (!(jit_of(vm)->box = calloc(1, sizeof(mailbox)))) {
-    raise_memory(vm);
-    return false;
-  }
+  if (!(jit_of(vm)->box = calloc(1, sizeof(mailbox)))) return fail_memory(vm);
   atomic_init(&jit_of(vm)->box->refs, 1);
   if (__atomic_load_n(&engine->jit, __ATOMIC_ACQUIRE)) return true;
   engine_jit *ej = calloc(1, sizeof *ej);
-  if (!ej) {
-    raise_memory(vm);
-    return false;
-  }
+  if (!ej) return fail_memory(vm);
   pthread_mutex_init(&ej->lock, NULL);
   crews_init(ej);
   ej->process = getpid();
