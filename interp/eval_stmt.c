@@ -195,13 +195,13 @@ static inline bool next_iteration(qn_vm *vm, qn_value *r) {
   return false;
 }
 
-/* A loop as the recorder sees it. */
+/* What making a turn of a loop takes, when the recorder asks for one. */
 typedef struct turn {
   qn_vm *vm;
   qn_value *fp;
   node *cond, *body;
   lvalue *target;
-  qn_value over; /* what is iterated; nil: the numbers themselves */
+  qn_value over; /* what the loop iterates over; nil: the numbers themselves */
 } turn;
 
 static qn_value turn_test(void *ctx, rec_exit *how) {
@@ -220,7 +220,7 @@ static qn_value turn_body(void *ctx, qn_value number, rec_exit *how) {
   return v;
 }
 
-/* Offers the turns that are left to the recorder. */
+/* Offers the turns that are left to the recorder, with the variables that they may rebind. */
 static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, rec_turns turns, rec_tries *tries) {
   qn_value *slots[SITE_MAX];
   int count = site_slots(s, t->fp, slots);
@@ -229,7 +229,7 @@ static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, r
   return count < 0 ? REC_NOT_YET : rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries);
 }
 
-/* The same of numbers or the elements of an array. */
+/* As offer_loop, for a loop over numbers or over the rows of an array. */
 static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t first,
                                                       int64_t end, rec_tries *tries) {
   turn t = {vm, fp, NULL, n->body, n->target->kind == LVALUE_NONE ? NULL : n->target, over};

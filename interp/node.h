@@ -160,9 +160,8 @@ typedef struct n_call {
   node *moved;
   uint32_t moved_arg;
   global_cell *direct; /* the cell of the callee, if that is a global and no argument is spread; else NULL */
-  const struct builtin_info
-      /* the builtin for which the call is laid out, so that the slots of its arguments are set; NULL: none yet */
-      *laid;
+  /* the builtin for which the call is laid out, so that the slots of its arguments are set; NULL: none yet */
+  const struct builtin_info *laid;
   /* If that builtin is pure, and all arguments are variables, constants, or one list of such: BORROWS_VALUES or BORROWS_LIST. Then the call
    * passes them without taking references. */
   uint8_t borrows;
@@ -258,7 +257,7 @@ struct lvalue {
   span at;
   uint32_t slot;
   global_cell *cell;
-  qn_str *name;     /* of the variable */
+  qn_str *name;     /* the variable's */
   uint32_t n;       /* how many steps a path has, or items a list or record pattern */
   uint32_t nvalues; /* how many values evaluating all its indices pushes, those of nested lvalues included */
   path_step *steps;

@@ -1,9 +1,9 @@
-/* Loops, captured: the test and the body become graphs of a node with regions.
+/* Loops, captured: a loop becomes one node of the graph that holds its test and its body.
  *
- * The interpreter runs the test and the body once each, in a recording of its own (an arm: hollow, so that nothing is computed). What
- * the variables that the body may rebind hold is carried from turn to turn: in the arms the arrays and numbers among it are inputs.
- * Where the body gives them back with the same structure, dtypes and shapes, a `loop` node with both graphs takes the place of the turns that
- * are left. Values from around the loop are further inputs of both.
+ * The interpreter runs the test and the body once each, each in a recording of its own (an arm; it is hollow: nothing in it is computed).
+ * What the variables hold that the body may rebind is carried from turn to turn: in the arms, arrays and numbers among it are inputs. If
+ * the body gives them back with the same structure, dtypes and shapes, a `loop` node with both graphs replaces the turns that are left.
+ * Values from around the loop are further inputs of both graphs.
  *
  * A first turn may change what a variable is, from an int to an array, say; so a loop is asked about again before its second turn.
  * A branch on data in the body may leave by break or continue (branches.c). If one breaks, the arms are recorded once more with a flag behind
@@ -29,7 +29,7 @@ typedef struct loop {
   struct recording *r;
   const rec_turns *turns;
   rec_slots assigned;
-  qn_value *before;                /* owned: what the variables hold */
+  qn_value *before;                /* owned: what the variables held before */
   struct recording *header, *body; /* owned */
   struct recording *in;            /* the arm whose carries the variables get */
   bool leaves, parts;              /* an arm of the body breaks; one breaks or continues */
@@ -71,7 +71,7 @@ static bool loop_begin(loop *l) {
   return !l->turns->counts || add_carried(l, rec_node(l->r, l->turns->first));
 }
 
-/* The variables hold what they held before. */
+/* Puts back what the variables held before. */
 static void set_back(loop *l) {
   for (int i = 0; i < l->assigned.n; i++) {
     qn_value old = *l->assigned.slots[i];
@@ -93,7 +93,7 @@ static qn_value leaf_of_result(void *ctx, qn_value v) {
   return rec_value_of(l->r, proj);
 }
 
-/* The variables hold what they held with every array and number replaced. False with an error raised. */
+/* Sets the variables to what they held before, with each array and number replaced by what `leaf` gives. False with an error raised. */
 static bool set_variables(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
   l->leaf = 0;
   for (int i = 0; i < l->assigned.n; i++) {
@@ -107,7 +107,7 @@ static bool set_variables(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
 
 /* ---- the arms ---------------------------------------------------------------------------------------------------------------------- */
 
-/* An arm whose first inputs are what is carried; the variables hold these. */
+/* Begins an arm. Its first inputs are what is carried, which the variables hold from then on. False with an error raised. */
 static bool arm_open(loop *l, struct recording **arm) {
   const struct recording *first = l->header;
   if (!(*arm = l->in = rec_arm_begin(l->r, first))) return false;
@@ -164,7 +164,7 @@ static uint32_t test_node(loop *l) {
   return node;
 }
 
-/* An arm is over: false if it cannot be a region. */
+/* Ends an arm. False if it cannot be captured. */
 static bool arm_close(loop *l, bool ok) {
   ok = ok && l->vm->rec == l->in && !l->in->regions.n && !l->in->g->failed;
   rec_arm_end(l->in);
@@ -190,7 +190,8 @@ static bool add_out(loop *l, uint32_t node) {
   return true;
 }
 
-/* What a variable, or a part of it, was and is after a turn. False: it is no longer of that structure. */
+/* Compares what a variable, or a part of it, was before a turn and is after it, and notes what is carried on. False if its structure has
+ * changed. */
 static bool match(loop *l, qn_value was, qn_value is) {
   if (is_carried(was) || is_carried(is)) return is_carried(was) && is_carried(is) && add_out(l, rec_node(l->body, is));
   if (value_tag_of(was) != value_tag_of(is)) return false;
