@@ -11,7 +11,7 @@ one process; `seed(0)` stands between them, at which callgrind writes its counte
   start           of a process that runs an empty program
   long calls      what a call costs for each of its layers, globals, branches: as much where there are many as where there are few
 
-And what 300 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
+And what 150 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
 `--jit off`: recording, looking up and running plans on the block VM included.
 
 The bounds are limits that must hold, not goals. With a pattern, the costs of the turns that match it are printed, no more.
@@ -211,7 +211,7 @@ fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
 for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
 """
 COMPILED_BOUND = 3200  # a call
-WHILE_COMPILING, CALLS = 1.25, 300
+WHILE_COMPILING, CALLS = 1.25, 150
 
 
 def callgrind(command, out, *options, env=None):
