@@ -11,12 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/run/code.h"
+
 typedef struct translator {
   vmcode *c;
   const l_program *p;
-  uint8_t *kinds;
-  uint32_t *last; /* per instruction: position of the last use */
-  uint32_t *pos;  /* per instruction: position in ops */
+  l_val *last;   /* of a VEC, per instruction: the last that needs its value (vec_last_uses) */
+  uint32_t *pos; /* per instruction: position in ops */
   uint32_t *free_regs;
   uint32_t nfree;
   uint8_t *reg_size;
@@ -44,57 +45,6 @@ bvm_fn bvm_loop_of(const bvm_loops *l, const l_program *p, const l_instr *i) {
   return l->kop[i->sub][i->type2];
 }
 
-/* ---- what is the same for all elements of a VEC ---- */
-
-static bool varies(const translator *t, l_val v) { return v && !t->c->scalar[v]; }
-
-static bool is_scalar(const translator *t, const l_instr *i, l_val at) {
-  if (t->kinds[at] != KIND_VECTOR) return true;
-  switch (i->code) {
-  case L_CONST:
-  case L_SCALAR: return true;
-  case L_IOTA: return !i->b;
-  case L_LOAD: return !i->b && !i->c && !i->e && !i->f && !i->g;
-  case L_KOP:
-  case L_MATH: return !varies(t, i->a) && !varies(t, i->b) && !varies(t, i->c);
-  default: return false;
-  }
-}
-
-/* ---- last uses ---- */
-
-typedef struct open_loop {
-  uint32_t begin, end; /* positions */
-} open_loop;
-
-static void use(translator *t, l_val v, uint32_t at, const open_loop *loops, int nloops) {
-  if (!v) return;
-  uint32_t when = at, made = t->pos[v];
-  /* used in a loop that began after it was made: needed again in the next iteration */
-  for (int k = 0; k < nloops; k++)
-    if (made < loops[k].begin && loops[k].end > when) when = loops[k].end;
-  if (t->last[v] < when) t->last[v] = when;
-}
-
-/* Notes for every vector value of the VEC ops[begin..end] the position of its last use. */
-static void find_uses(translator *t, uint32_t begin, uint32_t end) {
-  open_loop loops[64];
-  int n = 0;
-  for (uint32_t at = begin + 1; at < end; at++) {
-    const bvm_op *o = &t->c->ops[at];
-    while (n && at > loops[n - 1].end) n--;
-    if (o->code == L_FOR || o->code == L_WHILE) loops[n++] = (open_loop){at, o->end};
-    for (const l_operand *r = l_rows[o->code].operands; r->role; r++)
-      if (r->role == 'V' || r->role == 'v' || r->role == 'X' || r->role == 'C')
-        use(t, l_operand_of(o->in, r), at, loops, n);
-    if (o->code == L_SET) { /* the carry is written at the loop's end; so the new value lives until then */
-      if (n) use(t, o->in->b, loops[n - 1].end, loops, n);
-      use(t, o->in->a, n ? loops[n - 1].end : at, loops, n);
-    }
-    if (o->code == L_WHILE) use(t, o->in->a, o->end, loops, n);
-  }
-}
-
 /* ---- memory that must not be seen changing ---- */
 
 static bool writes(uint8_t code) { return code == L_STORE || code == L_RMW; }
@@ -104,11 +54,11 @@ static bool writes(uint8_t code) { return code == L_STORE || code == L_RMW; }
 static bool may_alias(const translator *t, uint32_t at) {
   const l_instr *load = t->c->ops[at].in;
   if (load->c || load->e || load->f || load->g) return false;
-  uint32_t last = t->last[t->c->ops[at].at];
-  for (uint32_t k = at + 1; k < last; k++)
+  l_val last = t->last[t->c->ops[at].at];
+  for (uint32_t k = at + 1; t->c->ops[k].at < last; k++)
     if (writes(t->c->ops[k].code) || t->c->ops[k].dest) return false;
   /* in a loop of the VEC the store at its end comes before the next use */
-  return t->c->ops[last].code != L_END;
+  return t->p->code[last].code != L_END;
 }
 
 /* Where the STORE at `at` takes a value that was computed for it alone, the instruction that computes the value is told to write it to
@@ -122,7 +72,7 @@ static void find_destination(translator *t, uint32_t vec, uint32_t at) {
   if (made <= vec || made >= at) return;
   bvm_op *o = &c->ops[made];
   if ((o->code != L_KOP && o->code != L_MATH) || o->dest || !o->fn) return;
-  for (uint32_t k = made + 1; k <= t->last[v]; k++) {
+  for (uint32_t k = made + 1; c->ops[k].at <= t->last[v]; k++) {
     if (k == at) continue;
     if (writes(c->ops[k].code)) return;
     if (k < at && c->ops[k].code == L_LOAD) return;
@@ -161,7 +111,7 @@ static bool assign_registers(translator *t, uint32_t begin, uint32_t end) {
     if (makes && (o->code == L_KOP || o->code == L_MATH)) {
       const l_val in[3] = {o->in->a, o->in->b, o->in->c};
       for (int k = 0; k < 3 && !reuse; k++)
-        if (in[k] && c->reg[in[k]] && t->last[in[k]] == at && t->pos[in[k]] > begin &&
+        if (in[k] > c->ops[begin].at && c->reg[in[k]] && t->last[in[k]] == o->at &&
             t->reg_size[c->reg[in[k]] - 1] == size && t->p->code[in[k]].code != L_CARRY)
           reuse = c->reg[in[k]];
     }
@@ -170,10 +120,7 @@ static bool assign_registers(translator *t, uint32_t begin, uint32_t end) {
     for (uint32_t k = begin + 1; k <= at; k++) {
       l_val v = c->ops[k].at;
       if (!c->reg[v] || l_rows[c->ops[k].code].result != 'V' || c->scalar[v]) continue;
-      if (t->last[v] == at || (k == at && t->last[v] <= at)) {
-        if (c->reg[v] != reuse) t->free_regs[t->nfree++] = c->reg[v] - 1u;
-        t->last[v] = UINT32_MAX; /* freed */
-      }
+      if (t->last[v] == o->at && c->reg[v] != reuse) t->free_regs[t->nfree++] = c->reg[v] - 1u;
     }
   }
   if (c->nregs < base) c->nregs = base;
@@ -192,7 +139,7 @@ static void decode(translator *t, bvm_op *o, bool in_vec) {
   case L_MATH:
     o->fn = bvm_loop_of(c->loops, t->p, i);
     if (in_vec && !c->scalar[o->at])
-      o->mode = (uint8_t)((varies(t, i->a) ? VM_A : 0) | (varies(t, i->b) ? VM_B : 0) | (varies(t, i->c) ? VM_C : 0));
+      o->mode = (uint8_t)((c->scalar[i->a] ? 0 : VM_A) | (c->scalar[i->b] ? 0 : VM_B) | (c->scalar[i->c] ? 0 : VM_C));
     break;
   case L_IOTA: o->fn = c->loops->iota[i->dtype]; break;
   case L_STORE:
@@ -220,14 +167,14 @@ static void note_acc(translator *t, l_val at) {
 static bool translate(translator *t) {
   vmcode *c = t->c;
   const l_program *p = t->p;
-  l_kinds(p, t->kinds);
+  c->scalar[0] = true; /* an operand that is not there */
   /* positions of open structures, to find their ends */
   uint32_t stack[64], depth = 0, vec = 0;
   bool prelude = true;
   for (l_val v = 1; v < p->n; v++) {
     const l_instr *i = &p->code[v];
     t->pos[v] = c->nops;
-    c->scalar[v] = (uint8_t)(vec ? is_scalar(t, i, v) : 1);
+    c->scalar[v] = !vec || vec_is_uniform(i, c->scalar);
     if (i->code == L_PHASE) {
       if (prelude) c->prelude_end = c->nops;
       prelude = false;
@@ -266,7 +213,7 @@ static bool translate(translator *t) {
       if (c->ops[begin].code == L_PAR) c->phases[c->nphases - 1].end = at + 1;
       if (c->ops[begin].code == L_VEC) {
         vec = 0;
-        find_uses(t, begin, at);
+        (void)vec_last_uses(p, c->ops[begin].at, t->last);
         for (uint32_t k = begin + 1; k < at; k++)
           if (c->ops[k].code == L_STORE) find_destination(t, begin, k);
         for (uint32_t k = begin + 1; k < at; k++)
@@ -297,14 +244,12 @@ vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops) {
   c->ints = calloc(p->nints + 1u, sizeof *c->ints);
   c->tables = aligned_alloc(64, (bvm_tables_bytes(p, naccs) + 63) & ~(size_t)63);
   translator t = {.c = c, .p = p};
-  t.kinds = calloc(n, 1);
   t.last = calloc(n, sizeof *t.last);
   t.pos = calloc(n, sizeof *t.pos);
   t.free_regs = calloc(n, sizeof *t.free_regs);
   t.reg_size = calloc(n, 1);
   bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && c->places && c->ints && c->tables &&
-            t.kinds && t.last && t.pos && t.free_regs && t.reg_size && translate(&t);
-  free(t.kinds);
+            t.last && t.pos && t.free_regs && t.reg_size && translate(&t);
   free(t.last);
   free(t.pos);
   free(t.free_regs);

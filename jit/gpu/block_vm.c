@@ -73,9 +73,10 @@ typedef struct translator {
   const l_program *p;
   emitter facts;
   block_phase *ph;
-  uint16_t *where; /* per instruction: its operand; 0 none yet */
-  uint16_t *acc;   /* per ACC: its description */
-  uint32_t *last;  /* per instruction: the last that uses it, in the open VEC */
+  uint16_t *where;  /* per instruction: its operand; 0 none yet */
+  uint16_t *acc;    /* per ACC: its description */
+  l_val *last;      /* per instruction: the last that uses it, in the open VEC */
+  uint8_t *uniform; /* per instruction: its value is a cell */
   uint16_t *descriptions;
   uint32_t ndescriptions, descriptions_cap;
   uint16_t idle[4][256]; /* registers, by size class */
@@ -198,27 +199,6 @@ static void give_register(translator *t, uint16_t r, int size) {
   if (t->nidle[size] < 256) t->idle[size][t->nidle[size]++] = r;
 }
 
-/* The last uses of what a VEC makes; what is used in a loop that it was not made in is needed until the loop ends. */
-static void find_uses(translator *t, l_val vec) {
-  l_val loops[64], end = t->facts.end[vec];
-  int n = 0;
-  for (l_val v = vec + 1; v < end; v++) t->last[v] = v;
-  for (l_val v = vec + 1; v < end; v++) {
-    const l_instr *i = instr(t, v);
-    while (n && v > t->facts.end[loops[n - 1]]) n--;
-    if ((i->code == L_FOR || i->code == L_WHILE) && n < 64) loops[n++] = v;
-    for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
-      l_val used = l_operand_of(i, o), when = v;
-      if (!used || used <= vec || l_rows[instr(t, used)->code].result != 'V') continue;
-      if (i->code == L_WHILE) when = t->facts.end[v];
-      if (i->code == L_SET && n) when = t->facts.end[loops[n - 1]];
-      for (int k = 0; k < n; k++)
-        if (used < loops[k] && t->facts.end[loops[k]] > when) when = t->facts.end[loops[k]];
-      if (t->last[used] < when) t->last[used] = when;
-    }
-  }
-}
-
 /* Gives back the registers of values that nobody uses after instruction v. */
 static void give_registers(translator *t, l_val v) {
   for (l_val k = t->vec + 1; k <= v; k++)
@@ -229,20 +209,6 @@ static void give_registers(translator *t, l_val v) {
 }
 
 /* ---- values -------------------------------------------------------------------------------------------------------------------- */
-
-static bool varies(const translator *t, l_val v) { return v && (t->where[v] & VM_VECTOR) != 0; }
-
-/* Is the value the same for all elements of the open VEC? */
-static bool is_uniform(const translator *t, const l_instr *i) {
-  if (!t->vec) return true;
-  switch (i->code) {
-  case L_IOTA: return !i->b;
-  case L_LOAD: return !i->b && !i->c && !i->e && !i->f && !i->g;
-  case L_KOP:
-  case L_MATH: return !varies(t, i->a) && !varies(t, i->b) && !varies(t, i->c);
-  default: return false;
-  }
-}
 
 /* Where instruction v's value goes. */
 static uint16_t result(translator *t, l_val v, bool uniform) {
@@ -256,7 +222,7 @@ static uint16_t buffer(translator *t, int64_t b) { return b < 0 ? t->where[-b] :
 
 static void kop(translator *t, l_val v) {
   const l_instr *i = instr(t, v);
-  uint16_t d = result(t, v, is_uniform(t, i)), a = at(t, i->a), b = at(t, i->b), c = at(t, i->c);
+  uint16_t d = result(t, v, t->uniform[v]), a = at(t, i->a), b = at(t, i->b), c = at(t, i->c);
   uint8_t from = instr(t, i->a)->dtype;
   uint32_t size = (uint32_t)size_class(i->dtype);
   if (i->code == L_MATH)
@@ -279,9 +245,8 @@ static void guard(translator *t, const l_instr *i) {
 
 static void load(translator *t, l_val v) {
   const l_instr *i = instr(t, v);
-  bool uniform = is_uniform(t, i);
   guard(t, i);
-  uint16_t d = result(t, v, uniform);
+  uint16_t d = result(t, v, t->uniform[v]);
   ADD((i->c ? VM_GATHER1 : VM_LOAD1) + (uint32_t)size_class(i->dtype), d, buffer(t, i->imm), at(t, i->a),
       or_zero(t, i->b), or_zero(t, i->h), or_zero(t, i->c), or_zero(t, i->d));
 }
@@ -500,7 +465,7 @@ static void vec(translator *t, l_val v) {
   l_val end = t->facts.end[v];
   uint16_t kept[16];
   uint32_t nkept = 0;
-  find_uses(t, v);
+  (void)vec_last_uses(t->p, v, t->last);
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *b = instr(t, k);
     if (b->code == L_FINISH && !emit_is_inner_finish(&t->facts, v, b) && emit_is_first(&t->facts, v, k))
@@ -565,6 +530,7 @@ static void partial(translator *t, const l_instr *i) {
 
 static void one(translator *t, l_val v) {
   const l_instr *i = instr(t, v);
+  t->uniform[v] = !t->vec || vec_is_uniform(i, t->uniform);
   switch ((l_code)i->code) {
   case L_INT: t->where[v] = number(t, i->imm); break;
   case L_PARAM: t->where[v] = known(t, CELL_INT, 0, i->imm); break;
@@ -591,7 +557,7 @@ static void one(translator *t, l_val v) {
     break;
   }
   case L_IOTA: {
-    uint16_t d = result(t, v, is_uniform(t, i));
+    uint16_t d = result(t, v, t->uniform[v]);
     ADD(dtype_is_bool(i->dtype) ? VM_IOTAB : VM_IOTA1 + (uint32_t)size_class(i->dtype), d, at(t, i->a),
         t->vec ? or_zero(t, i->b) : number(t, 0));
     break;
@@ -738,7 +704,9 @@ static bool translate(block_program *out, const l_program *p, int strips) {
   t.acc = calloc(p->n, sizeof *t.acc);
   t.last = calloc(p->n, sizeof *t.last);
   t.accs = calloc(p->n, sizeof *t.accs);
-  bool ok = emit_facts(&t.facts, p) && out->phases && t.where && t.acc && t.last && t.accs;
+  t.uniform = calloc(p->n, 1);
+  bool ok = emit_facts(&t.facts, p) && out->phases && t.where && t.acc && t.last && t.accs && t.uniform;
+  if (t.uniform) t.uniform[0] = true;
   size_t most = 0;
   for (l_val v = 1, n = 0; v < p->n && ok; v++) {
     if (p->code[v].code != L_PHASE) continue;
@@ -752,6 +720,7 @@ static bool translate(block_program *out, const l_program *p, int strips) {
   free(t.acc);
   free(t.last);
   free(t.accs);
+  free(t.uniform);
   free(t.descriptions);
   out->shared = most;
   out->able = ok && most <= VM_SHARED_MOST;
@@ -935,43 +904,24 @@ static bool run_phases(qn_vm *vm, gpu_stream *s, const block_program *v, block_c
 }
 
 device_answer block_vm_run(qn_vm *vm, gpu_stream *s, const device_program *program, void *const *buffers,
-                           const int64_t *ints, const qk_scalar *scalars, bool checks, uint64_t first_check) {
+                           const int64_t *ints, const qk_scalar *scalars, int64_t *values, bool checks,
+                           uint64_t first_check) {
   const l_program *p = program->program;
   const block_program *v = program_of(s, program);
   gpu_code *code = v ? gpu_code_find(s->engine, s->number, block_vm_hash(v->class)) : NULL;
-  size_t bytes = ((size_t)p->n + p->nbuffers + 1) * sizeof(int64_t);
-  int64_t few[512], *values = bytes <= sizeof few ? few : mem_alloc(vm, bytes);
-  if (!v || !values) {
-    if (!error_pending(vm)) raise_memory(vm);
-    if (values && values != few) mem_free(vm, values, bytes);
+  if (!v) {
+    raise_memory(vm);
     return DEVICE_FAILS;
   }
-  memset(values, 0, bytes);
+  if (!v->able || !code) return DEVICE_REFUSES;
   uint64_t *addresses = (uint64_t *)(values + p->n), head[EMIT_WORDS_HEAD] = {0};
-  device_answer answer = DEVICE_REFUSES;
-  if (v->able && code && l_launch_values(p, ints, scalars, values)) {
-    block_call c = {p, ints, values, scalars, addresses};
-    head[1] = checks ? s->cell : 0;
-    head[2] = checks ? s->mapped_there + offsetof(gpu_mapped, stop) : 0;
-    head[3] = first_check;
-    for (uint32_t b = 0; b < p->nbuffers; b++)
-      if (p->buffers[b].mode != BUF_SCRATCH) addresses[b] = (uint64_t)(uintptr_t)*buffers++;
-    answer = run_phases(vm, s, v, &c, addresses, head, code) ? DEVICE_DONE : DEVICE_FAILS;
-    gpu_scratch_leave(s);
-  }
-  if (values != few) mem_free(vm, values, bytes);
-  return answer;
-}
-
-device_answer block_vm_launch(qn_vm *vm, gpu_stream *s, const device_program *program, void *const *buffers,
-                              const int64_t *ints, const qk_scalar *scalars) {
-  bool waits = program->program->nchecks || l_unbounded(program->program);
-  uint64_t error = ~(uint64_t)0;
-  if (!gpu_enter(s)) return DEVICE_REFUSES;
-  device_answer answer =
-      waits && !gpu_cells(vm, s) ? DEVICE_FAILS : block_vm_run(vm, s, program, buffers, ints, scalars, waits, 1);
-  if (answer == DEVICE_FAILS && s->cell) s->abandoned |= waits;
-  if (answer == DEVICE_DONE && waits && !gpu_checked(vm, s, &error)) answer = DEVICE_FAILS;
-  gpu_leave(s);
-  return answer == DEVICE_DONE && error != ~(uint64_t)0 ? DEVICE_REFUSES : answer;
+  block_call c = {p, ints, values, scalars, addresses};
+  head[1] = checks ? s->cell : 0;
+  head[2] = checks ? s->mapped_there + offsetof(gpu_mapped, stop) : 0;
+  head[3] = first_check;
+  for (uint32_t b = 0; b < p->nbuffers; b++)
+    addresses[b] = p->buffers[b].mode != BUF_SCRATCH ? (uint64_t)(uintptr_t)*buffers++ : 0;
+  bool ok = run_phases(vm, s, v, &c, addresses, head, code);
+  gpu_scratch_leave(s);
+  return ok ? DEVICE_DONE : DEVICE_FAILS;
 }

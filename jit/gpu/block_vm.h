@@ -63,13 +63,11 @@ void block_vm_text(block_vm_class c, text_buf *out);
 
 /* Can the block VM run the program, is the interpreter compiled? It is asked for if need be. `wait`: until it is. */
 bool block_vm_ready(qn_vm *vm, gpu_stream *s, const device_program *p, bool wait);
-/* Asks for the program's phases, inside gpu_enter; block_vm_ready has said yes, and gpu_cells if `checks`: these count from
- * first_check and are not waited for, nor is anything else. */
+/* Launches the program's phases, inside gpu_enter, and waits for nothing. block_vm_ready has said yes. `values`: the program's
+ * launch-time values (l_launch_values), with room for an address a buffer behind them. `checks`: its checks go to the error cell (gpu_cells has run),
+ * numbered from first_check. */
 device_answer block_vm_run(qn_vm *vm, gpu_stream *s, const device_program *p, void *const *buffers, const int64_t *ints,
-                           const qk_scalar *scalars, bool checks, uint64_t first_check);
-/* As device_kernels.launch. */
-device_answer block_vm_launch(qn_vm *vm, gpu_stream *s, const device_program *p, void *const *buffers,
-                              const int64_t *ints, const qk_scalar *scalars);
+                           const qk_scalar *scalars, int64_t *values, bool checks, uint64_t first_check);
 void block_vm_close(gpu_stream *s);
 
 #endif

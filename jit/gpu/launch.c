@@ -210,15 +210,13 @@ static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *
   return ok;
 }
 
-static device_answer run(qn_vm *vm, gpu_stream *s, const gpu_setup *u, void *const *buffers, const int64_t *ints,
-                         const qk_scalar *scalars, const int64_t *values) {
+/* Launches compiled code, and waits for nothing. */
+static bool run(qn_vm *vm, gpu_stream *s, const gpu_setup *u, void *const *buffers, const int64_t *ints,
+                const qk_scalar *scalars, const int64_t *values, bool waits) {
   const l_program *p = u->p;
-  bool waits = p->nchecks || l_unbounded(p);
-  uint64_t error = ~(uint64_t)0;
   gpu_words w;
-  if (waits && !gpu_cells(vm, s)) return DEVICE_FAILS;
-  if (u->scratch && !gpu_scratch(vm, s, u->scratch)) return DEVICE_FAILS;
-  if (!gpu_words_open(vm, &w, u->words)) return DEVICE_FAILS;
+  if (u->scratch && !gpu_scratch(vm, s, u->scratch)) return false;
+  if (!gpu_words_open(vm, &w, u->words)) return false;
   uint64_t *at = w.all + EMIT_WORDS_HEAD;
   w.all[1] = waits ? s->cell : 0;
   w.all[2] = waits ? s->mapped_there + offsetof(gpu_mapped, stop) : 0;
@@ -229,10 +227,8 @@ static device_answer run(qn_vm *vm, gpu_stream *s, const gpu_setup *u, void *con
   for (uint32_t i = 0; i < p->nscalars; i++) *at++ = (uint64_t)scalars[i].i;
   gpu_place_scratch(u, values, s->scratch, w.all);
   bool ok = phases(vm, s, u, values, &w);
-  if (!ok) s->abandoned |= waits;
-  ok = ok && (!waits || gpu_checked(vm, s, &error));
   gpu_words_close(vm, s, &w);
-  return !ok ? DEVICE_FAILS : error == ~(uint64_t)0 ? DEVICE_DONE : DEVICE_REFUSES;
+  return ok;
 }
 
 static device_answer launch(qn_vm *vm, int device, const device_program *program, void *const *buffers,
@@ -240,23 +236,31 @@ static device_answer launch(qn_vm *vm, int device, const device_program *program
   const l_program *p = program->program;
   gpu_stream *s = gpu_stream_of(vm, device);
   if (!s) return DEVICE_FAILS;
-  if (!has_code(program, s->number) || (vm->tune[TUNE_gpu_vm] == BLOCK_VM_ALONE && interprets(vm, s, program, true)))
-    return block_vm_launch(vm, s, program, buffers, ints, scalars);
-  size_t bytes = (size_t)p->n * sizeof(int64_t);
+  bool compiled =
+      has_code(program, s->number) && !(vm->tune[TUNE_gpu_vm] == BLOCK_VM_ALONE && interprets(vm, s, program, true));
+  size_t bytes = ((size_t)p->n + p->nbuffers) * sizeof(int64_t);
   int64_t few[512], *values = bytes <= sizeof few ? few : mem_alloc(vm, bytes);
   if (!values) return DEVICE_FAILS;
+  bool waits = p->nchecks || l_unbounded(p);
   device_answer answer = DEVICE_REFUSES;
+  uint64_t error = ~(uint64_t)0;
   gpu_setup u;
-  values[0] = 0;
   if (l_launch_values(p, ints, scalars, values) && gpu_enter(s)) {
     answer = DEVICE_FAILS;
-    if (gpu_set_up(vm, s, &u, p, program->code, ints, scalars, values))
-      answer = run(vm, s, &u, buffers, ints, scalars, values);
+    if (!waits || gpu_cells(vm, s)) {
+      if (!compiled)
+        answer = block_vm_run(vm, s, program, buffers, ints, scalars, values, waits, 1);
+      else if (gpu_set_up(vm, s, &u, p, program->code, ints, scalars, values) &&
+               run(vm, s, &u, buffers, ints, scalars, values, waits))
+        answer = DEVICE_DONE;
+      s->abandoned |= waits && answer == DEVICE_FAILS;
+      if (answer == DEVICE_DONE && waits && !gpu_checked(vm, s, &error)) answer = DEVICE_FAILS;
+    }
     gpu_scratch_leave(s);
     gpu_leave(s);
   }
   if (values != few) mem_free(vm, values, bytes);
-  return answer;
+  return answer == DEVICE_DONE && error != ~(uint64_t)0 ? DEVICE_REFUSES : answer;
 }
 
 const device_kernels gpu_kernels = {.ready = ready,

@@ -329,7 +329,6 @@ static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_
   gpu_setup u;
   for (uint32_t k = 0; k < step->nints; k++) t->ints[k] = dim_eval(&p->graph->dims, step->ints[k], call->symbols);
   for (uint32_t k = 0; k < step->nscalars; k++) t->scalars[k] = call->slots[step->scalars[k]];
-  t->values[0] = 0;
   if (!l_launch_values(l, t->ints, t->scalars, t->values)) return DEVICE_REFUSES;
   if (!gpu_set_up(vm, s, &u, l, code, t->ints, t->scalars, t->values)) return DEVICE_FAILS;
   i->by_value &= u.by_value;
@@ -593,18 +592,20 @@ static device_answer interpret(qn_vm *vm, gpu_plan *g, const device_call *call, 
   const plan_step *step = &p->steps[number];
   const l_program *l = p->kernels[step->what].program;
   if (l->nints != step->nints || l->nscalars != step->nscalars || l->nbuffers < step->nbuffers) return DEVICE_REFUSES;
-  bool checks = l->nchecks > 0 || l_unbounded(l);
-  size_t bytes = ((size_t)step->nints + step->nscalars + step->nbuffers + 1) * sizeof(int64_t);
+  size_t bytes = ((size_t)step->nints + step->nscalars + step->nbuffers + l->n + l->nbuffers) * sizeof(int64_t);
   int64_t *ints = mem_alloc(vm, bytes);
   if (!ints) return DEVICE_FAILS;
   qk_scalar *scalars = (qk_scalar *)(ints + step->nints);
   void **buffers = (void **)(void *)(scalars + step->nscalars);
+  int64_t *values = (int64_t *)(void *)(buffers + step->nbuffers);
   for (uint32_t k = 0; k < step->nints; k++) ints[k] = dim_eval(&p->graph->dims, step->ints[k], call->symbols);
   for (uint32_t k = 0; k < step->nscalars; k++) scalars[k] = call->slots[step->scalars[k]];
   for (uint32_t k = 0; k < step->nbuffers; k++) buffers[k] = call->buffers[step->buffers[k]];
-  g->pending |= checks;
-  device_answer answer =
-      block_vm_run(vm, g->stream, g->list[step->what], buffers, ints, scalars, g->fallible, g->first_check[number]);
+  g->pending |= l->nchecks > 0 || l_unbounded(l);
+  device_answer answer = DEVICE_REFUSES;
+  if (l_launch_values(l, ints, scalars, values))
+    answer = block_vm_run(vm, g->stream, g->list[step->what], buffers, ints, scalars, values, g->fallible,
+                          g->first_check[number]);
   mem_free(vm, ints, bytes);
   return answer;
 }

@@ -217,25 +217,6 @@ l_val l_math(l_program *p, math_id fn, qn_dtype dtype, l_val a, l_val b, l_val c
 
 void l_end(l_program *p) { (void)l_emit(p, (l_instr){.code = L_END}); }
 
-/* ---- kinds ------------------------------------------------------------------------------------------------------- */
-
-void l_kinds(const l_program *p, uint8_t *kinds) {
-  uint32_t vec = 0; /* nesting depth inside the open VEC, 0 outside */
-  for (uint32_t k = 0; k < p->n; k++) {
-    const l_instr *i = &p->code[k];
-    if (l_opens(i->code)) vec = vec ? vec + 1 : i->code == L_VEC;
-    if (i->code == L_END && vec) vec--;
-    switch (l_rows[i->code].result) {
-    case 'I': kinds[k] = KIND_INDEX; break;
-    case 'V': kinds[k] = vec ? KIND_VECTOR : KIND_UNIFORM; break;
-    case 'L': kinds[k] = KIND_LOOP; break;
-    case 'A': kinds[k] = KIND_ACC; break;
-    case 'M': kinds[k] = KIND_LOCAL; break;
-    default: kinds[k] = KIND_NONE; break;
-    }
-  }
-}
-
 /* ---- hash -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t h, uint64_t x) {

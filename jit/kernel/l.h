@@ -244,9 +244,6 @@ void l_end(l_program *p);
 int l_tile_add(l_program *p, l_tile t);                                         /* -1 when memory is short */
 int l_check_add(l_program *p, l_check c);                                       /* -1 when memory is short */
 int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size); /* -1 when memory is short */
-/* Sets kinds[0..p->n) to the kind of each instruction's result, for verified programs only. */
-typedef enum l_kind { KIND_NONE, KIND_INDEX, KIND_UNIFORM, KIND_VECTOR, KIND_LOOP, KIND_ACC, KIND_LOCAL } l_kind;
-void l_kinds(const l_program *p, uint8_t *kinds);
 /* The operand of an instruction that a row of lcodes.def describes. */
 static inline l_val l_operand_of(const l_instr *in, const l_operand *o) {
   return *(const l_val *)((const char *)in + o->at);

@@ -68,6 +68,52 @@ void code_unit_close(code_unit *u) {
   hash_free(&u->seen);
 }
 
+/* ---- values of a VEC ----------------------------------------------------------------------------------------------------- */
+
+bool vec_is_uniform(const l_instr *i, const uint8_t *uniform) {
+  switch (i->code) {
+  case L_CONST:
+  case L_SCALAR: return true;
+  case L_IOTA: return !i->b;
+  case L_LOAD: return !i->b && !i->c && !i->e && !i->f && !i->g;
+  case L_KOP:
+  case L_MATH: return uniform[i->a] && uniform[i->b] && uniform[i->c];
+  default: return l_rows[i->code].result != 'V';
+  }
+}
+
+static l_val end_of(const l_program *p, l_val opener) {
+  l_val v = opener;
+  for (int depth = 1; depth;) {
+    v++;
+    depth += l_opens(p->code[v].code) - (p->code[v].code == L_END);
+  }
+  return v;
+}
+
+l_val vec_last_uses(const l_program *p, l_val vec, l_val *last) {
+  l_val loops[64], ends[64], end = end_of(p, vec);
+  int n = 0; /* open loops */
+  for (l_val v = vec + 1; v < end; v++) {
+    const l_instr *i = &p->code[v];
+    last[v] = v;
+    while (n && v > ends[n - 1]) n--;
+    if ((i->code == L_FOR || i->code == L_WHILE) && n < 64) {
+      loops[n] = v;
+      ends[n++] = end_of(p, v);
+    }
+    for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
+      l_val used = l_operand_of(i, o), until = v;
+      if (used <= vec || l_rows[p->code[used].code].result != 'V') continue;
+      if (i->code == L_SET && n) until = ends[n - 1]; /* carries change at the loop's end */
+      for (int k = 0; k < n; k++)
+        if (used < loops[k] && ends[k] > until) until = ends[k];
+      if (last[used] < until) last[used] = until;
+    }
+  }
+  return end;
+}
+
 /* ---- troubles ------------------------------------------------------------------------------------------------------------ */
 
 void troubles_init(troubles *t) { pthread_mutex_init(&t->lock, NULL); }

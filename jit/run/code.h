@@ -41,6 +41,17 @@ QN_MUST_CHECK bool code_unit_open(code_unit *u, uint32_t most);
 QN_MUST_CHECK bool code_unit_add(code_unit *u, const l_program *p, uint64_t hash);
 void code_unit_close(code_unit *u);
 
+/* ---- values of a VEC ----------------------------------------------------------------------------------------------------- */
+
+/* What executors that keep a VEC's values in registers ask of its instructions. Values in tables are by instruction. */
+
+/* Is the value of instruction i, which stands in a VEC, the same for all elements? `uniform` tells it of the instructions before; uniform[0] is
+ * true. */
+bool vec_is_uniform(const l_instr *i, const uint8_t *uniform);
+/* Finds the last instruction that needs each value made in the VEC: itself, if there is none; what a loop inside the VEC needs in every turn is
+ * needed until the loop's END. Returns the VEC's END. */
+l_val vec_last_uses(const l_program *p, l_val vec, l_val *last);
+
 /* ---- troubles ------------------------------------------------------------------------------------------------------------ */
 
 /* Sentences for the user, one of each kind. Any thread may tell and ask. */

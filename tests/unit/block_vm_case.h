@@ -26,8 +26,7 @@ static bool vm_case_run(qn_vm *vm, gpu_stream *s, const l_case *c, char *why, si
   }
   gpu_leave(s);
   device_answer answer =
-      compiled ? gpu_kernels.launch(vm, device_code(FAMILY_gpu, s->number), &p, there, c->info.ints, c->info.scalars)
-               : block_vm_launch(vm, s, &p, there, c->info.ints, c->info.scalars);
+      gpu_kernels.launch(vm, device_code(FAMILY_gpu, s->number), &p, there, c->info.ints, c->info.scalars);
   case_need(answer != DEVICE_FAILS && gpu_enter(s), c->seed, "the launch fails");
   for (uint32_t b = 0; b < c->n; b++) {
     case_need(gpu_read(vm, s, ours[b], (CUdeviceptr)(uintptr_t)there[b], bytes[b]), c->seed, "nothing can be read");
