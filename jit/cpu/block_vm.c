@@ -1,10 +1,11 @@
 /* Translation for the block VM (block_vm.h): an L program becomes a list of decoded instructions, once.
  *
- * Slots are instruction numbers. A value outside VECs lives in the frame's `uni`; a vector value in a register: a piece of
- * vm.block elements, shared by values that do not live at the same time (linear scan over the body; what is used in a loop
- * inside the VEC but made before it lives until the loop's end). A load with stride 1 is no copy but a pointer, unless the
- * memory may be written while the value lives. A value that is stored with stride 1 is computed into its destination when
- * nothing in between could see the difference. What does not depend on the element is computed once a block.
+ * A value is known by the number of the instruction that makes it. Outside VECs it lives in the frame's table `uni`. In a VEC it lives
+ * in a register, memory for vm.block elements, which is shared by values that are not needed at the same time (linear scan). Copies
+ * are avoided in three ways:
+ *   - a load with stride 1 gives a pointer into the buffer, unless that memory may be written while the value is needed
+ *   - a value that is stored with stride 1 is computed at its destination, if nothing in between could see the difference
+ *   - a value that is the same for all elements of a VEC is one element, computed once a block
  */
 #include "jit/cpu/block_vm.h"
 
@@ -17,10 +18,10 @@ typedef struct translator {
   vmcode *c;
   const l_program *p;
   l_val *last;   /* of a VEC, per instruction: the last that needs its value (vec_last_uses) */
-  uint32_t *pos; /* per instruction: position in ops */
+  uint32_t *pos; /* per instruction: its position in ops */
   uint32_t *free_regs;
   uint32_t nfree;
-  uint8_t *reg_size;
+  uint8_t *reg_size; /* per register: bytes of the elements that it holds at the moment */
 } translator;
 
 void bvm_code_free(void *code) {
@@ -45,12 +46,12 @@ bvm_fn bvm_loop_of(const bvm_loops *l, const l_program *p, const l_instr *i) {
   return l->kop[i->sub][i->type2];
 }
 
-/* ---- memory that must not be seen changing ---- */
+/* ---- loads and stores without a copy ---- */
 
 static bool writes(uint8_t code) { return code == L_STORE || code == L_RMW; }
 
-/* May the value of the LOAD at `at` be a pointer into memory? It may if nothing is written there between the load and the last use of
- * the value; the last use itself may be the write. */
+/* May the LOAD at position `at` give a pointer into the buffer? Only if nothing is stored between it and the last use of its value; the
+ * last use itself may be a store. */
 static bool may_alias(const translator *t, uint32_t at) {
   const l_instr *load = t->c->ops[at].in;
   if (load->c || load->e || load->f || load->g) return false;
@@ -61,8 +62,8 @@ static bool may_alias(const translator *t, uint32_t at) {
   return t->p->code[last].code != L_END;
 }
 
-/* Where the STORE at `at` takes a value that was computed for it alone, the instruction that computes the value is told to write it to
- * the memory at once. Nothing in between may see the difference. */
+/* Tells the instruction that makes the value of the STORE at position `at` to write it to the destination itself (bvm_op.dest), if nothing
+ * in between could see the difference. `vec`: the position of the VEC. */
 static void find_destination(translator *t, uint32_t vec, uint32_t at) {
   vmcode *c = t->c;
   const l_instr *store = c->ops[at].in;
@@ -83,6 +84,7 @@ static void find_destination(translator *t, uint32_t vec, uint32_t at) {
 
 /* ---- registers ---- */
 
+/* Gives value v a register: number reuse - 1 or, if `reuse` is 0, an idle or a new one. False: there are too many. */
 static bool take_register(translator *t, l_val v, uint8_t size, uint32_t reuse) {
   uint32_t r;
   if (reuse)
@@ -97,6 +99,7 @@ static bool take_register(translator *t, l_val v, uint8_t size, uint32_t reuse) 
   return true;
 }
 
+/* Gives the vector values of the VEC ops[begin..end) their registers. False: there are too many. */
 static bool assign_registers(translator *t, uint32_t begin, uint32_t end) {
   vmcode *c = t->c;
   t->nfree = 0;
@@ -129,6 +132,7 @@ static bool assign_registers(translator *t, uint32_t begin, uint32_t end) {
 
 /* ---- decoding ---- */
 
+/* Fills in what executing an instruction needs beside its operands: the loop, which operands are vectors, the element size. */
 static void decode(translator *t, bvm_op *o, bool in_vec) {
   const l_instr *i = o->in;
   vmcode *c = t->c;
@@ -181,7 +185,7 @@ static bool translate(translator *t) {
       c->phases[c->nphases++] = (bvm_phase){.before = c->nops, .places = c->nplaces};
       continue;
     }
-    if (i->code == L_CONST || i->code == L_INT || i->code == L_SYNC) continue; /* set when the frame is made */
+    if (i->code == L_CONST || i->code == L_INT || i->code == L_SYNC) continue; /* bvm_frame_init sets their values */
     if (i->code == L_ACC) note_acc(t, v);
     if (i->code == L_ACC || i->code == L_LOCAL || i->code == L_TILE) {
       c->places[c->nplaces++] = c->nops;

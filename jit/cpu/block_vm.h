@@ -1,5 +1,6 @@
-/* The block VM: runs L programs by interpretation, a vec body one instruction at a time on blocks of vm.block elements. The
- * reference executor and the fallback, on any machine, at once. Inside jit/cpu only; kernel_launch (cpu.h) is the door. */
+/* The block VM: an interpreter of L programs. In the body of a VEC each instruction works on a block of vm.block elements (a tunable), so
+ * that interpreting it costs little beside the work. It runs any program on any machine without a compiler. Private to jit/cpu: others
+ * call kernel_launch (cpu.h). */
 #ifndef JIT_CPU_VM_H
 #define JIT_CPU_VM_H
 
@@ -7,15 +8,15 @@
 #include "jit/run/host.h"
 #include "lang/vm.h"
 
-/* One decoded instruction. `at` is its number in the program: what it yields lives in slot `at` of the frame. */
+/* One decoded instruction. Its value is entry `at` of the frame's tables. */
 typedef struct bvm_op {
   uint8_t code;  /* l_code */
   uint8_t mode;  /* which operands of fn are vectors */
   uint8_t size;  /* size class of the element that moves */
   uint8_t flags; /* OP_ bits */
-  l_val at;
-  uint32_t end; /* of structures: position of the END; of IF: of ELSE or END */
-  l_val dest;   /* STORE that the result can be computed into, or 0 */
+  l_val at;      /* its number in the program */
+  uint32_t end;  /* of an opener: position of its END, of an IF that of its ELSE, if it has one */
+  l_val dest;    /* the STORE at whose destination the result is computed, or 0 */
   bvm_fn fn;
   const l_instr *in;
 } bvm_op;
@@ -26,22 +27,25 @@ enum {
   OP_MANY = 8    /* a VEC with pushes to accumulators of many results */
 };
 
+/* What is known of an accumulator (an ACC) before the program runs. */
 typedef struct bvm_acc_plan {
   l_val at;
   uint8_t op, dtype, order, size; /* size: bytes of an element */
-  bool many, arg, scanned, finished, merged;
-  bvm_fn fold;
+  bool many, arg;                 /* many results; argmax or argmin */
+  bool scanned, finished, merged; /* is there a SCAN, a FINISH or PARTIAL, a MERGE of it? */
+  bvm_fn fold;                    /* combines two values; NULL for argmax and argmin */
 } bvm_acc_plan;
 
 typedef struct bvm_phase {
-  uint32_t before, par, end; /* positions of: its first own instruction, PAR, and past its END */
-  uint32_t places, nplaces;  /* its LOCALs and ACCs: positions in vmcode.places */
-  /* For the sizes of the last launch (vmcode.launched): */
+  uint32_t before, par, end; /* positions in ops: its first instruction, its PAR, behind its END */
+  uint32_t places, nplaces;  /* its LOCALs and ACCs: a range of vmcode.places */
+  /* For the sizes of the last launch (vmcode.launched): bvm_phase_work, bvm_phase_bytes, instances of the PAR. */
   int64_t work;
   size_t bytes;
   int64_t instances;
 } bvm_phase;
 
+/* A translated program. */
 typedef struct vmcode {
   const l_program *p;
   const bvm_loops *loops;
@@ -59,14 +63,15 @@ typedef struct vmcode {
   uint16_t *acc_of; /* per instruction: number of an L_ACC */
   uint32_t *places; /* positions of LOCALs and ACCs */
   uint32_t nplaces;
-  /* What the launcher's thread keeps from launch to launch: the tables of its frame, initialised for registers at `regs`, and
-   * the ints that launch-time values were computed for (only if the program has no scalars). */
+  /* Kept from launch to launch: the tables of the launching thread's frame, set up for registers at `regs` and blocks of regs_block
+   * elements, and the ints of the last launch. `launched`: all that follows from sizes is that of these ints, and a launch with the same
+   * ints need not compute it again; only of programs without scalars. */
   void *tables;
   const void *regs;
   int64_t regs_block;
   int64_t *ints;
   bool launched;
-  /* For the same ints (and whatever scalars) compiled phases run on one thread, each in one piece, with so much scratch. */
+  /* With these ints, whatever the scalars, each compiled phase was one call on one thread that needed `scratch` bytes. */
   bool quick;
   size_t scratch;
 } vmcode;
@@ -78,21 +83,21 @@ bvm_fn bvm_loop_of(const bvm_loops *loops, const l_program *p, const l_instr *i)
 QN_MUST_CHECK vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops);
 void bvm_code_free(void *code);
 
+/* An accumulator while it runs (the head of block_vm_acc.c explains its parts). */
 typedef struct bvm_acc {
-  char *chain, *tree, *scan;
-  int64_t *index; /* of arg*: per result */
-  int64_t results, k;
-  uint64_t leaves;
-  int levels;
-  bool done;
-  int64_t folded; /* results whose rows are folded already */
-  int64_t scanned;
-  int64_t k0; /* at the beginning of the running VEC */
+  char *chain, *tree, *scan; /* memory of the running chain, of subtrees, of a scan's state */
+  int64_t *index;            /* of argmax and argmin: per result */
+  int64_t results, k;        /* number of results; pushes so far */
+  uint64_t leaves;           /* of the tree so far */
+  int levels;                /* that the tree has room for */
+  bool done;                 /* the one result stands in `chain` */
+  int64_t folded;            /* results whose lanes or rows are folded to one value */
+  int64_t scanned;           /* elements that have been scanned */
+  int64_t k0, scanned0;      /* the counts at the beginning of the running VEC */
   uint64_t leaves0;
-  int64_t scanned0;
 } bvm_acc;
 
-/* Everything a thread needs: one piece of memory, laid out by frame_init. */
+/* What a thread needs to run a program. Its arrays lie in the memory that bvm_frame_init is given. */
 typedef struct bvm_frame {
   const vmcode *code;
   const qk_args *args;
@@ -100,8 +105,8 @@ typedef struct bvm_frame {
   int64_t *idx;  /* per instruction: index values, loop variables */
   uint64_t *uni; /* per instruction: storage of values outside VECs */
   bvm_acc *accs;
-  char *regs, *temps;
-  char *dynamic; /* locals and accumulators of a phase */
+  char *regs, *temps; /* blocks: registers, and temporaries behind them */
+  char *dynamic;      /* locals and accumulators of a phase */
   int64_t block;
   int64_t n, o, i0;      /* the running block: elements, offset from the VEC's beginning, i of its first element */
   const uint8_t *active; /* lanes of the innermost WHILE in a VEC; NULL: all */
@@ -109,17 +114,19 @@ typedef struct bvm_frame {
   kernel_failure failure;
 } bvm_frame;
 
-/* A frame is tables (per instruction) and registers, and behind these the dynamic part. */
+/* Bytes of a frame's tables, which have entries by instruction, and of its registers. Behind these lies the memory of a phase's locals and
+ * accumulators (bvm_phase_bytes). */
 size_t bvm_tables_bytes(const l_program *p, uint32_t naccs);
 size_t bvm_regs_bytes(const vmcode *code, int64_t block);
+/* Sets up a frame in such memory, which stays the caller's. */
 void bvm_frame_init(bvm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block);
 /* Sets up a frame over tables that bvm_frame_init has filled for the same registers and block. */
 void bvm_frame_again(bvm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block);
 /* Evaluates what stands before the phase's PAR. Returns the number of instances. */
 int64_t bvm_phase_begin(bvm_frame *f, const bvm_phase *ph);
-/* Bytes of locals and accumulators of the phase; bvm_phase_begin has run. What the frame knows of their places is lost. */
+/* Bytes of the phase's locals and accumulators; bvm_phase_begin has run. Changes the frame's places of them: bvm_phase_run sets them again. */
 size_t bvm_phase_bytes(bvm_frame *f, const bvm_phase *ph);
-/* About how many elements one instance works on, as share_out (run.c) weighs them. */
+/* About how many elements one instance works on: what run.c decides by about threads. */
 int64_t bvm_phase_work(const bvm_frame *f, const bvm_phase *ph);
 /* Runs instances lo..hi-1; f->dynamic is set. False: interrupted. */
 QN_MUST_CHECK bool bvm_phase_run(bvm_frame *f, const bvm_phase *ph, int64_t lo, int64_t hi);

@@ -15,9 +15,11 @@
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
 
+/* Kinds of accumulators: one result in 64 lanes; a row of results for each push; with a tree over full chains. */
 static bool has_lanes(const bvm_acc_plan *a) { return !a->many && !a->arg && a->order == ORDER_INNER; }
 static bool has_rows(const bvm_acc_plan *a) { return a->many && !a->arg && a->order == ORDER_INNER; }
 static bool has_tree(const bvm_acc_plan *a) { return a->order != ORDER_FREE && !has_rows(a); }
+/* How many pushes fill a chain. */
 static int64_t chain_length(const bvm_acc_plan *a) {
   switch ((l_order)a->order) {
   case ORDER_INNER: return ORDER_BLOCK;
@@ -31,7 +33,7 @@ static void identity(uint8_t op, uint8_t dtype, void *out) {
   uint64_t bits = l_identity(op, dtype);
   memcpy(out, &bits, dtype_size((qn_dtype)dtype));
 }
-/* What an exclusive scan begins with: 0, 1, or the bound. */
+/* The first value of an exclusive scan: 0 for sums, else the identity. */
 static void scan_zero(uint8_t op, uint8_t dtype, void *out) {
   if (op == KOP_add)
     memset(out, 0, dtype_size((qn_dtype)dtype));
@@ -39,6 +41,7 @@ static void scan_zero(uint8_t op, uint8_t dtype, void *out) {
     identity(op, dtype, out);
 }
 
+/* to[0..n) = *value */
 static void fill(const bvm_frame *f, const bvm_acc_plan *a, void *to, const void *value, int64_t n) {
   f->code->loops->fill[bvm_size_class(a->size)](to, value, NULL, NULL, 0, n);
 }
@@ -54,15 +57,15 @@ static int levels_of(const bvm_frame *f, const bvm_acc_plan *a) {
   if (!has_tree(a)) return 0;
   if (!i->b) return 48;
   int levels = 2;
-  /* merged accumulators count leaves, others elements */
+  /* ACC's `atmost` counts merged leaves, or pushes */
   for (int64_t n = f->idx[i->b] / (a->merged ? 1 : chain_length(a)) + 1; n > 1; n >>= 1) levels++;
   return levels;
 }
 static int64_t width_of(const bvm_frame *f, const bvm_acc_plan *a) {
   return has_lanes(a) ? ORDER_LANES : results_of(f, a);
 }
-/* Scan state: per result the group (or chain) totals G and C, block totals B, the last result; INNER with many results also
- * the last 64 values of each of the 6 steps. */
+/* Rows of a scan's state, each with one element a result: SCAN_G and so on below; INNER with many results also has the last 64 values of each
+ * of its 6 steps. */
 static int64_t scan_rows(const bvm_acc_plan *a) { return !a->scanned ? 0 : has_rows(a) ? 4 + 6 * ORDER_LANES : 4; }
 
 char *bvm_acc_place(bvm_frame *f, const bvm_acc_plan *a, char *at) {
@@ -102,7 +105,7 @@ void bvm_acc_reset(bvm_frame *f, const bvm_op *o) {
 
 /* ---- trees ---- */
 
-/* Adds a leaf to the tree, for n of its `width` elements from `from` on, as number s->leaves; the caller counts it. The leaf is overwritten. */
+/* Adds leaf number s->leaves to the tree: elements from .. from + n - 1 of its `width`. Overwrites the leaf; the caller counts it. */
 static void add_leaf(const bvm_acc_plan *a, bvm_acc *s, char *leaf, int64_t width, int64_t from, int64_t n) {
   size_t size = a->size;
   int l = 0;
@@ -111,8 +114,8 @@ static void add_leaf(const bvm_acc_plan *a, bvm_acc *s, char *leaf, int64_t widt
   memcpy(s->tree + (size_t)(l * width + from) * size, leaf, (size_t)n * size);
 }
 
-/* Combines all subtrees into `out`, for n of `width` elements from `from` on. `any`: `out` has the smallest subtree already. False: there
- * is no subtree, and `out` is as it was. */
+/* Combines all subtrees to `out`: elements from .. from + n - 1 of their `width`. `any`: `out` holds the smallest subtree already. False: there
+ * is no subtree at all, and `out` is as it was. */
 static bool tree_root(const bvm_acc_plan *a, const bvm_acc *s, char *out, int64_t width, int64_t from, int64_t n,
                       bool any) {
   for (int l = 0; l < s->levels && s->leaves >> l; l++) {
@@ -129,6 +132,7 @@ static bool tree_root(const bvm_acc_plan *a, const bvm_acc *s, char *out, int64_
 
 /* ---- pushes ---- */
 
+/* Pushes n elements to the one result of order INNER. */
 static void push_lanes(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, int64_t n) {
   const bvm_loops *l = f->code->loops;
   size_t size = a->size;
@@ -168,7 +172,7 @@ void bvm_fold_lanes(bvm_fn fold, size_t size, void *out, char *lanes, const char
     return;
   }
   int64_t h =
-      (int64_t)1 << (63 - __builtin_clzll((uint64_t)n - 1)); /* h < n <= 2 h: above, all lanes are the identity */
+      (int64_t)1 << (63 - __builtin_clzll((uint64_t)n - 1)); /* h < n <= 2 h: all lanes from n on are the identity */
   if (h + h != n && lanes != x)
     memcpy(lanes + (size_t)(n - h) * size, x + (size_t)(n - h) * size, (size_t)(h + h - n) * size);
   for (; h > 1; n = h, h /= 2, x = lanes) fold(lanes, x, x + (size_t)h * size, NULL, VM_A | VM_B, n - h);
@@ -179,7 +183,7 @@ static void fold_lanes(const bvm_acc_plan *a, char *lanes) {
   bvm_fold_lanes(a->fold, a->size, lanes, lanes, lanes, ORDER_LANES);
 }
 
-/* Pushes n elements to an accumulator of order FREE: in 64 lanes where there are enough elements for that to pay. */
+/* Pushes n elements to the one result of order FREE: in 64 lanes if there are enough elements for that to be faster. */
 static void push_free(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, int64_t n) {
   const bvm_loops *l = f->code->loops;
   char lanes[ORDER_LANES * 8] __attribute__((aligned(64)));
@@ -221,7 +225,7 @@ static void push_chain(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const ch
   }
 }
 
-/* Pushes one element, or product, to each of n results, those of the running block. k is the index that argmax and argmin note. */
+/* Pushes one element (or the product of x and y) to each of n results: those that the running block numbers. k: the index that argmax and argmin keep. */
 static void push_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, const char *y, int mode,
                       int64_t k, int64_t n) {
   const bvm_loops *l = f->code->loops;
@@ -246,14 +250,14 @@ static void push_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const cha
   }
 }
 
-/* Pushes what a PUSH or a SCAN is given, to whichever kind of accumulator it names. */
+/* Pushes the value of a PUSH or SCAN to its accumulator, by the function for its kind. */
 static void push_value(bvm_frame *f, const bvm_op *o, const bvm_acc_plan *a, bvm_acc *s) {
   const l_instr *i = o->in;
   bool vector = (o->flags & OP_VECTOR) != 0;
   int64_t n = vector ? f->n : 1;
   const char *x, *y = NULL;
   int mode = VM_A | VM_B;
-  if (i->code == L_PUSH && i->d) { /* factors go by mode */
+  if (i->code == L_PUSH && i->d) { /* two factors, of which one may be a scalar */
     x = f->val[i->b];
     y = f->val[i->d];
     mode = (f->code->scalar[i->b] ? 0 : VM_A) | (f->code->scalar[i->d] ? 0 : VM_B);
@@ -296,7 +300,7 @@ static void close_chain(const bvm_acc_plan *a, bvm_acc *s, char *chain, int64_t 
   }
 }
 
-/* Leaves the one result in s->chain, of order INNER still in 64 lanes. Done once, however often it is asked for. */
+/* Leaves the one result in s->chain; of order INNER it is still 64 lanes. A second call does nothing. */
 static void finish_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s) {
   if (s->done) return;
   s->done = true;
@@ -307,14 +311,14 @@ static void finish_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s) {
     any = tree_root(a, s, s->chain, width, 0, width, false);
   }
   if (!any && !a->arg) {
-    uint64_t zero = 0; /* of no products */
+    uint64_t zero = 0; /* the sum of no products */
     if (a->order != ORDER_DOT) identity(a->op, a->dtype, &zero);
     fill(f, a, s->chain, &zero, width);
   }
 }
 
-/* Many results from..from + n: their roots into `out`. State is left as it is, but for the rows of INNER, which are folded
- * once. */
+/* Writes n of many results, from number `from` on, to `out`. The state stays as it is, so that this may be repeated, but for the rows of
+ * order INNER: they are folded once. */
 static void finish_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *out, int64_t from, int64_t n) {
   size_t size = a->size;
   if (a->arg) {
@@ -418,9 +422,10 @@ void bvm_acc_merge(bvm_frame *f, const bvm_op *o) {
 
 /* ---- scans ---- */
 
+/* Rows of a scan's state: G and B of l.h, the running chain, the last result. */
 enum { SCAN_G, SCAN_B, SCAN_C, SCAN_LAST };
 
-/* Replaces x[0..n), the next n elements of a scan with one result, by its running values. */
+/* Replaces x[0..n), the next elements of a scan with one result, by its running values. */
 static void scan_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *x, int64_t n) {
   const bvm_loops *l = f->code->loops;
   size_t size = a->size;
@@ -457,7 +462,7 @@ static void scan_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *x, i
   }
 }
 
-/* Replaces x[0..n), the next element of each of the results from `from` on, by their running values. */
+/* Replaces x[0..n), the next element of each of n results from number `from` on, by their running values. */
 static void scan_many(const bvm_acc_plan *a, bvm_acc *s, char *x, int64_t from, int64_t n) {
   size_t size = a->size, bytes = (size_t)n * size;
 #define SCAN_ROW(r) (s->scan + ((size_t)(r) * (size_t)s->results + (size_t)from) * size)

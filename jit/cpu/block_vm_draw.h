@@ -3,7 +3,7 @@
  * They follow lower_ops.c step by step: all steps of uniform numbers are exact, those of normal ones round once each. An integer of more
  * than 31 bits goes to a float by way of parts that are exact in f64, so that it is vector code without instructions for 64 bits. */
 
-/* The words of elements first, first + 1 ...; words: those of the key, and the draw number. */
+/* Makes w[k][i], word k of element first + i. `words`: the two words of the key, and the number of the draw. */
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 FN __m512i even_odd(__m512i a, __m512i b, bool odd) {
   __m512 x = _mm512_castsi512_ps(a), y = _mm512_castsi512_ps(b);
@@ -80,15 +80,15 @@ FN void philox_words(u32 w[4][VM_WORDS], const u64 words[3], u64 first) {
 }
 #endif
 
-/* A word plus a little number. */
+/* x + plus, without rounding; plus is a small integer. */
 FN f64 word_f64(u32 x, f64 plus) { return (f64)(i32)(x ^ 0x80000000u) + (0x1p31 + plus); }
 /* The top 53 bits of two words as a fraction; `plus` is added before the division. */
 FN f64 fraction_f64(u32 low, u32 high, f64 plus) {
   return word_f64(high, 0) * 0x1p-32 + ((f64)(i32)(low >> 11) + plus) * 0x1p-53;
 }
-/* The top bits of a word, times what one is worth. */
+/* The top `bits` bits of a word, times `unit`. */
 FN f32 fraction_f32(u32 high, int bits, f32 unit) { return (f32)(i32)(high >> (32 - bits)) * unit; }
-/* The logarithms of what is positive, finite and not subnormal: log (math.def) without its special cases. */
+/* log (math.def) without its special cases: for arguments that are positive, finite and not subnormal. */
 FN f32 log_plain_f32(f32 a) {
   i32 i = logi_f32(a);
   return logv_f32((f32)i, logf_f32(a, i));
@@ -103,7 +103,7 @@ FN f64 uniform_f64(u32 a, u32 b, u32 c, u32 d) { return (void)c, (void)d, fracti
 FN f32 uniform_f32(u32 a, u32 b, u32 c, u32 d) { return (void)a, (void)c, (void)d, fraction_f32(b, 24, 0x1p-24f); }
 FN f32 uniform_f16(u32 a, u32 b, u32 c, u32 d) { return (void)a, (void)c, (void)d, fraction_f32(b, 11, 0x1p-11f); }
 FN f32 uniform_bf16(u32 a, u32 b, u32 c, u32 d) { return (void)a, (void)c, (void)d, fraction_f32(b, 8, 0x1p-8f); }
-/* Angles are below those for which cos has a slow form. */
+/* The angles are so small that cos_fast needs no repair. */
 FN f32 normal_f32(u32 a, u32 b, u32 c, u32 d) {
   f32 u = (f32)word_f64(a, 1) * 0x1p-32f;
   f32 angle = fraction_f32(b, 24, 0x1p-24f * (f32)6.283185307179586476925286766559);
@@ -135,13 +135,13 @@ DRAW(uniform_bf16, f32)
 DRAW(normal_f64, f64)
 DRAW(normal_f32, f32)
 
-/* Integers below a bound of at most 2^63 from bits, plus low: the low 63 bits modulo the bound, which is exact in both ways.
- * A quotient by a 64-bit reciprocal is less than 3/2 too small, so one remainder is to be mended. One by f64 is off by 2^12 and a rounding
- * at most, the quotient of what then remains by one: that is vector code where there are instructions for it. The bound is below 2^61 so that
- * no difference wraps. */
+/* x[i] = low + (the low 63 bits of x[i]) modulo `values`, which is at most 2^63. Exact in both ways:
+ *   - by a 64-bit reciprocal the quotient is less than 3/2 too small, so the remainder needs at most one subtraction
+ *   - by f64, for values below 2^61 so that no difference wraps: the first quotient is off by 2^12 and a rounding at most, that of its
+ *     remainder by one. This way is vector code where the processor has the instructions */
 static void draw_below(void *o, u64 values, i64 low, u64 n) {
   u64 *x = o;
-  if (n < VM_WORDS) { /* less than a reciprocal costs */
+  if (n < VM_WORDS) { /* cheaper than a reciprocal */
     for (u64 i = 0; i < n; i++) {
       SCALAR x[i] = (x[i] & ~(u64)0 >> 1) % values + (u64)low;
     }

@@ -1,5 +1,5 @@
-/* The block VM's interpreter (block_vm.h): structures by recursion, everything else by a switch; in a VEC each instruction works on
- * one block. Reductions are in block_vm_acc.c. */
+/* The block VM's interpreter (block_vm.h): blocks of instructions by recursion, instructions by a switch; in a VEC each works on one block of
+ * elements. Reductions are in block_vm_acc.c. */
 #include "jit/cpu/block_vm_exec.h"
 
 #include <string.h>
@@ -15,6 +15,7 @@ size_t bvm_regs_bytes(const vmcode *code, int64_t block) {
   return (code->nregs + TEMP_MASKS + code->nmasks + code->nswaps) * (size_t)block * 8;
 }
 
+/* Takes `bytes` from *at on. */
 static char *bump(char **at, size_t bytes) {
   char *p = *at;
   *at += round64(bytes);
@@ -82,7 +83,7 @@ size_t bvm_phase_bytes(bvm_frame *f, const bvm_phase *ph) {
   return (size_t)((uintptr_t)place(f, ph) - (uintptr_t)f->dynamic);
 }
 
-/* The value of an index instruction, as far as it follows from constants and ints; else `unknown`. For estimates of work. */
+/* The value of an index instruction if it follows from constants and ints, else `unknown`. For estimates of work. */
 static int64_t trips(const bvm_frame *f, l_val v, int64_t unknown) {
   const l_instr *i = &f->code->p->code[v];
   if (i->code == L_INT || i->code == L_PARAM) return f->idx[v];
@@ -93,6 +94,7 @@ static int64_t trips(const bvm_frame *f, l_val v, int64_t unknown) {
   return l_index_value((l_code)i->code, a, b);
 }
 
+/* About how many elements ops[from..to) work on; at most 8 loops deep. */
 static int64_t range_work(const bvm_frame *f, const bvm_phase *ph, uint32_t from, uint32_t to, int depth) {
   int64_t work = 1;
   for (uint32_t k = from; k < to; k++) {
@@ -126,7 +128,6 @@ int64_t bvm_phase_work(const bvm_frame *f, const bvm_phase *ph) { return range_w
 
 /* ---- values ---- */
 
-/* A value as n elements: itself, or a scalar repeated in temporary `slot`. */
 const void *bvm_vector(bvm_frame *f, l_val v, int slot) {
   if (!f->code->scalar[v] || f->n == 1) return f->val[v];
   char *t = f->temps + (size_t)slot * (size_t)f->block * 8;
@@ -135,11 +136,12 @@ const void *bvm_vector(bvm_frame *f, l_val v, int slot) {
   return t;
 }
 
+/* Where the memory of buffer b begins, or (b < 0) that of local -b. */
 static char *buffer_base(const bvm_frame *f, int64_t b) {
   return b >= 0 ? (char *)f->args->buf[b] : (char *)f->val[-b];
 }
 
-/* The part of the block that a guard lets through by its bounds, and the mask that says the rest (or NULL). */
+/* For which elements of the block an access is made: from .. to - 1, and of these where `where` is 1 (NULL: all). */
 typedef struct guard {
   int64_t from, to;
   const uint8_t *where;
@@ -155,7 +157,7 @@ static guard guard_of(bvm_frame *f, const l_instr *i) {
   return g;
 }
 
-/* Inside a WHILE of a VEC: restricts a guard to the elements that are still in the loop. */
+/* In a WHILE of a VEC: leaves out the elements that have left the loop. */
 static void guard_active(bvm_frame *f, guard *g) {
   if (!f->active) return;
   if (!g->where) {
@@ -176,8 +178,8 @@ static void copy_one(char *to, const char *from, int size) {
   }
 }
 
-/* Element offsets of a block with vindex: stride * j + vindex[j] * vstride, in temporary 2. Elements that a guard leaves out may have
- * any index: the product wraps. */
+/* Offsets of the block's elements in an access with vindex: stride * j + vindex[j] * vstride, in temporary 2. Where the guard is false the
+ * index may be anything, so the product wraps. */
 static const int64_t *offsets_of(bvm_frame *f, const l_instr *i, int64_t stride) {
   const int64_t *v = bvm_vector(f, i->c, 2);
   int64_t *t = (int64_t *)(void *)(f->temps + 2 * (size_t)f->block * 8), vstride = f->idx[i->d];
@@ -185,13 +187,13 @@ static const int64_t *offsets_of(bvm_frame *f, const l_instr *i, int64_t stride)
   return t;
 }
 
-/* Where a block's first element lies. Behind a guard that does not hold this may be anywhere, so that the sums wrap. */
+/* The address of the block's first element. Where the guard is false it may be any number, so the sums wrap. */
 static char *address_of(const bvm_frame *f, const l_instr *i, int64_t stride, int64_t bytes) {
   uint64_t at = (uint64_t)f->idx[i->a] + (uint64_t)stride * (uint64_t)f->o;
   return (char *)((uintptr_t)buffer_base(f, i->imm) + (uintptr_t)(at * (uint64_t)bytes));
 }
 
-/* Where the one element of an access outside VECs lies; NULL where its guard does not hold. */
+/* The address of the one element of an access outside VECs; NULL where its guard is false. */
 static char *address_of_one(const bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   if (i->g && !*(const uint8_t *)f->val[i->g]) return NULL;
@@ -240,7 +242,7 @@ static void load(bvm_frame *f, const bvm_op *o) {
       l->fill[o->size](out, other, NULL, NULL, 0, n);
     else if (other != out)
       memcpy(out, other, (size_t)(n * bytes));
-  } else { /* lanes that are not active: anything */
+  } else { /* elements that have left a WHILE, whose value nobody uses */
     memset(out, 0, (size_t)(n * bytes));
   }
   if (g.from >= g.to) return;
@@ -324,7 +326,7 @@ static void update(bvm_frame *f, const bvm_op *o) {
     if (g.to > g.from) l->kop[i->sub][dtype](to, to, from + g.from * bytes, NULL, VM_A | VM_B, g.to - g.from);
     return;
   }
-  /* where the elements that the guard lets through are, and their values, one after the other */
+  /* lists of the offsets and values of the elements that are updated */
   int64_t *at = (int64_t *)(void *)(f->temps + 2 * (size_t)f->block * 8), n = g.to - g.from;
   if (i->c)
     (void)offsets_of(f, i, stride);
@@ -393,7 +395,7 @@ static void compute(bvm_frame *f, const bvm_op *o) {
   o->fn(f->val[o->at], f->val[i->a], f->val[i->b], f->val[i->c], o->mode, o->flags & OP_ONCE ? 1 : f->n);
 }
 
-/* A value of an integer dtype or bool as an index. */
+/* Value v, of an integer dtype or bool, as an index. */
 static int64_t as_index(const bvm_frame *f, l_val v) {
   int64_t x = 0;
   uint8_t d = f->code->p->code[v].dtype;
@@ -434,8 +436,8 @@ static void carry(bvm_frame *f, const bvm_op *o) {
     memcpy(f->val[o->at], bvm_vector(f, i->a, 3), (size_t)f->n * size);
 }
 
-/* The SETs that ran in this iteration of the loop that ends at `end`: all new values are taken before any carry changes. A
- * new value that is itself a carry is taken through a temporary. */
+/* The end of a turn of the loop ops[begin..end): carries get the values of the SETs that have run. All values are read before any carry
+ * changes, so one that is itself a carry goes through a temporary. `active`: the elements that are still in the loop; NULL: all. */
 static void set_carries(bvm_frame *f, uint32_t begin, uint32_t end, const uint8_t *active) {
   const bvm_op *ops = f->code->ops;
   const bvm_loops *l = f->code->loops;
@@ -443,7 +445,7 @@ static void set_carries(bvm_frame *f, uint32_t begin, uint32_t end, const uint8_
   for (int pass = 0; pass < 2; pass++) {
     uint32_t swaps = 0;
     for (uint32_t k = begin + 1; k < end; k++) {
-      if (ops[k].code == L_FOR || ops[k].code == L_WHILE || ops[k].code == L_VEC) { /* those have SETs of their own */
+      if (ops[k].code == L_FOR || ops[k].code == L_WHILE || ops[k].code == L_VEC) { /* its SETs are its own */
         k = ops[k].end;
         continue;
       }
@@ -504,7 +506,7 @@ static bool run_while(bvm_frame *f, const bvm_op *o, uint32_t pc) {
     }
     return true;
   }
-  /* the carry itself says which lanes go on; the mask must not change while the carries are set */
+  /* the condition is a carry: the mask is a copy, since it must stay while carries are set */
   const uint8_t *outer = f->active;
   uint8_t *mask = (uint8_t *)f->temps + (TEMP_MASKS + (size_t)f->depth) * (size_t)f->block * 8;
   bool ok = true;
@@ -600,7 +602,7 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
     case L_IF: {
       bool yes =
           l_rows[f->code->p->code[i->a].code].result == 'I' ? idx[i->a] != 0 : *(const uint8_t *)f->val[i->a] != 0;
-      /* to the arm: the first instruction, or behind the ELSE; ELSE itself jumps to the END */
+      /* the first arm follows; `end` is the ELSE, behind which the other arm stands, or the END */
       if (!yes) pc = o->end;
       break;
     }

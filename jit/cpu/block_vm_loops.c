@@ -19,7 +19,7 @@
 /* clang-format off */
 
 #define SIMD _Pragma("omp simd")
-/* In a loop of few turns: what prepares vectors would cost more than the turns. */
+/* In the body of a loop with few turns: keeps compilers from vectorising it, since preparing vectors costs more than the turns. */
 #define SCALAR __asm__ volatile("");
 
 /* ---- one operand ---- */
@@ -166,7 +166,7 @@ _Static_assert(0 COMPUTED(COUNTED) COUNTED(f16) COUNTED(bf16) == DTYPE_PUBLIC + 
 #define NAME2S(F, T, R) LOOP2_SPLAT(kop_##F##_##T, T, R, F##_##T, SIMD)
 #define NAME2P(F, T, R) LOOP2_SPLAT(kop_##F##_##T, T, R, F##_##T, )
 
-/* one loop per mode for the common types, one for all modes for the others */
+/* common types have a loop for each mode, the others one for all modes */
 #define NAME2_f32 NAME2
 #define NAME2_f64 NAME2
 #define NAME2_i32 NAME2
@@ -244,7 +244,7 @@ SIZES(MAKE_PUT)
   CASTS_INT(X, bf16) X(bf16, b8) X(bf16, f64) X(bf16, f16)
 EACH_CAST(CAST)
 
-/* Few between bf16 and f32 go by fours: what the vectoriser makes of many prepares more than that. */
+/* Up to 16 conversions between bf16 and f32 go four at a time: the vectorised loop for many prepares longer than they take. */
 #define CAST_FOURS(S, T)                                                                                               \
   LOOP1(cast_many_##S##_##T, S, T, cast_##S##_##T)                                                                     \
   static void cast_loop_##S##_##T(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {         \
@@ -308,7 +308,7 @@ static void iota_b8(void *o, const void *a, const void *b, const void *c, int mo
 
 /* ---- functions: a loop for each type of each row of mathfns.h ---- */
 #define MATH_INTS(X) X(u8) X(i8) X(i16) X(i32) X(i64)
-/* Powers by one number of the simple ones (math.def): the compiler sees what is left of pow. */
+/* pow by one exponent for which it is simple (math.def): of pow with this constant compilers leave only the simple case. */
 #define POW_BY(T, EXPONENT)                                                                                            \
   if (!(mode & VM_B) && *(const T *)b == (EXPONENT)) {                                                                 \
     if (mode & VM_A) {                                                                                                 \
@@ -337,7 +337,7 @@ static void iota_b8(void *o, const void *a, const void *b, const void *c, int mo
 #define INT_POW2 INT_PLAIN2
 #define INT_TEST1 REAL_TEST1
 
-/* The macro itself where the row has integers, or bool */
+/* IF_INT_<types>(m) is m if a row of these types has integers, else NO_LOOP, which makes nothing; so is IF_BOOL_ for bool. */
 #define NO_LOOP(F, T)
 #define IF_INT_REAL(m) NO_LOOP
 #define IF_INT_NUM(m) m
@@ -393,7 +393,7 @@ MATHS(BOOL_LOOP, b8)
   static void tree_##F##_##T(void *o, const void *a, int64_t rows, int64_t n) {                                        \
     T *out = o, l[ORDER_LANES];                                                                                        \
     const T *x = a;                                                                                                    \
-    if (n <= 4) { /* the same, written out */                                                                          \
+    if (n <= 4) { /* the same order, written out */                                                                          \
       for (int64_t r = 0; r < rows; r++, x += n) {                                                                     \
         SCALAR T v = x[0];                                                                                             \
         if (n > 2) v = F##_##T(v, x[2]);                                                                               \
@@ -476,7 +476,8 @@ WORDS(MADD_INT)
   }
 NUMBERS(DOTS)
 
-/* Of elements T, which are computed as C by way of GET and PUT. `kept`: as many elements as a row has, if few: they are read once; else 0. */
+/* bvm_loops.product for elements T, computed as C: GET and PUT convert. `kept`: the elements of a row of x if these are at most 4, so that they
+ * are read once and kept in variables; else 0. */
 #define PRODUCT(T, C, GET, PUT)                                                                                        \
   static inline __attribute__((always_inline)) void product_of_##T(T *out, const T *first, const T *start,             \
                                                                    const bvm_gemm *p, int kept) {                    \
@@ -522,7 +523,7 @@ PRODUCT(f16, f32, _cvtsh_ss, ROUND_F16)
 PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
 #endif
 
-/* A candidate replaces the best if it is strictly better, or the first nan. */
+/* A candidate replaces the best one if it is strictly better, or the first nan. */
 #define BETTER_max(v, best) ((v) > (best) || ((v) != (v) && (best) == (best)))
 #define BETTER_min(v, best) ((v) < (best) || ((v) != (v) && (best) == (best)))
 #define ARG(F, T)                                                                                                      \
@@ -535,7 +536,7 @@ PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
     *(T *)value = best;                                                                                                \
     *at = w;                                                                                                           \
   }                                                                                                                    \
-  /* many results: candidate i has index index[i], or k */                                                             \
+  /* many results: candidate i has the index index[i] or, without `index`, k */                                                             \
   static void args_##F##_##T(void *value, int64_t *at, const void *a, const int64_t *index, int64_t k, int64_t n) {    \
     const T *x = a;                                                                                                    \
     T *best = value;                                                                                                   \

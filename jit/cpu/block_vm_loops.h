@@ -11,8 +11,8 @@
 enum { VM_A = 1, VM_B = 2, VM_C = 4 };
 typedef void (*bvm_fn)(void *out, const void *a, const void *b, const void *c, int mode, int64_t n);
 
-/* out[b][i][j] = x[b][i][0] * y[b][0][j] + ...: what dot does, for `count` times m rows by n columns, k >= 1 elements each; steps in
- * elements. */
+/* A batch of small matrix products, out[b][i][j] = x[b][i][0] * y[b][0][j] + ...: `count` pairs of matrices, m rows, n columns, k >= 1
+ * products an element. The distances are in elements: to the next matrix, to the next row of x or column of y, and along k. */
 typedef struct bvm_gemm {
   int64_t count, m, n, k;
   int64_t x_next, x_row, x_step;
@@ -20,7 +20,7 @@ typedef struct bvm_gemm {
 } bvm_gemm;
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-enum { VM_WORDS = 8 }; /* random numbers that are made at once */
+enum { VM_WORDS = 8 }; /* random numbers made at a time */
 #else
 enum { VM_WORDS = 4 };
 #endif
@@ -28,9 +28,10 @@ enum { VM_WORDS = 4 };
 enum { VM_SIZES = 4 }; /* element sizes 1, 2, 4, 8 are numbered 0..3 */
 static inline int bvm_size_class(size_t bytes) { return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3; }
 
+/* The table of one instruction set. */
 typedef struct bvm_loops {
   const char *name;
-  /* Missing entries are NULL. kop and math by the last operand's dtype (philox_uniform: by the result's). */
+  /* Missing entries are NULL. kop and math by the last operand's dtype (MATH_IS_WORD: by the result's). */
   bvm_fn kop[KOP_COUNT][QN_DTYPE_COUNT];
   bvm_fn math[MATH_COUNT][QN_DTYPE_COUNT];
   bvm_fn cast[QN_DTYPE_COUNT][QN_DTYPE_COUNT]; /* from, to */
@@ -46,17 +47,16 @@ typedef struct bvm_loops {
   void (*rows[KOP_COUNT][QN_DTYPE_COUNT])(void *lanes, const void *x, int64_t nrows, bool first);
   /* Folds elements into one value, in order. */
   void (*chain[KOP_COUNT][QN_DTYPE_COUNT])(void *value, const void *x, int64_t n, bool first);
-  /* Folds rows of n elements (1..64), one after the other, to one each, as order INNER ends: lanes halved from 64 to 1, those from
-   * n on being the identity. `out` may be `x`. */
+  /* Folds each of `rows` rows of n elements (1..64) to one, as order INNER ends: 64 lanes, of which those from n on are the identity, are
+   * halved to 1. `out` may be `x`. */
   void (*tree[KOP_COUNT][QN_DTYPE_COUNT])(void *out, const void *x, int64_t rows, int64_t n);
-  /* Folds n elements, `inner` elements apart, to one in order, for `inner` results behind one another, all that `outer` times: of few
-   * elements. `out` may be `x`. */
+  /* Folds x[outer][n][inner] along n, in order, to out[outer][inner]; for small n. `out` may be `x`. */
   void (*chains[KOP_COUNT][QN_DTYPE_COUNT])(void *out, const void *x, int64_t outer, int64_t n, int64_t inner);
   /* One chain of fma (integers: multiply and add) upward; x and y by mode. */
   void (*dot[QN_DTYPE_COUNT])(void *value, const void *x, const void *y, int mode, int64_t n, bool first);
   /* acc[i] = fma(x[i], y[i], acc[i]), or x[i] * y[i] when first. */
   void (*dots[QN_DTYPE_COUNT])(void *acc, const void *x, const void *y, int mode, int64_t n, bool first);
-  /* Products of few elements: a chain after the other; of f16 and bf16 in f32, rounded at the end. */
+  /* Small products, one chain after the other; f16 and bf16 are computed in f32 and rounded at the end. */
   void (*product[QN_DTYPE_COUNT])(void *out, const void *x, const void *y, const bvm_gemm *p);
   /* base[at[i]] = f(base[at[i]], v[i * step]), one after the other; put stores v. Offsets in elements. */
   void (*update[KOP_COUNT][QN_DTYPE_COUNT])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
@@ -64,14 +64,15 @@ typedef struct bvm_loops {
   /* The n random numbers from the one numbered `first` on of a draw (words: those of the key, and the draw number), by RANDOM op (bits,
    * uniform, normal) and dtype; for f16 and bf16 they are f32, to be rounded. */
   void (*draw[3][QN_DTYPE_COUNT])(void *out, const uint64_t words[3], uint64_t first, uint64_t n);
-  /* What randint makes of bits, in place: the low 63 modulo values (at most 2^63), plus low. */
+  /* Makes random integers of random bits, in place: low + (the low 63 bits) modulo values, which is at most 2^63. */
   void (*below)(void *bits, uint64_t values, int64_t low, uint64_t n);
-  /* argmax and argmin: the best value and its index so far (index < 0: none), candidates numbered from `index`. */
+  /* argmax, argmin: update the best value and its index (below 0: none yet). arg has one result and candidates numbered from `index` on;
+   * args has n results, and candidate i has the index index[i] or, where that is NULL, k. */
   void (*arg[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, int64_t index, int64_t n);
   void (*args[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, const int64_t *index, int64_t k, int64_t n);
-  /* The running values of one group of at most 64 by log steps, in place. */
+  /* The running values of one group of at most 64 elements, in the steps of order INNER, in place. */
   void (*scan64[KOP_COUNT][QN_DTYPE_COUNT])(void *x, int64_t n);
-  void (*tile)(const qk_tile *t);
+  void (*tile)(const qk_tile *t); /* the instruction TILE */
   const struct sort_loops *sorts; /* sortloops.h */
 } bvm_loops;
 

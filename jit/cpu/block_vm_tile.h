@@ -12,9 +12,9 @@
  *
  * So a panel of y stays in the first cache while all panels of x pass by from the second, and of large tiles (whose y
  * is far away) y is read in long pieces; small ones pack a panel when it is needed.
- * Where there are few results, as of a vector times a vector, each is a chain that waits for itself: several chunks of it go side by
- * side (tile_few), whose sums then meet in the tree as ever.
- * Tried: packing one panel of y at a time always (a line of memory here and a line there, slower by about a third at
+ * With few results, as in a vector times a vector, the processor would wait for each step of a chain: so several chunks of a result are
+ * computed side by side (tile_few), and their sums then go into the tree in the usual order.
+ * Tried: packing one panel of y at a time always (short pieces of memory far apart, slower by about a third at
  * 2048), and never (slower by about a fifth at 256); packed operands on the stack (hosts have small ones).
  */
 enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 256, TILE_COLS = 256 };
@@ -178,7 +178,7 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
     default: tile_kernel_##T(TILE_M, x, xs, y, ys, out, ld, depth, first);                                                   \
     }                                                                                                                        \
   }                                                                                                                          \
-  /* Reads of any float type as T: element offset at. */                                                                     \
+  /* Element `at` of an array of the float type d, as T. */                                                                  \
   static inline __attribute__((always_inline)) T tile_at_##T(const void *p, int64_t at, int d) {                             \
     switch (d) {                                                                                                             \
     case QN_f16: return cast_f16_##T(((const f16 *)p)[at]);                                                                  \
@@ -219,7 +219,7 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
     default: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, DTYPE_##T);                                          \
     }                                                                                                                        \
   }                                                                                                                          \
-  /* Columns 0..cols of y from element at: whole panels row by row, others each for itself. */                               \
+  /* Packs `cols` columns of y from element `at` on: full panels together, row by row, a narrower last one by itself. */     \
   static void tile_pack_cols_##T(T *py, const qk_tile *t, int64_t at, int64_t cols, int64_t depth) {                         \
     int64_t whole = t->y_n == 1 && t->yd == DTYPE_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                                  \
     for (int64_t k = 0; k < depth && whole; k++) {                                                                           \
@@ -234,7 +234,7 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
       tile_pack_y_##T(py + n * TILE_SLICE_##T, t->y, at + n * t->y_n, t->y_n, t->y_k,                                        \
                       cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T, depth, t->yd);                                   \
   }                                                                                                                          \
-  /* One chunk of at most 4,096 deep of at most TILE_ROWS rows. */                                                           \
+  /* One chunk, at most 4,096 deep, of at most TILE_ROWS rows. */                                                            \
   static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int64_t cols,                   \
                              int64_t depth, T *out, int64_t ld) {                                                            \
     T *px = t->work, *py = px + TILE_SLICE_##T * TILE_ROWS;                                                                  \
@@ -335,7 +335,7 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
     else if (many < TILE_BESIDE || !tile_lanes_##T(px, py, depth, sums))                                                     \
       tile_some_##T(many, px, 1, DTYPE_##T, py, 1, DTYPE_##T, depth, sums);                                                  \
   }                                                                                                                          \
-  /* Few elements, as of a vector times a vector: nothing is packed. */                                                      \
+  /* Few results, as of a vector times a vector: nothing is packed. */                                                       \
   static void tile_few_##T(const qk_tile *t) {                                                                               \
     for (int64_t i = 0; i < t->rows * t->cols; i++) {                                                                        \
       int64_t m = i / t->cols, n = i % t->cols, x = m * t->x_m, y = n * t->y_n, whole = t->depth / ORDER_DOT_CHUNK;          \

@@ -103,8 +103,8 @@ static void code_add(code_table *t, uint64_t hash, qk_phase *phases) {
 /* ---- the compiler -------------------------------------------------------------------------------------------------------------------- */
 
 static const char *const compilers[] = {"cc", "gcc", "clang"};
-/* The bits depend on contraction being off; -fno-trapping-math lets selects become branch-free code. The last one is left out where
- * wide_vectors is false. */
+/* Results have their bits only with contraction off; -fno-trapping-math lets selects become code without branches. The last option is left
+ * out where wide_vectors() is false. */
 static const char *const flags[] = {"-std=gnu11",
                                     "-O2",
                                     "-march=native",
@@ -141,7 +141,7 @@ const char *const *compile_flags(int *n) {
   return flags;
 }
 
-/* Starts the compiler `cc` on `source`, waits, and returns success. */
+/* Runs the compiler `cc` on `source` and waits for it. False: it failed, could not be started (told), or `abandon` became true. */
 static bool run_compiler(code_table *t, const char *cc, char **environment, const char *source, const char *object,
                          const char *log, const atomic_bool *abandon) {
   char *argv[NFLAGS + 5];
@@ -190,7 +190,8 @@ static bool run_compiler(code_table *t, const char *cc, char **environment, cons
   for (struct timespec nap = {0, 1000000};;) {
     pid_t done = waitpid(pid, &status, WNOHANG);
     if (done == pid) break;
-    if (done < 0 && errno != EINTR) { /* the host collects children itself: the object tells */
+    if (done < 0 &&
+        errno != EINTR) { /* the host waits for all children itself: whether it went well shows in the object */
       status = 0;
       break;
     }
@@ -228,7 +229,7 @@ static void remove_folder(const char *folder) {
   rmdir(folder);
 }
 
-/* Compiles a text: the object's bytes (malloc'ed), or NULL. */
+/* Compiles a text: the object's bytes (malloc'ed), or NULL, and the user is told why. */
 static char *compile_text(code_table *t, const char *cc, const char *text, size_t len, const atomic_bool *abandon,
                           size_t *size) {
   const char *base = getenv("TMPDIR");
@@ -263,8 +264,8 @@ static char *compile_text(code_table *t, const char *cc, const char *text, size_
 
 /* ---- loading ---------------------------------------------------------------------------------------------------------------------------- */
 
-/* A path to `fd` that no other object has: dlopen takes names that it knows for what it has loaded under them, and numbers of
- * files return. The bits of the object's hash are written as "/." and "//". */
+/* Writes a path to `fd` that no other object has. dlopen loads nothing for a path under which it has loaded something, and numbers of files
+ * are used again; so the bits of the object's hash stand in the path, as "/." and "//". */
 static void object_path(int fd, const char *object, size_t size, char path[600]) {
   sha256 s;
   uint8_t sha[32];
@@ -279,6 +280,7 @@ static void object_path(int fd, const char *object, size_t size, char path[600])
   snprintf(path + n, 600 - n, "/%d", fd);
 }
 
+/* Loads an object from a file in memory. The table keeps the handle until the engine closes. NULL: told. */
 static void *load_object(code_table *t, const char *object, size_t size) {
   int fd = memfd_create("quern", MFD_CLOEXEC);
   void *handle = NULL;
@@ -315,7 +317,7 @@ void cpu_source(const plan *p, text_buf *out) {
   code_unit_close(&u);
 }
 
-/* Kernels whose hash the table knows get their code. Returns how many still have none. */
+/* Gives the plan's kernels the code that the table has for them. Returns how many still have none. */
 static uint32_t use_table(code_table *t, plan *p) {
   uint32_t missing = 0;
   for (uint32_t i = 0; i < p->nkernels; i++) {
@@ -329,7 +331,7 @@ static uint32_t use_table(code_table *t, plan *p) {
   return missing;
 }
 
-/* Takes the unit's functions out of a loaded object. False, and told, if it lacks some. */
+/* Puts the unit's functions into the table, from a loaded object. False, and told, if that lacks some. */
 static bool use_object(code_table *t, const code_unit *u, void *handle) {
   bool all = true;
   for (uint32_t i = 0; i < u->n && all; i++) {

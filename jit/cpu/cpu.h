@@ -10,7 +10,7 @@ struct cpu_state *cpu_of(qn_vm *vm);
 QN_MUST_CHECK bool cpu_open(qn_vm *vm);
 void cpu_close(qn_vm *vm);
 
-/* How the VM's state begins: what is looked at in every eager op. */
+/* The first member of a VM's state: what every eager op looks at. */
 typedef struct cpu_kept {
   const bvm_loops *loops;                          /* of this processor */
   const struct op_program **op_programs[OP_COUNT]; /* op_program.h's; NULL: none of the op so far */
@@ -20,7 +20,7 @@ static inline cpu_kept *cpu_kept_of(qn_vm *vm) {
                                                               : (cpu_kept *)(void *)cpu_of(vm);
 }
 
-/* Frees what op_program.c made of it. */
+/* Frees what op_program.c keeps there. */
 void op_programs_free(qn_vm *vm, cpu_kept *k);
 
 /* The loops of this processor; NULL with an error raised. */
@@ -29,15 +29,15 @@ static inline const bvm_loops *cpu_loops(qn_vm *vm) {
   return __builtin_expect(k != NULL, 1) ? k->loops : NULL;
 }
 
-/* How many threads may share work that is worth so many elements of pointwise work: at least 1; 0 with an error raised. */
+/* How many threads may share work that takes as long as a pointwise op on `work` elements: at least 1; 0 with an error raised. */
 int cpu_threads(qn_vm *vm, int64_t work);
 
-/* Is work to end: was it interrupted or, asked by the VM's own thread, is its time over? */
+/* Must running work stop, because of an interrupt or, if the VM's `own` thread asks, the time limit? */
 static inline bool cpu_must_stop(qn_vm *vm, bool own) {
   if (atomic_load_explicit(&vm->interrupt, memory_order_relaxed)) return true;
   return own && vm->config.time_limit > 0 && !error_pending(vm) && vm_poll_slow(vm);
 }
-/* Raises the error of work that ended so, if none is pending. */
+/* Raises the error of work that was stopped, if none is pending. */
 static inline void cpu_raise_stopped(qn_vm *vm) {
   if (!error_pending(vm) && !vm_poll_slow(vm)) raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
 }
@@ -46,7 +46,8 @@ static inline void cpu_raise_stopped(qn_vm *vm) {
  * to one value, `out`. `lanes` is room for 64 elements; it may be `x`, and `out` may be the start of it. */
 void bvm_fold_lanes(bvm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n);
 
-/* The memory of a plan's arena: one piece a VM, as large as the largest plan that runs. */
+/* Memory for the arena of the plan that runs, at least `bytes`: one piece a VM, which stays its own. NULL with an error raised. cpu_slab_leave
+ * says that the plan has ended. */
 QN_MUST_CHECK void *cpu_slab(qn_vm *vm, size_t bytes);
 void cpu_slab_leave(qn_vm *vm);
 

@@ -9,7 +9,7 @@ typedef struct cpu_engine {
   void *code; /* compile.c's: compiled kernels */
 } cpu_engine;
 
-/* Made if need be; NULL when memory is short. Its members are made by the files that they belong to, when they are first asked for. */
+/* Made when first asked for; NULL when memory is short. Its members are made in the same way, by the files that they belong to. */
 static inline cpu_engine *cpu_engine_of(qn_engine *engine) {
   return engine_part(engine, &engine->devices[FAMILY_cpu], sizeof(cpu_engine), NULL);
 }

@@ -1,4 +1,4 @@
-/* The `body` column of the op table for POINTWISE, REDUCE and SCAN rows, as kernel primitives and functions. */
+/* The kernel primitive or function of each POINTWISE, REDUCE and SCAN op: the column `body` of the op table. */
 #ifndef JIT_CPU_OPBODY_H
 #define JIT_CPU_OPBODY_H
 

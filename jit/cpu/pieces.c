@@ -1,5 +1,5 @@
-/* Work in pieces (pieces.h). Threads take pieces from a counter; between two of them they look at the interrupt flag, and the caller's
- * thread at the clock, too. */
+/* Work in pieces (pieces.h). Threads take the numbers of pieces from a counter. Between two pieces they look at the interrupt flag, and the
+ * caller's thread also at the time limit. */
 #include "jit/cpu/pieces.h"
 
 #include "jit/cpu/cpu.h"

@@ -1,14 +1,13 @@
 /* The linear recurrence s[i] = a[i] s[i - 1] + b[i] along an axis (library.h), which gradients of running products are made of.
  *
- * The first s is b; the product has strong zeros, as in gradients. From the end where the attributes say so, and with the
- * coefficient of the element before, a[i - 1], where they say EXCLUSIVE. Chains of f16 and bf16 are carried in f32, each
- * element is rounded.
+ * s[0] is b[0]. A product with a zero is zero, whatever the other factor is, as in gradients. ATTR_REVERSE goes from the end; with
+ * ATTR_EXCLUSIVE the coefficient is that of the element before, a[i - 1]. f16 and bf16 are computed in f32, and what is stored is rounded.
  */
 #include <string.h>
 
 #include "jit/cpu/library.h"
 
-/* An axis of n elements, `inner` apart, `outer` times. */
+/* The array as [outer][n][inner], with chains along n. */
 typedef struct nest {
   int64_t outer, n, inner;
   bool reverse, exclusive;
@@ -16,7 +15,7 @@ typedef struct nest {
 
 #define STRONG(a, s) ((a) == 0 || (s) == 0 ? 0 : (a) * (s))
 
-/* A row of chains at a time, whose last elements stand in the result. */
+/* All `inner` chains go on by one element together; the elements before are read from the result. */
 #define ROWS_OF(T)                                                                                                     \
   static bool rows_##T(qn_vm *vm, const nest *f, T *s, const T *a, const T *b) {                                       \
     int64_t row = f->inner, step = f->reverse ? -row : row, size = f->n * row;                                         \
@@ -35,7 +34,7 @@ typedef struct nest {
 ROWS_OF(float)
 ROWS_OF(double)
 
-/* A chain at a time. */
+/* One chain after the other. */
 static bool chains_half(qn_vm *vm, qn_dtype d, const nest *f, uint16_t *s, const uint16_t *a, const uint16_t *b) {
   int64_t step = f->reverse ? -f->inner : f->inner, size = f->n * f->inner;
   for (int64_t o = 0; o < f->outer; o++, s += size, a += size, b += size)

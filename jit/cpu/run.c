@@ -1,4 +1,4 @@
-/* Launching kernels (run.h): phases one after the other, each over the instances [0, n) of its PAR.
+/* The row device_cpu, and launching kernels (cpu.h): phases one after the other, each over the instances [0, n) of its PAR.
  *
  * Threads. All parallel work of an engine is done by one pool of threads (thread_pool.h); one VM at a time may open parallel regions,
  * others run serially and get the same bits. A phase goes parallel when
@@ -45,7 +45,7 @@ bool cpu_open(qn_vm *vm) {
   s->threads = vm->config.threads > 0 ? vm->config.threads : thread_pool_processors();
   if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
   vm->devices[FAMILY_cpu] = s;
-  void (*none)(qn_engine *) = NULL; /* trace's, which does more, stays */
+  void (*none)(qn_engine *) = NULL; /* the tracer's function, which does more, stays if it is there */
   if (vm->engine)
     __atomic_compare_exchange_n(&vm->engine->jit_close, &none, devices_engine_close, false, __ATOMIC_ACQ_REL,
                                 __ATOMIC_ACQUIRE);
@@ -123,7 +123,7 @@ int cpu_threads(qn_vm *vm, int64_t work) {
   return !s ? 0 : most < 1 ? 1 : most < s->threads ? (int)most : s->threads;
 }
 
-/* At least `bytes` in a piece that is kept. */
+/* Makes a piece at least `bytes` large and returns its memory, which holds anything. NULL with an error raised. */
 static void *piece_take(qn_vm *vm, cpu_piece *p, size_t bytes) {
   if (p->bytes >= bytes && p->data) return p->data;
   piece_free(vm, p);
@@ -132,7 +132,7 @@ static void *piece_take(qn_vm *vm, cpu_piece *p, size_t bytes) {
   return p->data;
 }
 
-/* Memory that is large is given back after its use, so that one big kernel does not hold it for ever. */
+/* After use: memory of at most KEEP_BYTES is kept for the next launch, more is given back. */
 enum { KEEP_BYTES = 8 << 20 };
 static void piece_leave(qn_vm *vm, cpu_piece *p) {
   if (p->bytes > KEEP_BYTES) piece_free(vm, p);
@@ -167,6 +167,7 @@ typedef struct launch {
   _Atomic uint64_t error;
 } launch;
 
+/* What each thread does in a phase (thread 0 is the launcher's): takes chunks until there are none. */
 static void work(void *ctx, int thread) {
   launch *l = ctx;
   bvm_frame other, *f = thread ? &other : l->own;
@@ -192,8 +193,8 @@ static void work(void *ctx, int thread) {
   l->failures[thread] = l->compiled ? (kernel_failure){.error = ~(uint64_t)0} : f->failure;
 }
 
-/* How many threads, and chunks of how many instances: several per thread, but not so small that taking them costs, nor so
- * large that an interrupt waits. */
+/* Returns how many threads share the phase's instances, and sets the size of chunks: several a thread, but not so small that taking
+ * them costs much, nor so large that an interrupt waits. grain: the least number of instances for a thread. */
 static int64_t share_out(launch *l, int64_t grain) {
   int64_t each = l->phase->work, total, threads = l->s->threads, least = l->vm->tune[TUNE_par_grain];
   if (__builtin_mul_overflow(each, l->n, &total)) total = INT64_MAX;
@@ -291,14 +292,14 @@ static size_t compiled_scratch(const qk_phase *code, uint32_t nphases, const qk_
   return (size_t)bytes;
 }
 
-/* Do sizes depend on scalars? */
+/* Do sizes or bounds depend on host scalars? */
 static bool scalars_steer(const l_program *p) {
   for (l_val v = 1; v < p->n && p->nscalars; v++)
     if (p->code[v].code == L_IVALUE) return true;
   return false;
 }
 
-/* A launch of compiled code like the last one (vmcode.quick). */
+/* A launch of compiled code with the sizes of the last one, where that had nothing to share out (vmcode.quick). */
 static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, const qk_phase *compiled,
                          void *const *buffers, const int64_t *ints, const qk_scalar *scalars, kernel_failure *failure) {
   void *scratch = piece_take(vm, &s->frames[0], code->scratch);

@@ -24,17 +24,17 @@
 #include "jit/cpu/sortloops.h"
 
 enum {
-  FEW = 16,            /* elements that are inserted, of one line; */
-  FEW_OF_MANY = 4,     /* of many: ranks are made sixteen at a time, and take half the time from 6 on */
-  HUGE_LINE = 1 << 18, /* elements from which a line is sorted by parts, */
-  SHARED = 1 << 15,    /* and where threads share it */
-  TILE = 16,           /* lines that are taken at once */
-  PART = 1 << 16,      /* elements of pieces of work: at least, */
-  PART_MOST = 1 << 22, /* and of a huge line at most */
-  WORTH = 4,           /* pointwise elements that sorting one is worth */
+  FEW = 16,            /* most elements of a line that is sorted by insertion, if it is the only line */
+  FEW_OF_MANY = 4,     /* the same if there are many: from 6 elements on ranking takes half the time of insertion */
+  HUGE_LINE = 1 << 18, /* more elements: a line is always sorted in parts */
+  SHARED = 1 << 15,    /* more elements: threads may share a line */
+  TILE = 16,           /* lines that are copied together (columns) */
+  PART = 1 << 16,      /* least elements of a piece of work */
+  PART_MOST = 1 << 22, /* most elements of a part of a huge line */
+  WORTH = 4,           /* sorting an element takes as long as a pointwise op on so many */
 };
 
-/* Lines of an array, one after the other along another axis. Steps in bytes; out_: of the result. */
+/* What is sorted: lines along `axis`, which follow each other along the axis `inner`. Steps are in bytes; out_ is the result's. */
 typedef struct sorting {
   qn_vm *vm;
   const sort_loops *loops;
@@ -45,7 +45,7 @@ typedef struct sorting {
   int64_t size, out_size; /* of an element */
   int64_t n, step, out_step;
   int64_t lines, next, out_next; /* lines along the inner axis, or 1 */
-  /* of long lines */
+  /* for long lines: */
   sort_kind kind;
   unsigned low;        /* bits of items that are below the keys */
   int64_t total, each; /* lines of the array, and of a piece of work */
@@ -54,7 +54,7 @@ typedef struct sorting {
   size_t room; /* bytes of a thread's */
 } sorting;
 
-/* Lines of at most FEW elements of a type: each is inserted behind those that are to stay before it, all if it is nan. */
+/* Insertion sort of lines of at most FEW elements: each element goes behind those that stay before it, a nan behind all. */
 #define FEW_OF(T)                                                                                                      \
   static inline __attribute__((always_inline)) void insert_##T(const sorting *s, const char *in, char *out, bool down, \
                                                                bool indices) {                                         \
@@ -90,6 +90,7 @@ FEW_OF(int64_t)
 
 /* ---- lines of one thread ------------------------------------------------------------------------------------------- */
 
+/* Sorts a line by the ranks of its elements. */
 static void sort_ranked(const sorting *s, const char *in, char *out) {
   int32_t rank[SORT_RANKED_32];
   sort_elements e = {.in = in, .step = s->step, .n = s->n, .descending = s->descending};
@@ -105,7 +106,7 @@ static void sort_ranked(const sorting *s, const char *in, char *out) {
     for (int64_t i = 0; i < n; i++, in += step) memcpy(out + rank[i] * out_step, in, (size_t)s->size);
 }
 
-/* The first of n sorted elements that is a zero: -0 counts as 0. There is one. */
+/* Where the zeros (0 and -0) begin among n sorted elements, of which at least one is zero. */
 static int64_t first_zero(const sorting *s, const char *out, int64_t out_step, int64_t n) {
   int64_t from = 0;
   while (n > 0) {
@@ -119,7 +120,7 @@ static int64_t first_zero(const sorting *s, const char *out, int64_t out_step, i
   return from;
 }
 
-/* What keys do not tell apart is stored in the order in which it is there. */
+/* Stores a sorted line's zeros and NaNs once more: keys do not tell them apart, and their order is that of the line. */
 static void mend(const sorting *s, const sort_seen *seen, const char *in, int64_t step, char *out, int64_t out_step) {
   if (s->indices || !(seen->nans | seen->negative_zeros)) return;
   int64_t numbers = s->n - seen->nans;
@@ -127,6 +128,7 @@ static void mend(const sorting *s, const sort_seen *seen, const char *in, int64_
   s->loops->specials[s->dtype](in, step, s->n, zeros, seen->nans ? out + numbers * out_step : NULL, out_step);
 }
 
+/* Stores the elements, or indices, of n sorted items. */
 static void store(const sorting *s, const void *items, int64_t n, char *out, int64_t out_step) {
   if (s->indices)
     s->loops->indices[s->kind](items, n, out, out_step);
@@ -134,7 +136,7 @@ static void store(const sorting *s, const void *items, int64_t n, char *out, int
     s->loops->elements[s->dtype](items, n, s->descending, out, out_step);
 }
 
-/* The memory of a thread: sort_room, items and as many spare ones, tiles of elements. */
+/* The memory of a thread: a sort_room, the items of a line twice, then copies of lines and of their results. */
 static sort_room *room_of(const sorting *s, int thread) {
   return (sort_room *)(void *)(s->rooms + (size_t)thread * s->room);
 }
@@ -142,6 +144,7 @@ static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 static size_t room_head(void) { return rounded(sizeof(sort_room)); }
 static size_t room_items(const sorting *s) { return rounded((size_t)s->n * sort_item_size(s->kind)); }
 
+/* Sorts a line by radix, in the memory of a thread. */
 static void sort_long(const sorting *s, sort_room *r, const char *in, int64_t step, char *out, int64_t out_step) {
   char *a = (char *)r + room_head(), *b = a + room_items(s);
   sort_elements e = {.in = in, .step = step, .n = s->n, .descending = s->descending};
@@ -153,7 +156,7 @@ static void sort_long(const sorting *s, sort_room *r, const char *in, int64_t st
   mend(s, &seen, in, step, out, out_step);
 }
 
-/* Moves a tile of elements: lines of `to` are `to_line` bytes apart and their elements `to_step`, so of `from`. */
+/* Copies lines of n elements between two layouts: elements are step or to_step bytes apart, lines `line` or to_line. */
 #define MOVE(T)                                                                                                        \
   for (int64_t i = 0; i < n; i++)                                                                                      \
     for (int64_t l = 0; l < lines; l++) memcpy(to + i * to_step + l * to_line, from + i * step + l * line, sizeof(T));
@@ -167,6 +170,7 @@ static void move_tile(int64_t size, int64_t n, int64_t lines, char *to, int64_t 
   }
 }
 
+/* Sorts neighbouring columns: copies them to lines, sorts these, and copies the results. */
 static void sort_tile(const sorting *s, sort_room *r, const char *in, char *out, int64_t lines) {
   char *tile = (char *)r + room_head() + 2 * room_items(s), *result = tile + rounded((size_t)(s->n * s->size * TILE));
   int64_t line = s->n * s->size, out_line = s->n * s->out_size;
@@ -176,7 +180,7 @@ static void sort_tile(const sorting *s, sort_room *r, const char *in, char *out,
   if (!r->stopped) move_tile(s->out_size, s->n, lines, out, s->out_step, s->out_next, result, s->out_size, out_line);
 }
 
-/* Where a line is, and how many follow it along the inner axis, itself included. */
+/* Finds a line by its number. Returns how many lines follow along the inner axis, itself included. */
 static int64_t locate(const sorting *s, int64_t line, const char **in, char **out) {
   int64_t at = line % s->lines, left = s->lines - at, others = line / s->lines;
   *in = (const char *)array_data(s->x) + at * s->next;
@@ -191,7 +195,7 @@ static int64_t locate(const sorting *s, int64_t line, const char **in, char **ou
   return left;
 }
 
-/* Can lines be inserted? */
+/* Are lines short enough for insertion, and of a dtype that has it? */
 static inline bool inserts(const sorting *s) {
   return s->n <= (s->x->size == s->n ? FEW : FEW_OF_MANY) &&
          (s->dtype == QN_f32 || s->dtype == QN_f64 || s->dtype == QN_i32 || s->dtype == QN_i64);
@@ -205,17 +209,18 @@ static void insert_lines(const sorting *s, const char *in, char *out, int64_t li
   }
 }
 
+/* Are they short enough for ranking? */
 static bool ranks(const sorting *s) { return s->n <= (s->size == 8 ? SORT_RANKED_64 : SORT_RANKED_32); }
 
 static bool room_stops(sort_room *r) { return pieces_stop(r->ctx, r->thread); }
 
-/* The memory, for a piece of work that begins. */
+/* Prepares a thread's memory for a piece of work. */
 static sort_room *room_begin(sort_room *r, cpu_pieces *p, int thread) {
   r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
   return r;
 }
 
-/* How many lines a piece of work has where so many threads share them. */
+/* How many lines make a piece of work for so many threads. */
 static int64_t lines_each(const sorting *s, int threads) {
   int64_t each = PART / s->n;
   if (threads > 1 && each > s->total / (4 * threads)) each = s->total / (4 * threads);
@@ -248,7 +253,7 @@ static void lines_piece(cpu_pieces *p, int thread, int64_t piece) {
   }
 }
 
-/* All lines, some a piece. */
+/* Sorts all lines, several in each piece of work. */
 static bool sort_lines(sorting *s) {
   int threads = cpu_threads(s->vm, s->total * s->n > INT64_MAX / WORTH ? INT64_MAX : s->total * s->n * WORTH);
   if (!threads) return false;
@@ -258,7 +263,7 @@ static bool sort_lines(sorting *s) {
   if (!inserts(s) && !ranks(s)) {
     s->room = room_head() + 2 * room_items(s);
     if (s->tiles) s->room += rounded((size_t)(s->n * s->size * TILE)) + rounded((size_t)(s->n * s->out_size * TILE));
-    /* no more of them than what is sorted is worth */
+    /* together the threads' memory is not larger than what is sorted, about */
     int64_t most = 1 + s->total * s->n * s->size / (int64_t)s->room;
     if (threads > most) threads = (int)most;
     if (!(s->rooms = mem_buffer(s->vm, (size_t)threads * s->room))) return false;
@@ -279,10 +284,10 @@ typedef struct huge {
   char *a, *b; /* items, and items by their highest digit; b may be the result's memory */
   int64_t part, parts;
   unsigned shift;
-  sort_seen *seen;       /* by part */
-  int64_t (*at)[PLACES]; /* by part: how many items of each digit, then where the next one goes */
-  int64_t from[PLACES + 1];
-  sort_room *rooms; /* by thread */
+  sort_seen *seen;          /* by part */
+  int64_t (*at)[PLACES];    /* by part and digit: how many items, then where the next one goes */
+  int64_t from[PLACES + 1]; /* by digit: where its items begin */
+  sort_room *rooms;         /* by thread */
 } huge;
 
 static int64_t part_size(const huge *h, int64_t part) {
@@ -326,7 +331,7 @@ static void sort_piece(cpu_pieces *p, int thread, int64_t place) {
   if (!r->stopped) store(s, sorted, n, h->out + from * s->out_step, s->out_step);
 }
 
-/* Where the items of each digit go: those of a part behind those of the parts before it. */
+/* Makes places of the counts: the items of a digit lie together, in the order of the parts that they come from. */
 static void add_up(huge *h) {
   int64_t sum = 0;
   for (int d = 0; d < PLACES; d++) {
@@ -386,7 +391,7 @@ static bool sort_huge(const sorting *s, const char *in, char *out, int threads) 
   return ok;
 }
 
-/* Every line with all threads. */
+/* Sorts one line after the other, each with all threads. */
 static bool sort_huge_lines(const sorting *s, int threads) {
   for (int64_t line = 0; line < s->total; line++) {
     const char *in;
@@ -400,24 +405,28 @@ static bool sort_huge_lines(const sorting *s, int threads) {
 /* ---- the first few of lines ------------------------------------------------------------------------------------------ */
 
 enum {
-  SEEN_AT_ONCE = 1024, /* items that are made at once, at most */
-  INSERTED_OF = 16,    /* so few that are wanted are kept in order, else */
-  COLLECTED = 64,      /* items that are collected before they are cut, at least: this many, */
-  KEPT = 4,            /* and this many times those wanted */
-  FEW_OF_LINE = 8,     /* a line must have so many times the elements wanted */
-  FEW_OF_PART = 16
-}; /* so must a part of one */
+  SEEN_AT_ONCE = 1024, /* most items that are made at a time */
+  INSERTED_OF =
+      16, /* up to so many wanted: the best are kept in order. Else items are collected, sorted and cut when there are */
+  COLLECTED = 64,  /* at least so many, */
+  KEPT = 4,        /* and so many times the number wanted */
+  FEW_OF_LINE = 8, /* a line must have so many times the elements wanted, */
+  FEW_OF_PART = 16 /* and a part of a line so many times */
+};
 
+/* Finding the first few indices of lines. */
 typedef struct choosing {
-  sorting s; /* its result has lines of `first` elements */
-  int64_t first, enough, parts, part;
-  /* of a line in parts: where it is, and what is best in each, `first` items apart */
+  sorting s;           /* the result's lines have `first` elements */
+  int64_t first;       /* how many are wanted */
+  int64_t enough;      /* how many are collected before they are cut */
+  int64_t parts, part; /* parts of a line that threads share; elements of one */
+  /* Of such a line: where it is, the best of each part (`first` items apart), and how many these are. */
   const char *in;
   char *best;
   int64_t *found;
 } choosing;
 
-/* Sorts n items in `a` and leaves the first ones in `a`. Returns how many. */
+/* Sorts n items in `a`, with `b` as spare memory, and leaves the first ones wanted in `a`. Returns how many. */
 static int64_t keep_first(const choosing *c, sort_room *r, char *a, char *b, int64_t n) {
   const sorting *s = &c->s;
   const void *sorted = s->loops->sort[s->kind](r, a, b, n, s->low);
@@ -426,7 +435,8 @@ static int64_t keep_first(const choosing *c, sort_room *r, char *a, char *b, int
   return n;
 }
 
-/* The first items of n elements, of which the first has the index `index`, in the thread's memory. Returns how many. */
+/* Leaves the items of the first ones wanted of n elements in the thread's memory, at *out, sorted. The elements have the indices from `index`
+ * on. Returns how many there are. */
 static int64_t choose(const choosing *c, sort_room *r, const char *in, int64_t step, int64_t index, int64_t n,
                       char **out) {
   const sorting *s = &c->s;
@@ -440,7 +450,7 @@ static int64_t choose(const choosing *c, sort_room *r, const char *in, int64_t s
     if (c->first > INSERTED_OF && have >= c->enough) have = keep_first(c, r, a, b, have), limited = true;
     m = c->first <= INSERTED_OF ? SEEN_AT_ONCE
         : limited               ? 2 * at
-                  : c->enough - have; /* of few that were seen the last of the best is far from that of all */
+                                : c->enough - have; /* a limit found among few elements would let too many pass */
     if (m > SEEN_AT_ONCE) m = SEEN_AT_ONCE;
     if (m > n - at) m = n - at;
     if (at / PART != (at + m) / PART && r->stops(r)) r->stopped = true;
@@ -492,7 +502,7 @@ static void choose_part_piece(cpu_pieces *p, int thread, int64_t part) {
   memcpy(c->best + (size_t)(part * c->first) * item, items, (size_t)c->found[part] * item);
 }
 
-/* Every line with all threads: the best of its parts, then of those. */
+/* One line after the other, each with all threads: the best of its parts, then the best of these. */
 static bool choose_parts(choosing *c, int threads, sort_room *last) {
   const sorting *s = &c->s;
   size_t item = sort_item_size(s->kind);
@@ -544,7 +554,7 @@ static bool choose_many(choosing *c) {
 
 /* ---- arrays -------------------------------------------------------------------------------------------------------- */
 
-/* Where the lines of x are, and those of the result. */
+/* Describes the lines of x and of the result. */
 static sorting sorting_of(qn_vm *vm, const qn_array *x, const qn_array *out, int axis, bool descending, bool indices) {
   int rank = x->rank;
   sorting s;
@@ -561,7 +571,7 @@ static sorting sorting_of(qn_vm *vm, const qn_array *x, const qn_array *out, int
   return s;
 }
 
-/* The loops, kind of items and number of the lines of an array that is not empty. */
+/* Completes it for an array that is not empty: loops, number of lines, kind of items. False with an error raised. */
 static bool sorting_begin(sorting *s) {
   const bvm_loops *l = cpu_loops(s->vm);
   if (!l) return false;

@@ -15,7 +15,8 @@ typedef uint64_t u64;
 
 /* ---- keys ---------------------------------------------------------------------------------------------------------- */
 
-/* W: a word of the element's size; TOP: its highest bit; INFINITY: the bits of infinity. `flip` has all bits set where the order descends. */
+/* W: an unsigned type of the element's size. TOP: what flips the sign bit (0: unsigned). INFINITY_BITS: those of infinity. `flip`: all bits set
+ * where the order descends, else 0. */
 #define INT_KEYS(NAME, W, TOP)                                                                                         \
   INLINE W key_##NAME(W x, W flip) { return (W)(x ^ (W)(TOP) ^ flip); }                                                \
   INLINE W element_##NAME(W key, W flip) { return (W)(key ^ flip ^ (W)(TOP)); }                                        \
@@ -51,7 +52,7 @@ FLOAT_KEYS(f64, u64, (u64)1 << 63, 0x7ff0000000000000u)
 _Static_assert(1 EACH_DTYPE(COUNTED) == DTYPE_PUBLIC, "keys of every public dtype; bool has those of u8");
 /* clang-format on */
 
-/* Items of elements that are `step` bytes apart. */
+/* Makes the items of n elements that are `step` bytes apart. */
 #define ITEMS_LOOP(NAME, W, ITEM, MAKE)                                                                                \
   {                                                                                                                    \
     ITEM *to = items;                                                                                                  \
@@ -102,7 +103,7 @@ _Static_assert(1 EACH_DTYPE(COUNTED) == DTYPE_PUBLIC, "keys of every public dtyp
   }
 EACH_DTYPE(ITEMS)
 
-/* ---- back again ---------------------------------------------------------------------------------------------------- */
+/* ---- elements of items ------------------------------------------------------------------------------------------------- */
 
 /* `out` may be the items themselves, in place: a word is read before one of the same size is written there. */
 #define ELEMENTS_LOOP(T, VALUE)                                                                                        \

@@ -1,8 +1,9 @@
 /* Radix sort of items, a part of sortloops.c, which includes this once for each kind: ITEM is the type, KEY(x) its key of the type WORD, and
  * NAME(x) makes names.
  *
- * Only bits in which keys differ count. Of those the highest are sorted from the lowest digit up, as many as tell most keys of so long a
- * line apart; what is still equal then is a run, mostly of very few, which is inserted or sorted by itself. */
+ * Only bits in which keys differ are looked at. As many of the highest as tell most keys of so long a line apart are sorted first, digit by
+ * digit from the lowest up. Items that are equal in these bits then stand together in runs, mostly very short, which are sorted each by
+ * itself: by insertion, or in the same way. */
 
 static void NAME(insert)(ITEM *a, int64_t n) {
   for (int64_t i = 1; i < n; i++) {
@@ -32,6 +33,7 @@ static void NAME(runs)(sort_room *r, ITEM *a, ITEM *b, int64_t n, unsigned shift
   }
 }
 
+/* Counts how often each digit is there, for 1 to 3 digits in one pass. */
 static void NAME(digits)(uint32_t *counts, const ITEM *a, int64_t n, unsigned shift, unsigned bits, int digits) {
   const WORD mask = ((WORD)1 << bits) - 1;
   uint32_t *second = counts + ((size_t)1 << bits), *third = second + ((size_t)1 << bits);
@@ -81,7 +83,7 @@ static void *NAME(sort)(sort_room *r, void *items, void *spare, int64_t n, unsig
   unsigned each = (bits + (unsigned)digits - 1) / (unsigned)digits,
            shift = high > (unsigned)digits * each ? high - (unsigned)digits * each : 0;
   if (shift < low) shift = low;
-  if (n > UINT32_MAX) { /* counts are too small: by their highest bit, until they are not */
+  if (n > UINT32_MAX) { /* more than counts can hold: split by the highest bit first */
     int64_t zeros = 0, ones = 0;
     for (int64_t i = 0; i < n; i++) zeros += !(KEY(a[i]) >> (high - 1) & 1);
     ones = zeros, zeros = 0;
@@ -128,7 +130,7 @@ static void NAME(place)(const void *items, int64_t n, unsigned shift, int64_t *a
   }
 }
 
-/* Most are not below: a block is looked at as a whole first. */
+/* Most items are not below the limit: so a block is looked at as a whole first. */
 static int64_t NAME(below)(const void *items, int64_t n, const void *limit, void *to) {
   enum { BLOCK = 64 };
   const ITEM *a = items;

@@ -1,17 +1,17 @@
 /* Translation of L programs for the block VM, and its launches (block_vm.h).
  *
- * A program is translated once for a VM's stream, a phase at a time. What a launch hands over are the phase's cells as they are at
- * first (constants, ints, host scalars, index values that are known at launch, addresses) and its instructions, as words. A cell
- * whose value the device computes begins with anything.
+ * A program is translated once for a VM's stream, a phase at a time. A launch hands over words: the first values of the phase's cells
+ * (constants, ints, host scalars, index values that are known at launch, addresses), then its instructions. A cell whose value the
+ * device computes has no first value.
  *
  *   cells      0 is the instance; one for every index value and uniform value of the phase; constants are shared
- *   places     accumulators and locals: addresses in cells. What is small and of constant size lies in shared memory, the rest in
- *              the block's piece of scratch
+ *   places     memory of accumulators and locals; their addresses are cells. What is small and of constant size lies in shared
+ *              memory, the rest in the block's piece of scratch
  *   registers  of vector values, by linear scan over the VEC. A register keeps its element size for good: its elements are one
  *              thread's each, whatever values it holds, so that no barrier is needed between them
  *
- * Loops go back with barriers around whatever changes (block_vm.cu). A loop in a VEC changes only carries, which are registers, so that
- * is left to the threads, but for its variable. Pushes to many results become loads, functions and stores.
+ * Where a loop goes back there are barriers around the cells that change (block_vm.cu). Of a loop in a VEC that is only its variable: its
+ * carries are registers. Pushes to many results become loads, functions and stores.
  *
  * Programs that are not translated: those with more registers or cells than shared memory has room for. */
 #include <stdlib.h>
@@ -23,20 +23,23 @@
 #include "jit/kernel/launch.h"
 
 enum {
-  VM_SHARED_MOST = 44 << 10,
-  VM_SHARED_GOOD = 12 << 10,
-  VM_SMALL = 1024,
-  VM_SMALL_ALL = 4096,
+  VM_SHARED_MOST = 44 << 10, /* bytes of shared memory that a phase may need, */
+  VM_SHARED_GOOD = 12 << 10, /* and with which enough blocks run on a multiprocessor at a time */
+  VM_SMALL = 1024,           /* bytes of a place that may lie in shared memory, */
+  VM_SMALL_ALL = 4096,       /* and of all these */
   VM_THREADS = GPU_THREADS
 };
 
+/* Where a cell's first value comes from; CELL_RUNS: the device computes it. */
 typedef enum cell_kind { CELL_RUNS, CELL_NUMBER, CELL_INT, CELL_SCALAR, CELL_LAUNCH, CELL_BUFFER } cell_kind;
 typedef struct block_cell {
   uint8_t kind, dtype;
-  int64_t value; /* the number; of the int, scalar or buffer; the instruction */
+  int64_t
+      value; /* by kind: the number itself; which int, scalar or buffer; the instruction whose launch-time value it is */
 } block_cell;
 
-/* An address: the place of `count` (a launch-time value, or 0: one) times `each` elements, or of the levels of a tree of so many. */
+/* Memory for count * each elements, whose address is a cell. `count` is a launch-time value; 0: one. With `levels` it is for so many elements
+ * on each level of a tree over at most `atmost` pushes (0: unknown), `chain` of which make a leaf. */
 typedef struct block_place {
   uint16_t cell;
   uint8_t size;
@@ -51,18 +54,19 @@ typedef struct block_phase {
   uint32_t ncode, cap, descriptions;
   block_cell *cells;
   uint32_t ncells, cells_cap;
-  block_place *places; /* cells come in three ranges: at first none, then places in scratch, then in shared memory */
+  block_place
+      *places; /* their cells: first .. shared - 1 of those in scratch, shared .. last - 1 of those in shared memory */
   uint32_t nplaces, places_cap;
-  uint32_t words; /* of code, in all */
-  uint32_t regs;  /* bytes */
+  uint32_t words; /* of instructions and descriptions */
+  uint32_t regs;  /* bytes of registers */
   uint16_t first, shared, last;
 } block_phase;
 
 typedef struct block_program {
-  bool able;
+  bool able; /* there is room for it in shared memory */
   block_vm_class class;
   int strips;
-  size_t shared; /* bytes, at most */
+  size_t shared; /* bytes of shared memory that a phase needs at most */
   uint32_t nphases;
   block_phase *phases;
 } block_program;
@@ -79,15 +83,15 @@ typedef struct translator {
   uint8_t *uniform; /* per instruction: its value is a cell */
   uint16_t *descriptions;
   uint32_t ndescriptions, descriptions_cap;
-  uint16_t idle[4][256]; /* registers, by size class */
+  uint16_t idle[4][256]; /* registers that can be taken, by size class */
   uint32_t nidle[4];
   int strips;
   bool failed, large; /* out of memory; more than there is room for */
   l_val vec;
-  int loops;          /* open ones in the VEC */
+  int loops;          /* that are open in the VEC */
   block_vm_acc *accs; /* per ACC */
-  uint32_t small;     /* bytes of small places */
-  bool shared_pass;
+  uint32_t small;     /* bytes of small places so far */
+  bool shared_pass;   /* see `place` */
 } translator;
 
 static bool grow(translator *t, void **array, uint32_t n, uint32_t *cap, size_t size) {
@@ -111,7 +115,7 @@ static uint16_t new_cell(translator *t, block_cell c) {
   return (uint16_t)ph->ncells++;
 }
 
-/* The cell of a value that does not change. */
+/* The cell of a value that is known at launch. */
 static uint16_t known(translator *t, cell_kind kind, uint8_t dtype, int64_t value) {
   for (uint32_t i = 0; i < t->ph->ncells; i++) {
     const block_cell *c = &t->ph->cells[i];
@@ -125,6 +129,7 @@ static uint16_t changing(translator *t) { return new_cell(t, (block_cell){CELL_R
 /* The seven operands of an instruction, in the order in which they are given to ADD. */
 enum { D, A, B, C, E, F, G, OPERANDS };
 
+/* Adds an instruction. Returns its position. */
 static uint32_t add(translator *t, uint32_t op, const uint16_t o[OPERANDS]) {
   block_phase *ph = t->ph;
   if (ph->ncode >= 30000) t->large = true;
@@ -169,7 +174,8 @@ static uint32_t small_place(const block_place *pl) {
   return bytes <= VM_SMALL ? (uint32_t)((bytes + 63) & ~63ull) : 0;
 }
 
-/* Gives a place its cell, in the pass that it belongs to: one pass is for places in scratch, the next for those in shared memory. */
+/* Gives a place its cell. Each place is declared twice: the first pass takes those in scratch, the second (shared_pass) those in shared
+ * memory. */
 static void place(translator *t, uint16_t *cell, block_place pl) {
   block_phase *ph = t->ph;
   uint32_t small = small_place(&pl);
@@ -216,6 +222,7 @@ static uint16_t result(translator *t, l_val v, bool uniform) {
 }
 
 static uint16_t at(const translator *t, l_val v) { return t->where[v]; }
+/* The operand of value v, or of 0 if there is none. */
 static uint16_t or_zero(translator *t, l_val v) { return v ? t->where[v] : number(t, 0); }
 
 static uint16_t buffer(translator *t, int64_t b) { return b < 0 ? t->where[-b] : known(t, CELL_BUFFER, 0, b); }
@@ -237,6 +244,7 @@ static void kop(translator *t, l_val v) {
     ADD(vm_number(VM_PRIMS, i->sub, i->type2), d, a, b, c);
 }
 
+/* The guard of the memory access that follows, if it has one. */
 static void guard(translator *t, const l_instr *i) {
   if (!i->e && !i->f && !i->g) return;
   ADD(VM_GUARD, [A] = i->e ? at(t, i->e) : number(t, INT64_MIN), [B] = i->f ? at(t, i->f) : number(t, INT64_MAX),
@@ -266,6 +274,7 @@ static void store(translator *t, const l_instr *i) {
 
 /* ---- accumulators ---------------------------------------------------------------------------------------------------------------- */
 
+/* Declares the memory of a LOCAL or an ACC. */
 static void declare_places(translator *t, l_val v) {
   const l_instr *a = instr(t, v);
   block_vm_acc *q = &t->accs[v];
@@ -316,7 +325,7 @@ static void describe_acc(translator *t, l_val v) {
 
 static block_vm_acc acc_of(const translator *t, l_val v) { return t->accs[v]; }
 
-/* Pushes one value to each of many results: cells[result] = f(cells[result], value), by plain instructions where there are some. */
+/* Pushes one value to each of many results, by plain instructions where there are such: load, function, store. */
 static void push_many(translator *t, const l_instr *push) {
   const l_instr *a = instr(t, push->a);
   block_vm_acc q = acc_of(t, push->a);
@@ -343,7 +352,7 @@ static void push_many(translator *t, const l_instr *push) {
   }
 }
 
-/* Pushes inside a VEC; `pushed` and the end of the VEC count them. */
+/* A push in a VEC. It is counted later: by `pushed`, or at the end of the VEC. */
 static void push_elements(translator *t, const l_instr *push) {
   const l_instr *a = instr(t, push->a);
   block_vm_acc q = acc_of(t, push->a);
@@ -359,7 +368,7 @@ static void push_elements(translator *t, const l_instr *push) {
     ADD(vm_number(acc_lanes(&t->facts, push->a) ? VM_LANED : VM_CHAINED, a->sub, a->dtype), d, x);
 }
 
-/* After the pushes of one k to the results of a pass. */
+/* What follows the push of one k to the results of a pass: full chains become leaves; a push in a loop is counted. */
 static void pushed(translator *t, const l_instr *push) {
   const l_instr *a = instr(t, push->a);
   bool counts = push->code == L_PUSH || (t->facts.acc[push->a] & ACC_FINISHED);
@@ -380,7 +389,7 @@ static void scan(translator *t, l_val v) {
 
 static void block(translator *t, l_val from, l_val to);
 
-/* The SETs at the end of a loop's turn. All new values are taken before any carry changes: a new value may be another carry. */
+/* The SETs of a loop, at the end of its turn. All new values are read before any carry changes, since one may be another carry. */
 static void sets(translator *t, l_val loop) {
   const l_instr *list[64];
   uint16_t kept[64];
@@ -475,7 +484,7 @@ static void vec(translator *t, l_val v) {
       t->large = true;
       return;
     }
-    kept[nkept] = changing(t); /* a pass begins with the counts that the VEC began with */
+    kept[nkept] = changing(t); /* every pass begins with the counts with which the VEC began */
     ADD(VM_COPY, kept[nkept++], acc_of(t, b->a).k);
   }
   uint32_t head = ADD(VM_VEC, [A] = at(t, i->a), [B] = at(t, i->b));
@@ -483,7 +492,7 @@ static void vec(translator *t, l_val v) {
   t->vec = v;
   memset(t->nidle, 0, sizeof t->nidle);
   uint32_t before = t->ph->regs;
-  t->ph->regs = 0; /* registers belong to one VEC */
+  t->ph->regs = 0; /* each VEC has registers of its own, all at the same place */
   nkept = 0;
   for (l_val k = v + 1; k < end; k++)
     if (emit_is_nested_push(&t->facts, instr(t, k)) && emit_is_first(&t->facts, v, k))
@@ -626,7 +635,7 @@ static void block(translator *t, l_val from, l_val to) {
 
 static bool is_index(uint8_t code) { return code >= L_INT && code <= L_IVALUE; }
 
-/* What stands before the PAR: the launcher knows the index values; the others are computed by every instance. */
+/* What stands before the PAR. Index values are known at launch; every instance computes the others. */
 static void prelude(translator *t, l_val from, l_val to) {
   for (l_val v = from; v < to; v++) {
     uint8_t code = instr(t, v)->code;
@@ -684,7 +693,7 @@ static void free_phases(block_program *v) {
   v->phases = NULL;
 }
 
-/* Bytes of the first part of shared memory, cells and code. Small places follow, then registers (shared_bytes). */
+/* Bytes of cells and code, the first part of shared memory. Small places follow, then registers. */
 static size_t code_bytes(const block_phase *ph) { return (((size_t)ph->ncells + ph->words) * 8 + 63) & ~(size_t)63; }
 
 static size_t shared_bytes(const block_phase *ph) {
@@ -694,7 +703,8 @@ static size_t shared_bytes(const block_phase *ph) {
   return bytes + ph->regs;
 }
 
-/* Translates all phases with registers of so many strips of 64 elements; out->able tells whether there is room. False when memory is short. */
+/* Translates all phases with registers of so many strips of 64 elements. out->able says whether shared memory has room for that. False when
+ * the host's memory is short. */
 static bool translate(block_program *out, const l_program *p, int strips) {
   translator t = {.p = p, .strips = strips};
   out->strips = strips;
@@ -756,7 +766,7 @@ static block_program *program_new(const l_program *p) {
 
 /* ---- a stream's programs --------------------------------------------------------------------------------------------------------- */
 
-/* Translated at its first use; NULL when memory is short. */
+/* The program's translation, made when it is first wanted; NULL when memory is short. */
 static block_program *program_of(gpu_stream *s, const device_program *p) {
   block_program *v = hash_find(&s->programs, p->hash);
   if (v || !(v = program_new(p->program))) return v;
@@ -770,7 +780,7 @@ void block_vm_close(gpu_stream *s) {
   hash_free(&s->programs);
 }
 
-/* The interpreter's code, in whatever state; asked for if nobody has. */
+/* The interpreter's code, which is asked for if nobody has done so. It may still be compiling or have failed. NULL when memory is short. */
 static gpu_code *interpreter(qn_vm *vm, gpu_stream *s, block_vm_class class, bool wait) {
   gpu_code *c = gpu_code_find(s->engine, s->number, block_vm_hash(class));
   if (c) return c;
@@ -812,6 +822,7 @@ static size_t place_bytes(const block_place *pl, const int64_t *values) {
   return ((size_t)(n > 0 ? n : 0) * (size_t)pl->each * pl->size + 63) & ~(size_t)63;
 }
 
+/* Bytes of scratch that a block needs for a phase. */
 static size_t scratch_of_block(const block_phase *ph, const int64_t *values) {
   size_t bytes = 0;
   for (uint32_t k = 0; k < ph->nplaces; k++)
@@ -827,7 +838,7 @@ typedef struct block_call {
   const uint64_t *buffers;
 } block_call;
 
-/* Writes the phase's cells as an instance finds them at its beginning. */
+/* Writes the first values of the phase's cells. */
 static void first_cells(const block_call *c, const block_phase *ph, uint64_t *cells) {
   for (uint32_t i = 0; i < ph->ncells; i++) {
     const block_cell *from = &ph->cells[i];
@@ -854,7 +865,7 @@ static void first_cells(const block_call *c, const block_phase *ph, uint64_t *ce
 
 enum { HEAD_WORDS = EMIT_WORDS_HEAD + sizeof(block_vm_head) / sizeof(uint64_t) };
 
-/* One phase: its words are the kernel's parameters where there is room. */
+/* Launches a phase. Its words are the kernel's parameters if these have room for them, else they are sent. */
 static bool run_phase(qn_vm *vm, gpu_stream *s, const block_program *v, const block_phase *ph, const block_call *c,
                       const uint64_t head[EMIT_WORDS_HEAD], unsigned blocks, size_t scratch, gpu_code *code) {
   gpu_words w;
@@ -880,7 +891,7 @@ static bool run_phase(qn_vm *vm, gpu_stream *s, const block_program *v, const bl
   return ok;
 }
 
-/* All phases. Scratch buffers and the blocks' pieces lie in the stream's scratch, one after the other. */
+/* Launches all phases. The program's scratch buffers lie in the stream's scratch, and behind them the blocks' pieces, which phases share. */
 static bool run_phases(qn_vm *vm, gpu_stream *s, const block_program *v, block_call *c, uint64_t *buffers,
                        uint64_t head[EMIT_WORDS_HEAD], gpu_code *code) {
   const l_program *p = c->p;

@@ -1,11 +1,11 @@
 /* The block VM on the device: one kernel that interprets phases of L programs, as block_vm.c has translated them. The text is embedded in
- * the library and compiled by NVRTC, behind definitions that block_vm_text.c prints: the words of printed kernels, the numbers and
- * tables of block_vm_ops.def, and for the dtypes of a class the lists VM_FOLDS .. VM_TILES with every primitive and function.
+ * the library and compiled by NVRTC, behind definitions that block_vm_text.c prints: the types and primitives of printed kernels, the
+ * numbers and tables of block_vm_ops.def, and lists (VM_FOLDS .. VM_TILES) of every primitive and function for the dtypes of a class.
  *
  * A block of 64 threads runs one instance at a time, and all of its threads run the same instructions. Index values and uniform values are
- * cells in shared memory, which all threads write alike; the instructions lie behind them. A cell changes only where a loop goes back, between barriers. Vector values are
- * registers of some strips of 64 elements in shared memory; element t of each strip is thread t's, so that elementwise instructions
- * need no barrier. Thread t is lane t of a reduction with one result. Accumulators and locals are places in shared memory while they
+ * cells in shared memory, and all threads write the same to them; the instructions lie behind them. A cell changes only where a loop goes
+ * back, between barriers. Vector values are registers, some strips of 64 elements in shared memory; element t of each strip is thread t's,
+ * so that elementwise instructions need no barrier. Thread t is lane t of a reduction with one result. Accumulators and locals are places in shared memory while they
  * are small, else in the block's piece of scratch. Orders and details are those of the CUDA printer (jit/kernel/emit_cuda.c). */
 
 #define AT(T, o) ((T *)((char *)shared_ + ((o) & VM_VECTOR ? regs + (((o) & 0x7fff) << 6) + t * (int)sizeof(T) : (o) * 8)))
@@ -41,7 +41,7 @@ FN_SLOW void vm_put(u64 p, i64 i, int size, u64 x) {
   }
 }
 
-/* f(a, b) for any function and type that reductions and updates have. */
+/* f(a, b) for any function of reductions and updates; f: its number (VM_PRIMS). */
 FN_SLOW u64 vm_fold(int f, u64 a, u64 b) {
   switch (f) {
 #define X(N, T, F) case N: return BITS_##T(F(FROM_##T(a), FROM_##T(b)));
@@ -53,7 +53,7 @@ FN_SLOW u64 vm_fold(int f, u64 a, u64 b) {
   default: return 0;
   }
 }
-/* s + a b, as DOT adds it */
+/* s + a b, as order DOT computes it */
 FN_SLOW u64 vm_dot(int dtype, u64 a, u64 b, u64 s) {
   switch (dtype) {
 #define X(N, T) case N: return BITS_##T(DOT_##T(FROM_##T(a), FROM_##T(b), FROM_##T(s)));
@@ -62,7 +62,7 @@ FN_SLOW u64 vm_dot(int dtype, u64 a, u64 b, u64 s) {
   default: return 0;
   }
 }
-/* of arg*: 1 if a is better than b, 0 if they are as good, else -1 */
+/* For argmax and argmin: 1 if a is better than b, 0 if they are equally good, else -1. */
 FN_SLOW int vm_order(int f, u64 a, u64 b) {
   switch (f) {
 #define X(N, T, OP) \
@@ -76,14 +76,16 @@ FN_SLOW int vm_order(int f, u64 a, u64 b) {
   default: return -1;
   }
 }
+/* Does value x replace the best one, whose index is i (below 0: none yet)? */
 FN_SLOW b8 vm_better(int f, u64 x, u64 best, i64 i) { return i < 0 || vm_order(f, x, best) == 1; }
+/* Of two values with indices (below 0: none): does x win, being better or as good with the lower index? */
 FN_SLOW b8 vm_before(int f, u64 x, i64 i, u64 best, i64 i2) {
   if (i < 0) return 0;
   if (i2 < 0) return 1;
   const int order = vm_order(f, x, best);
   return order == 1 || (order == 0 && i < i2);
 }
-/* what changes nothing; `zero`: what precedes an exclusive scan */
+/* The identity of f; `zero`: the first value of an exclusive scan instead. */
 FN_SLOW u64 vm_identity(int f, b8 zero) {
   switch (f) {
 #define X(N, T, ID, ZERO) case N: return zero ? BITS_##T(ZERO) : BITS_##T(ID);
@@ -98,7 +100,7 @@ FN_SLOW u64 vm_identity(int f, b8 zero) {
 #define ACC_CELLS shared_[a->cells]
 #define HAS(flag) (a->flags & (flag))
 
-/* Chain r becomes leaf number `leaves` of its tree. */
+/* Chain r becomes leaf number `leaves` of its tree, and is empty again. */
 FN_SLOW void vm_leaf(const u64 *shared_, const bvm_acc *a, i64 r, u64 leaves) {
   const u64 tree = shared_[a->tree];
   const i64 width = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results];
@@ -109,7 +111,7 @@ FN_SLOW void vm_leaf(const u64 *shared_, const bvm_acc *a, i64 r, u64 leaves) {
   vm_put(ACC_CELLS, r, a->size, vm_identity(a->fold, 0));
 }
 
-/* Leaves the result in chain r. */
+/* Leaves result r (or lane r of the one result) in chain r. */
 FN_SLOW void vm_root(const u64 *shared_, const bvm_acc *a, i64 r) {
   const i64 width = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results];
   const u64 cells = ACC_CELLS, tree = shared_[a->tree], k = shared_[a->k];
@@ -136,6 +138,7 @@ FN_SLOW void vm_root(const u64 *shared_, const bvm_acc *a, i64 r) {
   }
 }
 
+/* vm_root of all results, once. */
 static __device__ __noinline__ void vm_whole_root(u64 *shared_, const bvm_acc *a) {
   const int t = threadIdx.x;
   if (shared_[a->done]) return;
@@ -151,7 +154,7 @@ static __device__ __noinline__ void vm_whole_root(u64 *shared_, const bvm_acc *a
   SYNC
 }
 
-/* One result, rooted: 64 lanes become one, at cell 0. */
+/* After vm_whole_root of one result: folds its 64 lanes to one, in chain 0, once. */
 static __device__ __noinline__ void vm_lanes(u64 *shared_, const bvm_acc *a) {
   const int t = threadIdx.x;
   const u64 cells = ACC_CELLS, index = shared_[a->index];
@@ -173,6 +176,7 @@ static __device__ __noinline__ void vm_lanes(u64 *shared_, const bvm_acc *a) {
   SYNC
 }
 
+/* The instruction ACC: nothing has been pushed. */
 static __device__ __noinline__ void vm_empty(u64 *shared_, const bvm_acc *a) {
   const int t = threadIdx.x;
   const u64 id = vm_identity(a->fold, 0), zero = vm_identity(a->fold, 1);
@@ -192,14 +196,14 @@ static __device__ __noinline__ void vm_empty(u64 *shared_, const bvm_acc *a) {
   SYNC
 }
 
-/* Value x for k to cell r. */
+/* argmax, argmin: pushes value x with index k to chain r. */
 FN_SLOW void vm_arg(const u64 *shared_, const bvm_acc *a, i64 r, u64 x, i64 k) {
   if (!vm_better(a->fold, x, vm_get(ACC_CELLS, r, a->size), (i64)vm_get(shared_[a->index], r, 8))) return;
   vm_put(ACC_CELLS, r, a->size, x);
   vm_put(shared_[a->index], r, 8, (u64)k);
 }
 
-/* A PUSH outside VECs, by all threads; the count follows. */
+/* A PUSH outside VECs, by all threads. VM_COUNT counts it afterwards. */
 static __device__ __noinline__ void vm_push(const u64 *shared_, const bvm_acc *a, u64 x, u64 times, i64 k) {
   const int t = threadIdx.x;
   const u64 n = shared_[a->k];
@@ -254,7 +258,8 @@ static __device__ __noinline__ void vm_merge(u64 *shared_, const bvm_acc *a, u64
   SYNC
 }
 
-/* The running value of a strip of m elements, whose first one is number s; y is the thread's. */
+/* SCAN with one result, for a strip of m elements, the first of which is number s: y is the thread's element, and its running value is
+ * returned. */
 static __device__ __noinline__ u64 vm_scan(const u64 *shared_, const bvm_acc *a, u64 *x_, u64 y, i64 s, int m, b8 exclusive) {
   const int t = threadIdx.x, f = a->fold, size = a->size;
   const u64 c = vm_get(shared_[a->c], 0, size), g = vm_get(shared_[a->g], 0, size), b = vm_get(shared_[a->b], 0, size),
@@ -301,7 +306,7 @@ static __device__ __noinline__ u64 vm_scan(const u64 *shared_, const bvm_acc *a,
   return y;
 }
 
-/* The running value of result r at number s. */
+/* SCAN with many results: y is element number s of result r. Returns its running value. */
 static __device__ __noinline__ u64 vm_scans(const u64 *shared_, const bvm_acc *a, i64 r, u64 y, i64 s, b8 exclusive) {
   const int f = a->fold, size = a->size;
   const i64 width = (i64)shared_[a->results];
@@ -334,11 +339,11 @@ static __device__ __noinline__ u64 vm_scans(const u64 *shared_, const bvm_acc *a
 
 /* ---- the interpreter ---- */
 
-/* Elementwise functions are functions of their own: compiled so, hundreds of them take seconds and not minutes. Strips come in fours, so
- * that loads overlap; what lies behind the last strip may be computed, too. */
+/* Each elementwise function is a device function: so hundreds of them are compiled in seconds and not minutes. They work on four strips at
+ * a time, so that loads overlap; strips behind the last one may be computed, too. */
 #define STRIPS4 ROLLED for (int u = 0; u < m; u += 4)
-/* `on`: the active elements of a pass of n elements at most, the first of which is j0 of its VEC; pushes and tiles are given the address
- * of their description as w1. */
+/* w0, w1: the instruction; pushes and tiles are given the address of their description as w1. j0: the pass's first element in its VEC, which
+ * has n. nu: strips of the pass. on: which of the thread's elements are active, a bit for each strip. */
 typedef void (*vm_function)(u64 w0, u64 w1, int regs, int t, int nu, int pass, i64 j0, i64 n, u32 on, u8 *on_);
 #define FUNCTION(N, BODY) \
   static __device__ __noinline__ void vm_##N(u64 w0, u64 w1, int regs, int t, int nu, int pass, i64 j0, i64 n, u32 on, u8 *on_) { \
@@ -395,7 +400,7 @@ VM_SLOW1(X)
 #define X(N, T, R, F) FUNCTION(N, SLOW2(T, R, F))
 VM_SLOW2(X)
 #undef X
-/* The cases of an op for elements of every size. */
+/* The cases of an instruction for elements of every size. */
 #define EACH_SIZE(CASE, N, ...) \
   CASE(N##1, u8, __VA_ARGS__) CASE(N##2, u16, __VA_ARGS__) CASE(N##4, u32, __VA_ARGS__) CASE(N##8, u64, __VA_ARGS__)
 #define CASE1(N, T, _) case N: { BODY1(T, T, VM_SAME) break; }
@@ -415,8 +420,8 @@ VM_SLOW2(X)
     for (int u = 0; u < m; u++) z[u * sz] = (U)((from + u * step)TEST); \
     break; \
   }
-/* An access of many elements is asked for before the first one is used. A value that is one for the whole VEC is loaded whatever is
- * active; outside VECs a guard may forbid it. */
+/* All elements are loaded before the first is used. A value that is the same for the whole VEC is loaded whichever elements are active;
+ * outside VECs the guard decides. */
 #define LOAD_(U, x, k, WHERE) U x = 0; if (on >> (k) & 1) x = p[(k) * step WHERE(k)]; else if ((k) < m) x = other[(k) * se];
 #define CASE_LOAD(N, U, WHERE) \
   case N: { \
@@ -452,7 +457,7 @@ VM_SLOW2(X)
     guard = active; \
     break; \
   }
-/* Of a strip's elements the last one of an address stores; barriers keep strips in order. Outside VECs thread 0 stores. */
+/* Of elements of a strip with one address only the last is stored; barriers keep the strips in order. Outside VECs thread 0 stores. */
 #define CASE_SCATTER(N, U, _) \
   case N: { \
     U *const p = (U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *const x = AT(U, OP_D); \
@@ -534,7 +539,7 @@ VM_TILES(X)
 #undef X
 static __device__ const vm_function vm_functions[] = {VM_TABLE};
 
-/* The elements of the pass that begins at j0. */
+/* Sets nu, j, inside, active and guard for the pass that begins at j0. */
 #define BEGIN_PASS \
   { \
     const i64 left = n - j0; \
@@ -544,8 +549,8 @@ static __device__ const vm_function vm_functions[] = {VM_TABLE};
     active = guard = inside; \
   }
 
-/* Words as for printed kernels: scratch, error cell, interrupt flag, the number that checks count from; then those of vm_head, the cells
- * as they are at first, the instructions and the descriptions. */
+/* The words begin as those of printed kernels: scratch, error cell, interrupt flag, the number of the first check. Then follow vm_head, the
+ * first values of the cells, the instructions and the descriptions. */
 typedef struct vm_words { u64 w[VM_WORDS]; } vm_words;
 extern "C" __global__ void __launch_bounds__(64, 16)
     KERNEL(const u64 *block, i64 instances, const __grid_constant__ vm_words words) {
@@ -718,7 +723,7 @@ extern "C" __global__ void __launch_bounds__(64, 16)
         break;
       }
 #define VALUE_(o) vm_get((u64)AT(char, o) + ((o) & VM_VECTOR ? (u64)(t * (a->size - 1)) : 0), u * STEP(o), a->size)
-/* A case with the accumulator that operand o describes; and for each of the elements in `set`, of strip u. */
+/* A case with the accumulator `a` whose description is operand o. EACH_OF: for each strip u in which the thread's element is in `set`. */
 #define CASE_ACC(N, o, ...) \
   case N: { \
     const bvm_acc *const a = (const bvm_acc *)(descriptions + (o)); \

@@ -1,4 +1,4 @@
-/* The block VM of a device: any program at once, while its own code is being compiled. Private to jit/gpu.
+/* The block VM of a device: an interpreter of L programs, which runs them while their own code is being compiled. Private to jit/gpu.
  *
  *   block_vm_text.c   the interpreter's text, for a class of dtypes: definitions made from the tables, then block_vm.cu
  *   block_vm.c        translation of an L program to the interpreter's instructions; launches
@@ -20,7 +20,8 @@ enum {
   VM_VECTOR = 0x8000
 };
 
-/* Functions by their rows in the kernels' tables: of a compare, cast or DOT the operands' dtype is the last. */
+/* Numbers of instructions that are functions: a base, and the function's row and dtype. The dtype of a comparison, cast or DOT is its
+ * operands'. */
 enum {
   VM_PRIMS = 128,                       /* + 16 kop + dtype */
   VM_CASTS = VM_PRIMS + 16 * KOP_COUNT, /* + 16 to + from */
@@ -51,17 +52,17 @@ typedef struct block_vm_tile {
 #undef VMTILE
 } block_vm_tile;
 
-/* Row classes: an interpreter for the dtypes that most programs need is compiled much sooner than one for all. */
+/* There are two interpreters: one for the dtypes that most programs need, which is compiled much sooner, and one for all. */
 typedef enum block_vm_class { BLOCK_VM_F32, BLOCK_VM_ALL, BLOCK_VM_CLASSES } block_vm_class;
 /* The smallest class that has all these dtypes; bit d stands for dtype d. */
 block_vm_class block_vm_class_of(uint32_t dtypes);
-/* The hash that an interpreter's code is known by, and its text, with a function k<hash>_0. */
+/* The hash by which an interpreter's code is known, and its text: CUDA C with a kernel k<hash>_0. */
 uint64_t block_vm_hash(block_vm_class c);
 void block_vm_text(block_vm_class c, text_buf *out);
 
 /* ---- programs (block_vm.c) ---- */
 
-/* Can the block VM run the program, is the interpreter compiled? It is asked for if need be. `wait`: until it is. */
+/* Can the block VM run the program, and is the interpreter compiled? If not it is asked for. `wait`: returns when it is compiled. */
 bool block_vm_ready(qn_vm *vm, gpu_stream *s, const device_program *p, bool wait);
 /* Launches the program's phases, inside gpu_enter, and waits for nothing. block_vm_ready has said yes. `values`: the program's
  * launch-time values (l_launch_values), with room for an address a buffer behind them. `checks`: its checks go to the error cell (gpu_cells has run),

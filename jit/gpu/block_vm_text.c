@@ -1,5 +1,5 @@
-/* The text of the block VM's interpreter (block_vm.h). What primitives and functions mean comes from the kernels' tables, as for
- * printed kernels: here they are only listed, with their numbers, for the dtypes of a class. */
+/* The text of the block VM's interpreter (block_vm.h). The texts of primitives and functions come from the kernels' tables, as in printed
+ * kernels; here they are listed with their numbers, for the dtypes of a class. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,7 +31,7 @@ typedef struct writer {
 
 static bool has(const writer *w, int dtype) { return (w->dtypes >> dtype & 1) != 0; }
 
-/* Is there a text of this name? Notes it as used. */
+/* Is there a primitive of this name? It is noted as used, so that its text is printed. */
 static bool use(writer *w, char name[48]) {
   if (!math_known(name)) return false;
   math_use(&w->uses, name);
@@ -40,7 +40,7 @@ static bool use(writer *w, char name[48]) {
 
 static const char *type_of(int dtype) { return math_type((qn_dtype)dtype); }
 
-/* The name of a kop for a dtype; false if it has none. */
+/* Writes the name of a primitive for a dtype, and notes it as used. False: there is none. */
 static bool prim(writer *w, char name[48], int op, int dtype) {
   snprintf(name, 48, "%s_%s", kop_rows[op].name, type_of(dtype));
   return use(w, name);
@@ -62,7 +62,7 @@ static bool computes(const writer *w, int dtype) { return has(w, dtype) && !dtyp
 
 /* ---- lists: #define NAME(X) X(...) X(...) ---------------------------------------------------------------------------------- */
 
-/* The number, for which there is a function of its own. */
+/* Notes that the function of this number is defined, and returns the number. */
 static int listed(writer *w, int number) {
   w->function[number] = true;
   return number;
@@ -71,7 +71,7 @@ static int listed(writer *w, int number) {
 static void begin(writer *w, const char *name) { text_addf(w->out, "#define %s(X)", name); }
 static void end(writer *w) { text_adds(w->out, "\n"); }
 
-/* Elementwise functions of one or two operands. `slow`: those whose code is long. */
+/* Elementwise functions with `arity` operands, 1 or 2. `slow`: those whose code is long, the others otherwise. */
 static void list_ops(writer *w, const char *list, int arity, bool slow) {
   char name[48];
   begin(w, list);
@@ -116,7 +116,7 @@ static void list_fma(writer *w) {
   end(w);
 }
 
-/* Functions that reduce. `ordered`: only those whose order matters. */
+/* Functions that combine values in reductions. `ordered`: only those whose result depends on the order. */
 static void list_reductions(writer *w, const char *list, int base, bool ordered) {
   char name[48];
   begin(w, list);
@@ -130,6 +130,7 @@ static void list_reductions(writer *w, const char *list, int base, bool ordered)
   end(w);
 }
 
+/* The same functions for elements of f16 and bf16, which are computed in f32 (updates in memory). */
 static void list_halves(writer *w) {
   static const uint8_t ops[] = {KOP_add, KOP_mul, KOP_min, KOP_max};
   char name[48], in[48], out[48];
@@ -169,7 +170,7 @@ static void list_identities(writer *w) {
   end(w);
 }
 
-/* DOT_f32(x, y, s): s + x y, and how values become words and come back. */
+/* For each type, e.g. f32: BITS_f32 and FROM_f32, which make a u64 of a value and a value of that, and DOT_f32(x, y, s), s + x y. */
 static void define_types(writer *w) {
   char name[48], add[48];
   for (int d = 0; d < QN_DTYPE_COUNT; d++) {
@@ -270,7 +271,8 @@ void block_vm_text(block_vm_class c, text_buf *out) {
   text_adds(&lists, "\n");
   emit_cuda_begin(&w.uses, out);
   text_add(out, lists.text ? lists.text : "", lists.len);
-  const char *name = strstr(block_vm_source, "KERNEL("); /* its name must stand in the text */
+  const char *name =
+      strstr(block_vm_source, "KERNEL("); /* a kernel's name cannot be a macro: it is put into the text here */
   text_add(out, block_vm_source, (size_t)(name - block_vm_source));
   text_addf(out, "k%016llx_0%s", (unsigned long long)classes[c].hash, name + strlen("KERNEL"));
   out->failed |= lists.failed || w.uses.failed;

@@ -1,11 +1,11 @@
-/* CUDA C to code on a device, beside execution.
+/* Compiling CUDA C for a device, on threads beside execution.
  *
- *   unit: a text and the codes in it ─ queue ─ thread: cubin in the cache folder? ─ yes: load
- *                                                                             └ no: NVRTC, load, store
+ *   unit: a text with the code of some programs ─ queue ─ thread: cubin in the cache folder? ─ yes: load
+ *                                                                                        └ no: NVRTC, load, store
  *
- * Codes are known by the hash of their program (l_hash) and the device, and stay until the engine closes: VMs share them. A cubin's
- * name in the cache tells the text, the options and the architecture, its maker the version of NVRTC (cache.h); without NVRTC
- * anybody's will do. Only what the driver could load is stored. The threads run at SCHED_IDLE.
+ * Code is found by the hash of its program (l_hash) and the device, and stays until the engine closes: VMs share it. The name of a cubin
+ * in the cache is made of the text, the options, the architecture and the version of NVRTC (cache.h); without NVRTC any version's cubin
+ * will do. Only what the driver could load is stored. The threads run at SCHED_IDLE.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -29,7 +29,7 @@ struct gpu_job {
   gpu_code *codes[];
 };
 
-/* ---- the tables (under the lock) ------------------------------------------------------------------------------------- */
+/* ---- tables of code (under the lock) ---------------------------------------------------------------------------------- */
 
 gpu_code *gpu_code_find(gpu_engine *e, int device, uint64_t hash) {
   pthread_mutex_lock(&e->lock);
@@ -56,7 +56,7 @@ static gpu_code *code_add(gpu_engine *e, int device, uint64_t hash, uint32_t nfu
 
 /* ---- NVRTC ------------------------------------------------------------------------------------------------------------- */
 
-/* The bits depend on all but the first, and those from -w on. Returns how many. */
+/* Fills in NVRTC's options; results have their bits only with the four from -fmad on. Returns how many there are. */
 static int options_of(const gpu_device *d, bool quick, char arch[32], const char *options[7]) {
   static const char *const fixed[] = {"-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w"};
   snprintf(arch, 32, "-arch=sm_%d", d->arch);
@@ -67,13 +67,13 @@ static int options_of(const gpu_device *d, bool quick, char arch[32], const char
 }
 enum { NOPTIONS = 7 };
 
-/* A compilation that nobody waits for ends when the engine closes. */
+/* NVRTC asks it now and then: compiling ends when the engine closes. */
 static int is_closing(void *engine, void *unused) {
   (void)unused;
   return atomic_load(&((gpu_engine *)engine)->closing);
 }
 
-/* The cubin (malloc'ed), or NULL, told. */
+/* Compiles the job's text: the cubin (malloc'ed), or NULL, and the user is told why. */
 static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *options, int noptions, size_t *size) {
   const cuda_nvrtc *n = &e->libraries.nvrtc;
   nvrtcProgram program = NULL;
@@ -111,7 +111,7 @@ static bool keep_module(gpu_engine *e, CUmodule module, int device) {
   return ok;
 }
 
-/* Loads a cubin and takes the codes' functions out of it. */
+/* Loads a cubin, which stays until the engine closes, and finds the functions of the job's codes in it. False: told. */
 static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
   const cuda_driver *d = &e->libraries.driver;
   CUmodule module = NULL;
@@ -142,6 +142,7 @@ static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
 
 /* ---- a job ---------------------------------------------------------------------------------------------------------------- */
 
+/* Makes the job's code, from the cache or by NVRTC. False: told. */
 static bool make(gpu_engine *e, const gpu_job *j) {
   const char *options[NOPTIONS];
   char arch[32], machine[32], key[CACHE_KEY], maker[CACHE_MAKER] = "", folder[1024] = "", path[CACHE_PATH],
@@ -177,7 +178,7 @@ static bool make(gpu_engine *e, const gpu_job *j) {
   return done;
 }
 
-/* Under the lock, which it gives up meanwhile. */
+/* Does a job and frees it. Called under the lock, which it gives up while it works. */
 static void run_job(gpu_engine *e, gpu_job *j) {
   pthread_mutex_unlock(&e->lock);
   int64_t begin = trace_events_begin(e->engine);
@@ -209,10 +210,10 @@ static void *worker(void *arg) {
   return NULL;
 }
 
-/* Another thread, if all are busy and there may be more. Under the lock. */
+/* Starts another thread, if all are busy and there may be more. False: there is none. Under the lock. */
 static bool have_worker(gpu_engine *e) {
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
-  /* two at least: an interpreter (block_vm.h) takes seconds, for which kernels do not wait */
+  /* at least two: an interpreter (block_vm.h) takes seconds to compile, and kernels must not wait for it */
   int most = processors < 3 ? 2 : processors - 1 < GPU_WORKERS ? (int)processors - 1 : GPU_WORKERS;
   if (!e->idle && e->nworkers < most && vm_thread(&e->workers[e->nworkers], 0, worker, e)) e->nworkers++;
   return e->nworkers > 0;

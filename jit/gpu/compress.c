@@ -1,7 +1,7 @@
 /* x[mask] and nonzero on the device: the launches of compress.cu.
  *
- * How many there are is counted first, and waited for: the result's size depends on it, and so does whatever the program does next. All that
- * comes behind is asked for and not waited for. Cells larger than a word need a list of places, 8 bytes a cell. */
+ * The true elements are counted first, and the count is waited for, since it is the result's size. What follows is launched and not waited
+ * for. Cells larger than a word need a list of places, 8 bytes a cell. */
 #include "jit/gpu/state.h"
 #include "jit/gpu/words.h"
 
@@ -12,13 +12,13 @@ static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, comp
   return gpu_text_launch(vm, s, TEXT_COMPRESS, kernel, instances, w);
 }
 
-/* The largest word that cells of so many bytes at these addresses are made of. */
+/* The largest size of a word, at most 8, that divides both addresses and the bytes of a cell. */
 static int word_of(uint64_t bytes, uint64_t x, uint64_t to) {
   uint64_t all = bytes | x | to | 8;
   return 1 << __builtin_ctzll(all);
 }
 
-/* Stores the cells, or coordinates, of those that are true. */
+/* Stores the cells of x where the mask is true or, without x, the coordinates. */
 static bool store(qn_vm *vm, gpu_stream *s, compress_words *w, const qn_array *x, const qn_array *to) {
   int64_t cell = 1;
   for (int k = w->rank; x && k < x->rank; k++) cell *= x->shape[k];
@@ -43,7 +43,7 @@ static bool store(qn_vm *vm, gpu_stream *s, compress_words *w, const qn_array *x
   return ok;
 }
 
-/* Counts; *count is known when it returns. */
+/* Counts the true elements, and waits for the number. */
 static bool count_true(qn_vm *vm, gpu_stream *s, compress_words *w, int64_t *count) {
   return launch(vm, s, COMPRESS_COUNT, w->tiles, w) && launch(vm, s, COMPRESS_SUMS, 1, w) &&
          gpu_read(vm, s, count, w->counts + (uint64_t)w->tiles * sizeof *count, sizeof *count);

@@ -1,8 +1,8 @@
-/* x[mask] and the coordinates of true elements, on the device (compress.c): stable.
+/* x[mask] and the coordinates of true elements, on the device (compress.c), in the order of the mask.
  *
- * The mask is cut into tiles, at most TILES: so one block adds up how many are true in each. Then the tiles' blocks store what their true
- * elements have: the cell of x at that place where a cell is a word, or the place's coordinates. Larger cells are copied by the list of
- * places. A warp has 256 elements at a time, 32 a vote. */
+ * The mask is cut into at most TILES tiles, so few that one block can add up their counts of true elements. Then a block for each tile stores
+ * the results of its true elements: the cell of x, if that is a word, or the coordinates. Larger cells are copied afterwards, by a list of
+ * their places. A warp takes 256 elements at a time, 32 a vote. */
 
 FN void copy_word(const compress_words *w, i64 to, i64 from) {
   switch (w->word) {
@@ -23,7 +23,7 @@ FN void put_coordinates(const compress_words *w, i64 at, i64 i) {
   if (w->rank) to[0] = i;
 }
 
-/* How many are true; instances: tiles. */
+/* Counts the true elements of each tile. Instances: tiles. */
 extern "C" __global__ void k636f6d7072657373_0(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
   __shared__ u32 all;
   const u32 t = threadIdx.x;
@@ -42,7 +42,7 @@ extern "C" __global__ void k636f6d7072657373_0(const u64 *block, i64 instances, 
   }
 }
 
-/* Counts become how many tiles before have; one instance. */
+/* Replaces each tile's count by the sum of those before it; the sum of all follows the last. One instance. */
 extern "C" __global__ void k636f6d7072657373_1(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
   __shared__ i64 sums[THREADS];
   const u32 t = threadIdx.x;
@@ -58,7 +58,7 @@ extern "C" __global__ void k636f6d7072657373_1(const u64 *block, i64 instances, 
   if (t == 0) counts[w.tiles] = before;
 }
 
-/* Words or coordinates; instances: tiles. */
+/* Stores words or coordinates. Instances: tiles. */
 extern "C" __global__ void k636f6d7072657373_2(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
   __shared__ u32 warps[WARPS];
   const u32 t = threadIdx.x, lane = t & 31, warp = t >> 5;
@@ -101,7 +101,7 @@ extern "C" __global__ void k636f6d7072657373_2(const u64 *block, i64 instances, 
   }
 }
 
-/* Cells of more than a word: `mask` is the list of their places. Instances: of THREADS words. */
+/* Copies cells of several words; `mask` is the list of their places. Instances: pieces of THREADS words. */
 extern "C" __global__ void k636f6d7072657373_3(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
   const i64 *places = (const i64 *)w.mask;
   (void)block;

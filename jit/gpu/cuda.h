@@ -198,7 +198,7 @@ typedef struct cuda_driver {
 } cuda_driver;
 typedef struct cuda_nvrtc {
   CUDA_NVRTC(CUDA_POINTER)
-  /* NULL where NVRTC is too old for it: asked now and then during compilation, which ends where `stop` gives 1 */
+  /* NULL if NVRTC is too old for it. Sets a function that is called now and then while compiling, which ends when that gives 1. */
   nvrtcResult (*nvrtcSetFlowCallback)(nvrtcProgram program, int (*stop)(void *context, void *), void *context);
 } cuda_nvrtc;
 typedef struct cuda_lt {

@@ -3,11 +3,11 @@
  * A signature (device_gemm) is asked for once: the library's first choice for it, with descriptors and layouts, stays in the
  * device's table until the engine closes. So all calls of one signature, by whichever VM, eager or from a plan, run the same
  * algorithm. What that rests on: on one device and version of the library its answer depends on what it is asked alone, and what is
- * asked is in the signature (pointers are promised to be multiples of 16, whatever they are); an algorithm gives the same bits
- * every time it runs. Sums that are split over blocks are only taken where their parts are stored and added in a step of
+ * asked is in the signature (addresses are always promised to be multiples of 16); an algorithm gives the same bits every time
+ * it runs. Sums that are split over blocks are only taken where their parts are stored and added in a step of
  * their own (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE), never added up in the result as blocks come.
  *
- * f32 is f32 (no TF32), f16 and bf16 are summed in f32 and rounded once, f64 is f64.
+ * f32 is computed in full f32 (no TF32), f64 in f64; f16 and bf16 are summed in f32 and rounded once.
  *
  * The library is column-major, where a row-major matrix is its own transpose: asked is y' x' = (x y)', its first operand is our y.
  *
@@ -38,7 +38,7 @@ typedef gpu_made product;
 struct gpu_gemms {
   bool tried;
   cublasLtHandle_t handle; /* NULL: there is no library */
-  hash_table table;        /* of products, by hash_of or, where another has that, the next number that is free */
+  hash_table table; /* of products, by hash_of or, if another signature has the same hash, the next free number */
 };
 
 /* ---- signatures ------------------------------------------------------------------------------------------------------ */
@@ -59,7 +59,7 @@ static bool same(const device_gemm *p, const device_gemm *q) {
          p->m == q->m && p->n == q->n && p->k == q->k && p->x_step == q->x_step && p->y_step == q->y_step;
 }
 
-/* What the table has for a signature, or NULL and where it belongs. */
+/* The table's entry for a signature, or NULL. *at: its number in the table, or where it belongs. */
 static product *find(const gpu_gemms *t, const device_gemm *p, uint64_t *at) {
   product *x;
   for (*at = hash_of(p); (x = hash_find(&t->table, *at)) && !same(&x->is, p);) ++*at;
@@ -112,7 +112,7 @@ static bool make_operation(const cuda_lt *lt, product *x) {
          make_layout(lt, &x->d, t.data, p->n, p->m, p->batch, p->m * p->n);
 }
 
-/* The library's first choice. */
+/* Takes the first of the library's choices that can be used. */
 static bool choose(const cuda_lt *lt, cublasLtHandle_t handle, product *x) {
   static const int alignments[] = {LT_PREF_ALIGN_A, LT_PREF_ALIGN_B, LT_PREF_ALIGN_C, LT_PREF_ALIGN_D};
   cublasLtMatmulHeuristicResult_t found[CHOICES] = {0};
@@ -230,7 +230,7 @@ bool gpu_has_gemm(qn_vm *vm, int device, const device_gemm *p) {
   return has;
 }
 
-/* Asks the library for it, in the order of `stream`. */
+/* Calls the library, in the order of `stream`. */
 static cublasStatus_t ask(gpu_stream *s, const product *x, const CUdeviceptr at[3], CUdeviceptr workspace,
                           CUstream stream) {
   static const float one_f32 = 1, zero_f32 = 0;
@@ -266,7 +266,8 @@ size_t gpu_gemm_scratch(const gpu_made *x, const uint64_t addresses[3]) {
   return bytes;
 }
 
-/* The scratch is the workspace, then copies. */
+/* Calls the library with operands at addresses that it takes: others are copied first, behind the workspace in `scratch`. False: *rc or
+ * *lt says why. */
 static bool ask_with_copies(gpu_stream *s, const product *x, const uint64_t addresses[3], CUdeviceptr scratch,
                             CUstream stream, CUresult *rc, cublasStatus_t *lt) {
   CUdeviceptr at[3] = {addresses[0], addresses[1], addresses[2]}, copy = scratch + rounded(x->workspace);
@@ -301,8 +302,8 @@ CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addres
   }
   if (d->cuStreamBeginCapture_v2(s->capture, GPU_CAPTURE_RELAXED) != GPU_OK) return NULL;
   bool ok = ask_with_copies(s, x, addresses, scratch, s->capture, &rc, &lt);
-  ok =
-      d->cuStreamEndCapture(s->capture, &graph) == GPU_OK && ok; /* whatever happened: the stream is to be used again */
+  ok = d->cuStreamEndCapture(s->capture, &graph) == GPU_OK &&
+       ok; /* ended in any case, so that the stream can be used again */
   if (ok || !graph) return ok ? graph : NULL;
   d->cuGraphDestroy(graph);
   return NULL;

@@ -1,4 +1,4 @@
-/* The family's row in the table of devices (jit/run/device.h), the engine's part and a VM's streams (state.h). */
+/* The row device_gpu of the table of devices (jit/run/device.h), the engine's part, and a VM's streams (state.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* Launching one program, and copies between layouts, which are a kernel too (state.h).
  *
- * What a launch hands over are the words of emit.h, in the kernels' own parameters where there are few enough, else in a block of
- * the device. Phases run in order on the VM's stream; blocks of threads share out the instances. All of it is asked for, not waited
- * for, but for programs with checks, whose error cell is read at the end, and those that keep something in scratch: the last
- * function of the program tells how much, once for sizes that come again.
+ * A launch hands over the words of emit.h: as the kernels' parameters if they are few enough, else in a block of the device's memory. Phases
+ * run in order on the VM's stream; blocks of threads share the instances. A launch does not wait, but for two things: the error cell of
+ * programs with checks, at the end; and, once for sizes that come again, how much scratch the program needs, which its last function
+ * answers.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +19,8 @@ enum { BLOCKS_PER_UNIT = 32 };
 
 /* ---- code ---------------------------------------------------------------------------------------------------------------- */
 
-/* Hands the programs that nobody has asked for to the compiler, as one unit. False when memory is short. `wait`: they are wanted
- * now. */
+/* Hands the programs that nobody has asked for yet to the compiler, as one unit. `wait`: compiles them on this thread. False when memory is
+ * short. */
 static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint32_t n, bool wait) {
   code_unit asked;
   text_buf text = {0};
@@ -44,7 +44,7 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
   return ok;
 }
 
-/* The program's code on this device, as far as it is known. */
+/* The program's code on this device, if that is known already. */
 static gpu_code *code_of(const device_program *p, int number) {
   gpu_code *c = p->code;
   return c && c->device == number ? c : NULL;
@@ -86,7 +86,7 @@ gpu_runs gpu_ready(qn_vm *vm, int device, device_program *const *programs, uint3
     if (programs[i]->code && wait) gpu_code_wait(s->engine, programs[i]->code);
     if (!has_code(programs[i], s->number)) how = interprets(vm, s, programs[i], false) ? RUNS_INTERPRETED : RUNS_NOT;
   }
-  if (how == RUNS_INTERPRETED) /* one way for all */
+  if (how == RUNS_INTERPRETED) /* then all must be: programs of a plan run one way */
     for (uint32_t i = 0; i < n && how; i++) how = interprets(vm, s, programs[i], false) ? how : RUNS_NOT;
   return how;
 }
@@ -128,7 +128,8 @@ void gpu_words_close(qn_vm *vm, gpu_stream *s, gpu_words *w) {
   if (w->all != w->few) mem_free(vm, w->all, w->n * sizeof *w->all);
 }
 
-/* Bytes of scratch that a block of threads needs: the last function of the program tells, for its ints and scalars. */
+/* Sets u->piece, the bytes of scratch that a block of threads needs. The program's last function answers for its ints and scalars, and is waited
+ * for; answers are kept in s->memos. */
 static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *ints, const qk_scalar *scalars) {
   const l_program *p = u->p;
   uint64_t hash = (uint64_t)(uintptr_t)u->code >> 4;
@@ -196,7 +197,7 @@ void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr ba
   (void)gpu_scratch_buffers(u->p, values, base, words + EMIT_WORDS_HEAD);
 }
 
-/* The phases, with their words. */
+/* Launches the phases with their words. */
 static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *values, gpu_words *words) {
   const l_program *p = u->p;
   bool ok = gpu_words_send(vm, s, words);
@@ -279,14 +280,15 @@ const device_kernels gpu_kernels = {.ready = ready,
 
 /* ---- copies between layouts -------------------------------------------------------------------------------------------------- */
 
-/* The elements that a layout reaches, from the first to behind the last. */
+/* The range of elements of the storage that the array's layout reaches: *low .. *high - 1. */
 static void extent(const qn_array *a, int64_t *low, int64_t *high) {
   *low = *high = a->offset;
   for (int i = 0; i < a->rank; i++) *(a->strides[i] < 0 ? low : high) += (a->shape[i] - 1) * a->strides[i];
   ++*high;
 }
 
-/* A header for the same layout over a copy, in the CPU's memory, of what it reaches. False when it cannot be had. */
+/* Copies what the array's layout reaches to the CPU's memory (freed by the caller: `bytes` at storage->data), and makes `header` an array of the
+ * same layout over it. False with an error raised. */
 static bool fetch(qn_vm *vm, gpu_stream *s, const qn_array *a, qn_array *header, qn_storage *storage, size_t *bytes) {
   int64_t low, high, size = (int64_t)dtype_size((qn_dtype)a->dtype);
   extent(a, &low, &high);
@@ -303,7 +305,7 @@ static bool fetch(qn_vm *vm, gpu_stream *s, const qn_array *a, qn_array *header,
   return false;
 }
 
-/* The slow way, while there is no kernel. */
+/* Copies elements by way of the CPU, while there is no kernel for it. */
 static bool copy_on_host(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array *from) {
   qn_array a, b;
   qn_storage x, y;

@@ -17,10 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OLDEST = 12000 }; /* versions before CUDA 12 */
+enum { OLDEST = 12000 }; /* the oldest version that can be used: CUDA 12.0 */
 
 typedef struct library_row {
-  const char *what, *cost; /* without it */
+  const char *what, *cost; /* its name; what it costs to be without it */
   const char *names[3];    /* newest first */
   const char *companion;   /* a library beside it that it opens by name, as a pattern; NULL: none */
 } library_row;
@@ -84,7 +84,7 @@ static void drop(library *l) {
   l->handle = NULL;
 }
 
-/* Opens what a file's library opens by its bare name. */
+/* Opens the library that another one from this folder opens by its bare name, so that it is found. */
 static void open_companion(const char *folder, const char *pattern) {
   char path[600];
   glob_t found;
@@ -96,7 +96,7 @@ static void open_companion(const char *folder, const char *pattern) {
   }
 }
 
-/* Tries one name, in a folder or (folder NULL) where the loader looks. Keeps the reason of the first that was there but of no use. */
+/* Tries one name, in a folder or (NULL) where the loader looks. If nothing can be used, `why` tells of the first file that was there. */
 static bool try_file(libraries *all, library_id id, const char *folder, const char *name) {
   char path[600];
   if (folder)
@@ -148,7 +148,7 @@ static bool try_pattern(libraries *all, library_id id, const char *pattern) {
   return good;
 }
 
-/* Below the folder that an environment variable names. */
+/* Tries `below`, a pattern, in the folder that an environment variable names. */
 static bool try_below(libraries *all, library_id id, const char *variable, const char *below) {
   const char *folder = getenv(variable);
   char pattern[700];

@@ -1,10 +1,10 @@
 /* Memory of a GPU and copies between it and the host.
  *
  * Allocation. Blocks have the sizes 512 * (8 + k) / 8 * 2**n (eight classes an octave). Small ones are cut from segments of 2 MiB,
- * others are allocations of their own. What is given back waits in the list of its class: everything a VM does on a device goes
- * through one stream, so its next user cannot come before the last one is done. The lowest address is taken first: so which blocks
- * a loop gets depends on which are free, not on the order in which they became so, and comes again after a turn or two, which is what
- * graphs of plans are kept for (sequence.c). When the driver has no more, idle blocks with an allocation of their own are given back
+ * others are allocations of their own. A block that is given back waits in the list of its class, and can be used again at once:
+ * everything a VM does on a device goes through one stream, so its next user cannot come before the last one is done. The lowest address
+ * is taken first. So which blocks a loop gets depends on which are idle, not on the order in which they became so, and repeats after a
+ * turn or two: the graphs of plans (sequence.c), which hold addresses, can be launched again. When the driver has no more, idle blocks with an allocation of their own are given back
  * to it, and it is asked again; then it is the error E601. Blocks in use count in the VM's memory limit. In both cases scratch that no
  * launch is about to use is given up first.
  *
@@ -68,7 +68,7 @@ static CUdeviceptr take_idle(gpu_list *l) {
 
 /* ---- allocation ---------------------------------------------------------------------------------------------------------- */
 
-/* Nobody needs it between launches. */
+/* Gives up the scratch, unless a launch that uses it is being made. */
 static void drop_scratch(qn_vm *vm, gpu_stream *s) {
   if (s->scratch_stays) return;
   if (s->scratch) gpu_free(vm, s, s->scratch, s->scratch_bytes);
@@ -76,8 +76,8 @@ static void drop_scratch(qn_vm *vm, gpu_stream *s) {
   s->scratch_bytes = 0;
 }
 
-/* Gives idle blocks that are allocations of their own back to the driver. False with an error raised when that had to wait, and
- * must not. */
+/* Waits for all work, and gives idle blocks that are allocations of their own back to the driver. False with an error raised when waiting was
+ * ended. */
 static bool trim(qn_vm *vm, gpu_stream *s) {
   size_t size;
   if (!gpu_wait(vm, s, "work on the device")) return false;
@@ -97,7 +97,7 @@ static bool trim(qn_vm *vm, gpu_stream *s) {
   return true;
 }
 
-/* From the driver; the caller need not have entered. */
+/* A new allocation from the driver; the caller need not have entered. 0 with an error raised. */
 static CUdeviceptr segment(qn_vm *vm, gpu_stream *s, size_t bytes) {
   CUdeviceptr p = 0;
   if (!gpu_enter(s)) {
@@ -123,7 +123,7 @@ static CUdeviceptr segment(qn_vm *vm, gpu_stream *s, size_t bytes) {
   return p;
 }
 
-/* Counts a block in the VM's limit. */
+/* Counts a block in the VM's memory limit. False with an error raised: there is no room. */
 static bool hold(qn_vm *vm, gpu_stream *s, size_t size) {
   if (mem_hold(vm, size)) return true;
   if (s->scratch && !s->scratch_stays) {
@@ -174,7 +174,7 @@ void gpu_free(qn_vm *vm, gpu_stream *s, CUdeviceptr data, size_t bytes) {
   int k = class_of(bytes, &size);
   s->live -= size;
   mem_let_go(vm, size);
-  (void)keep_idle(&s->idle[k], data); /* where memory is short the block waits for the VM's end */
+  (void)keep_idle(&s->idle[k], data); /* if the host's memory is short, the block is freed when the VM closes */
 }
 
 bool gpu_scratch(qn_vm *vm, gpu_stream *s, size_t bytes) {
@@ -192,7 +192,7 @@ void gpu_scratch_leave(gpu_stream *s) { s->scratch_stays = false; }
 
 /* ---- staging ---------------------------------------------------------------------------------------------------------------- */
 
-/* The next chunk, when the copies that used it are done. NULL: there is no pinned memory, or an error was raised. */
+/* The next chunk, once the copies that used it are done. NULL: there is no pinned memory to have, or an error was raised. */
 static gpu_chunk *next_chunk(qn_vm *vm, gpu_stream *s) {
   const cuda_driver *d = gpu_driver(s);
   gpu_chunk *c = &s->chunks[s->chunk];
@@ -240,7 +240,7 @@ bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_
 
 static const char reading[] = "a copy from the device, or work before it,";
 
-/* Few bytes have a place of their own: whatever comes late to it comes before the copy that is waited for. */
+/* Reads a few bytes, by way of a place of their own. A read that was interrupted may still write to it, but only before this one does. */
 static bool read_few(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes) {
   const cuda_driver *d = gpu_driver(s);
   void *data = s->answers;

@@ -2,7 +2,7 @@
 
 #define COPY(T) ((T *)w.to)[to] = ((const T *)w.from)[from]
 
-/* Instances: of THREADS elements. */
+/* OWN_COPY: copies elements from one layout to another. Instances: pieces of THREADS elements. */
 extern "C" __global__ void k6f776e206b65726e_0(const u64 *block, i64 instances, const __grid_constant__ copy_words w) {
   (void)block, (void)instances;
   for (i64 i = blockIdx.x * (i64)THREADS + threadIdx.x; i < w.n; i += (i64)gridDim.x * THREADS) {
@@ -22,7 +22,7 @@ extern "C" __global__ void k6f776e206b65726e_0(const u64 *block, i64 instances, 
   }
 }
 
-/* One instance. Empties the cell. */
+/* OWN_REPORT: writes the error cell to the host's memory, and empties it. One instance. */
 extern "C" __global__ void k6f776e206b65726e_1(const u64 *block, i64 instances, const __grid_constant__ report_words w) {
   u64 *cell = (u64 *)w.cell;
   volatile u64 *to = (volatile u64 *)w.to;

@@ -1,5 +1,5 @@
-/* What stands in front of kernels of our own, before words.h. They need no header: the texts are embedded in the library, and compiled by
- * NVRTC. */
+/* What stands in front of the kernels of our own (texts.c), before words.h. The texts are embedded in the library and compiled by NVRTC,
+ * without any header. */
 #define GPU_TEXT
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -9,7 +9,7 @@ typedef unsigned long long u64;
 
 #define FN static __device__ __forceinline__
 
-/* sums[t], of an array of THREADS numbers: the sum of what threads 0 .. t have as `own`. A barrier is due before it is used again. */
+/* sums[t] = the sum of `own` of threads 0 .. t, for a shared array of THREADS numbers. A barrier is due before the array is written again. */
 #define SUM_UP(sums, own) \
   { \
     sums[threadIdx.x] = own; \

@@ -1,7 +1,7 @@
 /* Linear recurrences on the device: the launch of recurrence.cu.
  *
- * The bits are those of a chain that goes one element after the other, so a thread has one. Few long chains are refused: there some 40 ns
- * an element (a guess: eight loads are under way at a time) are more than the way to the CPU and back. */
+ * A chain goes one element after the other, as on the CPU, so that its bits are the same: a thread has one chain. Few long chains are refused,
+ * since copying them to the CPU and back is faster than some 40 ns an element (a guess: eight loads are under way at a time). */
 #include "jit/gpu/state.h"
 #include "jit/gpu/words.h"
 

@@ -14,7 +14,7 @@
     } \
   }
 
-/* Instances: of THREADS chains. */
+/* Instances: groups of THREADS chains. */
 extern "C" __global__ void k7265637572726e63_0(const u64 *block, i64 instances, const __grid_constant__ recurrence_words w) {
   (void)block;
   for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {

@@ -1,16 +1,16 @@
-/* Plans on a device: consecutive kernels, and products between them, run as one.
+/* Plans on a device: consecutive kernels, and products between them, are launched as one sequence.
  *
  *   device plan ── programs, constants
  *        └─ sequences: kernels (joined: and products) from a step on
  *                └─ instances, for the last size vectors: words, grids, scratch, a graph
  *
- * All that sizes decide is found out once and kept in an instance: the ints, the numbers of blocks, where scratch lies. A later
+ * What depends on sizes is computed once and kept in an instance: the ints, the numbers of blocks, where scratch lies. A later
  * call with these sizes writes addresses and host scalars into the instance's words (emit.h) and
  *   - launches the functions one by one, with the words as their parameters: sizes that are seen for the first time, and single
  *     functions; or
  *   - sends the words to their block on the device, all with one copy, and launches a graph, whose kernels find their words in the
- *     block. So nothing of the graph itself ever changes; it is made when sizes come for the second time. In a loop addresses
- *     take turns: a few blocks are kept, each with its graph, and one that holds these words already needs no copy.
+ *     block. So a graph never changes; it is made when sizes come for the second time. In a loop addresses take turns: a few blocks
+ *     are kept, each with its graph, and one that holds these words already needs no copy.
  * Kernels come one after the other, so all of them share the stream's scratch.
  *
  * Products (by the device's library, gemm.c) are captured and become children of the graph. Their addresses cannot be patched:
@@ -53,15 +53,15 @@ typedef struct place { /* in scratch */
 } place;
 
 typedef struct block {
-  CUdeviceptr at;    /* 0: none */
-  CUgraphExec graph; /* that reads it; made for the words behind those that are sent */
-  uint64_t *words;   /* what it holds, if `sent` */
+  CUdeviceptr at;    /* on the device; 0: none */
+  CUgraphExec graph; /* reads the block; made for the words behind those that are sent */
+  uint64_t *words;   /* what the block holds, if `sent` */
   bool sent;
-  uint64_t used; /* when: a number of instance.calls */
+  uint64_t used; /* instance.calls when it was used last */
 } block;
 
 typedef struct instance {
-  struct instance *next; /* used before this one */
+  struct instance *next; /* the one that was used before this one */
   size_t bytes;          /* of the piece of memory that all tables lie in */
   int64_t *key;
   uint64_t *words;
@@ -69,12 +69,13 @@ typedef struct instance {
   pointer *pointers;
   number *scalars;
   place *places;
-  uint32_t nwords, nsent; /* behind the words that are sent: three addresses a product, and the scratch's */
+  uint32_t nwords,
+      nsent; /* all words; those that are sent. Behind these: three addresses for each product, and that of the scratch */
   uint32_t nfunctions, npointers, nnumbers, nplaces, nproducts;
   size_t scratch;
-  CUdeviceptr base; /* of the scratch that the words tell */
+  CUdeviceptr base; /* address of the scratch, as the words have it */
   bool by_value;    /* every program's words can be parameters */
-  bool no_graph;    /* it could not be made */
+  bool no_graph;    /* a graph could not be made */
   bool numbers;     /* host scalars have changed since the last call: no words will come again */
   uint64_t calls;
   uint32_t nblocks;
@@ -83,9 +84,9 @@ typedef struct instance {
 
 typedef struct sequence {
   uint32_t first, n;
-  bool fallible; /* kernels have checks, or may run without end */
-  bool varies;   /* host scalars decide about grids or scratch: they are a part of the key */
-  uint32_t nkey;
+  bool fallible;       /* kernels have checks, or may run without end */
+  bool varies;         /* grids or scratch depend on host scalars, which then are a part of the key */
+  uint32_t nkey;       /* words of an instance's key: sizes, and those scalars */
   instance *instances; /* used last first */
 } sequence;
 
@@ -97,19 +98,19 @@ typedef struct gpu_plan {
   bool fallible; /* calls are waited for; an interrupt may stop their kernels, since their results are dropped then */
   bool pending;  /* fallible kernels of this call have run */
   device_program *programs, **list;
-  sequence **of_step;    /* that begins with the step */
-  sequence **joined;     /* the same with products */
-  uint32_t debt;         /* for graphs with products */
-  bool apart;            /* no more of them */
+  sequence **of_step;    /* by step: the sequence of kernels that begins with it */
+  sequence **joined;     /* by step: the sequence of kernels and products that begins with it */
+  uint32_t debt;         /* what making graphs with products has cost (see above) */
+  bool apart;            /* no graphs with products are made any more */
   uint32_t *first_check; /* by step: the number that its checks count from */
-  uint32_t checks;       /* behind the last one */
+  uint32_t checks;       /* one more than the number of the last check */
 } gpu_plan;
 
 /* ---- making and freeing ------------------------------------------------------------------------------------------------- */
 
 static size_t sent_bytes(const instance *i) { return i->nsent * sizeof *i->words; }
 
-/* What is running goes on. */
+/* Frees the block's graph. A launch of it that is running goes on. */
 static void drop_graph(const gpu_stream *s, block *b) {
   if (b->graph && gpu_ours(s->engine)) gpu_driver(s)->cuGraphExecDestroy(b->graph);
   b->graph = NULL;
@@ -176,7 +177,7 @@ static gpu_plan *open_plan(qn_vm *vm, int device, const plan *p) {
     g->programs[k] = (device_program){.program = p->kernels[k].program, .hash = p->kernels[k].hash};
     g->list[k] = &g->programs[k];
   }
-  g->checks = 1; /* 0 is that of kernels that were stopped */
+  g->checks = 1; /* number 0 stands for a kernel that was stopped */
   for (uint32_t k = 0; k < p->nsteps; k++) {
     g->first_check[k] = g->checks;
     if (p->steps[k].kind != STEP_KERNEL) continue;
@@ -225,7 +226,7 @@ bool gpu_plan_begin(qn_vm *vm, device_plan *there) {
   return g->placed = ok;
 }
 
-/* The program of a step; NULL: it is no kernel. */
+/* The program of a step; NULL: it is not a kernel. */
 static const l_program *program_of(const plan *p, uint32_t step) {
   return p->steps[step].kind == STEP_KERNEL ? p->kernels[p->steps[step].what].program : NULL;
 }
@@ -234,6 +235,7 @@ static bool is_product(const plan *p, uint32_t step) {
   return p->steps[step].kind == STEP_LIBRARY && p->steps[step].op == OP_gemm;
 }
 
+/* The sequence of n steps from `first` on, made when it is first wanted. NULL with an error raised. */
 static sequence *sequence_of(qn_vm *vm, gpu_plan *g, uint32_t first, uint32_t n, bool joined) {
   sequence **list = joined ? g->joined : g->of_step, *q = list[first];
   if (q && q->n == n) return q;
@@ -254,6 +256,7 @@ static sequence *sequence_of(qn_vm *vm, gpu_plan *g, uint32_t first, uint32_t n,
 
 /* ---- instances ------------------------------------------------------------------------------------------------------------- */
 
+/* Is the instance for the call's sizes (and scalars, if these matter)? */
 static bool fits(const gpu_plan *g, const sequence *q, const instance *i, const device_call *call) {
   size_t symbols = g->shown.plan->graph->dims.n * sizeof *i->key;
   return (!symbols || memcmp(i->key, call->symbols, symbols) == 0) &&
@@ -311,12 +314,12 @@ static instance *empty_instance(qn_vm *vm, const gpu_plan *g, const sequence *q)
   return i;
 }
 
-typedef struct tables { /* for one step at a time */
+typedef struct tables { /* room for the numbers of one step at a time */
   int64_t *ints, *values;
   qk_scalar *scalars;
 } tables;
 
-/* Adds a step, its words from `at` on. */
+/* Adds a step that is a kernel: its phases, and its words from `at` on. */
 static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_t step_number, uint32_t at,
                               const device_call *call, const tables *t) {
   const plan *p = g->shown.plan;
@@ -372,7 +375,7 @@ static device_answer add_product(qn_vm *vm, const gpu_plan *g, instance *i, uint
   return DEVICE_DONE;
 }
 
-/* An instance for the call's sizes, in front of the others. */
+/* Makes an instance for the call's sizes and puts it in front of the others, of which the last may go. */
 static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call *call) {
   const plan *p = g->shown.plan;
   gpu_stream *s = g->stream;
@@ -456,7 +459,7 @@ static bool add_captured(gpu_stream *s, const instance *i, const function *f, CU
   return rc == GPU_OK;
 }
 
-/* A graph of the instance's functions that reads the block, if that can be had. */
+/* Makes the block's graph of the instance's functions, or notes that it cannot be made. */
 static void make_graph(gpu_stream *s, instance *i, block *b) {
   const cuda_driver *d = gpu_driver(s);
   CUgraph graph = NULL;
@@ -473,7 +476,7 @@ static void make_graph(gpu_stream *s, instance *i, block *b) {
   if (graph) d->cuGraphDestroy(graph);
 }
 
-/* Another block; NULL with an error raised. */
+/* A new block of the instance; NULL with an error raised. */
 static block *new_block(qn_vm *vm, gpu_stream *s, instance *i) {
   size_t bytes = i->nwords * sizeof *i->words;
   block *b = &i->blocks[i->nblocks];
@@ -486,13 +489,13 @@ static block *new_block(qn_vm *vm, gpu_stream *s, instance *i) {
   return b;
 }
 
-/* Is a graph for the block's words one for the instance's, but for what is sent? */
+/* Would a graph made for the block's words do for the instance's? What is sent may differ. */
 static bool like(const instance *i, const block *b) {
   return memcmp(b->words + i->nsent, i->words + i->nsent, (i->nwords - i->nsent) * sizeof *i->words) == 0;
 }
 
-/* A block that holds the words; NULL with an error raised. Another one is taken for words that may come again; else the one that was
- * used longest ago, of those whose graph can stay if there are any. */
+/* A block that holds the instance's words; NULL with an error raised. One that holds them already is best. Else a new one, if there may be more
+ * and the words may come again; else the one that was used longest ago, if possible of those whose graph will do. */
 static block *block_of(qn_vm *vm, gpu_stream *s, instance *i) {
   size_t bytes = i->nwords * sizeof *i->words;
   block *b = NULL, *fit = NULL;
@@ -520,7 +523,7 @@ static block *block_of(qn_vm *vm, gpu_stream *s, instance *i) {
 
 /* ---- running --------------------------------------------------------------------------------------------------------------- */
 
-/* What the call decides, but for scratch. */
+/* Writes the call's addresses and host scalars to the words. */
 static void write_words(instance *i, const device_call *call) {
   for (uint32_t k = 0; k < i->npointers; k++)
     i->words[i->pointers[k].word] = (uint64_t)(uintptr_t)call->buffers[i->pointers[k].buffer];
@@ -532,7 +535,7 @@ static void write_words(instance *i, const device_call *call) {
   }
 }
 
-/* Scratch for the words as they are, and its address in them. */
+/* Makes the scratch large enough and writes its address to the words. */
 static bool place_scratch(qn_vm *vm, gpu_stream *s, instance *i) {
   size_t most = i->scratch;
   for (uint32_t k = 0; k < i->nfunctions && i->nproducts; k++) {
@@ -555,7 +558,7 @@ static bool run_function(qn_vm *vm, gpu_stream *s, const instance *i, const func
   return gpu_launch(vm, s, f->f, f->blocks, GPU_THREADS, f->shared, words, f->instances, i->words + f->at);
 }
 
-/* No graphs with products any more; the log says why. */
+/* From now on no graphs with products are made; the log says why. */
 static void give_up(qn_vm *vm, gpu_plan *g, const char *why) {
   if (!g->apart && vm_logs(vm, LOG_kernels))
     vm_logf(vm, LOG_kernels, "gpu(%d): the plan of %u kernels and %u products is several graphs: %s", g->stream->number,
@@ -586,7 +589,7 @@ static bool launch(qn_vm *vm, gpu_plan *g, instance *i) {
   return ok;
 }
 
-/* The block VM takes the kernels one by one, while they are compiled. */
+/* Runs one kernel by the block VM, while the plan's kernels are being compiled. */
 static device_answer interpret(qn_vm *vm, gpu_plan *g, const device_call *call, uint32_t number) {
   const plan *p = g->shown.plan;
   const plan_step *step = &p->steps[number];
@@ -610,7 +613,7 @@ static device_answer interpret(qn_vm *vm, gpu_plan *g, const device_call *call, 
   return answer;
 }
 
-/* The steps by an instance for the call's sizes. */
+/* Runs the sequence's steps by the instance for the call's sizes. */
 static device_answer run_sequence(qn_vm *vm, gpu_plan *g, const device_call *call, sequence *q) {
   instance *i = find(g, q, call);
   device_answer answer = i ? DEVICE_DONE : make(vm, g, q, call);
@@ -659,7 +662,7 @@ device_answer gpu_plan_checks(qn_vm *vm, device_plan *there) {
   uint64_t error = ~(uint64_t)0;
   if (!g->pending) return DEVICE_DONE;
   g->pending = false;
-  if (error_pending(vm)) { /* interrupted: nobody waits */
+  if (error_pending(vm)) { /* the call has failed: its kernels are stopped, and not waited for */
     s->abandoned = true;
     __atomic_store_n(&s->mapped->stop, 1, __ATOMIC_RELEASE);
     return DEVICE_FAILS;

@@ -1,8 +1,8 @@
-/* sort and argsort on the device: the launches of sort.cu. All are asked for, none is waited for.
+/* sort and argsort on the device: the launches of sort.cu, none of which is waited for.
  *
- * Long lines need two sets of keys and indices, and counts of at most a byte for an element; all of it is one block, given back at once, since its
- * next user comes later in the stream. A pass for each byte of an element: which digits are equal everywhere is not known here. The first
- * and the last one need only one of the sets. */
+ * Long lines need two sets of keys and indices, and counts of at most a byte for each element. All of it is one block of memory, which is
+ * given back at once, since its next user comes later in the stream. There is a pass for each byte of an element, since it is not known
+ * here which bytes are equal everywhere. The first and the last pass need only one of the sets. */
 #include "jit/gpu/state.h"
 #include "jit/gpu/words.h"
 
@@ -43,7 +43,7 @@ static bool sort_long(qn_vm *vm, gpu_stream *s, sort_words *w) {
   return ok;
 }
 
-/* Lines padded to powers of two, as many as fill a block. */
+/* A block sorts as many lines as fill it, each padded to a power of two. */
 static bool sort_short(qn_vm *vm, gpu_stream *s, sort_words *w) {
   for (w->padded = OWN; w->padded < w->n;) w->padded *= 2;
   int64_t group = SHORT_LINE / w->padded;

@@ -1,11 +1,11 @@
 /* Sorting on the device (sort.c): stable, along lines of an array of any layout.
  *
- * An element's key is an unsigned number in the order of the elements, as on the CPU: -0 counts as 0, every NaN has the largest key. With
- * its key goes its index in the line, so that equal keys keep their order. A key tells its element's bits again, but for zeros and NaNs:
- * these are read from the array, by their index.
+ * An element's key is an unsigned number, and keys have the order of their elements, as on the CPU: -0 has the key of 0, every NaN the largest.
+ * The element's index in the line goes with its key, so that equal keys keep their order. The element is made of its key again; zeros
+ * and NaNs, which share keys, are read from the array by their index.
  *
- * Few elements (RANKED): an element's place is the number of those that come before it. Lines of up to 4,096: a block sorts as many lines
- * as fill it up, a line padded to a power of two with what comes last, by Batcher's bitonic network. A thread has 16 neighbours in
+ * Few elements (RANKED): an element's place is the number of those that come before it. Lines of up to 4,096 elements: a block sorts as many
+ * lines as fill it, each padded at its end to a power of two, by Batcher's bitonic network. A thread has 16 neighbours in
  * registers. The first step of each merge compares places that lie opposite, so all steps put the smaller first, and no direction is kept;
  * strides below 16 are a thread's own business, those below 512 shuffles in a warp, the three longest go through shared memory. Keys of up to 4
  * bytes are one number of 64 bits with their indices; longer ones have theirs beside them. Elements are read and written with
@@ -46,7 +46,7 @@ FN u64 bits_of(const sort_words *w, i64 i) {
   }
 }
 
-/* `many` numbers from place `at` on, `hop` apart: those whose own numbers, `step` apart, are below `left`; else 0. */
+/* Loads to[r], r < many, from element at + r * hop of x, if r * step < left; else it is 0. `wide`: elements have 8 bytes. */
 #define LOADS(T, from) \
   { _Pragma("unroll") for (int r = 0; r < many; r++) to[r] = r * step < left ? ((const T *)from)[at + r * hop] : 0; }
 FN void load(const sort_words *w, u64 *to, const int many, const int wide, i64 at, i64 hop, i64 left, i64 step) {
@@ -77,7 +77,7 @@ FN u64 bits_with(const sort_words *w, u64 key, i64 x, i64 index) {
   return key == all || bits == 0 ? bits_of(w, x + index * w->x_step) : bits;
 }
 
-/* Stores that element, or the index. */
+/* Stores it, or its index. */
 FN void store(const sort_words *w, i64 to, u64 key, i64 x, i64 index) {
   if (w->indices) {
     ((i64 *)w->out)[to] = index;
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 /* ---- short lines --------------------------------------------------------------------------------------------------------- */
 
-/* `wide`: the index lies beside the key; else it is the key's lower half. It is a constant everywhere, as are counts. */
+/* `wide`: the index lies beside the key; else it is the key's lower half. A constant wherever it is passed, so that code is made for each. */
 typedef struct item {
   u64 key;
   u32 index;
@@ -132,14 +132,14 @@ FN void put_in_order(item *a, item *b, const int wide) {
   if (wide) a->index = swap ? y.index : x.index;
   if (wide) b->index = swap ? x.index : y.index;
 }
-/* The smaller of two, or the larger. */
+/* *own becomes the smaller of the two, or (`larger`) the larger. */
 FN void keep(item *own, item other, int larger, const int wide) {
   const int take = before(other, *own, wide) != larger;
   own->key = take ? other.key : own->key;
   if (wide) own->index = take ? other.index : own->index;
 }
 
-/* A thread's own, once they are a bitonic row. */
+/* Sorts a thread's own items, which are a bitonic sequence. */
 FN void merge_own(item *v, const int wide) {
 #pragma unroll
   for (int h = OWN / 2; h > 0; h /= 2) {
@@ -167,7 +167,7 @@ FN item from_lane(item v, u32 mask, const int wide) {
   const item other = {__shfl_xor_sync(~0u, v.key, mask), wide ? __shfl_xor_sync(~0u, v.index, mask) : 0u};
   return other;
 }
-/* Compares with the thread that mask tells; `opposite`: its last element with the first, and so on. */
+/* One step with the items of the lane at distance `mask` (xor). `opposite`: the other's last item is compared with the first, and so on. */
 FN void step_in_warp(item *v, u32 mask, int larger, const int opposite, const int wide) {
   if (opposite) {
 #pragma unroll
@@ -181,7 +181,7 @@ FN void step_in_warp(item *v, u32 mask, int larger, const int opposite, const in
     for (int r = 0; r < OWN; r++) keep(&v[r], from_lane(v[r], mask, wide), larger, wide);
   }
 }
-/* Nobody reads what lies there before and behind. */
+/* The same step with another thread of the block, through shared memory, which holds nothing else meanwhile. */
 FN void step_in_block(item *v, u32 mask, int larger, const int opposite, const int wide, u64 *keys, u16 *indices) {
   const u32 t = threadIdx.x, from = t ^ mask;
 #pragma unroll
@@ -199,7 +199,7 @@ FN void step_in_block(item *v, u32 mask, int larger, const int opposite, const i
   __syncthreads();
 }
 
-/* Lines of `threads` threads. */
+/* Sorts lines that have `threads` threads each. */
 FN void sort_block(item *v, u32 threads, const int wide, u64 *keys, u16 *indices) {
   const u32 t = threadIdx.x;
   sort_own(v, wide);
@@ -258,7 +258,7 @@ FN void sort_lines(const sort_words *w, i64 instances, const int wide, u64 *keys
   }
 }
 
-/* Keys of up to 4 bytes; of 8. */
+/* SORT_SHORT, for keys of up to 4 bytes, and SORT_SHORT_WIDE, for keys of 8. */
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     k736f7274206c696e_1(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
   __shared__ u64 keys[ROOM];
@@ -275,7 +275,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 
 /* ---- long lines ------------------------------------------------------------------------------------------------------------ */
 
-/* Keys of up to 4 bytes are kept in 4. Of a line that begins at x, those of ROUNDS elements from i on, `step` apart: */
+/* Loads the keys of ROUNDS elements of a line from element i on, `step` apart. The line's elements begin at x. Keys of up to 4 bytes are stored
+ * in 4. */
 FN void load_keys(const sort_words *w, u64 *to, i64 line, i64 x, i64 i, i64 step) {
   const int many = ROUNDS;
   const i64 left = w->n - i, at = line * w->n + i, hop = step;
@@ -295,7 +296,8 @@ FN void put_key(const sort_words *w, i64 at, u64 key) {
     ((u32 *)w->keys_to)[at] = (u32)key;
 }
 
-/* Which lanes have this digit, of 8 bits; 256: none is there. A vote for each bit: MATCH takes longer the more digits differ. */
+/* Which lanes of the warp have this digit of 8 bits (256: the lane has no element), by a vote for each bit: the instruction for it, MATCH, takes
+ * longer the more digits differ. */
 FN u32 same_digit(u32 digit) {
   u32 same = __ballot_sync(~0u, digit < 256);
   if (digit > 255) same = ~same;
@@ -307,7 +309,8 @@ FN u32 same_digit(u32 digit) {
   return same;
 }
 
-/* counts[line][digit][tile]; instances: tiles of all lines. The lanes of a digit count as one: digits of floats are few. */
+/* Counts the digits of each tile: counts[line][digit][tile]. The lanes with one digit add once, since floats have few different digits.
+ * Instances: tiles of all lines. */
 extern "C" __global__ void k736f7274206c696e_3(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
   __shared__ u32 bins[256];
   const u32 t = threadIdx.x, lane = t & 31;
@@ -330,8 +333,8 @@ extern "C" __global__ void k736f7274206c696e_3(const u64 *block, i64 instances, 
   }
 }
 
-/* Counts become how many elements of the digit tiles before have; totals[line][digit]. Instances: lines of few tiles, a digit a thread; else
- * digits of all lines. */
+/* Replaces each count by the sum of those of the tiles before it, and writes totals[line][digit]. Instances: lines, where these have few tiles
+ * (each thread has a digit); else digits of all lines. */
 extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
   __shared__ u32 sums[THREADS];
   const u32 t = threadIdx.x;
@@ -358,7 +361,7 @@ extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, 
   }
 }
 
-/* Places the elements of tiles by their digits; instances: tiles of all lines. */
+/* Moves the elements of tiles to their places by this digit. Instances: tiles of all lines. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     k736f7274206c696e_5(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
   __shared__ u32 warps[WARPS][256]; /* how many of a digit a warp has had; then those of the warps before it */

@@ -1,12 +1,14 @@
-/* Kernels of our own (state.h): texts that are embedded in the library, each compiled once a device when it is first wanted. */
+/* Kernels of our own (state.h), which no L program stands for: texts embedded in the library. Each is compiled, once for a device, when it is first
+ * wanted. */
 #include <string.h>
 
 #include "jit/gpu/state.h"
 #include "jit/gpu/words.h"
 
-extern const char own_source[], sort_source[], compress_source[], recurrence_source[]; /* made of the .cu files */
+extern const char own_source[], sort_source[], compress_source[],
+    recurrence_source[]; /* made of prelude.cu, words.h and the .cu files */
 
-/* A text's kernels are called k<hash>_0 and so on. */
+/* The kernels of a text are called k<hash>_0 and so on. */
 static const struct {
   const char *name, *source;
   uint64_t hash;
@@ -47,12 +49,9 @@ const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, gpu_text text) {
 
 gpu_stream *gpu_text_enter(qn_vm *vm, int device, gpu_text text, const char *what, device_answer *answer) {
   gpu_stream *s = gpu_stream_of(vm, device);
-  *answer = s ? DEVICE_REFUSES : DEVICE_FAILS;
-  if (!s || !gpu_text_code(vm, s, text)) return NULL;
-  if (gpu_enter(s)) return s;
-  *answer = DEVICE_FAILS;
-  gpu_raise(vm, s, GPU_NO_DEVICE, what);
-  return NULL;
+  bool refused = s && !gpu_text_code(vm, s, text);
+  *answer = refused ? DEVICE_REFUSES : DEVICE_FAILS;
+  return s && !refused ? gpu_entered(vm, device, what) : NULL;
 }
 
 bool gpu_text_launch(qn_vm *vm, gpu_stream *s, gpu_text text, int kernel, int64_t instances, void *words) {

@@ -1,9 +1,9 @@
-/* Waiting for a device (state.h): never longer than the VM may be kept. The driver is asked whether it is done, and the VM whether
- * it was interrupted or is out of time, by turns: without a pause at first, then with pauses that do not matter beside what has
- * passed. Work that is not waited for any more goes on by itself; nothing that it writes to is given to others before it is done.
+/* Waiting for a device (state.h), which an interrupt or a limit of the VM ends. By turns the driver is asked whether the work is done, and the
+ * VM whether it was interrupted or is out of time: without a pause at first, then with pauses that are short beside the time that has
+ * passed. Work that is not waited for any more goes on by itself; what it writes to is given to nobody before it is done.
  *
- * Checks. Kernels with checks share an error cell of the device, which a kernel of our own copies to memory of the host and
- * empties, in the stream's order: looking at that memory is quicker than asking the driver.
+ * Checks. Kernels with checks share an error cell on the device. A kernel of our own copies it to the host's memory and empties it, in
+ * the stream's order: looking at that memory is quicker than asking the driver.
  */
 #define _GNU_SOURCE
 #include <time.h>
@@ -11,9 +11,9 @@
 #include "jit/gpu/state.h"
 #include "jit/gpu/words.h"
 
-enum { SPINS = 400, HIGHLIGHTS = 64 };
+enum { SPINS = 400, LOOKS = 64 }; /* turns without a pause; looks at the report in each */
 
-/* Between two questions. False with an error raised when the VM must not wait any longer. */
+/* Pauses between two turns. False with an error raised when the VM must not wait any longer. */
 static bool pause_for(qn_vm *vm, uint32_t turn) {
   bool asked = atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0;
   if ((asked || (vm->config.time_limit > 0 && turn % 8 == 7)) && vm_poll_slow(vm)) return false;
@@ -31,7 +31,7 @@ bool gpu_wait_event(qn_vm *vm, gpu_stream *s, CUevent event, const char *what) {
 
 bool gpu_wait(qn_vm *vm, gpu_stream *s, const char *what) { return gpu_wait_event(vm, s, NULL, what); }
 
-/* In the stream's order, nothing has failed. */
+/* Empties the error cell, in the stream's order: no check has failed. */
 static CUresult empty_cell(const gpu_stream *s, CUdeviceptr cell) {
   return gpu_driver(s)->cuMemsetD8Async(cell, 0xff, sizeof(uint64_t), s->stream);
 }
@@ -72,10 +72,10 @@ bool gpu_cells(qn_vm *vm, gpu_stream *s) {
   return true;
 }
 
-/* Until the report is there. It is no mistake of ours alone when it does not come: the driver is asked now and then. */
+/* Waits for the report. It never comes if the device fails, so the driver is asked now and then. */
 static bool wait_for_report(qn_vm *vm, gpu_stream *s) {
   for (uint32_t turn = 0;; turn++) {
-    for (int i = 0; i < HIGHLIGHTS; i++)
+    for (int i = 0; i < LOOKS; i++)
       if (__atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;
     CUresult rc = turn % 16 == 15 ? gpu_driver(s)->cuStreamQuery(s->stream) : GPU_NOT_READY;
     if (rc == GPU_OK && __atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;

@@ -34,7 +34,7 @@ typedef struct ev_memory {
   qn_dtype dtype;
 } ev_memory;
 
-/* What an instruction has at the moment, and where the structure that it opens goes on. */
+/* The state of an instruction: its value at the moment, and of an opener where its block goes on. */
 typedef struct ev_slot {
   uint64_t value;
   ev_memory local;    /* of a LOCAL */
@@ -85,7 +85,7 @@ _Static_assert(1 FLOATS(COUNTED) INTS(COUNTED) HALVES(COUNTED) == DTYPE_PUBLIC +
   static inline uint64_t put_##T(T v) { uint64_t x = 0; memcpy(&x, &v, sizeof v); return x; }
 FLOATS(WORD) INTS(WORD) HALVES(WORD) WORD(b8)
 
-/* Rows of kops.def for one type: with one and two operands, and comparisons. */
+/* Cases for rows of kops.def and one type: with one operand, with two, and comparisons. */
 #define UNARY(op, T) case KOP_##op: return put_##T(op##_##T(get_##T(a)));
 #define BINARY(op, T) case KOP_##op: return put_##T(op##_##T(get_##T(a), get_##T(b)));
 #define COMPARE(op, T) case KOP_##op: return op##_##T(get_##T(a), get_##T(b));
@@ -129,7 +129,7 @@ static uint64_t ev_compute(kop_id op, qn_dtype t, uint64_t a, uint64_t b, uint64
   }
 }
 
-/* Rows of mathfns.h, by their kind. */
+/* Calls for rows of mathfns.h, by their kind. */
 #define PLAIN1(F, T) put_##T(F##_##T(get_##T(a)))
 #define PLAIN2(F, T) put_##T(F##_##T(get_##T(a), get_##T(b)))
 #define RARE1 PLAIN1
@@ -168,7 +168,7 @@ static void ev_join(const l_instr *acc, uint64_t *v, int64_t *k, uint64_t w, int
   }
 }
 
-/* A leaf: chains of n pushes, one a lane. */
+/* The leaf of n pushes: a chain in each lane. */
 static ev_leaf ev_chain(const l_instr *acc, const ev_push *p, size_t n) {
   ev_leaf x;
   qn_dtype d = (qn_dtype)acc->dtype;
@@ -188,7 +188,7 @@ static ev_leaf ev_chain(const l_instr *acc, const ev_push *p, size_t n) {
   return x;
 }
 
-/* Pushes that make a leaf. */
+/* How many pushes make a leaf. */
 static size_t ev_chain_length(const l_instr *acc, const ev_result *r) {
   switch ((l_order)acc->imm) {
   case ORDER_INNER: return ORDER_BLOCK;
@@ -302,7 +302,7 @@ static int64_t ev_along(const ev *e, l_val base, l_val stride) {
 
 static ev_memory *ev_memory_of(ev *e, int64_t b) { return b < 0 ? &e->at[-b].local : &e->buf[b]; }
 
-/* Memory for `size` elements, filled with what nobody should rely on. */
+/* Memory for `size` elements, filled with a pattern, so that reading what was never written gives wrong results. */
 static bool ev_memory_make(ev *e, ev_memory *m, int64_t size, uint8_t dtype) {
   size_t bytes = (size_t)(size < 0 ? 0 : size) * dtype_size((qn_dtype)dtype) + 8;
   *m = (ev_memory){.data = malloc(bytes), .size = size, .dtype = (qn_dtype)dtype};
@@ -320,7 +320,7 @@ static bool ev_access(ev *e, l_val n) {
   const l_instr *c = &e->p->code[n];
   ev_memory *m = ev_memory_of(e, c->imm);
   uint64_t given = e->at[c->h].value;
-  e->at[n].value = given; /* of a load that is not made */
+  e->at[n].value = given; /* the value of a load whose guard is false */
   if ((c->e && e->i < ev_index(e, c->e)) || (c->f && e->i >= ev_index(e, c->f))) return true;
   if (c->g && !(e->at[c->g].value & 1)) return true;
   int64_t at = ev_along(e, c->a, c->b) + (c->c ? ev_index(e, c->c) * ev_index(e, c->d) : 0);
@@ -348,7 +348,7 @@ static bool ev_acc(ev *e, l_val n) {
   return s->results || ev_lacks(e);
 }
 
-/* PUSH, SCAN and FINISH: of one result. */
+/* PUSH, SCAN and FINISH, which concern one result. */
 static bool ev_result_step(ev *e, l_val n) {
   const l_instr *c = &e->p->code[n], *acc = &e->p->code[c->a];
   ev_slot *s = &e->at[c->a];
@@ -369,7 +369,7 @@ static bool ev_result_step(ev *e, l_val n) {
   return true;
 }
 
-/* PARTIAL and MERGE: of all results, with `lanes` elements of memory each. */
+/* PARTIAL and MERGE, which concern all results: `lanes` elements of memory for each. */
 static bool ev_subtrees(ev *e, l_val n) {
   const l_instr *c = &e->p->code[n], *acc = &e->p->code[c->a];
   const ev_slot *s = &e->at[c->a];
@@ -464,7 +464,7 @@ static bool ev_instr(ev *e, l_val n) {
       if (cell < e->error) e->error = cell;
     }
     return true;
-  default: return true; /* SET: ev_sets; PHASE, SYNC, POLL: nothing */
+  default: return true; /* SET: see ev_sets; PHASE, SYNC and POLL do nothing */
   }
 }
 
@@ -487,7 +487,7 @@ static void ev_sets(ev *e, l_val loop) {
 
 static bool ev_run(ev *e, l_val from, l_val to);
 
-/* The structure that n opens. */
+/* Runs the block that instruction n opens. */
 static bool ev_structure(ev *e, l_val n) {
   const l_instr *c = &e->p->code[n];
   ev_slot *s = &e->at[n];
@@ -541,6 +541,7 @@ static bool ev_run(ev *e, l_val from, l_val to) {
 
 /* ---- programs ------------------------------------------------------------------------------------------------------------ */
 
+/* Finds the END of each opener, and the ELSE of each IF. */
 static void ev_match(ev *e) {
   l_val stack[64];
   int depth = 0;

@@ -1,5 +1,5 @@
-/* The reference evaluator of L: what a program means, one element at a time, slow. The device `ref` runs by it, and tests compare
- * executors with it. */
+/* The reference evaluator of L: runs programs as l.h defines them, one element at a time, slowly. The device `ref` is made of it, and tests
+ * compare the other executors with it. */
 #ifndef JIT_REF_EVAL_H
 #define JIT_REF_EVAL_H
 
@@ -8,10 +8,10 @@
 #include "jit/kernel/l.h"
 
 typedef enum l_eval_end {
-  L_EVAL_DONE,         /* it has run; *error tells whether a check failed */
-  L_EVAL_WRONG,        /* the program does what l.h forbids: `why` says what and where */
-  L_EVAL_LACKS_MEMORY, /* nothing is raised */
-  L_EVAL_STOPPED
+  L_EVAL_DONE,  /* it has run; *error tells whether a check failed */
+  L_EVAL_WRONG, /* the program does what l.h forbids: `why` says what and where */
+  L_EVAL_LACKS_MEMORY,
+  L_EVAL_STOPPED /* `stop` said so */
 } l_eval_end;
 
 typedef struct l_eval_options {
@@ -19,11 +19,11 @@ typedef struct l_eval_options {
   void *ctx;
   char *why; /* room for `why_size` bytes; may be NULL where that is 0 */
   size_t why_size;
-  int64_t *values; /* room for p->n: gets what each instruction gave at last, as an index; may be NULL */
+  int64_t *values; /* room for p->n numbers: gets the last value of each instruction, as an index; may be NULL */
 } l_eval_options;
 
-/* Runs a verified program. buffers: without scratch. sizes[b]: elements of buffer b, or -1: unknown; NULL: none is known. *error: check
- * number << 48 | element of the first failed check, or ~0. `o` may be NULL. */
+/* Runs a verified program; nothing is raised. buffers: those that are not scratch. sizes[b]: elements of buffer b, for finding accesses out of
+ * bounds; -1: unknown; NULL: none is known. *error: check number << 48 | element of the first check that failed, or ~0. `o` may be NULL. */
 l_eval_end l_eval(const l_program *p, void *const *buffers, const int64_t *sizes, const int64_t *ints,
                   const qk_scalar *scalars, const l_eval_options *o, uint64_t *error);
 

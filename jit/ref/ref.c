@@ -1,7 +1,7 @@
-/* The device `ref`: runs every kernel by the reference evaluator of L (eval.h), one step after the other, slowly. It is for tests: they try
- * what serves all devices on one that is as simple as a device can be, and compare programs as users write them with what L means.
+/* The device `ref`: runs every kernel by the reference evaluator of L (eval.h), one step after the other, slowly. It is for tests, which try
+ * what serves all devices on the simplest one, and compare whole programs with the definition of L.
  *
- * Its memory is the host's, though nobody but this file may rely on that. There is one, ref(0). It keeps nothing of a VM but what plans
+ * There is one, ref(0). Its memory is the host's, but nobody except this file may rely on that. It keeps nothing for a VM but what plans
  * need, and leaves products, sorting and masks to the host. */
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Tables of code, units of programs and troubles (code.h). */
+/* Hash tables, programs that are compiled as one text, values of VECs, and troubles (code.h). */
 #include "jit/run/code.h"
 
 #include <stdarg.h>
@@ -9,7 +9,7 @@
 
 /* ---- things by their hash ------------------------------------------------------------------------------------------------ */
 
-/* The slot that has the hash, or the free one where it belongs. */
+/* The slot that has this hash, or the free slot where it belongs. */
 static struct hash_slot *slot_of(const hash_table *t, uint64_t hash) {
   uint32_t i = (uint32_t)(hash ^ hash >> 32) & (t->cap - 1);
   while (t->slots[i].what && t->slots[i].hash != hash) i = (i + 1) & (t->cap - 1);

@@ -1,4 +1,5 @@
-/* What the compilers of devices share: code known by a hash, programs that become one text, and troubles of which the user is told once. */
+/* What the compilers and translators of devices share: tables of code by hash, programs that are compiled as one text, values of VECs, and troubles
+ * of which the user is told once. */
 #ifndef JIT_RUN_CODE_H
 #define JIT_RUN_CODE_H
 
@@ -6,9 +7,9 @@
 
 #include "jit/kernel/l.h"
 
-/* ---- things by their hash ------------------------------------------------------------------------------------------------ */
+/* ---- tables by hash --------------------------------------------------------------------------------------------- */
 
-/* Zeroed at first. Its owner frees what it holds, then hash_free. No locks. */
+/* A table of pointers, zeroed at first. Its owner frees what it holds, then calls hash_free. It has no lock. */
 typedef struct hash_table {
   struct hash_slot {
     uint64_t hash;
@@ -25,18 +26,19 @@ void hash_free(hash_table *t);
 
 /* ---- programs that are compiled as one text ------------------------------------------------------------------------------ */
 
-/* Each program once. Its functions are called NAME_0 and so on: one for each phase, and one that tells its scratch (emit.h). */
+/* Programs, each of them once. A program's functions are called NAME_0 and so on: one for each phase, and a last one that answers how much
+ * scratch it needs (emit.h). */
 typedef struct code_unit {
   uint32_t n;
   const l_program **programs;
-  const char **names; /* k and the hash in 16 digits */
+  const char **names; /* "k" and the hash in 16 digits */
   uint64_t *hashes;
-  uint32_t *functions; /* how many */
-  char (*texts)[24];
+  uint32_t *functions; /* how many each has */
+  char (*texts)[24];   /* where the names stand */
   hash_table seen;
 } code_unit;
 
-/* Room for `most` programs. False when memory is short; code_unit_close is due in any case. */
+/* Makes room for `most` programs. False when memory is short; code_unit_close is due in any case. */
 QN_MUST_CHECK bool code_unit_open(code_unit *u, uint32_t most);
 QN_MUST_CHECK bool code_unit_add(code_unit *u, const l_program *p, uint64_t hash);
 void code_unit_close(code_unit *u);
@@ -54,7 +56,7 @@ l_val vec_last_uses(const l_program *p, l_val vec, l_val *last);
 
 /* ---- troubles ------------------------------------------------------------------------------------------------------------ */
 
-/* Sentences for the user, one of each kind. Any thread may tell and ask. */
+/* Sentences for the user, at most one of each kind, whose numbers are the owner's. Any thread may tell and ask. */
 enum { TROUBLE_KINDS = 5 };
 typedef struct troubles {
   pthread_mutex_t lock;
@@ -63,7 +65,7 @@ typedef struct troubles {
 } troubles;
 
 void troubles_init(troubles *t);
-/* Keeps the first sentence of a kind. */
+/* Keeps the sentence, if it is the first of its kind. */
 void troubles_tell(troubles *t, int kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Copies the next sentence that has not been reported; false: there is none. */
 bool troubles_next(troubles *t, char *text, size_t size);

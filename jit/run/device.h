@@ -19,11 +19,11 @@ enum {
   FAMILY_COUNT
 };
 
-/* A program as one VM knows it on devices: zeroed but for program and hash at first. */
+/* A program, with what a device keeps of it for one VM. At first all but program and hash is zero. */
 typedef struct device_program {
   const l_program *program;
   uint64_t hash; /* l_hash */
-  void *code;    /* the device's, of one device at a time; lives as long as the engine */
+  void *code;    /* the device's; it lives as long as the engine. Another device that runs the program replaces it */
 } device_program;
 
 typedef enum device_answer {
@@ -52,7 +52,7 @@ typedef struct device_plan {
   void **constants; /* by plan buffer: the copy on the device; NULL of others */
 } device_plan;
 
-/* A call of a plan: what its steps refer to, by number. Symbols and slots may change from step to step. */
+/* A call of a plan: the values of what its steps refer to by number. Symbols and slots may change from step to step. */
 typedef struct device_call device_call;
 struct device_call {
   const int64_t *symbols; /* values of dim expressions */
@@ -61,15 +61,16 @@ struct device_call {
   /* What a step that is a product asks for; its operands lie as the signature says, but maybe not at multiples of 16 bytes. An
    * empty result has batch, m or n 0. False: the device cannot make it so. */
   bool (*product)(const device_call *call, uint32_t step, device_gemm *p);
-  const void *caller; /* what that needs */
+  const void *caller; /* for `product` */
 };
 
-/* What runs there. Functions of what is no kernel, and plan_joins, may be NULL: then the device refuses, and the host does it. */
+/* How programs and plans run on a device. has_gemm, product, sort, compress, recurrence and plan_joins may be NULL: then the device refuses, and the
+ * host does it. */
 typedef struct device_kernels {
   /* ---- one program at a time ---- */
 
-  /* Can all of these run there now: is there code for them, or an interpreter? What nobody has asked for yet is handed to the compiler, as one
-   * unit. `wait`: returns when the compiler is done with them. */
+  /* Can all these programs run there now, by code of their own or an interpreter? Code that nobody has asked for yet is asked of the compiler, for all
+   * of them together. `wait`: returns when the compiler is done. */
   bool (*ready)(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait);
   /* Runs one program whose code is ready: `buffers` are addresses on the device, in order, without scratch. A program with checks
    * is waited for: DONE says that none failed. */
@@ -78,7 +79,7 @@ typedef struct device_kernels {
   /* Does the device's library make such a product? The answer for a signature stays the same as long as gpu.portable does; the
    * first one may take a while. Where it is no, products are kernels of our own. */
   bool (*has_gemm)(qn_vm *vm, int device, const device_gemm *p);
-  /* Makes it: x, y, result, at multiples of 16 bytes. Refuses what has_gemm does not have. */
+  /* Makes the product; buffers: x, y and the result, at multiples of 16 bytes. REFUSES: has_gemm is false for it. */
   device_answer (*product)(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]);
 
   /* Stores x sorted along an axis, or (`indices`) the i64 indices that sort it, to `out`, a contiguous array on the same device. Stable, nan

@@ -41,7 +41,7 @@ bool devices_open(qn_vm *vm) {
   return true;
 }
 
-/* The CPU, which the others rest on, goes last. */
+/* The CPU closes last: the others use it. */
 void devices_close(qn_vm *vm) {
   eager_close(vm);
   for (int i = FAMILY_COUNT; i-- > 0;)

@@ -1,5 +1,5 @@
-/* What eager dispatch and the steps of plans share, so that they raise the same errors: host scalars, checks, refusals. What is named
- * eager_ or op_ is defined beside eager dispatch. */
+/* What eager dispatch and the steps of plans share, so that they raise the same errors: host scalars, checks, refusals. Functions called eager_ or
+ * op_ are defined in eager.c. */
 #ifndef JIT_RUN_DISPATCH_H
 #define JIT_RUN_DISPATCH_H
 
@@ -8,25 +8,26 @@
 
 /* ---- host scalars (scalar.c) ---- */
 
-/* The op on host scalars only: the weak arithmetic of the language (E305..E308), also used by kernels' constant folding. */
+/* An op on host scalars alone: the weak arithmetic of the language. Errors are raised (E305 to E308). Constant folding uses it, too. */
 QN_MUST_CHECK qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin);
 /* The float part of it without a VM, for folding: an op on f64 operands; op must be POINTWISE and result f64. */
 double scalar_math(op_id op, const double *in);
 
 /* ---- errors and operands ---- */
 
-/* A failed check: its element (flat), the offending value (or unset), for indices the axis and its size; dtype: the result's. */
+/* Raises the error of a failed check: `element` counts the result's elements in order, `shown` is the offending value or unset; for an index, its axis
+ * and that axis's size. dtype: the result's. */
 qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis,
                            int64_t size);
-/* Does a host number fit a dtype? False with E207 raised. */
+/* False with E207 raised: the host number v does not fit the dtype. */
 QN_MUST_CHECK bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to);
 /* A number as a weak scalar of a type (bool, i64, f64). */
 QN_MUST_CHECK qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to);
 
-/* OP_gemm of arrays that are stored as the flags say (gemm.h). Owned; NULL with an error raised. */
+/* OP_gemm of arrays that are stored as the flags in attr say (gemm.h). A new array; NULL with an error raised. */
 QN_MUST_CHECK qn_array *eager_gemm(qn_vm *vm, qn_array *const in[2], const op_attr *attr);
 
-/* Raises the error of a refused op with operand texts as notes. */
+/* Raises the error of an op that refuses its operands, with these as notes. */
 qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why);
 
 /* Raises E210: operands on two devices (codes). */

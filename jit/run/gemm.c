@@ -1,12 +1,12 @@
 /* Matrix products on a device by its library (gemm.h).
  *
- * An operand is one matrix or a batch of them. It is stored without gaps in row-major order, or each matrix is (`across`: the rows
- * of its transpose follow each other); whatever else it is, it is copied. Across is chosen where the elements of columns are
- * neighbours in memory, as in x.T, and the operand is no vector. Its batch is that of the result, or one matrix for all; where it
- * broadcasts otherwise it is written out. Many matrices times one are one product of all their rows.
+ * An operand is one matrix or a batch of them, without gaps: each matrix in row-major order, or (`across`) the transpose of each. Other
+ * layouts are copied. Across is chosen where the elements of columns are neighbours in memory, as in x.T, and the operand is no vector.
+ * The batch is that of the result, or one matrix for all; if it broadcasts in another way it is copied in full. Many matrices times one
+ * are one product of all their rows.
  *
- * The signature (device_gemm) follows from shapes and flags alone. Addresses do not belong to it: operands at odd ones are
- * copied.
+ * The signature (device_gemm) follows from shapes and flags alone. Operands whose address is no multiple of 16 are copied, so addresses do not
+ * belong to it.
  */
 #include "jit/run/gemm.h"
 
@@ -14,7 +14,7 @@
 
 enum { ALIGNMENT = 16 };
 
-/* Sizes of a product, by its operands' shapes as those of OP_dot. */
+/* The sizes of a product. */
 typedef struct product_sizes {
   int rank; /* of the batch */
   int64_t batch[ARRAY_MAX_RANK], total, m, n, k;
@@ -22,12 +22,14 @@ typedef struct product_sizes {
   bool one[2];    /* it is one matrix for all */
 } product_sizes;
 
+/* How many matrices an array has. */
 static int64_t leading(int rank, const int64_t *shape) {
   int64_t n = 1;
   for (int i = 0; i < rank - 2; i++) n *= shape[i];
   return n;
 }
 
+/* Finds the sizes. `stored`: the operands are those of OP_gemm, stored as the flags say; else they are those of OP_dot. */
 static void sizes_of(const qn_array *const in[2], bool stored, uint8_t flags, product_sizes *s) {
   int most = in[0]->rank > in[1]->rank ? in[0]->rank : in[1]->rank;
   int64_t rows[2], columns[2];
@@ -73,6 +75,7 @@ static device_gemm signature_of(const product_sizes *s, uint8_t dtype, uint8_t f
   return p;
 }
 
+/* Are the elements of its columns neighbours in memory? */
 static bool runs_across(const qn_array *a) {
   int r = a->rank;
   return r > 1 && a->shape[r - 2] > 1 && a->shape[r - 1] > 1 && a->strides[r - 2] == 1 && a->strides[r - 1] != 1;
@@ -118,7 +121,7 @@ qn_array *gemm_operand(qn_vm *vm, qn_array *a, bool across) {
   return array_view(vm, a, (qn_dtype)a->dtype, r, shape, strides, a->offset);
 }
 
-/* The operand with the product's batch axes written out. Owned. */
+/* A view of the operand with all batch axes of the product; the caller owns it. */
 static qn_array *spread(qn_vm *vm, const product_sizes *s, const qn_array *a) {
   int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
   int rank = s->rank + 2;
@@ -130,7 +133,7 @@ static qn_array *spread(qn_vm *vm, const product_sizes *s, const qn_array *a) {
   return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
 }
 
-/* Without gaps, and at an address that the library takes. Takes `a` over (which may be NULL). */
+/* The array, or a copy of it, without gaps and at an address that the library takes. Takes `a` over; NULL gives NULL. */
 static qn_array *settled(qn_vm *vm, qn_array *a) {
   if (!a || (a->contiguous && (uintptr_t)array_data(a) % ALIGNMENT == 0)) return a;
   qn_array *copy = array_new_on(vm, a->device, (qn_dtype)a->dtype, a->rank, a->shape);
@@ -144,7 +147,7 @@ static qn_array *settled(qn_vm *vm, qn_array *a) {
 
 /* ---- the door ---------------------------------------------------------------------------------------------------------- */
 
-/* Operands that are stored as the flags say; *refused tells of the device. */
+/* Makes the product of operands that are stored as the flags say. False: *refused by the device, or with an error raised. */
 static bool run(qn_vm *vm, qn_array *x, qn_array *y, const product_sizes *s, uint8_t flags, qn_array *out,
                 bool *refused) {
   device_gemm p = signature_of(s, x->dtype, flags);

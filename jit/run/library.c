@@ -1,9 +1,9 @@
-/* Ops that are no kernels, where their operands are: by the device, to an array beside them (library.h). */
+/* Ops that are no kernels, on the device that has their operands (library.h). */
 #include "jit/run/library.h"
 
 #include <string.h>
 
-/* Stores the sorted elements, the indices or the recurrence to `out`, which has the result's type. */
+/* Calls the device for sort, argsort or recurrence, with an `out` of the result's type. */
 static device_answer store(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out) {
   const device_kernels *d = device_kernels_of(in[0]->device);
   int axis = attr->axes ? __builtin_ctz(attr->axes) : 0;
@@ -19,7 +19,7 @@ static device_answer store(qn_vm *vm, op_id op, qn_array *const *in, const op_at
   return answer;
 }
 
-/* Stores it to `out` or, where that is NULL, to a new array, and gives that. NULL: *refused, or with an error raised. */
+/* Does these three to `out` or, where that is NULL, to a new array, which is returned. NULL: *refused, or with an error raised. */
 static qn_array *stored(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out, bool *refused) {
   const qn_array *like = in[op == OP_recurrence];
   qn_array *made = out ? out
@@ -32,7 +32,7 @@ static qn_array *stored(qn_vm *vm, op_id op, qn_array *const *in, const op_attr 
   return NULL;
 }
 
-/* An argsort of which the first few are wanted: all of it, and a copy of these. */
+/* argsort of which only the first indices are wanted: sorts all, and copies these. */
 static qn_array *first_there(qn_vm *vm, qn_array *const *in, const op_attr *attr, qn_array *out, bool *refused) {
   int64_t shape[ARRAY_MAX_RANK];
   memcpy(shape, in[0]->shape, in[0]->rank * sizeof *shape);

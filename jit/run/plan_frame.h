@@ -1,5 +1,5 @@
-/* What a plan has in hand while it runs: shared by plan_run.c, which runs plans, and region_run.c, which runs the plans that are arms of
- * an `if` or parts of a loop. */
+/* The state of a running plan, shared by plan_run.c, which runs plans, and region_run.c, which runs the plans that are arms of an `if` or parts of
+ * a loop. */
 #ifndef JIT_RUN_PLAN_FRAME_H
 #define JIT_RUN_PLAN_FRAME_H
 
@@ -20,21 +20,21 @@ typedef struct plan_frame {
   void **step_buffers;
   qk_scalar *step_scalars;
   int device;
-  bool refused; /* by the device: nothing is raised */
-  char *slab;   /* of a device */
+  bool refused; /* by the device; nothing is raised */
+  char *slab;   /* the arena, if it is a device's memory */
   size_t slab_bytes;
   device_plan *there;
 } plan_frame;
 
-/* A size in the words of the frame's plan, as a number. */
+/* The value of a size expression of the frame's plan. */
 static inline int64_t frame_size(const plan_frame *f, qn_dim d) {
   return d >= 0 ? d : dim_eval(&f->p->graph->dims, d, f->symbols);
 }
 
-/* Lays n items of `size` bytes behind the *at bytes that are laid out already, for tables in one piece of memory: returns where they begin. */
+/* For tables in one piece of memory: makes room for n items of `size` bytes behind the *at bytes that are taken already. Returns where they begin. */
 size_t frame_part(size_t *at, size_t n, size_t size);
 
-/* The bytes that the frame's own tables take (symbols, slots, buffers ...). With `memory` of so many bytes it also puts them there. */
+/* The bytes of the frame's tables (symbols, slots, buffers ...). If `memory` is not NULL it has so many bytes, and the tables are put there. */
 size_t frame_tables(plan_frame *f, char *memory);
 
 /* Reads the values of the dim symbols from the inputs; `scalars` are the values of weak inputs. False with an error raised. */
@@ -43,20 +43,20 @@ bool frame_symbols(plan_frame *f, const qk_scalar *scalars);
 /* A node's result has this shape: sets the symbols that stand for its sizes. */
 void frame_tell(plan_frame *f, uint32_t node, int rank, const int64_t *shape);
 
-/* Says of each buffer where it is; the arena begins at `slab`. Buffers that are WHERE_LATE are nowhere yet. */
+/* Sets the address of each buffer; the arena begins at `slab`. Buffers that are WHERE_LATE have none yet. */
 void frame_buffers(plan_frame *f, char *slab);
 
-/* Memory for buffer b if that is WHERE_LATE and has none: its size must be known. frame_late_free frees all of them. */
+/* Allocates buffer b, if that is WHERE_LATE and has no memory: its size must be known by now. frame_late_free frees all such buffers. */
 bool frame_late_make(plan_frame *f, uint32_t b);
 void frame_late_free(plan_frame *f);
 
-/* An array whose header is the caller's and whose elements are somebody's memory: never freed, and valid as long as both are. */
+/* An array header over memory that belongs to somebody else. It is never freed, and valid as long as it and the memory are. */
 typedef struct frame_view {
   qn_array a;
   qn_storage s;
 } frame_view;
 
-/* Makes `v` an array at `at` on a device. Its type is in the words of f's plan. */
+/* Makes `v` an array over the memory at `at` on a device. The sizes in its type are expressions of f's plan. */
 void frame_array(const plan_frame *f, frame_view *v, int device, void *at, const graph_type *t);
 
 /* Runs one step on the CPU. False with an error raised. region_step is the part of it for STEP_REGIONS. */

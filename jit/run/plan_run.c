@@ -80,7 +80,7 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   if (host()->launch(f->vm, k->program, &k->host_code, code, f->step_buffers, ints, f->step_scalars, &failure))
     return true;
   if (failure.error == ~(uint64_t)0) return false;
-  if (code) { /* for the value; what is stored again is the same, or about to be thrown away */
+  if (code) { /* again, for the offending value: what is stored is the same as before, or dropped with the error */
     kernel_failure again;
     if (!host()->launch(f->vm, k->program, &k->host_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
       if (again.error == ~(uint64_t)0) return false;
@@ -119,8 +119,8 @@ void frame_tell(plan_frame *f, uint32_t node, int rank, const int64_t *shape) {
   }
 }
 
-/* What a library step does, by whoever can: *out is a new array, where the operands are or on the CPU, or NULL if the device has stored
- * the result to `to`. False with the error raised. */
+/* Does the op of a library step, on the device or else on the CPU. *out is a new array (the caller's, on the operands' device or the CPU), or NULL
+ * if the device has stored the result to `to`. False with an error raised. */
 static bool library_call(plan_frame *f, const graph_node *n, qn_array *const *in, qn_array *to, qn_array **out) {
   static const op_attr none;
   const op_attr *attr = n->attr ? n->attr : &none;
@@ -213,7 +213,7 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   return true;
 }
 
-/* Puts an error back that was taken, if all that comes before it has gone `well`; else frees it. NULL is ignored. */
+/* Of an error that was taken aside while earlier work was waited for: raises it again if that went `well`, else frees it. NULL is ignored. */
 static void error_settle(plan_frame *f, qn_error_object *error, bool well) {
   if (error && well)
     error_put_back(f->vm, error);
@@ -221,7 +221,7 @@ static void error_settle(plan_frame *f, qn_error_object *error, bool well) {
     error_free(f->vm, error);
 }
 
-/* Waits for the checks so far. When another step has failed (`ok` is false), one that failed before it is the error. */
+/* Waits for the checks of kernels so far. If a step has failed (`ok` is false), a check that failed before it is the error instead. */
 static bool checks_there(plan_frame *f, bool ok) {
   bool done = ok || f->refused;
   qn_error_object *error = !done && error_catchable(f->vm) ? error_take(f->vm) : NULL;
@@ -265,7 +265,7 @@ bool frame_step(plan_frame *f, const plan_step *s) {
   }
 }
 
-/* Can a step run before kernels that precede it? */
+/* Can a step run before the kernels that precede it? */
 static bool goes_ahead(const plan_step *s) { return s->kind == STEP_SCALAR && !s->nbuffers; }
 
 static bool is_product(const plan_step *s) { return s->kind == STEP_LIBRARY && s->op == OP_gemm; }
@@ -281,9 +281,9 @@ static bool call_gemm(const device_call *call, uint32_t step, device_gemm *p) {
   return gemm_signature(&in[0].a, &in[1].a, n->attr->flags, p);
 }
 
-/* Runs steps from `first` on, up to the next that is no kernel, no host scalar's and (where these `join`) no product: all as one,
- * behind the scalars. Their number; 0: one refuses or fails, and those before it have run, or *apart: the device does not take
- * products along, and nothing but scalars has run. */
+/* Runs the longest stretch of steps from `first` on that are kernels, host scalars or (if these `join`) products: the scalars at once, then the
+ * others together on the device. Returns the number of steps. 0: a step failed or was refused, after those before it; or *apart: the
+ * device refuses products together with kernels, and nothing but scalars has run. */
 static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apart) {
   const plan *p = f->p;
   uint32_t n = 0, kernels = 0, products = 0;
@@ -312,6 +312,7 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
   return answer == DEVICE_DONE && !error ? n : 0;
 }
 
+/* run_stretch with products joined, if the device takes that, else without. */
 static uint32_t run_there(plan_frame *f, uint32_t first) {
   const device_kernels *d = device_kernels_of(f->device);
   bool apart = false, join = f->p->nproducts && d->plan_joins && d->plan_joins(f->vm, f->there);
@@ -321,7 +322,7 @@ static uint32_t run_there(plan_frame *f, uint32_t first) {
 
 /* ---- inputs, outputs, memory -------------------------------------------------------------------------------------------------------- */
 
-/* Does a size depend on data that a step finds? */
+/* Does a size depend on data, so that only a step finds it? */
 static bool from_node(const dim_table *t, qn_dim d) {
   if (d >= 0) return false;
   const dim_expr *e = &t->exprs[~d];
@@ -350,7 +351,7 @@ bool frame_symbols(plan_frame *f, const qk_scalar *scalars) {
   return true;
 }
 
-/* New arrays for the outputs; those whose size is found later are as large as the upper bound. */
+/* Makes new arrays for the outputs; where the size is not known yet, as large as it can be. */
 static bool make_outputs(plan_frame *f) {
   const plan *p = f->p;
   for (uint32_t o = 0; o < p->noutputs; o++) {
@@ -408,7 +409,7 @@ static bool take_arena(plan_frame *f) {
   return true;
 }
 
-/* The array of an output that only a loop tells the size of. */
+/* Makes the array of an output whose size only a loop finds, by a copy. */
 static bool late_output(plan_frame *f, const plan_output *out) {
   int64_t shape[ARRAY_MAX_RANK];
   const plan_buffer *b = &f->p->buffers[out->index];
@@ -418,7 +419,7 @@ static bool late_output(plan_frame *f, const plan_output *out) {
   return a != NULL;
 }
 
-/* The values of the outputs; owned. */
+/* Gives the outputs' values to the caller. */
 static bool give_outputs(plan_frame *f) {
   const plan *p = f->p;
   for (uint32_t o = 0; o < p->noutputs; o++) {
@@ -479,7 +480,7 @@ void plan_forget(qn_vm *vm, device_plan **there) {
 static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
                    qn_value *outputs, bool *refused);
 
-/* On the CPU, from and to a device. */
+/* Runs the plan on the CPU, with copies of the inputs from the device and of the outputs to it. */
 static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars,
                              qn_value *outputs) {
   uint32_t n = p->graph->ninputs, taken = 0;
@@ -509,7 +510,8 @@ static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *in
   return ok;
 }
 
-/* A plan with products was refused: raises the error of a check that fails on the CPU, too, or one that says no more than that. */
+/* After a plan with products was refused: raises the error of the check that failed, which running it on the CPU finds, or an internal error.
+ * Returns false. */
 static bool refuse(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars,
                    qn_value *outputs) {
   if (!run_through_host(vm, p, device, inputs, scalars, outputs)) return false;

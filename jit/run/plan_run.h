@@ -1,4 +1,4 @@
-/* Running plans, on whatever device. */
+/* Running plans, on any device. */
 #ifndef JIT_RUN_PLAN_RUN_H
 #define JIT_RUN_PLAN_RUN_H
 

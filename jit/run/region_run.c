@@ -56,7 +56,7 @@ static void part_close(region_part *x) {
   if (x->tables) mem_free(vm, x->tables, x->tables_bytes);
 }
 
-/* Gives it its operands, of the outer plan's types: then its sizes are known. */
+/* Binds the inputs to operands, whose types are those of the outer plan: then the part's sizes are known. */
 static bool part_bind(region_part *x, const plan_frame *outer, const graph_type *const *types, const region_value *in) {
   plan_frame *f = &x->f;
   const plan *p = f->p;
@@ -75,7 +75,7 @@ static bool part_bind(region_part *x, const plan_frame *outer, const graph_type 
   return frame_symbols(f, weak);
 }
 
-/* Runs it, and writes results where `out` says. */
+/* Runs the part once, and writes its results where `out` says. */
 static bool part_run(region_part *x, const plan_frame *outer, const graph_type *const *types, const region_value *in,
                      region_value *out) {
   plan_frame *f = &x->f;
@@ -119,20 +119,20 @@ static size_t rounded_bytes(const plan_frame *f, const graph_type *t) {
   return t->weak ? 0 : rounded(type_bytes(f, t));
 }
 
-/* Is the condition that a region looks at true? */
+/* Is a condition true? */
 static bool holds(const graph_type *t, const region_value *v) {
   return t->weak ? v->number.i != 0 : *(const uint8_t *)v->at != 0;
 }
 
-/* Rows that a loop keeps. */
+/* The rows of one result that a loop keeps of its turns. */
 typedef struct kept_rows {
   const graph_type *type; /* of a row, in the words of the body */
   char *at;
-  size_t row, bytes; /* of a row, of all that is there */
-  bool apart;        /* a row is made aside and copied: it would not lie as kernels want it */
+  size_t row, bytes; /* bytes of a row; of the memory at `at` */
+  bool apart;        /* a row is made elsewhere and copied, since kernels want their results aligned */
 } kept_rows;
 
-/* What a region step has in hand. */
+/* The state of a region step. */
 typedef struct region_run {
   plan_frame *f;
   const plan_region *r;
@@ -141,12 +141,12 @@ typedef struct region_run {
   region_value *in, *out;   /* operands; where results go */
   char *room;               /* of a loop: two places for each carry, a row of each that is kept */
   size_t room_bytes;
-  kept_rows *rows; /* of a loop, by results behind the carries */
-  int64_t turns, stride, kept;
-  bool keeps; /* the rows of this turn */
+  kept_rows *rows;             /* of a loop, by results behind the carries */
+  int64_t turns, stride, kept; /* turns so far; every `stride`-th is kept; rows that are kept */
+  bool keeps;                  /* this turn's rows are kept */
 } region_run;
 
-/* Room for one more row of each; when all slots are taken, every second goes first. */
+/* Makes room for one more row of each result. If all slots are taken, every second row is dropped first. */
 static bool rows_room(region_run *x) {
   const plan_region *r = x->r;
   uint32_t n = r->nmade - r->ncarries;
@@ -175,12 +175,13 @@ static bool rows_room(region_run *x) {
   return true;
 }
 
-/* Where a turn puts what it makes: each carry where the last turn did not, rows behind those that are kept, or aside. */
+/* Decides where a turn puts its results: each carry at that of its two places which the last turn did not use, rows behind those that are kept, or
+ * elsewhere. */
 static bool place_results(region_run *x, int odd) {
   const plan_region *r = x->r;
   bool keeps = r->nmade > r->ncarries && x->turns % x->stride == 0;
   if (keeps && !rows_room(x)) return false;
-  keeps = keeps && x->turns % x->stride == 0; /* the distance may have doubled */
+  keeps = keeps && x->turns % x->stride == 0; /* rows_room may have doubled the stride */
   char *at = x->room;
   for (uint32_t k = 0; k < r->ncarries; k++) {
     size_t bytes = rounded_bytes(x->f, x->types[k]);
@@ -196,7 +197,7 @@ static bool place_results(region_run *x, int odd) {
   return true;
 }
 
-/* What the turn has made becomes the rows' next, where it is kept and does not lie there. */
+/* Adds the turn's rows to those that are kept, if they are to be and do not lie there already. */
 static void keep_rows(region_run *x) {
   if (!x->keeps) return;
   for (uint32_t k = x->r->ncarries; k < x->r->nmade; k++) {
@@ -260,7 +261,7 @@ static bool run_if(region_run *x) {
   return ok;
 }
 
-/* Gives result k to who takes it. False with an error raised. */
+/* Stores result k of the region where the plan wants it. False with an error raised. */
 static bool give_result(region_run *x, uint32_t k) {
   plan_frame *f = x->f;
   const plan_region *r = x->r;

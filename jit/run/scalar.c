@@ -11,7 +11,7 @@ static qn_value overflow(qn_vm *vm, const char *what) {
   return raise_error(vm, E_overflow, SPAN_NONE, "the %s does not fit 64 bits; use floats for larger numbers", what);
 }
 
-/* In the words of the interpreter: recording or not, an error reads the same. */
+/* The interpreter's text, so that an error reads the same whether a call is recorded or not. */
 static qn_value overflow2(qn_vm *vm, int64_t a, const char *op, int64_t b) {
   return raise_error(vm, E_overflow, SPAN_NONE, "%lld %s %lld does not fit 64 bits", (long long)a, op, (long long)b);
 }
@@ -39,7 +39,7 @@ static qn_value int_pow(qn_vm *vm, int64_t base, int64_t n) {
   }
 }
 
-/* The ops of integers that are checked; unset: another one, which is what kernels make of it. */
+/* Ops of integers that are checked; unset: the op is none of these, and is computed as in kernels. */
 static qn_value checked(qn_vm *vm, op_id op, int64_t a, int64_t b) {
   int64_t r = 0;
   switch (op) {
@@ -81,7 +81,7 @@ double scalar_math(op_id op, const double *in) {
   return out;
 }
 
-/* An int beside a float: by their exact values, where the compute type would round the int. */
+/* Compares an int with a float by their exact values: the compute type, f64, would round the int. */
 static qn_value compare_mixed(op_id op, qn_value a, qn_value b) {
   bool turned = value_is(a, TAG_FLOAT);
   int order = turned ? number_order(b.u.i, a.u.f) : number_order(a.u.i, b.u.f);
