@@ -130,7 +130,5 @@ size_t bvm_phase_bytes(bvm_frame *f, const bvm_phase *ph);
 int64_t bvm_phase_work(const bvm_frame *f, const bvm_phase *ph);
 /* Runs instances lo..hi-1; f->dynamic is set. False: interrupted. */
 QN_MUST_CHECK bool bvm_phase_run(bvm_frame *f, const bvm_phase *ph, int64_t lo, int64_t hi);
-/* Size of scratch buffer `b`, in elements; the prelude has run in `f`. */
-int64_t bvm_scratch_elements(const bvm_frame *f, uint32_t b);
 
 #endif

@@ -61,8 +61,6 @@ int64_t bvm_phase_begin(bvm_frame *f, const bvm_phase *ph) {
   return f->idx[f->code->ops[ph->par].in->a];
 }
 
-int64_t bvm_scratch_elements(const bvm_frame *f, uint32_t b) { return f->idx[f->code->p->buffers[b].size]; }
-
 /* Gives locals and accumulators their places, one behind the other in the frame's dynamic part. Returns where that ends. */
 static char *place(bvm_frame *f, const bvm_phase *ph) {
   char *at = f->dynamic;

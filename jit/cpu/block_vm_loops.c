@@ -291,20 +291,15 @@ CAST(f16, f32)
 CAST(f32, f16)
 #endif
 
-#define MAKE_IOTA(T)                                                                                                   \
+#define MAKE_IOTA(T, ...)                                                                                              \
   static void iota_##T(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                    \
     T *out = o;                                                                                                        \
     uint64_t first = *(const uint64_t *)a, step = *(const uint64_t *)b;                                                \
     (void)c, (void)mode;                                                                                               \
-    SIMD for (int64_t i = 0; i < n; i++) out[i] = (T)(first + step * (uint64_t)i);                                     \
+    SIMD for (int64_t i = 0; i < n; i++) out[i] = (T)(first + step * (uint64_t)i __VA_ARGS__);                         \
   }
 WORDS(MAKE_IOTA)
-static void iota_b8(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
-  b8 *out = o;
-  uint64_t first = *(const uint64_t *)a, step = *(const uint64_t *)b;
-  (void)c, (void)mode;
-  for (int64_t i = 0; i < n; i++) out[i] = first + step * (uint64_t)i != 0;
-}
+MAKE_IOTA(b8, != 0)
 
 /* ---- functions: a loop for each type of each row of mathfns.h ---- */
 #define MATH_INTS(X) X(u8) X(i8) X(i16) X(i32) X(i64)

@@ -36,18 +36,16 @@ enum { TILE_M = 6 };
 #define TILE_FMA_f64 _mm256_fmadd_pd
 #else
 enum { TILE_M = 4 };
-typedef f32 tile_4f32 __attribute__((vector_size(16)));
-typedef f64 tile_2f64 __attribute__((vector_size(16)));
-#define TILE_VEC_f32 tile_4f32
-#define TILE_VEC_f64 tile_2f64
-static inline tile_4f32 tile_fma_f32(tile_4f32 a, tile_4f32 b, tile_4f32 c) {
-  for (int i = 0; i < 4; i++) c[i] = fma_f32(a[i], b[i], c[i]);
-  return c;
-}
-static inline tile_2f64 tile_fma_f64(tile_2f64 a, tile_2f64 b, tile_2f64 c) {
-  for (int i = 0; i < 2; i++) c[i] = fma_f64(a[i], b[i], c[i]);
-  return c;
-}
+#define TILE_VECTOR(T)                                                                                                 \
+  typedef T tile_vec_##T __attribute__((vector_size(16)));                                                             \
+  static inline tile_vec_##T tile_fma_##T(tile_vec_##T a, tile_vec_##T b, tile_vec_##T c) {                            \
+    for (size_t i = 0; i < 16 / sizeof(T); i++) c[i] = fma_##T(a[i], b[i], c[i]);                                      \
+    return c;                                                                                                          \
+  }
+TILE_VECTOR(f32)
+TILE_VECTOR(f64)
+#define TILE_VEC_f32 tile_vec_f32
+#define TILE_VEC_f64 tile_vec_f64
 #define TILE_FMA_f32 tile_fma_f32
 #define TILE_FMA_f64 tile_fma_f64
 #endif
@@ -92,15 +90,9 @@ static inline bool tile_turn_f32(const f32 *p, int64_t stride, f32 *panel, int64
   return true;
 }
 #else
-static inline bool tile_turn_f32(const f32 *p, int64_t stride, f32 *panel, int64_t width, int64_t depth) {
-  (void)p, (void)stride, (void)panel, (void)width, (void)depth;
-  return false;
-}
+#define tile_turn_f32(...) false
 #endif
-static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64_t width, int64_t depth) {
-  (void)p, (void)stride, (void)panel, (void)width, (void)depth;
-  return false;
-}
+#define tile_turn_f64(...) false /* there is none */
 
 /* Sums of TILE_BESIDE chunks of `depth` products, in the lanes of a vector: blocks of 8 x 8 of both operands are turned in registers.
  * Chunks lie a multiple of 4 KiB apart, where the first cache has room for few lines: so whole lines are read, 16 elements.
@@ -124,16 +116,19 @@ static inline bool tile_lanes_f32(const f32 *x, const f32 *y, int64_t depth, f32
   return true;
 }
 #else
-static inline bool tile_lanes_f32(const f32 *x, const f32 *y, int64_t depth, f32 *sums) {
-  (void)x, (void)y, (void)depth, (void)sums;
-  return false;
-}
+#define tile_lanes_f32(...) false
 #endif
-static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64 *sums) {
-  (void)x, (void)y, (void)depth, (void)sums;
-  return false;
-}
+#define tile_lanes_f64(...) false
 
+/* tile_pack1 for panels of this width, by the dtype d. */
+#define TILE_PACK(T, NAME, WIDTH)                                                                                      \
+  static void NAME(T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int64_t depth, int d) {         \
+    switch (d) {                                                                                                       \
+    case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, WIDTH, depth, QN_f16); return;                                \
+    case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, WIDTH, depth, QN_bf16); return;                              \
+    default: tile_pack1_##T(panel, p, at, si, sk, n, WIDTH, depth, DTYPE_##T);                                         \
+    }                                                                                                                  \
+  }
 #define TILE_FLOAT(T)                                                                                                        \
   typedef TILE_VEC_##T tile_v_##T;                                                                                           \
   typedef TILE_VEC_##T tile_u_##T __attribute__((aligned(1)));                                                               \
@@ -203,22 +198,8 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
           for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;                                                      \
       }                                                                                                                      \
   }                                                                                                                          \
-  static void tile_pack_x_##T(T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int64_t depth,             \
-                              int d) {                                                                                       \
-    switch (d) {                                                                                                             \
-    case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_f16); return;                                          \
-    case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_bf16); return;                                        \
-    default: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, DTYPE_##T);                                                   \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  static void tile_pack_y_##T(T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int64_t depth,             \
-                              int d) {                                                                                       \
-    switch (d) {                                                                                                             \
-    case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_f16); return;                                 \
-    case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_bf16); return;                               \
-    default: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, DTYPE_##T);                                          \
-    }                                                                                                                        \
-  }                                                                                                                          \
+  TILE_PACK(T, tile_pack_x_##T, n)                                                                                           \
+  TILE_PACK(T, tile_pack_y_##T, TILE_N_##T)                                                                                  \
   /* Packs `cols` columns of y from element `at` on: full panels together, row by row, a narrower last one by itself. */     \
   static void tile_pack_cols_##T(T *py, const qk_tile *t, int64_t at, int64_t cols, int64_t depth) {                         \
     int64_t whole = t->y_n == 1 && t->yd == DTYPE_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                                  \

@@ -278,9 +278,17 @@ static bool run_phase(launch *l, kernel_failure *failure, size_t scratch_bytes) 
 
 enum { FEW_BUFFERS = 24 };
 
-static size_t scratch_size(const bvm_frame *f, const l_program *p, uint32_t b) {
-  int64_t n = bvm_scratch_elements(f, b);
-  return ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 127) & ~(size_t)63;
+/* Lays the program's scratch buffers one after the other from `base` on and, unless that is NULL, writes their addresses to buffers[b].
+ * Returns their bytes in all. The prelude has run in `f`. */
+static size_t scratch_buffers(const bvm_frame *f, const l_program *p, char *base, void **buffers) {
+  size_t bytes = 0;
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    if (p->buffers[b].mode != BUF_SCRATCH) continue;
+    int64_t n = f->idx[p->buffers[b].size];
+    if (base) buffers[b] = base + bytes;
+    bytes += ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 127) & ~(size_t)63;
+  }
+  return bytes;
 }
 
 /* Bytes of scratch that compiled phases want: their last function tells (emit.h). */
@@ -375,12 +383,9 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phas
     l.quick &= !some;
     if (some) {
       if (!l.again) (void)bvm_phase_begin(&f, &code->phases[0]);
-      for (uint32_t b = 0; b < p->nbuffers; b++)
-        if (p->buffers[b].mode == BUF_SCRATCH) scratch += scratch_size(&f, p, b);
+      scratch = scratch_buffers(&f, p, NULL, NULL);
       ok = (scratch_data = mem_buffer(vm, scratch)) != NULL;
-      char *at = scratch_data;
-      for (uint32_t b = 0; b < p->nbuffers && ok; b++)
-        if (p->buffers[b].mode == BUF_SCRATCH) all[b] = at, at += scratch_size(&f, p, b);
+      if (ok) (void)scratch_buffers(&f, p, scratch_data, all);
     }
   }
   size_t compiled_bytes = ok && compiled ? compiled_scratch(compiled, code->nphases, &l.args) : 0;

@@ -77,10 +77,10 @@ typedef struct translator {
   const l_program *p;
   emitter facts;
   block_phase *ph;
-  uint16_t *where;  /* per instruction: its operand; 0 none yet */
-  uint16_t *acc;    /* per ACC: its description */
+  uint16_t *where;  /* per instruction: the cell or register of its value */
+  uint16_t *acc;    /* per ACC: the number of its description */
   l_val *last;      /* per instruction: the last that uses it, in the open VEC */
-  uint8_t *uniform; /* per instruction: its value is a cell */
+  uint8_t *uniform; /* per instruction: its value is a cell, not a register */
   uint16_t *descriptions;
   uint32_t ndescriptions, descriptions_cap;
   uint16_t idle[4][256]; /* registers that can be taken, by size class */
