@@ -9,9 +9,6 @@
  */
 #include "jit/cpu/block_vm.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "jit/run/code.h"
 
 typedef struct translator {
@@ -25,18 +22,9 @@ typedef struct translator {
 } translator;
 
 void bvm_code_free(void *code) {
-  vmcode *c = code;
-  if (!c) return;
-  free(c->ops);
-  free(c->phases);
-  free(c->reg);
-  free(c->scalar);
-  free(c->accs);
-  free(c->acc_of);
-  free(c->places);
-  free(c->tables);
-  free(c->ints);
-  free(c);
+  if (!code) return;
+  arena memory = ((vmcode *)code)->memory;
+  arena_free(&memory);
 }
 
 bvm_fn bvm_loop_of(const bvm_loops *l, const l_program *p, const l_instr *i) {
@@ -235,30 +223,33 @@ vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops) {
     naccs += p->code[v].code == L_ACC;
     nphases += p->code[v].code == L_PHASE;
   }
-  vmcode *c = calloc(1, sizeof *c);
-  if (!c) return NULL;
-  *c = (vmcode){.p = p, .loops = loops};
-  c->ops = calloc(n, sizeof *c->ops);
-  c->phases = calloc(nphases + 1u, sizeof *c->phases);
-  c->reg = calloc(n, sizeof *c->reg);
-  c->scalar = calloc(n, 1);
-  c->accs = calloc(naccs + 1u, sizeof *c->accs);
-  c->acc_of = calloc(n, sizeof *c->acc_of);
-  c->places = calloc(n, sizeof *c->places);
-  c->ints = calloc(p->nints + 1u, sizeof *c->ints);
-  c->tables = aligned_alloc(64, (bvm_tables_bytes(p, naccs) + 63) & ~(size_t)63);
+  arena kept, ours; /* the code's memory; the translator's */
+  arena_init(&kept, NULL);
+  arena_init(&ours, NULL);
+  vmcode *c = arena_alloc(&kept, sizeof *c);
   translator t = {.c = c, .p = p};
-  t.last = calloc(n, sizeof *t.last);
-  t.pos = calloc(n, sizeof *t.pos);
-  t.free_regs = calloc(n, sizeof *t.free_regs);
-  t.reg_size = calloc(n, 1);
-  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && c->places && c->ints && c->tables &&
-            t.last && t.pos && t.free_regs && t.reg_size && translate(&t);
-  free(t.last);
-  free(t.pos);
-  free(t.free_regs);
-  free(t.reg_size);
-  if (ok) return c;
-  bvm_code_free(c);
-  return NULL;
+  if (c) {
+    *c = (vmcode){.p = p, .loops = loops};
+    c->ops = arena_alloc(&kept, n * sizeof *c->ops);
+    c->phases = arena_alloc(&kept, (nphases + 1u) * sizeof *c->phases);
+    c->reg = arena_alloc(&kept, n * sizeof *c->reg);
+    c->scalar = arena_alloc(&kept, n);
+    c->accs = arena_alloc(&kept, (naccs + 1u) * sizeof *c->accs);
+    c->acc_of = arena_alloc(&kept, n * sizeof *c->acc_of);
+    c->places = arena_alloc(&kept, n * sizeof *c->places);
+    c->ints = arena_alloc(&kept, (p->nints + 1u) * sizeof *c->ints);
+    c->tables = arena_alloc(&kept, bvm_tables_bytes(p, naccs));
+    t.last = arena_alloc(&ours, n * sizeof *t.last);
+    t.pos = arena_alloc(&ours, n * sizeof *t.pos);
+    t.free_regs = arena_alloc(&ours, n * sizeof *t.free_regs);
+    t.reg_size = arena_alloc(&ours, n);
+  }
+  bool ok = !kept.failed && !ours.failed && translate(&t);
+  arena_free(&ours);
+  if (!ok) {
+    arena_free(&kept);
+    return NULL;
+  }
+  c->memory = kept;
+  return c;
 }

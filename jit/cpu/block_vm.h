@@ -47,6 +47,7 @@ typedef struct bvm_phase {
 
 /* A translated program. */
 typedef struct vmcode {
+  arena memory; /* of itself and all tables below */
   const l_program *p;
   const bvm_loops *loops;
   bvm_op *ops;

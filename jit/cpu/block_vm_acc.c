@@ -45,6 +45,12 @@ static void scan_zero(uint8_t op, uint8_t dtype, void *out) {
 static void fill(const bvm_frame *f, const bvm_acc_plan *a, void *to, const void *value, int64_t n) {
   f->code->loops->fill[bvm_size_class(a->size)](to, value, NULL, NULL, 0, n);
 }
+/* to[0..n) = the result where nothing was pushed: the identity, or 0 of no products. */
+static void fill_nothing(const bvm_frame *f, const bvm_acc_plan *a, void *to, int64_t n) {
+  uint64_t value = 0;
+  if (a->order != ORDER_DOT) identity(a->op, a->dtype, &value);
+  fill(f, a, to, &value, n);
+}
 
 /* ---- memory ---- */
 
@@ -140,11 +146,7 @@ static void push_lanes(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const ch
     int64_t pos = s->k % ORDER_BLOCK, lane = pos % ORDER_LANES, m;
     if (lane || n < ORDER_LANES) {
       m = ORDER_LANES - lane < n ? ORDER_LANES - lane : n;
-      if (pos == 0) {
-        uint64_t zero;
-        identity(a->op, a->dtype, &zero);
-        fill(f, a, s->chain, &zero, ORDER_LANES);
-      }
+      if (pos == 0) fill_nothing(f, a, s->chain, ORDER_LANES);
       char *to = s->chain + (size_t)lane * size;
       if (pos < ORDER_LANES)
         memcpy(to, x, (size_t)m * size);
@@ -310,11 +312,7 @@ static void finish_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s) {
     close_chain(a, s, s->chain, width, 0, width);
     any = tree_root(a, s, s->chain, width, 0, width, false);
   }
-  if (!any && !a->arg) {
-    uint64_t zero = 0; /* the sum of no products */
-    if (a->order != ORDER_DOT) identity(a->op, a->dtype, &zero);
-    fill(f, a, s->chain, &zero, width);
-  }
+  if (!any && !a->arg) fill_nothing(f, a, s->chain, width);
 }
 
 /* Writes n of many results, from number `from` on, to `out`. The state stays as it is, so that this may be repeated, but for the rows of
@@ -344,11 +342,7 @@ static void finish_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *o
   } else if (any) {
     memcpy(out, s->chain + (size_t)from * size, (size_t)n * size);
   }
-  if (!any) {
-    uint64_t zero = 0;
-    if (a->order != ORDER_DOT) identity(a->op, a->dtype, &zero);
-    fill(f, a, out, &zero, n);
-  }
+  if (!any) fill_nothing(f, a, out, n);
 }
 
 void bvm_acc_finish(bvm_frame *f, const bvm_op *o) {

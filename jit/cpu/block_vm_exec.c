@@ -551,15 +551,10 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
     case L_IADD: idx[o->at] = (int64_t)((uint64_t)idx[i->a] + (uint64_t)idx[i->b]); break;
     case L_ISUB: idx[o->at] = (int64_t)((uint64_t)idx[i->a] - (uint64_t)idx[i->b]); break;
     case L_IMUL: idx[o->at] = (int64_t)((uint64_t)idx[i->a] * (uint64_t)idx[i->b]); break;
-    case L_IDIV:
-    case L_IMOD: {
-      int64_t a = idx[i->a], b = idx[i->b], q = b > 0 ? a / b : 0;
-      if (b > 0 && a % b < 0) q--;
-      idx[o->at] = o->code == L_IDIV ? q : b > 0 ? a - q * b : 0;
-      break;
-    }
-    case L_IMIN: idx[o->at] = idx[i->a] < idx[i->b] ? idx[i->a] : idx[i->b]; break;
-    case L_IMAX: idx[o->at] = idx[i->a] > idx[i->b] ? idx[i->a] : idx[i->b]; break;
+    case L_IDIV: /* these are rare */
+    case L_IMOD:
+    case L_IMIN:
+    case L_IMAX: idx[o->at] = l_index_value((l_code)o->code, idx[i->a], idx[i->b]); break;
     case L_IVALUE: idx[o->at] = as_index(f, i->a); break;
     case L_SCALAR:
       if (dtype_is_bool(i->dtype))

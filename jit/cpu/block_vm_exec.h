@@ -1,4 +1,4 @@
-/* What the block VM's interpreter (block_vm_exec.c) and its reductions (block_vm_acc.c) know of each other. */
+/* What the block VM's interpreter (block_vm_exec.c) and its reductions (block_vm_acc.c) share. */
 #ifndef JIT_CPU_VM_EXEC_H
 #define JIT_CPU_VM_EXEC_H
 

@@ -267,25 +267,20 @@ CAST_FOURS(f32, bf16)
 CAST_FOURS(bf16, f32)
 
 #if defined(__F16C__)
-static void cast_loop_f16_f32(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
-  f32 *out = o;
-  const f16 *x = a;
-  (void)b, (void)c;
-  int64_t i = 0;
-  if (mode & VM_A)
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
-  for (; i < n; i++) out[i] = _cvtsh_ss(x[mode & VM_A ? i : 0]);
-}
-static void cast_loop_f32_f16(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
-  f16 *out = o;
-  const f32 *x = a;
-  (void)b, (void)c;
-  int64_t i = 0;
-  if (mode & VM_A)
-    for (; i + 8 <= n; i += 8)
-      _mm_storeu_si128((__m128i *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  for (; i < n; i++) out[i] = _cvtss_sh(x[mode & VM_A ? i : 0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
+#define NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define ROUND_F16(v) _cvtss_sh(v, NEAREST)
+/* EIGHT converts elements i .. i + 7, ONE one element. */
+#define CAST_EIGHTS(S, T, EIGHT, ONE)                                                                                  \
+  static void cast_loop_##S##_##T(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {         \
+    T *out = o;                                                                                                        \
+    const S *x = a;                                                                                                    \
+    (void)b, (void)c;                                                                                                  \
+    int64_t i = 0;                                                                                                     \
+    for (; mode & VM_A && i + 8 <= n; i += 8) EIGHT;                                                                   \
+    for (; i < n; i++) out[i] = ONE(x[mode & VM_A ? i : 0]);                                                           \
+  }
+CAST_EIGHTS(f16, f32, _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i)))), _cvtsh_ss)
+CAST_EIGHTS(f32, f16, _mm_storeu_si128((__m128i *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), NEAREST)), ROUND_F16)
 #else
 CAST(f16, f32)
 CAST(f32, f16)
@@ -512,7 +507,6 @@ NUMBERS(DOTS)
 NUMBERS(SAME_PRODUCT)
 PRODUCT(bf16, f32, cast_bf16_f32, cast_f32_bf16)
 #if defined(__F16C__)
-#define ROUND_F16(v) _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 PRODUCT(f16, f32, _cvtsh_ss, ROUND_F16)
 #else
 PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)

@@ -141,7 +141,7 @@ const char *const *compile_flags(int *n) {
   return flags;
 }
 
-/* Runs the compiler `cc` on `source` and waits for it. False: it failed, could not be started (told), or `abandon` became true. */
+/* Runs the compiler `cc` on `source` and waits for it. False: it failed, could not be started, or `abandon` became true. */
 static bool run_compiler(code_table *t, const char *cc, char **environment, const char *source, const char *object,
                          const char *log, const atomic_bool *abandon) {
   char *argv[NFLAGS + 5];
@@ -280,7 +280,7 @@ static void object_path(int fd, const char *object, size_t size, char path[600])
   snprintf(path + n, 600 - n, "/%d", fd);
 }
 
-/* Loads an object from a file in memory. The table keeps the handle until the engine closes. NULL: told. */
+/* Loads an object from a file in memory. The table keeps the handle until the engine closes. NULL: the user is told why. */
 static void *load_object(code_table *t, const char *object, size_t size) {
   int fd = memfd_create("quern", MFD_CLOEXEC);
   void *handle = NULL;
@@ -331,7 +331,7 @@ static uint32_t use_table(code_table *t, plan *p) {
   return missing;
 }
 
-/* Puts the unit's functions into the table, from a loaded object. False, and told, if that lacks some. */
+/* Puts the unit's functions into the table, from a loaded object. False: it lacks some, and the user is told. */
 static bool use_object(code_table *t, const code_unit *u, void *handle) {
   bool all = true;
   for (uint32_t i = 0; i < u->n && all; i++) {

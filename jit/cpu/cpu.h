@@ -1,12 +1,11 @@
-/* Running L programs on the CPU, and what else the files of jit/cpu know of each other: a VM's state, its threads and memory. */
+/* Running L programs on the CPU, and what else the files of jit/cpu share: a VM's state, its threads, interrupts. */
 #ifndef JIT_CPU_CPU_H
 #define JIT_CPU_CPU_H
 
 #include "jit/cpu/block_vm.h"
 #include "jit/run/host.h"
 
-/* The VM's state, made if need be; NULL or false with an error raised. */
-struct cpu_state *cpu_of(qn_vm *vm);
+/* Makes the VM's state, when the VM opens (devices_open). False with an error raised. */
 QN_MUST_CHECK bool cpu_open(qn_vm *vm);
 void cpu_close(qn_vm *vm);
 
@@ -15,21 +14,15 @@ typedef struct cpu_kept {
   const bvm_loops *loops;                          /* of this processor */
   const struct op_program **op_programs[OP_COUNT]; /* op_program.h's; NULL: none of the op so far */
 } cpu_kept;
-static inline cpu_kept *cpu_kept_of(qn_vm *vm) {
-  return __builtin_expect(vm->devices[FAMILY_cpu] != NULL, 1) ? vm->devices[FAMILY_cpu]
-                                                              : (cpu_kept *)(void *)cpu_of(vm);
-}
+static inline cpu_kept *cpu_kept_of(qn_vm *vm) { return vm->devices[FAMILY_cpu]; }
 
 /* Frees what op_program.c keeps there. */
 void op_programs_free(qn_vm *vm, cpu_kept *k);
 
-/* The loops of this processor; NULL with an error raised. */
-static inline const bvm_loops *cpu_loops(qn_vm *vm) {
-  const cpu_kept *k = cpu_kept_of(vm);
-  return __builtin_expect(k != NULL, 1) ? k->loops : NULL;
-}
+/* The loops of this processor. */
+static inline const bvm_loops *cpu_loops(qn_vm *vm) { return cpu_kept_of(vm)->loops; }
 
-/* How many threads may share work that takes as long as a pointwise op on `work` elements: at least 1; 0 with an error raised. */
+/* How many threads may share work that takes as long as a pointwise op on `work` elements: at least 1. */
 int cpu_threads(qn_vm *vm, int64_t work);
 
 /* Must running work stop, because of an interrupt or, if the VM's `own` thread asks, the time limit? */
@@ -46,13 +39,7 @@ static inline void cpu_raise_stopped(qn_vm *vm) {
  * to one value, `out`. `lanes` is room for 64 elements; it may be `x`, and `out` may be the start of it. */
 void bvm_fold_lanes(bvm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n);
 
-/* Memory for the arena of the plan that runs, at least `bytes`: one piece a VM, which stays its own. NULL with an error raised. cpu_slab_leave
- * says that the plan has ended. */
-QN_MUST_CHECK void *cpu_slab(qn_vm *vm, size_t bytes);
-void cpu_slab_leave(qn_vm *vm);
-
-/* As device_host.launch: runs one L program once. `bvm_code` caches the block VM's translation: *bvm_code is NULL at first, and freed by
- * bvm_code_free. */
+/* Runs one L program once: device_host.launch, whose `kept` is the block VM's translation, *bvm_code. */
 QN_MUST_CHECK bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *compiled,
                                  void *const *buffers, const int64_t *ints, const qk_scalar *scalars,
                                  kernel_failure *failure);

@@ -324,7 +324,7 @@ static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, cons
   if (!total && shape_strides(rank, shape, (int64_t[ARRAY_MAX_RANK]){0}) < 0)
     return value_unset(); /* sizes that overflow: the slow way words the error */
   const bvm_loops *l = cpu_loops(vm);
-  qn_array *out = l ? array_new(vm, (qn_dtype)f->op_program->result, rank, shape) : NULL;
+  qn_array *out = array_new(vm, (qn_dtype)f->op_program->result, rank, shape);
   if (!out) return value_error();
   char *to = out->storage->data;
   bool rows = f->op_program->fn != NULL; /* may one loop go over each row? */

@@ -94,33 +94,12 @@ static bool one_element(op_id op, qn_dtype d, const void *a, const void *b, cons
   return fn != NULL;
 }
 
-static const device_host cpu_host = {.launch = kernel_launch,
-                                     .forget = bvm_code_free,
-                                     .slab = cpu_slab,
-                                     .slab_leave = cpu_slab_leave,
-                                     .library = cpu_library,
-                                     .one = one_element,
-                                     .compile = cpu_compile,
-                                     .source = cpu_source};
-
-const device_family device_cpu = {.name = "cpu",
-                                  .devices = 1,
-                                  .host = &cpu_host,
-                                  .open = cpu_open,
-                                  .close = cpu_close,
-                                  .engine_close = cpu_engine_close,
-                                  .engine_forked = cpu_engine_forked,
-                                  .trouble = compile_trouble};
-
-struct cpu_state *cpu_of(qn_vm *vm) {
-  _Static_assert(offsetof(struct cpu_state, kept) == 0, "cpu_kept_of finds it there");
-  return vm->devices[FAMILY_cpu] || cpu_open(vm) ? vm->devices[FAMILY_cpu] : NULL;
-}
+_Static_assert(offsetof(struct cpu_state, kept) == 0, "cpu_kept_of finds it there");
 
 int cpu_threads(qn_vm *vm, int64_t work) {
-  struct cpu_state *s = cpu_of(vm);
+  const struct cpu_state *s = vm->devices[FAMILY_cpu];
   int64_t most = work / vm->tune[TUNE_par_grain];
-  return !s ? 0 : most < 1 ? 1 : most < s->threads ? (int)most : s->threads;
+  return most < 1 ? 1 : most < s->threads ? (int)most : s->threads;
 }
 
 /* Makes a piece at least `bytes` large and returns its memory, which holds anything. NULL with an error raised. */
@@ -138,13 +117,27 @@ static void piece_leave(qn_vm *vm, cpu_piece *p) {
   if (p->bytes > KEEP_BYTES) piece_free(vm, p);
 }
 
-void *cpu_slab(qn_vm *vm, size_t bytes) {
-  struct cpu_state *s = cpu_of(vm);
-  return s ? piece_take(vm, &s->slab, bytes) : NULL;
-}
-void cpu_slab_leave(qn_vm *vm) {
-  if (vm->devices[FAMILY_cpu]) piece_leave(vm, &((struct cpu_state *)vm->devices[FAMILY_cpu])->slab);
-}
+static cpu_piece *slab_of(qn_vm *vm) { return &((struct cpu_state *)vm->devices[FAMILY_cpu])->slab; }
+static void *slab(qn_vm *vm, size_t bytes) { return piece_take(vm, slab_of(vm), bytes); }
+static void slab_leave(qn_vm *vm) { piece_leave(vm, slab_of(vm)); }
+
+static const device_host cpu_host = {.launch = kernel_launch,
+                                     .forget = bvm_code_free,
+                                     .slab = slab,
+                                     .slab_leave = slab_leave,
+                                     .library = cpu_library,
+                                     .one = one_element,
+                                     .compile = cpu_compile,
+                                     .source = cpu_source};
+
+const device_family device_cpu = {.name = "cpu",
+                                  .devices = 1,
+                                  .host = &cpu_host,
+                                  .open = cpu_open,
+                                  .close = cpu_close,
+                                  .engine_close = cpu_engine_close,
+                                  .engine_forked = cpu_engine_forked,
+                                  .trouble = compile_trouble};
 
 /* ---- one phase --------------------------------------------------------------------------------------------------------------------- */
 
@@ -339,9 +332,8 @@ static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, con
 
 bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *compiled, void *const *buffers,
                    const int64_t *ints, const qk_scalar *scalars, kernel_failure *failure) {
-  struct cpu_state *s = cpu_of(vm);
+  struct cpu_state *s = vm->devices[FAMILY_cpu];
   *failure = (kernel_failure){.error = ~(uint64_t)0};
-  if (!s) return false;
   int64_t begin = trace_events_begin(vm->engine);
   if (!*bvm_code && !(*bvm_code = bvm_code_make(p, s->kept.loops))) {
     raise_memory(vm);

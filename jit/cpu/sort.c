@@ -256,7 +256,6 @@ static void lines_piece(cpu_pieces *p, int thread, int64_t piece) {
 /* Sorts all lines, several in each piece of work. */
 static bool sort_lines(sorting *s) {
   int threads = cpu_threads(s->vm, s->total * s->n > INT64_MAX / WORTH ? INT64_MAX : s->total * s->n * WORTH);
-  if (!threads) return false;
   s->each = lines_each(s, threads);
   int64_t pieces = (s->total + s->each - 1) / s->each;
   if (threads > pieces) threads = (int)pieces;
@@ -527,7 +526,6 @@ static bool choose_many(choosing *c) {
   qn_vm *vm = s->vm;
   size_t item = sort_item_size(s->kind);
   int threads = cpu_threads(vm, s->total * s->n);
-  if (!threads) return false;
   c->enough = KEPT * c->first < COLLECTED ? COLLECTED : KEPT * c->first;
   bool parted = s->n > SHARED && threads > 1 && s->total < 4 * threads && c->first <= s->n / (threads * FEW_OF_PART);
   s->tiles = s->tiles && !parted;
@@ -571,26 +569,22 @@ static sorting sorting_of(qn_vm *vm, const qn_array *x, const qn_array *out, int
   return s;
 }
 
-/* Completes it for an array that is not empty: loops, number of lines, kind of items. False with an error raised. */
-static bool sorting_begin(sorting *s) {
-  const bvm_loops *l = cpu_loops(s->vm);
-  if (!l) return false;
-  s->loops = l->sorts;
+/* Completes it for an array that is not empty: loops, number of lines, kind of items. */
+static void sorting_begin(sorting *s) {
+  s->loops = cpu_loops(s->vm)->sorts;
   s->total = s->x->size / s->n;
   bool narrow = s->size <= 4;
   s->kind = s->indices ? narrow && s->n <= UINT32_MAX ? SORT_64 : SORT_PAIR : narrow ? SORT_32 : SORT_64;
   s->low = s->indices && s->kind == SORT_64 ? 32 : 0;
   int64_t apart = s->step < 0 ? -s->step : s->step;
   s->tiles = s->lines > 1 && apart > s->size && s->next == s->size && !inserts(s) && !ranks(s);
-  return true;
 }
 
 static __attribute__((noinline)) bool sort_many(sorting *s) {
-  if (!sorting_begin(s)) return false;
+  sorting_begin(s);
   s->tiles = s->tiles && s->out_next == s->out_size;
   if (s->n > SHARED) {
     int threads = cpu_threads(s->vm, s->n);
-    if (!threads) return false;
     if (s->n > HUGE_LINE || (threads > 1 && s->total < 4 * threads)) return sort_huge_lines(s, threads);
   }
   return sort_lines(s);
@@ -618,7 +612,8 @@ qn_array *sort_first(qn_vm *vm, const qn_array *x, int axis, bool descending, in
   choosing c = {.s = sorting_of(vm, x, out, axis, descending, true), .first = k};
   bool ok = false;
   if (k <= c.s.n / FEW_OF_LINE && !inserts(&c.s) && !ranks(&c.s)) {
-    ok = sorting_begin(&c.s) && choose_many(&c);
+    sorting_begin(&c.s);
+    ok = choose_many(&c);
   } else {
     qn_array *all = sort_along(vm, x, axis, descending, true);
     qn_array *part = all ? array_view(vm, all, DTYPE_INDEX, all->rank, shape, all->strides, 0) : NULL;

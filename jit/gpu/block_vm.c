@@ -27,7 +27,6 @@ enum {
   VM_SHARED_GOOD = 12 << 10, /* and with which enough blocks run on a multiprocessor at a time */
   VM_SMALL = 1024,           /* bytes of a place that may lie in shared memory, */
   VM_SMALL_ALL = 4096,       /* and of all these */
-  VM_THREADS = GPU_THREADS
 };
 
 /* Where a cell's first value comes from; CELL_RUNS: the device computes it. */
@@ -192,7 +191,7 @@ static void place(translator *t, uint16_t *cell, block_place pl) {
 
 static uint16_t take_register(translator *t, int size) {
   if (t->nidle[size]) return t->idle[size][--t->nidle[size]];
-  uint32_t at = t->ph->regs, bytes = (uint32_t)(VM_THREADS * t->strips) << size;
+  uint32_t at = t->ph->regs, bytes = (uint32_t)(GPU_THREADS * t->strips) << size;
   if (at + bytes > VM_SHARED_MOST) {
     t->large = true;
     return VM_VECTOR;
@@ -710,12 +709,14 @@ static bool translate(block_program *out, const l_program *p, int strips) {
   out->strips = strips;
   out->nphases = emit_phases(p);
   out->phases = calloc(out->nphases, sizeof *out->phases);
-  t.where = calloc(p->n, sizeof *t.where);
-  t.acc = calloc(p->n, sizeof *t.acc);
-  t.last = calloc(p->n, sizeof *t.last);
-  t.accs = calloc(p->n, sizeof *t.accs);
-  t.uniform = calloc(p->n, 1);
-  bool ok = emit_facts(&t.facts, p) && out->phases && t.where && t.acc && t.last && t.accs && t.uniform;
+  bool ok = emit_facts(&t.facts, p) && out->phases;
+  arena *memory = &t.facts.memory;
+  t.where = arena_alloc(memory, p->n * sizeof *t.where);
+  t.acc = arena_alloc(memory, p->n * sizeof *t.acc);
+  t.last = arena_alloc(memory, p->n * sizeof *t.last);
+  t.accs = arena_alloc(memory, p->n * sizeof *t.accs);
+  t.uniform = arena_alloc(memory, p->n);
+  ok = ok && !memory->failed;
   if (t.uniform) t.uniform[0] = true;
   size_t most = 0;
   for (l_val v = 1, n = 0; v < p->n && ok; v++) {
@@ -726,11 +727,6 @@ static bool translate(block_program *out, const l_program *p, int strips) {
     if (ok && shared_bytes(t.ph) > most) most = shared_bytes(t.ph);
   }
   emit_facts_free(&t.facts);
-  free(t.where);
-  free(t.acc);
-  free(t.last);
-  free(t.accs);
-  free(t.uniform);
   free(t.descriptions);
   out->shared = most;
   out->able = ok && most <= VM_SHARED_MOST;

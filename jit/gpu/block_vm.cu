@@ -78,7 +78,7 @@ FN_SLOW int vm_order(int f, u64 a, u64 b) {
 }
 /* Does value x replace the best one, whose index is i (below 0: none yet)? */
 FN_SLOW b8 vm_better(int f, u64 x, u64 best, i64 i) { return i < 0 || vm_order(f, x, best) == 1; }
-/* Of two values with indices (below 0: none): does x win, being better or as good with the lower index? */
+/* Does value x with index i win over `best` with index i2? It does if it is better, or as good with the lower index; below 0: there is none. */
 FN_SLOW b8 vm_before(int f, u64 x, i64 i, u64 best, i64 i2) {
   if (i < 0) return 0;
   if (i2 < 0) return 1;

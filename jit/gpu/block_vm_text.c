@@ -46,18 +46,6 @@ static bool prim(writer *w, char name[48], int op, int dtype) {
   return use(w, name);
 }
 
-static bool reduces(int op, int dtype) {
-  switch (op) {
-  case KOP_add:
-  case KOP_mul: return !dtype_is_bool(dtype);
-  case KOP_min:
-  case KOP_max: return true;
-  case KOP_and:
-  case KOP_or:
-  case KOP_xor: return !dtype_is_float((qn_dtype)dtype);
-  default: return false;
-  }
-}
 static bool computes(const writer *w, int dtype) { return has(w, dtype) && !dtype_is_narrow(dtype); }
 
 /* ---- lists: #define NAME(X) X(...) X(...) ---------------------------------------------------------------------------------- */
@@ -71,14 +59,15 @@ static int listed(writer *w, int number) {
 static void begin(writer *w, const char *name) { text_addf(w->out, "#define %s(X)", name); }
 static void end(writer *w) { text_adds(w->out, "\n"); }
 
-/* Elementwise functions with `arity` operands, 1 or 2. `slow`: those whose code is long, the others otherwise. */
+/* Elementwise functions with `arity` operands. `slow`: those whose code is long, the others otherwise. */
 static void list_ops(writer *w, const char *list, int arity, bool slow) {
   char name[48];
   begin(w, list);
   for (int op = 0; op < KOP_COUNT; op++) {
     bool long_one = op == KOP_idiv || op == KOP_imod || op == KOP_ipow;
-    if (kop_rows[op].arity != arity || long_one != slow || op == KOP_copy || op == KOP_cast || op == KOP_bitcast)
-      continue;
+    bool own =
+        op == KOP_copy || op == KOP_cast || op == KOP_bitcast || op == KOP_select; /* see below, and block_vm.cu */
+    if (kop_rows[op].arity != arity || long_one != slow || own) continue;
     for (int d = 0; d < QN_DTYPE_COUNT; d++)
       if (computes(w, d) && prim(w, name, op, d))
         text_addf(w->out, " X(%d, %s, %s, %s)", listed(w, vm_number(VM_PRIMS, op, d)), type_of(d),
@@ -107,15 +96,6 @@ static void list_ops(writer *w, const char *list, int arity, bool slow) {
   end(w);
 }
 
-static void list_fma(writer *w) {
-  char name[48];
-  begin(w, "VM_OPS3");
-  for (int d = 0; d < QN_DTYPE_COUNT; d++)
-    if (computes(w, d) && prim(w, name, KOP_fma, d))
-      text_addf(w->out, " X(%d, %s, %s, %s)", listed(w, vm_number(VM_PRIMS, KOP_fma, d)), type_of(d), type_of(d), name);
-  end(w);
-}
-
 /* Functions that combine values in reductions. `ordered`: only those whose result depends on the order. */
 static void list_reductions(writer *w, const char *list, int base, bool ordered) {
   char name[48];
@@ -123,14 +103,14 @@ static void list_reductions(writer *w, const char *list, int base, bool ordered)
   for (int op = 0; op < KOP_COUNT; op++)
     for (int d = 0; d < QN_DTYPE_COUNT; d++) {
       l_instr a = {.sub = (uint8_t)op, .dtype = (uint8_t)d};
-      if (computes(w, d) && reduces(op, d) && !(ordered && acc_exact(&a)) && prim(w, name, op, d))
+      if (computes(w, d) && kop_combines((uint8_t)op) && !(ordered && acc_exact(&a)) && prim(w, name, op, d))
         text_addf(w->out, " X(%d, %s, %s)",
                   base == VM_PRIMS ? vm_number(base, op, d) : listed(w, vm_number(base, op, d)), type_of(d), name);
     }
   end(w);
 }
 
-/* The same functions for elements of f16 and bf16, which are computed in f32 (updates in memory). */
+/* Functions that update elements of f16 and bf16 in memory: they are computed in f32. */
 static void list_halves(writer *w) {
   static const uint8_t ops[] = {KOP_add, KOP_mul, KOP_min, KOP_max};
   char name[48], in[48], out[48];
@@ -161,8 +141,8 @@ static void list_identities(writer *w) {
   for (int op = 0; op < KOP_COUNT; op++)
     for (int d = 0; d < QN_DTYPE_COUNT; d++) {
       l_instr a = {.sub = (uint8_t)op, .dtype = (uint8_t)d};
-      char id[80], zero[80];
-      if (!computes(w, d) || !(reduces(op, d) || acc_arg(&a))) continue;
+      char name[48], id[80], zero[80];
+      if (!computes(w, d) || !(acc_arg(&a) || (kop_combines((uint8_t)op) && prim(w, name, op, d)))) continue;
       acc_identity(&a, id);
       acc_zero(&a, zero);
       text_addf(w->out, " X(%d, %s, %s, %s)", vm_number(VM_PRIMS, op, d), type_of(d), id, zero);
@@ -254,7 +234,7 @@ void block_vm_text(block_vm_class c, text_buf *out) {
   list_ops(&w, "VM_OPS2", 2, false);
   list_ops(&w, "VM_SLOW1", 1, true);
   list_ops(&w, "VM_SLOW2", 2, true);
-  list_fma(&w);
+  list_ops(&w, "VM_OPS3", 3, false);
   list_reductions(&w, "VM_FOLDS", VM_PRIMS, false);
   list_reductions(&w, "VM_LANE_PUSHES", VM_LANED, false);
   list_reductions(&w, "VM_CHAINS", VM_CHAINED, true);

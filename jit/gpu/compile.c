@@ -111,7 +111,7 @@ static bool keep_module(gpu_engine *e, CUmodule module, int device) {
   return ok;
 }
 
-/* Loads a cubin, which stays until the engine closes, and finds the functions of the job's codes in it. False: told. */
+/* Loads a cubin, which stays until the engine closes, and finds the functions of the job's codes in it. False: the user is told why. */
 static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
   const cuda_driver *d = &e->libraries.driver;
   CUmodule module = NULL;
@@ -142,7 +142,7 @@ static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
 
 /* ---- a job ---------------------------------------------------------------------------------------------------------------- */
 
-/* Makes the job's code, from the cache or by NVRTC. False: told. */
+/* Makes the job's code, from the cache or by NVRTC. False: the user is told why. */
 static bool make(gpu_engine *e, const gpu_job *j) {
   const char *options[NOPTIONS];
   char arch[32], machine[32], key[CACHE_KEY], maker[CACHE_MAKER] = "", folder[1024] = "", path[CACHE_PATH],

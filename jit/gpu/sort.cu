@@ -181,7 +181,7 @@ FN void step_in_warp(item *v, u32 mask, int larger, const int opposite, const in
     for (int r = 0; r < OWN; r++) keep(&v[r], from_lane(v[r], mask, wide), larger, wide);
   }
 }
-/* The same step with another thread of the block, through shared memory, which holds nothing else meanwhile. */
+/* Such a step with a thread of another warp, through shared memory, which holds nothing else meanwhile. */
 FN void step_in_block(item *v, u32 mask, int larger, const int opposite, const int wide, u64 *keys, u16 *indices) {
   const u32 t = threadIdx.x, from = t ^ mask;
 #pragma unroll
@@ -364,7 +364,7 @@ extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, 
 /* Moves the elements of tiles to their places by this digit. Instances: tiles of all lines. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     k736f7274206c696e_5(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
-  __shared__ u32 warps[WARPS][256]; /* how many of a digit a warp has had; then those of the warps before it */
+  __shared__ u32 warps[WARPS][256]; /* by warp and digit: elements so far; later those of the warps before it */
   __shared__ u32 base[256], sums[256];
   const u32 t = threadIdx.x, lane = t & 31, warp = t >> 5;
   (void)block;

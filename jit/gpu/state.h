@@ -230,7 +230,7 @@ size_t gpu_gemm_scratch(const gpu_made *x, const uint64_t addresses[3]);
 /* Makes the product, in the stream's order, with that memory at `scratch`. False with an error raised. */
 QN_MUST_CHECK bool gpu_gemm_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3],
                                 CUdeviceptr scratch);
-/* The same as a graph, which the caller frees; NULL: it cannot be captured. Nothing is raised. */
+/* A graph that makes the product, which the caller frees; NULL: it cannot be captured. Nothing is raised. */
 CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch);
 
 /* ---- functions of device_kernels for what no L program does (sort.c, compress.c, recurrence.c) ---- */

@@ -18,7 +18,7 @@ typedef struct hash_table {
   uint32_t n, cap;
 } hash_table;
 
-/* What was added with this hash; NULL: nothing. */
+/* The pointer that was added with this hash; NULL: none. */
 void *hash_find(const hash_table *t, uint64_t hash);
 /* Adds what is not there yet. False when memory is short. */
 QN_MUST_CHECK bool hash_add(hash_table *t, uint64_t hash, void *what);
@@ -45,7 +45,7 @@ void code_unit_close(code_unit *u);
 
 /* ---- values of a VEC ----------------------------------------------------------------------------------------------------- */
 
-/* What executors that keep a VEC's values in registers ask of its instructions. Values in tables are by instruction. */
+/* Facts about a VEC's values, for executors that keep them in registers. Tables have an entry for each instruction. */
 
 /* Is the value of instruction i, which stands in a VEC, the same for all elements? `uniform` tells it of the instructions before; uniform[0] is
  * true. */

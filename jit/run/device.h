@@ -157,7 +157,7 @@ void devices_engine_close(qn_engine *engine);
 void devices_engine_forked(qn_engine *engine);
 /* The next sentence of any of them that the user should be told once. */
 bool devices_trouble(qn_engine *engine, char *text, size_t size);
-/* What was found on this machine, a line each. */
+/* Writes what was found on this machine, a line for each device and library. */
 void devices_report(text_buf *out);
 
 /* The family of this name; -1: there is none. */

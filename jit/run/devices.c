@@ -14,11 +14,8 @@ const device_family *const device_families[FAMILY_COUNT] = {
 #undef DEVICE
 };
 
-static const struct {
-  const char *name;
-  bool shown;
-} rows[FAMILY_COUNT] = {
-#define DEVICE(name, shown, doc) [FAMILY_##name] = {#name, shown},
+static const bool is_shown[FAMILY_COUNT] = {
+#define DEVICE(name, shown, doc) [FAMILY_##name] = shown,
 #include "jit/run/devices.def"
 #undef DEVICE
 };
@@ -71,7 +68,7 @@ void devices_report(text_buf *out) {
 
 static int find(const char *name, size_t n) {
   for (int i = 0; i < FAMILY_COUNT; i++)
-    if (strncmp(rows[i].name, name, n) == 0 && !rows[i].name[n]) return i;
+    if (strncmp(device_families[i]->name, name, n) == 0 && !device_families[i]->name[n]) return i;
   return -1;
 }
 
@@ -92,4 +89,4 @@ int device_parse(const char *text) {
   return number < device_families[family]->devices ? device_code(family, number) : -1;
 }
 
-bool device_shown(int family) { return family >= 0 && rows[family].shown; }
+bool device_shown(int family) { return family >= 0 && is_shown[family]; }

@@ -6,7 +6,7 @@
 #include "jit/kernel/plan.h"
 #include "jit/run/device.h"
 
-/* What a failed check showed: the smallest error so far and the offending value. */
+/* A failed check: the smallest error so far and, if it is known, the offending value. */
 typedef struct kernel_failure {
   uint64_t error; /* check number << 48 | element; ~0: none */
   bool shown;     /* the value is known: */

@@ -4,11 +4,11 @@
  *   buffers    inputs as they are, constants in the plan, new arrays for the outputs, the rest in one arena (the VM's slab)
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
- * On a device the arena is a block of the device's memory, and constants are kept there. Kernels that follow each other run there as one
- * (jit/run/device.h), with the products between them where the device can. Library steps are the device's as far as it has them; for others
- * operands are taken to the CPU. Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
- * plan runs on the CPU with copies. That gives other bits where there are products: then it is only asked for its error, and the
- * call is left to the interpreter.
+ * On a device the arena is a block of the device's memory, and constants are kept there. Kernels that follow each other run together
+ * (jit/run/device.h), and so do the products between them if the device can do that. Library steps that the device does not have are done on
+ * the CPU, with copies. Checks of kernels are waited for at the end, and before the error of another step is raised. If the device refuses,
+ * the whole plan runs on the CPU with copies. Of plans with products that would give other bits: they run there only to find the error,
+ * and the call is left to the interpreter.
  *
  * A failed check raises what eager execution raises, at the place of the node that is checked: its site, then the calls it was
  * reached through. Its message needs the offending value, which the block VM keeps; compiled code does not, so then the kernel
