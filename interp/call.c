@@ -302,7 +302,7 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   interp *ip = interp_of(vm);
   ip->place.rethrown = false;
   if (!vm->error || !vm->error->nframes) return;
-  /* Either a function that the builtin called has failed, or the builtin has raised an error that brings its trace along. */
+  /* The error already has a trace: it comes from a function that the builtin called, or the builtin rethrew it. */
   ip->place.error_place = at;
   raise_through(vm, at, NULL);
   ip->place.rethrown = info->def.effect == BUILTIN_STATE;

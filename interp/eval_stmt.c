@@ -232,7 +232,7 @@ static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, r
 /* As offer_loop, for a loop over numbers or over the rows of an array. */
 static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t first,
                                                       int64_t end, rec_tries *tries) {
-  turn t = {vm, fp, NULL, n->body, n->target->kind == LVALUE_NONE ? NULL : n->target, over};
+  turn t = {vm, fp, NULL, n->body, n->target, over};
   rec_turns turns = {.counts = true, .first = value_int(first), .end = value_int(end)};
   return offer_loop(vm, &n->h, n->site, &t, turns, tries);
 }

@@ -364,7 +364,8 @@ qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
   return v;
 }
 
-/* A dtype that cannot be stored (which compiled code never meets) lies in no one step: the pending error is that of the whole path. */
+/* A store failed. If its value has the wrong dtype, that concerns the whole path: an error placed at the last step is moved to the path's
+ * beginning. */
 static void place_error(qn_vm *vm, const lvalue *p) {
   const path_step *last = p->n ? &p->steps[p->n - 1] : NULL;
   bool here = last && vm->error->refs == 1 && vm->error->at.source == last->mark.source &&

@@ -96,7 +96,7 @@ QN_MUST_CHECK qn_value error_to_record(qn_vm *vm, const qn_error_object *e);
 /* Raises the error that such a record describes and returns the error value. Its id, place and trace are those of the record, or E701 at
  * `at` if the record lacks them. Borrows the record, which becomes the payload. */
 qn_value raise_record(qn_vm *vm, span at, qn_value record);
-/* Writes the whole report, as language.md shows it; `color` switches ANSI colours on; `columns` is the width
+/* Writes the whole report, as lang/REFERENCE.md shows it; `color` switches ANSI colours on; `columns` is the width
  * of a terminal, into which words and excerpts are fitted, 0 if there is none. */
 void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color, int columns);
 

@@ -63,7 +63,7 @@ void mem_count_copy(qn_vm *vm, size_t bytes);
 void mem_fail_at(qn_vm *vm, uint64_t n);
 
 /* An arena: bump allocation, freed as a whole. For ASTs, graphs, kernels. Also usable without a VM (vm NULL: plain
- * malloc, no accounting), because graphs and kernels travel to worker threads. */
+ * malloc, no accounting), because graphs and kernels travel to compiler threads. */
 typedef struct arena_block arena_block;
 typedef struct arena {
   qn_vm *vm;

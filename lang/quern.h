@@ -2,7 +2,7 @@
  *
  * The model
  * ---------
- * A `qn_engine` owns what several interpreters may share: worker threads, the kernel pool, devices and
+ * A `qn_engine` owns what several interpreters may share: compiler threads, the thread pool, devices and
  * generated code. A `qn_vm` is one interpreter: globals, modules, memory limits, an error. Engines may be
  * used from any thread; a VM belongs to one thread at a time. `qn_interrupt` is the only call that any
  * thread (or a signal handler) may make on a VM that is in use.

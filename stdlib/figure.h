@@ -48,6 +48,8 @@ typedef struct figure {
 enum { FIGURE_SERIES_MAX = 100, NAN_COLOR = 0x9a9a9a };
 
 bool figure_is(qn_value v);
+/* Reads what is to be drawn. Borrows v, keeping what it needs of it. False with an error raised, which names `fn`; else figure_close is to be
+ * called. */
 QN_MUST_CHECK bool figure_open(qn_vm *vm, const char *fn, qn_value v, figure *f);
 void figure_close(qn_vm *vm, figure *f);
 
@@ -65,6 +67,7 @@ uint32_t figure_area(const figure *f, int64_t y0, int64_t y1, int64_t x0, int64_
 
 /* Gives an axis from low to high ticks at round numbers, at most `most` (2 or more). With `widen` the range is widened to end at ticks. */
 void axis_fit(axis *a, double low, double high, int most, bool widen);
+/* The number at tick i, and its text as the axis's scale needs it. */
 double axis_tick(const axis *a, int i);
 void text_tick(text_buf *t, const axis *a, int i);
 /* A program's text on one line, cut at its end where it needs more than `room` columns. Control characters become blanks, so that a
@@ -72,7 +75,7 @@ void text_tick(text_buf *t, const axis *a, int i);
 void text_label(text_buf *t, const char *text, size_t len, int room);
 /* Columns of the terminal that text_label fills. */
 int label_columns(const char *text, size_t len, int room);
-/* Appends "3 numbers that are not finite are left out" if a histogram left some out. */
+/* Appends "3 numbers that are not finite are left out" if the figure left some out. */
 void text_left_out(text_buf *t, const figure *f);
 
 /* Draws on the VM's output, sized to its terminal (sketch.c). */

@@ -22,7 +22,7 @@ static bool arg_fn(qn_vm *vm, const char *fn, qn_value v, bool gives) {
 /* The end of messages about a call that passes the arguments of f to the transform: %s is the transform's name. */
 #define GIVES "; %s gives a function, which takes the arguments: %s(f)(x)"
 
-/* grad and its kin: args are the function, wrt (an int or a list of ints) and, but for jacobian and hessian, aux. */
+/* All gradient transforms: args are the function, wrt (an int or a list of ints) and, but for jacobian and hessian, aux. */
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
   bool plain = kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN;
   if (!arg_fn(vm, fn, args[0], true)) return value_error();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The pages of `quern help`: pages.py [--quern build/quern] errors|topics
 
-errors   The example on the page of every error id ends with that error, and the script under "Cure" runs without a word on
+errors   The example on the page of every error id ends with that error, and the script under "Hint" runs without a word on
          stderr; each runs in an empty folder. Where no script can make it happen, a function below does, or a unit test
          that is named.
 topics   The example of every topic and of every function runs, and every name that help lists has a page.
@@ -90,10 +90,10 @@ def errors(p):
         p.bad.append(f"{len(ids)} ids listed")
     for name in ids:
         page = p.help(name)
-        example, cure = script_below(page, "Example"), script_below(page, "Cure")
-        if example and cure:
+        example, hint = script_below(page, "Example"), script_below(page, "Hint")
+        if example and hint:
             p.expect(name + ", example", example, name)
-            p.expect(name + ", cure", cure, None)
+            p.expect(name + ", hint", hint, None)
         elif "It happens so: " not in page:
             p.bad.append(f"{name}: a page without an example")
         elif name in BY_HOST:

@@ -26,7 +26,7 @@ static void help_error(const error_row *e, text_buf *out) {
     return;
   }
   help_script("Example, which ends with this error:", e->example, out);
-  help_script("Cure:", e->hint, out);
+  help_script("Hint:", e->hint, out);
 }
 
 /* Appends what `quern help errors` prints: the list of errors. */

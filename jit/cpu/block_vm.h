@@ -1,8 +1,8 @@
 /* The block VM: an interpreter of L programs. In the body of a VEC each instruction works on a block of vm.block elements (a tunable), so
  * that interpreting it costs little beside the work. It runs any program on any machine without a compiler. Private to jit/cpu: others
  * call kernel_launch (cpu.h). */
-#ifndef JIT_CPU_VM_H
-#define JIT_CPU_VM_H
+#ifndef JIT_CPU_BLOCK_VM_H
+#define JIT_CPU_BLOCK_VM_H
 
 #include "jit/cpu/block_vm_loops.h"
 #include "jit/run/host.h"
@@ -58,7 +58,8 @@ typedef struct vmcode {
   uint16_t *reg;   /* per instruction: register + 1 of a vector value */
   uint8_t *scalar; /* per instruction: one value although inside a VEC, or outside VECs */
   uint32_t nregs;
-  uint32_t nmasks, nswaps; /* WHILEs in VECs, SETs of carries to carries: at most so many temporaries */
+  uint32_t nmasks,
+      nswaps; /* temporaries that are needed: a mask for each WHILE in a VEC, a copy for each SET from one carry to another */
   bvm_acc_plan *accs;
   uint32_t naccs;
   uint16_t *acc_of; /* per instruction: number of an L_ACC */

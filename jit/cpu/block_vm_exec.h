@@ -1,6 +1,6 @@
 /* What the block VM's interpreter (block_vm_exec.c) and its reductions (block_vm_acc.c) share. */
-#ifndef JIT_CPU_VM_EXEC_H
-#define JIT_CPU_VM_EXEC_H
+#ifndef JIT_CPU_BLOCK_VM_EXEC_H
+#define JIT_CPU_BLOCK_VM_EXEC_H
 
 #include "jit/cpu/block_vm.h"
 

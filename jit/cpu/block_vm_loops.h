@@ -3,8 +3,8 @@
  *
  * A loop computes n elements; operand i is a vector if bit i of `mode` is set, else one element that is repeated. Results may
  * be written over an operand exactly (same address), never shifted. Booleans are bytes 0 or 1. */
-#ifndef JIT_CPU_VMLOOPS_H
-#define JIT_CPU_VMLOOPS_H
+#ifndef JIT_CPU_BLOCK_VM_LOOPS_H
+#define JIT_CPU_BLOCK_VM_LOOPS_H
 
 #include "jit/kernel/l.h"
 

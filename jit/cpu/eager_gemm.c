@@ -23,9 +23,9 @@ typedef struct outer_axes {
   int64_t size[ARRAY_MAX_RANK], step[2][ARRAY_MAX_RANK];
 } outer_axes;
 
-/* Takes the axes before the last two into the product, innermost first: into the rows where only x steps along one and its rows go on so,
- * else into `count`, else into the outer axes, and each together with the one before it where both operands' memory allows it. Fills in their
- * sizes in `shape`. False: they do not broadcast, or there are too many terms. */
+/* Assigns each axis before the last two, from the innermost out: to the rows, if only x steps along it and its rows continue evenly; else to
+ * `count`; else to an outer axis. It is merged with the axis before it where both operands step evenly across the two. Writes their sizes to
+ * `shape`. False: they do not broadcast, or there are too many terms. */
 static __attribute__((noinline)) bool take_axes(const qn_array *x, const qn_array *y, bvm_gemm *p, outer_axes *outer,
                                                 int64_t *shape) {
   int xs = x->rank - 2, ys = y->rank - 2, most = xs > ys ? xs : ys;
@@ -134,7 +134,7 @@ static const qn_array *convert(const bvm_loops *l, const qn_array *a, qn_dtype d
   return shape_strides(a->rank, a->shape, to->head.strides) < 0 ? NULL : &to->head;
 }
 
-/* Operands of two dtypes, or of one in which is not computed: in the dtype that they promote to. */
+/* Operands of two dtypes: both are converted to the dtype that they promote to. Bools are multiplied as i64, since they have no loop. */
 static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const bvm_loops *l, const qn_array *x,
                                                              const qn_array *y) {
   qn_dtype d = (qn_dtype)x->dtype;

@@ -106,6 +106,7 @@ static inline int64_t mask_list(const qn_array *mask, const int64_t *strides, in
   int64_t n = 0, all = 1, last = mask->rank - 1;
   bool run = mask->contiguous; /* and the axes that it covers lie as one run */
   if (mask->size > EAGER_PLACES || last < 0) return -1;
+  if (!mask->size) return 0; /* its axes may be long */
   for (int i = 0; i < last; i++) run &= strides[i] == strides[i + 1] * mask->shape[i + 1];
   if (run) {
     for (int64_t i = 0; i < mask->size; i++, offset += strides[last]) {
@@ -217,7 +218,7 @@ static inline int64_t with_own(const index_pick *p, int axis, int64_t *at, int64
   return size == 0 || n * size > EAGER_PLACES ? -1 : with_axis(at, n, size, p->strides[axis]);
 }
 
-/* As eager_find; `shape` and `at` are not set, and are the places' own. */
+/* As eager_find, but leaves to->shape and to->at unset: the caller points them into `to`. */
 static inline __attribute__((always_inline)) bool find(const bvm_loops *l, const index_pick *p, eager_places *to) {
   int64_t joint[ARRAY_MAX_RANK], n = 1;
   const int64_t *shape = p->index[0]->shape;

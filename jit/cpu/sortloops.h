@@ -60,7 +60,7 @@ typedef struct sort_loops { /* of a bvm_loops */
   void (*indices[SORT_KINDS])(const void *items, int64_t n, char *out, int64_t step);
   /* Copies the zeros of a line to `zeros`, in their order, and its NaNs to `nans`; NULL: not wanted. Steps in bytes. */
   void (*specials[QN_DTYPE_COUNT])(const char *in, int64_t step, int64_t n, char *zeros, char *nans, int64_t out_step);
-  /* rank[i]: the place of element i in sorted order, stable. For short lines (SORT_RANKED). */
+  /* rank[i]: the place of element i in sorted order, stable. For short lines (SORT_RANKED_32, SORT_RANKED_64). */
   void (*rank[QN_DTYPE_COUNT])(const sort_elements *e, int32_t *rank);
   /* Adds to counts[digit] how many items have it. A digit is SORT_DIGIT bits of the key, from bit `shift` on. */
   void (*count[SORT_KINDS])(const void *items, int64_t n, unsigned shift, int64_t *counts);

@@ -1,7 +1,7 @@
 /* The threads of an engine that help to run kernels (thread_pool.h).
  *
  * A region is a word with a number of free seats and of helpers inside. Who opens the region works too; when it finds
- * no more work it takes the seats that are left away and waits for those inside only. A helper that is late, because
+ * no more work it withdraws the free seats and waits for those inside only. A helper that is late, because
  * its processor is busy with something else, finds no seat and is never waited for. That is the point of having
  * threads of our own: an OpenMP region ends when every thread of its pool has come by, and on a machine with other
  * work each region then costs a time slice of the scheduler.

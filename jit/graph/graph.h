@@ -1,6 +1,6 @@
 /* The graph IR: SSA over the primitives of lang/ops.def, with symbolic sizes, region nodes and a place on every node.
  *
- * A graph owns an arena and refers to nothing in a VM (no values, no AST), so it can be handed to a worker thread as it is.
+ * A graph owns an arena and refers to nothing in a VM (no values, no AST), so it can be handed to a compiler thread as it is.
  * Node 0 is unused; an operand is a node index smaller than the node's own. Constants of any rank sit in the graph.
  *
  * Types. Every node has a type: dtype, rank, sizes, and `weak` for host scalars (rank 0; dtype bool, i64 or f64). Nodes are
@@ -153,7 +153,7 @@ void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, u
 /* An empty graph; `vm` (may be NULL) is where its memory is accounted. */
 QN_MUST_CHECK graph *graph_new(qn_vm *vm);
 void graph_free(graph *g);
-/* A copy with its own arena, without a VM: what a worker thread gets. NULL when memory is short. */
+/* A copy with its own arena, without a VM: what a compiler thread gets. NULL when memory is short. */
 QN_MUST_CHECK graph *graph_copy(const graph *g);
 /* Removes the nodes from `n` on. Nothing else may refer to them. */
 void graph_cut(graph *g, uint32_t n);

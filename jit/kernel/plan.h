@@ -1,5 +1,5 @@
 /* A plan: what a graph became after fusion, scheduling and memory planning. Immutable but for `code` of its kernels, which
- * a compiler fills in beside execution. Made without a VM (worker threads make plans), run by a device (jit/run/plan_run.h).
+ * a compiler fills in beside execution. Made without a VM (compiler threads make plans), run by a device (jit/run/plan_run.h).
  *
  *   graph --fuse--> K kernels --schedule--> L programs --plan--> steps over buffers
  *

@@ -3,7 +3,7 @@
  * All kernels of a plan go into one header-free C translation unit; it is compiled with posix_spawn at the lowest scheduling
  * class, loaded, and its phases are put into plan->kernels[i].code. Objects are kept by content: in the engine's table in
  * memory (by l_hash) and in the cache folder ($QUERN_CACHE, else $XDG_CACHE_HOME/quern, else ~/.cache/quern), where a file is
- * read whole and checked against its hash before it is loaded. Nothing here touches a VM: worker threads call it.
+ * read whole and checked against its hash before it is loaded. Nothing here touches a VM: compiler threads call it.
  */
 #ifndef JIT_RUN_COMPILE_H
 #define JIT_RUN_COMPILE_H

@@ -58,6 +58,8 @@ typedef struct index_pick {
 typedef struct op_part {
   index_pick pick; /* its layout in the array that it was made for */
   bool here;       /* all index arrays and masks have their data, in the CPU's memory */
+  bool
+      deferred; /* it was made in a recording: if that ends, the array's elements may lie otherwise than the pick says */
   /* For each axis of the array: the first element, how many, and how far apart they are. */
   int64_t start[ARRAY_MAX_RANK], size[ARRAY_MAX_RANK], step[ARRAY_MAX_RANK];
   int8_t from[2 * ARRAY_MAX_RANK];      /* the array's axis that each axis of the pick is, or -1: a new one */
@@ -73,7 +75,7 @@ QN_MUST_CHECK bool op_part_of(qn_vm *vm, qn_value x, const index_item *items, in
 /* May the part name an element more than once? */
 bool op_part_repeats(const op_part *p);
 /* The part of the array; a view where it can be one and is not small. */
-QN_MUST_CHECK qn_value op_part_get(qn_vm *vm, qn_value x, const op_part *p);
+QN_MUST_CHECK qn_value op_part_get(qn_vm *vm, qn_value x, op_part *p);
 /* Stores v, a number or an array that broadcasts to the part and is of no later kind (bool, int, float) than x, in the part of *x, which
  * its owner holds. Everything is checked before anything changes; *x may become another array, and keeps its elements on an error. Also
  * what else v may be is an error here. */

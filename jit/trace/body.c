@@ -177,6 +177,18 @@ static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs
   }
 }
 
+/* Does no node (of those that are needed; NULL: of all) have sizes that only a run tells, as the rows have that a loop keeps? They are named in
+ * the graph's own table, so nodes that are copied to another graph would not know them. False with an error raised. */
+static bool sizes_known(qn_vm *vm, const graph *g, const uint8_t *needed) {
+  for (uint32_t i = 1; i < g->n; i++)
+    for (int k = 0; (!needed || needed[i]) && k < g->nodes[i].type.rank; k++)
+      if (g->nodes[i].type.shape[k] < 0)
+        return raise_false(vm, E_no_graph,
+                           "the derivative of a captured loop cannot be taken apart or called as a graph; --set "
+                           "jit.regions=0 unrolls loops");
+  return true;
+}
+
 bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t *params, uint32_t nparams,
               const uint32_t *outs, uint32_t nouts, node_list *bound) {
   qn_vm *vm = r->vm;
@@ -187,6 +199,8 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   bool ok = to && copy_begin(&c, vm, to, g, 0);
   b->call.graph = to;
   if (ok) mark_needed(r, mark, outs, nouts, needed);
+  bool known = !ok || sizes_known(vm, g, needed);
+  ok = ok && known;
   for (uint32_t k = 0; k < nparams && ok; k++) needed[params[k]] = 0;
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
@@ -200,7 +214,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
   ok = ok && regions_copy(vm, g, &r->regions, mark, &b->call.regions, c.map, NULL);
-  ok = (ok && !to->failed && !to->arena.failed) || fail_memory(vm);
+  ok = known && ((ok && !to->failed && !to->arena.failed) || fail_memory(vm));
   if (c.from) copy_end(&c);
   if (needed) mem_free(vm, needed, g->n);
   return ok;
@@ -249,6 +263,7 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
   const region_list *regions = &b->call.regions; /* sorted by their ends */
   uint32_t n = regions->n;
   node_copy c = {.vm = vm};
+  if (!sizes_known(vm, g, NULL)) return false;
   size_t bytes = n * sizeof(uint32_t) + 1, open_bytes = n * sizeof(region_open) + 1;
   uint32_t *ends = mem_zalloc(vm, bytes);
   region_open *open = ends ? mem_alloc(vm, open_bytes) : NULL;

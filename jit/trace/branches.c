@@ -7,7 +7,7 @@
  * graphs.
  *
  * In the body of a captured loop (loops.c) an arm may leave by break or continue. Then the other arm stays open: it is recorded on to the end of
- * the turn, where both ends are joined as above, with what the loop's variables hold (branches_close).
+ * the turn, where both ends are joined as above, with what the loop's variables hold (turn_close).
  *
  * An arm that needs data, has an effect, draws random numbers, fails, or leaves in another way is no region: what has been recorded of it is
  * forgotten, as if it had not been looked at, and the branch ends the capture as before.
@@ -18,7 +18,10 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 
-enum { ARMS_DEEP = 16 /* how deep branches may nest */ };
+enum {
+  ARMS_DEEP = 16, /* how deep branches may nest */
+  LOOKED_AT = 256 /* nodes, for whether a number is data */
+};
 
 /* What an arm has come to at its end. */
 typedef struct arm_end {
@@ -255,7 +258,7 @@ static void branch_free(branch *b) {
   if (b->before) mem_free(vm, b->before, ((size_t)b->assigned.n + 1) * sizeof *b->before);
   for (uint32_t k = 0; k < b->nouts && b->values; k++) value_release(vm, b->values[k]);
   if (b->values) mem_free(vm, b->values, ((size_t)b->nouts + 1) * sizeof *b->values);
-  vm->rec = b->r;
+  if (!b->r->ended) vm->rec = b->r;
 }
 
 /* ---- arms that leave a turn -------------------------------------------------------------------------------------------------------- */
@@ -320,12 +323,13 @@ bool turn_close(qn_vm *vm, rec_turn *t, qn_value *leaves) {
   return ok;
 }
 
-/* Does a number come from an array's element, or from a branch on one? Then no guard can be asked for it. */
-static bool is_data(const graph *g, uint32_t node, int depth) {
+/* Does a number come from an array's element, or from a region? Looks at *left nodes at most; of numbers with a longer history it says no. */
+static bool is_data(const graph *g, uint32_t node, int *left) {
   const graph_node *n = &g->nodes[node];
+  if (--*left < 0) return false;
   if (n->kind == NODE_PROJ || (!n->type.weak && n->kind != NODE_CONST)) return true;
   for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
-    if (depth > 64 || is_data(g, n->in[k], depth + 1)) return true;
+    if (is_data(g, n->in[k], left)) return true;
   return false;
 }
 
@@ -342,7 +346,7 @@ bool arms_possible(const struct recording *r) {
 bool rec_is_data(const struct recording *r, qn_value v) {
   if (value_is(v, TAG_ARRAY)) return array_pending(value_array(v));
   uint32_t node = rec_traced(r, v);
-  return node && (r->arm || is_data(r->g, node, 0));
+  return node && (r->arm || is_data(r->g, node, &(int){LOOKED_AT}));
 }
 
 /* May the branch be captured with both arms? */
@@ -390,7 +394,7 @@ rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_
     now = b.arms[1].r;
     answer = turn_open(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;
   } else if (ok && join_all(&b, false, NULL)) {
-    answer = make_node(&b, predicate_node, site) && vm->rec == r && join_all(&b, true, result) ? REC_DONE : REC_FAILED;
+    answer = make_node(&b, predicate_node, site) && join_all(&b, true, result) ? REC_DONE : REC_FAILED;
     now = vm->rec;
   } else if (vm->error && !error_catchable(vm)) {
     answer = REC_FAILED;
@@ -398,7 +402,10 @@ rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_
     error_clear(vm);
   }
   branch_free(&b);
-  vm->rec = answer == REC_DONE ? now : r;
+  if (answer == REC_DONE) /* where the capture has ended, there may be none */
+    vm->rec = now;
+  else if (!r->ended)
+    vm->rec = r;
   value_release(vm, condition);
   return answer;
 }

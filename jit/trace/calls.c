@@ -142,8 +142,8 @@ static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
   }
 }
 
-/* May the interpreter make the call again after it has failed with the pending error? It will fail the same way, and its error has operands
- * and a trace; if a plan was short of memory, the interpreter may get along with what there is. Clears the error if so. */
+/* May the call be made again by the interpreter? Then the error is cleared: the interpreter raises it with operands and trace, or succeeds if
+ * only memory was short. */
 static bool error_repeats(qn_vm *vm) {
   if (!error_catchable(vm)) return false;
   error_clear(vm);

@@ -330,7 +330,7 @@ static bool forward_run(struct recording *r, const rec_call_site *site, forward 
   return true;
 }
 
-/* forward_args and forward_run for vjp and its like: the result must hold a float leaf. False with an error raised. */
+/* forward_args and forward_run for the transforms that give floats of every result: the result must hold a float leaf. False with an error raised. */
 static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
                          forward *w) {
   qn_vm *vm = r->vm;

@@ -97,7 +97,7 @@ static qn_value call_builtin(qn_vm *vm, jit_anchor *a, qn_value fn, const qn_val
   return result;
 }
 
-/* What explain and its like put back after the call: asking must change neither what the program computes nor when its functions are
+/* What explain, code and graph put back after the call: asking must change neither what the program computes nor when its functions are
  * recorded. */
 typedef struct asking {
   qn_vm *vm; /* NULL once everything has been put back */

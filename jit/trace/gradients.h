@@ -35,9 +35,9 @@ QN_MUST_CHECK bool regions_settle(qn_vm *vm, region_list *l, const void *home);
 /* graph_rules.apply for regions with a rule: calls backward(cotangent, args...) in the recording `ctx`. */
 QN_MUST_CHECK bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads,
                                      op_refusal *why);
-/* Inside the recording r: the call of a function wrapped in checkpoint or custom_grad; and the call of grad or one of its like. Owned, or
- * the error value. */
+/* The call of a function wrapped in checkpoint or custom_grad, inside the recording r. Owned, or the error value. */
 QN_MUST_CHECK qn_value region_call(struct recording *r, const rec_call_site *site);
+/* The call of a function wrapped in a gradient transform (grad, value_and_grad, vjp, jvp, jacobian, hessian), as region_call. */
 QN_MUST_CHECK qn_value differentiate_call(struct recording *r, const rec_call_site *site);
 
 /* ---- float leaves of a tree ---- */

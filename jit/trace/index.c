@@ -1,5 +1,5 @@
-/* Array indexing (jit/run/index.h). Items are brought into an op_part, whatever is done with it; three ways lead on from there. One element,
- * and few that one index array names, are read and stored to without a part.
+/* Array indexing (jit/run/index.h). Items are first turned into an op_part, whether they are read, stored to or combined; it is then carried
+ * out in one of three ways. Short ways for one element, and for few that one index array names, make no op_part.
  *
  *   by strides   a part without index arrays of an array that has its data is one strided view: it is read as that view, or as a copy
  *                where it is small, and stored to by a copy into it
@@ -148,6 +148,7 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
   p->pick.n = p->pick.lead = p->governed = 0;
   p->pick.offset = x->offset;
   p->here = true;
+  p->deferred = op_deferred(vm);
   for (int i = 0; i < n; i++) {
     const index_item *item = &items[i];
     int64_t at = item->start, count;
@@ -211,6 +212,13 @@ static void part_moved(const qn_array *x, op_part *p) {
   for (int k = 0; k < p->governed; k++) p->pick.stride[k] = x->strides[p->axis[k]];
 }
 
+/* To be called before the pick is used to read or store where the elements lie. */
+static inline void part_follow(const qn_vm *vm, const qn_array *x, op_part *p) {
+  if (__builtin_expect(!p->deferred, 1) || op_deferred(vm)) return;
+  part_moved(x, p);
+  p->deferred = false;
+}
+
 /* Is the part the whole array, with its axes in their order? The array has its data. */
 static bool part_is_all(const qn_array *x, const op_part *p) {
   if (p->pick.rank != x->rank || p->pick.offset != x->offset) return false;
@@ -231,8 +239,7 @@ static inline bool all_here(const qn_array *x, const op_part *p) { return p->her
 
 /* ---- orders of axes --------------------------------------------------------------------------------------------------------- */
 
-/* The part without its index arrays has the governed axes in front, here and in what follows. Where they stand as the array has
- * them: axis order[i] there is axis i. */
+/* Below, the governed axes come first. Sets `order` so that permuting the part, as the array has it, by `order` gives that layout. */
 static void governed_first(const op_part *p, int order[ARRAY_MAX_RANK]) {
   for (int k = 0; k < p->governed; k++) order[k] = p->before[k] + k;
   for (int i = 0, k = 0; i < p->pick.rank; i++) {
@@ -301,10 +308,11 @@ static int base_layout(const qn_array *x, const op_part *p, int64_t shape[ARRAY_
   return p->governed + p->pick.rank;
 }
 
-static __attribute__((noinline)) qn_value base_get(qn_vm *vm, qn_value x, const op_part *p) {
+static __attribute__((noinline)) qn_value base_get(qn_vm *vm, qn_value x, op_part *p) {
   int order[ARRAY_MAX_RANK];
   int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK], written[ARRAY_MAX_RANK];
   qn_array *a = value_array(x);
+  part_follow(vm, a, p);
   int rank = base_layout(a, p, shape, strides);
   if (!op_deferred(vm)) {
     qn_array *part = array_part(vm, a, rank, shape, strides, p->pick.offset);
@@ -427,7 +435,7 @@ static bool joint_shape(qn_vm *vm, const op_part *p, const operands *o, int firs
   return true;
 }
 
-static __attribute__((noinline)) qn_value get_by_ops(qn_vm *vm, qn_value x, const op_part *p) {
+static __attribute__((noinline)) qn_value get_by_ops(qn_vm *vm, qn_value x, op_part *p) {
   operands o = {.v = {base_get(vm, x, p)}, .n = 1};
   if (value_is_error(o.v[0])) return o.v[0];
   qn_value out = value_error();
@@ -451,8 +459,9 @@ static __attribute__((noinline)) qn_value get_by_ops(qn_vm *vm, qn_value x, cons
 
 /* ---- reading -------------------------------------------------------------------------------------------------------------------- */
 
-static inline __attribute__((always_inline)) qn_value get(qn_vm *vm, qn_value x, const op_part *p) {
+static inline __attribute__((always_inline)) qn_value get(qn_vm *vm, qn_value x, op_part *p) {
   const qn_array *a = value_array(x);
+  part_follow(vm, a, p);
   if (p->pick.n) {
     qn_value few = op_deferred(vm) || !all_here(a, p) ? value_unset() : eager_pick_apply(vm, a, &p->pick);
     return few.head != TAG_UNSET ? few : get_by_ops(vm, x, p);
@@ -463,7 +472,7 @@ static inline __attribute__((always_inline)) qn_value get(qn_vm *vm, qn_value x,
   return part ? value_obj(TAG_ARRAY, part) : value_error();
 }
 
-qn_value op_part_get(qn_vm *vm, qn_value x, const op_part *p) { return get(vm, x, p); }
+qn_value op_part_get(qn_vm *vm, qn_value x, op_part *p) { return get(vm, x, p); }
 
 /* Finds the element that one integer for each axis names, as an offset in the storage. False: the items are not that, or out of bounds. */
 static inline bool element_of(const qn_array *x, const index_item *items, int n, int64_t *at) {
@@ -633,6 +642,7 @@ static bool put_few(qn_vm *vm, qn_value *x, op_part *p, qn_value v, bool *ok) {
   const qn_array *a = value_array(*x), *b = value_is(v, TAG_ARRAY) ? value_array(v) : NULL;
   int64_t from[ARRAY_MAX_RANK], elements = 1;
   if (!eager_here(a)) return false;
+  part_follow(vm, a, p);
   if (b && (!eager_here(b) || b->dtype != a->dtype || b->rank > p->pick.rank)) return false;
   for (int i = p->pick.rank - 1, k = b ? b->rank - 1 : -1; i >= 0; i--, k--) {
     elements *= p->pick.shape[i];
@@ -656,6 +666,7 @@ static bool put_few(qn_vm *vm, qn_value *x, op_part *p, qn_value v, bool *ok) {
 static bool put_places(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode mode, bool *ok) {
   eager_places places;
   if (!all_here(value_array(*x), p)) return false;
+  part_follow(vm, value_array(*x), p);
   *ok = own_part(vm, x, p) && eager_find(vm, &p->pick, &places) && eager_store(vm, value_array(*x), &places, v, mode);
   return *ok || vm->error;
 }

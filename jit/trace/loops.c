@@ -33,7 +33,7 @@ typedef struct loop {
   struct recording *header, *body; /* owned */
   struct recording *in;            /* the arm whose carries the variables get */
   bool leaves, parts;              /* an arm of the body breaks; one breaks or continues */
-  /* The nodes of what is carried, in order: behind what the variables hold the count of a loop that counts, then the flag. */
+  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; the break flag. */
   uint32_t *outer, n, cap;
   uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
   uint32_t leaf, node;             /* the next ones while trees are walked; the loop's node */
@@ -158,7 +158,10 @@ static uint32_t test_node(loop *l) {
   } else {
     v = run_test(l, &how);
   }
-  if (how != REC_VALUE) return 0;
+  if (how != REC_VALUE) {
+    if (how != REC_ERROR) value_release(vm, v);
+    return 0;
+  }
   uint32_t node = value_is(v, TAG_BOOL) && vm->rec == r ? rec_node(r, v) : 0;
   value_release(vm, v);
   return node;
@@ -251,7 +254,7 @@ static void arms_free(loop *l) {
   if (l->header) rec_free(l->header);
   if (l->body) rec_free(l->body);
   l->header = l->body = NULL;
-  l->vm->rec = l->r;
+  if (!l->r->ended) l->vm->rec = l->r;
 }
 
 /* Runs both arms; once more with a flag if the body breaks. */
@@ -264,7 +267,7 @@ static bool run_arms(loop *l) {
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
 
-/* How many nodes all turns would make, unrolled; as if they were many where their number is not known. */
+/* How many nodes all turns would make, unrolled; a loop whose number of turns is unknown counts as MANY. */
 static double unrolled(const loop *l) {
   enum { MANY = 1 << 16 };
   const rec_turns *t = l->turns;
@@ -273,7 +276,8 @@ static double unrolled(const loop *l) {
   return turns * (l->body->g->n - l->body->g->ninputs + l->body->unrolled);
 }
 
-/* Is it better unrolled? In a loop less than outside: what it makes is made in each turn. Not if an arm leaves its turn: that takes a loop. */
+/* Should the loop be unrolled? Yes if all its turns together make at most jit.unroll nodes. Inside another arm the limit is WITHIN times smaller,
+ * since those nodes run again in each turn. Never if an arm breaks or continues: only a captured loop can express that. */
 static bool is_short(const loop *l) {
   return !l->parts && unrolled(l) <= (double)l->vm->tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1);
 }
@@ -304,7 +308,7 @@ qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;
-  if (!tries->left || (turns->counts && turns->end.u.i - turns->first.u.i < LEAST)) return REC_NOT_YET;
+  if (!tries->left || (turns->counts && turns->end.u.i < turns->first.u.i + LEAST)) return REC_NOT_YET;
   tries->left--;
   loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned};
   rec_at(vm, at);
@@ -314,7 +318,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (few) tries->left = 0;
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
-    answer = l.node && rec_appended(r) && vm->rec == r && set_variables(&l, leaf_of_result) ? REC_DONE : REC_FAILED;
+    answer = l.node && set_variables(&l, leaf_of_result) && rec_appended(r) ? REC_DONE : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
     r->unrolled += unrolled(&l);
   } else if (vm->error && !error_catchable(vm)) {
@@ -322,8 +326,8 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   } else {
     error_clear(vm);
   }
-  struct recording *now = vm->rec;
+  struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   loop_free(&l);
-  vm->rec = answer == REC_DONE ? now : r;
+  if (answer == REC_DONE) vm->rec = now;
   return answer;
 }

@@ -90,8 +90,8 @@ typedef struct rec_call_site {
 QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
 
 /* ---- what the interpreter tells a recording ------------------------------------------------------------------------------------
- * Each of these looks for itself whether something is recorded, and does nothing, or only what is asked of it anyway, where not. The
- * others below are for recordings only. */
+ * These may be called at any time: each looks for itself whether a recording is on. Without one it does only its ordinary work (rec_global
+ * reads the variable). */
 
 /* The place of what is evaluated next, for the nodes that it makes. Calls of functions of the program are pushed and popped, so that nodes
  * know their callers, too. */
@@ -99,8 +99,8 @@ void rec_set_place(qn_vm *vm, span at);
 static inline void rec_at(qn_vm *vm, span at) {
   if (__builtin_expect(vm->rec != NULL, 0)) rec_set_place(vm, at);
 }
-/* A function of the program is about to run. False if no recording is on: then there is nothing to pop afterwards. */
 void rec_push_call(qn_vm *vm, span call, jit_anchor *callee);
+/* A function of the program is about to run. False if no recording is on: then there is nothing to pop afterwards. */
 static inline bool rec_enter(qn_vm *vm, span call, jit_anchor *callee) {
   if (!vm->rec) return false;
   rec_push_call(vm, call, callee);
@@ -208,7 +208,7 @@ static inline void rec_loop_ends(const qn_vm *vm, const rec_tries *tries) {
 }
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
-/* Row i of an array, where i is a traced number of a turn that lies inside the first axis. Borrows both. Owned, or the error value. */
+/* Row i of x, where i is the traced number of a loop's turn, known to lie inside the first axis. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
 /* An array that was made of untraced host numbers, as by an array literal, becomes a constant of the graph. False with an error raised. */
 QN_MUST_CHECK bool rec_constant(qn_vm *vm, qn_array *a);
@@ -332,10 +332,9 @@ QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *ar
 /* The function that takes the arguments of a call of `fn`: what is inside all transforms that pass their arguments on; or `fn` itself. */
 const qn_fn *transform_within(qn_value fn);
 
-/* The record that explain(...) gives (language.md). Makes the call, and its plan if need be. Owned, or the error value. */
+/* The record that explain(...) gives (lang/REFERENCE.md). Makes the call, and its plan if need be. Owned, or the error value. */
 QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
-/* Graph values (FN_GRAPH), owned: of a call; of a text; of another graph, with nodes replaced: rule(node, operands) gives nil, or what
- * takes the node's place. */
+/* The graph of a call as a graph value (FN_GRAPH). Owned, or the error value. */
 QN_MUST_CHECK qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
 /* As jit_graph, for a graph that is written to a file: of a call that gives all parameters. Calls of the graph may leave out the last
  * `ndefaults` arguments, and then have those of this call. If the recording broke off, the error says why and what to do about it. */
@@ -363,6 +362,8 @@ typedef struct graph_serialized {
   size_t text_len, data_len;
 } graph_serialized;
 QN_MUST_CHECK qn_value jit_graph_deserialize(qn_vm *vm, const graph_serialized *from, char *why, size_t size);
+/* A graph value from its text; and from another one with nodes replaced: rule(node, operands) gives nil, or what takes the node's place. Owned,
+ * or the error value. */
 QN_MUST_CHECK qn_value jit_graph_parse(qn_vm *vm, const qn_str *text);
 QN_MUST_CHECK qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule);
 /* The fields of graph values. jit_graph_field gives unset if there is none of that name. */

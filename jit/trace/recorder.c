@@ -95,8 +95,8 @@ static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   return !value_is_error(test) && !value_is_error(rec_observe(r->vm, test));
 }
 
-/* An op on numbers has failed in an arm, where numbers do not have real values, so that the program's may not fail: gives any number of the
- * result's type. The error value if that is not possible. */
+/* An op on host numbers failed while an arm was recorded. An arm's numbers are placeholders, so the op may succeed in the program: clears the
+ * error and gives some number of the result's type. The error value if that is not possible. */
 static qn_value any_number(struct recording *r, op_id op, const qn_value *in, int nin) {
   graph_type types[3];
   op_types t;
@@ -237,7 +237,9 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
   if (!value_is_scalar(v)) return v;
   if (r && r->arm) { /* inside an arm a number from outside may be guarded, but one of the arm has no value yet */
     struct recording *around = rec_around(r, v);
-    if (rec_traced(r, v)) return rec_give_up(r, BREAK_branch), value_error();
+    bool data =
+        around && !around->arm && around->capturing && rec_is_data(around, v); /* no guard can be asked for it */
+    if (data || rec_traced(r, v)) return rec_give_up(r, data ? BREAK_host_read : BREAK_branch), value_error();
     vm->rec = around;
     v = around ? rec_guard(vm, v) : value_plain(v);
     vm->rec = r;
@@ -266,7 +268,7 @@ int rec_same_fn(qn_vm *vm, qn_value a, qn_value b) {
   /* Functions made during the call are the same in each call like it: equal to themselves, and to none that was there before. So nothing
    * depends on the call. */
   if (a.u.p == b.u.p || value_fn(a)->id > r->last_fn || value_fn(b)->id > r->last_fn) return same;
-  return !r->capturing || rec_break(r, BREAK_kind, NULL) ? same : -1;
+  return !rec_base(r)->capturing || rec_break(r, BREAK_kind, NULL) ? same : -1;
 }
 
 static qn_value observe_leaf(void *ctx, qn_value v) {

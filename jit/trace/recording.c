@@ -813,6 +813,8 @@ static bool eval_weak(struct recording *r, uint32_t node) {
       qn_value v = rec_computed(r, i);
       vm->rec = active;
       ok = !value_is_error(v);
+      if (!ok && !graph_node_prove(r->g, x->in[0]))
+        raise_memory(vm); /* it has told its error, and is not to run again */
     } else if (x->type.weak) {
       ok = run_node(r, i);
     } else {

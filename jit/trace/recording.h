@@ -78,12 +78,12 @@ struct recording {
   /* The size of all pending results. When it passes jit.pending_bytes, those that nobody holds any more are subtracted. */
   size_t pending_bytes;
   uint8_t device; /* code of the device where its arrays are */
-  bool placed;    /* an array has told so; else it is where the VM makes new ones */
+  bool placed;    /* set by the first array; until then `device` is where the VM makes new ones */
   bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
-  uint32_t carries; /* so many first inputs are carries of a loop: in it they are not what they begin as */
+  uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
   rec_turn *turn;   /* of the recording around all arms: the innermost one in progress */
-  double unrolled;  /* nodes that loops captured so far would have made, unrolled */
+  double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
   bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
@@ -153,8 +153,8 @@ static inline qn_value value_plain(qn_value v) { return (qn_value){.head = v.hea
 
 /* Begins a recording on the VM; one that is in progress waits until this one has ended. NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
-/* A function is called whose anchor has not been asked (NULL: it has none). Is rec_call to make the call? If not, the call is counted: as a
- * part of the recording in progress, or at the anchor. */
+/* Called for a function whose anchor was not asked (NULL: it has none). True: make the call by rec_call. False: it has been counted, in the
+ * recording in progress or at the anchor. */
 bool rec_callee(qn_vm *vm, jit_anchor *callee);
 /* `what` must happen in order and cannot be in a graph: ends a capture in progress. False with an error raised if pending work has failed. */
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const char *what);
@@ -240,15 +240,17 @@ QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
 
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
-/* The body has come to its end in t->r: joins it with the arms that have left before, so that the turn ends where it began, and its variables
- * hold what they do in whichever way it went. *leaves: does the loop end here? False: there is no such end, or an error is raised. */
+/* The body has reached its end in t->r. Joins it with the arms that left early, so that the turn has one end, in the recording where it began,
+ * and each variable holds the value of the way that was taken. *leaves: does the loop end with this turn? False: the ways do not agree, or
+ * an error is raised. */
 QN_MUST_CHECK bool turn_close(qn_vm *vm, rec_turn *t, qn_value *leaves);
+/* Frees the branches that are still open. */
 void turn_drop(qn_vm *vm, rec_turn *t);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
 QN_MUST_CHECK rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then,
                                         rec_arm otherwise, rec_slots assigned, qn_value *result);
 
-/* ---- regions, index ---- */
+/* ---- regions ---- */
 
 /* Adds a copy of a region. Gives its args and, behind them, outs, which are copies that may be changed; NULL with an error raised. */
 QN_MUST_CHECK uint32_t *regions_add(qn_vm *vm, region_list *l, const graph_region *region);

@@ -1,6 +1,6 @@
 /* A random L program (l_case.h) on a device, whose block VM or compiler the VM's tunable gpu.vm names. */
-#ifndef TESTS_VM_CASE_H
-#define TESTS_VM_CASE_H
+#ifndef TESTS_BLOCK_VM_CASE_H
+#define TESTS_BLOCK_VM_CASE_H
 
 #include "jit/gpu/block_vm.h"
 #include "jit/kernel/launch.h"

@@ -1,5 +1,5 @@
 /* L programs printed as C, compiled and loaded: random programs, which use every construct, give the same bits as the reference
- * (l_case.h). QN_TEST_PROGRAMS=1000 runs more of them, QN_TEST_FIRST says where to begin, QN_TEST_CC and QN_TEST_CFLAGS
+ * (l_case.h). QN_TEST_COUNT=1000 runs more of them, QN_TEST_FIRST says where to begin, QN_TEST_CC and QN_TEST_CFLAGS
  * change the compiler. */
 #include <dlfcn.h>
 
