@@ -199,9 +199,12 @@ static void storage_free(qn_vm *vm, qn_storage *s) {
   mem_free(vm, s, sizeof *s);
 }
 
+/* Does the data lie in one cell with the storage's header? A device's memory may lie behind a header by chance. */
+static inline bool is_inline(const qn_storage *s) { return s->data == (const char *)s + INLINE_HEAD && !s->device; }
+
 static inline void release_storage(qn_vm *vm, qn_storage *s) {
   if (!s || --s->refs) return;
-  if (s->data == (char *)s + INLINE_HEAD) {
+  if (is_inline(s)) {
     size_t k = cell_class(INLINE_HEAD + s->bytes);
     if (MEM_DIRECT)
       mem_cell_free(vm, s, INLINE_HEAD + s->bytes);
@@ -271,7 +274,7 @@ static __attribute__((noinline)) void free_parts(qn_vm *vm, qn_array *a) {
 
 void array_free(qn_vm *vm, qn_array *a) {
   const qn_storage *s = a->storage;
-  if (!MEM_DIRECT && s && s->refs == 1 && s->data == (const char *)s + INLINE_HEAD && !s->foreign)
+  if (!MEM_DIRECT && s && s->refs == 1 && is_inline(s) && !s->foreign)
     pair_give(vm, a);
   else
     free_parts(vm, a);

@@ -300,7 +300,7 @@ class Program:
         if name == "softmax" and x.rank == 0:
             raise Reject
         keeps = name in ("abs", "negative", "square", "relu", "floor", "round", "trunc", "sign")
-        if not x.is_float and (keeps or name == "cube"):
+        if not x.is_float and (keeps or name in ("cube", "softsign")):  # integers wrap, and f computes with floats
             raise Reject
         dtype = x.dtype if x.is_float else "f32"
 

@@ -638,6 +638,7 @@ static inline void eval_recurrence(eval_call *c, eval_value *out) {
     double s = out->f[eval_flat(out, before)], by = a->f[exclusive ? eval_flat(out, before) : at];
     if (s != 0 && by != 0) out->f[at] += by * s;
   }
+  for (int64_t k = 0; k < out->n; k++) out->f[k] = eval_round(out->dtype, out->f[k]); /* the chain itself is not */
 }
 
 /* sort and argsort, by insertion, which keeps equal elements in order. */
