@@ -349,6 +349,16 @@ bool rec_is_data(const struct recording *r, qn_value v) {
   return node && (r->arm || is_data(r->g, node, &(int){LOOKED_AT}));
 }
 
+rec_answer arms_refused(struct recording *r) {
+  qn_vm *vm = r->vm;
+  if (!vm->error) return REC_NOT_YET;
+  bool memory = vm->error->id == E_memory;
+  if (!error_catchable(vm) || (memory && r->arm)) return REC_FAILED;
+  error_clear(vm);
+  if (memory) rec_stop_capture(r, BREAK_memory, NULL);
+  return REC_NOT_YET;
+}
+
 /* May the branch be captured with both arms? */
 static bool is_captured(const struct recording *r, qn_value predicate) {
   if (!arms_possible(r)) return false;
@@ -396,10 +406,8 @@ rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_
   } else if (ok && join_all(&b, false, NULL)) {
     answer = make_node(&b, predicate_node, site) && join_all(&b, true, result) ? REC_DONE : REC_FAILED;
     now = vm->rec;
-  } else if (vm->error && !error_catchable(vm)) {
-    answer = REC_FAILED;
   } else {
-    error_clear(vm);
+    answer = arms_refused(r);
   }
   branch_free(&b);
   if (answer == REC_DONE) /* where the capture has ended, there may be none */

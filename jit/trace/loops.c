@@ -321,10 +321,8 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
     answer = l.node && set_variables(&l, leaf_of_result) && rec_appended(r) ? REC_DONE : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
     r->unrolled += unrolled(&l);
-  } else if (vm->error && !error_catchable(vm)) {
-    answer = REC_FAILED;
-  } else {
-    error_clear(vm);
+  } else if (!few) { /* few: nothing is wrong, and no error is raised */
+    answer = arms_refused(r);
   }
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   loop_free(&l);

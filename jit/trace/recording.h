@@ -238,6 +238,9 @@ QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
 QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
                                   qn_value (*work)(struct recording *r, const rec_call_site *site));
 
+/* Arms do not become regions: forgets why, unless the program has to know. If memory was short that is why the capture ends. REC_NOT_YET, or
+ * REC_FAILED with the error raised. */
+QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
 /* The body has reached its end in t->r. Joins it with the arms that left early, so that the turn has one end, in the recording where it began,
