@@ -250,15 +250,18 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   rec_tries tries = rec_loop_begins(vm);
-  for (int64_t i = start; i < stop; i++) {
-    if (__builtin_expect(vm_poll_between(vm), 0)) {
-      r = raise_at(vm, h->at);
-      break;
-    }
-    if (__builtin_expect(tries.left, 0)) {
+  /* Turns before `until` are made without a question; only a recording asks before its first ones. */
+  for (int64_t i = start, until = tries.left ? start : stop;; i++) {
+    if (i >= until) {
+      if (i >= stop) break;
       rec_answer answer = offer_for(vm, n, fp, value_nil(), i, stop, &tries);
       if (answer == REC_FAILED) r = value_error();
       if (answer != REC_NOT_YET) break;
+      until = tries.left ? i + 1 : stop;
+    }
+    if (__builtin_expect(vm_poll_between(vm), 0)) {
+      r = raise_at(vm, h->at);
+      break;
     }
     if (local) {
       if (value_is_heap(*variable)) value_release(vm, *variable);

@@ -375,9 +375,10 @@ int condition(qn_vm *vm, qn_value v, node *n);
 
 /* update.c: assignments */
 evaluator eval_set_local, eval_set_global, eval_destructure;
-evaluator eval_update;     /* of a path, by = or by an operator with = */
-evaluator eval_update_one; /* x[i] = v for a local x */
-evaluator eval_add_fields; /* x.a.b = x.a.b + e */
+evaluator eval_update;      /* of a path, by = or by an operator with = */
+evaluator eval_update_path; /* the same of a path that is no variable with an index */
+evaluator eval_update_one;  /* x[i] = v for a local x */
+evaluator eval_add_fields;  /* x.a.b = x.a.b + e */
 /* The evaluator of x.a.b = v, where the path has only fields. */
 eval_fn fields_eval(const lvalue *p);
 /* Stores a value (taken over) in the lvalue of a pattern, which has no indices to evaluate. False with an error raised. */

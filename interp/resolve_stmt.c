@@ -279,7 +279,7 @@ static node *store_node(resolver *r, const ast_node *n, lvalue *p, node *value) 
     out->h.eval = eval_set_global;
   } else if (p->kind == LVALUE_PATH) {
     bool one = p->n == 1 && !p->steps->name && p->steps->n == 1 && p->steps->nvalues == 1;
-    out->h.eval = one ? eval_update_one : eval_update;
+    out->h.eval = one ? eval_update_one : p->n > 1 ? eval_update_path : eval_update;
     if (only_names(p)) out->h.eval = fields_eval(p);
   }
   return &out->h;
@@ -393,7 +393,7 @@ static node *assign_node(resolver *r, const ast_node *n) {
     n_assign *a = (n_assign *)out;
     a->op = (uint8_t)op;
     a->row = (uint8_t)op_of_ast(op);
-    a->h.eval = eval_update;
+    a->h.eval = p->n > 1 ? eval_update_path : eval_update;
   } else {
     mark_moved(r, v, p, settled);
     mark_accumulation((n_assign *)out, settled);

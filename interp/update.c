@@ -169,27 +169,30 @@ static bool unset_variable(qn_vm *vm, const lvalue *p) {
 }
 
 /* The item of a container that a step leads to, if the container has one owner and a record is as it was the last time: nothing needs to
- * be copied, looked up or told. NULL: not so. */
-static inline qn_value *step_to(const path_step *step, qn_value *x, const qn_value *values) {
+ * be copied, looked up or told. NULL: not so. Goes on from the step's index values. */
+static inline __attribute__((always_inline)) qn_value *step_to(const path_step *step, const qn_value *x,
+                                                               const qn_value **values) {
   if (step->name) {
     if (x->head != TAG_RECORD) return NULL;
     qn_record *r = value_record(*x);
     return r->layout == step->cache.layout && r->head.refs == 1 ? &r->items[step->cache.index] : NULL;
   }
-  if (x->head != TAG_LIST || step->nvalues != 1 || step->n != 1 || values->head != TAG_INT) return NULL;
+  if (x->head != TAG_LIST || step->nvalues != 1 || step->n != 1 || (*values)->head != TAG_INT) return NULL;
   qn_list *l = value_list(*x);
-  uint64_t at = (uint64_t)(values->u.i < 0 ? values->u.i + (int64_t)l->len : values->u.i);
+  int64_t i = (*values)++->u.i;
+  uint64_t at = (uint64_t)(i < 0 ? i + (int64_t)l->len : i);
   return at < l->len && l->head.refs == 1 ? &l->items[at] : NULL;
 }
 
 /* Where the first `steps` steps of a path lead if step_to can take each of them. NULL: it cannot, and path_put walks the path. */
 static qn_value *path_to(qn_vm *vm, const lvalue *p, uint32_t steps, qn_value *fp, const qn_value *values) {
-  qn_value *x = p->cell ? &p->cell->value : &fp[p->slot];
-  if (p->cell && (rec_hears_globals(vm) || p->cell->rec.watched)) return NULL;
-  for (uint32_t i = 0; i < steps && x; i++) {
-    x = step_to(&p->steps[i], x, values);
-    values += p->steps[i].nvalues;
+  qn_value *x = &fp[p->slot];
+  if (p->cell) {
+    x = &p->cell->value;
+    if (rec_hears_globals(vm) || p->cell->rec.watched) return NULL;
   }
+  for (const path_step *step = p->steps, *end = step + steps; step < end; step++)
+    if (!(x = step_to(step, x, &values))) return NULL;
   return x;
 }
 
@@ -390,8 +393,9 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
   const lvalue *p = n->target;
   store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
   path_step *last = &p->steps[p->n - 1];
-  const qn_value *of_last = values + (p->nvalues - last->nvalues);
-  qn_value *x = path_to(vm, p, p->n - 1, fp, values), *item = x ? step_to(last, x, of_last) : NULL;
+  const qn_value *of_last = values + (p->nvalues - last->nvalues), *at = of_last;
+  qn_value *x = path_to(vm, p, last->name ? p->n : p->n - 1, fp, values), *item = x;
+  if (x && !last->name) item = step_to(last, x, &at);
   vm->updating = p->at;
   bool ok = item                           ? put_here(vm, item, &s)
             : x && value_is(*x, TAG_ARRAY) ? put(vm, x, last, 1, of_last, &s)
@@ -412,7 +416,8 @@ static __attribute__((noinline)) qn_value update_array(qn_vm *vm, n_assign *n, q
 }
 
 /* The index values are evaluated, then the right side, which may change the variables that they came from. */
-static __attribute__((noinline)) qn_value update_pushed(qn_vm *vm, n_assign *n, qn_value *fp) {
+qn_value eval_update_path(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
   qn_value *mark = vm->sp, stopped;
   if (!lvalue_push(vm, n->target, fp, &stopped)) {
     if (value_is_error(stopped)) raise_at(vm, n->mark);
@@ -454,7 +459,8 @@ qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
   const lvalue *p = n->target;
   const path_step *step = p->steps;
   index_item items[INDEX_READ];
-  if (p->n > 1 || step->name || !index_items_here(vm, step->items, step->n, fp, items)) return update_pushed(vm, n, fp);
+  if (p->n > 1 || step->name || !index_items_here(vm, step->items, step->n, fp, items))
+    return eval_update_path(vm, h, fp);
   qn_value *mark = vm->sp, v;
   if (hold_arrays(vm, items, step->n)) {
     v = eval(vm, n->value, fp);

@@ -775,23 +775,26 @@ static inline bool is_own(const qn_vm *vm, const qn_array *a) {
 /* Stores v, a plain number or an array of rank 0 and of a's dtype, at an offset of an array for which is_own holds. False: v is neither, or does
  * not fit, and nothing is done. */
 static inline bool put_one(qn_vm *vm, const qn_array *a, int64_t at, qn_value v) {
-  char *to = a->storage->data + at * (int64_t)dtype_size((qn_dtype)a->dtype);
+  char *data = a->storage->data;
   bool f = v.head == TAG_FLOAT;
-  if (!f && v.head != TAG_INT) {
+  if (f || v.head == TAG_INT) {
+    if (a->dtype == QN_f64) {
+      double x64 = f ? v.u.f : (double)v.u.i;
+      memcpy(data + at * (int64_t)sizeof x64, &x64, sizeof x64);
+    } else if (a->dtype == QN_f32 && (!f || (v.u.f <= 0x1.fffffep127 && v.u.f >= -0x1.fffffep127))) {
+      float x32 = f ? (float)v.u.f : (float)v.u.i;
+      memcpy(data + at * (int64_t)sizeof x32, &x32, sizeof x32);
+    } else if (eager_may_store(a, v)) {
+      dtype_store((qn_dtype)a->dtype, data + at * (int64_t)dtype_size((qn_dtype)a->dtype), v);
+    } else {
+      return false;
+    }
+  } else {
     if (!value_is(v, TAG_ARRAY)) return false;
     const qn_array *b = value_array(v);
+    int64_t size = (int64_t)dtype_size((qn_dtype)a->dtype);
     if (b->rank || b->dtype != a->dtype || !eager_here(b)) return false;
-    eager_copy_few(to, NULL, array_data(b), NULL, NULL, 0, (int64_t)dtype_size((qn_dtype)a->dtype));
-  } else if (a->dtype == QN_f64) {
-    double x64 = f ? v.u.f : (double)v.u.i;
-    memcpy(to, &x64, sizeof x64);
-  } else if (a->dtype == QN_f32 && (!f || (v.u.f <= 0x1.fffffep127 && v.u.f >= -0x1.fffffep127))) {
-    float x32 = f ? (float)v.u.f : (float)v.u.i;
-    memcpy(to, &x32, sizeof x32);
-  } else if (eager_may_store(a, v)) {
-    dtype_store((qn_dtype)a->dtype, to, v);
-  } else {
-    return false;
+    eager_copy_few(data + at * size, NULL, array_data(b), NULL, NULL, 0, size);
   }
   vm->arrays_made++;
   return true;
@@ -801,7 +804,7 @@ bool op_put_item(qn_vm *vm, qn_value x, int64_t i, qn_value v) {
   const qn_array *a = value_array(x);
   if (!is_own(vm, a) || a->rank != 1) return false;
   if (i < 0) i += a->shape[0];
-  return (uint64_t)i < (uint64_t)a->shape[0] && put_one(vm, a, a->offset + i * a->strides[0], v);
+  return (uint64_t)i < (uint64_t)a->shape[0] && put_one(vm, a, a->offset + i, v); /* it has no gaps */
 }
 
 bool op_put_element(qn_vm *vm, qn_value x, const index_item *items, int n, qn_value v) {
