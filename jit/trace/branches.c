@@ -51,7 +51,7 @@ typedef struct branch {
 static bool note_leaf(void *ctx, qn_value v) {
   arm_end *a = ctx;
   qn_vm *vm = a->r->vm;
-  bool number = value_is(v, TAG_ARRAY) || value_is_scalar(v);
+  bool number = value_is_operand(v);
   uint32_t node = number ? rec_node(a->r, v) : 0;
   if ((number && !node) || !mem_grow(vm, (void **)&a->nodes, &a->cap, a->n + (size_t)1, sizeof *a->nodes)) return false;
   a->nodes[a->n++] = node;
@@ -69,7 +69,7 @@ static bool note_end(arm_end *end, rec_slots held) {
   return tree_each(vm, end->value, note_leaf, end);
 }
 
-static void set_slots(qn_vm *vm, rec_slots s, const qn_value *to) {
+void slots_set(qn_vm *vm, rec_slots s, const qn_value *to) {
   for (int i = 0; i < s.n; i++) {
     qn_value old = *s.slots[i];
     *s.slots[i] = value_retain(to[i]);
@@ -97,17 +97,11 @@ static bool run_arm(branch *b, rec_arm arm, const struct recording *first, arm_e
   if (ok && t) end->value = value_bool(end->how == REC_BREAK);
   ok = ok && note_end(end, t ? t->slots : b->assigned) && !end->r->g->failed;
   rec_arm_end(end->r);
-  set_slots(vm, b->assigned, b->before);
+  slots_set(vm, b->assigned, b->before);
   return ok;
 }
 
 /* ---- what the arms agree in --------------------------------------------------------------------------------------------------- */
-
-static bool plain_sizes(const graph_type *t) {
-  for (int i = 0; i < t->rank; i++)
-    if (t->shape[i] < 0) return false;
-  return true;
-}
 
 /* Is it a value from outside that both arms have left as it was? */
 static bool is_outer(const branch *b, qn_value x, qn_value y) {
@@ -126,7 +120,7 @@ static qn_value join_leaf(branch *b, qn_value x, qn_value y) {
   if (is_outer(b, x, y)) return value_retain(x);
   if (b->build) return value_retain(b->values[b->out++]);
   const graph_type *t = &b->arms[0].r->g->nodes[nodes[0]].type, *u = &b->arms[1].r->g->nodes[nodes[1]].type;
-  if (!graph_type_same(t, u) || !plain_sizes(t)) return value_error();
+  if (!graph_type_same(t, u) || !type_is_fixed(t)) return value_error();
   for (int k = 0; k < 2; k++) {
     if (!mem_grow(vm, (void **)&b->outs[k], &b->outs_cap[k], b->nouts + (size_t)1, sizeof *b->outs[k]))
       return value_error();
@@ -286,7 +280,7 @@ static bool turn_open(branch *b, uint32_t predicate, uint32_t site, qn_value *re
   t->r = o->open;
   t->leaves |= o->gone.how == REC_BREAK;
   t->parts = true;
-  set_slots(vm, b->assigned, b->arms[1].slots);
+  slots_set(vm, b->assigned, b->arms[1].slots);
   *result = value_retain(b->arms[1].value);
   return true;
 }

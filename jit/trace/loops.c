@@ -20,7 +20,6 @@
 
 enum {
   ASKED = 2 /* times that a loop is asked about */,
-  LEAST = 2 /* turns */,
   WITHIN = 8 /* jit.unroll is so much less in arms */
 };
 
@@ -39,18 +38,10 @@ typedef struct loop {
   uint32_t leaf, node;             /* the next ones while trees are walked; the loop's node */
 } loop;
 
-static bool is_carried(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
-
-static bool plain_sizes(const graph_type *t) {
-  for (int i = 0; i < t->rank; i++)
-    if (t->shape[i] < 0) return false;
-  return true;
-}
-
 /* ---- what is carried ----------------------------------------------------------------------------------------------------------- */
 
 static bool add_carried(loop *l, uint32_t node) {
-  if (!node || !plain_sizes(&l->r->g->nodes[node].type)) return false;
+  if (!node || !type_is_fixed(&l->r->g->nodes[node].type)) return false;
   if (!mem_grow(l->vm, (void **)&l->outer, &l->cap, l->n + (size_t)1, sizeof *l->outer)) return false;
   l->outer[l->n++] = node;
   return true;
@@ -58,7 +49,7 @@ static bool add_carried(loop *l, uint32_t node) {
 
 static bool carry_leaf(void *ctx, qn_value v) {
   loop *l = ctx;
-  return !is_carried(v) || add_carried(l, rec_node(l->r, v));
+  return !value_is_operand(v) || add_carried(l, rec_node(l->r, v));
 }
 
 /* Notes what the variables hold, and what else is carried. */
@@ -71,23 +62,14 @@ static bool loop_begin(loop *l) {
   return !l->turns->counts || add_carried(l, rec_node(l->r, l->turns->first));
 }
 
-/* Puts back what the variables held before. */
-static void set_back(loop *l) {
-  for (int i = 0; i < l->assigned.n; i++) {
-    qn_value old = *l->assigned.slots[i];
-    *l->assigned.slots[i] = value_retain(l->before[i]);
-    value_release(l->vm, old);
-  }
-}
-
 static qn_value leaf_of_arm(void *ctx, qn_value v) {
   loop *l = ctx;
-  return is_carried(v) ? rec_value_of(l->in, l->in->g->inputs[l->leaf++]) : value_retain(v);
+  return value_is_operand(v) ? rec_value_of(l->in, l->in->g->inputs[l->leaf++]) : value_retain(v);
 }
 
 static qn_value leaf_of_result(void *ctx, qn_value v) {
   loop *l = ctx;
-  if (!is_carried(v)) return value_retain(v);
+  if (!value_is_operand(v)) return value_retain(v);
   uint32_t k = l->leaf++;
   uint32_t proj = graph_proj(l->r->g, l->node, k, l->r->g->nodes[l->outer[k]].type, rec_site(l->r));
   return rec_value_of(l->r, proj);
@@ -171,7 +153,7 @@ static uint32_t test_node(loop *l) {
 static bool arm_close(loop *l, bool ok) {
   ok = ok && l->vm->rec == l->in && !l->in->regions.n && !l->in->g->failed;
   rec_arm_end(l->in);
-  set_back(l);
+  slots_set(l->vm, l->assigned, l->before);
   return ok;
 }
 
@@ -196,7 +178,8 @@ static bool add_out(loop *l, uint32_t node) {
 /* Compares what a variable, or a part of it, was before a turn and is after it, and notes what is carried on. False if its structure has
  * changed. */
 static bool match(loop *l, qn_value was, qn_value is) {
-  if (is_carried(was) || is_carried(is)) return is_carried(was) && is_carried(is) && add_out(l, rec_node(l->body, is));
+  if (value_is_operand(was) || value_is_operand(is))
+    return value_is_operand(was) && value_is_operand(is) && add_out(l, rec_node(l->body, is));
   if (value_tag_of(was) != value_tag_of(is)) return false;
   if (value_is(was, TAG_STR)) return str_equal(value_str(was), value_str(is));
   bool list = value_is(was, TAG_LIST);
@@ -308,7 +291,7 @@ qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;
-  if (!tries->left || (turns->counts && turns->end.u.i < turns->first.u.i + LEAST)) return REC_NOT_YET;
+  if (!tries->left || (turns->counts && turns->end.u.i - 1 <= turns->first.u.i)) return REC_NOT_YET;
   tries->left--;
   loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned};
   rec_at(vm, at);

@@ -238,6 +238,14 @@ QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
 QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
                                   qn_value (*work)(struct recording *r, const rec_call_site *site));
 
+/* Has a type no size that is a symbol? */
+static inline bool type_is_fixed(const graph_type *t) {
+  for (int i = 0; i < t->rank; i++)
+    if (t->shape[i] < 0) return false;
+  return true;
+}
+/* Sets variables to these values, which it borrows. */
+void slots_set(qn_vm *vm, rec_slots s, const qn_value *to);
 /* Arms do not become regions: forgets why, unless the program has to know. If memory was short that is why the capture ends. REC_NOT_YET, or
  * REC_FAILED with the error raised. */
 QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
