@@ -1205,7 +1205,11 @@ def until_end(p, *args, env=None):
 
 
 def case_exit_waits_for_no_compiler(p):
-    """A program ends at most 0.2 s later with the JIT on than with it off, whatever is being planned and compiled when it ends."""
+    """A program ends as early with the JIT on as with it off, whatever is being planned and compiled when it ends.
+
+    Times can only say so roughly on a machine that does other work: what would be waited for takes 60 s here (a compiler that sleeps) or
+    seconds (plans of the examples under sanitizers), and 0.2 s and half of the time with the JIT off are what may be added.
+    """
     slow = {"PATH": compiler_in_front(p, 60)}
     programs = [(f"cavity of {n}", p.write(f"cavity{n}.qn", CAVITY.replace("nx = 11", f"nx = {n}").replace("ny = 11", f"ny = {n}")), env)
                 for n in (6, 11, 21, 41) for env in (None, slow)]
@@ -1215,17 +1219,18 @@ def case_exit_waits_for_no_compiler(p):
     bad = []
     for name, script, env in programs:
         later = waits = math.inf
-        for _ in range(12):  # other work on the machine only adds
+        for _ in range(6):  # other work on the machine only adds
             shutil.rmtree(p.path("cache"), ignore_errors=True)
             off = until_end(p, "--jit", "off", script, env=env)
             on = until_end(p, "--jit", "on", script, env=env)
             need(off[0] == 0 and on[0] == 0, f"{name} should run: {on[1][-500:]}")
-            later, waits = min(later, on[2] - off[2]), min(waits, on[3])
-            if later <= 0.2 and waits <= 0.2:
+            allowed = 0.2 + off[2] / 2
+            later, waits = min(later, on[2] - off[2] - allowed), min(waits, on[3] - allowed)
+            if later <= 0 and waits <= 0:
                 break
-        print(f"{name}: {later:+.3f} s with the JIT on, {waits:.3f} s after the last output")
-        bad += [name] if later > 0.2 or waits > 0.2 else []
-    need(not bad, f"at most 0.2 s expected: {bad}")
+        print(f"{name}: {off[2]:.3f} s with the JIT off, {on[2] - off[2]:+.3f} s with it on, {on[3]:.3f} s after the last output")
+        bad += [name] if later > 0 or waits > 0 else []
+    need(not bad, f"an end within 0.2 s and half of the time with the JIT off expected: {bad}")
 
 
 # `slow` gets hot first; then `quick`, which is called until this is stopped.
