@@ -9,6 +9,7 @@
  */
 #include "jit/cpu/block_vm.h"
 
+#include "jit/kernel/launch.h"
 #include "jit/run/code.h"
 
 typedef struct translator {
@@ -244,7 +245,9 @@ vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops) {
     t.free_regs = arena_alloc(&ours, n * sizeof *t.free_regs);
     t.reg_size = arena_alloc(&ours, n);
   }
+  uint8_t *from_values = arena_alloc(&ours, n);
   bool ok = !kept.failed && !ours.failed && translate(&t);
+  if (ok) c->steered = l_scalars_steer(p, from_values);
   arena_free(&ours);
   if (!ok) {
     arena_free(&kept);

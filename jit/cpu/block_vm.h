@@ -75,6 +75,7 @@ typedef struct vmcode {
   bool launched;
   /* With these ints, whatever the scalars, each compiled phase was one call on one thread that needed `scratch` bytes. */
   bool quick;
+  bool steered; /* l_scalars_steer */
   size_t scratch;
 } vmcode;
 

@@ -293,13 +293,6 @@ static size_t compiled_scratch(const qk_phase *code, uint32_t nphases, const qk_
   return (size_t)bytes;
 }
 
-/* Do sizes or bounds depend on host scalars? */
-static bool scalars_steer(const l_program *p) {
-  for (l_val v = 1; v < p->n && p->nscalars; v++)
-    if (p->code[v].code == L_IVALUE) return true;
-  return false;
-}
-
 /* A launch of compiled code with the sizes of the last one, where that had nothing to share out (vmcode.quick). */
 static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, const qk_phase *compiled,
                          void *const *buffers, const int64_t *ints, const qk_scalar *scalars, kernel_failure *failure) {
@@ -390,7 +383,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phas
     if (p->nints) memcpy(code->ints, ints, p->nints * sizeof *ints);
     code->launched = p->nscalars == 0;
   }
-  code->quick = ok && l.quick && !scalars_steer(p);
+  code->quick = ok && l.quick && !code->steered;
   code->scratch = compiled_bytes;
   if (scratch_data) mem_buffer_free(vm, scratch_data, scratch);
   for (int t = 0; t < s->threads; t++) piece_leave(vm, &s->frames[t]);

@@ -70,6 +70,22 @@ bool l_launch_scalars(const l_program *p) {
   return false;
 }
 
+bool l_scalars_steer(const l_program *p, uint8_t *from_values) {
+  bool steer = false;
+  for (l_val v = 0; v < p->n && p->nscalars; v++) {
+    const l_instr *i = &p->code[v];
+    from_values[v] = i->code == L_IVALUE || (l_is_index_op(i->code) && (from_values[i->a] | from_values[i->b]));
+    if (l_opens(i->code) ? i->code == L_FOR || i->code == L_VEC || i->code == L_PAR
+                         : i->code == L_LOCAL || i->code == L_ACC)
+      steer |= from_values[i->a] | from_values[i->b] | (i->code == L_FOR && from_values[i->c]);
+  }
+  for (uint32_t b = 0; b < p->nbuffers && p->nscalars; b++)
+    steer |= p->buffers[b].mode == BUF_SCRATCH && from_values[p->buffers[b].size];
+  for (uint32_t t = 0; t < p->ntiles && p->nscalars; t++)
+    steer |= from_values[p->tiles[t].rows] | from_values[p->tiles[t].cols] | from_values[p->tiles[t].depth];
+  return steer;
+}
+
 bool l_unbounded(const l_program *p) {
   for (l_val v = 1; v < p->n; v++)
     if (p->code[v].code == L_WHILE) return true;

@@ -13,6 +13,8 @@ bool l_launch_scalars(const l_program *p);
 bool l_launches(const l_program *p);
 /* Does a phase need args->scratch, because it has a local or an accumulator of many results? */
 bool l_needs_scratch(const l_program *p);
+/* May sizes or the bounds of loops depend on host scalars? `from_values`: room for p->n bytes. */
+bool l_scalars_steer(const l_program *p, uint8_t *from_values);
 /* Has the program a WHILE, so that data decide how long it runs? */
 bool l_unbounded(const l_program *p);
 

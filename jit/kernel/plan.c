@@ -365,6 +365,26 @@ static bool bind_value(planner *m, plan_step *s, uint32_t *buffers, uint32_t n, 
   return true;
 }
 
+/* Which operands of a branch an arm may hand on as its results (plan_region.pass). Where the result is one of the plan's own, so is what may
+ * take its place an input: other memory is used again by the next run. NULL when memory is short. */
+static uint32_t *hand_on(planner *m, const plan_region *r) {
+  uint32_t *pass = take(m, r->nout, sizeof *pass);
+  for (uint32_t k = 0; pass && k < r->nout; k++) {
+    plan_buffer *to = m->g->nodes[r->proj[k]].type.weak ? NULL : &m->p->buffers[r->out[k]];
+    pass[k] = 0;
+    for (int a = 0; to && a < 2 && !pass[k]; a++) {
+      const plan_output *o = &r->parts[a]->outputs[k];
+      uint32_t operand = o->kind == OUT_INPUT ? o->index + 1 : o->kind == OUT_BUFFER ? o->may_be : 0;
+      if (operand && (!is_output(to) || m->p->buffers[r->in[operand]].where == WHERE_INPUT)) pass[k] = operand;
+    }
+    if (!to || !pass[k] || !is_output(to)) continue;
+    for (uint32_t o = 0; o < m->p->noutputs; o++)
+      if (m->p->outputs[o].kind == OUT_BUFFER && m->p->outputs[o].index == r->out[k])
+        m->p->outputs[o].may_be = m->p->buffers[r->in[pass[k]]].index + 1;
+  }
+  return pass;
+}
+
 static bool region_step(planner *m, uint32_t n, plan_step *s) {
   plan *p = m->p;
   const graph_node *node = &m->g->nodes[n];
@@ -394,6 +414,8 @@ static bool region_step(planner *m, uint32_t n, plan_step *s) {
   r->in = in;
   r->proj = proj;
   r->out = out;
+  r->pass = r->kind == NODE_IF ? hand_on(m, r) : out;
+  if (!r->pass) return false;
   s->buffers = buffers;
   p->here_only = true;
   return true;
@@ -478,6 +500,14 @@ static bool find_lives(planner *m) {
   }
   for (uint32_t b = 0; b < p->nbuffers; b++)
     if (is_output(&p->buffers[b])) m->lives[b].last = p->nsteps;
+  for (uint32_t i = p->nsteps; i-- > 0;) { /* what a branch may hand on lives as long as the result */
+    const plan_region *r = p->steps[i].kind == STEP_REGIONS ? &p->regions[p->steps[i].what] : NULL;
+    for (uint32_t k = 0; r && r->kind == NODE_IF && k < r->nmade; k++) {
+      if (!r->pass[k]) continue;
+      span_of_life *from = &m->lives[r->in[r->pass[k]]], *to = &m->lives[r->out[k]];
+      if (to->last > from->last) from->last = to->last;
+    }
+  }
   return true;
 }
 

@@ -85,6 +85,8 @@ typedef struct plan_output {
   enum { OUT_BUFFER, OUT_INPUT, OUT_SCALAR } kind;
   uint32_t index;
   graph_type type;
+  uint32_t
+      may_be; /* of a BUFFER: 1 + the input that it may be instead, handed on by a branch (plan_region.pass); 0: none */
 } plan_output;
 
 /* A branch or loop. Operands and results are numbers of scalar slots if they are host numbers, else of buffers. */
@@ -99,6 +101,9 @@ struct plan_region {
   const uint32_t *in;   /* by operand: slot or buffer */
   const uint32_t *proj; /* by result: the node that takes it; 0: none does */
   const uint32_t *out;  /* by result that is taken: slot or buffer */
+  /* Of a branch, by result: the operand that an arm may hand on as this result, so that nothing is copied; it lives as long as the result.
+   * 0: none (operand 0 is the predicate) */
+  const uint32_t *pass;
 };
 
 enum { PLAN_FEW = 24 };
@@ -118,6 +123,7 @@ typedef struct plan {
   uint32_t nsteps;
   plan_output *outputs;
   uint32_t noutputs;
+  const bool *updates;          /* of a region's plan, by input: is its memory written to? NULL: none is */
   uint32_t nscalars;            /* slots; the weak inputs come first, in input order */
   const qk_scalar *scalar_init; /* their values before the first step: constants; those of inputs are 0 */
   graph_type *scalar_types;     /* weak types of the slots */

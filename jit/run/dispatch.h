@@ -4,12 +4,16 @@
 #define JIT_RUN_DISPATCH_H
 
 #include "jit/graph/graph.h"
+#include "jit/kernel/l.h"
 #include "lang/vm.h"
 
 /* ---- host scalars (scalar.c) ---- */
 
 /* An op on host scalars alone: the weak arithmetic of the language. Errors are raised (E305 to E308). Constant folding uses it, too. */
 QN_MUST_CHECK qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin);
+/* The same on operands of one weak type (b is ignored where the op has one), for the ops that loops count and test with, where no error is raised.
+ * False: scalar_apply is to do it. */
+bool scalar_quick(op_id op, qn_dtype type, qk_scalar a, qk_scalar b, qk_scalar *out);
 /* The float part of it without a VM, for folding: an op on f64 operands; op must be POINTWISE and result f64. */
 double scalar_math(op_id op, const double *in);
 

@@ -24,6 +24,11 @@ typedef struct plan_frame {
   char *slab;   /* the arena, if it is a device's memory */
   size_t slab_bytes;
   device_plan *there;
+  bool part;      /* the plan of a region runs, so that its inputs and outputs are memory of the plan around it */
+  uint64_t sizes; /* counts how often symbols have changed; never 0 */
+  const int64_t *const *step_ints; /* by step: the values of its ints; NULL: they are worked out when it runs */
+  struct region_state *
+      *regions; /* by region of the plan: what region_run.c keeps of it; NULL before the first one runs */
 } plan_frame;
 
 /* The value of a size expression of the frame's plan. */
@@ -58,6 +63,9 @@ typedef struct frame_view {
 
 /* Makes `v` an array over the memory at `at` on a device. The sizes in its type are expressions of f's plan. */
 void frame_array(const plan_frame *f, frame_view *v, int device, void *at, const graph_type *t);
+
+/* Frees what is kept of regions. */
+void frame_regions_free(plan_frame *f);
 
 /* Runs one step on the CPU. False with an error raised. region_step is the part of it for STEP_REGIONS. */
 bool frame_step(plan_frame *f, const plan_step *s);

@@ -71,6 +71,8 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   const int64_t *ints = f->ints;
   if (f->p->fixed)
     ints = s->ints;
+  else if (f->step_ints)
+    ints = f->step_ints[s - f->p->steps];
   else
     for (uint32_t i = 0; i < s->nints; i++) f->ints[i] = frame_size(f, s->ints[i]);
   for (uint32_t i = 0; i < s->nbuffers; i++) f->step_buffers[i] = f->buffers[s->buffers[i]];
@@ -114,8 +116,9 @@ void frame_tell(plan_frame *f, uint32_t node, int rank, const int64_t *shape) {
   const dim_table *t = &f->p->graph->dims;
   for (uint32_t i = 0; i < t->n; i++) {
     const dim_expr *e = &t->exprs[i];
-    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == node && e->axis < rank)
-      f->symbols[i] = shape[e->axis];
+    if (e->op != DIM_SYMBOL || e->source != DIM_FROM_NODE || e->ref != node || e->axis >= rank) continue;
+    f->sizes += f->symbols[i] != shape[e->axis];
+    f->symbols[i] = shape[e->axis];
   }
 }
 
@@ -187,16 +190,30 @@ static void set_slot(plan_frame *f, uint32_t slot, qn_value v) {
     f->slots[slot].i = value_is(v, TAG_FLOAT) ? (int64_t)v.u.f : v.u.i;
 }
 
+/* A step without operands in memory whose numbers are all of one type. False: it is not so simple. */
+static bool quick_scalar_step(plan_frame *f, const plan_step *s) {
+  if (s->nbuffers || !s->nscalars || s->nscalars > 2) return false;
+  uint32_t a = s->scalars[0], b = s->scalars[s->nscalars - 1];
+  const graph_type *types = f->p->scalar_types;
+  return types[a].dtype == types[b].dtype &&
+         scalar_quick((op_id)s->op, (qn_dtype)types[a].dtype, f->slots[a], f->slots[b], &f->slots[s->out]);
+}
+
 static bool run_scalar_step(plan_frame *f, const plan_step *s) {
+  if (quick_scalar_step(f, s)) return true;
   graph *g = f->p->graph;
   qn_value in[3], out;
   uint32_t n = s->nscalars < 3 ? s->nscalars : 3;
   for (uint32_t i = 0; i < n; i++) in[i] = slot_value(f, s->scalars[i]);
   if (s->op == OP_cast && s->nbuffers == 1) {
-    const graph_node *x = &g->nodes[g->nodes[s->node].in[0]];
-    frame_view b;
-    array_over(f, &b, s->buffers[0], &x->type);
-    if (!array_item(f->vm, &b.a, 0, &in[0])) return false;
+    const graph_type *x = &g->nodes[g->nodes[s->node].in[0]].type;
+    if (f->device) {
+      frame_view b;
+      array_over(f, &b, s->buffers[0], x);
+      if (!array_item(f->vm, &b.a, 0, &in[0])) return false;
+    } else {
+      in[0] = dtype_load((qn_dtype)x->dtype, f->buffers[s->buffers[0]]);
+    }
     n = 1;
   }
   if (s->op == OP_fit)
@@ -565,7 +582,7 @@ size_t frame_tables(plan_frame *f, char *memory) {
 static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
                    qn_value *outputs, bool *refused) {
   int device = there ? there->device : 0;
-  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs, .device = device, .there = there};
+  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs, .device = device, .there = there, .sizes = 1};
   struct {
     void *buffers[PLAN_FEW], *step_buffers[PLAN_FEW];
     qk_scalar slots[PLAN_FEW], step_scalars[PLAN_FEW];
@@ -601,6 +618,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   }
   if (device) ok = checks_there(&f, ok);
   ok = ok && give_outputs(&f);
+  frame_regions_free(&f);
   frame_late_free(&f);
   for (uint32_t o = 0; o < p->noutputs; o++) array_drop(vm, f.arrays[o]);
   if (!device)

@@ -97,6 +97,58 @@ static qn_value compare_mixed(op_id op, qn_value a, qn_value b) {
   }
 }
 
+#define COMPARED(x, y)                                                                                                 \
+  case OP_eq: r.i = (x) == (y); break;                                                                                 \
+  case OP_ne: r.i = (x) != (y); break;                                                                                 \
+  case OP_lt: r.i = (x) < (y); break;                                                                                  \
+  case OP_le: r.i = (x) <= (y); break;                                                                                 \
+  case OP_gt: r.i = (x) > (y); break;                                                                                  \
+  case OP_ge: r.i = (x) >= (y); break;
+
+bool scalar_quick(op_id op, qn_dtype type, qk_scalar a, qk_scalar b, qk_scalar *out) {
+  qk_scalar r = {.i = 0};
+  if (type == WEAK_INT) {
+    switch (op) {
+    case OP_add:
+      if (__builtin_add_overflow(a.i, b.i, &r.i)) return false;
+      break;
+    case OP_sub:
+      if (__builtin_sub_overflow(a.i, b.i, &r.i)) return false;
+      break;
+    case OP_mul:
+      if (__builtin_mul_overflow(a.i, b.i, &r.i)) return false;
+      break;
+    case OP_floordiv:
+    case OP_mod:
+      if (b.i <= 0) return false;
+      r.i = op == OP_mod ? floor_mod(a.i, b.i) : floor_div(a.i, b.i);
+      break;
+      COMPARED(a.i, b.i)
+    default: return false;
+    }
+  } else if (type == WEAK_FLOAT) {
+    switch (op) {
+    case OP_add: r.f = a.f + b.f; break;
+    case OP_sub: r.f = a.f - b.f; break;
+    case OP_mul: r.f = a.f * b.f; break;
+    case OP_div:
+      r.f = a.f / b.f;
+      break;
+      COMPARED(a.f, b.f)
+    default: return false;
+    }
+  } else {
+    switch (op) {
+    case OP_bitand: r.i = a.i != 0 && b.i != 0; break;
+    case OP_bitor: r.i = a.i != 0 || b.i != 0; break;
+    case OP_invert: r.i = a.i == 0; break;
+    default: return false;
+    }
+  }
+  *out = r;
+  return true;
+}
+
 static double as_double(qn_value v) { return value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i; }
 
 qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
