@@ -52,8 +52,7 @@ typedef struct arm {
   qn_value *fp;
 } arm;
 
-/* How an arm or body has ended that gave the value *v, which is then replaced by the value that the recorder gets (owned). */
-static rec_exit exit_of(qn_vm *vm, qn_value *v) {
+rec_exit exit_of(qn_vm *vm, qn_value *v) {
   if (!value_stops(*v)) return REC_VALUE;
   if (value_is_error(*v)) return REC_ERROR;
   signal_kind kind = (signal_kind)v->u.i;
@@ -237,6 +236,15 @@ static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_va
   return offer_loop(vm, &n->h, n->site, &t, turns, tries);
 }
 
+/* The turns of a loop over items as calls. */
+static turn_parts for_parts(const n_for *n) { return (turn_parts){n->target, n->body, NULL, n->h.at}; }
+
+/* Of a loop over `end` items or numbers, the one before which is asked again, when `from` is next. */
+static inline int64_t pass_until(const qn_vm *vm, const n_for *n, int64_t from, int64_t end) {
+  int64_t pass = turns_pass(vm, n->turns);
+  return pass < end - from ? from + pass : end;
+}
+
 qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   int64_t start, stop;
@@ -250,10 +258,12 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   rec_tries tries = rec_loop_begins(vm);
-  /* Turns before `until` are made without a question; only a recording asks before its first ones. */
-  for (int64_t i = start, until = tries.left ? start : stop;; i++) {
-    if (i >= until) {
-      if (i >= stop) break;
+  /* Turns before `until` are made without a question: a recording asks before its first ones, and hot loops outside recordings ask. */
+  bool recorded = op_deferred(vm);
+  int64_t i = start, asked = start, until = recorded ? (tries.left ? start : stop) : pass_until(vm, n, start, stop);
+  for (;; i++) {
+    if (i >= until && i >= stop) break;
+    if (i >= until && recorded) {
       rec_answer answer = offer_for(vm, n, fp, value_nil(), i, stop, &tries);
       if (answer == REC_FAILED) r = value_error();
       if (answer != REC_NOT_YET) break;
@@ -262,6 +272,14 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       r = raise_at(vm, h->at);
       break;
+    }
+    if (i >= until && !recorded) {
+      turn_parts parts = for_parts(n);
+      turns_passed(n->turns, i - asked);
+      asked = i + 1;
+      if (!turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL)) break;
+      until = pass_until(vm, n, i + 1, stop);
+      continue;
     }
     if (local) {
       if (value_is_heap(*variable)) value_release(vm, *variable);
@@ -274,6 +292,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
+  if (n->turns && !recorded && i > asked) turns_passed(n->turns, i - asked);
   rec_loop_ends(vm, &tries);
   r = vmap_loop_end(vm, lanes, r);
   if (local) slot_set(vm, variable, value_nil());
@@ -317,7 +336,10 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   rec_tries tries = rec_loop_begins(vm);
   if (!value_is(it, TAG_ARRAY)) tries.left = 0;
-  for (int64_t i = 0; i < len;) {
+  bool recorded = op_deferred(vm);
+  /* in texts, `i` counts bytes */
+  int64_t i = 0, asked = 0, until = recorded || value_is(it, TAG_STR) ? len : pass_until(vm, n, 0, len);
+  while (i < len) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       r = raise_at(vm, h->at);
       break;
@@ -344,6 +366,14 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       item = s ? value_obj(TAG_STR, s) : value_error();
     }
     }
+    if (i >= until && !value_is_error(item)) {
+      turn_parts parts = for_parts(n);
+      turns_passed(n->turns, i - asked);
+      asked = ++i;
+      if (!turn_called(vm, n->turns, &parts, fp, item, &r, NULL)) break;
+      until = pass_until(vm, n, i, len);
+      continue;
+    }
     if (value_is_error(item) || !lvalue_bind(vm, n->target, fp, item)) {
       r = raise_at(vm, n->iterable->at);
       break;
@@ -353,6 +383,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
+  if (n->turns && !recorded && i > asked) turns_passed(n->turns, i - asked);
   rec_loop_ends(vm, &tries);
   r = vmap_loop_end(vm, lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);
@@ -407,28 +438,44 @@ static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, q
 
 /* The loop's value. */
 static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
+  int64_t pass = turns_pass(vm, n->turns), left = pass;
+  qn_value c = eval(vm, n->cond, fp), r = value_nil();
   for (;;) {
-    qn_value c = eval(vm, n->cond, fp);
     int truth;
     if (__builtin_expect(tries->left, 0) && !value_stops(c)) {
       rec_answer answer = offer_while(vm, n, fp, tries);
       if (answer != REC_NOT_YET) {
         value_release(vm, c);
-        return answer == REC_FAILED ? value_error() : value_nil();
+        if (answer == REC_FAILED) r = value_error();
+        break;
       }
     }
     if (__builtin_expect(c.head == TAG_BOOL, 1)) {
       truth = c.u.i != 0;
     } else {
-      if (value_stops(c)) return c;
-      truth = condition(vm, c, n->cond);
-      if (truth < 0) return value_error();
+      truth = value_stops(c) ? -1 : condition(vm, c, n->cond);
+      if (truth < 0) r = value_stops(c) ? c : value_error();
     }
-    if (!truth) return value_nil();
-    if (__builtin_expect(vm_poll_between(vm), 0)) return raise_at(vm, n->h.at);
-    qn_value r = eval(vm, n->body, fp);
-    if (!next_iteration(vm, &r)) return r;
+    if (truth <= 0) break;
+    if (__builtin_expect(vm_poll_between(vm), 0)) {
+      r = raise_at(vm, n->h.at);
+      break;
+    }
+    if (__builtin_expect(left <= 0, 0)) {
+      turns_passed(n->turns, pass);
+      bool on = turn_called(vm, n->turns, &(turn_parts){NULL, n->body, n->cond, n->h.at}, fp, value_nil(), &r, &c);
+      pass = left = turns_pass(vm, n->turns);
+      if (!on) break;
+      continue;
+    }
+    left--;
+    r = eval(vm, n->body, fp);
+    if (!next_iteration(vm, &r)) break;
+    r = value_nil();
+    c = eval(vm, n->cond, fp);
   }
+  if (pass != INT64_MAX && pass > left) turns_passed(n->turns, pass - left);
+  return r;
 }
 
 qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {

@@ -282,12 +282,14 @@ typedef struct n_for {
   uint32_t first, last; /* the slots of the variables in the pattern */
   node *body;
   site *site;
+  turn_code *turns; /* NULL: there are too many variables */
 } n_for;
 
 typedef struct n_while {
   node h;
   node *cond, *body;
   site *site;
+  turn_code *turns; /* as in n_for */
 } n_while;
 
 typedef struct n_import {
@@ -298,6 +300,26 @@ typedef struct n_import {
   global_cell *cell; /* NULL: `as _` */
   scope *from;
 } n_import;
+
+/* ---- turns of loops as calls (turns.c) -------------------------------------------------------------------------------- */
+
+/* What a turn of a loop consists of. */
+typedef struct turn_parts {
+  const lvalue *target; /* where the item is stored; NULL: there is none */
+  node *body;
+  node *cond; /* of a while loop, to be evaluated after the body; else NULL */
+  span at;
+} turn_parts;
+/* How many turns are to pass before the next one is made by turn_called; INT64_MAX: none is asked about. */
+int64_t turns_pass(const qn_vm *vm, turn_code *t);
+/* So many turns, at most turns_pass, were made without it. */
+void turns_passed(turn_code *t, int64_t n);
+/* Makes a turn as a call. Takes over the item. Does the loop go on? Then *next (if `next` is not NULL) is the condition, owned; else *r is the
+ * value of the loop: nil, the error value, or the signal of a return. */
+QN_MUST_CHECK bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item,
+                               qn_value *r, qn_value *next);
+/* How an arm or body has ended that gave the value *v, which is then replaced by the value that the recorder gets (owned). */
+rec_exit exit_of(qn_vm *vm, qn_value *v);
 
 /* ---- evaluators, by file -------------------------------------------------------------------------------------------- */
 

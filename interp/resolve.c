@@ -47,6 +47,7 @@ bool unit_layout(resolver *r, record_layout **slot) {
 void unit_free(qn_vm *vm, unit *u) {
   for (const fn_code *c = u->codes; c; c = c->next) anchors_forget(vm, c->shared.id);
   for (fn_code *c = u->codes; c; c = c->next) anchor_close(vm, &c->anchor);
+  for (turn_code *t = u->loops; t; t = t->next) anchor_close(vm, &t->anchor);
   for (uint32_t i = 0; i < u->nlayouts; i++) {
     record_layout *l = *(record_layout **)u->layouts[i];
     if (l) layout_release(vm, l);
@@ -82,6 +83,7 @@ static void function_end(resolver *r) {
   mem_free(vm, f->vars, f->vars_cap * sizeof *f->vars);
   mem_free(vm, f->captures, f->captures_cap * sizeof *f->captures);
   mem_free(vm, f->events, f->events_cap * sizeof *f->events);
+  mem_free(vm, f->reads, f->reads_cap * sizeof *f->reads);
   mem_free(vm, f->data, f->data_cap * sizeof *f->data);
   r->fn = f->outer;
 }
@@ -111,7 +113,7 @@ int find_capture(resolver *r, function *f, qn_str *name) {
   variable *v = find_variable(f->outer, name);
   if (v) {
     v->captured = true;
-    v->reads++;
+    if (!note_read(r, f->outer, v)) return -2;
     source = (capture_source){FROM_LOCAL, v->slot};
   } else if (is_self(f->outer, name)) {
     source = (capture_source){FROM_SELF, 0};
@@ -194,6 +196,13 @@ bool note_assigned(resolver *r, global_cell *cell, uint32_t slot) {
   return true;
 }
 
+bool note_read(resolver *r, function *f, variable *v) {
+  v->reads++;
+  if (!mem_grow(r->vm, (void **)&f->reads, &f->reads_cap, (size_t)f->nreads + 1, sizeof *f->reads)) return false;
+  f->reads[f->nreads++] = v->slot;
+  return true;
+}
+
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark) {
   for (uint32_t i = mark; i < r->fn->nevents; i++)
     if (!r->fn->events[i].cell && r->fn->events[i].slot == slot) return true;
@@ -205,7 +214,7 @@ bool module_defines(const resolver *r, const global_cell *c) { return c->declare
 /* ---- sites -------------------------------------------------------------------------------------------------------------------- */
 
 site *site_begin(resolver *r, site_mark *mark) {
-  *mark = (site_mark){r->fn->nevents, r->fn->top};
+  *mark = (site_mark){r->fn->nevents, r->fn->top, r->fn->nreads};
   return unit_alloc(r, sizeof(site));
 }
 
@@ -228,6 +237,50 @@ bool site_end(resolver *r, site *s, const site_mark *mark) {
       if (!known) s->locals[s->nlocals++] = e->slot;
     }
   }
+  return true;
+}
+
+/* The variable in this slot, which is in use. */
+static variable *variable_in(const function *f, uint32_t slot) {
+  for (uint32_t i = f->nvars; i > 0; i--)
+    if (f->vars[i - 1].slot == slot) return &f->vars[i - 1];
+  return NULL;
+}
+
+/* Adds a variable, or a global, to those that the turns of a loop begin with, unless it is there or there are too many. */
+static void turn_variable_add(turn_code *t, turn_variable x) {
+  if (t->n > TURN_VARIABLES) return;
+  for (uint32_t i = 0; i < t->n; i++)
+    if (t->variables[i].cell == x.cell && t->variables[i].slot == x.slot) return;
+  if (t->n < TURN_VARIABLES) t->variables[t->n] = x;
+  t->n++;
+}
+
+bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out) {
+  const function *f = r->fn;
+  if (!site_end(r, s, mark)) return false;
+  turn_code t = {.n = 0};
+  turn_variable all[TURN_VARIABLES];
+  t.variables = all;
+  for (uint32_t i = 0; i < s->nlocals; i++) turn_variable_add(&t, (turn_variable){NULL, s->locals[i], true, NULL});
+  for (uint32_t i = 0; i < s->nglobals; i++)
+    turn_variable_add(&t, (turn_variable){s->globals[i], 0, true, s->globals[i]->name});
+  for (uint32_t i = mark->reads; i < f->nreads; i++)
+    if (f->reads[i] < mark->top) turn_variable_add(&t, (turn_variable){NULL, f->reads[i], false, NULL});
+  *out = NULL;
+  if (t.n > TURN_VARIABLES) return true;
+  turn_code *made = unit_alloc(r, sizeof *made);
+  turn_variable *kept = made ? unit_alloc(r, t.n * sizeof *kept) : NULL;
+  if (!kept) return false;
+  for (uint32_t i = 0; i < t.n; i++) {
+    const variable *v = all[i].cell ? NULL : variable_in(f, all[i].slot);
+    kept[i] = all[i];
+    if (v) kept[i].name = v->name;
+  }
+  *made = (turn_code){
+      .anchor = {.name = "loop", .at = loop->at}, .variables = kept, .n = t.n, .next = r->unit->loops, .unit = r->unit};
+  r->unit->loops = made;
+  *out = made;
   return true;
 }
 
@@ -255,7 +308,7 @@ static node *capture_node(resolver *r, const ast_node *n, int number) {
 static node *local_node(resolver *r, const ast_node *n, variable *v) {
   n_local *l = node_new(r, sizeof *l, eval_local, n);
   if (!l) return NULL;
-  v->reads++;
+  if (!note_read(r, r->fn, v)) return NULL;
   l->h.kind = N_LOCAL;
   l->h.slot = v->slot;
   l->name = v->name;

@@ -58,6 +58,8 @@ typedef struct function {
   uint32_t ncaptures, captures_cap;
   event *events;
   uint32_t nevents, events_cap;
+  uint32_t *reads; /* the slots of locals that the walk has met reads of */
+  uint32_t nreads, reads_cap;
   global_cell **data;
   uint32_t ndata, data_cap;
   uint32_t top, most;    /* how many slots are in use now, and the most there were */
@@ -163,10 +165,14 @@ QN_MUST_CHECK lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, 
 
 /* What is noted at the beginning of a site: how many assignments came before it, and where slots of its own locals begin. */
 typedef struct site_mark {
-  uint32_t events, top;
+  uint32_t events, top, reads;
 } site_mark;
 QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
 QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);
+/* As site_end, for a loop: also makes *out, what its turns are as calls. */
+QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out);
+/* Notes that a variable of the function f is read. False with an error raised. */
+QN_MUST_CHECK bool note_read(resolver *r, function *f, variable *v);
 
 /* ---- nodes ---------------------------------------------------------------------------------------------------------------- */
 

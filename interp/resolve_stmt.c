@@ -520,7 +520,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   warn_lost_turn(r, n, n->kids[AST_for_body]);
   forget(r, vars);
   f->top = out->first;
-  return site_end(r, out->site, &mark) ? &out->h : NULL;
+  return loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;
 }
 
 static node *while_node(resolver *r, const ast_node *n) {
@@ -539,7 +539,7 @@ static node *while_node(resolver *r, const ast_node *n) {
   f->tests = test.outer;
   f->loop_vars = loop_vars;
   f->loops--;
-  return out->body && site_end(r, out->site, &mark) ? &out->h : NULL;
+  return out->body && loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;
 }
 
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------------- */

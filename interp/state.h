@@ -148,13 +148,34 @@ typedef struct fn_code {
   node *body;
 } fn_code;
 
+/* A variable outside of a loop's body that the body reads or may rebind. */
+typedef struct turn_variable {
+  global_cell *cell; /* NULL: it is the local in `slot` */
+  uint32_t slot;
+  bool rebound; /* by an assignment in the body */
+  qn_str *name;
+} turn_variable;
+
+/* The turns of a loop that runs outside recordings, as calls: what they begin with, and where they are counted (turns.c). */
+enum { TURN_VARIABLES = 64 };
+typedef struct turn_code {
+  jit_anchor anchor;
+  struct turn_code *next; /* the unit's list */
+  const struct unit *unit;
+  turn_variable *variables; /* those that the body may rebind come first */
+  uint32_t n;
+  bool computes; /* a turn that was watched made or changed an array */
+  int32_t quiet; /* how many turns pass unwatched after one that did not */
+} turn_code;
+
 /* A text after resolution. */
 typedef struct unit {
   struct unit *next;
   arena nodes;
   uint32_t source; /* the number of its source text */
   uint32_t running;
-  fn_code *codes; /* the code of all its functions */
+  fn_code *codes;   /* the code of all its functions */
+  turn_code *loops; /* of all its loops */
   scope *scope;
   uint32_t number;
   qn_value *kept; /* constants and names that it owns */

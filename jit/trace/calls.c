@@ -312,13 +312,18 @@ static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *lis
 static bool trace_call(struct recording *r, const rec_call_site *site, qn_value *fn) {
   *fn = pattern_root(r, ROOT_FN, site->fn, NULL, NULL, NULL);
   for (int i = 0; i < site->nargs && !value_is_error(*fn); i++) {
-    qn_value s = pattern_root(r, ROOT_ARG, site->args[i], NULL, NULL, NULL);
+    qn_value s = pattern_root(r, ROOT_ARG, site->args[i], NULL, NULL, site->names ? site->names[i] : NULL);
     if (value_is_error(s)) {
       value_release(r->vm, *fn);
       return false;
     }
     value_release(r->vm, site->args[i]);
     site->args[i] = s;
+  }
+  for (int i = 0; i < site->cells.n && !value_is_error(*fn); i++) {
+    if (key_add(r->vm, &r->globals, (uintptr_t)site->cells.slots[i], GLOBAL_CARRIED)) continue;
+    value_release(r->vm, *fn);
+    return false;
   }
   return !value_is_error(*fn);
 }
@@ -379,6 +384,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   list->calls[CALL_recorded]++;
   r->of = list;
   r->at = site->at;
+  r->home = site->home;
   qn_value fn = site->fn, tracer;
   if (!trace_call(r, site, &tracer)) {
     rec_free(r);

@@ -72,6 +72,12 @@ void anchor_passed_idle(qn_vm *vm, jit_anchor *a);
 
 static inline bool anchor_wakes(const jit_anchor *a, int64_t elements) { return elements > a->most; }
 
+/* Variables of the interpreter; for a branch or loop those outside of it that it may rebind. */
+typedef struct rec_slots {
+  qn_value **slots;
+  int n;
+} rec_slots;
+
 /* A call that the interpreter is about to make. `run` executes the body on the arguments, which may have been replaced by then. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
@@ -81,6 +87,11 @@ typedef struct rec_call_site {
   /* the arguments, on the value stack, which owns them; while recording, rec_call replaces them by tracers */
   qn_value *args;
   int nargs;
+  /* What messages call the arguments (kept by the anchor's owner); NULL, all or some: by their numbers. */
+  qn_str *const *names;
+  /* Globals that the call finds and leaves among its arguments and results: no reads of the recording. */
+  rec_slots cells;
+  const void *home;           /* if `fn` is no function: the unit that the code belongs to (fn_shared.home) */
   bool rests;                 /* whoever makes the call asks anchor_wakes, so the anchor may rest */
   span at;                    /* the place of the call */
   qn_value (*run)(void *ctx); /* gives an owned result or the error value */
@@ -176,10 +187,6 @@ typedef struct rec_arm {
   qn_value (*run)(void *ctx, rec_exit *how);
   void *ctx;
 } rec_arm;
-typedef struct rec_slots {
-  qn_value **slots;
-  int n;
-} rec_slots; /* the variables outside of a branch or loop that it may rebind */
 /* Offers a branch to the recorder. REC_NOT_YET: the interpreter evaluates it as usual. REC_DONE: both arms have become part of the graph,
  * and the variables and *result are set. `used`: something uses the value of the branch. */
 QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise,

@@ -409,6 +409,7 @@ qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   struct recording *r = rec_base(vm->rec);
   if (!r->capturing) return value_retain(*slot);
   uint32_t known = key_number(&r->globals, (uintptr_t)slot);
+  if (known == GLOBAL_CARRIED) return value_retain(*slot);
   if (known) return value_retain(r->pattern.roots[known - 1].tracer);
   known = r->pattern.nroots + 1;
   qn_value v = pattern_root(r, ROOT_GLOBAL, *slot, slot, cell, name);

@@ -43,6 +43,7 @@ typedef struct rec_turn {
   struct open_branch *open; /* branches one of whose arms has left the turn, the innermost first (branches.c) */
 } rec_turn;
 
+enum { GLOBAL_CARRIED = INT32_MAX };
 struct recording {
   qn_vm *vm;
   struct recording *outer; /* the recording that waits until this one has ended; its values are inputs here */
@@ -105,7 +106,8 @@ struct recording {
   span why_at;
   char why_text[64]; /* more about `why`, such as the name of a function */
   pattern pattern;
-  key_index globals;        /* the number of a global's root in the pattern, by the address of its value */
+  /* The number of a global's root in the pattern, by the address of its value. GLOBAL_CARRIED: it is an argument of the call. */
+  key_index globals;
   key_index output_numbers; /* the number of an output of the graph, by its node */
   key_index observed_nodes; /* the number of a guard in `observed`, by its node */
   struct observed {
@@ -129,6 +131,7 @@ struct recording {
   /* random numbers: inputs made on demand */
   uint32_t draw_input, key_inputs[2]; /* their nodes; 0: not made yet */
   uint64_t draw_start, ndraws;
+  const void *home;    /* of a call without a function: the unit of its code */
   region_list regions; /* parts of the graph with derivatives of their own */
   /* The calls made inside of it. When the recording is freed they are counted for the function that it records (`of`), or for no function. */
   part_list parts;

@@ -247,7 +247,8 @@ bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_val
 /* ---- what a recording leaves ---------------------------------------------------------------------------------------------- */
 
 /* The unit (fn_shared.home) of the code on which specializations of this function hang; NULL if it belongs to none. */
-static const void *home_of(qn_value fn) {
+static const void *home_of(const struct recording *r, qn_value fn) {
+  if (!value_is(fn, TAG_FN)) return r->home;
   const qn_fn *f = value_fn(fn);
   while (f->head.flags == FN_TRANSFORM) f = value_fn(f->captures[0]);
   return f->head.flags == FN_USER ? ((const fn_shared *)f->code)->home : NULL;
@@ -279,7 +280,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     break_reason none;
     if (!guards_make(r, e, &none)) error_clear(vm);
   }
-  template_settle(&e->result, home_of(fn));
+  template_settle(&e->result, home_of(r, fn));
   for (uint32_t i = 0; i < r->pattern.nroots; i++) {
     value_release(vm, r->pattern.roots[i].tracer);
     r->pattern.roots[i].tracer = value_nil();
@@ -303,7 +304,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     e->regions = r->regions;
     r->g = NULL;
     r->regions = (region_list){0};
-    if (!regions_settle(vm, &e->regions, home_of(fn)))
+    if (!regions_settle(vm, &e->regions, home_of(r, fn)))
       error_clear(vm); /* without memory the code simply lives as long as the specialization */
     for (uint32_t i = 0; i < r->parts.n && e->state != SPEC_BROKEN; i++) {
       if (parts_add(vm, &e->parts, r->parts.list[i].id, r->parts.list[i].calls)) continue;

@@ -444,9 +444,14 @@ static void add_none(const summary *s, text_buf *t) {
   text_addf(
       t,
       "No function of the program was called with an array, a list or a record; only such calls are recorded (from\n"
-      "the %lld%s on; --set jit.hot=1: at once). Loops outside functions are not, whatever they compute.\n"
-      "hint: put what the loop repeats into a function of its arrays: fn step(u) = ..., then u = step(u)\n",
+      "the %lld%s on; --set jit.hot=1: at once). ",
       (long long)s->vm->tune[TUNE_jit_hot], report_ordinal(s->vm->tune[TUNE_jit_hot]));
+  if (s->vm->tune[TUNE_jit_turns])
+    text_addf(t, "Turns of a loop are, too, when it has made %lld (jit.turns).\n",
+              (long long)s->vm->tune[TUNE_jit_turns]);
+  else
+    text_adds(t, "Turns of loops are not, whatever they compute (jit.turns=0).\n");
+  text_adds(t, "hint: put what the loop repeats into a function of its arrays: fn step(u) = ..., then u = step(u)\n");
 }
 
 /* Names the compiled functions that also have calls which stay eager. True if there are any. */

@@ -675,10 +675,10 @@ def case_explain_tells_the_cause(p):
     """Where nothing is recorded, the summary tells why and what to do; counts and reasons agree; no word is cut."""
     loop = p.write("pde.qn", "let u = zeros(8, 8)\nfor i in 0..30 { u = u + 0.1 * (u.T - u) }\n")
     walk = p.write("walk.qn", "fn walk(n) {\n  let x = zeros(10)\n  for i in 0..n { x = x + 1 }\n  sum(x)\n}\nfor i in 0..30 { walk(10) }\n")
-    for script in (loop, walk):
-        result = p.run("--jit", "sync", "explain", script)
+    for script, turns, said in ((loop, 64, "Turns of a loop are, too, when it has made 64 (jit.turns).\n"), (walk, 0, "Turns of loops are not")):
+        result = p.run("--jit", "sync", "--set", f"jit.turns={turns}", "explain", script)
         need("Nothing was compiled.\nNo function of the program was called with an array, a list or a record" in result.out and
-             "Loops outside functions are not" in result.out and "hint: put what the loop repeats into a function" in result.out, "cause and cure", result)
+             said in result.out and "hint: put what the loop repeats into a function" in result.out, "cause and cure", result)
     for hot, nth in ((1, "1st"), (2, "2nd"), (8, "8th"), (11, "11th"), (23, "23rd"), (112, "112th")):
         result = p.run("--set", f"jit.hot={hot}", "explain", loop)
         need(f"the {nth} on;" in result.out, f"{nth} in words", result)
@@ -693,10 +693,22 @@ def case_explain_tells_the_cause(p):
     need(re.search(r"    for \(f32\[4\], \{.* \.\.\., \{.* \.\.\.\)\n", result.out), "arguments are cut between words", result)
 
 
+def case_explain_tells_of_loops(p):
+    """Turns of a loop at the top level, and in a function called once, are compiled as calls are; the summary names the loop."""
+    script = p.write("train.qn", "let (w, x) = (ones(3), ones(8, 3))\nfn once(u) {\n  for i in 0..200 { u = u + 0.1 * (u.T - u) }\n  u\n}\n"
+                     "for i in 0..300 {\n  w = w - 0.01 * (x.T @ tanh(x @ w))\n  if i % 100 == 0 { print(i) }\n}\nonce(ones(9, 9))\n"
+                     "let k = 0\nfor i in 0..10_000 { k = k + i % 7 }\n")
+    result = p.run("--jit", "sync", "--set", "jit.hot=2", "explain", script)
+    need(re.search(r"^  loop \(line 6\): one graph, \d kernels, 2\d\d calls", result.out, re.M), "the loop at the top", result)
+    need(re.search(r"^  loop \(line 3\): one graph, 1 kernel, 1\d\d calls", result.out, re.M), "the loop of a function", result)
+    need("line 12" not in result.out, "a loop over numbers is no matter for the compiler", result)
+    need(p.run("--jit", "sync", "--set", "jit.turns=0", "explain", script).out.count("loop (line") == 0, "no turns", result)
+
+
 def case_explain_groups(p):
     """The summary of a program: what is alike stands together, what matters first."""
     script = p.write("gas.qn", GAS)
-    result = p.run("--jit", "sync", "explain", script)
+    result = p.run("--jit", "sync", "--set", "jit.turns=0", "explain", script)
     out = re.sub(r", \d+ calls", ", N calls", result.out[result.out.index("gas.qn: "):])
     want = (" functions compiled, 6 stay eager\n",
             "stays eager: array data is read by the interpreter\n  line 13 in energy\n  line 16 in largest\n  hint: ",
@@ -789,10 +801,10 @@ def case_explain_of_short_calls(p):
     call counts as short.)"""
     script = p.write("short.qn", "fn f(x) = sin(x) * 2\nlet x = ones(2)\nfor _ in 0..400 { f(x) }\n")
     env = {"PATH": compiler_in_front(p, 60)}
-    result = p.run("--jit", "on", "--set", "jit.short=1000000000", "explain", script, env=env)
+    result = p.run("--jit", "on", "--set", "jit.short=1000000000", "--set", "jit.turns=0", "explain", script, env=env)
     need(result.status == 0 and "short.qn: 1 function compiled, 1 of them is faster eager, 0 stay eager\n"
          "compiled, but calls stay eager, which is faster: f (line 1)\n" in result.out, "what is faster", result)
-    result = p.run("--jit", "on", "--set", "jit.short=1000000000", "explain", "--all", script, env=env)
+    result = p.run("--jit", "on", "--set", "jit.short=1000000000", "--set", "jit.turns=0", "explain", "--all", script, env=env)
     need("its calls are short and stay eager, which is faster" in result.out, "the whole report", result)
 
 

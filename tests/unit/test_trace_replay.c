@@ -70,6 +70,7 @@ START_TEST(results_are_those_of_eager_calls) {
     for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
       const replay_case *c = &cases[i];
       qn_vm *off = trace_vm(QN_JIT_OFF), *vm = trace_vm(modes[m]);
+      tune(vm, "jit.turns", "0");
       char what[2000];
       for (int k = 0; k < 2; k++) {
         good(k ? vm : off, "seed(7)");

@@ -1,0 +1,221 @@
+/* Turns of loops as calls, so that a loop which is in no hot function is compiled, too: one at the top level, or in a function that is called
+ * only once.
+ *
+ * A loop that makes many turns outside recordings (jit.turns) hands each further one to rec_call: the item and the variables that the body
+ * reads or may rebind are its arguments; how the turn has ended, the condition of the next one and the variables that the body may rebind
+ * are its result. So a turn has patterns, guards and a plan like any call, and stays with the interpreter where that is faster.
+ *
+ * The interpreter makes a turn in the variables themselves. Those that the body may rebind are moved into the arguments and, when the
+ * interpreter makes the turn, back again: an update in place finds the only owner of a value. `held` keeps the values meanwhile, so that the
+ * variables have them again if the turn does not even begin. A turn of which nothing is recorded or compared leaves its results where they
+ * are instead of packing them into a list.
+ */
+#include "interp/node.h"
+
+#include <string.h>
+
+typedef struct turn_call {
+  qn_vm *vm;
+  turn_code *code;
+  const turn_parts *parts;
+  qn_value *fp;
+  rec_call_site site;
+  qn_value *
+      held; /* for each variable what it was before the turn; nil once a variable that the body may rebind has been given back */
+  bool begun;  /* the interpreter has begun to make the turn */
+  bool packed; /* the last one that it made has given a list */
+  rec_exit how;
+  qn_value more; /* what is returned, or the next condition; owned */
+} turn_call;
+
+static inline qn_value *place_of(const turn_variable *x, qn_value *fp) {
+  return x->cell ? &x->cell->value : &fp[x->slot];
+}
+
+int64_t turns_pass(const qn_vm *vm, turn_code *t) {
+  if (!t || op_deferred(vm) || vm->config.jit == QN_JIT_OFF || !vm->tune[TUNE_jit_turns]) return INT64_MAX;
+  if (vm->asked.nojit || vm->asked.alone || vm->asked.sync_once) return INT64_MAX;
+  jit_anchor *a = &t->anchor;
+  if (a->state == ANCHOR_NEVER) return INT64_MAX;
+  if (!a->countdown && !t->quiet) a->countdown = (int32_t)vm->tune[TUNE_jit_turns];
+  return a->state == ANCHOR_ACTIVE ? 0 : a->countdown;
+}
+
+void turns_passed(turn_code *t, int64_t n) {
+  jit_anchor *a = &t->anchor;
+  a->passed[a->state] += (uint64_t)n;
+  a->countdown = n < a->countdown ? a->countdown - (int32_t)n : 0;
+}
+
+/* The results of a turn as a list; takes over `more`. */
+static qn_value pack(turn_call *t, rec_exit how, qn_value more) {
+  qn_vm *vm = t->vm;
+  qn_value all[2 + TURN_VARIABLES] = {value_int(how), more};
+  uint32_t n = 2;
+  for (uint32_t i = 0; i < t->code->n && t->code->variables[i].rebound; i++)
+    all[n++] = *place_of(&t->code->variables[i], t->fp);
+  qn_list *l = list_from(vm, all, n);
+  value_release(vm, more);
+  t->packed = true;
+  return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
+/* Makes the turn in the interpreter: rec_call_site.run. */
+static qn_value make_turn(void *ctx) {
+  turn_call *t = ctx;
+  qn_vm *vm = t->vm;
+  const turn_parts *parts = t->parts;
+  bool recorded = rec_hears_calls(vm), packs = recorded || vm->config.jit == QN_JIT_VERIFY;
+  t->begun = true;
+  for (uint32_t i = 0; i < t->code->n; i++) {
+    const turn_variable *x = &t->code->variables[i];
+    qn_value *arg = &t->site.args[1 + i];
+    if (x->rebound) {
+      slot_set(vm, &t->held[i], value_nil());
+      slot_set(vm, place_of(x, t->fp), *arg);
+      *arg = value_nil();
+    } else if (recorded) {
+      slot_set(vm, place_of(x, t->fp), value_retain(*arg));
+    }
+  }
+  qn_value own = t->fp[-1], item = t->site.args[0];
+  t->site.args[0] = value_nil();
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &own);
+  t->fp[-1] = value_retain(t->site.fn); /* rec_call may have put a tracer there, whose captures are traced */
+  qn_value v =
+      !parts->target || lvalue_bind(vm, parts->target, t->fp, item) ? eval(vm, parts->body, t->fp) : value_error();
+  rec_exit how = exit_of(vm, &v);
+  if (parts->cond && (how == REC_VALUE || how == REC_CONTINUE)) {
+    value_release(vm, v);
+    v = eval(vm, parts->cond, t->fp);
+    if (value_stops(v)) how = exit_of(vm, &v);
+  } else if (how != REC_RETURN && how != REC_ERROR) {
+    value_release(vm, v);
+    v = value_nil();
+  }
+  vm_disown(vm, &held);
+  value_release(vm, t->fp[-1]);
+  t->fp[-1] = own;
+  t->packed = false;
+  if (how == REC_ERROR) return v;
+  if (packs) return pack(t, how, v);
+  t->how = how;
+  t->more = v;
+  return value_nil();
+}
+
+/* Gives the variables the values that they had before the turn: all of them if the interpreter has not begun it, else those that the body only
+ * reads, which have been tracers meanwhile. */
+static void give_back(turn_call *t) {
+  for (uint32_t i = 0; i < t->code->n; i++) {
+    const turn_variable *x = &t->code->variables[i];
+    if (x->rebound && t->begun) continue;
+    slot_set(t->vm, place_of(x, t->fp), t->held[i]);
+    t->held[i] = value_nil();
+  }
+}
+
+/* An exception of a host passes. */
+static void turn_drop(qn_vm *vm, void *what) {
+  turn_call *t = what;
+  give_back(t);
+  value_release(vm, t->more);
+}
+
+/* Stores the results of a turn, a list, which is taken over, in the variables. */
+static void unpack(turn_call *t, qn_value result) {
+  qn_vm *vm = t->vm;
+  const qn_list *l = value_list(result);
+  t->how = (rec_exit)l->items[0].u.i;
+  t->more = value_retain(l->items[1]);
+  for (uint32_t i = 0; i + 2 < l->len; i++) {
+    const turn_variable *x = &t->code->variables[i];
+    if (x->cell)
+      cell_set(vm, x->cell, value_retain(l->items[i + 2]));
+    else
+      slot_set(vm, &t->fp[x->slot], value_retain(l->items[i + 2]));
+  }
+  value_release(vm, result);
+}
+
+/* Takes what the turn begins with: the arguments, from the value stack on, and `held` behind them. */
+static void take(turn_call *t, qn_value item) {
+  qn_vm *vm = t->vm;
+  t->site.args = vm->sp;
+  *vm->sp++ = item;
+  for (uint32_t i = 0; i < t->code->n; i++) *vm->sp++ = value_retain(*place_of(&t->code->variables[i], t->fp));
+  t->held = vm->sp;
+  for (uint32_t i = 0; i < t->code->n; i++) {
+    const turn_variable *x = &t->code->variables[i];
+    qn_value *from = place_of(x, t->fp);
+    *vm->sp++ = x->rebound ? *from : value_retain(*from);
+    if (x->rebound) *from = value_nil();
+  }
+}
+
+/* Makes a turn of a loop none of whose turns has made or changed an array while it was watched: as long as that is so the compiler hears
+ * nothing of the loop, and the next turn that is watched comes after twice as many others. */
+static qn_value watch(turn_call *t) {
+  enum { QUIET_MOST = 1 << 20 };
+  turn_code *code = t->code;
+  uint64_t before = t->vm->arrays_made;
+  qn_value result = make_turn(t);
+  code->computes = t->vm->arrays_made != before;
+  code->quiet = code->quiet < QUIET_MOST ? 2 * code->quiet + 1 : QUIET_MOST;
+  code->anchor.passed[ANCHOR_COLD]++;
+  code->anchor.countdown = code->computes ? 0 : code->quiet;
+  return result;
+}
+
+bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
+                 qn_value *next) {
+  qn_value *mark = vm->sp;
+  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .more = value_nil()};
+  if (!vm_enter(vm, 2 * (size_t)code->n + 1)) {
+    value_release(vm, item);
+    *r = value_error();
+    return false;
+  }
+  take(&t, item);
+  qn_value *cells[TURN_VARIABLES];
+  qn_str *names[1 + TURN_VARIABLES] = {NULL};
+  int ncells = 0;
+  for (uint32_t i = 0; i < code->n; i++) {
+    names[1 + i] = code->variables[i].name;
+    if (code->variables[i].cell) cells[ncells++] = &code->variables[i].cell->value;
+  }
+  t.site = (rec_call_site){.anchor = &code->anchor,
+                           .fn = fp[-1],
+                           .home = code->unit,
+                           .args = t.site.args,
+                           .nargs = (int)code->n + 1,
+                           .names = names,
+                           .cells = {cells, ncells},
+                           .rests = true,
+                           .at = parts->at,
+                           .run = make_turn,
+                           .ctx = &t};
+  vm_owned held;
+  vm_own(vm, &held, turn_drop, &t);
+  qn_value result = code->computes ? rec_call(vm, &t.site) : watch(&t);
+  vm_disown(vm, &held);
+  give_back(&t);
+  bool failed = value_is_error(result);
+  if (!failed && value_is(result, TAG_LIST)) unpack(&t, result);
+  vm_pop_to(vm, mark);
+  *r = failed ? value_error() : value_nil();
+  if (failed) return false;
+  bool on = t.how == REC_VALUE || t.how == REC_CONTINUE;
+  if (on && next) {
+    *next = t.more;
+    return true;
+  }
+  if (t.how == REC_RETURN) {
+    slot_set(vm, &interp_of(vm)->returned, t.more);
+    *r = value_signal(SIGNAL_RETURN);
+    return false;
+  }
+  value_release(vm, t.more);
+  return on;
+}
