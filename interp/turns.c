@@ -7,7 +7,7 @@
  *
  * The interpreter makes a turn in the variables themselves. Those that the body may rebind are moved into the arguments and, when the
  * interpreter makes the turn, back again: an update in place finds the only owner of a value. `held` keeps the values meanwhile, so that the
- * variables have them again if the turn does not even begin. A turn of which nothing is recorded or compared leaves its results where they
+ * variables have them again if the turn does not even begin, or if memory is too short to compute what a recorded turn has left in them. A turn of which nothing is recorded or compared leaves its results where they
  * are instead of packing them into a list.
  */
 #include "interp/node.h"
@@ -22,8 +22,9 @@ typedef struct turn_call {
   rec_call_site site;
   qn_value *
       held; /* for each variable what it was before the turn; nil once a variable that the body may rebind has been given back */
-  bool begun;  /* the interpreter has begun to make the turn */
-  bool packed; /* the last one that it made has given a list */
+  bool begun;    /* the interpreter has begun to make the turn */
+  bool recorded; /* it has made it with a recording on */
+  bool packed;   /* the last one that it made has given a list */
   rec_exit how;
   qn_value more; /* what is returned, or the next condition; owned */
 } turn_call;
@@ -67,11 +68,12 @@ static qn_value make_turn(void *ctx) {
   const turn_parts *parts = t->parts;
   bool recorded = rec_hears_calls(vm), packs = recorded || vm->config.jit == QN_JIT_VERIFY;
   t->begun = true;
+  t->recorded |= recorded;
   for (uint32_t i = 0; i < t->code->n; i++) {
     const turn_variable *x = &t->code->variables[i];
     qn_value *arg = &t->site.args[1 + i];
     if (x->rebound) {
-      slot_set(vm, &t->held[i], value_nil());
+      if (!recorded) slot_set(vm, &t->held[i], value_nil());
       slot_set(vm, place_of(x, t->fp), *arg);
       *arg = value_nil();
     } else if (recorded) {
@@ -105,12 +107,32 @@ static qn_value make_turn(void *ctx) {
   return value_nil();
 }
 
-/* Gives the variables the values that they had before the turn: all of them if the interpreter has not begun it, else those that the body only
- * reads, which have been tracers meanwhile. */
-static void give_back(turn_call *t) {
+static bool has_data(void *ctx, qn_value v) {
+  (void)ctx;
+  if (value_is(v, TAG_ARRAY)) return !array_pending(value_array(v));
+  if (!value_is(v, TAG_FN)) return true;
+  for (uint32_t i = 0; i < value_fn(v)->ncaptures; i++)
+    if (value_is(value_fn(v)->captures[i], TAG_ARRAY) && array_pending(value_array(value_fn(v)->captures[i])))
+      return false;
+  return true;
+}
+
+/* A recorded turn has failed. Has an array of this value no data, because computing it has failed, too (memory was short)? */
+static bool is_lost(qn_vm *vm, qn_value v) {
+  qn_error_object *error = error_take(vm);
+  bool lost = !tree_each_part(vm, v, has_data, NULL);
+  error_clear(vm);
+  if (error) error_put_back(vm, error);
+  return lost;
+}
+
+/* Gives the variables the values that they had before the turn: all of them if the interpreter has not begun it; else those that the body only
+ * reads, which have been tracers meanwhile, and those whose values are lost. */
+static void give_back(turn_call *t, bool failed) {
   for (uint32_t i = 0; i < t->code->n; i++) {
     const turn_variable *x = &t->code->variables[i];
-    if (x->rebound && t->begun) continue;
+    bool lost = failed && t->recorded && x->rebound && is_lost(t->vm, *place_of(x, t->fp));
+    if (x->rebound && t->begun && !lost) continue;
     slot_set(t->vm, place_of(x, t->fp), t->held[i]);
     t->held[i] = value_nil();
   }
@@ -119,7 +141,7 @@ static void give_back(turn_call *t) {
 /* An exception of a host passes. */
 static void turn_drop(qn_vm *vm, void *what) {
   turn_call *t = what;
-  give_back(t);
+  give_back(t, true);
   value_release(vm, t->more);
 }
 
@@ -200,8 +222,8 @@ bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *
   vm_own(vm, &held, turn_drop, &t);
   qn_value result = code->computes ? rec_call(vm, &t.site) : watch(&t);
   vm_disown(vm, &held);
-  give_back(&t);
   bool failed = value_is_error(result);
+  give_back(&t, failed);
   if (!failed && value_is(result, TAG_LIST)) unpack(&t, result);
   vm_pop_to(vm, mark);
   *r = failed ? value_error() : value_nil();

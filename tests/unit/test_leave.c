@@ -159,6 +159,7 @@ static void leaves_nothing(const setting *s, const char *text) {
   qn_vm *vm = l.vm = qn_vm_open(&config);
   ck_assert_ptr_nonnull(vm);
   ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "2"), QN_OK);
   if (s->log) ck_assert(log_parse(s->log, &vm->log));
   size_t most[2] = {0, 0};
   long process[2] = {0, 0};
@@ -299,6 +300,10 @@ START_TEST(statements_are_left) {
       OUT "fn g(xs) { for x in xs { if x > 1 { return out((x, x)) } } }\ng((1, 2, 3))",
       OUT "fn g(x) { for i in 0..4 { x = x * 2\n  if sum(x) > 4 { out(x) } }\n  x }\ng(ones(3))",
       OUT "fn g(x) { let i = 0\n  while i < 4 { x = x * 2\n  i += 1\n  if i == 3 { out(x) } }\n  x }\ng(ones(3))",
+      OUT "let (x, l) = (ones(3), (\"a{1}\", 2))\nfor i in 0..9 { x = x * 2\n  l = (l[0], out(x)) }",
+      OUT "let (x, i) = (ones(3), 0)\nwhile i < 9 { i += 1\n  x = x * 2\n  if i == 7 { out(x) } }",
+      OUT "fn g(x) { let l = (x, \"a{1}\")\n  for r in (x, x, x, x, x) { l = (l[0] + r, \"b{out(1)}\") }\n  l "
+          "}\ng(ones(3))",
       OUT "let xs = (1, 2)\nxs[out(0)] = (1, 2)",
       OUT "let xs = [1, 2]\nxs[out(0)] = out(2)",
       OUT "let xs = ((1, 2), (3, 4))\nxs[0][1] = out(\"a\")",
