@@ -201,6 +201,10 @@ LENGTHS = {
     "branch that is recorded": (RECORDED, "fn f(x, l) { for w in l { if w > 0 { x = x + 1 } }; x }\nlet l = list(map(0..COUNT, fn(i) i + 1))\nseed(0)\nf(x, l)"),
     "result that is recorded": (RECORDED, "fn f(x, n) { let l = (); for i in 0..n { l = append(l, x + i) }; l }\nseed(0)\nf(x, COUNT)"),
 }
+LENGTHS["element that a captured loop updates"] = (
+    RECORDED + ["--set", "jit.regions=1", "--set", "jit.unroll=8"],
+    "fn f(x, y, n) { for j in 1..n { if x[j] < 1e9 { y[j] = y[j - 1] + x[j] } }; y }\n"
+    "let a = arange(COUNT) * 0.5\nfor _ in 0..4 { f(a, a, COUNT) }\nseed(0)\nf(a, a, COUNT)")
 FEW, MANY, LENGTH_BOUND = 250, 4000, 1.1
 START_BOUND = 5_000_000  # a process that runs an empty program, the system's loader included
 

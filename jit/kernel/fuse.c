@@ -13,7 +13,8 @@
  *      nobody else reads it), a buffer that two groups read. The estimate of the merged kernel against the two apart decides; it
  *      knows of recomputation and of passes over memory. A merged group is a new candidate with all its neighbours.
  * A product may be followed by elementwise work over its own points and by nothing else, and its operands are buffers that it steps
- * through evenly. The result of a scatter is stored before it is read.
+ * through evenly. The result of a scatter is stored before it is read. What stores into the memory of an operand (updates.h) runs after all
+ * that reads the operand, and is in a kernel with such a reader only if it stores one element.
  *
  * The number of values in estimated kernels is bounded by a multiple of the graph's units, and that of one kernel by a multiple
  * of its own, so planning is linear.
@@ -36,6 +37,7 @@
 #include "jit/kernel/fuse.h"
 #include "jit/kernel/heap.h"
 #include "jit/kernel/schedule.h"
+#include "jit/kernel/updates.h"
 #include "lang/vm.h"
 
 enum {
@@ -99,6 +101,11 @@ typedef struct walked {
   uint32_t edge; /* 1 + index in f->in */
 } walked;
 
+/* A unit that reads a node; the next one in the list of this node's readers. */
+typedef struct reading_unit {
+  uint32_t unit, next;
+} reading_unit;
+
 /* A node of the profile, a tree of sums: the sum of its leaves, and the largest sum of its first k leaves for any k. */
 typedef struct profile {
   int64_t sum, most;
@@ -130,6 +137,11 @@ typedef struct fuser {
   old_life *lives; /* lives before the last merge changed them */
   uint32_t nlives, lives_cap;
   const uint8_t *awkward;
+  const uint32_t *over; /* by node: updates_request.over */
+  uint32_t *writer;     /* by node: the node that stores into its memory, or has a result that does; 0: none */
+  uint32_t *reads_at;   /* by node that has a writer: 1 + the first in the list of units that read it */
+  reading_unit *reads;
+  uint32_t nreads, reads_cap;
   fuse_memo *memo;
   cancel_flag cancel;
   const char *why;
@@ -316,6 +328,19 @@ static uint32_t uneven_view(graph *g, uint32_t n) {
   return 0;
 }
 
+/* Node n stores into the memory of an operand: that must be in a buffer, and so must what it stores if it reads the same memory. */
+static void require_for_update(fuser *f, uint32_t n, uint8_t *root) {
+  const graph *g = f->g;
+  const graph_node *node = &g->nodes[n];
+  if (root[f->over[n]] < 1) require(f, f->over[n], root);
+  if (root[n] < 1) require(f, n, root);
+  for (int i = 1; i < node->nin && !updates_one_element(g, n); i++) {
+    uint32_t x = node->in[i];
+    while (lower_role(g, x) == NODE_IS_VIRTUAL && g->nodes[x].nin == 1) x = g->nodes[x].in[0];
+    if (x == f->over[n]) require(f, node->in[i], root);
+  }
+}
+
 static bool choose_buffers(fuser *f, uint8_t *root) {
   graph *g = f->g;
   uint32_t *claimed = arena_alloc(&f->arena, g->n * sizeof *claimed); /* 1 + the output that has the node's buffer */
@@ -347,6 +372,7 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
       uint32_t stored = uneven_view(g, node->in[i]);
       if (stored) require(f, stored, root);
     }
+    if (node->kind == NODE_OP && f->over[n]) require_for_update(f, n, root);
   }
   return true;
 }
@@ -368,8 +394,9 @@ static bool add_unit(fuser *f, uint32_t n, fuse_kind kind, bool value, uint8_t r
   u->bytes = value ? fuse_bytes(f->g, n) : 0;
   if (node->kind != NODE_OP) return true;
   op_class klass = (op_class)op_rows[node->op].klass;
+  if (f->over[n]) u->space = hint_elements(f->g, &node_of(f, node->in[node->nin - 1])->type);
   if (klass == CLASS_REDUCE || klass == CLASS_SCAN || is_scatter(node)) {
-    for (int i = 0; i < node->nin; i++) {
+    for (int i = f->over[n] != 0; i < node->nin; i++) {
       int64_t x = hint_elements(f->g, &node_of(f, node->in[i])->type);
       if (x > u->space) u->space = x;
     }
@@ -460,6 +487,27 @@ static bool order_sizes(fuser *f, uint32_t self, uint32_t n) {
   return !f->why;
 }
 
+/* Unit `self` reads node n. */
+static bool note_read(fuser *f, uint32_t self, uint32_t n) {
+  if (!f->writer[n]) return true;
+  if (!room(f, (void **)&f->reads, &f->reads_cap, f->nreads + 1, sizeof *f->reads)) return false;
+  f->reads[f->nreads] = (reading_unit){self, f->reads_at[n]};
+  f->reads_at[n] = ++f->nreads;
+  return true;
+}
+
+/* Makes unit `self`, which stores into the memory of operands, run after the other units that read them. */
+static bool order_update(fuser *f, uint32_t self) {
+  const graph_node *node = node_of(f, f->units[self].node);
+  for (int i = 0; i < node->nin; i++) {
+    uint32_t x = node->in[i];
+    if (f->writer[x] != f->units[self].node) continue;
+    for (uint32_t r = f->reads_at[x]; r; r = f->reads[r - 1].next)
+      if (f->reads[r - 1].unit != self && !add_edge(f, f->reads[r - 1].unit, EDGE_ORDER, NULL)) return false;
+  }
+  return true;
+}
+
 static bool walk_operands(fuser *f, uint32_t self, walk *w) {
   graph *g = f->g;
   uint32_t first = f->units[self].node;
@@ -482,12 +530,13 @@ static bool walk_operands(fuser *f, uint32_t self, walk *w) {
     } else if (f->unit_of[n]) {
       if (m->edge)
         f->in[m->edge - 1].flags |= flags;
-      else if (!add_edge(f, f->unit_of[n] - 1, m->flags, &m->edge))
+      else if (!add_edge(f, f->unit_of[n] - 1, m->flags, &m->edge) || !note_read(f, self, n))
         return false;
     } else if (role == NODE_IS_LEAF) {
       if (again || f->to->place[n] == PLACE_INLINE) continue;
       if (!room(f, (void **)&f->leaves, &f->leaves_cap, f->nleaves + 1, sizeof *f->leaves)) return false;
       f->leaves[f->nleaves++] = n;
+      if (!note_read(f, self, n)) return false;
     } else if (role == NODE_IS_VIRTUAL) {
       if (!again && !order_sizes(f, self, n)) return false;
       for (int i = 0; i < node->nin; i++)
@@ -506,7 +555,7 @@ static bool make_edges(fuser *f) {
   for (uint32_t i = 0; i < f->n; i++) {
     f->units[i].in = f->nin;
     f->units[i].leaf = f->nleaves;
-    if (!goes_on(f) || !walk_operands(f, i, &w)) return false;
+    if (!goes_on(f) || !walk_operands(f, i, &w) || !order_update(f, i)) return false;
     uint32_t n = f->units[i].node;
     /* A checked fit that is also stored is two units; the first makes the check. */
     if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
@@ -645,6 +694,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
                      .nodes = f->nodes,
                      .n = n,
                      .stored = to->stored,
+                     .over = to->over,
                      .scratch = to->scratch,
                      .most = VALUES_LEAST + VALUES_PER_UNIT * n,
                      .cancel = f->cancel};
@@ -727,6 +777,16 @@ static bool costly(const fuser *f, const unit *u) {
   }
 }
 
+/* May unit u, which reads node x, not be in the kernel that groups a and b would become, because that stores into x's memory? */
+static bool clobbers(const fuser *f, const unit *u, uint32_t x, uint32_t a, uint32_t b) {
+  uint32_t writer = f->writer[x], by = writer ? f->unit_of[writer] : 0;
+  if (!by || !in_pair(f, by - 1, a, b)) return false;
+  if (f->units[by - 1].node == u->node) return f->unit_of[x] && in_pair(f, f->unit_of[x] - 1, a, b);
+  const graph_node *node = node_of(f, u->node);
+  bool checks = graph_fallible(f->g, u->node) && node->op != OP_index && node->op != OP_gather;
+  return checks || stored_in(f, u, a, b) || !updates_one_element(f->g, writer);
+}
+
 /* Do the rules of the head comment forbid that the groups become one? */
 static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
   const group *x = &f->groups[a], *y = &f->groups[b];
@@ -747,12 +807,16 @@ static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
       for (uint32_t e = u->in; e < u->in + u->nin; e++) {
         const unit *from = &f->units[f->in[e].unit];
         uint32_t flags = f->in[e].flags;
+        if (f->writer[from->node] && flags & EDGE_DATA && clobbers(f, u, from->node, a, b)) return true;
         if (from->group == u->group || !in_pair(f, f->in[e].unit, a, b)) continue;
-        if (flags & EDGE_DOT || is_scatter(node_of(f, from->node))) return true;
+        if (flags & EDGE_DOT || is_scatter(node_of(f, from->node)) || (f->over[from->node] && flags & EDGE_DATA))
+          return true;
         if (costly(f, from) && (flags & EDGE_SOURCE || (flags & EDGE_VIEW && from->elements != u->elements)))
           return true;
         if (flags & EDGE_SOURCE && from->elements < u->elements) return true;
       }
+      for (uint32_t e = u->leaf; e < u->leaf + u->nleaves; e++)
+        if (f->writer[f->leaves[e]] && clobbers(f, u, f->leaves[e], a, b)) return true;
     }
   }
   return false;
@@ -998,7 +1062,7 @@ static bool make_groups(fuser *f) {
     f->groups[i] = (group){.n = 1, .units = &own[i], .ns = -1, .kind = u->kind, .alive = true, .space = u->space};
     f->groups[i].time = u->node;
     f->groups[i].dot = u->kind == FUSE_KERNEL && node_of(f, u->node)->op == OP_dot;
-    f->groups[i].scatter = is_scatter(node_of(f, u->node));
+    f->groups[i].scatter = is_scatter(node_of(f, u->node)) || (u->value && f->over[u->node]);
     f->groups[i].empty = u->space == 0 || u->elements == 0;
   }
   f->ngroups = f->n;
@@ -1038,7 +1102,7 @@ static uint32_t only_reader(fuser *f, uint32_t i) {
     const unit *r = &f->units[f->out[e].unit];
     if (!(f->out[e].flags & EDGE_DATA)) continue;
     if (f->out[e].flags & ~(uint32_t)EDGE_DATA || r->space != u->elements || f->groups[r->group].kind != FUSE_KERNEL ||
-        is_scatter(node_of(f, r->node)) || (reduces_axes(f, r->node) && reads_views(f, u->node)))
+        is_scatter(node_of(f, r->node)) || f->over[r->node] || (reduces_axes(f, r->node) && reads_views(f, u->node)))
       return u->group;
     if (g != u->group && g != r->group) return u->group;
     g = r->group;
@@ -1232,8 +1296,13 @@ static bool run(fuser *f) {
   f->unit_of = arena_alloc(&f->arena, g->n * sizeof *f->unit_of);
   f->touched = arena_alloc(&f->arena, g->n * sizeof *f->touched);
   f->nodes = arena_alloc(&f->arena, g->n * sizeof *f->nodes);
+  f->writer = arena_alloc(&f->arena, g->n * sizeof *f->writer);
+  f->reads_at = arena_alloc(&f->arena, g->n * sizeof *f->reads_at);
   uint8_t *root = arena_alloc(&f->arena, g->n);
+  if (!f->over) f->over = to->over = arena_alloc(&to->arena, g->n * sizeof *to->over);
   if (to->arena.failed || f->arena.failed) return out_of_memory(f);
+  for (uint32_t n = 1; n < g->n; n++)
+    if (f->over[n]) f->writer[f->over[n]] = g->nodes[n].kind == NODE_PROJ ? g->nodes[n].in[0] : n;
   if (!find_live(f) || !choose_buffers(f, root) || !make_units(f, root)) return false;
   for (uint32_t n = 1; n < g->n; n++) {
     const graph_node *node = &g->nodes[n];
@@ -1253,9 +1322,9 @@ static bool run(fuser *f) {
   return !g->dims.arena->failed || out_of_memory(f);
 }
 
-bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward, fuse_memo *memo,
-          cancel_flag cancel, fusion *f, const char **why) {
-  *f = (fusion){.g = g, .cancel = cancel};
+bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,
+          const uint32_t *over, fuse_memo *memo, cancel_flag cancel, fusion *f, const char **why) {
+  *f = (fusion){.g = g, .cancel = cancel, .over = over};
   arena_init(&f->arena, NULL);
   fuser s = {.to = f,
              .g = g,
@@ -1263,6 +1332,7 @@ bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, 
              .tune = tune,
              .limit = limit,
              .awkward = awkward,
+             .over = over,
              .memo = memo,
              .cancel = cancel};
   arena_init(&s.arena, NULL);
@@ -1301,6 +1371,7 @@ k_kernel *fuse_lower(fusion *f, uint32_t number, const char **why) {
                      .nodes = x->nodes,
                      .n = x->n,
                      .stored = f->stored,
+                     .over = f->over,
                      .scratch = f->scratch,
                      .cancel = f->cancel};
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_INLINE;

@@ -1073,7 +1073,32 @@ static bool check_scatter(lowering *l, uint32_t n, const scatter_axes *s) {
   return !graph_fallible(l->g, n) || check_indices(l, n, s->at, s->rank, s->shape, 1, s->count, s->axes);
 }
 
-/* Stores a scatter or gather_add: a copy of operand 0, then an update for each of the values. */
+/* Does node n only store what it changes, since it has the buffer of its operand 0? */
+static bool in_place(const lowering *l, uint32_t n) { return l->r->over && l->r->over[n]; }
+
+/* Stores a slice_put into its operand's buffer. */
+static bool store_slice(lowering *l, uint32_t n) {
+  const graph_node *node = node_of(l, n);
+  const graph_type *t = &node->type, *v = &node_of(l, node->in[1])->type;
+  op_attr attr = graph_attr(node);
+  k_form at[ARRAY_MAX_RANK] = {0}, place[ARRAY_MAX_RANK];
+  uint32_t axis;
+  int b = buffer_of(l, n, BUF_INOUT);
+  bool same = v->rank == t->rank; /* the values have the axes of the slice */
+  for (int a = 0; a < t->rank && same; a++) same = v->shape[a] == attr.d[3 * a + 1];
+  if (b < 0 || (same && !own_coordinates(l, node->in[1], at))) return false;
+  for (int a = 0; a < t->rank; a++) {
+    if (!same && !size_one(l->g, attr.d[3 * a + 1])) at[a] = fresh_axis(l, attr.d[3 * a + 1], &axis);
+    place[a] =
+        k_plus(l->k, k_number(l->k, attr.d[3 * a]), k_times(l->k, at[a], dim_const(&l->g->dims, attr.d[3 * a + 2])));
+    if (l->why) return false;
+  }
+  k_val value = broadcast_value(l, node->in[1], t->rank, at, 0);
+  if (!value) return false;
+  return k_store(l->k, b, flat(l, t, place), 0, value, over(l, at, t->rank)) || lower_refuse(l, lower_no_memory);
+}
+
+/* Stores a scatter or gather_add: a copy of operand 0 (unless it is in_place), then an update for each of the values. */
 static bool store_scatter(lowering *l, uint32_t n) {
   const graph_node *node = node_of(l, n);
   k_kernel *k = l->k;
@@ -1083,9 +1108,11 @@ static bool store_scatter(lowering *l, uint32_t n) {
   uint32_t axis;
   int b = buffer_of(l, n, BUF_INOUT);
   if (b < 0 || !own_coordinates(l, n, at)) return false;
-  k_val old = lower_value(l, node->in[0], at, 0);
-  if (!old) return false;
-  if (!k_store(k, b, flat(l, t, at), 0, old, over(l, at, t->rank))) return lower_refuse(l, lower_no_memory);
+  if (!in_place(l, n)) {
+    k_val old = lower_value(l, node->in[0], at, 0);
+    if (!old) return false;
+    if (!k_store(k, b, flat(l, t, at), 0, old, over(l, at, t->rank))) return lower_refuse(l, lower_no_memory);
+  }
   if (!scatter_axes_of(l, node, &s) || !check_scatter(l, n, &s)) return false;
   k_guard g = 0;
   for (int i = 0; i < s.count; i++) {
@@ -1121,6 +1148,7 @@ static bool store_node(lowering *l, uint32_t n) {
   k_form at[ARRAY_MAX_RANK];
   int op = node_of(l, n)->op;
   if (op == OP_scatter || op == OP_gather_add) return store_scatter(l, n);
+  if (in_place(l, n)) return store_slice(l, n);
   if (!own_coordinates(l, n, at)) return false;
   k_val v = lower_value(l, n, at, 0);
   if (!v) return false;

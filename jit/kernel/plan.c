@@ -17,6 +17,7 @@
 #include "jit/kernel/place.h"
 #include "jit/kernel/plan.h"
 #include "jit/kernel/schedule.h"
+#include "jit/kernel/updates.h"
 #include "lang/value.h"
 #include "lang/vm.h"
 
@@ -41,8 +42,9 @@ typedef struct planner {
   plan *p;
   graph *g;
   const int64_t *tune;
-  uint8_t *awkward; /* by node: must it read its operands from buffers? (See fuse.) */
-  bool again;       /* has another node become awkward, so that fusion must be done again? */
+  const uint32_t *over; /* by node: the operand into whose memory it stores, or 0 (updates.h) */
+  uint8_t *awkward;     /* by node: must it read its operands from buffers? (See fuse.) */
+  bool again;           /* has another node become awkward, so that fusion must be done again? */
   cancel_flag cancel;
   fusion f;
   const char *why;
@@ -52,6 +54,7 @@ typedef struct planner {
   /* lists of results, by node: of a branch or loop the last NODE_PROJ, of a NODE_PROJ the one before it */
   uint32_t *proj_of;
   uint32_t *region_of; /* by branch or loop: the number of its plan_region */
+  uint8_t *updated;    /* by node: does another one store into its memory? */
   span_of_life *lives; /* by buffer */
   overlap *overlaps;
   uint32_t noverlaps, overlaps_cap;
@@ -131,15 +134,35 @@ static int64_t buffer_for(const planner *m, uint32_t n) {
   return (int64_t)m->buffer_of[b] - 1;
 }
 
+/* The node that makes the memory into which node n is stored. */
+static uint32_t memory_of(const planner *m, uint32_t n) {
+  while (m->over[n]) n = m->over[n];
+  return n;
+}
+
+/* Notes which inputs are written to. */
+static bool find_updates(planner *m) {
+  plan *p = m->p;
+  const graph *g = m->g;
+  bool *updates = take(m, g->ninputs, sizeof *updates);
+  if (!updates) return false;
+  p->updates = updates;
+  for (uint32_t n = 1; n < g->n; n++) {
+    uint32_t x = m->over[n] && (m->f.group_of[n] || graph_fallible(g, n)) ? memory_of(m, n) : 0;
+    if (x && g->nodes[x].kind == NODE_INPUT) updates[g->nodes[x].payload.input] = true;
+  }
+  return true;
+}
+
 static bool make_buffers(planner *m) {
   plan *p = m->p;
   graph *g = m->g;
   p->buffers = take(m, g->n, sizeof *p->buffers);
   p->outputs = take(m, g->noutputs, sizeof *p->outputs);
-  if (!p->buffers || !p->outputs) return false;
+  if (!p->buffers || !p->outputs || (p->part && !find_updates(m))) return false;
   p->noutputs = g->noutputs;
   for (uint32_t i = 0; i < g->noutputs; i++) {
-    uint32_t n = g->outputs[i], b = m->f.base[n];
+    uint32_t n = g->outputs[i], b = memory_of(m, m->f.base[n]);
     plan_output *o = &p->outputs[i];
     o->type = g->nodes[n].type;
     if (o->type.weak) {
@@ -157,6 +180,10 @@ static bool make_buffers(planner *m) {
   for (uint32_t n = 1; n < g->n; n++) {
     const graph_node *node = &g->nodes[n];
     if (m->buffer_of[n] || node->type.weak) continue;
+    if (m->over[n]) {
+      m->buffer_of[n] = m->buffer_of[memory_of(m, n)];
+      continue;
+    }
     if (node->kind == NODE_INPUT) add_buffer(m, n, WHERE_INPUT, node->payload.input);
     if (node->kind == NODE_CONST) add_buffer(m, n, WHERE_CONST, 0);
     if ((node->kind == NODE_OP || node->kind == NODE_PROJ) && m->f.stored[n]) add_buffer(m, n, WHERE_ARENA, 0);
@@ -342,8 +369,10 @@ static bool find_results(planner *m) {
   uint32_t regions = 0;
   m->proj_of = arena_alloc(&m->arena, g->n * sizeof *m->proj_of);
   m->region_of = arena_alloc(&m->arena, g->n * sizeof *m->region_of);
-  if (!m->proj_of || !m->region_of) return out_of_memory(m);
+  m->updated = arena_alloc(&m->arena, g->n * sizeof *m->updated);
+  if (!m->proj_of || !m->region_of || !m->updated) return out_of_memory(m);
   for (uint32_t n = 1; n < g->n; n++) {
+    m->updated[m->over[n]] = 1;
     if (graph_kind_has_regions(g->nodes[n].kind)) m->region_of[n] = regions++;
     if (g->nodes[n].kind != NODE_PROJ) continue;
     uint32_t of = g->nodes[n].in[0];
@@ -365,17 +394,26 @@ static bool bind_value(planner *m, plan_step *s, uint32_t *buffers, uint32_t n, 
   return true;
 }
 
-/* Which operands of a branch an arm may hand on as its results (plan_region.pass). Where the result is one of the plan's own, so is what may
- * take its place an input: other memory is used again by the next run. NULL when memory is short. */
-static uint32_t *hand_on(planner *m, const plan_region *r) {
+/* May a value that a branch hands on lie in the memory of node x, buffer `from`? Not if that is written to as long as the value lives. An `output`
+ * of the plan lives longer than the run does, and then memory that is not an input's is used again. */
+static bool may_pass(const planner *m, uint32_t x, const plan_buffer *from, bool output) {
+  if (m->updated[x]) return false;
+  return !output || (from->where == WHERE_INPUT && !(m->p->updates && m->p->updates[from->index]));
+}
+
+/* Which operands of a branch an arm may hand on as its results (plan_region.pass). None is if the result is updated in place later on. NULL
+ * when memory is short. */
+static uint32_t *hand_on(planner *m, const graph_node *node, const plan_region *r) {
   uint32_t *pass = take(m, r->nout, sizeof *pass);
   for (uint32_t k = 0; pass && k < r->nout; k++) {
-    plan_buffer *to = m->g->nodes[r->proj[k]].type.weak ? NULL : &m->p->buffers[r->out[k]];
+    bool elsewhere = m->g->nodes[r->proj[k]].type.weak || m->over[r->proj[k]] || m->updated[r->proj[k]];
+    plan_buffer *to = elsewhere ? NULL : &m->p->buffers[r->out[k]];
     pass[k] = 0;
     for (int a = 0; to && a < 2 && !pass[k]; a++) {
       const plan_output *o = &r->parts[a]->outputs[k];
       uint32_t operand = o->kind == OUT_INPUT ? o->index + 1 : o->kind == OUT_BUFFER ? o->may_be : 0;
-      if (operand && (!is_output(to) || m->p->buffers[r->in[operand]].where == WHERE_INPUT)) pass[k] = operand;
+      if (o->kind == OUT_INPUT && r->parts[a]->updates[o->index]) continue; /* which is copied, if it lies elsewhere */
+      if (operand && may_pass(m, node->in[operand], &m->p->buffers[r->in[operand]], is_output(to))) pass[k] = operand;
     }
     if (!to || !pass[k] || !is_output(to)) continue;
     for (uint32_t o = 0; o < m->p->noutputs; o++)
@@ -414,7 +452,7 @@ static bool region_step(planner *m, uint32_t n, plan_step *s) {
   r->in = in;
   r->proj = proj;
   r->out = out;
-  r->pass = r->kind == NODE_IF ? hand_on(m, r) : out;
+  r->pass = r->kind == NODE_IF ? hand_on(m, node, r) : out;
   if (!r->pass) return false;
   s->buffers = buffers;
   p->here_only = true;
@@ -717,9 +755,20 @@ static bool settle_sizes(graph *g) {
 static void drop(plan *p) {
   for (uint32_t i = 0; i < p->nkernels && !p->within; i++) l_free(p->kernels[i].program);
   arena_free(&p->arena);
-  *p = (plan){.graph = p->graph, .target = p->target, .work = p->work, .regions = p->regions, .nregions = p->nregions};
+  *p = (plan){.graph = p->graph,
+              .target = p->target,
+              .work = p->work,
+              .regions = p->regions,
+              .nregions = p->nregions,
+              .part = p->part};
   arena_init(&p->arena, NULL);
 }
+
+/* What is the same in all attempts to plan a graph. */
+typedef struct chosen {
+  uint8_t *awkward; /* planner.awkward, which attempts add to */
+  uint32_t *over;   /* planner.over */
+} chosen;
 
 /* A limit of live bytes, and how planning went with it. */
 typedef struct attempted {
@@ -728,12 +777,12 @@ typedef struct attempted {
   bool ok, again;
 } attempted;
 
-static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, cancel_flag cancel,
+static void attempt_once(plan *p, const int64_t *tune, const chosen *c, fuse_memo *memo, cancel_flag cancel,
                          attempted *a, const char **why) {
   drop(p);
-  planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = awkward, .cancel = cancel};
+  planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = c->awkward, .over = c->over, .cancel = cancel};
   arena_init(&m.arena, NULL);
-  bool ok = fuse(m.g, p->target, tune, a->limit, awkward, memo, cancel, &m.f, &m.why);
+  bool ok = fuse(m.g, p->target, tune, a->limit, c->awkward, c->over, memo, cancel, &m.f, &m.why);
   if (ok) {
     m.buffer_of = arena_alloc(&m.arena, m.g->n * sizeof *m.buffer_of);
     m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
@@ -750,11 +799,11 @@ static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_me
   if (!ok) *why = m.why ? m.why : lower_no_memory;
 }
 
-static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *awkward, fuse_memo *memo,
+static attempted attempt(plan *p, const int64_t *tune, int64_t limit, const chosen *c, fuse_memo *memo,
                          cancel_flag cancel, const char **why) {
   attempted a = {.limit = limit, .again = true};
   while (a.again && !a.ok) { /* ends, since each time there are more awkward nodes */
-    attempt_once(p, tune, awkward, memo, cancel, &a, why);
+    attempt_once(p, tune, c, memo, cancel, &a, why);
     if (a.again) fuse_memo_free(memo);
   }
   return a;
@@ -764,10 +813,10 @@ static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *a
  * live bytes are tried. The actual peak differs from the simulated live bytes (values are placed over operands, there are gaps); the
  * first limit assumes the difference that there was without a limit, and each further one is corrected by how much the try before
  * missed the goal. False: there is no plan. */
-static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, cancel_flag cancel,
+static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo *memo, cancel_flag cancel,
                         const char **why) {
   bool fuses = tune[TUNE_fuse_enabled] != 0;
-  attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, awkward, memo, cancel, why);
+  attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, c, memo, cancel, why);
   int64_t allowed = p->eager_peak_bytes < PLAN_PEAK_LEAST ? PLAN_PEAK_LEAST : p->eager_peak_bytes;
   int64_t over = p->peak_bytes - allowed;
   int64_t least = a.ok ? over : INT64_MAX, least_limit = a.limit;
@@ -777,7 +826,7 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
   for (int tries = 0; a.ok && tries < FUSION_TRIES && fewest_within > fewest; tries++) {
     if (limit <= within || limit >= beyond) limit = within + (beyond < FUSE_ALL ? beyond - within : allowed) / 2;
     if (limit <= within || limit >= beyond) break;
-    a = attempt(p, tune, limit, awkward, memo, cancel, why);
+    a = attempt(p, tune, limit, c, memo, cancel, why);
     if (!a.ok) break;
     over = p->peak_bytes - allowed;
     if (over > 0) {
@@ -799,11 +848,11 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
   }
   if (!a.ok && lower_ends(*why)) return false;
   if (fewest_within == UINT32_MAX) {
-    a = attempt(p, tune, FUSE_NOTHING, awkward, memo, cancel, why);
+    a = attempt(p, tune, FUSE_NOTHING, c, memo, cancel, why);
     if (a.ok && p->peak_bytes - allowed < least) return true;
     if (!a.ok && lower_ends(*why)) return false;
   }
-  return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, memo, cancel, why).ok;
+  return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, c, memo, cancel, why).ok;
 }
 
 /* Sets the most_* fields, and whether the plan is `fixed`. */
@@ -842,6 +891,23 @@ static bool drop_results(graph *g) {
   return true;
 }
 
+/* Which inputs of part `which` of a branch or loop are to be the memory of an output (updates_request.donated): those of a loop's carries that are
+ * its results, and operands of a branch that nobody reads afterwards. */
+static void donate(const graph *g, const uint32_t *last, uint32_t n, int which, uint32_t *donated) {
+  const graph_node *node = &g->nodes[n];
+  const graph *part = node->payload.regions[which];
+  bool loop = node->kind == NODE_LOOP;
+  for (uint32_t k = 0; k < part->noutputs && (!loop || which); k++) {
+    int64_t i = updates_operand(node, k);
+    if (i < 0 || (!loop && !updates_operand_is_free(g, last, n, (uint32_t)i))) continue;
+    uint32_t *to = &donated[loop ? i : i - 1];
+    if (!*to) *to = k + 1;
+  }
+}
+
+static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, const uint32_t *donated,
+                       cancel_flag cancel, char *why, size_t size);
+
 /* Makes the plans of regions. They do not depend on fusion in the graph around them, so this is done once. False with a reason. */
 static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char *why, size_t size,
                          const char **reason) {
@@ -850,7 +916,11 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
   for (uint32_t i = 1; i < g->n; i++) n += graph_kind_has_regions(g->nodes[i].kind);
   if (!n) return true;
   if (!drop_results(p->graph) || !(p->regions = calloc(n, sizeof *p->regions))) return false;
-  for (uint32_t i = 1; i < g->n; i++) {
+  uint32_t *last = malloc(g->n * sizeof *last);
+  if (!last) return false;
+  updates_last_readers(g, last);
+  bool ok = true;
+  for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *node = &g->nodes[i];
     if (!graph_kind_has_regions(node->kind)) continue;
     plan_region *r = &p->regions[p->nregions++];
@@ -862,27 +932,67 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
       r->ncarries = graph_loop_carries(node);
       r->slots = graph_loop_slots(node);
     }
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 2 && ok; k++) {
       graph *part = graph_copy(node->payload.regions[k]);
-      r->parts[k] = part ? plan_make(part, p->target, tune, cancel, why, size) : NULL;
-      if (!r->parts[k]) {
-        if (cancelled(cancel)) *reason = lower_cancelled;
-        return false;
+      uint32_t *donated = calloc(node->nin + 1u, sizeof *donated);
+      if (part && donated) {
+        donate(g, last, i, k, donated);
+        r->parts[k] = make_plan(part, p->target, tune, donated, cancel, why, size);
+      } else {
+        graph_free(part);
       }
-      p->work += r->parts[k]->work;
+      free(donated);
+      ok = r->parts[k] != NULL;
+      if (ok) p->work += r->parts[k]->work;
     }
   }
-  return true;
+  free(last);
+  if (!ok && cancelled(cancel)) *reason = lower_cancelled;
+  return ok;
 }
 
-plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why, size_t size) {
+/* Finds out which nodes store into the memory of an operand. NULL when memory is short. */
+static uint32_t *find_over(const plan *p, const uint32_t *donated) {
+  const graph *g = p->graph;
+  uint32_t *over = calloc(g->n, sizeof *over), *last = malloc(g->n * sizeof *last), *kept = calloc(g->n, sizeof *kept);
+  uint32_t *number = calloc(g->n, sizeof *number), regions = 0; /* by branch or loop: that of its plan_region */
+  for (uint32_t n = 1; n < g->n && over && last && kept && number; n++) {
+    const graph_node *node = &g->nodes[n];
+    if (graph_kind_has_regions(node->kind)) number[n] = regions++;
+    if (node->kind != NODE_PROJ) continue;
+    const graph_node *of = &g->nodes[node->in[0]];
+    const plan_region *r = &p->regions[number[node->in[0]]];
+    uint32_t k = node->payload.index;
+    if (k >= r->nmade || (r->kind == NODE_LOOP && k >= r->ncarries)) continue;
+    const plan_output *o = &r->parts[r->kind == NODE_LOOP]->outputs[k];
+    bool keeps = o->kind == OUT_INPUT && (r->kind == NODE_LOOP ? o->index == k : true);
+    if (r->kind == NODE_IF)
+      keeps = keeps && r->parts[1]->outputs[k].kind == OUT_INPUT && r->parts[1]->outputs[k].index == o->index;
+    uint32_t operand = o->index + (r->kind == NODE_IF);
+    uint32_t times = 0;
+    for (int i = 0; keeps && i < of->nin; i++) times += of->in[i] == of->in[operand];
+    if (keeps && times == 1) kept[n] = of->in[operand];
+  }
+  if (over && last && kept && number)
+    updates_find(&(updates_request){.g = g, .donated = donated, .kept = kept, .last = last, .over = over});
+  bool ok = over && last && kept && number;
+  free(last);
+  free(kept);
+  free(number);
+  if (ok) return over;
+  free(over);
+  return NULL;
+}
+
+static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, const uint32_t *donated,
+                       cancel_flag cancel, char *why, size_t size) {
   if (size) why[0] = 0;
   plan *p = malloc(sizeof *p);
   if (!p) {
     graph_free(g);
     return NULL;
   }
-  *p = (plan){.graph = g, .target = target};
+  *p = (plan){.graph = g, .target = target, .part = donated != NULL};
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};
@@ -891,9 +1001,14 @@ plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_fl
     plan_free(p);
     return NULL;
   }
-  uint8_t *awkward = regions && settle_sizes(g) && copy_constants(g) ? calloc(g->n, 1) : NULL;
-  bool done = awkward && plan_within(p, tune, awkward, &memo, cancel, &reason);
-  free(awkward);
+  chosen c = {NULL, NULL};
+  if (regions && settle_sizes(g) && copy_constants(g)) {
+    c.awkward = calloc(g->n, 1);
+    c.over = find_over(p, donated);
+  }
+  bool done = c.awkward && c.over && plan_within(p, tune, &c, &memo, cancel, &reason);
+  free(c.awkward);
+  free(c.over);
   fuse_memo_free(&memo);
   if (done && (done = gather_kernels(p))) {
     sum_up(p);
@@ -902,6 +1017,10 @@ plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_fl
   if (!lower_ends(reason)) snprintf(why, size, "%s", reason);
   plan_free(p);
   return NULL;
+}
+
+plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why, size_t size) {
+  return make_plan(g, target, tune, NULL, cancel, why, size);
 }
 
 void plan_free(plan *p) {

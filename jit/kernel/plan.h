@@ -114,6 +114,7 @@ typedef struct plan {
   arena arena;
   plan_kernel *kernels; /* its own, then those of the plans of its regions */
   uint32_t nkernels;
+  bool part;   /* is it the plan of a region? */
   bool within; /* is it the plan of a region, whose kernels the outer plan owns? */
   plan_region *regions;
   uint32_t nregions;
@@ -123,7 +124,9 @@ typedef struct plan {
   uint32_t nsteps;
   plan_output *outputs;
   uint32_t noutputs;
-  const bool *updates;          /* of a region's plan, by input: is its memory written to? NULL: none is */
+  /* Of a region's plan, by input: is it updated in place? Then it is an output, too. Whoever runs the plan gives it memory that may be written to.
+   * NULL of others */
+  const bool *updates;
   uint32_t nscalars;            /* slots; the weak inputs come first, in input order */
   const qk_scalar *scalar_init; /* their values before the first step: constants; those of inputs are 0 */
   graph_type *scalar_types;     /* weak types of the slots */

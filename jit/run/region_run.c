@@ -371,7 +371,7 @@ static void count_places(region_state *x) {
   x->nplaces = 0;
   for (uint32_t k = 0; k < n; k++) {
     loop_carry *c = &x->carries[k];
-    bool updated = body->updates && body->updates[k];
+    bool updated = body->updates[k];
     c->kind = c->free = 0;
     if (x->types[k]->weak || (c->stays && !updated)) continue;
     size_t bytes = type_bytes(x->f, x->types[k]);
@@ -606,6 +606,14 @@ static bool if_step(region_state *x) {
     x->out[k].at = x->home[k];
   }
   x->laid = f->sizes;
+  for (uint32_t k = 0; k < r->nmade; k++) { /* what the arm updates in place must lie where the result is wanted */
+    const plan_output *o = &arm->f.p->outputs[k];
+    if (o->kind != OUT_INPUT || !arm->f.p->updates[o->index]) continue;
+    region_value *in = &x->in[o->index + 1];
+    size_t bytes = in->at == x->home[k] ? 0 : type_bytes(f, x->types[o->index + 1]);
+    if (bytes) memcpy(x->home[k], in->at, bytes);
+    in->at = x->home[k];
+  }
   if (!part_run(arm, f, x->types + 1, x->in + 1, x->out)) return false;
   for (uint32_t k = 0; k < r->nmade; k++) {
     const graph_type *t = &nodes[r->proj[k]].type;

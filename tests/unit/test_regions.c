@@ -472,6 +472,118 @@ START_TEST(the_gradient_of_a_loop_of_arrays_adds_over_turns) {
 }
 END_TEST
 
+/* A loop over %1 (f32[4]) and a count %2, with this rest of the body: its input %4 is the count as an index, %6 the next count. */
+static made run_counted(qn_vm *vm, const char *body, qn_array *x, int64_t turns) {
+  char text[2048];
+  snprintf(text, sizeof text,
+           "graph(%%1: f32[4], %%2: weak i64) {\n"
+           "  %%3 = const 0 : weak i64\n"
+           "  %%4 = loop %%1, %%3, %%2 : bool[] {\n"
+           "    graph(%%1: f32[4], %%2: weak i64, %%3: weak i64) {\n"
+           "      %%4 = lt %%2, %%3 : weak bool\n"
+           "      return %%4\n"
+           "    }\n"
+           "  } {\n"
+           "    graph(%%1: f32[4], %%2: weak i64, %%3: weak i64) {\n"
+           "      %%4 = fit %%2 dtype=i64 : i64[]\n"
+           "      %%5 = const 1 : weak i64\n"
+           "      %%6 = add %%2, %%5 proven : weak i64\n"
+           "%s"
+           "    }\n"
+           "  }\n"
+           "  %%5 = proj %%4 number=0 : f32[4]\n"
+           "  return %%5\n"
+           "}\n",
+           body);
+  return run_text(vm, text, (qn_array *[]){x, NULL}, (qk_scalar[]){{.i = turns}});
+}
+
+START_TEST(what_a_turn_updates_is_not_copied) {
+  qn_vm *vm = begin();
+  const float x[] = {1, 2, 3, 4};
+  const struct {
+    const char *body;
+    bool updates;
+    float want[4];
+  } cases[] = {
+      {"      %7 = index %1, %4 leading=[1] proven : f32[]\n"
+       "      %8 = add %7, %7 : f32[]\n"
+       "      %9 = scatter %1, %4, %8 leading=[1] proven : f32[4]\n"
+       "      return %9, %6\n",
+       true,
+       {2, 4, 6, 4}},
+      /* what is stored is made of the whole old array */
+      {"      %7 = sum %1 axes=[0] : f32[]\n"
+       "      %8 = scatter %1, %4, %7 leading=[1] proven : f32[4]\n"
+       "      return %8, %6\n",
+       true,
+       {10, 19, 36, 4}},
+      /* which is also read after that */
+      {"      %7 = const 0.5 : f32[]\n"
+       "      %8 = scatter %1, %4, %7 leading=[1] proven : f32[4]\n"
+       "      %9 = add %8, %1 : f32[4]\n"
+       "      return %9, %6\n",
+       false,
+       {6, 9, 12.5, 32}},
+      /* one update after the other, of what lies beside it */
+      {"      %7 = slice %1 slice=[0:1:1] : f32[1]\n"
+       "      %8 = slice_put %1, %7 slice=[1:1:1] : f32[4]\n"
+       "      %9 = slice %8 slice=[1:1:1] : f32[1]\n"
+       "      %10 = slice_put %8, %9 slice=[2:1:1] : f32[4]\n"
+       "      return %10, %6\n",
+       true,
+       {1, 1, 1, 4}},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    qn_array *a = floats(vm, 4, x);
+    made m = run_counted(vm, cases[i].body, a, 3);
+    ck_assert(m.ok);
+    check_floats(m.out[0], 4, cases[i].want);
+    check_floats(value_obj(TAG_ARRAY, a), 4, x);
+    ck_assert_msg(m.p->regions[0].parts[1]->updates[0] == cases[i].updates, "case %zu", i);
+    made_free(vm, &m);
+    value_release(vm, value_obj(TAG_ARRAY, a));
+  }
+  end(vm);
+}
+END_TEST
+
+START_TEST(an_arm_that_changes_nothing_copies_nothing) {
+  qn_vm *vm = begin();
+  const float x[] = {1, 2, 3, 4}, want[] = {2, 2, 6, 4};
+  qn_array *a = floats(vm, 4, x);
+  made m = run_counted(vm,
+                       "      %7 = const 2 : weak i64\n"
+                       "      %8 = mod %2, %7 : weak i64\n"
+                       "      %9 = const 0 : weak i64\n"
+                       "      %10 = ne %8, %9 : weak bool\n"
+                       "      %11 = if %10, %1, %2 : bool[] {\n"
+                       "        graph(%1: f32[4], %2: weak i64) {\n"
+                       "          return %1\n"
+                       "        }\n"
+                       "      } {\n"
+                       "        graph(%1: f32[4], %2: weak i64) {\n"
+                       "          %3 = fit %2 dtype=i64 : i64[]\n"
+                       "          %4 = index %1, %3 leading=[1] proven : f32[]\n"
+                       "          %5 = add %4, %4 : f32[]\n"
+                       "          %6 = scatter %1, %3, %5 leading=[1] proven : f32[4]\n"
+                       "          return %6\n"
+                       "        }\n"
+                       "      }\n"
+                       "      %12 = proj %11 number=0 : f32[4]\n"
+                       "      return %12, %6\n",
+                       a, 4);
+  ck_assert(m.ok);
+  check_floats(m.out[0], 4, want);
+  check_floats(value_obj(TAG_ARRAY, a), 4, x);
+  const plan *body = m.p->regions[0].parts[1];
+  ck_assert(body->updates[0] && body->outputs[0].kind == OUT_INPUT && body->outputs[0].index == 0);
+  made_free(vm, &m);
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  end(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("regions");
   struct {
@@ -489,7 +601,9 @@ int main(void) {
        the_gradient_of_a_loop_goes_back_through_its_turns},
       {tcase_create("the_gradient_of_a_loop_of_arrays_adds_over_turns"),
        the_gradient_of_a_loop_of_arrays_adds_over_turns},
-      {tcase_create("a_check_in_a_body_fails_at_its_place"), a_check_in_a_body_fails_at_its_place}};
+      {tcase_create("a_check_in_a_body_fails_at_its_place"), a_check_in_a_body_fails_at_its_place},
+      {tcase_create("what_a_turn_updates_is_not_copied"), what_a_turn_updates_is_not_copied},
+      {tcase_create("an_arm_that_changes_nothing_copies_nothing"), an_arm_that_changes_nothing_copies_nothing}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     tcase_add_test(cases[i].t, cases[i].f);
     suite_add_tcase(s, cases[i].t);
