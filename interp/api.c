@@ -11,7 +11,7 @@ typedef struct api_run {
 static inline void begin(qn_vm *vm, api_run *r) {
   r->was = interp_of(vm)->place;
   vm_run_begin(vm, &r->run);
-  interp_of(vm)->place = (interp_place){.calling = SPAN_NONE, .error_place = SPAN_NONE};
+  interp_of(vm)->place = (interp_place){.calling = SPAN_NONE};
 }
 
 static void end(api_run *r) {

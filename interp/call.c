@@ -32,7 +32,8 @@ void trace_frame(qn_vm *vm, qn_value fn) {
     ip->place.rethrown = false;
     return;
   }
-  span place = vm->error->nframes ? ip->place.error_place : vm->error->at;
+  span place = vm->error->outer.source ? vm->error->outer : vm->error->at;
+  vm->error->settled = false;
   qn_str *name = NULL;
   if (value_is(fn, TAG_FN) && value_fn(fn)->head.flags == FN_USER) name = ((fn_code *)value_fn(fn)->code)->name;
   raise_frame(vm, place, name);
@@ -269,9 +270,11 @@ static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_val
   }
   raise_last(vm, code->body);
   bool own = e->nframes == 0 && e->at.source == at.source && e->at.start == at.start && e->at.end == at.end;
-  if (!own) {
+  if (e->later) { /* what failed was written before this call */
+    vm->error->later--;
+  } else if (!own) {
     trace_frame(vm, fp[-1]);
-    ip->place.error_place = at;
+    raise_outside(vm, at);
   }
   if (!raise_through(vm, at, code->name->text) || !n || !about_shapes(vm->error->id)) return;
   for (uint32_t i = 0; i < code->nparams; i++) note_argument(vm, argument_of(n, code, extra, i), fp[i]);
@@ -303,7 +306,7 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   ip->place.rethrown = false;
   if (!vm->error || !vm->error->nframes) return;
   /* The error already has a trace: it comes from a function that the builtin called, or the builtin rethrew it. */
-  ip->place.error_place = at;
+  raise_outside(vm, at);
   raise_through(vm, at, NULL);
   ip->place.rethrown = info->def.effect == BUILTIN_STATE;
 }
@@ -533,7 +536,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     vm_disown(vm, &held);
     value_release(vm, kwargs);
     if (value_is_error(r)) {
-      interp_of(vm)->place.error_place = at;
+      raise_outside(vm, at);
       raise_through(vm, at, NULL);
     }
     break;

@@ -510,7 +510,7 @@ qn_value eval_import(qn_vm *vm, node *h, qn_value *fp) {
   qn_value m = import_module(vm, n->from, n->name->text, n->path, n->mark);
   if (value_is_error(m)) {
     raise_at(vm, n->mark);
-    interp_of(vm)->place.error_place = n->mark;
+    raise_outside(vm, n->mark);
     return m;
   }
   if (n->cell) {

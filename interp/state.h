@@ -204,8 +204,7 @@ typedef struct builtin_info {
 
 /* What errors need to know about an evaluation in progress. Each call of the API has its own (api.c). */
 typedef struct interp_place {
-  span calling;     /* the place of the call of the innermost builtin; calls that it makes have no place of their own */
-  span error_place; /* the call that the pending error has left last: where the next frame of its trace lies */
+  span calling; /* the place of the call of the innermost builtin; calls that it makes have no place of their own */
   /* The number of the argument that the signature of the called function has just refused, + 1; or 0. */
   uint32_t refused;
   bool rethrown; /* the pending error brought a trace that has a frame of the current function already */

@@ -47,7 +47,9 @@ static void error_empty(qn_vm *vm, qn_error_object *e) {
   for (int i = 0; i < e->nnotes; i++) release_str(vm, e->notes[i].text);
   for (int i = 0; i < e->nframes; i++) release_str(vm, e->frames[i].function);
   e->nnotes = e->nframes = e->frames_dropped = 0;
-  e->at = SPAN_NONE;
+  e->at = e->outer = SPAN_NONE;
+  e->later = 0;
+  e->settled = false;
   qn_value payload = e->payload;
   e->payload = value_nil();
   value_release(vm, payload);
@@ -238,6 +240,20 @@ void raise_frame(qn_vm *vm, span at, qn_str *function) {
   }
   if (function) function->head.refs++;
   e->frames[e->nframes++] = (error_frame){at, function};
+}
+
+void raise_outside(qn_vm *vm, span call) {
+  qn_error_object *e = vm->error;
+  if (e && e->refs == 1 && e->nframes && !e->settled) e->outer = call;
+}
+
+void raise_from(qn_vm *vm, uint32_t shared, span place, uint32_t later) {
+  qn_error_object *e = vm->error;
+  if (!e || e->refs > 1) return;
+  for (; shared && e->nframes; shared--) release_str(vm, e->frames[--e->nframes].function);
+  e->outer = place;
+  e->later = later;
+  e->settled = true;
 }
 
 bool error_pending(const qn_vm *vm) { return vm->error != NULL; }

@@ -51,6 +51,12 @@ typedef struct qn_error_object {
   int nnotes;
   error_frame frames[ERROR_FRAMES]; /* innermost first; the middle of deep recursions is left out */
   int nframes, frames_dropped;
+  /* While the error travels up through calls: the place of the next frame, where it is not `at` (the call that the error has left last); and
+   * how many of the calls that it leaves next were begun after what failed, so that they get no frame. `settled`: raise_from has said the place,
+   * and calls in between do not count. */
+  span outer;
+  uint32_t later;
+  bool settled;
   qn_value payload; /* error(record) keeps the value */
 } qn_error_object;
 
@@ -80,6 +86,12 @@ bool raise_through(qn_vm *vm, span call, const char *function);
 void raise_retell(qn_vm *vm, const char *text);
 /* Adds a frame of the trace while the error travels up. Borrows `function` (may be NULL). */
 void raise_frame(qn_vm *vm, span at, qn_str *function);
+/* Says of the pending error that it has left the call made at `call`, where the next frame lies. Nothing if it has no frames yet. */
+void raise_outside(qn_vm *vm, span call);
+/* For a pending error of something that was written earlier, whose trace is complete already up to the outermost call in progress. The `shared`
+ * outermost frames are taken away: their calls are in progress, too, and add their frames as the error leaves them, the first one at `place`.
+ * `later`: how many calls in progress, inside these, were begun after what failed. */
+void raise_from(qn_vm *vm, uint32_t shared, span place, uint32_t later);
 
 bool error_pending(const qn_vm *vm);
 /* May `catch` see the pending error? */

@@ -11,9 +11,21 @@
 
 void nodes_raise_site(qn_vm *vm, const graph *g, uint32_t site) {
   if (!site || site >= g->nsites) return;
+  bool placed = vm->error && vm->error->at.source; /* by a graph within */
   raise_at(vm, g->sites[site].at);
-  for (uint32_t up; (up = g->sites[site].parent) != 0; site = up)
-    raise_through(vm, g->sites[up].at, g->sites[site].function);
+  for (uint32_t up; (up = g->sites[site].parent) != 0; site = up) {
+    const char *function = g->sites[site].function;
+    if (!placed) {
+      qn_error_object *e = error_take(vm); /* a name that finds no memory is left out */
+      qn_str *name = function ? str_intern(vm, function, strlen(function)) : NULL;
+      error_clear(vm);
+      error_put_back(vm, e);
+      raise_frame(vm, g->sites[site].at, name);
+      if (name) value_release(vm, value_obj(TAG_STR, name));
+      raise_outside(vm, g->sites[up].at);
+    }
+    raise_through(vm, g->sites[up].at, function);
+  }
   raise_through(vm, SPAN_NONE, g->sites[site].function);
 }
 

@@ -325,8 +325,11 @@ void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
       mem_grow(vm, (void **)&r->callees, &r->callees_cap, r->ncalls + 1, sizeof *r->callees)) {
     r->calls[r->ncalls] = r->parent;
     r->callees[r->ncalls] = callee;
-    r->at = call;
+    if (call.source) r->at = call; /* else a builtin or transform makes the call, whose place was the last one */
+    r->last_site = 0;              /* each call has a site of its own */
     r->parent = rec_site(r);
+    r->last_site = 0;
+    r->at = call;
     r->ncalls++;
   } else {
     error_clear(vm);
@@ -345,12 +348,18 @@ void rec_pop_call(qn_vm *vm) {
   r->last_site = 0;
 }
 
+/* The name of the function that is running; NULL if it has none, or is the one that is recorded. */
+static const char *rec_function(const struct recording *r) {
+  for (; !r->ncalls && r->arm; r = r->outer) {}
+  return r->ncalls ? r->callees[r->ncalls - 1]->name : NULL;
+}
+
 uint32_t rec_site(struct recording *r) {
   if (!r->at.source) return r->parent;
   if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start &&
       r->last_at.end == r->at.end)
     return r->last_site;
-  const char *function = r->ncalls ? r->callees[r->ncalls - 1]->name : NULL;
+  const char *function = rec_function(r);
   r->last_at = r->at;
   return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
 }
@@ -502,6 +511,25 @@ bool rec_name(struct recording *r, qn_value *v, uint32_t i) {
 }
 
 /* Executes node i, whose operands have values. False with an error raised. */
+/* A pending node has failed, and its error has frames for all calls that it was recorded in. Some of these are still in progress, and add
+ * their frames when the error leaves them; other calls in progress were begun later, and are no part of the trace. */
+static void share_frames(const struct recording *r) {
+  const qn_error_object *e = r->vm->error;
+  if (!e || e->frames_dropped || r->cut) return;
+  uint32_t n = (uint32_t)e->nframes, shared = 0;
+  span place = n ? e->outer : e->at;
+  while (shared < n && shared < r->ncalls) {
+    span call = r->g->sites[shared + 1 < r->ncalls ? r->calls[shared + 1] : r->parent].at;
+    const qn_str *function = e->frames[n - 1 - shared].function;
+    const char *name = r->callees[shared]->name;
+    if (call.source != place.source || call.start != place.start || call.end != place.end || !function != !name ||
+        (name && strcmp(function->text, name) != 0))
+      break;
+    place = e->frames[n - 1 - shared++].at;
+  }
+  raise_from(r->vm, shared, place, r->ncalls - shared);
+}
+
 static bool run_node(struct recording *r, uint32_t i) {
   qn_vm *vm = r->vm;
   const graph_node *n = &r->g->nodes[i];
@@ -521,7 +549,10 @@ static bool run_node(struct recording *r, uint32_t i) {
   }
   if (ok) out = nodes_apply(vm, r->g, i, in, r->vals, r->device);
   if (in != few) mem_free(vm, in, n->nin * sizeof *in);
-  if (value_is_error(out)) return false;
+  if (value_is_error(out)) {
+    share_frames(r);
+    return false;
+  }
   if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY) && hides(r, i)) {
     if (!rec_name(r, &out, i)) return false;
     r->tracers[i] = value_array(r->vals[i]);
