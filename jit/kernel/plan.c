@@ -867,7 +867,7 @@ static void sum_up(plan *p) {
              p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW && p->most_scalars <= PLAN_FEW;
 }
 
-/* Removes results of branches that nobody takes. False when memory is short. */
+/* Removes results of branches that nobody takes, and what only they need in the arms. False when memory is short. */
 static bool drop_results(graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     graph_node *node = &g->nodes[i];
@@ -885,8 +885,14 @@ static bool drop_results(graph *g) {
     for (uint32_t x = i + 1; x < g->n; x++)
       if (g->nodes[x].kind == NODE_PROJ && g->nodes[x].in[0] == i)
         g->nodes[x].payload.index = to[g->nodes[x].payload.index];
-    for (int a = 0; a < 2; a++) node->payload.regions[a]->noutputs = left;
+    bool ok = true;
+    for (int a = 0; a < 2; a++) {
+      node->payload.regions[a]->noutputs = left;
+      graph_dce(node->payload.regions[a]);
+      ok &= !node->payload.regions[a]->failed;
+    }
     free(to);
+    if (!ok) return false;
   }
   return true;
 }
