@@ -62,6 +62,7 @@ GPU = ("--device", "gpu", "--batch", "1", "--set", "gpu.portable=1")
 TESTS = {
     "differential.random_programs": Test(60, 65, "differential/run.py"),
     "differential.lanes": Test(40, 80, "differential/lanes.py"),
+    "differential.control": Test(60, 400, "differential/control.py"),
     "differential.aliasing": Test(15, 1300, "differential/aliasing.py"),
     "differential.sorting": Test(10, 12, "differential/sorting.py"),
     "differential.sorting_threads": Test(10, 8, "differential/sorting.py", "--threads", "5", "--set", "par.grain=1"),

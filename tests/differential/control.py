@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Random programs of control flow (flow.py): the interpreter alone, and everything captured in several ways.
+
+  control.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--kind plain] [--set NAME=VALUE] [--mode NAME]
+             [--every-mode] [--failures FOLDER]
+
+Program i has the seed N + i, so `--seed N+i --count 1 --kind KIND` makes it again. Each runs with `--jit off`, with --jit sync where
+loops become loops of a graph, and in one more of MODES. Required:
+
+  all            the same output and the same report of an error, letter by letter (values are printed so that they read back)
+  grad           the gradient along a direction against central differences, in f64
+  vmap           the results of the lanes are those of a loop over them, bit for bit; where the loop fails the lanes do
+
+A program that fails is made smaller as long as it fails alike, shown, and kept with the command that runs it, below --failures. Programs run
+in one process, which `many_scripts` (tests/language/many.c) beside the binary is.
+"""
+import argparse
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "language"))
+from flow import Program, smaller  # noqa: E402
+from run import Many  # noqa: E402
+
+KINDS = ("plain", "plain", "grad", "plain", "vmap")
+HOT, LOOPS, VM = ["--set", "jit.hot=2"], ["--set", "jit.unroll=8"], ["--set", "jit.cc=0", "--threads", "1"]
+MODES = {
+    "loops": ["--jit", "sync", *HOT, *LOOPS, *VM],
+    "unrolled": ["--jit", "sync", *HOT, *VM],
+    "no_unrolling": ["--jit", "sync", *HOT, "--set", "jit.unroll=0", *VM],
+    "verify": ["--jit", "verify", *HOT, *LOOPS, *VM],
+    "verify_unrolled": ["--jit", "verify", *HOT, *VM],
+    "on": ["--jit", "on", *HOT, *LOOPS, *VM],
+    "compiled": ["--jit", "sync", *HOT, *LOOPS, "--threads", "2"],
+    "no_regions": ["--jit", "sync", *HOT, *VM, "--set", "jit.regions=0"],
+}
+# Which mode a program runs in besides "loops", in turn.
+TURNS = ("unrolled", "verify", "on", "no_unrolling", "unrolled", "verify_unrolled", "on", "compiled", "verify", "no_unrolling", "unrolled", "no_regions")
+LIMIT = 20  # seconds for one run; the slowest takes one
+
+
+class Result:
+    def __init__(self, status, out, err):
+        self.status, self.out = status, out
+        self.breaks = err.count("[breaks]")
+        # The program lies in a folder of its own in every run.
+        self.err = "\n".join(line for line in err.splitlines() if not line.startswith("["))
+        self.log = err
+
+
+def trouble(result, mode):
+    """What no program may do, or None."""
+    if result.status is None:
+        return "no end in time"
+    if result.status not in (0, 1):
+        return f"status {result.status}\n{result.log[-3000:]}"
+    for text in ("AddressSanitizer", "LeakSanitizer", "runtime error:", "the compiler gave up", "C compiler failed", "E802", "E803"):
+        if text in result.log or (text[0] == "E" and f'"{text}"' in result.out):
+            line = next(line for line in (result.log + result.out).splitlines() if text in line)
+            return f"{text}: {line[:300]}"
+    return None
+
+
+def first_difference(want, got):
+    a, b = want.splitlines(), got.splitlines()
+    for i in range(max(len(a), len(b))):
+        x, y = (lines[i] if i < len(lines) else "(nothing)" for lines in (a, b))
+        if x != y:
+            return f"line {i + 1} of it is\n    {x[:600]}\n  and\n    {y[:600]}"
+    return "ends of lines"
+
+
+def difference(want, got):
+    """What is wrong with a run, by its kind and in words; or None."""
+    bad = trouble(got, "")
+    if bad:
+        return bad.split(":")[0].split("\n")[0], bad
+    if want.out != got.out:
+        return "output", "other output: " + first_difference(want.out, got.out)
+    if want.err != got.err or want.status != got.status:
+        return "report", "another report: " + first_difference(want.err, got.err)
+    return None
+
+
+NUMBER = r"(-?[\d.e+-]+|nan|-?inf)"
+
+
+def slopes(out):
+    """Of the lines about slopes: (compared, a complaint or None)."""
+    compared = 0
+    for found in re.finditer(rf"^slopes {NUMBER} {NUMBER} {NUMBER}$", out, re.M):
+        slope, wide, close = map(float, found.groups())
+        scale = max(1.0, abs(slope), abs(close))
+        # Where two widths disagree the function has a kink or a jump nearby, or is too steep for differences.
+        if not scale < 1e6 or not abs(wide - close) <= 1e-6 * scale:
+            continue
+        compared += 1
+        if not abs(slope - close) <= 1e-4 * scale:
+            return compared, f"slope by gradient {slope!r}, by differences {close!r}"
+    return compared, None
+
+
+def lanes(out):
+    """Of lanes and loops over them: (compared, a complaint or None)."""
+    want, compared = None, 0
+    for found in re.finditer(r"^(looped|lanes) (.*)$", out, re.M):
+        what, text = found.groups()
+        if what == "looped":
+            want = text
+            continue
+        if want is None or text in ("E406", "E405") or (text.startswith("E") and want.startswith("E")):
+            continue
+        if "nan" in text or "nan" in want:  # whose sign is not told
+            continue
+        compared += 1
+        if text != want:
+            return compared, f"the loop gives\n    {want[:600]}\n  and lanes\n    {text[:600]}"
+    return compared, None
+
+
+class Runner:
+    """Runs programs in one process."""
+
+    def __init__(self, o):
+        self.o = o
+        self.many = Many(os.path.join(os.path.dirname(o.quern), "tests", "many_scripts"), False)
+        self.folder = tempfile.mkdtemp(prefix="quern-control-")
+        self.path = os.path.join(self.folder, "program.qn")
+        self.compared = 0  # slopes and lanes of the last program
+        self.cache = {"compared": 0, "captured": 0, "known": 0}
+
+    def flags(self, mode):
+        settings = ["jit.regions=1"] + self.o.set
+        return ["--jit", "off"] if mode == "off" else [text for s in settings for text in ("--set", s)] + MODES[mode]
+
+    def run(self, text, mode):
+        with open(self.path, "w", encoding="utf-8") as f:
+            f.write(text)
+        return Result(*self.many.run(self.path, self.flags(mode), [], "", LIMIT))
+
+    def wrong(self, text, kind, mode):
+        """The kind and the text of what is wrong in a mode, or None."""
+        want = self.run(text, "off")
+        bad = trouble(want, "off")
+        if bad:
+            return "off " + bad.split(":")[0].split("\n")[0], bad
+        if mode == "off":
+            compared, bad = {"grad": slopes, "vmap": lanes}.get(kind, lambda out: (0, None))(want.out)
+            self.compared = compared
+            return ("values", bad) if bad else None
+        return difference(want, self.run(text, mode))
+
+    def check(self, seed, kind, modes):
+        """The report of what fails, or None."""
+        text = Program(seed, kind).text()
+        want = self.run(text, "off")
+        bad = trouble(want, "off")
+        if bad == "no end in time":
+            return None if self.o.no_end else f"FAILED {kind} seed {seed} off: {bad}"
+        for mode in ["off", *modes]:
+            if mode == "off":
+                found = self.wrong(text, kind, mode)
+                self.cache["compared"] += self.compared
+            else:
+                got = self.run(text, mode)
+                if mode == "loops":
+                    self.cache["captured"] += got.breaks == 0
+                found = difference(want, got)
+            if found and any(text in found[1] for text in self.o.known):
+                self.cache["known"] += 1
+            elif found:
+                return self.report(seed, kind, mode, found)
+        return None
+
+    def report(self, seed, kind, mode, found):
+        program = Program(seed, kind)
+        text, end = program.text(), time.monotonic() + self.o.shrink
+        best = [text, found[1]]
+
+        def fails(shorter):
+            if time.monotonic() > end:
+                return False
+            for _ in range(3 if mode == "on" else 1):
+                now = self.wrong(shorter, kind, mode)
+                if now and now[0] == found[0]:
+                    best[:] = [shorter, now[1]]
+                    return True
+            return False
+        if fails(text):
+            smaller(program.top, fails)
+        else:
+            best[1] += "\n(not again, when it ran a second time)"
+        flags = " ".join(self.flags(mode))
+        out = f"FAILED {kind} seed {seed} {mode} ({flags}): {best[1]}"
+        if self.o.failures:
+            name = os.path.join(self.o.failures, f"{kind}-{seed}-{mode}.qn")
+            with open(name, "w", encoding="utf-8") as f:
+                f.write(best[0])
+            with open(name + ".txt", "w", encoding="utf-8") as f:
+                f.write(f"{out}\n\n{self.o.quern} {flags} {name}\n")
+            out += f"\n  {name}"
+        return out + "\n" + "".join(f"    {line}\n" for line in best[0].splitlines())
+
+
+runner = None
+
+
+def begin(o):
+    global runner
+    runner = Runner(o)
+
+
+def check(jobs):
+    before = dict(runner.cache)
+    bad = [runner.check(*job) for job in jobs]
+    return [text for text in bad if text], {k: v - before[k] for k, v in runner.cache.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quern", default="build/quern")
+    parser.add_argument("--seed", default="1", help="a number, or random")
+    parser.add_argument("--count", type=int, default=1000000, help="programs at most")
+    parser.add_argument("--seconds", type=float, default=60, help="time at most")
+    parser.add_argument("--kind", choices=sorted(set(KINDS)), help="only programs of this kind")
+    parser.add_argument("--mode", action="append", choices=list(MODES), default=[], help="instead of the usual ones")
+    parser.add_argument("--every-mode", action="store_true", help="all of them for each program")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a tunable of what is captured")
+    parser.add_argument("--failures", metavar="FOLDER", help="keep programs that fail there, made smaller")
+    parser.add_argument("--shrink", type=float, default=20, help="seconds for making one smaller")
+    parser.add_argument("--most", type=int, default=10, help="failures after which it ends")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--no-end", action="store_true", help="programs that take too long with --jit off are left out")
+    parser.add_argument("--known", action="append", default=[], metavar="TEXT", help="failures whose report has this text are only counted")
+    parser.add_argument("--show", action="store_true", help="print the program of the seed")
+    o = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 30) if o.seed == "random" else int(o.seed)
+    if o.show:
+        print(Program(seed, o.kind or KINDS[seed % len(KINDS)]).text(), end="")
+        return 0
+    o.quern = os.path.abspath(o.quern)
+    if o.failures:
+        os.makedirs(o.failures, exist_ok=True)
+    print(f"seed {seed}", flush=True)
+    end, started, done, failed, running, counts = time.monotonic() + o.seconds, 0, 0, 0, {}, {}
+    with ProcessPoolExecutor(o.jobs, initializer=begin, initargs=(o,)) as pool:
+        while True:
+            while len(running) < 2 * o.jobs and started < o.count and time.monotonic() < end and failed < o.most:
+                jobs = []
+                for i in range(seed + started, seed + min(started + 10, o.count)):
+                    modes = o.mode or (list(MODES) if o.every_mode else ["loops", TURNS[i % len(TURNS)]])
+                    jobs.append((i, o.kind or KINDS[i % len(KINDS)], modes))
+                running[pool.submit(check, jobs)] = len(jobs)
+                started += len(jobs)
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done += running.pop(future)
+                failures, more = future.result()
+                for k, v in more.items():
+                    counts[k] = counts.get(k, 0) + v
+                for text in failures:
+                    failed += 1
+                    print(text, flush=True)
+    print(f"{counts.get('captured', 0)} without a break, {counts.get('compared', 0)} slopes and lanes compared, {counts.get('known', 0)} known failures")
+    print(f"{done - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
