@@ -305,8 +305,10 @@ int rec_all_lanes(qn_vm *vm, qn_value condition) {
 void rec_blame_lanes(qn_vm *vm) {
   struct recording *r = vm->rec;
   if (!rec_in_vmap(vm) || !value_is(r->active, TAG_ARRAY)) return;
-  r->vmap_failed = true;
-  vmap_name_first(r, r->active);
+  if (vmap_name_first(r, r->active))
+    r->vmap_failed = true;
+  else
+    raise_no_lane(vm);
 }
 
 bool rec_try_catches(const qn_vm *vm) { return !rec_in_vmap(vm) || !vm->rec->vmap_failed; }

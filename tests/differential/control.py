@@ -49,8 +49,8 @@ class Result:
     def __init__(self, status, out, err):
         self.status, self.out = status, out
         self.breaks = err.count("[breaks]")
-        # The program lies in a folder of its own in every run.
-        self.err = "\n".join(line for line in err.splitlines() if not line.startswith("["))
+        # Without the log, and without what a report shows of the source: work that has waited knows its place, but not its operands.
+        self.err = "\n".join(line for line in err.splitlines() if not line.startswith("[") and not re.match(r" *\d* \|", line))
         self.log = err
 
 
@@ -76,12 +76,17 @@ def first_difference(want, got):
     return "ends of lines"
 
 
-def difference(want, got):
+def unsigned(text):
+    """Without the signs of zeros: in derivatives they tell whether an arm was recorded that did not depend on the variable."""
+    return re.sub(r"-0\.0\b", "0.0", text)
+
+
+def difference(want, got, kind):
     """What is wrong with a run, by its kind and in words; or None."""
     bad = trouble(got, "")
     if bad:
         return bad.split(":")[0].split("\n")[0], bad
-    if want.out != got.out:
+    if want.out != got.out and (kind == "plain" or unsigned(want.out) != unsigned(got.out)):
         return "output", "other output: " + first_difference(want.out, got.out)
     if want.err != got.err or want.status != got.status:
         return "report", "another report: " + first_difference(want.err, got.err)
@@ -91,7 +96,7 @@ def difference(want, got):
 NUMBER = r"(-?[\d.e+-]+|nan|-?inf)"
 
 
-def slopes(out):
+def slopes(out, _):
     """Of the lines about slopes: (compared, a complaint or None)."""
     compared = 0
     for found in re.finditer(rf"^slopes {NUMBER} {NUMBER} {NUMBER}$", out, re.M):
@@ -106,15 +111,16 @@ def slopes(out):
     return compared, None
 
 
-def lanes(out):
+def lanes(out, text):
     """Of lanes and loops over them: (compared, a complaint or None)."""
     want, compared = None, 0
-    for found in re.finditer(r"^(looped|lanes) (.*)$", out, re.M):
+    catches = "try {\n" in text or "catch _e" in text  # which errors of single lanes do not reach
+    for found in re.finditer(r"^(looped|lanes) (.*)$", unsigned(out) if "grad(f)" in text else out, re.M):
         what, text = found.groups()
         if what == "looped":
             want = text
             continue
-        if want is None or text in ("E406", "E405") or (text.startswith("E") and want.startswith("E")):
+        if want is None or text in ("E406", "E405") or (text.startswith("E") and (catches or want.startswith("E"))):
             continue
         if "nan" in text or "nan" in want:  # whose sign is not told
             continue
@@ -151,10 +157,10 @@ class Runner:
         if bad:
             return "off " + bad.split(":")[0].split("\n")[0], bad
         if mode == "off":
-            compared, bad = {"grad": slopes, "vmap": lanes}.get(kind, lambda out: (0, None))(want.out)
+            compared, bad = {"grad": slopes, "vmap": lanes}.get(kind, lambda *_: (0, None))(want.out, text)
             self.compared = compared
             return ("values", bad) if bad else None
-        return difference(want, self.run(text, mode))
+        return difference(want, self.run(text, mode), kind)
 
     def check(self, seed, kind, modes):
         """The report of what fails, or None."""
@@ -171,7 +177,7 @@ class Runner:
                 got = self.run(text, mode)
                 if mode == "loops":
                     self.cache["captured"] += got.breaks == 0
-                found = difference(want, got)
+                found = difference(want, got, kind)
             if found and any(text in found[1] for text in self.o.known):
                 self.cache["known"] += 1
             elif found:
