@@ -882,6 +882,7 @@ typedef struct logic_arm {
   qn_vm *vm;
   node *n; /* NULL: it has been evaluated, to `v` */
   qn_value *fp, v;
+  bool to_array, to_bool; /* a bool becomes an array; an array becomes a bool */
 } logic_arm;
 
 static qn_value run_logic_arm(void *ctx, rec_exit *how) {
@@ -891,34 +892,72 @@ static qn_value run_logic_arm(void *ctx, rec_exit *how) {
     *how = REC_ERROR;
     return v;
   }
-  if (truth_kind(v)) return as_rank0(a->vm, v);
-  fail_condition(a->vm, v, a->n);
-  *how = REC_ERROR;
-  return value_fail(a->vm, v);
+  if (!truth_kind(v)) {
+    fail_condition(a->vm, v, a->n);
+    *how = REC_ERROR;
+    return value_fail(a->vm, v);
+  }
+  v = as_rank0(a->vm, v);
+  qn_value made = value_unset();
+  if (a->to_array && value_is(v, TAG_BOOL))
+    made = op_apply(a->vm, OP_fit, &v, 1, &(op_attr){.dtype = DTYPE_TEST});
+  else if (a->to_bool && value_is(v, TAG_ARRAY))
+    made = rec_host_number(a->vm, v, WEAK_BOOL);
+  if (!value_is(made, TAG_UNSET)) {
+    value_release(a->vm, v);
+    v = made;
+  }
+  if (value_is_error(v)) *how = REC_ERROR;
+  return v;
 }
 
 /* a and b, a or b, if `a` (taken over) differs between lanes of a vmap: `b` is evaluated for the lanes in which `a` does not decide. */
 static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or) {
-  logic_arm keep = {vm, NULL, fp, a}, other = {vm, n->b, fp, value_nil()};
+  logic_arm keep = {.vm = vm, .fp = fp, .v = a}, other = {.vm = vm, .n = n->b, .fp = fp};
   rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
   qn_value result = value_nil();
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &a);
-  rec_answer answer = rec_if(vm, n->h.at, a, arms[0], arms[1], (rec_slots){NULL, 0}, true, &result);
+  const rec_branch branch = {.at = n->h.at, .then = arms[0], .otherwise = arms[1], .used = true};
+  rec_answer answer = rec_if(vm, &branch, a, &result);
   vm_disown(vm, &held);
   value_release(vm, a);
   return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
 }
 
-/* a and b; a or b if the flag is set. The result is a bool, or a bool array of rank 0 if an evaluated operand was an array. */
+/* Offers a and b, a or b to the recorder. Borrows `a`. REC_DONE: *result is set. */
+static __attribute__((noinline)) rec_answer offer_logic(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or,
+                                                        qn_value *result) {
+  bool array = value_is(a, TAG_ARRAY), test = n->h.flag & LOGIC_TEST;
+  logic_arm keep = {.vm = vm, .fp = fp, .v = array ? a : value_bool(is_or)}, other = {.vm = vm, .n = n->b, .fp = fp};
+  other.to_array = array;
+  other.to_bool = !array && test;
+  rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &a);
+  const rec_branch branch = {.at = n->h.at, .then = arms[0], .otherwise = arms[1], .used = true};
+  rec_answer answer = rec_logic(vm, &branch, a, is_or, result);
+  vm_disown(vm, &held);
+  return answer;
+}
+
+/* a and b; a or b if the flag has LOGIC_OR. The result is a bool, or a bool array of rank 0 if an evaluated operand was an array. */
 qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   n_binary *n = (n_binary *)h;
   qn_value a = eval(vm, n->a, fp);
-  bool is_or = h->flag != 0;
+  bool is_or = h->flag & LOGIC_OR;
   if (value_stops(a)) return a;
   bool array = value_is(a, TAG_ARRAY);
   int truth;
   if (truth_kind(a) && rec_is_lane(vm, a)) return logic_lanes(vm, n, fp, a, is_or);
+  if (rec_may_branch(vm, a) && truth_kind(a)) {
+    qn_value result = value_nil();
+    rec_answer answer = offer_logic(vm, n, fp, a, is_or, &result);
+    if (answer != REC_NOT_YET) {
+      value_release(vm, a);
+      return answer == REC_DONE ? result : value_error();
+    }
+  }
   if (array) {
     truth = condition(vm, value_retain(a), n->a);
     if (truth < 0) return value_fail(vm, a);

@@ -2,7 +2,7 @@
  *
  * break, continue and return travel up as signal values; the value of a return waits in interp.returned. Loops poll for interrupts and
  * limits at each turn. While a call is recorded, branches on traced values and loops are first offered to the recorder, together with the
- * outer variables that they may rebind.
+ * outer variables that they may rebind; and so is the rest of a function, from a statement on that may return (n_tail).
  */
 #include <string.h>
 
@@ -61,6 +61,12 @@ rec_exit exit_of(qn_vm *vm, qn_value *v) {
   *v = interp_of(vm)->returned;
   interp_of(vm)->returned = value_nil();
   return REC_RETURN;
+}
+
+/* The function returns v, which is taken over: the value that statements up to its end give. */
+static qn_value returning(qn_vm *vm, qn_value v) {
+  slot_set(vm, &interp_of(vm)->returned, v);
+  return value_signal(SIGNAL_RETURN);
 }
 
 static qn_value run_arm(void *ctx, rec_exit *how) {
@@ -128,10 +134,16 @@ static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp,
   int count = site_slots(n->site, fp, slots);
   if (count < 0) return REC_NOT_YET;
   arm then = {vm, n->then, fp}, otherwise = {vm, n->otherwise, fp};
+  rec_branch branch = {.at = n->h.at,
+                       .then = {run_arm, &then},
+                       .otherwise = {run_arm, &otherwise},
+                       .assigned = {slots, count},
+                       .used = n->h.flag & IF_USED,
+                       .leaves = n->h.flag & IF_LEAVES,
+                       .last = n->h.flag & IF_LAST};
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &predicate);
-  rec_answer answer = rec_if(vm, n->h.at, predicate, (rec_arm){run_arm, &then}, (rec_arm){run_arm, &otherwise},
-                             (rec_slots){slots, count}, n->h.flag != 0, result);
+  rec_answer answer = rec_if(vm, &branch, predicate, result);
   vm_disown(vm, &held);
   return answer;
 }
@@ -157,6 +169,39 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (truth) return eval(vm, n->then, fp);
   return n->otherwise ? eval(vm, n->otherwise, fp) : value_nil();
+}
+
+/* ---- the rest of a function ---------------------------------------------------------------------------------------------------- */
+
+static qn_value run_tail(void *ctx, rec_exit *how) {
+  arm *a = ctx;
+  const n_tail *n = (const n_tail *)a->n;
+  qn_value v = eval(a->vm, n->first, a->fp);
+  for (uint32_t i = n->next; i < n->block->n && !value_stops(v); i++) {
+    value_release(a->vm, v);
+    v = eval(a->vm, n->block->items[i], a->fp);
+    if (value_is_error(v)) raise_at(a->vm, n->block->items[i]->at);
+  }
+  *how = exit_of(a->vm, &v);
+  return v;
+}
+
+static __attribute__((noinline)) rec_answer offer_tail(qn_vm *vm, n_tail *n, qn_value *fp, qn_value *result) {
+  qn_value *slots[SITE_MAX];
+  int count = site_slots(n->site, fp, slots);
+  arm a = {vm, &n->h, fp};
+  return count < 0 ? REC_NOT_YET : rec_tail(vm, n->h.at, (rec_arm){run_tail, &a}, (rec_slots){slots, count}, result);
+}
+
+qn_value eval_tail(qn_vm *vm, node *h, qn_value *fp) {
+  n_tail *n = (n_tail *)h;
+  qn_value result = value_nil();
+  if (__builtin_expect(rec_may_leave(vm), 0)) {
+    rec_answer answer = offer_tail(vm, n, fp, &result);
+    if (answer == REC_FAILED) return value_error();
+    if (answer == REC_DONE) return returning(vm, result);
+  }
+  return eval(vm, n->first, fp);
 }
 
 /* ---- try -------------------------------------------------------------------------------------------------------------------- */
@@ -497,9 +542,7 @@ qn_value eval_signal(qn_vm *vm, node *n, qn_value *fp) {
 qn_value eval_return(qn_vm *vm, node *h, qn_value *fp) {
   n_one *n = (n_one *)h;
   qn_value v = n->a ? eval(vm, n->a, fp) : value_nil();
-  if (value_stops(v)) return v;
-  slot_set(vm, &interp_of(vm)->returned, v);
-  return value_signal(SIGNAL_RETURN);
+  return value_stops(v) ? v : returning(vm, v);
 }
 
 qn_value eval_import(qn_vm *vm, node *h, qn_value *fp) {

@@ -215,8 +215,10 @@ typedef struct n_fn {
   node **initials;
 } n_fn;
 
+/* Does anything use the value; may something in it break, continue or return; does the function end with it? */
+enum { IF_USED = 1, IF_LEAVES = 2, IF_LAST = 4 };
 typedef struct n_if {
-  node h;                        /* flag: whether anything uses the value */
+  node h;                        /* flag: IF_... */
   node *cond, *then, *otherwise; /* otherwise: NULL if there is no else */
   site *site;
 } n_if;
@@ -233,6 +235,15 @@ typedef struct n_block {
   uint32_t first, last; /* the slots of the variables that the block declares; cleared when it ends */
   node *items[];
 } n_block;
+
+/* A statement of the block that a function ends with, in which something may return. It stands in the block in place of the statement. */
+typedef struct n_tail {
+  node h;
+  node *first;    /* the statement */
+  n_block *block; /* what follows: the items of this block from number `next` on */
+  uint32_t next;
+  site *site; /* of all this */
+} n_tail;
 
 /* Where an assignment, let or loop stores a value. */
 typedef enum lvalue_kind {
@@ -330,7 +341,8 @@ static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v)
   return __builtin_expect(value_is_heap(v), 0) ? eval_holding(vm, n, fp, v) : eval(vm, n, fp);
 }
 
-/* eval_scalar.c: variables, constants, operators */
+/* eval_scalar.c: variables, constants, operators. The flag of `and` and `or`: which one it is; is the value only used as a condition? */
+enum { LOGIC_OR = 1, LOGIC_TEST = 2 };
 evaluator eval_const, eval_nil, eval_local, eval_global, eval_capture, eval_self, eval_unary, eval_not, eval_logic;
 evaluator eval_add_global; /* x = x + e for a global x */
 /* The evaluator of a binary operator whose operands are of these kinds; `k` is the right one if it is a constant. */
@@ -390,7 +402,7 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v);
 /* eval_stmt.c */
 /* eval_block_plain: for blocks whose variables need not be cleared at their end */
 evaluator eval_block, eval_block_plain;
-evaluator eval_if, eval_try, eval_for_range, eval_for, eval_while, eval_return, eval_import;
+evaluator eval_if, eval_tail, eval_try, eval_for_range, eval_for, eval_while, eval_return, eval_import;
 evaluator eval_signal; /* break or continue, by the node's flag (signal_kind) */
 /* The truth of the value of a condition, which is taken over: 1, 0, or -1 with an error raised. */
 int condition(qn_vm *vm, qn_value v, node *n);

@@ -67,6 +67,7 @@ typedef struct function {
   uint32_t loops, tries; /* how many loops and try bodies are open */
   uint32_t loop_vars;    /* how many variables there were when the innermost loop began */
   const struct loop_test *tests; /* the conditions of the while loops around, the innermost first */
+  uint32_t signals, returns;     /* how many nodes so far break, continue or return; how many return */
   uint32_t early;                /* how many early returns around have become branches, one inside the other */
 } function;
 
@@ -177,6 +178,8 @@ QN_MUST_CHECK bool note_read(resolver *r, function *f, variable *v);
 /* ---- nodes ---------------------------------------------------------------------------------------------------------------- */
 
 QN_MUST_CHECK node *expression(resolver *r, const ast_node *n);
+/* The node of an expression that is only used as a condition. */
+QN_MUST_CHECK node *condition_node(resolver *r, const ast_node *n);
 /* The node of one item of an index, which may be an expression, a slice, an ellipsis or a new axis. */
 QN_MUST_CHECK node *index_item_node(resolver *r, const ast_node *n);
 QN_MUST_CHECK node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, bool left_rebound);

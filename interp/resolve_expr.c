@@ -58,10 +58,26 @@ static node *logic_expression(resolver *r, const ast_node *n) {
   n_binary *out = node_new(r, sizeof *out, eval_logic, n);
   if (!out) return NULL;
   out->mark = ast_mark(n);
-  out->h.flag = n->kind == AST_or;
+  out->h.flag = n->kind == AST_or ? LOGIC_OR : 0;
   out->a = expression(r, n->kids[0]);
   out->b = out->a ? expression(r, n->kids[1]) : NULL;
   return out->b ? &out->h : NULL;
+}
+
+node *condition_node(resolver *r, const ast_node *n) {
+  node *out = expression(r, n);
+  node *few[8] = {out}; /* parts of longer conditions are as in any expression */
+  uint32_t count = out != NULL;
+  while (count) {
+    node *x = few[--count];
+    if (x->eval == eval_not) few[count++] = ((n_one *)x)->a;
+    if (x->eval != eval_logic) continue;
+    x->flag |= LOGIC_TEST;
+    if (count + 2 > sizeof few / sizeof *few) break;
+    few[count++] = ((n_binary *)x)->a;
+    few[count++] = ((n_binary *)x)->b;
+  }
+  return out;
 }
 
 /* ---- items -------------------------------------------------------------------------------------------------------------------- */

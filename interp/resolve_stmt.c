@@ -410,8 +410,9 @@ static node *branch_node(resolver *r, const ast_node *n, bool used, bool tail, c
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
   site_mark mark;
-  out->h.flag = used;
-  out->cond = expression(r, n->kids[AST_if_cond]);
+  uint32_t signals = r->fn->signals;
+  out->h.flag = (uint8_t)((used ? IF_USED : 0) | (tail ? IF_LAST : 0));
+  out->cond = condition_node(r, n->kids[AST_if_cond]);
   if (!out->cond || !(out->site = site_begin(r, &mark))) return NULL;
   out->then = block_node(r, n->kids[AST_if_then], used, tail);
   if (!out->then) return NULL;
@@ -422,6 +423,7 @@ static node *branch_node(resolver *r, const ast_node *n, bool used, bool tail, c
   else if (other)
     out->otherwise = other->kind == AST_if ? if_node(r, other, used, tail) : block_node(r, other, used, tail);
   r->fn->early -= rest != NULL;
+  if (r->fn->signals != signals) out->h.flag |= IF_LEAVES;
   return (out->otherwise || !(rest || other)) && site_end(r, out->site, &mark) ? &out->h : NULL;
 }
 
@@ -527,7 +529,7 @@ static node *while_node(resolver *r, const ast_node *n) {
   n_while *out = node_new(r, sizeof *out, eval_while, n);
   site_mark mark;
   if (!out || !(out->site = site_begin(r, &mark))) return NULL;
-  out->cond = expression(r, n->kids[AST_while_cond]);
+  out->cond = condition_node(r, n->kids[AST_while_cond]);
   if (!out->cond) return NULL;
   function *f = r->fn;
   uint32_t loop_vars = f->loop_vars;
@@ -554,6 +556,7 @@ static node *signal_node(resolver *r, const ast_node *n, signal_kind kind) {
   node *out = node_new(r, sizeof *out, eval_signal, n);
   if (!out) return NULL;
   out->flag = (uint8_t)kind;
+  r->fn->signals++;
   return out;
 }
 
@@ -563,6 +566,8 @@ static node *return_node(resolver *r, const ast_node *n, bool tail) {
   if (tail) return value ? expression(r, value) : nil_node(r, n);
   n_one *out = node_new(r, sizeof *out, eval_return, n);
   if (!out || (value && !(out->a = expression(r, value)))) return NULL;
+  r->fn->signals++;
+  r->fn->returns++;
   return &out->h;
 }
 
@@ -615,15 +620,32 @@ static bool ends_in_return(const ast_node *block) {
   return block->n > 0 && block->kids[block->n - 1]->kind == AST_return;
 }
 
+/* The statement `first` of a block that the function ends with, as what the recorder is asked about before it runs. */
+static node *tail_node(resolver *r, const ast_node *n, node *first, n_block *block, site *s) {
+  n_tail *out = node_new(r, sizeof *out, eval_tail, n);
+  if (!out) return NULL;
+  out->first = first;
+  out->block = block;
+  out->next = block->n + 1;
+  out->site = s;
+  return &out->h;
+}
+
+/* Is it a branch or loop? */
+static bool has_body(const ast_node *n) { return n->kind == AST_if || n->kind == AST_for || n->kind == AST_while; }
+
 /* The node of the statements of a block from number `from` on, without a scope of their own. */
 static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail) {
   uint32_t count = n->n - from;
   if (count == 0) return nil_node(r, n);
   n_block *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_block_plain, n);
   if (!out) return NULL;
+  site_mark mark = {r->fn->nevents, r->fn->top, r->fn->nreads}, at;
+  site *rebound = NULL; /* what the statements rebind, if one of them is a tail */
   for (uint32_t i = from; i < n->n; i++) {
     const ast_node *kid = n->kids[i];
     bool last = i + 1 == n->n;
+    uint32_t returns = r->fn->returns;
     node *item;
     if (tail && !last && kid->kind == AST_if && !kid->kids[AST_if_otherwise] &&
         ends_in_return(kid->kids[AST_if_then]) && r->fn->early < EARLY_MAX) {
@@ -633,6 +655,9 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
       i = n->n;
     } else {
       item = statement(r, kid, last && used, last && tail);
+      bool may_return = tail && r->fn->returns != returns && has_body(kid) && !(last && kid->kind == AST_if);
+      if (item && may_return && !rebound) rebound = site_begin(r, &at);
+      if (item && may_return) item = rebound ? tail_node(r, kid, item, out, rebound) : NULL;
     }
     if (!item) {
       raise_at(r->vm, kid->at);
@@ -640,6 +665,8 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
     }
     out->items[out->n++] = item;
   }
+  mark.top = r->fn->top;
+  if (rebound && !site_end(r, rebound, &mark)) return NULL;
   return out->n == 1 ? out->items[0] : &out->h;
 }
 

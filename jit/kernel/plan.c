@@ -942,6 +942,7 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
       graph *part = graph_copy(node->payload.regions[k]);
       uint32_t *donated = calloc(node->nin + 1u, sizeof *donated);
       if (part && donated) {
+        graph_dce(part); /* results of branches in it that only a result needs which nobody takes */
         donate(g, last, i, k, donated);
         r->parts[k] = make_plan(part, p->target, tune, donated, cancel, why, size);
       } else {

@@ -19,6 +19,7 @@
 #include "jit/trace/body.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/gradients.h"
+#include "jit/trace/node_copy.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -100,43 +101,6 @@ void body_finish(graph_body *b) {
     for (uint32_t k = 0; k < x->nargs + x->nouts; k++) h = hash_mix(h, x->args[k]);
   }
   b->code.shared.id = h;
-}
-
-/* ---- from one graph to another ---------------------------------------------------------------------------------------------------- */
-
-bool copy_begin(node_copy *c, qn_vm *vm, graph *to, const graph *from, uint32_t parent) {
-  *c = (node_copy){.vm = vm, .to = to, .from = from, .parent = parent};
-  c->map = mem_zalloc(vm, from->n * sizeof *c->map);
-  c->sites = c->map ? mem_zalloc(vm, from->nsites * sizeof *c->sites) : NULL;
-  return c->sites != NULL;
-}
-
-void copy_end(node_copy *c) {
-  if (c->map) mem_free(c->vm, c->map, c->from->n * sizeof *c->map);
-  if (c->sites) mem_free(c->vm, c->sites, c->from->nsites * sizeof *c->sites);
-  mem_free(c->vm, c->in, c->in_cap * sizeof *c->in);
-}
-
-static uint32_t copy_site(node_copy *c, uint32_t site) {
-  if (!site || site >= c->from->nsites) return c->parent;
-  while (!c->sites[site]) {
-    uint32_t s = site;
-    for (uint32_t up; (up = c->from->sites[s].parent) != 0 && !c->sites[up];) s = up;
-    const graph_site *x = &c->from->sites[s];
-    c->sites[s] = graph_site_add(c->to, x->at, x->parent ? c->sites[x->parent] : c->parent, x->function);
-    if (!c->sites[s]) return 0; /* memory was short; the graph is marked as failed */
-  }
-  return c->sites[site];
-}
-
-uint32_t copy_node(node_copy *c, uint32_t i) {
-  graph_node n = c->from->nodes[i];
-  uint32_t site = copy_site(c, n.site);
-  if (n.kind == NODE_CONST) return graph_const(c->to, n.type, n.payload.data, site);
-  if (!mem_grow(c->vm, (void **)&c->in, &c->in_cap, n.nin + 1u, sizeof *c->in)) return 0;
-  for (int k = 0; k < n.nin; k++) c->in[k] = c->map[n.in[k]];
-  n.site = site;
-  return graph_node_like(c->to, &n, c->in);
 }
 
 /* ---- cutting ------------------------------------------------------------------------------------------------------------------------ */

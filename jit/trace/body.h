@@ -43,22 +43,4 @@ QN_MUST_CHECK qn_value body_value(qn_vm *vm, graph_body *b, const qn_value *valu
 /* Names the body's arguments; `params` is a list of texts (retained). */
 void body_name_params(graph_body *b, qn_value params);
 
-/* ---- copying nodes from one graph to another ---- */
-
-typedef struct node_copy {
-  qn_vm *vm;
-  graph *to;
-  const graph *from;
-  uint32_t *map, *sites; /* for each node and site of `from` its copy, or 0. The caller stores the copies of nodes */
-  uint32_t parent;       /* the site that becomes the parent of copied sites which have none */
-  uint32_t *in;          /* scratch space for operands */
-  uint32_t in_cap;
-} node_copy;
-/* Begins copying nodes of `from` to `to`. False with an error raised. copy_end must be called in either case. */
-QN_MUST_CHECK bool copy_begin(node_copy *c, qn_vm *vm, graph *to, const graph *from, uint32_t parent);
-/* Copies node i, a constant or an op whose operands have been copied; does not store it in the map. 0 if memory is short (no error is
- * raised). */
-uint32_t copy_node(node_copy *c, uint32_t i);
-void copy_end(node_copy *c);
-
 #endif

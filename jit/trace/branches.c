@@ -6,68 +6,25 @@
  * appended, and where the arms differ its results become the values of the variables. Values from outside the arms are inputs of their
  * graphs.
  *
- * In the body of a captured loop (loops.c) an arm may leave by break or continue. Then the other arm stays open: it is recorded on to the end of
- * the turn, where both ends are joined as above, with what the loop's variables hold (turn_close).
+ * An arm may leave the turn of a captured loop, or the function: ways.c tells how. A function can only be left if all that follows is captured,
+ * too; so where something may return, the rest of the function is tried first, in an arm of its own, whose nodes then join the graph
+ * (rec_tail).
  *
- * An arm that needs data, has an effect, draws random numbers, fails, or leaves in another way is no region: what has been recorded of it is
- * forgotten, as if it had not been looked at, and the branch ends the capture as before.
+ * An arm that needs data, has an effect, draws random numbers or fails is no region: what has been recorded of it is forgotten, as if it had
+ * not been looked at, and the branch ends the capture as before.
  */
 #include <string.h>
 
 #include "jit/trace/breaks.h"
+#include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/ways.h"
 
 enum {
-  ARMS_DEEP = 16, /* how deep branches may nest */
+  ARMS_DEEP = 64, /* how deep branches may nest */
   LOOKED_AT = 256 /* nodes, for whether a number is data */
 };
-
-/* What an arm has come to at its end. */
-typedef struct arm_end {
-  struct recording *r; /* owned */
-  rec_exit how;
-  qn_value value, *slots;  /* owned: its value, and what the variables hold */
-  uint32_t *nodes, n, cap; /* of the leaves of the slots and the value that are arrays or numbers; 0 of others */
-} arm_end;
-
-/* A branch while its arms are being captured. */
-typedef struct branch {
-  qn_vm *vm;
-  struct recording *r;
-  rec_slots assigned;
-  qn_value *before; /* owned: what the variables held */
-  arm_end arms[2];  /* as they have been run */
-  bool turned;      /* the second arm of the branch was run first */
-  /* results of the region: the node of each arm; and when it is there their values (owned) */
-  uint32_t *outs[2], nouts, outs_cap[2];
-  qn_value *values;
-  uint32_t leaf, out; /* while trees are walked: the numbers of the next leaf and of the next result */
-  bool build;         /* the walk makes the final values; else it only finds out whether the arms agree */
-} branch;
-
-/* ---- arms -------------------------------------------------------------------------------------------------------------------- */
-
-static bool note_leaf(void *ctx, qn_value v) {
-  arm_end *a = ctx;
-  qn_vm *vm = a->r->vm;
-  bool number = value_is_operand(v);
-  uint32_t node = number ? rec_node(a->r, v) : 0;
-  if ((number && !node) || !mem_grow(vm, (void **)&a->nodes, &a->cap, a->n + (size_t)1, sizeof *a->nodes)) return false;
-  a->nodes[a->n++] = node;
-  return true;
-}
-
-/* Notes what the variables hold, and the arm's value, at its end. */
-static bool note_end(arm_end *end, rec_slots held) {
-  qn_vm *vm = end->r->vm;
-  if (!(end->slots = mem_zalloc(vm, ((size_t)held.n + 1) * sizeof *end->slots))) return false;
-  for (int i = 0; i < held.n; i++) {
-    end->slots[i] = value_retain(*held.slots[i]);
-    if (!tree_each(vm, end->slots[i], note_leaf, end)) return false;
-  }
-  return tree_each(vm, end->value, note_leaf, end);
-}
 
 void slots_set(qn_vm *vm, rec_slots s, const qn_value *to) {
   for (int i = 0; i < s.n; i++) {
@@ -77,245 +34,18 @@ void slots_set(qn_vm *vm, rec_slots s, const qn_value *to) {
   }
 }
 
-/* The turn that an arm of this recording may leave; NULL: it may leave none. */
-static rec_turn *turn_of(const struct recording *r) {
-  rec_turn *t = rec_base((struct recording *)(uintptr_t)r)->turn;
-  return t && t->r == r && !t->inner ? t : NULL;
+/* What variables hold, owned; NULL with an error raised. */
+static qn_value *slots_keep(qn_vm *vm, rec_slots s) {
+  qn_value *kept = mem_zalloc(vm, ((size_t)s.n + 1) * sizeof *kept);
+  for (int i = 0; i < s.n && kept; i++) kept[i] = value_retain(*s.slots[i]);
+  return kept;
+}
+static void slots_free(qn_vm *vm, rec_slots s, qn_value *kept) {
+  for (int i = 0; i < s.n && kept; i++) value_release(vm, kept[i]);
+  if (kept) mem_free(vm, kept, ((size_t)s.n + 1) * sizeof *kept);
 }
 
-/* Runs one arm, after `first` where that is not NULL. False: it is no region, or an error is raised that counts. */
-static bool run_arm(branch *b, rec_arm arm, const struct recording *first, arm_end *end) {
-  qn_vm *vm = b->vm;
-  qn_value *mark = vm->sp;
-  if (!(end->r = rec_arm_begin(b->r, first))) return false;
-  end->how = REC_VALUE;
-  end->value = arm.run(arm.ctx, &end->how);
-  const rec_turn *t = end->how == REC_BREAK || end->how == REC_CONTINUE ? turn_of(b->r) : NULL;
-  bool ok = (end->how == REC_VALUE || t) && vm->rec == end->r && !end->r->regions.n;
-  if (end->how == REC_ERROR) end->value = value_nil();
-  if (!ok) vm_pop_to(vm, mark);
-  if (ok && t) end->value = value_bool(end->how == REC_BREAK);
-  ok = ok && note_end(end, t ? t->slots : b->assigned) && !end->r->g->failed;
-  rec_arm_end(end->r);
-  slots_set(vm, b->assigned, b->before);
-  return ok;
-}
-
-/* ---- what the arms agree in --------------------------------------------------------------------------------------------------- */
-
-/* Is it a value from outside that both arms have left as it was? */
-static bool is_outer(const branch *b, qn_value x, qn_value y) {
-  return x.head == y.head && x.u.i == y.u.i && !rec_traced(b->arms[0].r, x) && !rec_traced(b->arms[1].r, y);
-}
-
-/* Joins a leaf of the first arm and one of the second. Owned; nil if only looking (`build`). The error value, without an error raised, if
- * the arms do not agree. */
-static qn_value join_leaf(branch *b, qn_value x, qn_value y) {
-  qn_vm *vm = b->vm;
-  uint32_t at = b->leaf++, nodes[2] = {b->arms[0].nodes[at], b->arms[1].nodes[at]};
-  if (!nodes[0] || !nodes[1]) {
-    bool same = x.head == y.head && (x.u.i == y.u.i || (value_is(x, TAG_STR) && str_equal(value_str(x), value_str(y))));
-    return same && !nodes[0] && !nodes[1] ? value_retain(x) : value_error();
-  }
-  if (is_outer(b, x, y)) return value_retain(x);
-  if (b->build) return value_retain(b->values[b->out++]);
-  const graph_type *t = &b->arms[0].r->g->nodes[nodes[0]].type, *u = &b->arms[1].r->g->nodes[nodes[1]].type;
-  if (!graph_type_same(t, u) || !type_is_fixed(t)) return value_error();
-  for (int k = 0; k < 2; k++) {
-    if (!mem_grow(vm, (void **)&b->outs[k], &b->outs_cap[k], b->nouts + (size_t)1, sizeof *b->outs[k]))
-      return value_error();
-    b->outs[k][b->nouts] = nodes[k];
-  }
-  b->nouts++;
-  return value_nil();
-}
-
-/* Joins x, a value of the first arm, and y, that of the second. As join_leaf. */
-static qn_value join(branch *b, qn_value x, qn_value y) {
-  qn_vm *vm = b->vm;
-  bool list = value_is(x, TAG_LIST) && value_is(y, TAG_LIST),
-       record = value_is(x, TAG_RECORD) && value_is(y, TAG_RECORD);
-  if (value_is(x, TAG_LIST) != value_is(y, TAG_LIST) || value_is(x, TAG_RECORD) != value_is(y, TAG_RECORD))
-    return value_error();
-  if (!list && !record) return join_leaf(b, x, y);
-  uint32_t n = list ? value_list(x)->len : value_record(x)->len;
-  if (n != (list ? value_list(y)->len : value_record(y)->len) || !vm_enter(vm, 0)) return value_error();
-  for (uint32_t i = 0; i < n && record; i++)
-    if (!str_equal(record_name(value_record(x), i), record_name(value_record(y), i))) return value_error();
-  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(x));
-  if (!copy) return value_error();
-  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
-  qn_value *to = list ? value_list(out)->items : value_record(out)->items;
-  const qn_value *p = list ? value_list(x)->items : value_record(x)->items;
-  const qn_value *q = list ? value_list(y)->items : value_record(y)->items;
-  for (uint32_t i = 0; i < n; i++) {
-    qn_value v = join(b, p[i], q[i]);
-    if (value_is_error(v)) {
-      value_release(vm, out);
-      return v;
-    }
-    to[i] = v;
-  }
-  return out;
-}
-
-/* Joins all variables and the value of the branch. If values are made (`build`), the variables are set and *result is the value. False if
- * the arms do not agree, or with an error raised. */
-static bool join_all(branch *b, bool build, qn_value *result) {
-  b->leaf = b->out = 0;
-  b->build = build;
-  if (b->arms[0].n != b->arms[1].n) return false;
-  for (int i = 0; i < b->assigned.n; i++) {
-    qn_value v = join(b, b->arms[0].slots[i], b->arms[1].slots[i]);
-    if (value_is_error(v)) return false;
-    if (build) {
-      value_release(b->vm, *b->assigned.slots[i]);
-      *b->assigned.slots[i] = v;
-    } else {
-      value_release(b->vm, v);
-    }
-  }
-  qn_value v = join(b, b->arms[0].value, b->arms[1].value);
-  if (value_is_error(v)) return false;
-  if (build)
-    *result = v;
-  else
-    value_release(b->vm, v);
-  return true;
-}
-
-/* ---- the node ------------------------------------------------------------------------------------------------------------------ */
-
-/* The graph of an arm, a copy, with inputs for what only the one that was run last has captured. NULL when memory is short. */
-static graph *arm_graph(const struct recording *r, const struct recording *arm, const struct recording *second) {
-  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++)
-    if (!graph_input(arm->g, r->g->nodes[second->captures[i]].type, 0)) return NULL;
-  graph *copy = graph_copy(arm->g);
-  if (copy) graph_dce(copy);
-  return copy;
-}
-
-uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],
-                    const op_attr *attr, uint32_t site) {
-  qn_vm *vm = r->vm;
-  const struct recording *last = arms[0]->g->ninputs > arms[1]->g->ninputs ? arms[0] : arms[1];
-  uint32_t n = 0, captured = last->g->ninputs, *in = mem_alloc(vm, (captured + (size_t)1) * sizeof *in);
-  if (!in) return 0;
-  if (predicate) in[n++] = predicate;
-  for (uint32_t i = 0; i < captured; i++) in[n++] = last->captures[i];
-  graph *first = arm_graph(r, arms[0], last), *second = first ? arm_graph(r, arms[1], last) : NULL;
-  uint32_t node = graph_regions(r->g, kind, in, (int)n, first, second, attr, site);
-  mem_free(vm, in, (captured + (size_t)1) * sizeof *in);
-  if (!node && !error_pending(vm)) raise_memory(vm);
-  return node;
-}
-
-static bool make_node(branch *b, uint32_t predicate, uint32_t site) {
-  qn_vm *vm = b->vm;
-  graph *g = b->r->g;
-  for (int which = 0; which < 2; which++)
-    for (uint32_t k = 0; k < b->nouts; k++)
-      if (!graph_output(b->arms[which].r->g, b->outs[which][k])) return raise_memory(vm), false;
-  struct recording *const arms[2] = {b->arms[b->turned].r, b->arms[!b->turned].r};
-  uint32_t node = arms_close(b->r, NODE_IF, predicate, arms, NULL, site);
-  b->values = mem_zalloc(vm, ((size_t)b->nouts + 1) * sizeof *b->values);
-  bool ok = node && b->values;
-  for (uint32_t k = 0; k < b->nouts && ok; k++) {
-    graph_type type = graph_result_type(&g->nodes[node], k);
-    uint32_t proj = graph_proj(g, node, k, type, site);
-    b->values[k] = proj ? rec_value_of(b->r, proj) : value_error();
-    ok = !value_is_error(b->values[k]);
-    if (!ok) b->values[k] = value_nil();
-  }
-  if (!ok && !error_pending(vm)) raise_memory(vm);
-  return ok && rec_appended(b->r);
-}
-
-/* `n` variables were noted. */
-static void arm_free(qn_vm *vm, arm_end *a, int n) {
-  value_release(vm, a->value);
-  for (int i = 0; i < n && a->slots; i++) value_release(vm, a->slots[i]);
-  if (a->slots) mem_free(vm, a->slots, ((size_t)n + 1) * sizeof *a->slots);
-  mem_free(vm, a->nodes, a->cap * sizeof *a->nodes);
-  if (a->r) rec_free(a->r);
-  *a = (arm_end){.value = value_nil()};
-}
-
-static void branch_free(branch *b) {
-  qn_vm *vm = b->vm;
-  for (int k = 0; k < 2; k++) {
-    const rec_turn *t = b->arms[k].how == REC_VALUE ? NULL : turn_of(b->r);
-    arm_free(vm, &b->arms[k], t ? t->slots.n : b->assigned.n);
-    mem_free(vm, b->outs[k], b->outs_cap[k] * sizeof *b->outs[k]);
-  }
-  for (int i = 0; i < b->assigned.n && b->before; i++) value_release(vm, b->before[i]);
-  if (b->before) mem_free(vm, b->before, ((size_t)b->assigned.n + 1) * sizeof *b->before);
-  for (uint32_t k = 0; k < b->nouts && b->values; k++) value_release(vm, b->values[k]);
-  if (b->values) mem_free(vm, b->values, ((size_t)b->nouts + 1) * sizeof *b->values);
-  if (!b->r->ended) vm->rec = b->r;
-}
-
-/* ---- arms that leave a turn -------------------------------------------------------------------------------------------------------- */
-
-/* A branch one of whose arms has left the turn, while the other one is recorded on. */
-struct open_branch {
-  struct open_branch *outer;
-  struct recording *r;    /* that has the branch */
-  arm_end gone;           /* owned; its value: does it leave the loop? */
-  struct recording *open; /* owned */
-  uint32_t predicate, site;
-  bool turned; /* the arm that has left is the second one */
-};
-
-/* The turn goes on in the second arm that was run, the first one has left it. False with an error raised. */
-static bool turn_open(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
-  qn_vm *vm = b->vm;
-  rec_turn *t = turn_of(b->r);
-  struct open_branch *o = mem_zalloc(vm, sizeof *o);
-  if (!o) return false;
-  *o = (struct open_branch){t->open, b->r, b->arms[0], b->arms[1].r, predicate, site, b->turned};
-  b->arms[0] = (arm_end){.value = value_nil()};
-  b->arms[1].r = NULL;
-  t->open = o;
-  t->r = o->open;
-  t->leaves |= o->gone.how == REC_BREAK;
-  t->parts = true;
-  slots_set(vm, b->assigned, b->arms[1].slots);
-  *result = value_retain(b->arms[1].value);
-  return true;
-}
-
-static void open_free(qn_vm *vm, rec_turn *t) {
-  struct open_branch *o = t->open;
-  t->open = o->outer;
-  t->r = o->r;
-  arm_free(vm, &o->gone, t->slots.n);
-  rec_free(o->open);
-  mem_free(vm, o, sizeof *o);
-}
-
-void turn_drop(qn_vm *vm, rec_turn *t) {
-  while (t->open) open_free(vm, t);
-}
-
-bool turn_close(qn_vm *vm, rec_turn *t, qn_value *leaves) {
-  bool ok = true;
-  while (t->open && ok) {
-    struct open_branch *o = t->open;
-    branch b = {.vm = vm, .r = o->r, .assigned = t->slots, .turned = o->turned};
-    b.arms[0] = o->gone;
-    b.arms[1] = (arm_end){.r = o->open, .value = *leaves};
-    ok = vm->rec == o->open && !o->open->regions.n && note_end(&b.arms[1], t->slots) && !o->open->g->failed;
-    rec_arm_end(o->open);
-    ok = ok && join_all(&b, false, NULL) && make_node(&b, o->predicate, o->site) && join_all(&b, true, leaves);
-    b.arms[0] = (arm_end){.value = value_nil()};
-    b.arms[1].r = NULL;
-    branch_free(&b);
-    open_free(vm, t);
-  }
-  turn_drop(vm, t);
-  return ok;
-}
+/* ---- what is data --------------------------------------------------------------------------------------------------------------- */
 
 /* Does a number come from an array's element, or from a region? Looks at *left nodes at most; of numbers with a longer history it says no. */
 static bool is_data(const graph *g, uint32_t node, int *left) {
@@ -362,52 +92,308 @@ static bool is_captured(const struct recording *r, qn_value predicate) {
   return one && rec_is_data(r, predicate);
 }
 
-/* Runs both arms. One that leaves the turn is run first, so that the other one can go on. */
-static bool run_arms(branch *b, rec_arm then, rec_arm otherwise) {
-  if (!run_arm(b, then, NULL, &b->arms[0]) || !run_arm(b, otherwise, b->arms[0].r, &b->arms[1])) return false;
-  if (b->arms[0].how != REC_VALUE) return b->arms[1].how == REC_VALUE;
-  if (b->arms[1].how == REC_VALUE) return true;
-  const rec_turn *t = turn_of(b->r);
-  for (int k = 0; k < 2; k++) arm_free(b->vm, &b->arms[k], k ? t->slots.n : b->assigned.n);
-  b->turned = true;
-  return run_arm(b, otherwise, NULL, &b->arms[0]) && run_arm(b, then, b->arms[0].r, &b->arms[1]) &&
-         b->arms[0].how != REC_VALUE && b->arms[1].how == REC_VALUE;
+/* ---- branches -------------------------------------------------------------------------------------------------------------------- */
+
+/* A branch while its arms are being captured. */
+typedef struct branch {
+  qn_vm *vm;
+  struct recording *r;
+  const rec_branch *of;
+  rec_way *around;  /* the way that the arms may leave, or NULL */
+  rec_slots held;   /* owned: the variables that are joined */
+  qn_value *before; /* owned: what the variables held */
+  way_end ends[2];  /* as they have been run */
+  qn_value left[2]; /* owned: has the arm left what is around the branch? */
+  bool turned;      /* the second arm of the branch was run first */
+} branch;
+
+/* Has the arm left in any case? */
+static bool is_gone(const branch *b, int k) { return is_bool(b->left[k], true); }
+
+/* Runs one arm, after `first` where that is not NULL. False: it is no region, or an error is raised that counts. */
+static bool run_arm(branch *b, int k, rec_arm arm) {
+  qn_vm *vm = b->vm;
+  qn_value *mark = vm->sp, parts[END_PARTS];
+  way_end *end = &b->ends[k];
+  rec_way way;
+  if (!(end->r = rec_arm_begin(b->r, k ? b->ends[0].r : NULL))) return false;
+  way_begin(&way, WAY_ARM, end->r, b->around, b->held);
+  rec_exit how = REC_VALUE;
+  qn_value v = arm.run(arm.ctx, &how);
+  if (how == REC_RETURN && b->of->last) how = REC_VALUE;
+  if (how == REC_VALUE && !b->of->used) {
+    value_release(vm, v);
+    v = value_nil();
+  }
+  bool ok = way_close(vm, &way, how, v, parts);
+  if (ok) b->left[k] = value_retain(parts[END_LEFT]);
+  ok = ok && vm->rec == end->r && !end->r->regions.n;
+  if (!ok) vm_pop_to(vm, mark);
+  ok = ok && end_note(end, is_gone(b, k) ? b->around->slots : b->held, parts, is_gone(b, k) ? b->around : NULL);
+  end_parts_free(vm, parts);
+  rec_arm_end(end->r);
+  slots_set(vm, b->of->assigned, b->before);
+  return ok && !end->r->g->failed;
 }
 
-rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
-                          rec_slots assigned, qn_value *result) {
+static void arms_free(branch *b) {
+  for (int k = 0; k < 2; k++) {
+    end_free(b->vm, &b->ends[k]);
+    value_release(b->vm, b->left[k]);
+    b->left[k] = value_bool(false);
+  }
+}
+
+/* Runs both arms. If one of them leaves and the other one does not, the one that leaves is the first that is run. */
+static bool run_arms(branch *b) {
+  const rec_arm arms[2] = {b->of->then, b->of->otherwise};
+  if (!run_arm(b, 0, arms[0]) || !run_arm(b, 1, arms[1])) return false;
+  if (is_gone(b, 0) || !is_gone(b, 1)) return true;
+  arms_free(b);
+  b->turned = true;
+  return run_arm(b, 0, arms[1]) && run_arm(b, 1, arms[0]) && is_gone(b, 0) && !is_gone(b, 1);
+}
+
+/* The variables that are joined: those that the arms may rebind and, if an arm may leave the turn, those of the turn. */
+static bool find_held(branch *b) {
+  const rec_slots own = b->of->assigned, none = {NULL, 0},
+                  turn = b->around && b->around->turn ? b->around->turn->slots : none;
+  if (b->of->last) return true;
+  if (!(b->held.slots = mem_alloc(b->vm, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots))) return false;
+  for (int i = 0; i < own.n; i++) b->held.slots[b->held.n++] = own.slots[i];
+  for (int i = 0; i < turn.n; i++) {
+    bool known = false;
+    for (int k = 0; k < own.n && !known; k++) known = own.slots[k] == turn.slots[i];
+    if (!known) b->held.slots[b->held.n++] = turn.slots[i];
+  }
+  return true;
+}
+
+static void branch_free(branch *b) {
+  const rec_slots own = b->of->assigned, none = {NULL, 0},
+                  turn = b->around && b->around->turn ? b->around->turn->slots : none;
+  arms_free(b);
+  slots_free(b->vm, own, b->before);
+  if (b->held.slots) mem_free(b->vm, b->held.slots, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots);
+}
+
+/* One arm has left, the other one goes on: what follows is recorded there. False with an error raised. */
+static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
+  qn_vm *vm = b->vm;
+  way_end *end = &b->ends[1];
+  qn_value parts[END_PARTS];
+  for (int i = 0; i < END_PARTS; i++) parts[i] = end->held[end->nheld - END_PARTS + (uint32_t)i];
+  slots_set(vm, b->held, end->held);
+  *result = value_retain(parts[END_VALUE]);
+  struct recording *on = end->r;
+  end->r = NULL;
+  if (!way_open(vm, b->around, &b->ends[0], on, predicate, site, b->turned)) return false;
+  return is_bool(parts[END_LEFT], false) || way_split(vm, b->around, site, parts);
+}
+
+/* Joins the arms. */
+static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
+  qn_vm *vm = b->vm;
+  rec_way *w = b->around;
+  bool gone = is_gone(b, 0);
+  rec_slots slots = gone ? w->slots : b->held;
+  way_end *ends[2] = {&b->ends[0], &b->ends[1]};
+  uint32_t n = ends[0]->nheld;
+  qn_value *joined = mem_zalloc(vm, n * sizeof *joined);
+  if (!joined) return REC_FAILED;
+  rec_answer answer = ends_join(b->r, ends, b->turned, predicate, site, joined);
+  qn_value *parts = joined + slots.n;
+  if (answer == REC_DONE) {
+    slots_set(vm, slots, joined);
+    if (gone) { /* nothing follows: the interpreter goes to the end of the way */
+      for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_retain(parts[i]);
+      w->gone = w->parts = true;
+      answer = rec_appended(b->r) ? REC_LEFT : REC_FAILED;
+    } else {
+      *result = value_retain(parts[END_VALUE]);
+      bool ok = is_bool(parts[END_LEFT], false) ? rec_appended(b->r) : way_split(vm, w, site, parts);
+      answer = ok ? REC_DONE : REC_FAILED;
+    }
+  }
+  for (uint32_t i = 0; i < n; i++) value_release(vm, joined[i]);
+  mem_free(vm, joined, n * sizeof *joined);
+  return answer == REC_NOT_YET ? arms_refused(b->r) : answer;
+}
+
+rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
   qn_vm *vm = r->vm;
   if (!is_captured(r, predicate)) return REC_NOT_YET;
-  branch b = {.vm = vm, .r = r, .assigned = assigned};
-  for (int k = 0; k < 2; k++) b.arms[k].value = value_nil();
+  branch b = {.vm = vm, .r = r, .of = of, .around = of->leaves ? way_of(r) : NULL};
+  for (int k = 0; k < 2; k++) b.left[k] = value_bool(false);
   qn_value condition = value_retain(predicate);
-  rec_answer answer = REC_NOT_YET;
-  rec_at(vm, at);
+  rec_answer answer;
+  rec_at(vm, of->at);
   uint32_t site = rec_site(r), predicate_node = 0;
   if (value_is(condition, TAG_ARRAY) && value_array(condition)->rank) {
     qn_value flat = op_reshape(vm, condition, 0, NULL);
     value_release(vm, condition);
     condition = flat;
   }
-  bool ok = !value_is_error(condition) && (predicate_node = rec_node(r, condition)) != 0;
-  b.before = ok ? mem_zalloc(vm, ((size_t)assigned.n + 1) * sizeof *b.before) : NULL;
-  for (int i = 0; i < assigned.n && b.before; i++) b.before[i] = value_retain(*assigned.slots[i]);
-  ok = b.before && run_arms(&b, then, otherwise);
-  struct recording *now = r;
-  if (ok && b.arms[0].how != REC_VALUE) {
-    now = b.arms[1].r;
-    answer = turn_open(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;
-  } else if (ok && join_all(&b, false, NULL)) {
-    answer = make_node(&b, predicate_node, site) && join_all(&b, true, result) ? REC_DONE : REC_FAILED;
-    now = vm->rec;
-  } else {
+  bool ok = !value_is_error(condition) && (predicate_node = rec_node(r, condition)) != 0 && find_held(&b) &&
+            (b.before = slots_keep(vm, of->assigned)) && run_arms(&b);
+  if (!ok)
     answer = arms_refused(r);
-  }
+  else if (is_gone(&b, 0) && !is_gone(&b, 1))
+    answer = go_on(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;
+  else
+    answer = join_arms(&b, predicate_node, site, result);
+  struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   branch_free(&b);
-  if (answer == REC_DONE) /* where the capture has ended, there may be none */
+  if (answer == REC_DONE || answer == REC_LEFT)
     vm->rec = now;
   else if (!r->ended)
     vm->rec = r;
   value_release(vm, condition);
+  return answer;
+}
+
+/* ---- an arm that becomes a part of the graph around it ---------------------------------------------------------------------------------- */
+
+typedef struct spliced {
+  struct recording *r, *arm;
+  uint32_t *nodes, *copies, n, cap, next; /* of the leaves of the result that the arm has made: in the arm, and in r */
+} spliced;
+
+static bool note_result(void *ctx, qn_value v) {
+  spliced *s = ctx;
+  uint32_t node = value_is_operand(v) ? rec_traced(s->arm, v) : 0;
+  if (!node) return true;
+  if (!mem_grow(s->r->vm, (void **)&s->nodes, &s->cap, s->n + (size_t)1, sizeof *s->nodes)) return false;
+  s->nodes[s->n++] = node;
+  return graph_output(s->arm->g, node) || (raise_memory(s->r->vm), false);
+}
+
+static qn_value result_leaf(void *ctx, qn_value v) {
+  spliced *s = ctx;
+  bool made = value_is_operand(v) && rec_traced(s->arm, v);
+  return made ? rec_value_of(s->r, s->copies[s->next++]) : value_retain(v);
+}
+
+/* The nodes of an arm join the recording around it. *v (owned), a value of the arm, becomes one of that. False with an error raised. */
+static bool splice(struct recording *r, struct recording *arm, qn_value *v) {
+  qn_vm *vm = r->vm;
+  spliced s = {.r = r, .arm = arm};
+  bool ok = tree_each(vm, *v, note_result, &s);
+  graph *copy = ok ? graph_copy(arm->g) : NULL;
+  if (ok && !copy) raise_memory(vm);
+  if (copy) {
+    graph_dce(copy);
+    s.copies = mem_zalloc(vm, (s.n + (size_t)1) * sizeof *s.copies);
+    ok = s.copies && copy_all(vm, r->g, copy, arm->captures, s.copies);
+    graph_free(copy);
+  }
+  qn_value result = ok && copy ? tree_rebuild(vm, *v, result_leaf, &s) : value_error();
+  mem_free(vm, s.nodes, s.cap * sizeof *s.nodes);
+  if (s.copies) mem_free(vm, s.copies, (s.n + (size_t)1) * sizeof *s.copies);
+  value_release(vm, *v);
+  *v = result;
+  return !value_is_error(result) && (rec_appended(r) || (value_release(vm, result), *v = value_error(), false));
+}
+
+/* ---- and, or ------------------------------------------------------------------------------------------------------------------------ */
+
+/* Is running the graph of an arm, which cannot fail, about as cheap as deciding whether to run it? */
+static bool is_cheap(const graph *g) {
+  enum { CHEAP_NODES = 16, CHEAP_ELEMENTS = 256 };
+  if (g->n - g->ninputs > CHEAP_NODES) return false;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    int64_t elements = 1;
+    for (int k = 0; k < n->type.rank; k++) elements *= n->type.shape[k] < 0 ? CHEAP_ELEMENTS + 1 : n->type.shape[k];
+    if (elements > CHEAP_ELEMENTS || graph_kind_has_regions(n->kind) || graph_fallible(g, i)) return false;
+    if (n->kind == NODE_OP && op_rows[n->op].klass != CLASS_POINTWISE && op_rows[n->op].klass != CLASS_VIEW &&
+        op_rows[n->op].klass != CLASS_REDUCE && n->op != OP_index)
+      return false;
+  }
+  return true;
+}
+
+rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or, qn_value *result) {
+  struct recording *r = vm->rec;
+  if (!r || !is_captured(r, a)) return REC_NOT_YET;
+  rec_arm other = is_or ? branch->otherwise : branch->then;
+  qn_value *mark = vm->sp, b = value_nil();
+  struct recording *arm = rec_arm_begin(r, NULL);
+  if (!arm) return arms_refused(r);
+  rec_exit how = REC_VALUE;
+  b = other.run(other.ctx, &how);
+  bool ok = how == REC_VALUE && vm->rec == arm && !arm->regions.n && !arm->g->failed && is_cheap(arm->g);
+  if (!ok) vm_pop_to(vm, mark);
+  rec_arm_end(arm);
+  rec_answer answer = REC_NOT_YET;
+  if (how == REC_ERROR) {
+    answer = arms_refused(r);
+  } else if (ok && value_tag_of(a) == value_tag_of(b)) {
+    if (splice(r, arm, &b))
+      *result = op_binary(vm, is_or ? OP_bitor : OP_bitand, a, b);
+    else
+      *result = value_error();
+    answer = value_is_error(*result) ? REC_FAILED : REC_DONE;
+  }
+  if (!value_is_error(b)) value_release(vm, b);
+  struct recording *now = vm->rec;
+  rec_free(arm);
+  if (answer == REC_DONE)
+    vm->rec = now;
+  else if (!r->ended)
+    vm->rec = r;
+  return answer == REC_NOT_YET && how != REC_ERROR ? rec_if(vm, branch, a, result) : answer;
+}
+
+/* ---- the rest of a function ----------------------------------------------------------------------------------------------------------- */
+
+/* Runs the rest of a function as a way of r. */
+static bool run_tail(struct recording *r, rec_arm tail, qn_value *result) {
+  qn_vm *vm = r->vm;
+  rec_way way;
+  rec_exit how = REC_VALUE;
+  qn_value *mark = vm->sp, parts[END_PARTS];
+  way_begin(&way, WAY_TAIL, r, NULL, (rec_slots){NULL, 0});
+  qn_value v = tail.run(tail.ctx, &how);
+  bool ok = way_close(vm, &way, how, v, parts);
+  if (ok) *result = value_retain(parts[END_VALUE]);
+  end_parts_free(vm, parts);
+  ok = ok && vm->rec == r;
+  if (!ok) vm_pop_to(vm, mark);
+  return ok;
+}
+
+rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result) {
+  struct recording *r = vm->rec;
+  if (!r || !arms_possible(r)) return REC_NOT_YET;
+  const rec_way *around = way_of(r);
+  if (around && around->kind == WAY_TAIL) return REC_NOT_YET; /* it is a part of that */
+  *result = value_nil();
+  if (r->arm) { /* if it cannot be captured, nor can what the arm is a part of */
+    if (run_tail(r, tail, result)) return REC_DONE;
+    value_release(vm, *result);
+    if (!error_pending(vm)) (void)rec_give_up(r, BREAK_branch);
+    return REC_FAILED;
+  }
+  rec_at(vm, at);
+  qn_value *before = slots_keep(vm, assigned);
+  struct recording *arm = before ? rec_arm_begin(r, NULL) : NULL;
+  bool ok = arm && run_tail(arm, tail, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.n;
+  if (arm) rec_arm_end(arm);
+  if (before) slots_set(vm, assigned, before);
+  slots_free(vm, assigned, before);
+  rec_answer answer = REC_DONE;
+  if (!ok) {
+    value_release(vm, *result);
+    answer = arms_refused(r);
+  } else if (!splice(r, arm, result)) {
+    answer = REC_FAILED;
+  }
+  struct recording *now = vm->rec;
+  if (arm) rec_free(arm);
+  if (answer == REC_DONE)
+    vm->rec = now;
+  else if (!r->ended)
+    vm->rec = r;
   return answer;
 }

@@ -19,6 +19,7 @@
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/nodes.h"
+#include "jit/trace/node_copy.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"

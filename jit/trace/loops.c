@@ -6,10 +6,11 @@
  * Values from around the loop are further inputs of both graphs.
  *
  * A first turn may change what a variable is, from an int to an array, say; so a loop is asked about again before its second turn.
- * A branch on data in the body may leave by break or continue (branches.c). If one breaks, the arms are recorded once more with a flag behind
- * what is carried: has the loop been left? The test asks it first.
+ * A branch on data in the body may leave by break, continue or return (ways.c). If one breaks, the arms are recorded once more with a flag
+ * behind what is carried: has the loop been left? The test asks it first. If one returns there is another flag, and then what it returns
+ * (zeros until then); behind the loop, the way around it is left if the flag is set.
  *
- * A body that needs data, has an effect, draws random numbers, fails, or returns is no region, and one whose turns make few nodes together
+ * A body that needs data, has an effect, draws random numbers or fails is no region, and one whose turns make few nodes together
  * (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
  */
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "jit/graph/region_builder.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/ways.h"
 
 enum {
   ASKED = 2 /* times that a loop is asked about */,
@@ -31,9 +33,13 @@ typedef struct loop {
   qn_value *before;                /* owned: what the variables held before */
   struct recording *header, *body; /* owned */
   struct recording *in;            /* the arm whose carries the variables get */
-  bool leaves, parts;              /* an arm of the body breaks; one breaks or continues */
-  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; the break flag. */
+  rec_way *around;                 /* the way that the loop stands in, or NULL */
+  bool leaves, returns, parts;     /* an arm of the body leaves the loop; one returns; one leaves the turn */
+  qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
+  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; if it may be left, a flag; if it may return,
+   * a flag and what is returned. */
   uint32_t *outer, n, cap;
+  uint32_t count, flag;            /* where the number and the first flag are among these */
   uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
   uint32_t leaf, node;             /* the next ones while trees are walked; the loop's node */
 } loop;
@@ -59,7 +65,18 @@ static bool loop_begin(loop *l) {
   for (int i = 0; i < l->assigned.n; i++) l->before[i] = value_retain(*l->assigned.slots[i]);
   for (int i = 0; i < l->assigned.n; i++)
     if (!tree_each(l->vm, l->before[i], carry_leaf, l)) return false;
-  return !l->turns->counts || add_carried(l, rec_node(l->r, l->turns->first));
+  l->count = l->n;
+  bool ok = !l->turns->counts || add_carried(l, rec_node(l->r, l->turns->first));
+  l->flag = l->n;
+  return ok;
+}
+
+/* Adds what says that the loop has been left, as is now known. */
+static bool carry_flags(loop *l) {
+  l->n = l->flag;
+  if (l->leaves && !add_carried(l, rec_node(l->r, value_bool(false)))) return false;
+  return !l->returns ||
+         (add_carried(l, rec_node(l->r, value_bool(false))) && tree_each(l->vm, l->returned, carry_leaf, l));
 }
 
 static qn_value leaf_of_arm(void *ctx, qn_value v) {
@@ -73,6 +90,12 @@ static qn_value leaf_of_result(void *ctx, qn_value v) {
   uint32_t k = l->leaf++;
   uint32_t proj = graph_proj(l->r->g, l->node, k, l->r->g->nodes[l->outer[k]].type, rec_site(l->r));
   return rec_value_of(l->r, proj);
+}
+
+/* What is returned, with each array and number replaced by what `leaf` gives. Owned, or the error value. */
+static qn_value returned_with(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
+  l->leaf = l->flag + 2;
+  return l->returns ? tree_rebuild(l->vm, l->returned, leaf, l) : value_unset();
 }
 
 /* Sets the variables to what they held before, with each array and number replaced by what `leaf` gives. False with an error raised. */
@@ -99,8 +122,9 @@ static bool arm_open(loop *l, struct recording **arm) {
   return set_variables(l, leaf_of_arm);
 }
 
-/* The number of a loop that counts. */
-static uint32_t count_input(const loop *l) { return l->in->g->inputs[l->n - 1 - l->leaves]; }
+/* The number of a loop that counts; the flag that the loop has been left. */
+static uint32_t count_input(const loop *l) { return l->in->g->inputs[l->count]; }
+static uint32_t flag_input(const loop *l) { return l->in->g->inputs[l->flag]; }
 
 /* The test, as an arm: a host bool, if it is a condition at all. */
 static qn_value run_test(void *ctx, rec_exit *how) {
@@ -128,15 +152,14 @@ static uint32_t test_node(loop *l) {
   if (l->turns->counts) {
     uint32_t end = rec_node(r, l->turns->end), node = end ? graph_op2(r->g, OP_lt, count_input(l), end) : 0;
     if (!l->leaves || !node) return node;
-    uint32_t flag = r->g->inputs[l->n - 1];
+    uint32_t flag = flag_input(l);
     return graph_op2(r->g, OP_bitand, node, graph_op(r->g, OP_invert, &flag, 1, NULL, 0));
   }
   rec_exit how = REC_VALUE;
   qn_value v = value_nil();
   if (l->leaves) {
-    rec_answer answer = rec_if(vm, r->at, rec_value_of(r, r->g->inputs[l->n - 1]), (rec_arm){run_false, l},
-                               (rec_arm){run_test, l}, (rec_slots){NULL, 0}, true, &v);
-    if (answer != REC_DONE) how = REC_ERROR;
+    const rec_branch asked = {.at = r->at, .then = {run_false, l}, .otherwise = {run_test, l}, .used = true};
+    if (rec_if(vm, &asked, rec_value_of(r, flag_input(l)), &v) != REC_DONE) how = REC_ERROR;
   } else {
     v = run_test(l, &how);
   }
@@ -195,40 +218,55 @@ static bool match(loop *l, qn_value was, qn_value is) {
   return true;
 }
 
-/* Runs the body, as a turn that branches in it may leave. *leaves: does the loop end with it? */
-static bool run_turn(loop *l, qn_value *leaves) {
+static qn_value zeros_leaf(void *ctx, qn_value v) {
+  loop *l = ctx;
+  uint32_t node = value_is_operand(v) ? rec_node(l->body, v) : 0;
+  if (!node) return value_is_operand(v) ? value_error() : value_retain(v);
+  const graph_type t = l->body->g->nodes[node].type;
+  uint32_t zeros = type_is_fixed(&t) ? graph_full(l->r->g, &t, 0, rec_site(l->r)) : 0;
+  return zeros ? rec_value_of(l->r, zeros) : value_error();
+}
+
+/* Runs the body, as a turn that branches in it may leave. parts: those of its end, owned. */
+static bool run_turn(loop *l, qn_value *parts) {
   qn_vm *vm = l->vm;
-  struct recording *base = rec_base(l->in);
-  rec_turn turn = {.outer = base->turn, .r = l->in, .slots = l->assigned};
+  rec_way turn;
   rec_exit how = REC_ERROR;
   qn_value number = l->turns->counts ? rec_value_of(l->in, count_input(l)) : value_unset();
-  base->turn = &turn;
+  qn_value returned = returned_with(l, leaf_of_arm);
+  way_begin(&turn, WAY_TURN, l->in, l->around, l->assigned);
+  turn.returned = returned;
   qn_value v = l->turns->body(l->turns->ctx, number, &how);
-  if (how != REC_ERROR) value_release(vm, v);
-  bool ok = how == REC_VALUE || how == REC_CONTINUE || (how == REC_BREAK && turn.open);
-  *leaves = value_bool(how == REC_BREAK);
-  if (ok)
-    ok = turn_close(vm, &turn, leaves);
-  else
-    turn_drop(vm, &turn);
-  base->turn = turn.outer;
-  l->leaves |= turn.leaves || how == REC_BREAK;
+  bool ok = way_close(vm, &turn, how, v, parts) && vm->rec == l->in;
+  l->leaves |= ok && !is_bool(parts[END_LEAVES], false);
   l->parts |= turn.parts;
-  return ok && vm->rec == l->in;
+  if (ok && !l->returns && !is_bool(parts[END_RETURNS], false)) {
+    value_release(vm, l->returned);
+    l->returned = tree_rebuild(vm, parts[END_RETURNED], zeros_leaf, l);
+    l->returns = !value_is_error(l->returned);
+    if (!l->returns) l->returned = value_unset();
+    ok = false; /* it is recorded once more */
+  }
+  value_release(vm, returned);
+  return ok;
 }
 
 static bool run_body(loop *l) {
   qn_vm *vm = l->vm;
-  qn_value *mark = vm->sp, leaves = value_bool(false);
+  qn_value *mark = vm->sp, parts[END_PARTS];
+  for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
   bool left = l->leaves, ok = arm_open(l, &l->body);
   if (!l->body) return false;
-  ok = ok && run_turn(l, &leaves) && l->leaves == left;
+  ok = ok && run_turn(l, parts) && l->leaves == left;
   if (!ok) vm_pop_to(vm, mark);
   l->nouts = 0;
   for (int i = 0; i < l->assigned.n && ok; i++) ok = match(l, l->before[i], *l->assigned.slots[i]);
   graph *g = l->body->g;
   if (ok && l->turns->counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
-  if (ok && l->leaves) ok = add_out(l, rec_node(l->body, leaves));
+  if (ok && l->leaves) ok = add_out(l, rec_node(l->body, parts[END_LEAVES]));
+  if (ok && l->returns)
+    ok = add_out(l, rec_node(l->body, parts[END_RETURNS])) && match(l, l->returned, parts[END_RETURNED]);
+  end_parts_free(vm, parts);
   for (uint32_t k = 0; k < l->nouts && ok; k++) ok = graph_output(g, l->outs[k]);
   return arm_close(l, ok && l->nouts == l->n);
 }
@@ -240,12 +278,12 @@ static void arms_free(loop *l) {
   if (!l->r->ended) l->vm->rec = l->r;
 }
 
-/* Runs both arms; once more with a flag if the body breaks. */
+/* Runs both arms; once more with flags if the body leaves the loop. */
 static bool run_arms(loop *l) {
   if (run_header(l) && run_body(l)) return true;
   if (!l->leaves || error_pending(l->vm)) return false;
   arms_free(l);
-  return add_carried(l, rec_node(l->r, value_bool(false))) && run_header(l) && run_body(l);
+  return carry_flags(l) && run_header(l) && run_body(l);
 }
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
@@ -270,22 +308,35 @@ static void loop_free(loop *l) {
   arms_free(l);
   for (int i = 0; i < l->assigned.n && l->before; i++) value_release(vm, l->before[i]);
   if (l->before) mem_free(vm, l->before, ((size_t)l->assigned.n + 1) * sizeof *l->before);
+  value_release(vm, l->returned);
   mem_free(vm, l->outer, l->cap * sizeof *l->outer);
   mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
 }
 
 rec_tries rec_loop_tries(const qn_vm *vm) {
-  rec_turn *turn = rec_base(vm->rec)->turn;
-  if (turn) turn->inner++;
-  return (rec_tries){arms_possible(vm->rec) ? ASKED : 0, turn};
+  rec_way *way = rec_base(vm->rec)->way;
+  if (way) way->inner++;
+  return (rec_tries){arms_possible(vm->rec) ? ASKED : 0, way};
 }
 
 void rec_loop_over(const qn_vm *vm, const rec_tries *tries) {
-  if (vm->rec && rec_base(vm->rec)->turn == tries->turn) tries->turn->inner--;
+  if (vm->rec && rec_base(vm->rec)->way == tries->way) tries->way->inner--;
 }
 
 qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
   return op_apply(vm, OP_index, (qn_value[]){x, i}, 2, &(op_attr){.n = 1, .flags = ATTR_PROVEN, .d = {1}});
+}
+
+/* Behind a loop that may have returned: leaves the way around it if it has. False with an error raised. */
+static bool leave(loop *l, uint32_t site) {
+  qn_vm *vm = l->vm;
+  uint32_t flag = graph_proj(l->r->g, l->node, l->flag + 1, l->r->g->nodes[l->outer[l->flag + 1]].type, site);
+  qn_value parts[END_PARTS] = {value_unset(), returned_with(l, leaf_of_result), rec_value_of(l->r, flag),
+                               value_bool(true), value_bool(true)};
+  bool ok =
+      !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, l->around, site, parts);
+  value_release(vm, parts[END_RETURNED]);
+  return ok;
 }
 
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
@@ -293,7 +344,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (!r || !arms_possible(r)) tries->left = 0;
   if (!tries->left || (turns->counts && turns->end.u.i - 1 <= turns->first.u.i)) return REC_NOT_YET;
   tries->left--;
-  loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned};
+  loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
@@ -301,7 +352,9 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (few) tries->left = 0;
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
-    answer = l.node && set_variables(&l, leaf_of_result) && rec_appended(r) ? REC_DONE : REC_FAILED;
+    answer = l.node && set_variables(&l, leaf_of_result) && (l.returns ? leave(&l, site) : rec_appended(r))
+                 ? REC_DONE
+                 : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
     r->unrolled += unrolled(&l);
   } else if (!few) { /* few: nothing is wrong, and no error is raised */

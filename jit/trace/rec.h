@@ -3,7 +3,8 @@
  *
  * What the interpreter does
  *   calls        rec_call around every call of a user function whose anchor asks for it (anchor_wants)
- *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not
+ *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not; rec_tail before a statement
+ *                that may return, where the function ends with what follows
  *   loops        rec_loop before the first turns; else they run as usual and their ops are appended
  *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
  *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
@@ -187,10 +188,26 @@ typedef struct rec_arm {
   qn_value (*run)(void *ctx, rec_exit *how);
   void *ctx;
 } rec_arm;
+/* A branch as the recorder sees it. */
+typedef struct rec_branch {
+  span at;
+  rec_arm then, otherwise;
+  rec_slots assigned;
+  bool used;   /* something uses its value */
+  bool leaves; /* something in it may break, continue or return */
+  bool last;   /* the function ends with it: its value is that of the function, and nobody reads variables behind it */
+} rec_branch;
 /* Offers a branch to the recorder. REC_NOT_YET: the interpreter evaluates it as usual. REC_DONE: both arms have become part of the graph,
- * and the variables and *result are set. `used`: something uses the value of the branch. */
-QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
-                                rec_slots assigned, bool used, qn_value *result);
+ * and the variables and *result are set. */
+QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, const rec_branch *branch, qn_value predicate, qn_value *result);
+/* Offers a and b (an arm of the branch gives b, the other one what `a` decides), or a or b. If finding out what b is costs little, both are
+ * computed. Answers as rec_if. */
+QN_MUST_CHECK rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or, qn_value *result);
+/* Must rec_tail be asked? */
+static inline bool rec_may_leave(const qn_vm *vm) { return vm->rec != NULL; }
+/* Offers the rest of a function to the recorder, from a statement on that may return. `assigned`: what it may rebind. REC_NOT_YET: nothing has
+ * happened, and the interpreter goes on as usual. REC_DONE: it has become part of the graph, and *result is what the function returns. */
+QN_MUST_CHECK rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result);
 /* A loop, of which the next turn is about to begin, as the recorder sees it. */
 typedef struct rec_turns {
   qn_value (*test)(void *ctx, rec_exit *how); /* evaluates the condition (owned); unused in a loop that counts */
@@ -200,10 +217,10 @@ typedef struct rec_turns {
   bool counts;
   qn_value first, end; /* of a loop that counts: host ints; the numbers run from `first` up, and end before `end` */
 } rec_turns;
-/* How often a loop is still to be asked about, and the captured turn in which it runs. Every loop that has begun ends. */
+/* How often a loop is still to be asked about, and the captured way in which it runs. Every loop that has begun ends. */
 typedef struct rec_tries {
   uint32_t left;
-  struct rec_turn *turn;
+  struct rec_way *way;
 } rec_tries;
 rec_tries rec_loop_tries(const qn_vm *vm);
 void rec_loop_over(const qn_vm *vm, const rec_tries *tries);
@@ -211,7 +228,7 @@ static inline rec_tries rec_loop_begins(const qn_vm *vm) {
   return __builtin_expect(vm->rec != NULL, 0) ? rec_loop_tries(vm) : (rec_tries){0, NULL};
 }
 static inline void rec_loop_ends(const qn_vm *vm, const rec_tries *tries) {
-  if (__builtin_expect(tries->turn != NULL, 0)) rec_loop_over(vm, tries);
+  if (__builtin_expect(tries->way != NULL, 0)) rec_loop_over(vm, tries);
 }
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);

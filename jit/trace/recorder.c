@@ -232,14 +232,50 @@ qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_att
 
 /* ---- observations ------------------------------------------------------------------------------------------------------------------------ */
 
+/* The value, in the recording around all arms, of a number that an arm has computed from numbers outside of arms alone. The error value,
+ * without an error raised, if it is not made of such. Looks at *left nodes at most. */
+static qn_value number_outside(struct recording *r, uint32_t node, int *left) {
+  const graph_node *n = &r->g->nodes[node];
+  qn_value in[3], v;
+  if (!n->type.weak || --*left < 0) return value_error();
+  if (graph_const_value(r->g, node, &v)) return v;
+  if (n->kind == NODE_INPUT) {
+    uint32_t number = n->payload.input, outer = number < r->carries ? 0 : r->captures[number];
+    if (!outer) return value_error();
+    return r->outer->arm ? number_outside(r->outer, outer, left) : rec_value_of(r->outer, outer);
+  }
+  if (n->kind != NODE_OP || n->nin > 3) return value_error();
+  for (int k = 0; k < n->nin; k++) {
+    in[k] = number_outside(r, n->in[k], left);
+    if (value_is_error(in[k])) return in[k];
+  }
+  op_attr attr = graph_attr(n);
+  struct recording *active = r->vm->rec, *base = rec_base(r);
+  r->vm->rec = base;
+  v = rec_apply(base, (op_id)n->op, in, n->nin, &attr);
+  r->vm->rec = active;
+  if (value_is_error(v) && error_catchable(r->vm)) error_clear(r->vm);
+  return v;
+}
+
 qn_value rec_guard(qn_vm *vm, qn_value v) {
   struct recording *r = vm->rec;
   if (!value_is_scalar(v)) return v;
   if (r && r->arm) { /* inside an arm a number from outside may be guarded, but one of the arm has no value yet */
+    enum { LIFTED = 32 };
     struct recording *around = rec_around(r, v);
+    uint32_t own = around ? 0 : rec_traced(r, v);
+    if (own && rec_base(r)->capturing) {
+      qn_value outside = number_outside(r, own, &(int){LIFTED});
+      if (value_is_error(outside) && error_pending(vm)) return outside;
+      if (value_is_scalar(outside) && !value_is_error(outside)) {
+        v = outside;
+        around = rec_base(r);
+      }
+    }
     bool data =
         around && !around->arm && around->capturing && rec_is_data(around, v); /* no guard can be asked for it */
-    if (data || rec_traced(r, v)) return rec_give_up(r, data ? BREAK_host_read : BREAK_branch), value_error();
+    if (data || (!around && own)) return rec_give_up(r, data ? BREAK_host_read : BREAK_branch), value_error();
     vm->rec = around;
     v = around ? rec_guard(vm, v) : value_plain(v);
     vm->rec = r;

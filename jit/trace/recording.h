@@ -33,15 +33,7 @@ typedef struct derived_by {
   uint32_t n;
 } derived_by;
 
-/* A turn of a loop that is captured: the body in progress. */
-typedef struct rec_turn {
-  struct rec_turn *outer;
-  struct recording *r;      /* where what stands directly in the body is recorded now */
-  rec_slots slots;          /* what the body may rebind */
-  int inner;                /* loops in it that the interpreter runs as usual */
-  bool leaves, parts;       /* an arm leaves the loop; one leaves the turn */
-  struct open_branch *open; /* branches one of whose arms has left the turn, the innermost first (branches.c) */
-} rec_turn;
+typedef struct rec_way rec_way; /* ways.h */
 
 enum { GLOBAL_CARRIED = INT32_MAX };
 struct recording {
@@ -83,7 +75,7 @@ struct recording {
   bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
   uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
-  rec_turn *turn;   /* of the recording around all arms: the innermost one in progress */
+  rec_way *way;     /* of the recording around all arms: the innermost one in progress */
   double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
   bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
@@ -254,15 +246,9 @@ void slots_set(qn_vm *vm, rec_slots s, const qn_value *to);
 QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
-/* The body has reached its end in t->r. Joins it with the arms that left early, so that the turn has one end, in the recording where it began,
- * and each variable holds the value of the way that was taken. *leaves: does the loop end with this turn? False: the ways do not agree, or
- * an error is raised. */
-QN_MUST_CHECK bool turn_close(qn_vm *vm, rec_turn *t, qn_value *leaves);
-/* Frees the branches that are still open. */
-void turn_drop(qn_vm *vm, rec_turn *t);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
-QN_MUST_CHECK rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then,
-                                        rec_arm otherwise, rec_slots assigned, qn_value *result);
+QN_MUST_CHECK rec_answer branch_capture(struct recording *r, const rec_branch *branch, qn_value predicate,
+                                        qn_value *result);
 
 /* ---- regions ---- */
 

@@ -552,10 +552,13 @@ static void if_drop(qn_vm *vm, void *what) {
   value_release(vm, o->active);
 }
 
-rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
-                  bool used, qn_value *result) {
+rec_answer rec_if(qn_vm *vm, const rec_branch *branch, qn_value predicate, qn_value *result) {
   struct recording *r = vm->rec;
-  if (!rec_is_lane(vm, predicate)) return branch_capture(r, at, predicate, then, otherwise, assigned, result);
+  if (!rec_is_lane(vm, predicate)) return branch_capture(r, branch, predicate, result);
+  const rec_arm then = branch->then, otherwise = branch->otherwise;
+  const rec_slots assigned = branch->assigned;
+  const bool used = branch->used;
+  const span at = branch->at;
   rec_at(vm, at);
   qn_value p = predicate_of(vm, predicate);
   if (value_is(p, TAG_UNSET)) return REC_NOT_YET;

@@ -1,0 +1,431 @@
+/* Ways through a part of the program that is being captured (ways.h).
+ *
+ * A branch on data makes two ways, which are recorded one after the other, each in an arm (branches.c). At their ends they are compared and
+ * joined: an `if` node gives what differs between them.
+ *
+ * An arm may leave what is around it: the turn of a loop by break or continue, the function by return. Three cases:
+ *   - One arm leaves, the other one comes to its end. Then the way that goes on stays open: whatever follows is recorded in its arm, up to
+ *     the end of the part that was left, and both are joined there (way_open, way_close).
+ *   - Both leave. The branch is joined, and the interpreter goes to the end of the part at once, as by a return.
+ *   - An arm has branches of its own that leave. These are joined at the end of the arm, so that whether what follows is skipped depends on
+ *     data: END_LEFT is a number of the recording. What follows then stands in a branch on it (way_split).
+ *
+ * Where one way does not need a value (a variable that nobody reads behind it, or what is returned where nothing is), it gets zeros.
+ */
+#include "jit/trace/ways.h"
+
+#include <string.h>
+
+#include "jit/trace/breaks.h"
+#include "jit/trace/node_copy.h"
+#include "jit/trace/rec.h"
+
+/* ---- ends ---------------------------------------------------------------------------------------------------------------------- */
+
+void end_parts_free(qn_vm *vm, qn_value *parts) {
+  for (int i = 0; i < END_PARTS; i++) {
+    value_release(vm, parts[i]);
+    parts[i] = value_nil();
+  }
+}
+
+static bool note_leaf(void *ctx, qn_value v) {
+  way_end *a = ctx;
+  uint32_t node = value_is_operand(v) ? rec_node(a->r, v) : 0;
+  if ((value_is_operand(v) && !node) ||
+      !mem_grow(a->r->vm, (void **)&a->nodes, &a->cap, a->n + (size_t)1, sizeof *a->nodes))
+    return false;
+  a->nodes[a->n++] = node;
+  return true;
+}
+
+/* Are the variables and parts at an end that has left, seen from way w, of no use? Only what the turn carries on is read, and that only if the
+ * function does not return. */
+static bool is_idle(const rec_way *w, const qn_value *variable, const qn_value *parts) {
+  if (!w || !is_bool(parts[END_LEFT], true)) return false;
+  if (is_bool(parts[END_RETURNS], true) || !w->turn) return true;
+  for (int i = 0; i < w->turn->slots.n; i++)
+    if (w->turn->slots.slots[i] == variable) return false;
+  return true;
+}
+
+static size_t held_bytes(size_t n) { return n * (sizeof(qn_value) + sizeof(uint32_t) + 1); }
+
+/* Parts of an end as whatever comes behind way w sees them: a turn that was left is a turn like others, and what the rest of a function
+ * returns is its value. */
+static void parts_settle(qn_vm *vm, const rec_way *w, qn_value *parts) {
+  if (!w || w->kind == WAY_ARM) return;
+  bool left = is_bool(parts[END_LEFT], true);
+  parts[END_LEFT] = value_bool(false);
+  if (w->kind == WAY_TURN || left) {
+    value_release(vm, parts[END_VALUE]);
+    parts[END_VALUE] = value_nil();
+  }
+  if (w->kind == WAY_TURN) return;
+  if (left)
+    parts[END_VALUE] = parts[END_RETURNED];
+  else
+    value_release(vm, parts[END_RETURNED]);
+  parts[END_RETURNED] = value_unset();
+  parts[END_LEAVES] = parts[END_RETURNS] = value_bool(false);
+}
+
+bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w) {
+  qn_vm *vm = end->r->vm;
+  uint32_t n = (uint32_t)held.n + END_PARTS, nslots = (uint32_t)held.n;
+  if (!(end->held = mem_zalloc(vm, held_bytes(n)))) return false;
+  end->first = (uint32_t *)(end->held + n);
+  end->idle = (uint8_t *)(end->first + n);
+  end->nheld = n;
+  for (uint32_t i = 0; i < nslots; i++) {
+    end->held[i] = value_retain(*held.slots[i]);
+    end->idle[i] = is_idle(w, held.slots[i], parts);
+  }
+  parts_settle(vm, w, parts);
+  for (int i = 0; i < END_PARTS; i++) {
+    end->held[nslots + (uint32_t)i] = parts[i];
+    end->idle[nslots + (uint32_t)i] = value_is(parts[i], TAG_UNSET);
+    parts[i] = value_nil();
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    end->first[i] = end->n;
+    if (!value_is(end->held[i], TAG_UNSET) && !tree_each(vm, end->held[i], note_leaf, end)) return false;
+  }
+  return true;
+}
+
+void end_free(qn_vm *vm, way_end *end) {
+  for (uint32_t i = 0; i < end->nheld; i++) value_release(vm, end->held[i]);
+  uint32_t n = end->nheld;
+  if (end->held) mem_free(vm, end->held, held_bytes(n));
+  mem_free(vm, end->nodes, end->cap * sizeof *end->nodes);
+  if (end->r) rec_free(end->r);
+  *end = (way_end){.r = NULL};
+}
+
+/* ---- joining -------------------------------------------------------------------------------------------------------------------- */
+
+/* Two ways while they are joined. */
+typedef struct join {
+  qn_vm *vm;
+  struct recording *r;
+  way_end *const *ends;                  /* two of them */
+  uint32_t *outs[2], nouts, outs_cap[2]; /* results of the branch: the node of each way */
+  qn_value *values;                      /* owned: the values of the results, when the node is there */
+  uint32_t leaf[2], out; /* while trees are walked: the numbers of the next leaf of each way, and of the next result */
+  int from;              /* while a value is filled in: the way that has it */
+  bool build;            /* the walk makes the final values; else it only finds out whether the ways agree */
+} join;
+
+/* Is it a value from outside that both ways have left as it was? */
+static bool is_outer(const join *j, qn_value x, qn_value y) {
+  return x.head == y.head && x.u.i == y.u.i && !rec_traced(j->ends[0]->r, x) && !rec_traced(j->ends[1]->r, y);
+}
+
+/* Adds a result of the branch. False with an error raised. */
+static bool add_result(join *j, uint32_t first, uint32_t second) {
+  uint32_t nodes[2] = {first, second};
+  for (int k = 0; k < 2; k++) {
+    if (!mem_grow(j->vm, (void **)&j->outs[k], &j->outs_cap[k], j->nouts + (size_t)1, sizeof *j->outs[k])) return false;
+    j->outs[k][j->nouts] = nodes[k];
+  }
+  j->nouts++;
+  return true;
+}
+
+/* Joins a leaf of the first way and one of the second. Owned; nil if only looking (`build`). The error value, without an error raised, if
+ * the ways do not agree. */
+static qn_value join_leaf(join *j, qn_value x, qn_value y) {
+  uint32_t nodes[2] = {j->ends[0]->nodes[j->leaf[0]++], j->ends[1]->nodes[j->leaf[1]++]};
+  if (!nodes[0] || !nodes[1]) {
+    bool same = x.head == y.head && (x.u.i == y.u.i || (value_is(x, TAG_STR) && str_equal(value_str(x), value_str(y))));
+    return same && !nodes[0] && !nodes[1] ? value_retain(x) : value_error();
+  }
+  if (is_outer(j, x, y)) return value_retain(x);
+  if (j->build) return value_retain(j->values[j->out++]);
+  const graph_type *t = &j->ends[0]->r->g->nodes[nodes[0]].type, *u = &j->ends[1]->r->g->nodes[nodes[1]].type;
+  if (!graph_type_same(t, u) || !type_is_fixed(t)) return value_error();
+  return add_result(j, nodes[0], nodes[1]) ? value_nil() : value_error();
+}
+
+/* Joins x, a value of the first way, and y, that of the second. As join_leaf. */
+static qn_value join_trees(join *j, qn_value x, qn_value y) {
+  qn_vm *vm = j->vm;
+  bool list = value_is(x, TAG_LIST) && value_is(y, TAG_LIST),
+       record = value_is(x, TAG_RECORD) && value_is(y, TAG_RECORD);
+  if (value_is(x, TAG_LIST) != value_is(y, TAG_LIST) || value_is(x, TAG_RECORD) != value_is(y, TAG_RECORD))
+    return value_error();
+  if (!list && !record) return join_leaf(j, x, y);
+  uint32_t n = list ? value_list(x)->len : value_record(x)->len;
+  if (n != (list ? value_list(y)->len : value_record(y)->len) || !vm_enter(vm, 0)) return value_error();
+  for (uint32_t i = 0; i < n && record; i++)
+    if (!str_equal(record_name(value_record(x), i), record_name(value_record(y), i))) return value_error();
+  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(x));
+  if (!copy) return value_error();
+  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
+  qn_value *to = list ? value_list(out)->items : value_record(out)->items;
+  const qn_value *p = list ? value_list(x)->items : value_record(x)->items;
+  const qn_value *q = list ? value_list(y)->items : value_record(y)->items;
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value v = join_trees(j, p[i], q[i]);
+    if (value_is_error(v)) {
+      value_release(vm, out);
+      return v;
+    }
+    to[i] = v;
+  }
+  return out;
+}
+
+/* For tree_rebuild: a leaf of the way `from`; the other way has zeros in its place. */
+static qn_value fill_leaf(void *ctx, qn_value v) {
+  join *j = ctx;
+  const way_end *has = j->ends[j->from], *lacks = j->ends[!j->from];
+  uint32_t node = has->nodes[j->leaf[j->from]++];
+  if (!node || !rec_traced(has->r, v)) return value_retain(v);
+  if (j->build) return value_retain(j->values[j->out++]);
+  const graph_type t = has->r->g->nodes[node].type;
+  uint32_t zeros = type_is_fixed(&t) ? graph_full(lacks->r->g, &t, 0, 0) : 0;
+  bool ok = zeros && add_result(j, j->from ? zeros : node, j->from ? node : zeros);
+  return ok ? value_nil() : value_error();
+}
+
+/* Joins held value i. */
+static qn_value join_held(join *j, uint32_t i) {
+  const way_end *const *ends = (const way_end *const *)j->ends;
+  qn_value x = ends[0]->held[i], y = ends[1]->held[i];
+  uint32_t before = j->nouts, at = j->out;
+  for (int k = 0; k < 2; k++) j->leaf[k] = ends[k]->first[i];
+  bool unset[2] = {value_is(x, TAG_UNSET), value_is(y, TAG_UNSET)};
+  if (unset[0] && unset[1]) return value_unset();
+  if (!unset[0] && !unset[1]) {
+    qn_value v = join_trees(j, x, y);
+    if (!value_is_error(v) || error_pending(j->vm) || !(ends[0]->idle[i] || ends[1]->idle[i])) return v;
+    j->nouts = before;
+    j->out = at;
+  }
+  j->from = ends[0]->idle[i] ? 1 : 0;
+  j->leaf[j->from] = ends[j->from]->first[i];
+  return tree_rebuild(j->vm, j->from ? y : x, fill_leaf, j);
+}
+
+/* Joins all held values. joined[i] gets them if they are made (`build`). */
+static bool join_all(join *j, bool build, qn_value *joined) {
+  j->out = 0;
+  j->build = build;
+  for (uint32_t i = 0; i < j->ends[0]->nheld; i++) {
+    qn_value v = join_held(j, i);
+    if (value_is_error(v)) return false;
+    if (build)
+      joined[i] = v;
+    else
+      value_release(j->vm, v);
+  }
+  return true;
+}
+
+/* The graph of an arm, a copy, with inputs for what only the one that was run last has captured. NULL when memory is short. */
+static graph *arm_graph(const struct recording *r, const struct recording *arm, const struct recording *second) {
+  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++)
+    if (!graph_input(arm->g, r->g->nodes[second->captures[i]].type, 0)) return NULL;
+  graph *copy = graph_copy(arm->g);
+  if (copy) graph_dce(copy);
+  return copy;
+}
+
+uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],
+                    const op_attr *attr, uint32_t site) {
+  qn_vm *vm = r->vm;
+  const struct recording *last = arms[0]->g->ninputs > arms[1]->g->ninputs ? arms[0] : arms[1];
+  uint32_t n = 0, captured = last->g->ninputs, *in = mem_alloc(vm, (captured + (size_t)1) * sizeof *in);
+  if (!in) return 0;
+  if (predicate) in[n++] = predicate;
+  for (uint32_t i = 0; i < captured; i++) in[n++] = last->captures[i];
+  graph *first = arm_graph(r, arms[0], last), *second = first ? arm_graph(r, arms[1], last) : NULL;
+  uint32_t node = graph_regions(r->g, kind, in, (int)n, first, second, attr, site);
+  mem_free(vm, in, (captured + (size_t)1) * sizeof *in);
+  if (!node && !error_pending(vm)) raise_memory(vm);
+  return node;
+}
+
+static bool make_node(join *j, bool turned, uint32_t predicate, uint32_t site) {
+  qn_vm *vm = j->vm;
+  graph *g = j->r->g;
+  for (int k = 0; k < 2; k++)
+    for (uint32_t i = 0; i < j->nouts; i++)
+      if (!graph_output(j->ends[k]->r->g, j->outs[k][i])) return raise_memory(vm), false;
+  struct recording *const arms[2] = {j->ends[turned]->r, j->ends[!turned]->r};
+  uint32_t node = arms_close(j->r, NODE_IF, predicate, arms, NULL, site);
+  j->values = mem_zalloc(vm, ((size_t)j->nouts + 1) * sizeof *j->values);
+  bool ok = node && j->values;
+  for (uint32_t k = 0; k < j->nouts && ok; k++) {
+    graph_type type = graph_result_type(&g->nodes[node], k);
+    uint32_t proj = graph_proj(g, node, k, type, site);
+    j->values[k] = proj ? rec_value_of(j->r, proj) : value_error();
+    ok = !value_is_error(j->values[k]);
+    if (!ok) j->values[k] = value_nil();
+  }
+  if (!ok && !error_pending(vm)) raise_memory(vm);
+  return ok;
+}
+
+rec_answer ends_join(struct recording *r, way_end *const ends[2], bool turned, uint32_t predicate, uint32_t site,
+                     qn_value *joined) {
+  join j = {.vm = r->vm, .r = r, .ends = ends};
+  uint32_t n = ends[0]->nheld;
+  for (uint32_t i = 0; i < n; i++) joined[i] = value_nil();
+  rec_answer answer = REC_NOT_YET;
+  if (join_all(&j, false, NULL))
+    answer = make_node(&j, turned, predicate, site) && join_all(&j, true, joined) ? REC_DONE : REC_FAILED;
+  for (int k = 0; k < 2; k++) mem_free(j.vm, j.outs[k], j.outs_cap[k] * sizeof *j.outs[k]);
+  for (uint32_t k = 0; k < j.nouts && j.values; k++) value_release(j.vm, j.values[k]);
+  if (j.values) mem_free(j.vm, j.values, ((size_t)j.nouts + 1) * sizeof *j.values);
+  for (uint32_t i = 0; i < n && answer != REC_DONE; i++) {
+    value_release(j.vm, joined[i]);
+    joined[i] = value_nil();
+  }
+  return answer;
+}
+
+/* ---- ways ---------------------------------------------------------------------------------------------------------------------- */
+
+struct open_branch {
+  struct open_branch *outer;
+  struct recording *r;  /* that has the branch */
+  uint32_t calls;       /* as that of the way was there */
+  way_end gone;         /* owned: the arm that has left */
+  struct recording *on; /* owned: the arm that goes on */
+  uint32_t predicate, site;
+  bool turned; /* the arm that has left is the second one */
+};
+
+static uint32_t calls_in(const struct recording *r) { return r->ncalls + r->cut; }
+
+rec_way *way_of(const struct recording *r) {
+  rec_way *w = rec_base((struct recording *)(uintptr_t)r)->way;
+  return w && w->r == r && w->calls == calls_in(r) ? w : NULL;
+}
+
+void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *around, rec_slots slots) {
+  struct recording *base = rec_base(r);
+  *w = (rec_way){
+      .outer = base->way, .r = r, .slots = slots, .calls = calls_in(r), .kind = kind, .returned = value_unset()};
+  if (around) w->returned = around->returned;
+  w->may_return = kind == WAY_TAIL || (around && around->may_return);
+  w->may_break = kind == WAY_TURN || (kind == WAY_ARM && around && around->may_break && !around->inner);
+  w->turn = kind == WAY_TURN ? w : kind == WAY_ARM && around ? around->turn : NULL;
+  for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
+  base->way = w;
+}
+
+/* The parts of an end that was come to in this manner, with value v (taken over). False: it must not end so. */
+static bool parts_of(rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
+  bool left = how != REC_VALUE, returns = how == REC_RETURN;
+  if (w->gone) {
+    memcpy(parts, w->parted, sizeof w->parted);
+    for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
+    return true;
+  }
+  parts[END_VALUE] = left ? value_unset() : v;
+  parts[END_RETURNED] = returns ? v : value_retain(w->returned);
+  parts[END_LEFT] = value_bool(left);
+  parts[END_LEAVES] = value_bool(w->turn && (how == REC_BREAK || returns));
+  parts[END_RETURNS] = value_bool(w->turn && returns);
+  return how != REC_ERROR && (returns ? w->may_return : !left || (w->may_break && !w->inner));
+}
+
+bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate, uint32_t site,
+              bool turned) {
+  struct open_branch *o = mem_zalloc(vm, sizeof *o);
+  if (!o) {
+    end_free(vm, gone);
+    rec_free(on);
+    return false;
+  }
+  *o = (struct open_branch){w->open, w->r, w->calls, *gone, on, predicate, site, turned};
+  *gone = (way_end){.r = NULL};
+  w->open = o;
+  w->r = on;
+  w->calls = 0;
+  w->parts = true;
+  vm->rec = on;
+  return true;
+}
+
+static void open_free(qn_vm *vm, rec_way *w) {
+  struct open_branch *o = w->open;
+  w->open = o->outer;
+  w->r = o->r;
+  w->calls = o->calls;
+  end_free(vm, &o->gone);
+  if (o->on) rec_free(o->on);
+  mem_free(vm, o, sizeof *o);
+}
+
+void way_drop(qn_vm *vm, rec_way *w) {
+  struct recording *base = rec_base(w->r);
+  while (w->open) open_free(vm, w);
+  end_parts_free(vm, w->parted);
+  base->way = w->outer;
+}
+
+bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
+  struct recording *r = w->r;
+  uint32_t predicate = rec_node(r, parts[END_LEFT]);
+  way_end gone = {.r = predicate ? rec_arm_begin(r, NULL) : NULL};
+  if (!gone.r) return false;
+  qn_value own[END_PARTS];
+  for (int i = 0; i < END_PARTS; i++) own[i] = value_retain(parts[i]);
+  value_release(vm, own[END_VALUE]);
+  own[END_VALUE] = value_unset();
+  own[END_LEFT] = value_bool(true);
+  if (!w->turn) own[END_LEAVES] = own[END_RETURNS] = value_bool(false);
+  bool ok = end_note(&gone, w->slots, own, w);
+  rec_arm_end(gone.r);
+  struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
+  if (on) return way_open(vm, w, &gone, on, predicate, site, false);
+  end_free(vm, &gone);
+  return false;
+}
+
+/* Joins the branch that was opened last. parts: those of the arm that goes on, and then those of both. */
+static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts) {
+  struct open_branch *o = w->open;
+  way_end on = {.r = o->on}, *ends[2] = {&o->gone, &on};
+  o->on = NULL;
+  bool ok = vm->rec == on.r && !on.r->regions.n && end_note(&on, w->slots, parts, w) && !on.r->g->failed;
+  for (int i = 0; i < END_PARTS && !ok; i++) { /* what end_note has not taken over */
+    value_release(vm, parts[i]);
+    parts[i] = value_nil();
+  }
+  rec_arm_end(on.r);
+  uint32_t n = on.nheld;
+  qn_value *joined = ok ? mem_zalloc(vm, (n + (size_t)1) * sizeof *joined) : NULL;
+  ok = joined && ends_join(o->r, ends, o->turned, o->predicate, o->site, joined) == REC_DONE && rec_appended(o->r);
+  if (ok) {
+    slots_set(vm, w->slots, joined);
+    for (int i = 0; i < END_PARTS; i++) parts[i] = value_retain(joined[w->slots.n + i]);
+  }
+  for (uint32_t i = 0; i < n && joined; i++) value_release(vm, joined[i]);
+  if (joined) mem_free(vm, joined, (n + (size_t)1) * sizeof *joined);
+  end_free(vm, &on);
+  open_free(vm, w);
+  return ok;
+}
+
+bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
+  for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
+  if (how == REC_ERROR) {
+    way_drop(vm, w);
+    return false;
+  }
+  bool ok = parts_of(w, how, v, parts);
+  if (w->gone) value_release(vm, v);
+  while (w->open && ok) ok = close_last(vm, w, parts);
+  if (ok)
+    parts_settle(vm, w, parts);
+  else
+    end_parts_free(vm, parts);
+  way_drop(vm, w);
+  return ok;
+}

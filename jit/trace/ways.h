@@ -1,0 +1,81 @@
+/* Ways through a part of the program that is being captured: how it is left before its end, and how its ways come together again (ways.c). */
+#ifndef JIT_TRACE_WAYS_H
+#define JIT_TRACE_WAYS_H
+
+#include "jit/trace/recording.h"
+
+/* What the end of a way has, behind the values of the variables. */
+enum {
+  END_VALUE,    /* the value of the part; unset if it is left */
+  END_RETURNED, /* what the function returns; unset if it does not return here */
+  /* Bools, which may depend on data: is what follows skipped; and where there is a turn to leave: is its loop left; does the function return? */
+  END_LEFT,
+  END_LEAVES,
+  END_RETURNS,
+  END_PARTS
+};
+
+/* Where a way ends: the recording, what the variables hold there, and the parts of the end. */
+typedef struct way_end {
+  struct recording *r; /* owned */
+  qn_value *held;      /* owned: of n variables, then END_PARTS parts */
+  uint8_t *idle;       /* for each of these: nobody will read it */
+  uint32_t *first;     /* for each of these: the number of its first leaf in `nodes` */
+  uint32_t nheld;
+  uint32_t *nodes, n, cap; /* of the leaves that are arrays or numbers; 0 of others */
+} way_end;
+
+typedef enum way_kind {
+  WAY_TURN, /* a turn of a loop: left by break, continue and return */
+  WAY_ARM,  /* an arm of a branch: left by what leaves the turn or the function around it */
+  WAY_TAIL  /* the rest of a function: left by return */
+} way_kind;
+
+/* A part of the program that is being captured. While one of its branches goes on, the other one having left the part, what follows is
+ * recorded in the arm that goes on. */
+struct rec_way {
+  rec_way *outer;      /* the one in progress when it began */
+  struct recording *r; /* where what stands directly in it is recorded now */
+  rec_slots slots;     /* the variables that matter behind it */
+  const rec_way *turn; /* the turn that break and continue leave; NULL: there is none */
+  uint32_t calls;      /* how many calls are in progress in r; in other calls are other functions */
+  way_kind kind;
+  int inner; /* loops in it that the interpreter runs as usual */
+  bool may_break, may_return;
+  bool parts;        /* some branch in it leaves it, or the part around it */
+  qn_value returned; /* borrowed: what ways that do not return have in place of what is returned; unset: anything */
+  bool gone;         /* all ways have left it: */
+  qn_value parted[END_PARTS]; /* then the parts of the end, owned */
+  struct open_branch *open;   /* branches one of whose arms has left it, the innermost first */
+};
+
+static inline bool is_bool(qn_value v, bool b) { return v.head == TAG_BOOL && (v.u.i != 0) == b; }
+void end_parts_free(qn_vm *vm, qn_value *parts);
+
+/* The way that what is recorded next belongs to: it stands directly in that part, in the same function. NULL: none. */
+rec_way *way_of(const struct recording *r);
+/* Begins a way in r. `around`: as way_of gives it for the recording around r, or NULL: nothing around it may be left. */
+void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *around, rec_slots slots);
+/* Ends it: the program has come to its end in the given manner, with value v (taken over). All ways are joined, in the recording where it
+ * began. The variables are set, and the parts of the end (owned). False: it cannot be captured like this, or an error is raised. */
+QN_MUST_CHECK bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts);
+/* Ends it when it cannot be captured. */
+void way_drop(qn_vm *vm, rec_way *w);
+/* One arm of a branch has left w (`gone`), the other one goes on (`on`, a recording). Takes over both. False with an error raised. */
+QN_MUST_CHECK bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate,
+                            uint32_t site, bool turned);
+/* Behind a branch or loop that may have left w, as parts[END_LEFT] tells, which depends on data: what follows is recorded in the arm that
+ * goes on. Borrows the parts. False with an error raised. */
+QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
+
+/* Notes what the variables hold and the parts (taken over) at the end of a way in end->r. `w`: the way around, or NULL. */
+QN_MUST_CHECK bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w);
+void end_free(qn_vm *vm, way_end *end);
+/* Two ways come together: a branch node is appended to r, whose results replace what differs. ends[k]: as they were recorded; `turned`: the
+ * first one is that of the second arm. `more`: the recording goes on, so limits are not looked at yet. joined[i] gets the value of held
+ * value i, owned. REC_DONE; REC_NOT_YET: they do not agree, or an error is raised that arms_refused looks at; REC_FAILED with an error
+ * raised. */
+QN_MUST_CHECK rec_answer ends_join(struct recording *r, way_end *const ends[2], bool turned, uint32_t predicate,
+                                   uint32_t site, qn_value *joined);
+
+#endif
