@@ -50,6 +50,16 @@ static bool size_one(const graph *g, qn_dim d) {
   return dim_is_const(&g->dims, d, &c) && c == 1;
 }
 
+/* Does the node pick a part of an array by host numbers that are known to be in range? That is a view that begins where they say. */
+static bool picks_by_numbers(const graph *g, const graph_node *n) {
+  if (!n->attr || !(n->attr->flags & ATTR_PROVEN)) return false;
+  for (int i = 1; i < n->nin; i++) {
+    const graph_node *at = &g->nodes[n->in[i]];
+    if (at->type.rank || at->kind != NODE_OP || at->op != OP_fit || !g->nodes[at->in[0]].type.weak) return false;
+  }
+  return true;
+}
+
 node_role lower_role(const graph *g, uint32_t node) {
   const graph_node *n = &g->nodes[node];
   if (n->type.weak) return NODE_IS_SCALAR;
@@ -65,6 +75,7 @@ node_role lower_role(const graph *g, uint32_t node) {
   case OP_stop_gradient:
   case OP_iota:
   case OP_fit: return NODE_IS_VIRTUAL;
+  case OP_index: return picks_by_numbers(g, n) ? NODE_IS_VIRTUAL : NODE_IS_WORK;
   case OP_compress:
   case OP_nonzero: return NODE_IS_STEP;
   default: return op_rows[n->op].klass == CLASS_LIBRARY ? NODE_IS_STEP : NODE_IS_WORK;

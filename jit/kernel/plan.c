@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/graph/ranges.h"
 #include "jit/kernel/fuse.h"
 #include "jit/kernel/heap.h"
 #include "jit/kernel/launch.h"
@@ -1003,7 +1004,7 @@ static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, co
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};
-  bool regions = plan_regions(p, tune, cancel, why, size, &reason);
+  bool regions = (donated || ranges_prove(g)) && plan_regions(p, tune, cancel, why, size, &reason);
   if (!regions && size && why[0]) { /* a region has no plan, and `why` says so already */
     plan_free(p);
     return NULL;

@@ -364,7 +364,8 @@ static bool find_jobs(nest *s) {
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
 
-/* The load of a product's factor, perhaps behind a cast, if it is unguarded and affine in all axes; else 0. */
+/* The load of a product's factor, perhaps behind a cast, if it is unguarded and affine in all axes; else 0. Where it begins may be data that is
+ * the same everywhere, as the row that a host number picks. */
 static k_val factor_load(const k_kernel *k, k_val v) {
   const k_node *n = &k->nodes[v];
   if (n->code == K_OP && n->sub == KOP_cast) {
@@ -381,7 +382,7 @@ static k_val factor_load(const k_kernel *k, k_val v) {
   }
   const k_linear *l = &k->forms[n->at];
   for (uint32_t i = 0; i < l->n; i++)
-    if (k->atoms[l->terms[i].atom].kind == ATOM_VALUE) return 0;
+    if (k->atoms[l->terms[i].atom].kind == ATOM_VALUE && k->nodes[k->atoms[l->terms[i].atom].ref].axes) return 0;
   return v;
 }
 

@@ -64,6 +64,9 @@ typedef struct frame_view {
 /* Makes `v` an array over the memory at `at` on a device. The sizes in its type are expressions of f's plan. */
 void frame_array(const plan_frame *f, frame_view *v, int device, void *at, const graph_type *t);
 
+/* Gives the error that is raised, if it has none yet, the place of a node, with the calls through which that was reached. */
+void frame_raise_site(plan_frame *f, uint32_t node);
+
 /* Frees what is kept of regions. */
 void frame_regions_free(plan_frame *f);
 

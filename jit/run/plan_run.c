@@ -35,7 +35,7 @@ static void raise_site(plan_frame *f, uint32_t site) {
   raise_through(f->vm, SPAN_NONE, g->sites[site].function);
 }
 
-static void raise_node_site(plan_frame *f, uint32_t node) {
+void frame_raise_site(plan_frame *f, uint32_t node) {
   if (node < f->p->graph->n) raise_site(f, f->p->graph->nodes[node].site);
 }
 
@@ -164,7 +164,7 @@ static bool run_library_step(plan_frame *f, const plan_step *s) {
   bool ok = library_call(f, n, in, &result.a, &out);
   trace_events_end(f->vm->engine, TRACE_EVENTS_kernel, op_rows[n->op].name, begin, "library", 1);
   if (!ok) {
-    raise_node_site(f, s->node);
+    frame_raise_site(f, s->node);
     return false;
   }
   const qn_array *made = out ? out : &result.a;
@@ -195,6 +195,12 @@ static bool quick_scalar_step(plan_frame *f, const plan_step *s) {
   if (s->nbuffers || !s->nscalars || s->nscalars > 2) return false;
   uint32_t a = s->scalars[0], b = s->scalars[s->nscalars - 1];
   const graph_type *types = f->p->scalar_types;
+  if (s->op == OP_fit && s->nscalars == 1 && types[s->out].dtype == types[a].dtype) {
+    bool any = types[a].dtype == WEAK_BOOL || s->attr->dtype == QN_f64 ||
+               (types[a].dtype == WEAK_INT && (s->attr->dtype == QN_i64 || s->attr->dtype == QN_f32));
+    if (any) f->slots[s->out] = f->slots[a]; /* the dtype holds every such number */
+    return any;
+  }
   return types[a].dtype == types[b].dtype &&
          scalar_quick((op_id)s->op, (qn_dtype)types[a].dtype, f->slots[a], f->slots[b], &f->slots[s->out]);
 }
@@ -223,7 +229,7 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   else
     out = scalar_apply(f->vm, (op_id)s->op, in, (int)n);
   if (value_is_error(out)) {
-    raise_node_site(f, s->node);
+    frame_raise_site(f, s->node);
     return false;
   }
   set_slot(f, s->out, out);

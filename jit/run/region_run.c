@@ -694,5 +694,7 @@ bool region_step(plan_frame *f, const plan_step *s) {
     else
       x->in[i].at = f->buffers[r->in[i]];
   }
-  return r->kind == NODE_LOOP ? loop_step(x) : if_step(x);
+  bool ok = r->kind == NODE_LOOP ? loop_step(x) : if_step(x);
+  if (!ok && f->vm->error && !f->vm->error->at.source) frame_raise_site(f, s->node); /* an interrupt, a limit */
+  return ok;
 }

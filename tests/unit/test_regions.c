@@ -584,6 +584,67 @@ START_TEST(an_arm_that_changes_nothing_copies_nothing) {
 }
 END_TEST
 
+/* y[i] = y[i - 1] + y[i] for i from `first` by `step` as long as `test` holds for i and `end`: how many checks its kernels have. */
+static uint32_t checks_of(qn_vm *vm, const char *first, const char *step, const char *test, const char *end) {
+  char text[2048], why[256] = "";
+  snprintf(text, sizeof text,
+           "graph(%%1: f32[4]) {\n"
+           "  %%2 = const %s : weak i64\n"
+           "  %%3 = loop %%1, %%2 : bool[] {\n"
+           "    graph(%%1: f32[4], %%2: weak i64) {\n"
+           "      %%3 = const %s : weak i64\n"
+           "      %%4 = %s %%2, %%3 : weak bool\n"
+           "      return %%4\n"
+           "    }\n"
+           "  } {\n"
+           "    graph(%%1: f32[4], %%2: weak i64) {\n"
+           "      %%3 = const 1 : weak i64\n"
+           "      %%4 = sub %%2, %%3 : weak i64\n"
+           "      %%5 = fit %%4 dtype=i64 : i64[]\n"
+           "      %%6 = index %%1, %%5 leading=[1] : f32[]\n"
+           "      %%7 = fit %%2 dtype=i64 : i64[]\n"
+           "      %%8 = index %%1, %%7 leading=[1] : f32[]\n"
+           "      %%9 = add %%6, %%8 : f32[]\n"
+           "      %%10 = scatter %%1, %%7, %%9 leading=[1] : f32[4]\n"
+           "      %%11 = const %s : weak i64\n"
+           "      %%12 = add %%2, %%11 : weak i64\n"
+           "      return %%10, %%12\n"
+           "    }\n"
+           "  }\n"
+           "  %%4 = proj %%3 number=0 : f32[4]\n"
+           "  return %%4\n"
+           "}\n",
+           first, end, test, step);
+  graph *g = graph_parse(text, why, sizeof why);
+  ck_assert_msg(g != NULL, "%s", why);
+  plan *p = plan_make(g, TARGET_CPU, vm->tune, NULL, why, sizeof why);
+  ck_assert_msg(p != NULL, "%s", why);
+  uint32_t n = 0;
+  for (uint32_t k = 0; k < p->nkernels; k++) n += p->kernels[k].program->nchecks;
+  plan_free(p);
+  return n;
+}
+
+START_TEST(indices_that_a_loop_counts_need_no_checks) {
+  qn_vm *vm = begin();
+  static const struct {
+    const char *first, *step, *test, *end;
+    bool safe;
+  } cases[] = {
+      {"1", "1", "lt", "4", true},    {"0", "1", "lt", "4", true},   {"-3", "1", "lt", "4", true},
+      {"1", "3", "le", "3", true},    {"3", "-1", "gt", "0", true},  {"3", "-2", "ge", "-3", true},
+      {"1", "1", "lt", "5", false},   {"-4", "1", "lt", "4", false}, {"1", "1", "le", "4", false},
+      {"3", "-1", "ge", "-4", false}, {"3", "1", "gt", "0", false},  {"1", "0", "lt", "4", false},
+      {"1", "1", "ne", "4", false},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    uint32_t n = checks_of(vm, cases[i].first, cases[i].step, cases[i].test, cases[i].end);
+    ck_assert_msg((n == 0) == cases[i].safe, "case %zu has %u checks", i, n);
+  }
+  end(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("regions");
   struct {
@@ -603,6 +664,7 @@ int main(void) {
        the_gradient_of_a_loop_of_arrays_adds_over_turns},
       {tcase_create("a_check_in_a_body_fails_at_its_place"), a_check_in_a_body_fails_at_its_place},
       {tcase_create("what_a_turn_updates_is_not_copied"), what_a_turn_updates_is_not_copied},
+      {tcase_create("indices_that_a_loop_counts_need_no_checks"), indices_that_a_loop_counts_need_no_checks},
       {tcase_create("an_arm_that_changes_nothing_copies_nothing"), an_arm_that_changes_nothing_copies_nothing}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     tcase_add_test(cases[i].t, cases[i].f);

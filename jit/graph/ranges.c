@@ -1,0 +1,214 @@
+/* Ranges of integers (ranges.h). From constants on, forward through sums, products, remainders; the number of a loop that counts lies between
+ * the first one and the end that its test names. An index whose range lies within the axis needs no check, and neither does a sum that cannot
+ * leave 64 bits.
+ *
+ * A loop counts by carry k if the body makes it from its own carry k by adding a constant c, and the test holds only if the carry is below (or, for
+ * c < 0, above) an end: it is that comparison, or an `and` of it and other conditions. In the body the carry is then at least what it was
+ * first, and below the end's largest value. */
+#include <stdlib.h>
+
+#include "jit/graph/ranges.h"
+
+enum { ELEMENTS = 4096 /* of a constant array that are looked at */, DEEP = 64 /* regions within regions */ };
+
+typedef struct range {
+  bool known;
+  int64_t low, high;
+} range;
+
+static range one(int64_t x) { return (range){true, x, x}; }
+
+static range constant(const graph_node *n) {
+  if (!dtype_is_int((qn_dtype)n->type.dtype)) return (range){0};
+  int64_t size = 1;
+  for (int a = 0; a < n->type.rank; a++) {
+    if (n->type.shape[a] < 0 || n->type.shape[a] > ELEMENTS) return (range){0};
+    size *= n->type.shape[a];
+    if (size > ELEMENTS) return (range){0};
+  }
+  range r = {0};
+  size_t each = dtype_size((qn_dtype)n->type.dtype);
+  for (int64_t i = 0; i < size; i++) {
+    int64_t x = dtype_load((qn_dtype)n->type.dtype, (const char *)n->payload.data + (size_t)i * each).u.i;
+    if (x < 0 && !dtype_is_signed((qn_dtype)n->type.dtype)) return (range){0}; /* an u64 beyond i64 */
+    r = i ? (range){true, x < r.low ? x : r.low, x > r.high ? x : r.high} : one(x);
+  }
+  return r;
+}
+
+static range add(range x, range y) {
+  range r = {x.known && y.known, 0, 0};
+  if (r.known)
+    r.known = !__builtin_add_overflow(x.low, y.low, &r.low) && !__builtin_add_overflow(x.high, y.high, &r.high);
+  return r;
+}
+
+static range minus(range x) {
+  if (!x.known || x.low == INT64_MIN) return (range){0};
+  return (range){true, -x.high, -x.low};
+}
+
+static range times(range x, range y) {
+  range r = {0};
+  if (!x.known || !y.known) return r;
+  const int64_t a[2] = {x.low, x.high}, b[2] = {y.low, y.high};
+  for (int i = 0; i < 4; i++) {
+    int64_t z;
+    if (__builtin_mul_overflow(a[i & 1], b[i >> 1], &z)) return (range){0};
+    r = i ? (range){true, z < r.low ? z : r.low, z > r.high ? z : r.high} : one(z);
+  }
+  return r;
+}
+
+static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && a < 0); }
+
+static range lesser(range x, range y, bool larger) {
+  if (!x.known || !y.known) return (range){0};
+  if (larger) return (range){true, x.low > y.low ? x.low : y.low, x.high > y.high ? x.high : y.high};
+  return (range){true, x.low < y.low ? x.low : y.low, x.high < y.high ? x.high : y.high};
+}
+
+/* The range of a host int, or of what `fit` makes of one. */
+static range of_op(const graph_node *n, const range *r) {
+  range x = r[n->in[0]], y = n->nin > 1 ? r[n->in[1]] : (range){0};
+  bool positive = y.known && y.low == y.high && y.low > 0;
+  if (n->op == OP_fit) return dtype_is_int((qn_dtype)n->type.dtype) ? x : (range){0};
+  if (!n->type.weak || n->type.dtype != WEAK_INT) return (range){0};
+  switch ((op_id)n->op) {
+  case OP_add: return add(x, y);
+  case OP_sub: return add(x, minus(y));
+  case OP_neg: return minus(x);
+  case OP_mul:
+  case OP_smul: return times(x, y);
+  case OP_minimum:
+  case OP_maximum: return lesser(x, y, n->op == OP_maximum);
+  case OP_mod: return positive ? (range){true, 0, y.low - 1} : (range){0};
+  case OP_floordiv:
+    return positive && x.known ? (range){true, floor_div(x.low, y.low), floor_div(x.high, y.low)} : (range){0};
+  default: return (range){0};
+  }
+}
+
+static bool within(range r, qn_dim size) { return r.known && size >= 0 && r.low >= -size && r.high < size; }
+
+/* Is the check of node n, which indexes, known to hold? */
+static bool indices_hold(const graph *g, const graph_node *n, const range *r) {
+  const graph_type *x = &g->nodes[n->in[0]].type;
+  if (n->op == OP_gather || n->op == OP_gather_add) return within(r[n->in[1]], x->shape[__builtin_ctz(n->attr->axes)]);
+  if (n->op != OP_index && n->op != OP_scatter) return false;
+  for (int i = 0; i < n->attr->d[0]; i++)
+    if (!within(r[n->in[1 + i]], x->shape[i])) return false;
+  return true;
+}
+
+/* If `test`, a node of a header, holds only as long as carry k is below (up) or above an end: where that lies. */
+static range end_of(const graph *header, const range *r, uint32_t test, uint32_t k, bool up, int left) {
+  const graph_node *n = &header->nodes[test];
+  if (n->kind != NODE_OP || left == 0) return (range){0};
+  if (n->op == OP_bitand) {
+    range x = end_of(header, r, n->in[0], k, up, left - 1);
+    return x.known ? x : end_of(header, r, n->in[1], k, up, left - 1);
+  }
+  uint32_t carry = header->inputs[k];
+  if (n->nin != 2 || !(n->in[0] == carry || n->in[1] == carry)) return (range){0};
+  bool turned = n->in[1] == carry;
+  range end = r[n->in[!turned]];
+  op_id below = turned ? OP_gt : OP_lt, most = turned ? OP_ge : OP_le;
+  op_id above = turned ? OP_lt : OP_gt, least = turned ? OP_le : OP_ge;
+  if (n->op == (up ? below : above)) return end;
+  return n->op == (up ? most : least) ? add(end, one(up ? 1 : -1)) : (range){0};
+}
+
+/* What is added to carry k in each turn; 0: it is no such carry. */
+static int64_t step_of(const graph *body, uint32_t k) {
+  const graph_node *n = &body->nodes[body->outputs[k]];
+  if (n->kind != NODE_OP || (n->op != OP_add && n->op != OP_sub) || n->type.dtype != WEAK_INT || !n->type.weak)
+    return 0;
+  bool second = n->op == OP_add && n->in[1] == body->inputs[k];
+  const graph_node *by = &body->nodes[n->in[!second]];
+  if (n->in[second] != body->inputs[k] || by->kind != NODE_CONST) return 0;
+  range c = constant(by);
+  if (!c.known || c.low < -(1 << 30) || c.low > 1 << 30) return 0;
+  return n->op == OP_add ? c.low : -c.low;
+}
+
+static bool prove(graph *g, const range *in, int left);
+
+/* Works through the graph of a region and sets r[n] of its nodes. */
+static void find_ranges(const graph *g, const range *in, range *r) {
+  for (uint32_t n = 1; n < g->n; n++) {
+    const graph_node *node = &g->nodes[n];
+    if (node->kind == NODE_INPUT)
+      r[n] = in ? in[node->payload.input] : (range){0};
+    else if (node->kind == NODE_CONST)
+      r[n] = constant(node);
+    else
+      r[n] = node->kind == NODE_OP && node->nin ? of_op(node, r) : (range){0};
+  }
+}
+
+/* Sets the ranges of a loop's carries in its body, and then those in its header; `in` has those of the operands. False when memory is short. */
+static bool count(const graph_node *loop, range *in, range *header_in) {
+  const graph *header = loop->payload.regions[0], *body = loop->payload.regions[1];
+  range *r = calloc(header->n, sizeof *r);
+  if (!r) return false;
+  uint32_t n = graph_loop_carries(loop);
+  for (uint32_t k = 0; k < loop->nin; k++) header_in[k] = k < n ? (range){0} : in[k];
+  find_ranges(header, header_in, r);
+  for (uint32_t k = 0; k < n; k++) {
+    range first = in[k], mine = {0}, test = {0};
+    int64_t step = step_of(body, k);
+    range end = step ? end_of(header, r, header->outputs[0], k, step > 0, 8) : (range){0};
+    if (step > 0 && first.known && end.known && first.low < end.high) {
+      mine = (range){true, first.low, end.high - 1};
+      test = (range){true, first.low, first.high > end.high ? first.high : end.high};
+      test = lesser(test, add(test, one(step)), true);
+      test.low = first.low;
+    } else if (step < 0 && first.known && end.known && first.high > end.low) {
+      mine = (range){true, end.low + 1, first.high};
+    } else if (body->outputs[k] == body->inputs[k]) {
+      mine = test = first;
+    }
+    in[k] = mine;
+    header_in[k] = test;
+  }
+  free(r);
+  return true;
+}
+
+static bool prove_regions(graph *g, const graph_node *node, const range *r, int left) {
+  (void)g;
+  uint32_t nin = node->nin;
+  range *in = calloc(2 * (size_t)nin + 1, sizeof *in), *header_in = in + nin;
+  if (!in) return false;
+  for (uint32_t i = 0; i < nin; i++) in[i] = r[node->in[i]];
+  bool ok;
+  if (node->kind == NODE_IF)
+    ok = prove(node->payload.regions[0], in + 1, left) && prove(node->payload.regions[1], in + 1, left);
+  else
+    ok = count(node, in, header_in) && prove(node->payload.regions[0], header_in, left) &&
+         prove(node->payload.regions[1], in, left);
+  free(in);
+  return ok;
+}
+
+static bool prove(graph *g, const range *in, int left) {
+  range *r = calloc(g->n, sizeof *r);
+  if (!r) return false;
+  find_ranges(g, in, r);
+  bool ok = true;
+  for (uint32_t n = 1; n < g->n && ok; n++) {
+    const graph_node *node = &g->nodes[n];
+    if (graph_kind_has_regions(node->kind)) {
+      ok = left == 0 || prove_regions(g, node, r, left - 1);
+    } else if (node->kind == NODE_OP && graph_fallible(g, n)) {
+      bool holds = host_ints_fail(node) ? r[n].known : indices_hold(g, node, r);
+      if (node->op == OP_fit && node->type.dtype == WEAK_INT) holds = r[n].known;
+      if (holds) ok = graph_node_prove(g, n);
+    }
+  }
+  free(r);
+  return ok;
+}
+
+bool ranges_prove(graph *g) { return prove(g, NULL, DEEP); }
