@@ -313,15 +313,16 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
 
 /* Calls a builtin on arguments that lie on the stack, one for each parameter, and tells the recorder. Owned, or the error value. */
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
-  bool lossy;
-  if (!rec_builtin(vm, &info->def, &info->sig, args, at, &lossy)) return value_error();
+  int told;
+  qn_value r;
+  rec_answer answer = rec_builtin(vm, &info->def, &info->sig, args, at, &told, &r);
+  if (answer != REC_NOT_YET) return answer == REC_DONE ? r : value_error();
   span outer = interp_of(vm)->place.calling;
   interp_of(vm)->place.calling = at;
   if (info->moves && at.source) vm->updating = at;
-  qn_value r = info->def.call(vm, args);
+  r = info->def.call(vm, args);
   interp_of(vm)->place.calling = outer;
-  if (lossy && !value_is_error(r) && !rec_carries(vm, info->def.name, r, info->def.effect == BUILTIN_READ))
-    r = value_fail(vm, r);
+  if (told) r = rec_told(vm, &info->def, told, r);
   if (__builtin_expect(value_is_error(r), 0)) builtin_failed(vm, info, at);
   return r;
 }

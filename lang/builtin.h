@@ -22,9 +22,9 @@
 #include "lang/value.h"
 
 typedef enum builtin_effect {
-  BUILTIN_PURE,   /* only its arguments: may be recorded (ops inside append nodes), repeated, dropped if unused */
-  BUILTIN_READ,   /* reads the outside or data of arrays: ends a segment when recorded */
-  BUILTIN_TAP,    /* returns nil and only writes out (print, progress, save): kept in order */
+  BUILTIN_PURE, /* only its arguments: may be recorded (ops inside append nodes), repeated, dropped if unused */
+  BUILTIN_READ, /* reads the outside or data of arrays: ends a segment when recorded */
+  BUILTIN_TAP,  /* returns nil and only writes out (print, save): in a recorded call it becomes a step, kept in order */
   BUILTIN_STATE,  /* changes the VM (seed) or the outside */
   BUILTIN_HIGHER, /* calls functions it is given (tree_map, grad): pure if they are */
   BUILTIN_CHOICE /* as HIGHER, but the function, its last parameter, only tells how to order or choose: called for its value alone */

@@ -127,6 +127,8 @@ typedef struct rec_asked {
   /* graph: a jit_anchor, whose call's function and arguments (with defaults) are kept here, owned; unset: none yet. */
   void *watched;
   qn_value watched_fn, watched_args;
+  /* calls in progress that the interpreter makes again or compares, the innermost first (jit/trace/taps.h) */
+  struct tap_frame *taps;
 } rec_asked;
 
 struct qn_vm {

@@ -3,10 +3,33 @@
 #include "stdlib/modules.h"
 #include "stdlib/stdlib.h"
 
+/* A TAP is not made again by a call that is made again. */
+static qn_value call_tap(qn_vm *vm, builtin_fn call, const qn_value *args) {
+  if (!rec_tap_due(vm, args)) return value_nil();
+  qn_value result = call(vm, args);
+  if (value_is_error(result)) taps_failed(vm);
+  return result;
+}
+#define WRAP_PURE(name)
+#define WRAP_READ(name)
+#define WRAP_STATE(name)
+#define WRAP_HIGHER(name)
+#define WRAP_CHOICE(name)
+#define WRAP_TAP(name)                                                                                                 \
+  static qn_value tap_##name(qn_vm *vm, const qn_value *args) { return call_tap(vm, builtin_##name, args); }
+#define BUILTIN(name, signature, effect, doc) WRAP_##effect(name)
+#include "stdlib/builtins.def"
+
+#define CALL_PURE(name) builtin_##name
+#define CALL_READ(name) builtin_##name
+#define CALL_STATE(name) builtin_##name
+#define CALL_HIGHER(name) builtin_##name
+#define CALL_CHOICE(name) builtin_##name
+#define CALL_TAP(name) tap_##name
 static const builtin_def rows[] = {
-#define BUILTIN(name, signature, effect, doc) {#name, signature, BUILTIN_##effect, doc, builtin_##name, WORK_ANY},
+#define BUILTIN(name, signature, effect, doc) {#name, signature, BUILTIN_##effect, doc, CALL_##effect(name), WORK_ANY},
 #define BUILTIN_WORK(name, work, signature, effect, doc)                                                               \
-  {#name, signature, BUILTIN_##effect, doc, builtin_##name, WORK_##work},
+  {#name, signature, BUILTIN_##effect, doc, CALL_##effect(name), WORK_##work},
 #include "stdlib/builtins.def"
 };
 

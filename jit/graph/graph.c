@@ -194,6 +194,14 @@ uint32_t graph_regions(graph *g, graph_kind kind, const uint32_t *in, int nin, g
   return 0;
 }
 
+uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, uint32_t site) {
+  graph_node n = {
+      .kind = NODE_TAP, .nin = (uint16_t)nin, .site = site, .type = {.dtype = DTYPE_TEST}, .payload.tap = number};
+  bool ok = nin <= UINT16_MAX;
+  for (int i = 0; i < nin; i++) ok = ok && in[i];
+  return ok && (n.in = take_operands(g, in, nin)) ? append(g, &n) : fail(g);
+}
+
 uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site) {
   graph_node n = {.kind = NODE_PROJ, .nin = 1, .site = site, .type = type, .payload.index = index};
   const graph_node *of = &g->nodes[node];
@@ -211,7 +219,7 @@ bool graph_regions_fallible(const graph_node *n) {
   for (int k = 0; k < 2; k++) {
     const graph *r = n->payload.regions[k];
     for (uint32_t i = 1; i < r->n; i++)
-      if (r->nodes[i].kind == NODE_TAP || graph_fallible(r, i)) return true;
+      if (graph_fallible(r, i)) return true;
   }
   return false;
 }
@@ -225,6 +233,11 @@ bool graph_prove(graph *g) {
 bool graph_node_prove(graph *g, uint32_t node) {
   graph_node *n = &g->nodes[node];
   if (graph_kind_has_regions(n->kind)) return graph_prove(n->payload.regions[0]) && graph_prove(n->payload.regions[1]);
+  if (n->kind == NODE_TAP) {
+    n->payload.tap = GRAPH_TAP_MADE;
+    n->nin = 0;
+    return true;
+  }
   return !graph_fallible(g, node) || graph_fix_flags(g, node, graph_attr(n).flags | ATTR_PROVEN);
 }
 
@@ -465,8 +478,7 @@ void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions) {
   uint32_t *map = take(g, n * sizeof *map);
   if (!live || !map) return;
   for (uint32_t i = 0; i < g->noutputs; i++) live[g->outputs[i]] = true;
-  for (uint32_t i = 1; i < n; i++)
-    live[i] |= g->nodes[i].kind == NODE_INPUT || g->nodes[i].kind == NODE_TAP || graph_fallible(g, i);
+  for (uint32_t i = 1; i < n; i++) live[i] |= g->nodes[i].kind == NODE_INPUT || graph_fallible(g, i);
   for (uint32_t i = n - 1; i > 0; i--) {
     while (left && regions[left - 1].end > i) mark_region(&regions[--left], live);
     if (!live[i]) continue;

@@ -53,7 +53,9 @@ typedef enum graph_kind {
      number of turns; and the distance between two kept turns (both weak i64). */
   NODE_LOOP,
   NODE_PROJ, /* payload.index-th result of operand 0 */
-  NODE_TAP   /* an effect that returns nothing: payload.tap is the number of a tap of the recorder's */
+  /* An effect that returns nothing, made with the values of the operands: payload.tap is the number of a tap of the recorder's. Taps and
+     nodes that can fail keep their order. GRAPH_TAP_MADE: it is made elsewhere, and the node does nothing. */
+  NODE_TAP
 } graph_kind;
 
 typedef struct graph graph;
@@ -98,6 +100,7 @@ struct graph {
 };
 
 enum { GRAPH_MAX_NODES = INT32_MAX - 1 };
+#define GRAPH_TAP_MADE UINT32_MAX
 
 static inline bool graph_type_same(const graph_type *a, const graph_type *b) {
   if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak) return false;
@@ -209,6 +212,8 @@ graph_type graph_result_type(const graph_node *n, uint32_t index);
 /* Appends a node that takes result `index` of a branch or loop. `type` is the result's, with sizes of this graph; for kept rows it is the
  * type of one row, to which an axis 0 is added whose size is a new symbol. */
 uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site);
+/* Appends an effect, which is made with the values of these nodes. */
+uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, uint32_t site);
 /* Appends a copy of n with other operands; attributes and regions are copied. n may lie in another graph and is no input or constant. */
 uint32_t graph_node_like(graph *g, const graph_node *n, const uint32_t *in);
 /* Appends to `to` a copy of a node of `from`; operand i becomes map[i]. Sizes keep their numbers, since `to` has a copy of the table of
@@ -237,15 +242,16 @@ static inline bool host_ints_fail(const graph_node *n) {
   }
 }
 
-/* Can this node raise an error that depends on data? (By the `raises` column and its types.) Such nodes stay even when nothing reads
- * them. A `fit` of a constant cannot, since whoever made the constant has checked it. */
+/* Can this node raise an error that depends on data (by the `raises` column and its types), or is it an effect? Such nodes stay even when
+ * nothing reads them, and keep their order. A `fit` of a constant cannot fail, since whoever made the constant has checked it. */
 bool graph_regions_fallible(const graph_node *n);
-/* Marks a node, and all nodes in its regions, as unable to fail (ATTR_PROVEN), because the checks are made elsewhere. graph_prove marks
- * all nodes of a graph. False when memory is short. */
+/* Marks a node, and all nodes in its regions, as unable to fail (ATTR_PROVEN), because the checks are made elsewhere, as are its effects
+ * (GRAPH_TAP_MADE). graph_prove marks all nodes of a graph. False when memory is short. */
 QN_MUST_CHECK bool graph_node_prove(graph *g, uint32_t node);
 QN_MUST_CHECK bool graph_prove(graph *g);
 static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
   if (graph_kind_has_regions(n->kind)) return graph_regions_fallible(n);
+  if (n->kind == NODE_TAP) return n->payload.tap != GRAPH_TAP_MADE;
   if (n->kind != NODE_OP || n->nin == 0 || (n->attr && (n->attr->flags & ATTR_PROVEN))) return false;
   const graph_node *x = &g->nodes[n->in[0]];
   switch ((op_raises)op_rows[n->op].raises) {

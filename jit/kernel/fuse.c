@@ -273,10 +273,6 @@ static bool find_live(fuser *f) {
   for (uint32_t i = 0; i < g->noutputs; i++) f->live[g->outputs[i]] = 1;
   for (uint32_t n = g->n; n-- > 1;) {
     const graph_node *node = &g->nodes[n];
-    if (node->kind == NODE_TAP) {
-      f->why = "an effect is no kernel";
-      return false;
-    }
     if (graph_fallible(g, n)) f->live[n] = 1;
     if (!f->live[n]) continue;
     for (int i = 0; i < node->nin; i++) f->live[node->in[i]] = 1;
@@ -363,7 +359,8 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
   }
   for (uint32_t n = 1; n < g->n; n++) {
     const graph_node *node = &g->nodes[n];
-    if (!f->live[n] || (node->kind != NODE_OP && !graph_kind_has_regions(node->kind))) continue;
+    if (!f->live[n] || (node->kind != NODE_OP && node->kind != NODE_TAP && !graph_kind_has_regions(node->kind)))
+      continue;
     bool step = lower_role(g, n) == NODE_IS_STEP || node->kind != NODE_OP;
     bool read = node->type.weak && node->op == OP_cast && !g->nodes[node->in[0]].type.weak;
     for (int i = 0; (step || read || f->awkward[n]) && i < node->nin; i++)
@@ -423,6 +420,7 @@ static bool make_units(fuser *f, const uint8_t *root) {
     case NODE_IS_WORK: ok = add_unit(f, n, FUSE_KERNEL, true, root[n]); break;
     case NODE_IS_STEP: ok = add_unit(f, n, FUSE_LIBRARY, true, root[n] ? root[n] : 1); break;
     case NODE_IS_REGIONS: ok = add_unit(f, n, FUSE_REGIONS, false, 0); break;
+    case NODE_IS_TAP: ok = add_unit(f, n, FUSE_TAP, false, 0); break;
     case NODE_IS_RESULT: ok = add_unit(f, n, FUSE_RESULT, true, root[n] ? root[n] : 1); break;
     }
     if (!ok) return false;

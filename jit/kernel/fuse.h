@@ -11,6 +11,7 @@ typedef enum fuse_kind {
   FUSE_LIBRARY, /* one node */
   FUSE_SCALAR,  /* one weak node, or one `fit` whose number is checked */
   FUSE_REGIONS, /* one node with regions */
+  FUSE_TAP,     /* one effect */
   FUSE_RESULT   /* one result of such a node, which writes it: nothing runs */
 } fuse_kind;
 

@@ -460,6 +460,18 @@ static bool region_step(planner *m, uint32_t n, plan_step *s) {
   return true;
 }
 
+static bool tap_step(planner *m, uint32_t n, plan_step *s) {
+  const graph_node *node = &m->g->nodes[n];
+  *s = (plan_step){.kind = STEP_TAP, .node = n, .what = node->payload.tap};
+  uint32_t *in = take(m, node->nin, sizeof *in), *buffers = take(m, node->nin, sizeof *buffers);
+  if (!in || !buffers) return false;
+  for (int i = 0; i < node->nin; i++)
+    if (!bind_value(m, s, buffers, node->in[i], &in[i])) return false;
+  s->in = in;
+  s->buffers = buffers;
+  return true;
+}
+
 /* Moves the kernels of a plan and of the plans of its regions into one list, which compilers and devices go through. */
 static void move_kernels(plan *p, plan_kernel *to) {
   for (uint32_t i = 0; i < p->nregions; i++)
@@ -501,6 +513,7 @@ static bool make_steps(planner *m) {
               : x->kind == FUSE_KERNEL  ? kernel_step(m, i, s)
               : x->kind == FUSE_LIBRARY ? library_step(m, x->nodes[0], s)
               : x->kind == FUSE_REGIONS ? region_step(m, x->nodes[0], s)
+              : x->kind == FUSE_TAP     ? tap_step(m, x->nodes[0], s)
                                         : scalar_step(m, x->nodes[0], s);
     if (!ok && (!m->again || lower_ends(m->why))) return m->again = false;
   }
@@ -863,7 +876,9 @@ static void sum_up(plan *p) {
     if (s->nints > p->most_ints) p->most_ints = s->nints;
     if (s->nbuffers > p->most_buffers) p->most_buffers = s->nbuffers;
     if (s->nscalars > p->most_scalars) p->most_scalars = s->nscalars;
+    p->taps |= s->kind == STEP_TAP;
   }
+  for (uint32_t i = 0; i < p->nregions; i++) p->taps |= p->regions[i].parts[0]->taps || p->regions[i].parts[1]->taps;
   p->fixed = p->graph->dims.n == 0 && p->nscalars <= PLAN_FEW && p->nbuffers <= PLAN_FEW && p->noutputs <= PLAN_FEW &&
              p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW && p->most_scalars <= PLAN_FEW;
 }
@@ -1062,6 +1077,8 @@ static void print_step(const plan_step *s, text_buf *out) {
     text_addf(out, "kernel %u", s->what);
   else if (s->kind == STEP_REGIONS)
     text_addf(out, "regions %u", s->what);
+  else if (s->kind == STEP_TAP)
+    text_addf(out, "tap %u", s->what);
   else
     text_addf(out, "%s%s", s->kind == STEP_SCALAR ? "scalar " : "", op_rows[s->op].name);
   for (uint32_t i = 0; i < s->nbuffers; i++) text_addf(out, " b%u", s->buffers[i]);

@@ -60,7 +60,8 @@ typedef enum plan_step_kind {
   STEP_LIBRARY, /* a LIBRARY or data-dependent INDEX node: op, attr; operands and result are buffers */
   STEP_SCALAR, /* a host number: op of scalar slots `scalars` into slot `out`, with the errors of eager execution; a `fit` checks that
                    the number fits attr->dtype and copies it. A `cast` with nbuffers 1 reads its operand, one element, from a buffer */
-  STEP_REGIONS /* regions[what] */
+  STEP_REGIONS, /* regions[what] */
+  STEP_TAP      /* effect `what`, with the values that `in` names */
 } plan_step_kind;
 typedef struct plan_region plan_region;
 typedef struct plan_step {
@@ -76,7 +77,8 @@ typedef struct plan_step {
   uint32_t nints;
   const uint32_t *scalars; /* scalar slots: args->scalars, or the operands of a STEP_SCALAR */
   uint32_t nscalars;
-  uint32_t out; /* scalar slot written by STEP_SCALAR */
+  uint32_t out;       /* scalar slot written by STEP_SCALAR */
+  const uint32_t *in; /* TAP: by operand, its scalar slot if it is a host number, else its buffer */
 } plan_step;
 
 typedef struct plan_output {
@@ -134,6 +136,7 @@ typedef struct plan {
   uint32_t nproducts;
   bool here_only; /* is there a kernel that cannot be launched on a device (l_launches)? */
   uint32_t most_ints, most_buffers, most_scalars; /* the most that one step has */
+  bool taps;                                      /* has it or one of its regions effects? */
   bool late;                                      /* has it buffers that are WHERE_LATE? */
   bool fixed; /* are all sizes plain numbers, and tables of PLAN_FEW entries large enough to run it? */
   qn_dim arena_bytes;

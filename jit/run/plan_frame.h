@@ -5,6 +5,7 @@
 
 #include "jit/kernel/plan.h"
 #include "jit/run/device.h"
+#include "jit/run/plan_taps.h"
 
 typedef struct plan_frame {
   qn_vm *vm;
@@ -21,14 +22,15 @@ typedef struct plan_frame {
   qk_scalar *step_scalars;
   int device;
   bool refused; /* by the device; nothing is raised */
-  char *slab;   /* the arena, if it is a device's memory */
+  char *slab;   /* the arena, if it is not the VM's slab but a device's memory, or the frame's own */
   size_t slab_bytes;
   device_plan *there;
   bool part;      /* the plan of a region runs, so that its inputs and outputs are memory of the plan around it */
   uint64_t sizes; /* counts how often symbols have changed; never 0 */
   const int64_t *const *step_ints; /* by step: the values of its ints; NULL: they are worked out when it runs */
   struct region_state *
-      *regions; /* by region of the plan: what region_run.c keeps of it; NULL before the first one runs */
+      *regions;    /* by region of the plan: what region_run.c keeps of it; NULL before the first one runs */
+  plan_taps *taps; /* NULL: effects are left out */
 } plan_frame;
 
 /* The value of a size expression of the frame's plan. */

@@ -279,11 +279,45 @@ void frame_late_free(plan_frame *f) {
   }
 }
 
+static bool run_tap_step(plan_frame *f, const plan_step *s) {
+  enum { FEW_VALUES = 4 };
+  qn_vm *vm = f->vm;
+  if (!f->taps || f->taps->seen++ < f->taps->made) return true;
+  if (f->device && !checks_there(f, true)) return false;
+  const graph *g = f->p->graph;
+  uint32_t n = g->nodes[s->node].nin;
+  frame_view few[FEW_VALUES], *views = few;
+  qn_value few_values[FEW_VALUES], *values = few_values;
+  vm_memory more = {NULL, n * (sizeof *views + sizeof *values)};
+  if (n > FEW_VALUES) {
+    if (!(more.p = mem_alloc(vm, more.bytes))) return false;
+    views = more.p;
+    values = (qn_value *)(void *)(views + n);
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    const graph_type *t = &g->nodes[g->nodes[s->node].in[i]].type;
+    if (t->weak) {
+      values[i] = slot_value(f, s->in[i]);
+    } else {
+      array_over(f, &views[i], s->in[i], t);
+      values[i] = value_obj(TAG_ARRAY, &views[i].a);
+    }
+  }
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_memory, &more);
+  bool ok = f->taps->make(f->taps, s->what, values, n);
+  vm_disown(vm, &held);
+  if (more.p) mem_free(vm, more.p, more.bytes);
+  f->taps->made += ok;
+  return ok;
+}
+
 bool frame_step(plan_frame *f, const plan_step *s) {
   switch ((plan_step_kind)s->kind) {
   case STEP_KERNEL: return run_kernel_step(f, s);
   case STEP_LIBRARY: return run_library_step(f, s);
   case STEP_REGIONS: return region_step(f, s);
+  case STEP_TAP: return run_tap_step(f, s);
   default: return run_scalar_step(f, s);
   }
 }
@@ -424,6 +458,9 @@ static bool take_arena(plan_frame *f) {
   if (arena && f->device) {
     slab = f->slab = device_memory_of(f->vm, f->device)->alloc(f->vm, f->device, arena);
     f->slab_bytes = arena;
+  } else if (arena && f->p->taps) { /* an effect may run code of the host, and that another plan */
+    slab = f->slab = mem_buffer(f->vm, arena);
+    f->slab_bytes = arena;
   } else if (arena) {
     slab = host()->slab(f->vm, arena);
   }
@@ -501,20 +538,36 @@ void plan_forget(qn_vm *vm, device_plan **there) {
 }
 
 static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
-                   qn_value *outputs, bool *refused);
+                   plan_taps *taps, qn_value *outputs, bool *refused);
+
+/* Copies of a plan's inputs in the CPU's memory. */
+typedef struct input_copies {
+  qn_array **list;
+  uint32_t n;
+  size_t bytes;
+} input_copies;
+
+static void copies_drop(qn_vm *vm, void *what) {
+  input_copies *c = what;
+  for (uint32_t i = 0; i < c->n; i++) array_drop(vm, c->list[i]);
+  mem_free(vm, c->list, c->bytes);
+}
 
 /* Runs the plan on the CPU, with copies of the inputs from the device and of the outputs to it. */
 static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars,
-                             qn_value *outputs) {
-  uint32_t n = p->graph->ninputs, taken = 0;
+                             plan_taps *taps, qn_value *outputs) {
+  uint32_t n = p->graph->ninputs;
   bool refused;
-  qn_array **here = mem_alloc(vm, (n + 1) * sizeof *here);
-  if (!here) return false;
-  for (; taken < n; taken++) {
-    here[taken] = NULL;
-    if (inputs[taken] && !(here[taken] = array_to_cpu(vm, inputs[taken]))) break;
+  input_copies c = {.bytes = (n + 1) * sizeof *c.list};
+  if (!(c.list = mem_alloc(vm, c.bytes))) return false;
+  for (; c.n < n; c.n++) {
+    c.list[c.n] = NULL;
+    if (inputs[c.n] && !(c.list[c.n] = array_to_cpu(vm, inputs[c.n]))) break;
   }
-  bool made = taken == n && run_on(vm, p, NULL, here, scalars, outputs, &refused), ok = made;
+  vm_owned held;
+  vm_own(vm, &held, copies_drop, &c);
+  bool made = c.n == n && run_on(vm, p, NULL, c.list, scalars, taps, outputs, &refused), ok = made;
+  vm_disown(vm, &held);
   for (uint32_t o = 0; o < p->noutputs && ok; o++) {
     if (!value_is(outputs[o], TAG_ARRAY)) continue;
     qn_array *there = p->outputs[o].kind == OUT_INPUT ? inputs[p->outputs[o].index] : NULL;
@@ -528,37 +581,36 @@ static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *in
     outputs[o] = value_obj(TAG_ARRAY, there);
   }
   for (uint32_t o = 0; o < p->noutputs && made && !ok; o++) value_release(vm, outputs[o]);
-  for (uint32_t i = 0; i < taken; i++) array_drop(vm, here[i]);
-  mem_free(vm, here, (n + 1) * sizeof *here);
+  copies_drop(vm, &c);
   return ok;
 }
 
 /* After a plan with products was refused: raises the error of the check that failed, which running it on the CPU finds, or an internal error.
  * Returns false. */
-static bool refuse(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars,
+static bool refuse(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, plan_taps *taps,
                    qn_value *outputs) {
-  if (!run_through_host(vm, p, device, inputs, scalars, outputs)) return false;
+  if (!run_through_host(vm, p, device, inputs, scalars, taps, outputs)) return false;
   for (uint32_t o = 0; o < p->noutputs; o++) value_release(vm, outputs[o]);
   raise_error(vm, E_internal, SPAN_NONE, "a compiled check failed on the device");
   return false;
 }
 
 bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, const qk_scalar *scalars,
-              qn_value *outputs) {
+              plan_taps *taps, qn_value *outputs) {
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY, refused = false, arrays = false;
   int device = vm->device;
   for (uint32_t i = 0; i < p->graph->ninputs && !arrays; i++)
     if (inputs[i]) device = inputs[i]->device, arrays = true;
-  if (!device) return run_on(vm, p, NULL, inputs, scalars, outputs, &refused);
+  if (!device) return run_on(vm, p, NULL, inputs, scalars, taps, outputs, &refused);
   if (plan_ready(vm, p, there, device, wait)) {
-    if (run_on(vm, p, *there, inputs, scalars, outputs, &refused)) return true;
+    if (run_on(vm, p, *there, inputs, scalars, taps, outputs, &refused)) return true;
     if (!refused) return false;
-    if (p->nproducts) return refuse(vm, p, device, inputs, scalars, outputs);
+    if (p->nproducts) return refuse(vm, p, device, inputs, scalars, taps, outputs);
   } else if (p->nproducts) {
     raise_error(vm, E_internal, SPAN_NONE, "a plan with products of the device's library is not ready");
     return false;
   }
-  return run_through_host(vm, p, device, inputs, scalars, outputs);
+  return run_through_host(vm, p, device, inputs, scalars, taps, outputs);
 }
 
 size_t frame_tables(plan_frame *f, char *memory) {
@@ -585,53 +637,80 @@ size_t frame_tables(plan_frame *f, char *memory) {
   return bytes;
 }
 
+/* A frame and what it owns. */
+typedef struct open_frame {
+  plan_frame f;
+  char *memory; /* of its tables */
+  size_t bytes;
+} open_frame;
+
+static void frame_drop(qn_vm *vm, void *what) {
+  open_frame *o = what;
+  plan_frame *f = &o->f;
+  frame_regions_free(f);
+  frame_late_free(f);
+  for (uint32_t i = 0; i < f->p->noutputs; i++) array_drop(vm, f->arrays[i]);
+  if (!f->device && f->slab)
+    mem_buffer_free(vm, f->slab, f->slab_bytes);
+  else if (!f->device)
+    host()->slab_leave(vm);
+  else if (f->slab)
+    device_memory_of(vm, f->device)->free(vm, f->device, f->slab, f->slab_bytes);
+  if (o->memory) mem_free(vm, o->memory, o->bytes + 1);
+}
+
 static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
-                   qn_value *outputs, bool *refused) {
+                   plan_taps *taps, qn_value *outputs, bool *refused) {
   int device = there ? there->device : 0;
-  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs, .device = device, .there = there, .sizes = 1};
+  open_frame open = {.f = {.vm = vm,
+                           .p = p,
+                           .inputs = inputs,
+                           .outputs = outputs,
+                           .device = device,
+                           .there = there,
+                           .taps = p->taps ? taps : NULL,
+                           .sizes = 1}};
+  plan_frame *f = &open.f;
   struct {
     void *buffers[PLAN_FEW], *step_buffers[PLAN_FEW];
     qk_scalar slots[PLAN_FEW], step_scalars[PLAN_FEW];
     qn_array *arrays[PLAN_FEW];
     int64_t ints[PLAN_FEW];
   } few;
-  char *memory = NULL;
-  size_t bytes = 0;
   if (p->fixed) {
-    f.buffers = few.buffers;
-    f.step_buffers = few.step_buffers;
-    f.slots = few.slots;
-    f.step_scalars = few.step_scalars;
-    f.arrays = few.arrays;
-    f.ints = few.ints;
+    f->buffers = few.buffers;
+    f->step_buffers = few.step_buffers;
+    f->slots = few.slots;
+    f->step_scalars = few.step_scalars;
+    f->arrays = few.arrays;
+    f->ints = few.ints;
   } else {
-    bytes = frame_tables(&f, NULL);
-    if (!(memory = mem_alloc(vm, bytes + 1))) return false;
-    (void)frame_tables(&f, memory);
+    open.bytes = frame_tables(f, NULL);
+    if (!(open.memory = mem_alloc(vm, open.bytes + 1))) return false;
+    (void)frame_tables(f, open.memory);
   }
-  for (uint32_t o = 0; o < p->noutputs; o++) f.arrays[o] = NULL;
+  for (uint32_t o = 0; o < p->noutputs; o++) f->arrays[o] = NULL;
   uint32_t weak = 0;
   for (uint32_t i = 0; i < p->graph->ninputs && p->nscalars; i++) weak += inputs[i] == NULL;
   for (uint32_t i = 0; i < p->nscalars; i++)
-    f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
-  bool ok = (!device || device_kernels_of(device)->plan_begin(vm, there)) && frame_symbols(&f, scalars) &&
-            make_outputs(&f) && take_arena(&f);
+    f->slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
+  bool ok = (!device || device_kernels_of(device)->plan_begin(vm, there)) && frame_symbols(f, scalars) &&
+            make_outputs(f) && take_arena(f);
+  vm_owned held;
+  if (f->taps) {
+    f->taps->seen = 0;
+    vm_own(vm, &held, frame_drop, &open);
+  }
   for (uint32_t i = 0; i < p->nsteps && ok;) {
     const plan_step *s = &p->steps[i];
-    uint32_t n = device ? run_there(&f, i) : s->kind == STEP_KERNEL ? run_kernel_step(&f, s) : frame_step(&f, s);
+    uint32_t n = device ? run_there(f, i) : s->kind == STEP_KERNEL ? run_kernel_step(f, s) : frame_step(f, s);
     ok = n != 0;
     i += n;
   }
-  if (device) ok = checks_there(&f, ok);
-  ok = ok && give_outputs(&f);
-  frame_regions_free(&f);
-  frame_late_free(&f);
-  for (uint32_t o = 0; o < p->noutputs; o++) array_drop(vm, f.arrays[o]);
-  if (!device)
-    host()->slab_leave(vm);
-  else if (f.slab)
-    device_memory_of(vm, device)->free(vm, device, f.slab, f.slab_bytes);
-  *refused = f.refused;
-  if (memory) mem_free(vm, memory, bytes + 1);
+  if (f->taps) vm_disown(vm, &held);
+  if (device) ok = checks_there(f, ok);
+  ok = ok && give_outputs(f);
+  *refused = f->refused;
+  frame_drop(vm, &open);
   return ok;
 }

@@ -4,6 +4,7 @@
 
 #include "jit/kernel/plan.h"
 #include "jit/run/device.h"
+#include "jit/run/plan_taps.h"
 
 /* Runs a plan where its inputs are, or, if it has no arrays as inputs, where the VM makes new arrays. On a device that has no code
  * for it, or where a check fails, it runs on the CPU with copies.
@@ -12,11 +13,12 @@
  *          the plan is
  * inputs   inputs[i] is a contiguous array with storage, of the type of graph input i; NULL where that input is weak
  * scalars  the values of weak inputs, in input order
+ * taps     NULL: effects are left out
  * outputs  room for p->noutputs values, arrays and host scalars; they are the caller's
  *
  * False with an error raised: the one that eager execution raises, at its place. */
 QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, const qk_scalar *scalars,
-                            qn_value *outputs);
+                            plan_taps *taps, qn_value *outputs);
 
 /* Do all kernels of a plan have code for a device? Asks its compiler for what is missing; `wait`: until that is done. */
 bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait);

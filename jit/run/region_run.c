@@ -121,9 +121,12 @@ static void note_outer(region_part *x, uint32_t buffer, uint32_t index, bool res
 }
 
 /* Makes the frame of a part. False with an error raised. */
-static bool part_open(region_part *x, qn_vm *vm, plan *p) {
+static bool part_open(region_part *x, const plan_frame *outer, plan *p) {
+  qn_vm *vm = outer->vm;
   size_t bytes = 0, at[8];
-  *x = (region_part){.f = {.vm = vm, .p = p, .part = true, .sizes = 1}, .nin = p->graph->ninputs, .nout = p->noutputs};
+  *x = (region_part){.f = {.vm = vm, .p = p, .part = true, .sizes = 1, .taps = outer->taps},
+                     .nin = p->graph->ninputs,
+                     .nout = p->noutputs};
   const dim_table *dims = &p->graph->dims;
   for (uint32_t i = 0; i < dims->n; i++) {
     if (dims->exprs[i].op != DIM_SYMBOL) continue;
@@ -162,6 +165,7 @@ static bool part_open(region_part *x, qn_vm *vm, plan *p) {
 static void part_close(region_part *x) {
   qn_vm *vm = x->f.vm;
   frame_regions_free(&x->f);
+  if (x->tables) frame_late_free(&x->f); /* an effect in it has been left by an exception of the host */
   if (x->slab) mem_free(vm, x->slab, x->slab_bytes);
   if (x->tables) mem_free(vm, x->tables, x->tables_bytes);
 }
@@ -252,7 +256,7 @@ static bool part_run(region_part *x, const plan_frame *outer, const graph_type *
 /* Part `which` of the region, opened. NULL with an error raised. */
 static region_part *part_of(region_state *x, int which) {
   if (x->open[which]) return &x->parts[which];
-  x->open[which] = part_open(&x->parts[which], x->f->vm, x->r->parts[which]);
+  x->open[which] = part_open(&x->parts[which], x->f, x->r->parts[which]);
   return x->open[which] ? &x->parts[which] : NULL;
 }
 
@@ -670,6 +674,7 @@ static void region_close(region_state *x) {
   qn_vm *vm = x->f->vm;
   for (int k = 0; k < 2; k++)
     if (x->open[k]) part_close(&x->parts[k]);
+  if (x->r->kind == NODE_LOOP) rows_free(x);
   if (x->room) mem_free(vm, x->room, x->room_bytes);
   mem_free(vm, x, x->bytes);
 }

@@ -69,7 +69,8 @@ typedef struct vm_jit {
   struct mailbox *box;   /* where compiler threads put what they have made for this VM */
   struct parcel *unsent; /* jobs that could not be queued yet, since a planner held the lock */
   uint64_t recordings;
-  uint32_t last_id; /* the last anchor_specializations.id given out */
+  struct recording *tapping; /* the one whose tap the interpreter is making, or NULL */
+  uint32_t last_id;          /* the last anchor_specializations.id given out */
   uint64_t last_rule;
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }

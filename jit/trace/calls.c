@@ -98,31 +98,64 @@ static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_sit
 
 /* ---- replay ------------------------------------------------------------------------------------------------------------------ */
 
-qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c) {
+/* What a replay owns while its plan runs, besides the inputs. */
+typedef struct replay_owned {
+  call_inputs *c;
+  uint32_t ncopies; /* how many inputs have been copied */
+  qn_value *out;    /* room for outputs that were allocated, or NULL */
+  size_t bytes;
+} replay_owned;
+
+static void replay_drop(qn_vm *vm, void *what) {
+  const replay_owned *own = what;
+  for (uint32_t i = own->ncopies; i-- > 0;) value_release(vm, value_obj(TAG_ARRAY, own->c->copies[i]));
+  if (own->out) mem_free(vm, own->out, own->bytes);
+}
+
+/* For vm_own: a tap may call the host. */
+static void replay_left(qn_vm *vm, void *what) {
+  replay_drop(vm, what);
+  call_inputs_free(vm, ((replay_owned *)what)->c);
+}
+
+qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c, tap_run *taps) {
   enum { FEW_OUTPUTS = 16 };
   plan *p = e->plan->plan;
-  uint32_t n = e->pattern.ninputs, nout = p->noutputs, ncopies = 0;
+  uint32_t n = e->pattern.ninputs, nout = p->noutputs;
   qn_value few[FEW_OUTPUTS], *out = few, result = value_error();
-  if (nout > FEW_OUTPUTS && !(out = mem_alloc(vm, nout * sizeof *out))) return result;
+  replay_owned own = {.c = c, .bytes = nout * sizeof *out};
+  if (nout > FEW_OUTPUTS && !(out = own.out = mem_alloc(vm, own.bytes))) return result;
   const qk_scalar *weak = call_weak(c, n);
   bool ok = true;
   for (uint32_t i = 0; i < n && ok; i++) {
     if (!c->arrays[i] || c->arrays[i]->contiguous) continue;
     qn_array *flat = array_contiguous(vm, c->arrays[i]);
     if (!(ok = flat != NULL)) break;
-    c->arrays[i] = c->copies[ncopies++] = flat;
+    c->arrays[i] = c->copies[own.ncopies++] = flat;
     if (vm_logs(vm, LOG_copies) && !e->reported_copies) log_copy(vm, site->anchor->name, e, i);
   }
-  e->reported_copies |= ncopies != 0;
-  if (ok && plan_run(vm, p, &e->there, c->arrays, weak, out)) {
+  e->reported_copies |= own.ncopies != 0;
+  vm_owned held;
+  if (p->taps) vm_own(vm, &held, replay_left, &own);
+  ok = ok && plan_run(vm, p, &e->there, c->arrays, weak, &taps->plan, out);
+  if (p->taps) vm_disown(vm, &held);
+  if (ok) {
     call_values call = {&e->pattern, site->fn, site->args};
     result = template_build(vm, &e->result, out, &call);
     /* if building failed, the interpreter makes the call again, with the same random numbers */
     if (!value_is_error(result)) vm->draw += e->ndraws;
     for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
   }
-  while (ncopies) value_release(vm, value_obj(TAG_ARRAY, c->copies[--ncopies]));
-  if (out != few) mem_free(vm, out, nout * sizeof *out);
+  replay_drop(vm, &own);
+  return result;
+}
+
+/* Makes a call in the interpreter, of which the first `made` taps have been made already. */
+static qn_value run_from_tap(qn_vm *vm, const rec_call_site *site, uint64_t made) {
+  tap_frame frame;
+  tap_frame_enter(vm, &frame, made, NULL);
+  qn_value result = site->run(site->ctx);
+  tap_frame_leave(vm, &frame);
   return result;
 }
 
@@ -328,8 +361,8 @@ static bool trace_call(struct recording *r, const rec_call_site *site, qn_value 
   return !value_is_error(*fn);
 }
 
-/* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet, the interpreter makes the call again, with
- * the random numbers from `draw` on: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
+/* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet but taps, the interpreter makes the call again,
+ * with the random numbers from `draw` on: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
 static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, uint64_t draw) {
   bool again = r->capturing && error_repeats(vm);
   /* the body may have changed its parameters: restores what they were */
@@ -339,10 +372,11 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
     value_release(vm, site->args[x->arg]);
     site->args[x->arg] = value_retain(x->tracer);
   }
+  uint64_t made = r->tap_run.plan.made;
   rec_free(r);
   if (!again) return value_error();
   vm->draw = draw;
-  qn_value result = site->run(site->ctx);
+  qn_value result = run_from_tap(vm, site, made);
   answer(vm, NULL, BREAK_memory);
   return result;
 }
@@ -553,21 +587,23 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   return result;
 }
 
-/* Makes a call by its plan. If that fails, nothing has happened yet, and the interpreter makes the whole call again, so that an error comes
- * with its operands and its trace. */
+/* Makes a call by its plan. If that fails, nothing has happened yet but some taps, and the interpreter makes the whole call again without
+ * these, so that an error comes with its operands and its trace. */
 static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
                                call_inputs *inputs) {
   e->replays++;
   list->streak = list->rests = 0;
   int64_t begin = trace_events_begin(vm->engine);
-  qn_value result = call_replay(vm, e, site, inputs);
+  tap_run taps;
+  tap_run_begin(vm, &taps, &e->taps, NULL);
+  qn_value result = call_replay(vm, e, site, inputs, &taps);
   trace_events_end(vm->engine, TRACE_EVENTS_run, site->anchor->name, begin, "kernels", e->plan->plan->nkernels);
   if (!value_is_error(result)) return result;
   e->hits--, e->replays--;
   list->calls[CALL_again]++;
   if (!error_repeats(vm)) return result;
   call_inputs_free(vm, inputs);
-  return site->run(site->ctx);
+  return run_from_tap(vm, site, taps.plan.made);
 }
 
 /* Makes a call that a specialization serves. `came`: when the call began (ns), 0 if nobody has looked at the clock. */

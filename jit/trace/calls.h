@@ -31,8 +31,10 @@ const qk_scalar *call_weak(call_inputs *c, uint32_t n);
 
 /* Do these arguments fit the pattern, whatever the guards say? 1, 0, or -1 with an error raised. */
 int call_fits(qn_vm *vm, const specialization *e, const qn_value *args, int nargs);
-/* Runs the plan, which must be ready, on inputs that fit. Owned result, or the error value; in that case nothing else has happened. */
-QN_MUST_CHECK qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c);
+/* Runs the plan, which must be ready, on inputs that fit. Owned result, or the error value; in that case nothing else has happened but that
+ * taps->plan.made taps have been made. */
+QN_MUST_CHECK qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c,
+                                   tap_run *taps);
 /* Makes the call by the plan and by the interpreter, and compares. Gives what the interpreter gives: an owned result, or its error. If the
  * plan gives something else, that is the error E_mismatch, which names the first node that differs. */
 QN_MUST_CHECK qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c);

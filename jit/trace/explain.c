@@ -213,6 +213,11 @@ static qn_value reason_record(qn_vm *vm, const char *reason, span at) {
   return FIELDS_RECORD(vm, {"reason", text_value(vm, reason)}, {"line", value_int(line_at(vm, at))});
 }
 
+static qn_value tap_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const tap *x = &((const tap_list *)ctx)->list[i];
+  return FIELDS_RECORD(vm, {"name", text_value(vm, x->def->name)}, {"line", value_int(line_at(vm, x->at))});
+}
+
 static qn_value break_item(qn_vm *vm, const void *ctx, uint32_t i) {
   const served *s = ctx;
   (void)i;
@@ -269,6 +274,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   return FIELDS_RECORD(
       vm, {"graphs", value_int(p != NULL)}, {"kernels", list_of_items(vm, p ? p->nkernels : 0, kernel_item, p)},
       {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
+      {"effects", list_of_items(vm, p ? e->taps.n : 0, tap_item, p ? &e->taps : NULL)},
       {"recompiles", list_of_items(vm, list->nrecompiles, recompile_item, list)}, {"guards", guard_list(vm, e)},
       {"compiled", value_int(p ? kernels_compiled(vm, e) : 0)}, {"calls", value_int(e ? (int64_t)e->hits : 0)},
       {"replays", value_int(e ? (int64_t)e->replays : 0)},

@@ -142,6 +142,14 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
   vm->asked.watched = watched;
   vm->asked.watched_fn = watched_fn;
   vm->asked.watched_args = watched_args;
+  if (ok && s.entry &&
+      s.entry->taps.n) { /* what a graph does it does in every place that it is called, so it has no effects */
+    const tap *first = &s.entry->taps.list[0];
+    s.why = BREAK_effect;
+    s.at = first->at;
+    snprintf(s.text, sizeof s.text, "%s: %s", break_reasons[s.why], first->def->name);
+    s.entry = NULL;
+  }
   const graph *g = ok && s.entry ? s.entry->graph : NULL;
   if (ok && (!g || kept.head == TAG_UNSET)) {
     result = raise_no_graph(vm, &s, "graph");

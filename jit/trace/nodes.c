@@ -46,14 +46,30 @@ static void release_all(qn_vm *vm, qn_value *v, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) value_release(vm, v[i]);
 }
 
+/* The values of a region's nodes, owned. */
+typedef struct part_values {
+  qn_value *vals, *more; /* more: the memory, or NULL */
+  uint32_t n;
+} part_values;
+
+static void part_drop(qn_vm *vm, void *part) {
+  const part_values *p = part;
+  release_all(vm, p->vals, p->n);
+  if (p->more) mem_free(vm, p->more, p->n * sizeof *p->more);
+}
+
 /* Runs a region. outs[i] gets its output i, owned. False with an error raised. */
-static bool run_part(qn_vm *vm, const graph *g, const qn_value *in, int device, qn_value *outs) {
-  qn_value few[32], *vals = g->n <= 32 ? few : mem_alloc(vm, g->n * sizeof *vals);
-  if (!vals) return false;
-  uint32_t done = nodes_run(vm, g, in, device, vals);
-  for (uint32_t k = 0; k < g->noutputs && done == g->n; k++) outs[k] = value_retain(vals[g->outputs[k]]);
-  for (uint32_t i = 1; i < done; i++) value_release(vm, vals[i]);
-  if (vals != few) mem_free(vm, vals, g->n * sizeof *vals);
+static bool run_part(qn_vm *vm, const graph *g, const qn_value *in, int device, plan_taps *taps, qn_value *outs) {
+  qn_value few[32];
+  part_values p = {.vals = few, .n = g->n};
+  if (p.n > 32 && !(p.vals = p.more = mem_alloc(vm, p.n * sizeof *p.vals))) return false;
+  for (uint32_t i = 0; i < p.n; i++) p.vals[i] = value_unset();
+  vm_owned held;
+  vm_own(vm, &held, part_drop, &p);
+  uint32_t done = nodes_run(vm, g, in, device, taps, p.vals);
+  vm_disown(vm, &held);
+  for (uint32_t k = 0; k < g->noutputs && done == g->n; k++) outs[k] = value_retain(p.vals[g->outputs[k]]);
+  part_drop(vm, &p);
   return done == g->n;
 }
 
@@ -63,15 +79,20 @@ static int holds(qn_vm *vm, qn_value v) {
   return v.u.i != 0;
 }
 
-static qn_value run_branch(qn_vm *vm, const graph_node *n, const qn_value *in, int device) {
+static qn_value run_branch(qn_vm *vm, const graph_node *n, const qn_value *in, int device, plan_taps *taps) {
   int truth = holds(vm, in[0]);
   if (truth < 0) return value_error();
   const graph *arm = n->payload.regions[truth ? 0 : 1];
   qn_list *l = list_new(vm, arm->noutputs);
   if (!l) return value_error();
   for (uint32_t k = 0; k < l->len; k++) l->items[k] = value_nil();
-  if (run_part(vm, arm, in + 1, device, l->items)) return value_obj(TAG_LIST, l);
-  value_release(vm, value_obj(TAG_LIST, l));
+  qn_value out = value_obj(TAG_LIST, l);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &out);
+  bool ok = run_part(vm, arm, in + 1, device, taps, l->items);
+  vm_disown(vm, &held);
+  if (ok) return out;
+  value_release(vm, out);
   return value_error();
 }
 
@@ -98,47 +119,69 @@ static qn_value stack_rows(qn_vm *vm, const kept *k, int64_t n, const graph *g, 
   return a ? value_obj(TAG_ARRAY, a) : value_error();
 }
 
-static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int device) {
+/* What a loop owns while it runs. */
+typedef struct loop_values {
+  qn_value *now; /* the values of its operands */
+  kept *rows;
+  int64_t count;
+  uint32_t nin, nrows;
+  size_t bytes;
+} loop_values;
+
+static void loop_drop(qn_vm *vm, void *loop) {
+  const loop_values *l = loop;
+  for (uint32_t k = 0; k < l->nrows; k++) {
+    release_all(vm, l->rows[k].rows, (uint32_t)l->count);
+    mem_free(vm, l->rows[k].rows, l->rows[k].cap * sizeof(qn_value));
+  }
+  release_all(vm, l->now, l->nin);
+  mem_free(vm, l->now, l->bytes);
+}
+
+static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int device, plan_taps *taps) {
   const graph *header = n->payload.regions[0], *body = n->payload.regions[1];
   uint32_t carries = graph_loop_carries(n), made = body->noutputs, nrows = made - carries, nin = n->nin;
-  int64_t slots = graph_loop_slots(n), turns = 0, stride = 1, count = 0;
+  int64_t slots = graph_loop_slots(n), turns = 0, stride = 1;
   size_t bytes = (nin + (size_t)made) * sizeof(qn_value) + nrows * sizeof(kept) + 1;
   qn_value *now = mem_zalloc(vm, bytes), result = value_error();
   if (!now) return result;
   qn_value *outs = now + nin;
   kept *rows = (kept *)(void *)(outs + made);
+  loop_values own = {.now = now, .rows = rows, .nin = nin, .nrows = nrows, .bytes = bytes};
+  vm_owned held;
+  vm_own(vm, &held, loop_drop, &own);
   for (uint32_t i = 0; i < nin; i++) now[i] = value_retain(in[i]);
   int go = 1;
   while (go > 0) {
     qn_value condition;
-    go = !vm_poll(vm) && run_part(vm, header, now, device, &condition) ? holds(vm, condition) : -1;
+    go = !vm_poll(vm) && run_part(vm, header, now, device, taps, &condition) ? holds(vm, condition) : -1;
     if (go >= 0) value_release(vm, condition);
     if (go <= 0) break;
-    if (!run_part(vm, body, now, device, outs)) {
+    if (!run_part(vm, body, now, device, taps, outs)) {
       go = -1;
       break;
     }
-    if (slots && count == slots && turns % stride == 0 && nrows) {
+    if (slots && own.count == slots && turns % stride == 0 && nrows) {
       for (uint32_t k = 0; k < nrows; k++)
-        for (int64_t i = 0; i < count; i++) {
+        for (int64_t i = 0; i < own.count; i++) {
           if (i % 2)
             value_release(vm, rows[k].rows[i]);
           else
             rows[k].rows[i / 2] = rows[k].rows[i];
         }
-      count /= 2;
+      own.count /= 2;
       stride *= 2;
     }
     bool keeps = nrows && turns % stride == 0;
     for (uint32_t k = 0; k < nrows && keeps && go > 0; k++)
-      if (!mem_grow(vm, (void **)&rows[k].rows, &rows[k].cap, (size_t)count + 1, sizeof(qn_value))) go = -1;
+      if (!mem_grow(vm, (void **)&rows[k].rows, &rows[k].cap, (size_t)own.count + 1, sizeof(qn_value))) go = -1;
     keeps = keeps && go > 0;
     for (uint32_t k = 0; k < nrows; k++)
       if (keeps)
-        rows[k].rows[count] = outs[carries + k];
+        rows[k].rows[own.count] = outs[carries + k];
       else
         value_release(vm, outs[carries + k]);
-    count += keeps;
+    own.count += keeps;
     turns++;
     for (uint32_t k = 0; k < carries; k++) {
       value_release(vm, now[k]);
@@ -153,19 +196,15 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int
     l->items[made + 1] = value_int(stride);
     result = value_obj(TAG_LIST, l);
     for (uint32_t k = 0; k < nrows && !value_is_error(result); k++) {
-      l->items[carries + k] = stack_rows(vm, &rows[k], count, body, &body->nodes[body->outputs[carries + k]].type);
+      l->items[carries + k] = stack_rows(vm, &rows[k], own.count, body, &body->nodes[body->outputs[carries + k]].type);
       if (!value_is_error(l->items[carries + k])) continue;
       l->items[carries + k] = value_nil();
       value_release(vm, result);
       result = value_error();
     }
   }
-  for (uint32_t k = 0; k < nrows; k++) {
-    release_all(vm, rows[k].rows, (uint32_t)count);
-    mem_free(vm, rows[k].rows, rows[k].cap * sizeof(qn_value));
-  }
-  release_all(vm, now, nin);
-  mem_free(vm, now, bytes);
+  vm_disown(vm, &held);
+  loop_drop(vm, &own);
   return result;
 }
 
@@ -186,13 +225,20 @@ static int64_t size_of(const void *ctx, const dim_expr *e) {
   return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
 }
 
-static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device) {
+static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device,
+                      plan_taps *taps) {
   const graph_node *n = &g->nodes[node];
   qn_value out;
   switch ((graph_kind)n->kind) {
-  case NODE_IF: return run_branch(vm, n, in, device);
-  case NODE_LOOP: return run_loop(vm, n, in, device);
+  case NODE_IF: return run_branch(vm, n, in, device, taps);
+  case NODE_LOOP: return run_loop(vm, n, in, device, taps);
   case NODE_PROJ: return value_retain(value_list(in[0])->items[n->payload.index]);
+  case NODE_TAP:
+    if (taps && n->payload.tap != GRAPH_TAP_MADE) {
+      if (!taps->make(taps, n->payload.tap, in, n->nin)) return value_error();
+      taps->made++;
+    }
+    return value_nil();
   default: break;
   }
   if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* the node makes a host scalar of a rank-0 array */
@@ -205,13 +251,14 @@ static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *
   return eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
 }
 
-qn_value nodes_apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device) {
-  qn_value out = apply(vm, g, node, in, vals, device);
+qn_value nodes_apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device,
+                     plan_taps *taps) {
+  qn_value out = apply(vm, g, node, in, vals, device, taps);
   if (value_is_error(out)) nodes_raise_site(vm, g, g->nodes[node].site);
   return out;
 }
 
-uint32_t nodes_run(qn_vm *vm, const graph *g, const qn_value *inputs, int device, qn_value *vals) {
+uint32_t nodes_run(qn_vm *vm, const graph *g, const qn_value *inputs, int device, plan_taps *taps, qn_value *vals) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
     if (n->kind == NODE_INPUT) {
@@ -222,7 +269,11 @@ uint32_t nodes_run(qn_vm *vm, const graph *g, const qn_value *inputs, int device
       qn_value few[8], *in = n->nin <= 8 ? few : mem_alloc(vm, n->nin * sizeof *in);
       if (!in) return i;
       for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
-      vals[i] = nodes_apply(vm, g, i, in, vals, device);
+      vm_memory more = {in != few ? in : NULL, n->nin * sizeof *in};
+      vm_owned held;
+      vm_own(vm, &held, vm_drop_memory, &more);
+      vals[i] = nodes_apply(vm, g, i, in, vals, device, taps);
+      vm_disown(vm, &held);
       if (in != few) mem_free(vm, in, n->nin * sizeof *in);
     }
     if (value_is_error(vals[i])) return i;

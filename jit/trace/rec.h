@@ -12,9 +12,9 @@
  *   globals      rec_global when it reads a global while recording; captured values are inputs from the beginning
  *   places       rec_at before it evaluates an operation, so that nodes know where they come from
  *   host scalars an operation on traced bools, ints, floats (value_node != 0) goes through op_apply
- *   builtins     rec_builtin before one runs, rec_carries after it: effects wait for what is pending, and host numbers among the
- *                arguments are observed unless the parameter is data (`~x` in the signature: the builtin passes it to op_apply
- *                as an operand)
+ *   builtins     rec_builtin before one runs, rec_told after it: effects wait for what is pending, taps become steps of the recording
+ *                (taps.c), and host numbers among the arguments are observed unless the parameter is data (`~x` in the signature: the
+ *                builtin passes it to op_apply as an operand)
  *   literals     rec_const, rec_literal for arrays built from untraced host numbers
  * Everything else follows from array_force: who needs data, gets it.
  *
@@ -25,6 +25,7 @@
 
 #include "jit/graph/graph.h"
 #include "jit/run/door.h"
+#include "lang/builtin.h"
 #include "lang/vm.h"
 
 /* ---- ops ------------------------------------------------------------------------------------------------------------------- */
@@ -157,14 +158,13 @@ static inline qn_value rec_observe_take(qn_vm *vm, qn_value v) {
 }
 /* Is it a host number that an op has made in a recording? Then computing with it must go through op_apply. */
 static inline bool rec_number(const qn_vm *vm, qn_value v) { return value_node(v) && vm->rec; }
-/* To be called after a builtin for which *lossy was set (rec_builtin). False with an error raised if `result` holds floats that do not
- * carry the derivative. `reads`: the builtin is declared to read data; then arrays that the recording has made do carry it. */
-QN_MUST_CHECK bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads);
 /* Makes a host number of a weak dtype from an array of rank 0 (borrowed) of the recording in progress. The array is only read if the number
  * is observed. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype);
-/* Can branches and loops be captured as nodes with regions now? Then numbers made of arrays need not be known. */
+/* Can branches and loops be captured as nodes with regions now? */
 bool arms_possible(const struct recording *r);
+/* Need numbers that are made of arrays not be known until they are observed, since a call is being captured? */
+bool rec_numbers_wait(const struct recording *r);
 /* The truth of a condition: 1, 0, or -1 with an error raised. Accepts bools and bool arrays of one element, else E302. Works outside
  * recordings, too. */
 QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
@@ -250,15 +250,25 @@ static inline bool rec_try_begin(qn_vm *vm) { return vm->rec == NULL || rec_try_
 void rec_try_end(qn_vm *vm);
 /* A builtin is about to run on these arguments, one for each parameter, which the caller owns. Traced numbers among them become plain,
  * unless the parameter is data. Before an effect (any builtin but PURE, HIGHER and CHOICE ones) pending work that can fail is done, and
- * inside a vmap arguments become those of all lanes. *lossy: it reads floats that a gradient differentiates by, so rec_carries must be
- * asked about its result. False with an error raised. */
-QN_MUST_CHECK bool rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
-                                    bool *lossy);
-static inline bool rec_builtin(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
-                               bool *lossy) {
-  *lossy = false;
-  return __builtin_expect(vm->rec == NULL, 1) || rec_builtin_call(vm, def, sig, args, at, lossy);
+ * inside a vmap arguments become those of all lanes. A TAP of a call that is captured gets arguments with data.
+ * REC_NOT_YET: the builtin is to be called, and then, unless *told is 0, rec_told with its result. REC_DONE: it is not to be called, and
+ * *result (owned) is what it gives. REC_FAILED: with an error raised. */
+QN_MUST_CHECK rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args,
+                                          span at, int *told, qn_value *result);
+static inline rec_answer rec_builtin(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
+                                     int *told, qn_value *result) {
+  *told = 0;
+  return __builtin_expect(vm->rec == NULL, 1) ? REC_NOT_YET : rec_builtin_call(vm, def, sig, args, at, told, result);
 }
+/* Takes over and gives a builtin's result (which may be the error value), or the error value with an error raised: inside a gradient floats
+ * must not lose their derivative. */
+QN_MUST_CHECK qn_value rec_told(qn_vm *vm, const builtin_def *def, int told, qn_value result);
+
+/* Is a TAP, which is called on these arguments, to be made? Not if it was made before, by the same call (taps.h). And if it was made: it
+ * has failed. All calls of taps ask and tell this (stdlib/builtins.c). */
+bool taps_due(qn_vm *vm, const qn_value *args);
+static inline bool rec_tap_due(qn_vm *vm, const qn_value *args) { return !vm->asked.taps || taps_due(vm, args); }
+void taps_failed(qn_vm *vm);
 
 /* ---- lanes of a vmap in progress (vmap_control.c) ------------------------------------------------------------------------------------- */
 

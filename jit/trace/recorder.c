@@ -258,6 +258,10 @@ static qn_value number_outside(struct recording *r, uint32_t node, int *left) {
   return v;
 }
 
+bool rec_numbers_wait(const struct recording *r) {
+  return arms_possible(r) || (!r->arm && r->capturing && !r->lanes && !r->tries && !r->vmap_held.on);
+}
+
 qn_value rec_guard(qn_vm *vm, qn_value v) {
   struct recording *r = vm->rec;
   if (!value_is_scalar(v)) return v;
@@ -286,10 +290,9 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
   if (vmap_whole(r, node)) return vmap_raise_read(r, v);
   if (r->hollow)
     return raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its numbers have no values to look at");
-  if (r->capturing && arms_possible(r) && rec_is_data(r, v))
-    return rec_break(r, BREAK_host_read, NULL) ? value_plain(v) : value_error();
   if (r->capturing) {
     if (key_number(&r->observed_nodes, node)) return value_plain(v);
+    if (rec_is_data(r, v)) return rec_break(r, BREAK_host_read, NULL) ? value_plain(v) : value_error();
     if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed) ||
         !key_add(vm, &r->observed_nodes, node, 1))
       return value_error();
@@ -391,7 +394,9 @@ static bool carries_leaf(void *ctx, qn_value v) {
   return !is_float_leaf(v) || (r && rec_traced(r, v));
 }
 
-bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
+/* False with an error raised if `result` holds floats that do not carry the derivative. `reads`: the builtin is declared to read data; then
+ * arrays that the recording has made do carry it. */
+static bool carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
   if (tree_each(vm, result, carries_leaf, reads ? vm->rec : NULL)) return true;
   if (!error_pending(vm))
     raise_error(vm, E_not_diff, SPAN_NONE,
@@ -414,29 +419,114 @@ void rec_try_end(qn_vm *vm) {
   if (vm->rec && vm->rec->tries) vm->rec->tries--;
 }
 
-bool rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at, bool *lossy) {
+/* What *told says of a builtin that is about to run (rec_builtin). */
+enum {
+  TOLD_LOSSY = 1, /* it reads floats that a gradient differentiates by */
+  TOLD_TAP = 2    /* it is a tap of vm_jit.tapping, and vm->rec is NULL meanwhile */
+};
+
+/* Can a tap become a step of the recording in progress? */
+static bool taps_possible(const struct recording *r) {
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  return base->capturing && !base->lanes && !r->lanes && !base->vmap_held.on && !(r->arm ? r->lenient : r->hollow);
+}
+
+/* For tree_rebuild_parts: an array gets the data that it has in the recording, a number becomes plain. */
+static qn_value data_leaf(void *ctx, qn_value v) {
+  struct recording *r = ctx;
+  if (value_is_scalar(v)) return value_plain(v);
+  uint32_t node = value_is(v, TAG_ARRAY) ? rec_traced(r, v) : 0;
+  return value_retain(node ? r->vals[node] : v);
+}
+
+/* A tap of an arm: is only noted. Of another recording: the interpreter makes it now, on arguments with data. As rec_builtin_call;
+ * REC_NOT_YET with *told 0: the recording has ended. */
+static rec_answer make_tap(struct recording *r, const builtin_def *def, qn_value *args, int nargs, span at, int *told,
+                           qn_value *result) {
+  qn_vm *vm = r->vm;
+  struct recording *base = rec_base(r);
+  qn_list *all = list_from(vm, args, (size_t)nargs);
+  tpl_list t = {0};
+  node_list nodes = {0};
+  break_reason broken = BREAK_none;
+  bool ok = all && template_of_tap(r, value_obj(TAG_LIST, all), &t, &nodes, &broken);
+  if (all) value_release(vm, value_obj(TAG_LIST, all));
+  ok = ok && base->capturing && (r->arm || rec_run_pending(r)) && nodes.n <= UINT16_MAX;
+  uint32_t node = 0;
+  if (ok && taps_add(vm, &base->taps, def, at, &t)) {
+    t = (tpl_list){0};
+    node = graph_tap(r->g, base->taps.n - 1, nodes.nodes, (int)nodes.n, rec_site(r));
+    if (!rec_keep(r, node, value_nil())) node = 0;
+    if (!node) fail_memory(vm);
+  }
+  nodes_free(vm, &nodes);
+  template_free(vm, &t);
+  if (error_pending(vm)) return REC_FAILED;
+  if (!node) return rec_break(r, BREAK_effect, def->name) ? REC_NOT_YET : REC_FAILED;
+  if (r->arm) {
+    *result = value_nil();
+    return rec_appended(r) ? REC_DONE : REC_FAILED;
+  }
+  for (int i = 0; i < nargs; i++) {
+    qn_value data = tree_rebuild_parts(vm, args[i], data_leaf, r);
+    if (value_is_error(data)) return REC_FAILED;
+    value_release(vm, args[i]);
+    args[i] = data;
+  }
+  *told = TOLD_TAP;
+  r->tapping = jit_of(vm)->tapping;
+  jit_of(vm)->tapping = r;
+  /* A host that is called by the tap may record calls of its own: their nodes get other ids. */
+  if (vm->next_node < r->base + r->g->n) vm->next_node = r->base + r->g->n;
+  vm->rec = NULL;
+  return REC_NOT_YET;
+}
+
+/* A tap has been made. */
+static void tap_made(qn_vm *vm, bool ok) {
+  struct recording *r = jit_of(vm)->tapping;
+  jit_of(vm)->tapping = r->tapping;
+  r->tapping = NULL;
+  r->tap_run.plan.made += ok;
+  vm->rec = r;
+}
+
+qn_value rec_told(qn_vm *vm, const builtin_def *def, int told, qn_value result) {
+  if (told & TOLD_TAP) tap_made(vm, !value_is_error(result));
+  if (!(told & TOLD_LOSSY) || value_is_error(result) || carries(vm, def->name, result, def->effect == BUILTIN_READ))
+    return result;
+  return value_fail(vm, result);
+}
+
+rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at, int *told,
+                            qn_value *result) {
   rec_at(vm, at);
   builtin_effect effect = def->effect;
+  if (effect == BUILTIN_TAP && taps_possible(vm->rec)) {
+    rec_answer answer = make_tap(vm->rec, def, args, sig->nparams, at, told, result);
+    if (answer != REC_NOT_YET || *told) return answer;
+  }
   bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
   /* their results only give back what they were given */
   bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE;
-  if (effects && !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
-    return false;
+  if (effects && vm->rec &&
+      !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
+    return REC_FAILED;
   for (int i = 0; vm->rec && i < sig->nparams; i++) {
     if (sig->params[i].data || !(value_node(args[i]) || value_is_data(args[i]))) continue;
     bool array = value_is(args[i], TAG_ARRAY);
-    if (!outputs && !*lossy && (!array || effect == BUILTIN_READ)) {
+    if (!outputs && !(*told & TOLD_LOSSY) && (!array || effect == BUILTIN_READ)) {
       int reads = differentiated(vm, args[i]);
-      if (reads < 0) return false;
-      *lossy = reads;
+      if (reads < 0) return REC_FAILED;
+      if (reads) *told |= TOLD_LOSSY;
     }
     if (array) continue;
     qn_value plain = rec_observe_tree(vm, args[i]);
-    if (value_is_error(plain)) return false;
+    if (value_is_error(plain)) return REC_FAILED;
     value_release(vm, args[i]);
     args[i] = plain;
   }
-  return true;
+  return REC_NOT_YET;
 }
 
 /* ---- globals ---------------------------------------------------------------------------------------------------------------------------------- */

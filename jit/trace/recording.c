@@ -113,6 +113,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   r->capturing = capture;
   r->last_fn = vm->last_fn;
   r->active = value_nil();
+  tap_run_begin(vm, &r->tap_run, &r->taps, NULL);
   vm->rec = r;
   jit_of(vm)->recordings++;
   return r;
@@ -226,6 +227,8 @@ void rec_free(struct recording *r) {
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
   vmap_free(r);
+  if (jit_of(vm)->tapping == r) jit_of(vm)->tapping = r->tapping;
+  taps_free(vm, &r->taps);
   key_index *const indices[] = {&r->globals, &r->output_numbers, &r->observed_nodes};
   for (int i = 0; i < 3; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
   pattern_free(vm, &r->pattern);
@@ -395,8 +398,7 @@ static bool waits_for(const struct recording *r, qn_value v) {
   return false;
 }
 
-/* Is the value traced in one of the recordings around an arm? */
-static bool traced_around(const struct recording *r, qn_value v) {
+bool rec_traced_around(const struct recording *r, qn_value v) {
   while (r->arm) {
     r = r->outer;
     if (rec_traced(r, v)) return true;
@@ -437,7 +439,7 @@ static uint32_t capture(struct recording *r, qn_value v) {
 uint32_t rec_node(struct recording *r, qn_value v) {
   uint32_t node = rec_traced(r, v);
   if (node) return node;
-  if (r->arm && (value_is(v, TAG_ARRAY) || traced_around(r, v))) return capture(r, v);
+  if (r->arm && (value_is(v, TAG_ARRAY) || rec_traced_around(r, v))) return capture(r, v);
   if (value_is(v, TAG_ARRAY)) {
     qn_array *a = value_array(v);
     /* Nobody has said where it comes from. Deferred execution can go on, but no specialization could find it again. */
@@ -547,7 +549,11 @@ static bool run_node(struct recording *r, uint32_t i) {
     uint8_t flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
     if (flags) ok = graph_fix_gemm(r->g, i, flags) || (raise_memory(vm), false);
   }
-  if (ok) out = nodes_apply(vm, r->g, i, in, r->vals, r->device);
+  vm_memory more = {in != few ? in : NULL, n->nin * sizeof *in};
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_memory, &more);
+  if (ok) out = nodes_apply(vm, r->g, i, in, r->vals, r->device, &r->tap_run.plan);
+  vm_disown(vm, &held);
   if (in != few) mem_free(vm, in, n->nin * sizeof *in);
   if (value_is_error(out)) {
     share_frames(r);
@@ -663,6 +669,10 @@ bool rec_run_pending(struct recording *r) {
     return false;
   }
   struct recording *active = vm->rec;
+  vm_memory own_uses = {uses, bytes}, own_needed = {w.needed, n};
+  vm_owned held_uses, held_needed;
+  vm_own(vm, &held_uses, vm_drop_memory, &own_uses); /* taps may call the host */
+  vm_own(vm, &held_needed, vm_drop_memory, &own_needed);
   vm->rec = NULL; /* ops must run now instead of being recorded */
   /* Nodes of single lanes are not executed: instead the counterparts of those that the program holds are needed, and kept. */
   for (uint32_t k = 0; k < r->nvmap_kept; k++) {
@@ -693,6 +703,7 @@ bool rec_run_pending(struct recording *r) {
     }
   }
   vm->rec = active;
+  vm_disown(vm, &held_uses);
   mem_free(vm, uses, bytes);
   mem_free(vm, w.needed, n);
   r->done = n;
@@ -948,14 +959,15 @@ void rec_forget(struct recording *r, rec_marked before) {
   graph *g = r->g;
   bool known = g->ninputs != before.ninputs || r->nobserved != before.nobserved || r->regions.n != before.nregions ||
                vmap_know(r, before.n);
-  for (uint32_t i = before.n; i < g->n && i < r->vals_cap && !known; i++) known = !value_is(r->vals[i], TAG_UNSET);
+  for (uint32_t i = before.n; i < g->n && i < r->vals_cap && !known; i++)
+    known = !value_is(r->vals[i], TAG_UNSET) || g->nodes[i].kind == NODE_TAP;
   if (!known) {
     graph_cut(g, before.n);
     if (r->done > g->n) r->done = g->n;
     return;
   }
   for (uint32_t i = before.n; i < g->n; i++) /* (if memory is short, the graph is marked as failed) */
-    if (!graph_node_prove(g, i)) return;
+    if (g->nodes[i].kind != NODE_TAP && !graph_node_prove(g, i)) return;
 }
 
 bool rec_place(struct recording *r, int device) {

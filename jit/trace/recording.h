@@ -10,6 +10,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
+#include "jit/trace/taps.h"
 #include "jit/trace/vmap.h"
 
 /* Regions, in the order of their ends. The args and outs of each are one block of memory, args first. */
@@ -123,7 +124,12 @@ struct recording {
   /* random numbers: inputs made on demand */
   uint32_t draw_input, key_inputs[2]; /* their nodes; 0: not made yet */
   uint64_t draw_start, ndraws;
-  const void *home;    /* of a call without a function: the unit of its code */
+  const void *home; /* of a call without a function: the unit of its code */
+  /* Effects that its nodes, or those of its arms, stand for, and how many were made. While one is made by the interpreter vm->rec is NULL, and
+   * this is vm_jit.tapping; `tapping` is what was that before. */
+  tap_list taps;
+  tap_run tap_run;
+  struct recording *tapping;
   region_list regions; /* parts of the graph with derivatives of their own */
   /* The calls made inside of it. When the recording is freed they are counted for the function that it records (`of`), or for no function. */
   part_list parts;
@@ -216,6 +222,8 @@ QN_MUST_CHECK bool rec_force(qn_vm *vm, qn_array *a);
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value of a node: a pending array, or a host number, which is computed now. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
+/* Is the value traced in one of the recordings around an arm? */
+bool rec_traced_around(const struct recording *r, qn_value v);
 /* The number of a key; 0 if it is not there. */
 uint32_t key_number(const key_index *x, uint64_t key);
 /* Adds a key that is not there. False with an error raised. */

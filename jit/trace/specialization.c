@@ -53,6 +53,7 @@ static void guards_drop(qn_vm *vm, specialization *e) {
 void specialization_clear(qn_vm *vm, specialization *e) {
   pattern_free(vm, &e->pattern);
   template_free(vm, &e->result);
+  taps_free(vm, &e->taps);
   guards_drop(vm, e);
   if (e->graph) graph_free(e->graph);
   regions_cut(vm, &e->regions, 0);
@@ -264,7 +265,10 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   bool capture = r->capturing;
   if (capture) {
     bool any = value_is(vm->asked.watched_fn, TAG_FN); /* somebody asks for the graph, even one that computes nothing */
-    for (uint32_t i = 1; i < r->g->n && !any; i++) any = graph_is_run(&r->g->nodes[i]) && !r->g->nodes[i].type.weak;
+    for (uint32_t i = 1; i < r->g->n && !any; i++) {
+      const graph_node *n = &r->g->nodes[i];
+      any = graph_is_run(n) && n->kind != NODE_TAP && !n->type.weak;
+    }
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
       broken = BREAK_memory;
@@ -302,7 +306,9 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     }
     e->graph = r->g;
     e->regions = r->regions;
+    e->taps = r->taps;
     r->g = NULL;
+    r->taps = (tap_list){0};
     r->regions = (region_list){0};
     if (!regions_settle(vm, &e->regions, home_of(r, fn)))
       error_clear(vm); /* without memory the code simply lives as long as the specialization */

@@ -6,6 +6,7 @@
 #include "jit/run/plan_run.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/taps.h"
 
 /* A plan, which a VM and the compiler threads may share (counted). */
 typedef struct shared_plan {
@@ -59,6 +60,7 @@ struct specialization {
   scalar_guard *guards;
   uint32_t nguards;
   tpl_list result;
+  tap_list taps;      /* that its plan makes, by the numbers in the graph */
   shared_plan *plan;  /* NULL until it is ready */
   device_plan *there; /* what the device keeps for the plan */
   graph *graph;       /* as recorded, for explain, graph(...) and --jit verify; owned */

@@ -248,7 +248,7 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
     return false;
   }
   uint32_t node = rec_traced(r, v);
-  if (!node && nodes && value_is(v, TAG_ARRAY) && !(node = rec_node(r, v))) return false;
+  if (!node && nodes && (value_is(v, TAG_ARRAY) || rec_traced_around(r, v)) && !(node = rec_node(r, v))) return false;
   if (node && value_is_operand(v)) {
     tpl *x = template_add(vm, out, TPL_OUTPUT);
     return x && output_of(r, nodes, x, node);
@@ -304,4 +304,17 @@ bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list
   break_reason broken = BREAK_none;
   if (make(r, v, out, nodes, &broken, 0, v)) return true;
   return broken == BREAK_too_deep ? raise_false(r->vm, E_recursion, "a value nests too deep") : fail_memory(r->vm);
+}
+
+/* Is it no function of the program? What such a one holds may change from call to call in ways that a template does not tell. */
+static bool is_no_fn(void *ctx, qn_value v) {
+  (void)ctx;
+  return !value_is(v, TAG_FN) || value_fn(v)->head.flags == FN_BUILTIN;
+}
+
+bool template_of_tap(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken) {
+  *broken = BREAK_none;
+  if (tree_each_part(r->vm, v, is_no_fn, NULL)) return make(r, v, out, nodes, broken, 0, v);
+  if (!error_pending(r->vm)) *broken = BREAK_effect;
+  return false;
 }

@@ -15,5 +15,9 @@ QN_MUST_CHECK bool pattern_fix_layouts(struct recording *r);
 QN_MUST_CHECK bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken);
 /* As template_make, but outputs are numbers of a list of nodes, which grows; the graph gets none. */
 QN_MUST_CHECK bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes);
+/* As template_of_nodes for the arguments of a tap, a list; the nodes become its operands. False: *broken says why it cannot be done, or an error
+ * is raised. */
+QN_MUST_CHECK bool template_of_tap(struct recording *r, qn_value v, tpl_list *out, node_list *nodes,
+                                   break_reason *broken);
 
 #endif

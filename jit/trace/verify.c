@@ -20,39 +20,7 @@
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
-
-/* ---- comparing ----------------------------------------------------------------------------------------------------------- */
-
-static bool same_leaf(qn_vm *vm, qn_value a, qn_value b) {
-  if ((a.head & 0xff) != (b.head & 0xff)) return false;
-  if (value_is(a, TAG_FLOAT)) return a.u.i == b.u.i || (a.u.f != a.u.f && b.u.f != b.u.f);
-  if (value_is(a, TAG_ARRAY)) {
-    qn_array *x = value_array(a), *y = value_array(b);
-    if (x->dtype != y->dtype || !shape_equal(x, y) || !(x = array_to_device(vm, x, 0))) return false;
-    bool same = (y = array_to_device(vm, y, 0)) != NULL;
-    for (int64_t i = 0; i < x->size && same; i++) {
-      qn_value p = array_get_flat(x, i), q = array_get_flat(y, i);
-      same = p.u.i == q.u.i || (value_is(p, TAG_FLOAT) && p.u.f != p.u.f && q.u.f != q.u.f);
-    }
-    value_release(vm, value_obj(TAG_ARRAY, x));
-    if (y) value_release(vm, value_obj(TAG_ARRAY, y));
-    return same;
-  }
-  return value_is_heap(a) || a.u.i == b.u.i;
-}
-
-static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t size) {
-  leaf_list x = {.vm = vm}, y = {.vm = vm};
-  bool ok = tree_each(vm, a, leaf_list_add, &x) && tree_each(vm, b, leaf_list_add, &y) && x.n == y.n;
-  for (uint32_t i = 0; i < x.n && ok; i++)
-    if (!same_leaf(vm, x.items[i], y.items[i])) {
-      snprintf(where, size, "leaf %u of the result", i + 1);
-      ok = false;
-    }
-  leaf_list_drop(vm, &x);
-  leaf_list_drop(vm, &y);
-  return ok;
-}
+#include "jit/trace/taps.h"
 
 /* ---- the node to blame --------------------------------------------------------------------------------------------------- */
 
@@ -71,7 +39,7 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   compile_options o = {.tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};
   if (vm->tune[TUNE_jit_cc]) compile_plan(vm->engine, p, &o);
   device_plan *there = NULL;
-  bool ok = plan_run(vm, p, &there, c->arrays, weak, out);
+  bool ok = plan_run(vm, p, &there, c->arrays, weak, NULL, out);
   plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
     if (p->kernels[k].host_code) host()->forget(p->kernels[k].host_code);
@@ -98,7 +66,7 @@ static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs
   }
   for (uint32_t i = 0; i < g->n; i++) vals[i] = outs[i] = value_unset();
   for (uint32_t i = 0; i < g->ninputs; i++) ins[i] = c->arrays[i] ? value_obj(TAG_ARRAY, c->arrays[i]) : c->scalars[i];
-  uint32_t n = nodes_run(vm, g, ins, e->device, vals), nout = 0;
+  uint32_t n = nodes_run(vm, g, ins, e->device, NULL, vals), nout = 0;
   all->noutputs = 0;
   for (uint32_t i = 1; i < n; i++)
     if (is_array_node(&g->nodes[i]) && graph_output(all, i)) nout++;
@@ -146,6 +114,8 @@ typedef struct verified_call {
   uint32_t held;
   qn_value compiled;
   qn_error_object *error;
+  tap_run taps; /* what the plan would print */
+  tap_frame frame;
 } verified_call;
 
 static void verified_release(qn_vm *vm, const verified_call *v) {
@@ -159,6 +129,7 @@ static void verified_drop(qn_vm *vm, void *what) {
   verified_release(vm, v);
   call_inputs_free(vm, v->inputs);
   value_release(vm, v->compiled);
+  value_release(vm, value_obj(TAG_LIST, v->taps.kept));
   if (v->error) error_free(vm, v->error);
 }
 
@@ -168,7 +139,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   call_inputs *c = v->inputs;
   const char *name = site->anchor->name ? site->anchor->name : "fn";
   uint64_t draw = vm->draw;
-  qn_value compiled = call_replay(vm, e, site, c);
+  qn_value compiled = call_replay(vm, e, site, c, &v->taps);
   uint64_t after = vm->draw;
   if (value_is_error(compiled) && (!error_catchable(vm) || vm->error->id == E_memory)) return compiled;
   qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
@@ -179,15 +150,17 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   v->error = error;
   vm_owned held;
   vm_own(vm, &held, verified_drop, v);
+  tap_frame_enter(vm, &v->frame, 0, v->taps.kept);
   qn_value eager = site->run(site->ctx);
+  tap_frame_leave(vm, &v->frame);
   vm_disown(vm, &held);
   anchor_give_back(&lent);
   char where[160] = "", node[200] = "";
   if (error) {
     /* The message is the interpreter's, as without --jit verify. Compiled code only has to fail at the same place. */
-    bool same = value_is_error(eager) && vm->error && vm->error->id == error->id &&
+    bool same = value_is_error(eager) && !v->frame.differs && vm->error && vm->error->id == error->id &&
                 vm->error->at.source == error->at.source && vm->error->at.start == error->at.start;
-    if (same || (value_is_error(eager) && !error_catchable(vm))) {
+    if (same || (value_is_error(eager) && (v->frame.failed || !error_catchable(vm)))) {
       error_free(vm, error);
       return eager;
     }
@@ -203,13 +176,21 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   }
   if (value_is_error(eager)) {
     value_release(vm, compiled);
-    if (!error_catchable(vm) || vm->error->id == E_memory || vm->error->id == E_recursion) return eager;
+    if (v->frame.failed || !error_catchable(vm) || vm->error->id == E_memory || vm->error->id == E_recursion)
+      return eager;
     snprintf(where, sizeof where, "%s", vm->error->message ? vm->error->message->text : "");
     error_clear(vm);
     return raise_error(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not",
                        name, where);
   }
-  if (after == vm->draw && same_bits(vm, compiled, eager, where, sizeof where)) {
+  uint32_t leaf = 0;
+  bool same = same_tree(vm, compiled, eager, &leaf);
+  if (leaf) snprintf(where, sizeof where, "leaf %u of the result", leaf);
+  if (same && (v->frame.differs || v->frame.at != v->taps.kept->len)) {
+    snprintf(where, sizeof where, "an effect");
+    same = false;
+  }
+  if (same && after == vm->draw) {
     value_release(vm, compiled);
     return eager;
   }
@@ -224,6 +205,9 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
 qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c) {
   uint32_t n = e->pattern.ninputs;
   verified_call v = {.inputs = c, .compiled = value_nil()};
+  qn_list *kept = list_new(vm, 0);
+  if (!kept) return value_error();
+  tap_run_begin(vm, &v.taps, &e->taps, kept);
   qn_value result = value_error();
   for (; v.held < n; v.held++) {
     if (!c->arrays[v.held]) continue;
@@ -233,5 +217,6 @@ qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_i
   }
   if (v.held == n) result = both_ways(vm, site, e, &v);
   verified_release(vm, &v);
+  value_release(vm, value_obj(TAG_LIST, kept));
   return result;
 }

@@ -73,11 +73,17 @@ typedef struct leaver {
   qn_vm *vm;
   int warnings; /* the first so many lines to stderr pass */
   int round;
+  bool armed; /* "armed" was printed: the next "tap" leaves */
 } leaver;
 
 static void on_write(void *user, int stream, const char *text, size_t len) {
   leaver *l = user;
   if (stream == 1 && memmem(text, len, "leave", 5)) leave();
+  if (stream == 1 && memmem(text, len, "armed", 5)) l->armed = true;
+  if (stream == 1 && l->armed && memmem(text, len, "tap", 3)) {
+    l->armed = false;
+    leave();
+  }
   if (stream == 2 && l->warnings >= 0 && !l->warnings--) leave();
 }
 
@@ -256,6 +262,19 @@ START_TEST(nested_transforms_are_left) {
       RULE "vmap(grad(fn(x) sum(h(x * 3))))(ones(3, 4))",
       RULE "grad(checkpoint(fn(x) sum(h(x * 3))))(ones(4))",
       RULE "value_and_grad(fn(x) sum(checkpoint(h)(x) * x))(ones(4))",
+  };
+  IN_ALL_MODES(((setting){.warnings = -1}), texts);
+}
+END_TEST
+
+/* Effects that are steps of a call that has been recorded before, so that a plan makes them. */
+START_TEST(taps_are_left) {
+#define TAPS "for i in 0..3 { f(ones(4) * i) }\nprint(\"armed\")\nf(ones(4))"
+  static const char *const texts[] = {
+      "fn f(x) {\n  let y = x * 2\n  print(\"tap\", y, sum(y), x, y + 1, y + 2)\n  sum(y * y) }\n" TAPS,
+      "fn f(x) {\n  let y = x.T * 2\n  let s = sum(y)\n  print(\"tap\", s)\n  (y * s, y @ x, s) }\n" TAPS,
+      "fn f(x) {\n  let g = fn(x) {\n    print(\"tap\", x * 2)\n    sum(x * x) }\n  grad(g)(x) + vmap(fn(x) x)(x) "
+      "}\n" TAPS,
   };
   IN_ALL_MODES(((setting){.warnings = -1}), texts);
 }
@@ -497,6 +516,7 @@ int main(void) {
   } cases[] = {
       {tcase_create("transforms"), transforms_are_left},
       {tcase_create("nested_transforms"), nested_transforms_are_left},
+      {tcase_create("taps"), taps_are_left},
       {tcase_create("lanes"), vmap_are_left},
       {tcase_create("statements"), statements_are_left},
       {tcase_create("expressions"), expressions_are_left},

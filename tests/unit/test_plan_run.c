@@ -91,7 +91,7 @@ static bool run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const in
   ck_assert_uint_le(p->noutputs, OUTPUTS);
   bool fits = dim_facts_hold(&p->graph->dims, symbols, NULL);
   device_plan *there = NULL;
-  if (fits && !plan_run(vm, p, &there, in->arrays, in->weak, o->values)) note_error(vm, o, true);
+  if (fits && !plan_run(vm, p, &there, in->arrays, in->weak, NULL, o->values)) note_error(vm, o, true);
   plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
     if (p->kernels[k].host_code) bvm_code_free(p->kernels[k].host_code);

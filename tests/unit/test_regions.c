@@ -26,7 +26,7 @@ static made run_graph(qn_vm *vm, graph *g, qn_array *const *arrays, const qk_sca
   made m = {.p = plan_make(s, TARGET_CPU, vm->tune, NULL, why, sizeof why)};
   ck_assert_msg(m.p != NULL, "%s", why);
   device_plan *there = NULL;
-  m.ok = plan_run(vm, m.p, &there, arrays, weak, m.out);
+  m.ok = plan_run(vm, m.p, &there, arrays, weak, NULL, m.out);
   plan_forget(vm, &there);
   return m;
 }

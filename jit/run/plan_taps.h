@@ -1,0 +1,18 @@
+/* Effects of plans. */
+#ifndef JIT_RUN_PLAN_TAPS_H
+#define JIT_RUN_PLAN_TAPS_H
+
+#include "lang/value.h"
+
+/* Who makes the effects of a plan (STEP_TAP). A run may begin again, on the CPU, when a device refuses the plan: `seen` counts the effects that
+ * this run has come to, and `made` those that have been made, which are not made again. Effects are made in the order of the program, each
+ * after the checks before it have passed; so of a run that fails those are made that the interpreter makes before the error, or the first
+ * ones of these. */
+typedef struct plan_taps {
+  /* Makes effect `number` with the values of its operands: host scalars, and arrays over memory of the plan that are valid during the call
+   * only. May call the host. False with an error raised. */
+  bool (*make)(struct plan_taps *taps, uint32_t number, const qn_value *values, uint32_t n);
+  uint64_t seen, made;
+} plan_taps;
+
+#endif
