@@ -312,10 +312,11 @@ static uint32_t uneven_view(graph *g, uint32_t n) {
   uint32_t reshaped = 0;
   for (; lower_role(g, n) == NODE_IS_VIRTUAL; n = g->nodes[n].in[0]) {
     const graph_node *v = &g->nodes[n];
-    if (v->nin != 1) return 0;
+    if (!v->nin) return 0;
     if (v->op == OP_stop_gradient) continue;
     if (v->op != OP_reshape) {
-      if (reshaped && (v->op == OP_permute || v->op == OP_slice || v->op == OP_window || v->op == OP_broadcast))
+      if (reshaped && (v->op == OP_permute || v->op == OP_slice || v->op == OP_index || v->op == OP_window ||
+                       v->op == OP_broadcast))
         return reshaped;
     } else if (!reshaped && !drops_ones(g, &g->nodes[v->in[0]].type, &v->type)) {
       reshaped = n;
@@ -330,9 +331,10 @@ static void require_for_update(fuser *f, uint32_t n, uint8_t *root) {
   const graph_node *node = &g->nodes[n];
   if (root[f->over[n]] < 1) require(f, f->over[n], root);
   if (root[n] < 1) require(f, n, root);
+  if (f->to->whole[f->over[n]] == n) return; /* nothing is left to be stored */
   for (int i = 1; i < node->nin && !updates_one_element(g, n); i++) {
     uint32_t x = node->in[i];
-    while (lower_role(g, x) == NODE_IS_VIRTUAL && g->nodes[x].nin == 1) x = g->nodes[x].in[0];
+    while (lower_role(g, x) == NODE_IS_VIRTUAL && g->nodes[x].nin) x = g->nodes[x].in[0];
     if (x == f->over[n]) require(f, node->in[i], root);
   }
 }
@@ -497,8 +499,9 @@ static bool note_read(fuser *f, uint32_t self, uint32_t n) {
 /* Makes unit `self`, which stores into the memory of operands, run after the other units that read them. */
 static bool order_update(fuser *f, uint32_t self) {
   const graph_node *node = node_of(f, f->units[self].node);
-  for (int i = 0; i < node->nin; i++) {
-    uint32_t x = node->in[i];
+  uint32_t over = node->kind == NODE_OP ? f->over[f->units[self].node] : 0;
+  for (int i = 0; i < (over ? 1 : node->nin); i++) {
+    uint32_t x = over ? over : node->in[i];
     if (f->writer[x] != f->units[self].node) continue;
     for (uint32_t r = f->reads_at[x]; r; r = f->reads[r - 1].next)
       if (f->reads[r - 1].unit != self && !add_edge(f, f->reads[r - 1].unit, EDGE_ORDER, NULL)) return false;
@@ -693,6 +696,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
                      .n = n,
                      .stored = to->stored,
                      .over = to->over,
+                     .whole = to->whole,
                      .scratch = to->scratch,
                      .most = VALUES_LEAST + VALUES_PER_UNIT * n,
                      .cancel = f->cancel};
@@ -1071,11 +1075,11 @@ static bool make_groups(fuser *f) {
 static bool reads_views(fuser *f, uint32_t n) {
   const graph_node *node = node_of(f, n);
   for (int i = 0; i < node->nin; i++)
-    for (uint32_t x = node->in[i]; lower_role(f->g, x) == NODE_IS_VIRTUAL && node_of(f, x)->nin == 1;
+    for (uint32_t x = node->in[i]; lower_role(f->g, x) == NODE_IS_VIRTUAL && node_of(f, x)->nin;
          x = node_of(f, x)->in[0]) {
       op_id op = (op_id)node_of(f, x)->op;
       bool spread = op == OP_broadcast && !one_element(f->g, &node_of(f, node_of(f, x)->in[0])->type);
-      if (spread || op == OP_slice || op == OP_window || op == OP_permute) return true;
+      if (spread || op == OP_slice || op == OP_index || op == OP_window || op == OP_permute) return true;
     }
   return false;
 }
@@ -1297,7 +1301,7 @@ static bool run(fuser *f) {
   f->writer = arena_alloc(&f->arena, g->n * sizeof *f->writer);
   f->reads_at = arena_alloc(&f->arena, g->n * sizeof *f->reads_at);
   uint8_t *root = arena_alloc(&f->arena, g->n);
-  if (!f->over) f->over = to->over = arena_alloc(&to->arena, g->n * sizeof *to->over);
+  if (!f->over) f->over = to->over = to->whole = arena_alloc(&to->arena, g->n * sizeof *to->over);
   if (to->arena.failed || f->arena.failed) return out_of_memory(f);
   for (uint32_t n = 1; n < g->n; n++)
     if (f->over[n]) f->writer[f->over[n]] = g->nodes[n].kind == NODE_PROJ ? g->nodes[n].in[0] : n;
@@ -1321,8 +1325,9 @@ static bool run(fuser *f) {
 }
 
 bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,
-          const uint32_t *over, fuse_memo *memo, cancel_flag cancel, fusion *f, const char **why) {
-  *f = (fusion){.g = g, .cancel = cancel, .over = over};
+          const uint32_t *over, const uint32_t *whole, fuse_memo *memo, cancel_flag cancel, fusion *f,
+          const char **why) {
+  *f = (fusion){.g = g, .cancel = cancel, .over = over, .whole = whole};
   arena_init(&f->arena, NULL);
   fuser s = {.to = f,
              .g = g,
@@ -1370,6 +1375,7 @@ k_kernel *fuse_lower(fusion *f, uint32_t number, const char **why) {
                      .n = x->n,
                      .stored = f->stored,
                      .over = f->over,
+                     .whole = f->whole,
                      .scratch = f->scratch,
                      .cancel = f->cancel};
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_INLINE;

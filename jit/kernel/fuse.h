@@ -39,7 +39,7 @@ typedef struct fusion {
   uint8_t *place;    /* by node: its lower_place for kernels that do not compute it */
   uint32_t *scratch; /* by node: lower_request.scratch */
   /* by node: the operand into whose memory it stores (updates.h), or 0; borrowed */
-  const uint32_t *over;
+  const uint32_t *over, *whole;
   int64_t live;  /* the most bytes that are live at a time, by simulation; not set with FUSE_NOTHING */
   uint64_t work; /* how many steps loops of fusion took; tests look at it */
   /* the peak in bytes of running node by node in program order at the recorded sizes, including inputs */
@@ -57,10 +57,11 @@ typedef struct fuse_memo {
 void fuse_memo_free(fuse_memo *m); /* also zeroes it */
 
 /* Partitions a simplified graph, but not the graphs of its regions. awkward[node] says that a node must read its operands from buffers,
- * never through views, because a kernel of this node alone could not be scheduled. `over` is updates_request.over; NULL: all 0. False with a reason (a static text): lower_no_memory,
+ * never through views, because a kernel of this node alone could not be scheduled. `over` and `whole` are those of updates_request; NULL: all 0. False with a reason (a static text): lower_no_memory,
  * lower_cancelled or a defect. fusion_free in any case. */
 QN_MUST_CHECK bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,
-                        const uint32_t *over, fuse_memo *memo, cancel_flag cancel, fusion *f, const char **why);
+                        const uint32_t *over, const uint32_t *whole, fuse_memo *memo, cancel_flag cancel, fusion *f,
+                        const char **why);
 void fusion_free(fusion *f);
 /* Lowers a FUSE_KERNEL group. The kernel is owned by the caller; NULL with a reason. */
 QN_MUST_CHECK k_kernel *fuse_lower(fusion *f, uint32_t group, const char **why);

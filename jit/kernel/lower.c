@@ -1085,6 +1085,21 @@ static bool check_scatter(lowering *l, uint32_t n, const scatter_axes *s) {
   return !graph_fallible(l->g, n) || check_indices(l, n, s->at, s->rank, s->shape, 1, s->count, s->axes);
 }
 
+/* Turns coordinates of n, a view of x by slices and permutations, into those of x. */
+static void view_coordinates(lowering *l, uint32_t n, uint32_t x, k_form *at) {
+  for (; n != x; n = node_of(l, n)->in[0]) {
+    const graph_node *node = node_of(l, n);
+    k_form own[ARRAY_MAX_RANK] = {0};
+    for (int a = 0; a < node->type.rank; a++) {
+      if (node->op == OP_permute)
+        own[node->attr->d[a]] = at[a];
+      else
+        own[a] = stepped(l, at[a], node->attr->d[3 * a], node->attr->d[3 * a + 2]);
+    }
+    memcpy(at, own, sizeof own);
+  }
+}
+
 /* Does node n only store what it changes, since it has the buffer of its operand 0? */
 static bool in_place(const lowering *l, uint32_t n) { return l->r->over && l->r->over[n]; }
 
@@ -1118,7 +1133,8 @@ static bool store_scatter(lowering *l, uint32_t n) {
   k_form at[ARRAY_MAX_RANK], place[ARRAY_MAX_RANK] = {0};
   scatter_axes s;
   uint32_t axis;
-  int b = buffer_of(l, n, BUF_INOUT);
+  uint32_t array = in_place(l, n) && l->r->whole[n] ? l->r->whole[n] : n;
+  int b = buffer_of(l, array, BUF_INOUT);
   if (b < 0 || !own_coordinates(l, n, at)) return false;
   if (!in_place(l, n)) {
     k_val old = lower_value(l, node->in[0], at, 0);
@@ -1153,6 +1169,10 @@ static bool store_scatter(lowering *l, uint32_t n) {
   update = k_cast(k, update, (qn_dtype)t->dtype);
   if (dtype_is_bool(t->dtype) && op == KOP_add) op = KOP_max;
   if (dtype_is_bool(t->dtype) && op == KOP_mul) op = KOP_min;
+  if (array != n) {
+    view_coordinates(l, node->in[0], l->r->over[n], place);
+    t = &node_of(l, array)->type;
+  }
   return k_storef(k, op, b, flat(l, t, place), g, update, over(l, s.at, whole)) || lower_refuse(l, lower_no_memory);
 }
 
@@ -1160,7 +1180,7 @@ static bool store_node(lowering *l, uint32_t n) {
   k_form at[ARRAY_MAX_RANK];
   int op = node_of(l, n)->op;
   if (op == OP_scatter || op == OP_gather_add) return store_scatter(l, n);
-  if (in_place(l, n)) return store_slice(l, n);
+  if (in_place(l, n)) return l->r->whole[l->r->over[n]] == n || store_slice(l, n);
   if (!own_coordinates(l, n, at)) return false;
   k_val v = lower_value(l, n, at, 0);
   if (!v) return false;

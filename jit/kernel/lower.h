@@ -20,8 +20,8 @@ typedef struct lower_request {
   uint32_t n;
   const uint8_t *stored; /* by node of the graph: must it be stored, if it is one of `nodes`? */
   /* by node of the graph: the operand that has its buffer, into which an indexed assignment only stores what it changes; 0: it has its own.
-   * NULL: so have all */
-  const uint32_t *over;
+   * NULL: so have all. `whole`: updates_request.whole, where there is `over` */
+  const uint32_t *over, *whole;
   const uint32_t *buffers; /* nbuffers nodes whose buffers get the first numbers, in this order */
   uint32_t nbuffers;
   const qn_dim (*strides)[ARRAY_MAX_RANK]; /* by node: the strides of its buffer; NULL: all buffers are row-major */

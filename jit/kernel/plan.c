@@ -43,7 +43,7 @@ typedef struct planner {
   plan *p;
   graph *g;
   const int64_t *tune;
-  const uint32_t *over; /* by node: the operand into whose memory it stores, or 0 (updates.h) */
+  const uint32_t *over; /* updates_request.over */
   uint8_t *awkward;     /* by node: must it read its operands from buffers? (See fuse.) */
   bool again;           /* has another node become awkward, so that fusion must be done again? */
   cancel_flag cancel;
@@ -780,8 +780,8 @@ static void drop(plan *p) {
 
 /* What is the same in all attempts to plan a graph. */
 typedef struct chosen {
-  uint8_t *awkward; /* planner.awkward, which attempts add to */
-  uint32_t *over;   /* planner.over */
+  uint8_t *awkward;       /* planner.awkward, which attempts add to */
+  uint32_t *over, *whole; /* of updates_request */
 } chosen;
 
 /* A limit of live bytes, and how planning went with it. */
@@ -796,7 +796,7 @@ static void attempt_once(plan *p, const int64_t *tune, const chosen *c, fuse_mem
   drop(p);
   planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = c->awkward, .over = c->over, .cancel = cancel};
   arena_init(&m.arena, NULL);
-  bool ok = fuse(m.g, p->target, tune, a->limit, c->awkward, c->over, memo, cancel, &m.f, &m.why);
+  bool ok = fuse(m.g, p->target, tune, a->limit, c->awkward, c->over, c->whole, memo, cancel, &m.f, &m.why);
   if (ok) {
     m.buffer_of = arena_alloc(&m.arena, m.g->n * sizeof *m.buffer_of);
     m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
@@ -974,12 +974,13 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
   return ok;
 }
 
-/* Finds out which nodes store into the memory of an operand. NULL when memory is short. */
-static uint32_t *find_over(const plan *p, const uint32_t *donated) {
+/* Finds out which nodes store into the memory of an operand. False when memory is short. */
+static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
   const graph *g = p->graph;
-  uint32_t *over = calloc(g->n, sizeof *over), *last = malloc(g->n * sizeof *last), *kept = calloc(g->n, sizeof *kept);
+  uint32_t *over = c->over = calloc(g->n, sizeof *over), *whole = c->whole = calloc(g->n, sizeof *whole);
+  uint32_t *last = malloc(g->n * sizeof *last), *kept = calloc(g->n, sizeof *kept);
   uint32_t *number = calloc(g->n, sizeof *number), regions = 0; /* by branch or loop: that of its plan_region */
-  for (uint32_t n = 1; n < g->n && over && last && kept && number; n++) {
+  for (uint32_t n = 1; n < g->n && over && whole && last && kept && number; n++) {
     const graph_node *node = &g->nodes[n];
     if (graph_kind_has_regions(node->kind)) number[n] = regions++;
     if (node->kind != NODE_PROJ) continue;
@@ -996,15 +997,13 @@ static uint32_t *find_over(const plan *p, const uint32_t *donated) {
     for (int i = 0; keeps && i < of->nin; i++) times += of->in[i] == of->in[operand];
     if (keeps && times == 1) kept[n] = of->in[operand];
   }
-  if (over && last && kept && number)
-    updates_find(&(updates_request){.g = g, .donated = donated, .kept = kept, .last = last, .over = over});
-  bool ok = over && last && kept && number;
+  bool ok = over && whole && last && kept && number &&
+            updates_find(&(updates_request){
+                .g = g, .donated = donated, .kept = kept, .last = last, .over = over, .whole = whole});
   free(last);
   free(kept);
   free(number);
-  if (ok) return over;
-  free(over);
-  return NULL;
+  return ok;
 }
 
 static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, const uint32_t *donated,
@@ -1024,14 +1023,18 @@ static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, co
     plan_free(p);
     return NULL;
   }
-  chosen c = {NULL, NULL};
+  chosen c = {NULL, NULL, NULL};
   if (regions && settle_sizes(g) && copy_constants(g)) {
     c.awkward = calloc(g->n, 1);
-    c.over = find_over(p, donated);
+    if (!find_over(p, donated, &c)) {
+      free(c.awkward);
+      c.awkward = NULL;
+    }
   }
-  bool done = c.awkward && c.over && plan_within(p, tune, &c, &memo, cancel, &reason);
+  bool done = c.awkward && plan_within(p, tune, &c, &memo, cancel, &reason);
   free(c.awkward);
   free(c.over);
+  free(c.whole);
   fuse_memo_free(&memo);
   if (done && (done = gather_kernels(p))) {
     sum_up(p);

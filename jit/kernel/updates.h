@@ -10,20 +10,25 @@ int64_t updates_input(const graph *g, uint32_t k);
 /* Of a branch or loop: the operand whose memory result k could be, in the same sense; -1: there is none. */
 int64_t updates_operand(const graph_node *region, uint32_t k);
 
-/* By node, for nodes that have regions: by operand, is it the last thing in the graph that reads this operand, and the only time? */
 typedef struct updates_request {
   const graph *g;
-  /* By input: 1 + the output that is to be its memory, whose old contents nobody needs afterwards; 0: nobody may write to the input. NULL: so of all */
+  /* By input: 1 + the output that is to be its memory, whose old contents nobody needs afterwards; 0: nobody may write to the input. NULL: so of
+   * all */
   const uint32_t *donated;
   /* By node that takes a result of a region: the operand of that region (a node) which the region leaves in its memory, updated; 0: none.
    * NULL: so of all */
   const uint32_t *kept;
-  uint32_t *last; /* room, by node; afterwards the last node that reads it, UINT32_MAX if it is a result of the graph */
-  uint32_t *over; /* all 0; set by node: the operand into whose memory it stores; 0: it makes an array of its own */
+  uint32_t *last; /* room, by node */
+  /* All 0; set by node: the operand, or the array of which that is a view, into whose memory it stores; 0: it makes an array of its own. */
+  uint32_t *over;
+  /* All 0; set by a node that stores through a view: the later node that is the whole array, and for which there is nothing left to do; its `over`
+   * is this node. Nobody else reads this node. */
+  uint32_t *whole;
 } updates_request;
-void updates_find(const updates_request *r);
+/* False when memory is short. */
+QN_MUST_CHECK bool updates_find(const updates_request *r);
 
-/* Sets last[node] for all nodes as above. Views read when their readers do. */
+/* Sets last[node] for all nodes: the last node that reads it, UINT32_MAX if it is a result of the graph. Views read when their readers do. */
 void updates_last_readers(const graph *g, uint32_t *last);
 /* Is there anything that reads operand i of region node n after it, or a second time in it? */
 bool updates_operand_is_free(const graph *g, const uint32_t *last, uint32_t n, uint32_t i);

@@ -102,7 +102,7 @@ static void check_graph_on(const char *name, schedule_target target) {
   fusion f;
   uint8_t *awkward = calloc(g->n, 1);
   fuse_memo memo = {0};
-  ck_assert_msg(fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, NULL, &memo, NULL, &f, &why), "%s: %s", name, why);
+  ck_assert_msg(fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &f, &why), "%s: %s", name, why);
   fuse_memo_free(&memo);
   text_buf k_text = {0}, l_text = {0};
   for (uint32_t i = 0; i < f.n; i++) {
