@@ -106,7 +106,7 @@ static bool op_is_public(op_id op) {
 }
 
 static const char *op_signature(op_id op, char out[96]) {
-  static const char *const operands[] = {"", "~x", "~a, ~b", "~condition, ~a, ~b"};
+  static const char *const operands[] = {"", "^x", "^a, ^b", "^condition, ^a, ^b"};
   const op_row *row = &op_rows[op];
   const char *more = row->klass == CLASS_REDUCE ? ", axis = nil, keepdims = false"
                      : row->klass == CLASS_SCAN ? ", axis = nil"

@@ -126,6 +126,7 @@ static qn_value run_recorded(void *ctx) {
   vm_owned held;
   vm_own(r->vm, &held, vm_drop_value, &own);
   r->fp[-1] = value_retain(r->site->fn); /* rec_call may have put a tracer there, whose captures are traced */
+  if (r->code->typed && rec_symbolic(r->vm)) signature_sizes(r->vm, r->code, r->fp);
   qn_value v = run_body(r->vm, r->code, r->fp);
   vm_disown(r->vm, &held);
   value_release(r->vm, r->fp[-1]);
@@ -572,7 +573,7 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
     value_release(vm, v);
     return ok;
   }
-  int64_t n = spread_length(v);
+  int64_t n = spread_length(vm, v);
   if (n < 0)
     ok = fail_spread(vm, E_not_iterable, at, "lists spread as arguments and records as keywords", v);
   else if (n > 0 && *nkw > 0)

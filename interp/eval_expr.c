@@ -10,7 +10,8 @@
 
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */
 
-int64_t spread_length(qn_value v) {
+int64_t spread_length(qn_vm *vm, qn_value v) {
+  if (!rec_sizes_seen(vm, v)) return -1;
   return value_is(v, TAG_LIST)                            ? value_list(v)->len
          : value_is(v, TAG_RANGE)                         ? range_length(value_range(v))
          : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
@@ -31,7 +32,7 @@ __attribute__((noinline, cold)) bool fail_spread(qn_vm *vm, error_id id, span at
 
 /* Appends the values of `..v` (spread_length) to a list. Takes over `v`. False with an error raised at `at`. */
 static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
-  int64_t n = spread_length(v);
+  int64_t n = spread_length(vm, v);
   bool ok = n >= 0 && n <= INT32_MAX, polls = value_is(v, TAG_RANGE);
   if (n < 0)
     fail_spread(vm, E_not_iterable, at, "only lists, ranges and arrays spread here", v);
@@ -302,12 +303,19 @@ static qn_value array_field(qn_vm *vm, qn_value v, const qn_str *name, span mark
   if (strcmp(s, "shape") == 0) {
     qn_list *l = list_new(vm, a->rank);
     if (!l) return value_error();
-    for (int i = 0; i < a->rank; i++) l->items[i] = value_int(a->shape[i]);
+    int64_t shape[ARRAY_MAX_RANK];
+    rec_sizes(vm, v, shape);
+    for (int i = 0; i < a->rank; i++) {
+      qn_value size = rec_size_number(vm, shape[i]);
+      if (value_is_error(size)) return value_fail(vm, value_obj(TAG_LIST, l));
+      l->items[i] = size;
+    }
     return value_obj(TAG_LIST, l);
   }
   if (strcmp(s, "dtype") == 0) return value_dtype((qn_dtype)a->dtype);
   if (strcmp(s, "rank") == 0) return value_int(a->rank);
-  if (strcmp(s, "size") == 0) return value_int(a->size);
+  if (strcmp(s, "size") == 0)
+    return op_deferred(vm) ? rec_size_number(vm, op_count(vm, v, UINT8_MAX)) : value_int(a->size);
   if (strcmp(s, "device") == 0) return value_device(a->device);
   return no_field(vm, v, name, mark);
 }
@@ -467,7 +475,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
       }
     } else if (x.head == TAG_ARRAY && value_array(x)->rank > 0) {
       int64_t size = value_array(x)->shape[0], at = i.u.i < 0 ? i.u.i + size : i.u.i;
-      if (at >= 0 && at < size) {
+      if (at >= 0 && at < size && (i.u.i >= 0 || !op_deferred(vm))) {
         rec_at(vm, n->mark);
         qn_value r = op_index_row(vm, x, at);
         if (value_is_error(r)) raise_at(vm, n->mark);

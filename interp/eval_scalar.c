@@ -498,6 +498,8 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
 /* == and != by structure. Numbers and arrays in both values are observed by the recorder, since the answer depends on all of them. */
 static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
+  int sizes = rec_symbolic(vm) ? rec_lists_equal(vm, a, b) : -2;
+  if (sizes != -2) return sizes < 0 ? value_error() : value_bool((sizes == 1) == (n->op == AST_OP_eq));
   qn_value x = rec_observe_tree(vm, a), y = value_is_error(x) ? x : rec_observe_tree(vm, b);
   int equal = value_is_error(y) ? -1 : value_equal(vm, x, y);
   value_release(vm, x);

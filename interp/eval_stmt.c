@@ -344,7 +344,8 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
-static int64_t iterable_length(qn_value v) {
+static int64_t iterable_length(qn_vm *vm, qn_value v) {
+  if (value_is(v, TAG_ARRAY) && !rec_sizes_seen(vm, v)) return -1;
   switch (value_tag_of(v)) {
   case TAG_LIST: return value_list(v)->len;
   case TAG_RANGE: return range_length(value_range(v));
@@ -367,7 +368,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   qn_value it = eval(vm, n->iterable, fp);
   if (value_stops(it)) return it;
-  int64_t len = iterable_length(it);
+  int64_t len = iterable_length(vm, it);
   qn_value r = value_nil(), *mark = vm->sp;
   if (len < 0 || !vm_enter(vm, 1)) {
     r = len < 0 ? fail_iterable(vm, it, n->iterable) : value_error();

@@ -105,7 +105,7 @@ static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
   if (value_is_error(a)) return a;
   const qn_array *x = value_array(a);
   int64_t shape[ARRAY_MAX_RANK + 1] = {1};
-  memcpy(shape + 1, x->shape, x->rank * sizeof *shape);
+  rec_sizes(vm, a, shape + 1);
   qn_value r = op_reshape(vm, a, x->rank + 1, shape);
   value_release(vm, a);
   return r;
@@ -263,7 +263,7 @@ static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, litera
     if (!spread) {
       ok = add_value(vm, mark, &state, &count, &l, v, dtype);
     } else {
-      int64_t len = spread_length(v);
+      int64_t len = spread_length(vm, v);
       if (len < 0)
         ok = raise_nothing(vm, E_not_iterable, item->at, "only lists, ranges and arrays spread into an array");
       for (int64_t k = 0; ok && k < len; k++) {

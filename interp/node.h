@@ -362,7 +362,7 @@ void text_warning(qn_vm *vm, text_buf *t, span at, const char *message);
 evaluator eval_list, eval_list_spread, eval_record, eval_template, eval_range, eval_field, eval_fn_node;
 evaluator eval_index, eval_index_one;
 /* How many values `..v` stands for: the items of a list or range, or the rows of an array; -1 for values that do not spread like this. */
-int64_t spread_length(qn_value v);
+int64_t spread_length(qn_vm *vm, qn_value v);
 /* Value i of these. Owned, or the error value. */
 qn_value spread_item(qn_vm *vm, qn_value v, int64_t i);
 /* Raises that `v` does not spread: `what` says what does ("only records spread into a record"). False. */

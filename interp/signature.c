@@ -159,7 +159,22 @@ static bool is_ints(qn_value v) {
   return true;
 }
 
-static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const sig_dim *d, int axis, int64_t size) {
+/* Does a size (rec_size) fit its place in a type? */
+static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const sig_dim *d, int axis, int64_t any) {
+  if (d->kind == DIM_ANY || d->kind == DIM_REST) return true;
+  if (d->kind == DIM_NAME && (any < 0 || value_node(m->fp[d->slot]))) {
+    qn_value *slot = &m->fp[d->slot];
+    int64_t known;
+    if (!value_is(*slot, TAG_INT)) {
+      qn_value number = rec_size_number(m->vm, any);
+      if (value_is_error(number)) return false;
+      *slot = number;
+      return true;
+    }
+    if (!rec_size(m->vm, *slot, &known)) return false;
+    if (rec_sizes_equal(m->vm, known, any)) return true;
+  }
+  int64_t size = rec_size_now(m->vm, any);
   switch ((dim_kind)d->kind) {
   case DIM_ANY:
   case DIM_REST: return true;
@@ -217,10 +232,16 @@ static bool match_array(const matcher *m, const type_sig *sig, qn_value v) {
     if (sig->dims[i].kind == DIM_REST) rest = i;
   if (rest < 0 ? a->rank != n : a->rank < n - 1)
     return refuse(m, sig, v, "rank is %d, not %s%d", a->rank, rest < 0 ? "" : "at least ", rest < 0 ? n : n - 1);
+  int64_t few[ARRAY_MAX_RANK];
+  const int64_t *shape = a->shape;
+  if (op_deferred(m->vm)) {
+    rec_sizes(m->vm, v, few);
+    shape = few;
+  }
   for (int i = 0; i < n; i++) {
     if (i == rest) continue;
     int axis = rest >= 0 && i > rest ? a->rank - n + i : i;
-    if (!match_dim(m, sig, v, &sig->dims[i], axis, a->shape[axis])) return false;
+    if (!match_dim(m, sig, v, &sig->dims[i], axis, shape[axis])) return false;
   }
   return true;
 }
@@ -292,6 +313,22 @@ bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp, uint32_t *refu
     }
   }
   return true;
+}
+
+/* Forgets the sizes that a type names. */
+static void forget_sizes(const type_sig *sig, qn_value *fp) {
+  if (sig->kind == SIG_ARRAY)
+    for (uint32_t i = 0; i < sig->n; i++)
+      if (sig->dims[i].kind == DIM_NAME) fp[sig->dims[i].slot] = value_nil();
+  if (sig->kind == SIG_LIST || sig->kind == SIG_RECORD)
+    for (uint32_t i = 0; i < sig->n; i++) forget_sizes(sig->items[i], fp);
+}
+
+void signature_sizes(qn_vm *vm, const fn_code *code, qn_value *fp) {
+  uint32_t refused;
+  for (uint32_t i = 0; i < code->nparams; i++)
+    if (code->params[i].type) forget_sizes(code->params[i].type, fp);
+  if (!signature_bind(vm, code, fp, &refused)) error_clear(vm); /* only memory can be short: they fitted before */
 }
 
 bool signature_result(qn_vm *vm, const fn_code *code, qn_value *fp, qn_value result) {

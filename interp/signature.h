@@ -44,6 +44,8 @@ struct type_sig {
 /* Checks the arguments in a frame against their types, and binds sizes. nil fits any type if it is the parameter's default. False with E208
  * raised; *refused is then the number of the argument. */
 QN_MUST_CHECK bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp, uint32_t *refused);
+/* In a recording, of arguments that have been checked: binds the sizes again that types name, since they may be symbolic now. */
+void signature_sizes(qn_vm *vm, const fn_code *code, qn_value *fp);
 /* Checks a result (borrowed) against its type, and binds sizes that only this type names. False with E208 raised. */
 QN_MUST_CHECK bool signature_result(qn_vm *vm, const fn_code *code, qn_value *fp, qn_value result);
 

@@ -120,7 +120,8 @@ static inline bool plain_ints(qn_value rest, int64_t *out, int *n) {
   return true;
 }
 
-bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n) {
+bool arg_sizes(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n, uint32_t *symbolic) {
+  *symbolic = 0;
   if (plain_ints(rest, out, n)) return true;
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 1 && value_is(value_list(rest)->items[0], TAG_LIST))
     rest = value_list(rest)->items[0];
@@ -140,17 +141,27 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
     if (i == ARRAY_MAX_RANK)
       return raise_false(vm, E_rank, "%s: %u sizes or axes; an array has at most %d axes", fn, count, ARRAY_MAX_RANK);
     out[i] = k;
+    if (!value_node(items[i])) continue;
+    if (!rec_size(vm, items[i], &out[i])) return false;
+    if (out[i] != k) *symbolic |= 1u << i;
   }
   *n = (int)count;
   return true;
 }
 
+bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n) {
+  uint32_t symbolic;
+  return arg_sizes(vm, fn, what, rest, out, n, &symbolic);
+}
+
 static __attribute__((noinline)) bool odd_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
-  if (!arg_ints(vm, fn, "sizes as ints or one list of ints", rest, shape, rank)) return false;
-  int64_t strides[ARRAY_MAX_RANK];
+  uint32_t symbolic;
+  if (!arg_sizes(vm, fn, "sizes as ints or one list of ints", rest, shape, rank, &symbolic)) return false;
+  int64_t strides[ARRAY_MAX_RANK], now[ARRAY_MAX_RANK];
+  for (int i = 0; i < *rank; i++) now[i] = symbolic >> i & 1 ? rec_size_hint(vm, shape[i]) : shape[i];
   for (int i = 0; i < *rank; i++)
-    if (shape[i] < 0) return raise_false(vm, E_shape, "%s: size %lld is negative", fn, (long long)shape[i]);
-  if (shape_strides(*rank, shape, strides) < 0) return raise_false(vm, E_too_large, "%s: more than 2**48 elements", fn);
+    if (now[i] < 0) return raise_false(vm, E_shape, "%s: size %lld is negative", fn, (long long)now[i]);
+  if (shape_strides(*rank, now, strides) < 0) return raise_false(vm, E_too_large, "%s: more than 2**48 elements", fn);
   return true;
 }
 
@@ -359,6 +370,7 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   case TAG_STR: s->n = str_length(value_str(v)); return true;
   case TAG_ARRAY:
     if (value_array(v)->rank > 0) {
+      if (!rec_sizes_seen(vm, v)) return false;
       s->n = value_array(v)->shape[0];
       return true;
     }

@@ -44,8 +44,10 @@ static qn_value constant_like(qn_vm *vm, const char *fn, const qn_value *args, i
   if (!is_array(x) && !value_is_scalar(x)) return arg_refuse(vm, fn, "an array or a number", x);
   qn_dtype dtype = is_array(x) ? (qn_dtype)value_array(x)->dtype : dtype_of_number(x);
   if (!arg_dtype(vm, fn, args[1], dtype, &dtype)) return value_error();
+  int64_t shape[ARRAY_MAX_RANK];
+  if (is_array(x)) rec_sizes(vm, x, shape);
   return filled(vm, dtype_is_bool(dtype) ? value_bool(number) : value_int(number), dtype,
-                is_array(x) ? value_array(x)->rank : 0, is_array(x) ? value_array(x)->shape : NULL);
+                is_array(x) ? value_array(x)->rank : 0, shape);
 }
 
 qn_value builtin_zeros_like(qn_vm *vm, const qn_value *args) { return constant_like(vm, "zeros_like", args, 0); }
@@ -99,6 +101,12 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   qn_dtype dtype;
   if (!arg_dtype(vm, "arange", args[3], floats ? DTYPE_FLOAT : DTYPE_INT, &dtype)) return value_error();
   bool traced = value_node(start) || value_node(stop) || value_node(step);
+  if (traced && start.head == TAG_INT && !start.u.i && step.head == TAG_INT && step.u.i == 1 &&
+      value_is(stop, TAG_INT)) {
+    int64_t n; /* as many as a size counts */
+    if (!rec_size(vm, stop, &n)) return value_error();
+    if (n < 0 && rec_size_hint(vm, n) > 0) return use_dtype(vm, op_steps(vm, n, 0, 1), dtype);
+  }
   if (traced && !observe_steps(vm, numbers)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];
   if (!floats) {

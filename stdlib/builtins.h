@@ -56,7 +56,11 @@ QN_MUST_CHECK bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uin
 /* Reads a rest parameter that holds ints, or one list of ints: *n of them, at most ARRAY_MAX_RANK (else E205). `what` says in messages
  * what is expected. */
 QN_MUST_CHECK bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n);
-/* Reads a rest parameter that holds the sizes of an array, as ints or one list of ints. E201 for a negative size, E605 if there would be
+/* As arg_ints, of ints that are sizes: in a recording they may be symbolic (rec_size). Bit i of *symbolic is set for those that are, since their
+ * numbers are negative. */
+QN_MUST_CHECK bool arg_sizes(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n,
+                             uint32_t *symbolic);
+/* Reads a rest parameter that holds the sizes of an array (rec_size), as ints or one list of ints. E201 for a negative size, E605 if there would be
  * too many elements. */
 QN_MUST_CHECK bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank);
 

@@ -198,7 +198,7 @@ qn_value builtin_len(qn_vm *vm, const qn_value *args) {
   case TAG_STR:
   case TAG_RANGE: break;
   case TAG_ARRAY:
-    if (value_array(x)->rank > 0) break;
+    if (value_array(x)->rank > 0) return rec_size_number(vm, op_count(vm, x, 1));
     return raise_error(vm, E_rank, SPAN_NONE, "len: an array of rank 0 has no axis to count");
   default: return arg_refuse(vm, "len", "a list, record, text, range or array", x);
   }

@@ -5,20 +5,12 @@
 
 #include "stdlib/builtins.h"
 
-/* The product of the sizes of the axes in the mask. */
-static int64_t axes_size(const qn_array *a, uint8_t mask) {
-  int64_t n = 1;
-  for (int i = 0; i < a->rank; i++)
-    if (mask >> i & 1) n *= a->shape[i];
-  return n;
-}
-
 qn_value builtin_count(qn_vm *vm, const qn_value *args) {
   if (value_is_scalar(args[0]) && value_is(args[1], TAG_NIL)) return value_int(1);
   if (!is_array(args[0])) return arg_refuse(vm, "count", "an array", args[0]);
   uint8_t mask;
   if (!arg_axes(vm, "count", args[1], value_array(args[0])->rank, &mask)) return value_error();
-  return value_int(axes_size(value_array(args[0]), mask));
+  return rec_size_number(vm, op_count(vm, args[0], mask));
 }
 
 qn_value builtin_mean(qn_vm *vm, const qn_value *args) {

@@ -22,10 +22,43 @@ static qn_value shaped(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   return is_array(x) ? op_reshape(vm, x, rank, shape) : use_shape(vm, array_arg(vm, "reshape", x), rank, shape);
 }
 
+/* reshape where a size is symbolic. What has no answer for all sizes, and errors, are left to the plain way (unset), after a look at the
+ * sizes. */
+static qn_value reshape_symbolic(qn_vm *vm, qn_value x, int rank, int64_t *shape, uint32_t symbolic) {
+  int64_t sizes[ARRAY_MAX_RANK];
+  dim_table *t = rec_dims(vm);
+  qn_dim size = 1, known = 1;
+  int open = -1, nopen = 0;
+  if (is_array(x)) rec_sizes(vm, x, sizes);
+  for (int i = 0; is_array(x) && i < value_array(x)->rank; i++) size = dim_mul(t, size, sizes[i]);
+  for (int i = 0; i < rank; i++) {
+    if (shape[i] < 0 && !(symbolic >> i & 1))
+      open = i, nopen++;
+    else
+      known = dim_mul(t, known, shape[i]);
+  }
+  if (nopen > 1) return value_unset();
+  if (open >= 0 && (shape[open] != -1 || !dim_quotient(t, size, known, &shape[open]))) return value_unset();
+  return dim_hint(t, size) == dim_hint(t, open < 0 ? known : dim_mul(t, known, shape[open]))
+             ? shaped(vm, x, rank, shape)
+             : value_unset();
+}
+
 qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
   int64_t shape[ARRAY_MAX_RANK], known = 1;
   int rank, open = -1;
-  if (!arg_ints(vm, "reshape", "sizes as ints or one list of ints", args[1], shape, &rank)) return value_error();
+  uint32_t symbolic;
+  if (!arg_sizes(vm, "reshape", "sizes as ints or one list of ints", args[1], shape, &rank, &symbolic))
+    return value_error();
+  if (rec_symbolic(vm)) {
+    int64_t made[ARRAY_MAX_RANK];
+    memcpy(made, shape, sizeof made);
+    qn_value out = rec_dims(vm) ? reshape_symbolic(vm, args[0], rank, made, symbolic) : value_unset();
+    if (!value_is(out, TAG_UNSET)) return out;
+    if (!rec_sizes_seen(vm, args[0])) return value_error();
+    for (int i = 0; i < rank; i++)
+      if (symbolic >> i & 1) shape[i] = rec_size_now(vm, shape[i]);
+  }
   int64_t size = is_array(args[0]) ? value_array(args[0])->size : 1;
   bool fits = true;
   for (int i = 0; i < rank; i++) {
@@ -130,15 +163,16 @@ qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
   const qn_array *a = value_array(x);
   uint8_t mask;
   if (!arg_axes(vm, "squeeze", args[1], a->rank, &mask)) return value_fail(vm, x);
-  int64_t shape[ARRAY_MAX_RANK];
+  int64_t shape[ARRAY_MAX_RANK], sizes[ARRAY_MAX_RANK];
   int rank = 0;
+  rec_sizes(vm, x, sizes);
   for (int i = 0; i < a->rank; i++) {
     bool drop = mask >> i & 1;
     if (drop && a->shape[i] != 1 && !value_is(args[1], TAG_NIL)) {
       raise_error(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
       return value_fail(vm, x);
     }
-    if (!drop || a->shape[i] != 1) shape[rank++] = a->shape[i];
+    if (!drop || a->shape[i] != 1) shape[rank++] = sizes[i];
   }
   return use_shape(vm, x, rank, shape);
 }
@@ -154,8 +188,9 @@ qn_value builtin_expand_dims(qn_vm *vm, const qn_value *args) {
   if (good && rank > ARRAY_MAX_RANK)
     good = raise_false(vm, E_rank, "expand_dims: an array has at most %d axes", ARRAY_MAX_RANK);
   if (!good || !arg_axes(vm, "expand_dims", args[1], rank, &mask)) return value_fail(vm, x);
-  int64_t shape[ARRAY_MAX_RANK];
-  for (int i = 0, k = 0; i < rank; i++) shape[i] = mask >> i & 1 ? 1 : a->shape[k++];
+  int64_t shape[ARRAY_MAX_RANK], sizes[ARRAY_MAX_RANK];
+  rec_sizes(vm, x, sizes);
+  for (int i = 0, k = 0; i < rank; i++) shape[i] = mask >> i & 1 ? 1 : sizes[k++];
   return use_shape(vm, x, rank, shape);
 }
 
@@ -166,10 +201,12 @@ qn_value builtin_flip(qn_vm *vm, const qn_value *args) {
   uint8_t mask;
   if (!arg_axes(vm, "flip", args[1], a->rank, &mask)) return value_fail(vm, x);
   op_attr attr = {.n = (uint8_t)(3 * a->rank)};
+  int64_t sizes[ARRAY_MAX_RANK];
+  rec_sizes(vm, x, sizes);
   for (int i = 0; i < a->rank; i++) {
     bool back = (mask >> i & 1) && a->shape[i] > 0;
-    attr.d[3 * i] = back ? a->shape[i] - 1 : 0;
-    attr.d[3 * i + 1] = a->shape[i];
+    attr.d[3 * i] = back ? dim_sub(rec_dims(vm), sizes[i], 1) : 0;
+    attr.d[3 * i + 1] = sizes[i];
     attr.d[3 * i + 2] = back ? -1 : 1;
   }
   return use1(vm, OP_slice, x, &attr);
@@ -361,6 +398,7 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   const qn_array *a = value_array(x);
   if (!arg_axis(vm, "take", args[2], a->rank, &axis)) return value_error();
   if (value_is(args[1], TAG_INT)) {
+    if (!rec_sizes_seen(vm, x)) return value_error();
     int64_t i = args[1].u.i, n = a->shape[axis], shape[ARRAY_MAX_RANK];
     if (i < -n || i >= n)
       return raise_error(vm, E_index, SPAN_NONE, "take: index %lld is out of bounds for axis %d of size %lld",

@@ -64,6 +64,7 @@ TESTS = {
     "differential.lanes": Test(40, 80, "differential/lanes.py"),
     "differential.control": Test(60, 400, "differential/control.py"),
     "differential.aliasing": Test(15, 1300, "differential/aliasing.py"),
+    "differential.sizes": Test(15, 150, "differential/sizes.py"),
     "differential.sorting": Test(10, 12, "differential/sorting.py"),
     "differential.sorting_threads": Test(10, 8, "differential/sorting.py", "--threads", "5", "--set", "par.grain=1"),
     "gpu.random_programs": Test(20, 8, "differential/run.py", *GPU, driver="compiling"),

@@ -391,6 +391,22 @@ qn_dim dim_make(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   return raw(t, op, a, b);
 }
 
+bool dim_quotient(dim_table *t, qn_dim a, qn_dim b, qn_dim *q) {
+  product x = {.coef = 1}, y = {.coef = 1};
+  int64_t c;
+  if (a == 0 && dim_is_const(t, b, &c)) return *q = 0, c != 0;
+  if (!product_add(t, &x, a) || !product_add(t, &y, b) || y.coef == 0 || x.coef % y.coef) return false;
+  x.coef /= y.coef;
+  for (int i = 0; i < y.n; i++) {
+    int k = 0;
+    while (k < x.n && x.atoms[k] != y.atoms[i]) k++;
+    if (k == x.n) return false;
+    memmove(&x.atoms[k], &x.atoms[k + 1], (size_t)(--x.n - k) * sizeof *x.atoms);
+  }
+  *q = x.n ? dim_make(t, DIM_MUL, product_atoms(t, &x), dim_const(t, x.coef)) : dim_const(t, x.coef);
+  return true;
+}
+
 /* ---- questions ---------------------------------------------------------------------------------------------------------------- */
 
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
@@ -398,6 +414,23 @@ void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
     if (t->facts[i].a == a && t->facts[i].b == b && t->facts[i].relation == relation) return;
   if (!arena_room(t->arena, (void **)&t->facts, &t->facts_cap, t->nfacts + 1, sizeof *t->facts)) return;
   t->facts[t->nfacts++] = (dim_fact){a, b, (uint8_t)relation};
+}
+
+void dim_pin(dim_table *t, qn_dim d) {
+  if (d >= 0) return;
+  const dim_expr e = t->exprs[~d];
+  if (e.op != DIM_SYMBOL) {
+    dim_pin(t, e.a);
+    dim_pin(t, e.b);
+  } else if (e.source == DIM_FROM_INPUT) {
+    dim_assume(t, d, DIM_EQ, e.hint);
+  }
+}
+
+bool dim_is_late(const dim_table *t, qn_dim d) {
+  if (d >= 0) return false;
+  const dim_expr *e = &t->exprs[~d];
+  return e->op == DIM_SYMBOL ? e->source != DIM_FROM_INPUT : dim_is_late(t, e->a) || dim_is_late(t, e->b);
 }
 
 bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {

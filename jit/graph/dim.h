@@ -77,6 +77,8 @@ static inline qn_dim dim_mul(dim_table *t, qn_dim a, qn_dim b) {
   qn_dim r;
   return (a | b) >= 0 && !__builtin_mul_overflow(a, b, &r) ? r : dim_make(t, DIM_MUL, a, b);
 }
+/* a // b, if b is not 0 and known to divide a: then *q is the quotient; false if that is not known. For numbers, too. */
+bool dim_quotient(dim_table *t, qn_dim a, qn_dim b, qn_dim *q);
 /* The value in the recorded call. */
 int64_t dim_hint(const dim_table *t, qn_dim d);
 /* Questions that steer a rule: answered by the hint, and remembered as a fact when a symbol is involved. */
@@ -84,6 +86,10 @@ bool dim_equal(dim_table *t, qn_dim a, qn_dim b);
 bool dim_is(dim_table *t, qn_dim a, int64_t value);
 /* Notes a fact, unless it has been noted already. */
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
+/* Notes that all symbols of inputs' sizes in d have the values that they had in the recorded call. */
+void dim_pin(dim_table *t, qn_dim d);
+/* Does d depend on a symbol that is no size of an input? */
+bool dim_is_late(const dim_table *t, qn_dim d);
 /* Is d >= 0 whatever the symbols' values? */
 bool dim_nonnegative(const dim_table *t, qn_dim d);
 /* The value of a dim for given values of symbols: symbols[i] is that of expression i, read where this is a symbol. */

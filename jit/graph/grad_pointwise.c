@@ -30,11 +30,32 @@ void grad_mul(grad_ctx *c) {
 /* smul has the rule of mul, whose products have strong zeros, too, so second derivatives of guarded expressions are right as well. */
 void grad_smul(grad_ctx *c) { grad_mul(c); }
 
+/* Is a node a host number that nothing differentiates by? In a call that is not captured it is a constant. */
+static bool is_host_number(const grad_ctx *c, int operand) {
+  const graph_node *n = &c->g->nodes[c->in[operand]];
+  bool made = n->kind == NODE_OP && (n->op == OP_fit || n->op == OP_cast) && c->g->nodes[n->in[0]].type.weak;
+  return made && !n->type.weak && !grad_wants(c, operand);
+}
+
+/* Is such a number known to be finite and not 0, because it is a size? (jit/trace marks them: they fit any dtype.) */
+static bool is_size(const grad_ctx *c, uint32_t node) {
+  const graph_node *n = &c->g->nodes[node];
+  return n->op == OP_fit && n->attr && (n->attr->flags & ATTR_PROVEN) && c->g->nodes[n->in[0]].kind == NODE_INPUT;
+}
+
 void grad_div(grad_ctx *c) {
   uint32_t b = c->in[1];
   double k;
-  if (grad_wants(c, 0))
-    c->out[0] = grad_finite_constant(c, b, &k) ? make2(c, OP_div, c->ct, b) : make_smul(c, c->ct, inverse(c, b));
+  if (grad_wants(c, 0)) {
+    if (grad_finite_constant(c, b, &k) || (is_host_number(c, 1) && is_size(c, b))) {
+      c->out[0] = make2(c, OP_div, c->ct, b);
+    } else if (is_host_number(c, 1)) { /* what is done for constants, chosen when the number is known */
+      uint32_t plain = make2(c, OP_bitand, make1(c, OP_isfinite, b), make2(c, OP_ne, b, make_number(c, 0)));
+      c->out[0] = make3(c, OP_where, plain, make2(c, OP_div, c->ct, b), make_smul(c, c->ct, inverse(c, b)));
+    } else {
+      c->out[0] = make_smul(c, c->ct, inverse(c, b));
+    }
+  }
   if (grad_wants(c, 1)) c->out[1] = make_smul(c, c->ct, negative(c, make2(c, OP_div, y_of(c), b)));
 }
 

@@ -42,6 +42,8 @@ QN_MUST_CHECK qn_value op_number(qn_vm *vm, qn_value x, qn_dtype dtype);
 QN_MUST_CHECK qn_value op_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims);
 /* The mean over these axes of an array. Integers are summed in f64, since the sum of a few large ones is beyond what f32 tells apart
  * or i64 holds; f16 and bf16 as f32 and rounded once, since their sums leave the range soon. */
+/* How many elements the axes in the mask hold: a size (rec_sizes). */
+int64_t op_count(qn_vm *vm, qn_value x, uint8_t axes);
 QN_MUST_CHECK qn_value op_mean(qn_vm *vm, qn_value x, uint8_t axes, bool keepdims);
 /* A SCAN op along an axis, from its first element on. */
 QN_MUST_CHECK qn_value op_scan(qn_vm *vm, op_id op, qn_value x, int axis);

@@ -67,6 +67,9 @@ typedef struct op_part {
   /* The array's axes that they govern; `before`: how many axes of the pick stand before each. */
   int governed;
   int8_t axis[ARRAY_MAX_RANK], before[ARRAY_MAX_RANK];
+  /* In a recording start, size and the pick's shape may hold symbolic sizes (jit/trace/rec.h); then these are what they are in this call. */
+  bool symbolic;
+  int64_t start_now[ARRAY_MAX_RANK], size_now[ARRAY_MAX_RANK];
 } op_part;
 
 /* What items, which outlive the part, name in an array. Index arrays are checked where they are used; whatever else does not fit is an

@@ -146,11 +146,21 @@ static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs
 static bool sizes_known(qn_vm *vm, const graph *g, const uint8_t *needed) {
   for (uint32_t i = 1; i < g->n; i++)
     for (int k = 0; (!needed || needed[i]) && k < g->nodes[i].type.rank; k++)
-      if (g->nodes[i].type.shape[k] < 0)
+      if (dim_is_late(&g->dims, g->nodes[i].type.shape[k]))
         return raise_false(vm, E_no_graph,
                            "the derivative of a captured loop cannot be taken apart or called as a graph; --set "
                            "jit.regions=0 unrolls loops");
   return true;
+}
+
+/* Guards the sizes that a node has, and that its attributes name, by value. */
+static void pin_node(struct recording *r, uint32_t i) {
+  const graph_node *n = &r->g->nodes[i];
+  graph_type t = n->type;
+  rec_pin_type(r, &t);
+  const op_attr attr = graph_attr(n);
+  for (int k = 0; n->kind == NODE_OP && k < attr.n; k++)
+    if (op_attr_is_dim((op_id)n->op, k)) rec_pin(r, attr.d[k]);
 }
 
 bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t *params, uint32_t nparams,
@@ -166,14 +176,17 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   bool known = !ok || sizes_known(vm, g, needed);
   ok = ok && known;
   for (uint32_t k = 0; k < nparams && ok; k++) needed[params[k]] = 0;
+  c.plain = r->nsize_places != 0; /* graphs of their own have the sizes of this call */
+  for (uint32_t i = 1; i < g->n && ok && c.plain; i++)
+    if (needed[i]) pin_node(r, i);
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
     if (!needed[i] || is_small_const(n) || (i >= mark && is_copied(n, mark))) continue;
-    ok = nodes_add(vm, bound, i) && (c.map[i] = graph_input(to, n->type, 0)) != 0;
+    ok = nodes_add(vm, bound, i) && (c.map[i] = graph_input(to, plain_type(&g->dims, n->type), 0)) != 0;
   }
   b->nbound = bound->n;
   for (uint32_t k = 0; k < nparams && ok; k++)
-    ok = (c.map[params[k]] = graph_input(to, g->nodes[params[k]].type, 0)) != 0;
+    ok = (c.map[params[k]] = graph_input(to, plain_type(&g->dims, g->nodes[params[k]].type), 0)) != 0;
   for (uint32_t i = 1; i < g->n && ok; i++)
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);

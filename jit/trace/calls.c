@@ -21,6 +21,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/tracers.h"
 #include "lang/trace_events.h"
@@ -83,6 +84,7 @@ static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_sit
   uint64_t epoch = jit_of(vm)->epoch;
   if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
     return false;
+  if (e->pattern.sizes && !pattern_sizes_hold(vm, &e->pattern, c->arrays, c->scalars, why)) return false;
   uint32_t random = e->random[RANDOM_DRAW] | e->random[RANDOM_KEY] | e->random[RANDOM_KEY + 1];
   for (int i = 0; random && i < RANDOM_INPUTS; i++)
     if (e->random[i]) {
@@ -407,8 +409,11 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
     vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
 }
 
-/* Makes a call with a recording on. If the recording was good, a specialization is made of it. */
-static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
+static void drop_wish(qn_vm *vm, void *wish) { size_wish_free(vm, wish); }
+
+/* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
+ * specialization is made of it. */
+static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish) {
   uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
   struct recording *r = rec_begin(vm, true);
   if (!r) { /* without memory for a recording the interpreter may still manage the call */
@@ -419,6 +424,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   r->of = list;
   r->at = site->at;
   r->home = site->home;
+  r->wish = wish;
   qn_value fn = site->fn, tracer;
   if (!trace_call(r, site, &tracer)) {
     rec_free(r);
@@ -455,7 +461,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     answer(vm, NULL, why);
     return result;
   }
-  e->hash = e->why == BREAK_no_arrays && pattern_any_text(&e->pattern) ? 0 : hash;
+  e->hash = (e->why == BREAK_no_arrays && pattern_any_text(&e->pattern)) || e->pattern.sizes ? 0 : hash;
   e = anchor_add(vm, list, e);
   answer(vm, e, BREAK_none);
   compile_new(vm, list->anchor, e);
@@ -533,9 +539,10 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
       if (!hash) hash = pattern_hash(site->fn, site->args, site->nargs);
       if (e->hash && e->hash != hash) continue;
     }
+    bool asked = value_is(vm->asked.watched_fn, TAG_FN);
+    if (asked && e->pattern.sizes) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
     /* Recording is tried again where memory was short, or where somebody asks for a graph and nothing was computed on arrays. */
-    bool asked = value_is(vm->asked.watched_fn, TAG_FN);
     bool retry =
         e->state == SPEC_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
     bool own_rules = asked && specialization_has_rules(e);
@@ -554,15 +561,36 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
   return NULL;
 }
 
-/* Is a call that nothing serves to be recorded? If so, the reason is noted for the log and for explain. */
+/* Would a call fit a specialization if some of its sizes were others? Then these become symbolic: the wish for its recording, owned, with the
+ * reason in `why`. NULL: there is no such specialization. */
+static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_specializations *list, call_inputs *c,
+                           text_buf *why) {
+  if (!vm->tune[TUNE_jit_symbolic] || value_is(vm->asked.watched_fn, TAG_FN)) return NULL;
+  for (specialization *e = list->first; e; e = e->next) {
+    size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, why);
+    if (!w) continue;
+    if (!why->len && call_inputs_room(vm, c, e->pattern.ninputs)) specialization_fits(vm, e, site, c, why);
+    error_clear(vm);
+    return w;
+  }
+  error_clear(vm);
+  why->len = 0;
+  return NULL;
+}
+
+/* Is a call that nothing serves to be recorded? If so, the reason is noted for the log and for explain, and *wish (owned; may be NULL) says
+ * which sizes are to be symbolic. */
 static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
-                        lookup_miss miss) {
+                        lookup_miss miss, size_wish **wish) {
   if (miss == MISS_rules) return true;
   if (list->full || miss == MISS_memory) return false;
   if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
   if (!list->first) return true;
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
-  if (call_inputs_room(vm, c, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, c, &why);
+  *wish = wish_for(vm, site, list, c, &why);
+  if (!*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
+    specialization_fits(vm, list->first, site, c, &why);
+  if (!why.len) text_adds(&why, "a graph of this very call was asked for");
   text_add(&why, "", 1);
   error_clear(vm);
   return note_miss(vm, site, list, why.failed ? "another call shape" : why.text);
@@ -691,13 +719,22 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     call_inputs_free(vm, &inputs);
     return result;
   }
-  bool recorded = is_recorded(vm, site, list, &inputs, miss);
+  size_wish *wish = NULL;
+  bool recorded = is_recorded(vm, site, list, &inputs, miss, &wish);
   call_inputs_free(vm, &inputs);
-  if (miss == MISS_memory) return run_plain(vm, site, BREAK_memory);
-  if (!recorded) return run_beyond(vm, site, list);
+  if (!recorded) {
+    size_wish_free(vm, wish);
+    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
+  }
   list->streak = list->rests = 0;
   int64_t begin = trace_events_begin(vm->engine);
-  result = record(vm, site, list);
+  vm_owned held;
+  if (wish) vm_own(vm, &held, drop_wish, wish);
+  result = record(vm, site, list, wish);
+  if (wish) {
+    vm_disown(vm, &held);
+    size_wish_free(vm, wish);
+  }
   trace_events_end(vm->engine, TRACE_EVENTS_recording, a->name, begin, NULL, 0);
   return result;
 }
@@ -731,6 +768,10 @@ void jit_drain(qn_vm *vm) {
       e->plan = done->plan;
       done->plan = NULL;
       e->state = SPEC_READY;
+      if (!sizes_of_plan(vm, &e->pattern, &e->plan->plan->graph->dims)) {
+        e->state = SPEC_BROKEN;
+        e->why = BREAK_memory;
+      }
       log_plan(vm, done->name, e, &log);
     } else if (e) {
       e->state = SPEC_BROKEN;

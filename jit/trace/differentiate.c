@@ -262,7 +262,7 @@ static uint32_t tracer_node(struct recording *r, qn_value like) {
   uint32_t node = graph_const_scalar(r->g, weak ? WEAK_FLOAT : (qn_dtype)a->dtype, weak, 0, 0, rec_site(r));
   if (node && !weak && a->rank) {
     op_attr shape = {.n = a->rank};
-    for (int k = 0; k < a->rank; k++) shape.d[k] = a->shape[k];
+    rec_sizes(r->vm, like, shape.d);
     node = graph_op(r->g, OP_broadcast, &node, 1, &shape, rec_site(r));
   }
   return alias_of_node(r, node);
@@ -625,6 +625,7 @@ static qn_value pushforward_of(struct recording *r, const rec_call_site *site, f
 /* All unit vectors of a leaf's space as an array [size, shape...], one in each row; for a number, 1. Owned. */
 static qn_value unit_vectors(qn_vm *vm, qn_value like) {
   if (!value_is(like, TAG_ARRAY) || value_array(like)->rank == 0) return value_float(1);
+  if (!rec_sizes_seen(vm, like)) return value_error();
   const qn_array *a = value_array(like);
   int64_t shape[ARRAY_MAX_RANK + 1] = {a->size};
   for (int k = 0; k < a->rank; k++) shape[k + 1] = a->shape[k];

@@ -110,16 +110,24 @@ qn_value op_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims)
   return op_apply(vm, op, &x, 1, &attr);
 }
 
+int64_t op_count(qn_vm *vm, qn_value x, uint8_t axes) {
+  int64_t shape[ARRAY_MAX_RANK];
+  qn_dim n = 1;
+  rec_sizes(vm, x, shape);
+  for (int i = 0; i < value_array(x)->rank; i++)
+    if (axes >> i & 1) n = dim_mul(rec_dims(vm), n, shape[i]);
+  return n;
+}
+
 qn_value op_mean(qn_vm *vm, qn_value x, uint8_t axes, bool keepdims) {
   const qn_array *a = value_array(x);
   qn_dtype dtype = (qn_dtype)a->dtype, wide = dtype_is_int(dtype) ? DTYPE_WIDE : dtype_compute(dtype);
   qn_value out = vm->rec ? value_unset() : eager_mean(vm, x, wide, axes, keepdims);
   if (!is_set(out)) {
-    int64_t n = 1;
-    for (int i = 0; i < a->rank; i++)
-      if (axes >> i & 1) n *= a->shape[i];
     const op_attr attr = {.axes = axes, .keepdims = keepdims};
-    out = use_both(vm, OP_div, use(vm, OP_sum, op_cast(vm, x, wide), &attr), value_int(n));
+    qn_value n = rec_size_number(vm, op_count(vm, x, axes));
+    out = value_is_error(n) ? n : use_both(vm, OP_div, use(vm, OP_sum, op_cast(vm, x, wide), &attr), n);
+    rec_size_fits(vm, out);
   }
   return dtype_is_narrow(dtype) ? use_cast(vm, out, dtype) : out;
 }
@@ -140,10 +148,12 @@ qn_value op_sort(qn_vm *vm, op_id op, qn_value x, int axis, bool descending) {
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------------------- */
 
-static inline bool has_shape(qn_value x, int rank, const int64_t *shape) {
+static inline bool has_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   if (!is_array(x) || value_array(x)->rank != rank) return false;
+  int64_t few[ARRAY_MAX_RANK], *own = value_array(x)->shape;
+  if (vm->rec) rec_read_sizes(vm, x, own = few);
   for (int i = 0; i < rank; i++)
-    if (value_array(x)->shape[i] != shape[i]) return false;
+    if (own[i] != shape[i]) return false;
   return true;
 }
 
@@ -155,13 +165,13 @@ static __attribute__((noinline)) qn_value to_sizes(qn_vm *vm, op_id op, qn_value
 }
 
 qn_value op_reshape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (has_shape(x, rank, shape)) return value_retain(x);
+  if (has_shape(vm, x, rank, shape)) return value_retain(x);
   qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_reshape(vm, value_array(x), rank, shape);
   return is_set(now) ? now : to_sizes(vm, OP_reshape, x, rank, shape);
 }
 
 qn_value op_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (has_shape(x, rank, shape)) return value_retain(x);
+  if (has_shape(vm, x, rank, shape)) return value_retain(x);
   qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_broadcast(vm, value_array(x), rank, shape);
   return is_set(now) ? now : to_sizes(vm, OP_broadcast, x, rank, shape);
 }
@@ -180,10 +190,12 @@ qn_value op_permute(qn_vm *vm, qn_value x, const int *order) {
 qn_value op_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, int64_t step) {
   const qn_array *a = value_array(x);
   op_attr attr;
+  int64_t shape[ARRAY_MAX_RANK];
   attr_begin(&attr, 3 * a->rank);
+  rec_sizes(vm, x, shape);
   for (int i = 0; i < a->rank; i++) {
     attr.d[3 * i] = i == axis ? start : 0;
-    attr.d[3 * i + 1] = i == axis ? size : a->shape[i];
+    attr.d[3 * i + 1] = i == axis ? size : shape[i];
     attr.d[3 * i + 2] = i == axis ? step : 1;
   }
   qn_value now = vm->rec ? value_unset() : eager_slice(vm, a, attr.d);
@@ -218,8 +230,9 @@ qn_value op_stack(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype
   if (is_set(now)) return now;
   const qn_array *first = is_array(in[0]) ? value_array(in[0]) : NULL;
   int rank = first ? first->rank : 0, made = 0;
-  int64_t shape[ARRAY_MAX_RANK];
-  for (int i = 0; i <= rank; i++) shape[i] = i == axis ? 1 : first->shape[i < axis ? i : i - 1];
+  int64_t shape[ARRAY_MAX_RANK], sizes[ARRAY_MAX_RANK];
+  if (first) rec_sizes(vm, in[0], sizes);
+  for (int i = 0; i <= rank; i++) shape[i] = i == axis ? 1 : sizes[i < axis ? i : i - 1];
   qn_value *parts = mem_alloc(vm, (size_t)n * sizeof *parts), out = value_error();
   if (!parts) return out;
   for (; made < n; made++) {

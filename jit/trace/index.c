@@ -15,6 +15,7 @@
 
 #include "jit/run/eager.h"
 #include "jit/run/eager_index.h"
+#include "jit/graph/dim.h"
 #include "jit/trace/rec.h"
 
 /* ---- items ---------------------------------------------------------------------------------------------------------------- */
@@ -103,9 +104,43 @@ static __attribute__((cold, noinline)) bool fail_mask(qn_vm *vm, const qn_array 
   return false;
 }
 
+/* What clip gives, where the array's size is symbolic: as sizes, if facts about the size can say which elements these are (`size`: what it is
+ * in this call), else as numbers, and the size is guarded. */
+static __attribute__((noinline)) void clip_symbolic(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
+                                                    int64_t *count) {
+  dim_table *t = rec_dims(vm);
+  int64_t size = rec_size_hint(vm, d), ends[2] = {s->start, s->stop}, from = s->step > 0 ? 0 : dim_sub(t, d, 1), to = d;
+  clip(s, size, start, count);
+  bool known = *count >= 2 && !(s->step < 0 && s->has_stop);
+  for (int i = 0; i < 2 && known; i++) {
+    if (!(i ? s->has_stop : s->has_start)) continue;
+    int64_t v = ends[i];
+    known = v < 0 ? -v <= size : v <= size - (s->step < 0);
+    if (!known) break;
+    /* 0 <= d + v, or v <= d: what the bound means does not depend on the size then */
+    if (v < 0)
+      dim_assume(t, -v, DIM_LE, d);
+    else
+      dim_assume(t, v, s->step < 0 ? DIM_LT : DIM_LE, d);
+    v = v < 0 ? dim_sub(t, d, -v) : v;
+    if (i)
+      to = v;
+    else
+      from = v;
+  }
+  if (!known) {
+    (void)rec_size_now(vm, d);
+    return;
+  }
+  *start = from;
+  int64_t way = s->step > 0 ? dim_sub(t, to, from) : dim_add(t, from, 1), each = s->step > 0 ? s->step : -s->step;
+  *count = each == 1 ? way : dim_add(t, dim_make(t, DIM_FLOORDIV, dim_sub(t, way, 1), each), 1);
+}
+
 /* How far the walk over the items has come: the next axis of the array, and of the pick. */
 typedef struct walk {
   int axis, rank;
+  const int64_t *sizes; /* of the array, as ops take them */
 } walk;
 
 /* The next axis of the array gives `count` elements, `step` apart, as the pick's next axis. */
@@ -116,13 +151,13 @@ static inline void keep_axis(const qn_array *x, walk *w, int64_t start, int64_t 
   p->from[k] = (int8_t)axis;
   p->pick.shape[k] = count;
   p->pick.strides[k] = stride * step;
-  p->pick.offset += start * stride;
+  if (__builtin_expect(start > 0, 0)) p->pick.offset += start * stride;
 }
 
 /* The next axis of the array is governed by an index array. */
 static inline void govern_axis(const qn_array *x, walk *w, op_part *p) {
   int axis = w->axis++, k = p->governed++;
-  int64_t size = x->shape[axis];
+  int64_t size = w->sizes[axis];
   p->start[axis] = 0, p->size[axis] = size, p->step[axis] = 1;
   p->pick.size[k] = size;
   p->pick.stride[k] = x->strides[axis];
@@ -144,11 +179,16 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
   qn_array *x = value_array(array);
   if (__builtin_expect(!x->storage, 0) && !op_deferred(vm) && !array_force(vm, x)) return false;
   uint32_t apart = 0; /* bits of the items that are integers, index arrays and masks */
-  walk w = {.axis = 0, .rank = 0};
+  walk w = {.axis = 0, .rank = 0, .sizes = x->shape};
+  int64_t sizes[ARRAY_MAX_RANK];
   p->pick.n = p->pick.lead = p->governed = 0;
   p->pick.offset = x->offset;
   p->here = true;
   p->deferred = op_deferred(vm);
+  if (p->deferred) {
+    rec_read_sizes(vm, array, sizes);
+    w.sizes = sizes;
+  }
   for (int i = 0; i < n; i++) {
     const index_item *item = &items[i];
     int64_t at = item->start, count;
@@ -174,8 +214,11 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
     }
     if (item->kind == INDEX_SLICE) {
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
-      clip(item, x->shape[w.axis], &at, &count);
-      keep_axis(x, &w, count ? at : 0, count, count > 1 ? item->step : 1, p);
+      if (__builtin_expect(w.sizes[w.axis] >= 0, 1))
+        clip(item, x->shape[w.axis], &at, &count);
+      else
+        clip_symbolic(vm, item, w.sizes[w.axis], &at, &count);
+      keep_axis(x, &w, count ? at : 0, count, count > 1 || count < 0 ? item->step : 1, p);
     } else if (item->kind == INDEX_NEW) {
       p->from[w.rank] = -1;
       p->pick.strides[w.rank] = 0;
@@ -184,20 +227,32 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
     } else if (item->kind == INDEX_ELLIPSIS) {
       count = axes_between(x->rank - w.axis, &items[i + 1], n - i - 1);
       if (count < 0) return fits_count(vm, x, items, n);
-      for (; count > 0; count--) keep_axis(x, &w, 0, x->shape[w.axis], 1, p);
+      for (; count > 0; count--) keep_axis(x, &w, 0, w.sizes[w.axis], 1, p);
     } else {
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
       count = at < 0 ? at + x->shape[w.axis] : at;
       if (__builtin_expect((uint64_t)count >= (uint64_t)x->shape[w.axis], 0))
         return fits_count(vm, x, items, n) && fail_element(vm, x, w.axis, at);
+      if (__builtin_expect(w.sizes[w.axis] < 0, 0)) {
+        dim_table *t = rec_dims(vm);
+        dim_assume(t, at < 0 ? -at : at + 1, DIM_LE, w.sizes[w.axis]); /* it is in bounds */
+        if (at < 0) count = dim_sub(t, w.sizes[w.axis], -at);
+      }
       p->start[w.axis] = count, p->size[w.axis] = p->step[w.axis] = 1;
-      p->pick.offset += count * x->strides[w.axis++];
+      if (__builtin_expect(count > 0, 1)) p->pick.offset += count * x->strides[w.axis];
+      w.axis++;
       apart |= 1u << i;
     }
   }
-  while (w.axis < x->rank) keep_axis(x, &w, 0, x->shape[w.axis], 1, p);
+  while (w.axis < x->rank) keep_axis(x, &w, 0, w.sizes[w.axis], 1, p);
   if (w.rank + p->governed > ARRAY_MAX_RANK) return fail_rank(vm);
   p->pick.rank = w.rank;
+  p->symbolic = false;
+  for (int i = 0; i < x->rank && p->deferred; i++) {
+    p->symbolic |= p->start[i] < 0 || p->size[i] < 0;
+    p->start_now[i] = rec_size_hint(vm, p->start[i]);
+    p->size_now[i] = rec_size_hint(vm, p->size[i]);
+  }
   /* Joint axes stay in place if the index arrays are neighbours, integers among them; else they lead. */
   if (p->pick.n && (apart & (apart + (apart & -apart)))) p->pick.lead = 0;
   return true;
@@ -215,6 +270,11 @@ static void part_moved(const qn_array *x, op_part *p) {
 /* To be called before the pick is used to read or store where the elements lie. */
 static inline void part_follow(const qn_vm *vm, const qn_array *x, op_part *p) {
   if (__builtin_expect(!p->deferred, 1) || op_deferred(vm)) return;
+  for (int i = 0; i < x->rank && p->symbolic; i++) p->start[i] = p->start_now[i], p->size[i] = p->size_now[i];
+  for (int i = 0; i < p->pick.rank && p->symbolic; i++)
+    if (p->from[i] >= 0) p->pick.shape[i] = p->size[p->from[i]];
+  for (int k = 0; k < p->governed && p->symbolic; k++) p->pick.size[k] = p->size[p->axis[k]];
+  p->symbolic = false;
   part_moved(x, p);
   p->deferred = false;
 }
@@ -275,9 +335,11 @@ static qn_value permute_take(qn_vm *vm, qn_value x, const int *order) {
 
 /* The part without its index arrays is the array, then a slice of it if is_sliced, then reshaped if is_reshaped (axes come or go), and last
  * permuted. */
-static bool is_sliced(const qn_array *x, const op_part *p) {
-  for (int i = 0; i < x->rank; i++)
-    if (p->start[i] || p->step[i] != 1 || p->size[i] != x->shape[i]) return true;
+static bool is_sliced(qn_vm *vm, qn_value array, const op_part *p) {
+  int64_t sizes[ARRAY_MAX_RANK];
+  rec_sizes(vm, array, sizes);
+  for (int i = 0; i < value_array(array)->rank; i++)
+    if (p->start[i] || p->step[i] != 1 || p->size[i] != sizes[i]) return true;
   return false;
 }
 static bool is_reshaped(const qn_array *x, const op_part *p) {
@@ -319,7 +381,7 @@ static __attribute__((noinline)) qn_value base_get(qn_vm *vm, qn_value x, op_par
     return part ? value_obj(TAG_ARRAY, part) : value_error();
   }
   qn_value out;
-  if (is_sliced(a, p)) {
+  if (is_sliced(vm, x, p)) {
     op_attr attr;
     slice_attr(p, a->rank, &attr);
     out = op_apply(vm, OP_slice, &x, 1, &attr);
@@ -354,7 +416,7 @@ static bool base_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
   governed_first(p, order);
   invert_order(order, rank, inverse);
   v = permute_take(vm, v, inverse);
-  if (is_sliced(a, p) || is_reshaped(a, p)) {
+  if (is_sliced(vm, *x, p) || is_reshaped(a, p)) {
     v = reshape_take(vm, v, a->rank, p->size);
     if (value_is_error(v)) return false;
     op_attr attr;
@@ -421,11 +483,13 @@ static bool joint_shape(qn_vm *vm, const op_part *p, const operands *o, int firs
   for (int k = first; k < o->n; k++) {
     if (!value_is(o->v[k], TAG_ARRAY)) continue;
     const qn_array *a = value_array(o->v[k]);
+    int64_t sizes[ARRAY_MAX_RANK];
+    rec_sizes(vm, o->v[k], sizes);
     for (int i = 0; i < a->rank; i++) {
       int64_t *at = &shape[joint - a->rank + i];
       if (*at == 1) {
-        *at = a->shape[i];
-      } else if (a->shape[i] != 1 && a->shape[i] != *at) {
+        *at = sizes[i];
+      } else if (sizes[i] != 1 && !rec_sizes_equal(vm, sizes[i], *at)) {
         raise_error(vm, E_broadcast, SPAN_NONE, "the index arrays do not broadcast together");
         return false;
       }
@@ -575,8 +639,10 @@ static qn_value as_dtype(qn_vm *vm, const qn_array *x, qn_value v) {
 }
 
 /* Does v broadcast to a shape, leading axes of size 1 beyond its rank left out? False with an error raised. */
-static bool check_broadcast(qn_vm *vm, const qn_array *v, int rank, const int64_t *shape) {
+static bool check_broadcast(qn_vm *vm, const qn_array *v, int rank, const int64_t *symbolic) {
   bool fits = true;
+  int64_t shape[ARRAY_MAX_RANK]; /* (op_broadcast sees to it that sizes which are equal now are so in each call) */
+  for (int i = 0; i < rank; i++) shape[i] = rec_size_hint(vm, symbolic[i]);
   for (int i = 0; i < v->rank && fits; i++) {
     int at = rank - v->rank + i;
     fits = v->shape[i] == 1 || (at >= 0 && v->shape[i] == shape[at]);
@@ -596,7 +662,9 @@ static qn_value broadcast_take(qn_vm *vm, qn_value v, int rank, const int64_t *s
   qn_value out = value_error();
   if (check_broadcast(vm, value_array(v), rank, shape)) {
     const qn_array *a = value_array(v);
-    if (a->rank > rank) v = reshape_take(vm, v, rank, a->shape + (a->rank - rank));
+    int64_t sizes[ARRAY_MAX_RANK];
+    rec_sizes(vm, v, sizes);
+    if (a->rank > rank) v = reshape_take(vm, v, rank, sizes + (a->rank - rank));
     if (!value_is_error(v)) out = op_broadcast(vm, v, rank, shape);
   }
   value_release(vm, v);
@@ -677,7 +745,8 @@ static bool put_places(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_m
 static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value v) {
   const qn_array *m = value_array(mask), *b = value_array(base);
   int64_t shape[ARRAY_MAX_RANK];
-  for (int i = 0; i < b->rank; i++) shape[i] = i < m->rank ? m->shape[i] : 1;
+  rec_sizes(vm, mask, shape);
+  for (int i = m->rank; i < b->rank; i++) shape[i] = 1;
   qn_value in[3] = {op_reshape(vm, mask, b->rank, shape), v, base};
   qn_value out = value_is_error(in[0]) ? in[0] : op_ternary(vm, OP_where, in);
   value_release(vm, in[0]);
@@ -717,6 +786,7 @@ bool op_part_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
   const qn_array *a = value_array(*x);
   bool ok;
   if (!eager_may_store(a, v)) return fail_store(vm, a, v);
+  part_follow(vm, a, p);
   if (p->pick.n) return put_by(vm, x, p, v, SCATTER_SET);
   if (!op_deferred(vm) && put_few(vm, x, p, v, &ok)) return ok;
   return base_put(vm, x, p, broadcast_take(vm, as_dtype(vm, a, v), p->pick.rank, p->pick.shape));
@@ -727,6 +797,7 @@ bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   if (op_deferred(vm) || !eager_here(a) || p->pick.n || p->pick.rank > ARRAY_MAX_RANK ||
       (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)))
     return false;
+  part_follow(vm, a, p);
   /* The part as a view whose header is on the stack: only the op sees it. */
   qn_array old;
   old.head = (obj_head){.refs = 1, .tag = TAG_ARRAY};

@@ -27,9 +27,22 @@ static uint32_t copy_site(node_copy *c, uint32_t site) {
   return c->sites[site];
 }
 
+graph_type plain_type(const dim_table *t, graph_type type) {
+  for (int k = 0; k < type.rank; k++) type.shape[k] = dim_hint(t, type.shape[k]);
+  return type;
+}
+
 uint32_t copy_node(node_copy *c, uint32_t i) {
   graph_node n = c->from->nodes[i];
   uint32_t site = copy_site(c, n.site);
+  op_attr attr;
+  if (c->plain) {
+    n.type = plain_type(&c->from->dims, n.type);
+    attr = graph_attr(&n);
+    for (int k = 0; n.kind == NODE_OP && k < attr.n; k++)
+      if (op_attr_is_dim((op_id)n.op, k)) attr.d[k] = dim_hint(&c->from->dims, attr.d[k]);
+    if (n.attr) n.attr = &attr;
+  }
   if (n.kind == NODE_CONST) return graph_const(c->to, n.type, n.payload.data, site);
   if (!mem_grow(c->vm, (void **)&c->in, &c->in_cap, n.nin + 1u, sizeof *c->in)) return 0;
   for (int k = 0; k < n.nin; k++) c->in[k] = c->map[n.in[k]];

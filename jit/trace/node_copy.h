@@ -13,7 +13,10 @@ typedef struct node_copy {
   uint32_t parent;       /* the site that becomes the parent of copied sites which have none */
   uint32_t *in;          /* scratch space for operands */
   uint32_t in_cap;
+  bool plain; /* copies get the sizes that symbolic ones are in this call */
 } node_copy;
+/* Gives a type the plain numbers that its sizes are in the recorded call. */
+graph_type plain_type(const dim_table *t, graph_type type);
 /* Begins copying nodes of `from` to `to`. False with an error raised. copy_end must be called in either case. */
 QN_MUST_CHECK bool copy_begin(node_copy *c, qn_vm *vm, graph *to, const graph *from, uint32_t parent);
 /* Copies node i, no input, whose operands have been copied; does not store it in the map. 0 if memory is short (no error is

@@ -107,7 +107,14 @@ void pattern_free(qn_vm *vm, pattern *p) {
   mem_free(vm, p->pats, p->cap * sizeof *p->pats);
   mem_free(vm, p->dims, p->dims_cap * sizeof *p->dims);
   mem_free(vm, p->roots, p->roots_cap * sizeof *p->roots);
+  pattern_sizes_free(vm, p->sizes);
   memset(p, 0, sizeof *p);
+}
+
+void pattern_sizes_free(qn_vm *vm, pattern_sizes *s) {
+  if (!s) return;
+  arena_free(&s->arena);
+  mem_free(vm, s, sizeof *s);
 }
 
 /* ---- matching --------------------------------------------------------------------------------------------------------------- */
@@ -118,6 +125,8 @@ typedef struct matcher {
   qn_array **inputs;
   qn_value *scalars;
   text_buf *why; /* NULL: the difference is not wanted */
+  /* NULL, or sizes may differ: they are put here, where the pattern has its own in `dims`, and no inputs are collected */
+  int64_t *sizes;
 } matcher;
 
 /* Does part `at` lack? A recording that was given up while it took in its arguments leaves the pattern unfinished: what would stand there
@@ -155,7 +164,7 @@ static void print_root(const root *x, text_buf *out) {
     text_addf(out, "%s %s", x->kind == ROOT_ARG ? "argument" : "global", x->name ? x->name->text : "?");
 }
 
-static void print_place(const pattern *p, uint32_t target, text_buf *out) {
+void pattern_print_place(const pattern *p, uint32_t target, text_buf *out) {
   uint32_t r = 0;
   while (r + 1 < p->nroots && p->roots[r + 1].first <= target) r++;
   const root *x = &p->roots[r];
@@ -168,16 +177,38 @@ static void print_place(const pattern *p, uint32_t target, text_buf *out) {
 void pattern_input_name(const pattern *p, uint32_t input, text_buf *out) {
   for (uint32_t i = 0; i < p->n; i++)
     if ((p->pats[i].kind == PAT_ARRAY || p->pats[i].kind == PAT_SCALAR) && p->pats[i].input == input) {
-      print_place(p, i, out);
+      pattern_print_place(p, i, out);
+      return;
+    }
+  for (uint32_t i = 0; p->sizes && i < p->sizes->ninputs; i++)
+    if (p->sizes->inputs[i].input == input) {
+      dim_print(&p->sizes->dims, p->sizes->inputs[i].size, out);
       return;
     }
   text_adds(out, "the random counter");
 }
 
+/* Appends the type of an array part: "f32[n, 8]". */
+static void print_array(const pattern *p, const pat *x, text_buf *out) {
+  const int64_t *dims = p->dims + x->dims;
+  bool symbolic = false;
+  for (int i = 0; i < x->rank; i++) symbolic |= dims[i] < 0;
+  if (!symbolic || !p->sizes) {
+    text_shape(out, (qn_dtype)x->dtype, x->rank, dims);
+    return;
+  }
+  text_addf(out, "%s[", dtype_rows[x->dtype].name);
+  for (int i = 0; i < x->rank; i++) {
+    if (i) text_adds(out, ", ");
+    dim_print(&p->sizes->dims, dims[i], out);
+  }
+  text_adds(out, "]");
+}
+
 /* Appends what a value would have to be to fit part x. */
 static void print_expected(const pattern *p, const pat *x, text_buf *out) {
   switch ((pat_kind)x->kind) {
-  case PAT_ARRAY: text_shape(out, (qn_dtype)x->dtype, x->rank, p->dims + x->dims); break;
+  case PAT_ARRAY: print_array(p, x, out); break;
   case PAT_SCALAR: text_adds(out, x->tag == TAG_INT ? "an int" : "a float"); break;
   case PAT_LIST: text_addf(out, "a list of %u", x->n); break;
   case PAT_FN: text_adds(out, "the function that it was"); break;
@@ -194,7 +225,7 @@ static void print_expected(const pattern *p, const pat *x, text_buf *out) {
 static bool miss(matcher *m, qn_value v) {
   if (!m->why) return false;
   const pat *x = &m->p->pats[m->at - 1];
-  print_place(m->p, m->at - 1, m->why);
+  pattern_print_place(m->p, m->at - 1, m->why);
   text_addf(m->why, " is %s instead of ", phrase_kind(v).text);
   print_expected(m->p, x, m->why);
   return false;
@@ -219,8 +250,18 @@ static bool match_exact(const pat *x, qn_value v) {
 /* Does an array have the dtype, shape and device of a part? How it lies in memory is not compared. */
 static inline bool fits_array(const pat *x, const int64_t *dims, const qn_array *a) {
   if (a->dtype != x->dtype || a->rank != x->rank || (x->n != PAT_ANY_DEVICE && a->device != x->n)) return false;
-  for (int i = 0, rank = x->rank; i < rank; i++)
-    if (a->shape[i] != dims[x->dims + (uint32_t)i]) return false;
+  for (int i = 0, rank = x->rank; i < rank; i++) {
+    int64_t d = dims[x->dims + (uint32_t)i];
+    if (a->shape[i] != d && (d >= 0 || a->shape[i] < 2)) return false;
+  }
+  return true;
+}
+
+/* Does an array fit part x in all but its sizes? Takes these. */
+static bool any_size(const matcher *m, const pat *x, qn_value v) {
+  const qn_array *a = value_array(v);
+  if (!value_is(v, TAG_ARRAY) || a->dtype != x->dtype || a->rank != x->rank || a->device != x->n) return false;
+  for (int i = 0; i < a->rank; i++) m->sizes[x->dims + (uint32_t)i] = a->shape[i];
   return true;
 }
 
@@ -229,16 +270,18 @@ static bool match(matcher *m, qn_value v) {
   const pat *x = &m->p->pats[m->at++];
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY:
+    if (m->sizes) return any_size(m, x, v);
     if (!value_is(v, TAG_ARRAY) || !fits_array(x, m->p->dims, value_array(v))) return miss(m, v);
     m->inputs[x->input] = value_array(v);
     if (x->layout && x->layout != layout_code(value_array(v))) {
-      if (m->why) print_place(m->p, m->at - 1, m->why);
+      if (m->why) pattern_print_place(m->p, m->at - 1, m->why);
       if (m->why) text_adds(m->why, " lies in memory otherwise");
       return false;
     }
     return true;
   case PAT_SCALAR:
     if ((v.head & 0xff) != x->tag) return miss(m, v);
+    if (m->sizes) return true;
     m->inputs[x->input] = NULL;
     m->scalars[x->input] = (qn_value){.head = x->tag, .u = v.u};
     return true;
@@ -293,6 +336,108 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
     if (!match(&m, root_value(x, fn, args))) return false;
   }
   return true;
+}
+
+bool pattern_match_but_sizes(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                             int64_t *sizes) {
+  matcher m = {.p = p, .sizes = sizes};
+  if (nargs != (int)p->nargs) return false;
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    const root *x = &p->roots[i];
+    if (x->by_value && !check_by_value) continue;
+    m.at = x->first;
+    if (!match(&m, root_value(x, fn, args))) return false;
+  }
+  return true;
+}
+
+/* ---- symbolic sizes ----------------------------------------------------------------------------------------------------------- */
+
+void print_fact(const dim_table *t, const dim_fact *f, text_buf *out) {
+  static const char *const words[] = {[DIM_EQ] = "==", [DIM_NE] = "!=", [DIM_LT] = "<", [DIM_LE] = "<="};
+  static const char *const turned[] = {[DIM_EQ] = "==", [DIM_NE] = "!=", [DIM_LT] = ">", [DIM_LE] = ">="};
+  int64_t c;
+  bool turn = dim_is_const(t, f->a, &c); /* what varies comes first: n >= 64 */
+  dim_print(t, turn ? f->b : f->a, out);
+  text_addf(out, " %s ", (turn ? turned : words)[f->relation]);
+  dim_print(t, turn ? f->a : f->b, out);
+}
+
+static bool fact_holds(const dim_table *t, const dim_fact *f, const int64_t *symbols) {
+  int64_t a = dim_eval(t, f->a, symbols), b = dim_eval(t, f->b, symbols);
+  switch ((dim_relation)f->relation) {
+  case DIM_EQ: return a == b;
+  case DIM_NE: return a != b;
+  case DIM_LT: return a < b;
+  case DIM_LE: return a <= b;
+  }
+  return false;
+}
+
+/* Is the symbol of place i that of a place before it? */
+static bool is_named_before(const pattern_sizes *s, uint32_t i) {
+  bool before = false;
+  for (uint32_t k = 0; k < i; k++) before |= s->places[k].symbol == s->places[i].symbol;
+  return before;
+}
+
+/* Must a symbol have a certain value? */
+static bool is_fixed(const pattern_sizes *s, qn_dim symbol) {
+  bool fixed = false;
+  for (uint32_t i = 0; i < s->dims.nfacts; i++) {
+    const dim_fact *f = &s->dims.facts[i];
+    fixed |= f->relation == DIM_EQ && f->a == symbol && f->b >= 0;
+  }
+  return fixed;
+}
+
+/* Appends where a symbolic axis is: "axis 0 of argument 1". */
+static void print_axis(const pattern *p, const struct size_place *x, text_buf *out) {
+  text_addf(out, "axis %u of ", x->axis);
+  pattern_input_name(p, x->input, out);
+}
+
+bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars, text_buf *why) {
+  enum { FEW = 128 };
+  const pattern_sizes *s = p->sizes;
+  const dim_table *t = &s->dims;
+  int64_t few[FEW], *symbols = few;
+  size_t bytes = t->n * sizeof *symbols;
+  if (t->n > FEW && !(symbols = mem_alloc(vm, bytes))) {
+    error_clear(vm);
+    return false;
+  }
+  for (uint32_t i = s->nplaces; i-- > 0;)
+    symbols[~s->places[i].symbol] = inputs[s->places[i].input]->shape[s->places[i].axis];
+  bool ok = true;
+  for (uint32_t i = 0; i < s->nplaces && ok; i++) {
+    const struct size_place *x = &s->places[i];
+    ok = inputs[x->input]->shape[x->axis] == symbols[~x->symbol];
+    if (ok || !why) continue;
+    print_axis(p, x, why);
+    text_addf(why, " is %lld instead of %lld, as other sizes that were equal",
+              (long long)inputs[x->input]->shape[x->axis], (long long)symbols[~x->symbol]);
+  }
+  for (uint32_t i = 0; i < t->nfacts && ok; i++) {
+    ok = fact_holds(t, &t->facts[i], symbols);
+    if (ok || !why) continue;
+    for (uint32_t k = 0; k < s->nplaces; k++) {
+      const struct size_place *x = &s->places[k];
+      if (is_named_before(s, k)) continue;
+      if (k) text_adds(why, ", ");
+      print_axis(p, x, why);
+      text_addf(why, " is %lld", (long long)symbols[~x->symbol]);
+    }
+    text_adds(why, ", but ");
+    print_fact(t, &t->facts[i], why);
+    text_adds(why, " was relied on");
+  }
+  for (uint32_t i = 0; i < s->ninputs && ok; i++) {
+    scalars[s->inputs[i].input] = value_int(dim_eval(t, s->inputs[i].size, symbols));
+    inputs[s->inputs[i].input] = NULL;
+  }
+  if (symbols != few) mem_free(vm, symbols, bytes);
+  return ok;
 }
 
 /* Mixes a value into the hash h: no more than *left parts of lists, records and captures, which it counts down. */
@@ -414,7 +559,7 @@ static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
   }
   const pat *x = &p->pats[at++];
   switch ((pat_kind)x->kind) {
-  case PAT_ARRAY: text_shape(out, (qn_dtype)x->dtype, x->rank, p->dims + x->dims); break;
+  case PAT_ARRAY: print_array(p, x, out); break;
   case PAT_SCALAR: text_adds(out, x->tag == TAG_INT ? "int" : "float"); break;
   case PAT_EXACT:
     if (x->tag == TAG_STR && x->n)
@@ -452,6 +597,16 @@ void pattern_print(const pattern *p, text_buf *out) {
     print_root(x, out);
     text_adds(out, ": ");
     print_pat(p, x->first, out);
+    text_adds(out, "\n");
+  }
+  for (uint32_t i = 0; p->sizes && i < p->sizes->nplaces; i++) {
+    qn_dim symbol = p->sizes->places[i].symbol;
+    if (is_named_before(p->sizes, i) || is_fixed(p->sizes, symbol)) continue;
+    dim_print(&p->sizes->dims, symbol, out);
+    text_adds(out, " >= 2\n");
+  }
+  for (uint32_t i = 0; p->sizes && i < p->sizes->dims.nfacts; i++) {
+    print_fact(&p->sizes->dims, &p->sizes->dims.facts[i], out);
     text_adds(out, "\n");
   }
 }

@@ -61,17 +61,37 @@ typedef struct root {
   qn_value tracer; /* while recording: the tracer, which rec_global returns whenever the global is read again; owned */
 } root;
 
+/* What a pattern asks of sizes that are symbolic. A symbol stands for the size of an axis of an input; all axes with the same symbol have the
+ * same size, which is 2 or more. */
+typedef struct pattern_sizes {
+  arena arena;
+  dim_table dims; /* the symbols, and as facts what the recording and the plan rely on */
+  struct size_place {
+    uint32_t input;
+    uint32_t axis;
+    qn_dim symbol;
+  } * places; /* each symbolic axis */
+  uint32_t nplaces;
+  /* graph inputs that are host ints with the value of a size: the program reads sizes as numbers */
+  struct size_input {
+    uint32_t input;
+    qn_dim size;
+  } * inputs;
+  uint32_t ninputs;
+} pattern_sizes;
+
 /* Everything that the values of a call must fulfil; built while the call is recorded. */
 typedef struct pattern {
   pat *pats;
   uint32_t n, cap;
-  int64_t *dims;
+  int64_t *dims; /* plain numbers, or negative: symbols (qn_dim) */
   uint32_t ndims, dims_cap;
   root *roots;
   uint32_t nroots, roots_cap;
   uint32_t nargs;
   uint32_t ninputs; /* how many graph inputs there are so far, weak ones included */
   uint32_t leaves;
+  pattern_sizes *sizes; /* NULL: all sizes are plain numbers */
 } pattern;
 
 /* ---- result templates ---- */
@@ -111,7 +131,18 @@ typedef struct tpl_list {
  * difference. */
 bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                    qn_array **inputs, qn_value *scalars, text_buf *why);
+/* Does a call fit in all but the sizes of its arrays, which are on the CPU? These are put into `sizes`, where the pattern's are in `dims`. */
+bool pattern_match_but_sizes(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                             int64_t *sizes);
+/* Appends where a part of the pattern is: "argument 1.w", "global scale". */
+void pattern_print_place(const pattern *p, uint32_t part, text_buf *out);
 void pattern_free(qn_vm *vm, pattern *p);
+/* Do the symbolic sizes of inputs that pattern_match has found fulfil what is asked of them? Fills in the inputs that are sizes. `why` as
+ * there. To be called if p->sizes is set. */
+bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars, text_buf *why);
+void pattern_sizes_free(qn_vm *vm, pattern_sizes *s);
+/* Appends a fact about sizes: "n >= 2", "n * m == 64". */
+void print_fact(const dim_table *t, const dim_fact *f, text_buf *out);
 /* For a call that computed nothing on arrays: if it was given none either, any texts fit from now on, so that a function that looks up or
  * splits texts is not recorded for each of them. False if it was given arrays. */
 bool pattern_any_text(pattern *p);

@@ -142,6 +142,52 @@ static inline bool rec_hears_globals(const qn_vm *vm) { return vm->rec != NULL; 
 /* To be called when a global with cell->watched is rebound, also outside recordings. */
 void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
 
+/* ---- sizes --------------------------------------------------------------------------------------------------------------------
+ *
+ * In a recording the sizes of an array may be symbolic: they may differ in later calls (jit/trace/sizes.c). The array's header has those of
+ * this call, so code that may run in a recording reads sizes in one of these ways. Symbolic sizes are negative numbers (qn_dim), which ops
+ * take in place of sizes; rec_dims has the table for computing with them (jit/graph/dim.h), NULL if all sizes are plain numbers. */
+
+/* Are there symbolic sizes in the recording in progress? */
+bool rec_symbolic(const qn_vm *vm);
+struct dim_table *rec_dims(qn_vm *vm);
+/* The sizes of an array as ops take them. */
+void rec_read_sizes(qn_vm *vm, qn_value x, int64_t *shape);
+static inline void rec_sizes(qn_vm *vm, qn_value x, int64_t *shape) {
+  const qn_array *a = value_array(x);
+  if (__builtin_expect(vm->rec != NULL, 0))
+    rec_read_sizes(vm, x, shape);
+  else
+    for (int k = 0; k < a->rank; k++) shape[k] = a->shape[k];
+}
+/* A size that is about to decide what the host does becomes a guard; of a list or record those of all arrays in it. False with an error
+ * raised. */
+QN_MUST_CHECK bool rec_look_at_sizes(qn_vm *vm, qn_value v);
+static inline QN_MUST_CHECK bool rec_sizes_seen(qn_vm *vm, qn_value v) {
+  return __builtin_expect(vm->rec == NULL, 1) || !value_is_data(v) || !rec_symbolic(vm) || rec_look_at_sizes(vm, v);
+}
+/* A size as a host number for the program, traced if it is symbolic. The error value if memory is short. */
+QN_MUST_CHECK qn_value rec_size_number_of(qn_vm *vm, int64_t size);
+static inline qn_value rec_size_number(qn_vm *vm, int64_t size) {
+  return __builtin_expect(size < 0, 0) ? rec_size_number_of(vm, size) : value_int(size);
+}
+/* A host int as a size for ops: symbolic if it is computed from sizes, else it is observed. False with an error raised. */
+QN_MUST_CHECK bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size);
+static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) {
+  *size = v.u.i;
+  return !value_node(v) || rec_size_of(vm, v, size);
+}
+/* `v` is the result of an op of an array and a number that is a size: notes that this number fits any dtype that such a result has. */
+void rec_size_fits(qn_vm *vm, qn_value v);
+/* Are two lists of ints, some of them symbolic sizes, equal? What decides that becomes a guard. 1, 0, -1 with an error raised; -2: they are
+ * something else. */
+QN_MUST_CHECK int rec_lists_equal(qn_vm *vm, qn_value a, qn_value b);
+/* Are two sizes equal? If that depends on the call, it becomes a guard. */
+int rec_sizes_equal(qn_vm *vm, int64_t a, int64_t b);
+/* A size in this call; rec_size_now makes it a guard. */
+int64_t rec_size_now(qn_vm *vm, int64_t size);
+int64_t rec_size_hint(const qn_vm *vm, int64_t size);
+
 /* The value of a traced host number decides what the program does: makes it a guard, and gives the plain number. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_guard(qn_vm *vm, qn_value v);
 static inline qn_value rec_observe(qn_vm *vm, qn_value v) { return value_node(v) ? rec_guard(vm, v) : v; }

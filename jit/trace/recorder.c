@@ -20,6 +20,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/tracers.h"
 #include "jit/trace/transform.h"
@@ -290,6 +291,11 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
   if (vmap_whole(r, node)) return vmap_raise_read(r, v);
   if (r->hollow)
     return raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its numbers have no values to look at");
+  qn_dim d;
+  if (r->capturing && r->g->nodes[node].kind == NODE_INPUT && sizes_of_number(r, node, &d)) {
+    dim_assume(&r->g->dims, d, DIM_EQ, v.u.i); /* a fact about sizes, which the plan sees, too */
+    return value_plain(v);
+  }
   if (r->capturing) {
     if (key_number(&r->observed_nodes, node)) return value_plain(v);
     if (rec_is_data(r, v)) return rec_break(r, BREAK_host_read, NULL) ? value_plain(v) : value_error();
@@ -513,6 +519,7 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
       !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
     return REC_FAILED;
   for (int i = 0; vm->rec && i < sig->nparams; i++) {
+    if (!sig->params[i].sized && !rec_sizes_seen(vm, args[i])) return false;
     if (sig->params[i].data || !(value_node(args[i]) || value_is_data(args[i]))) continue;
     bool array = value_is(args[i], TAG_ARRAY);
     if (!outputs && !(*told & TOLD_LOSSY) && (!array || effect == BUILTIN_READ)) {

@@ -224,6 +224,8 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
   mem_free(vm, r->callees, r->callees_cap * sizeof *r->callees);
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
+  mem_free(vm, r->size_places, r->size_places_cap * sizeof *r->size_places);
+  mem_free(vm, r->size_inputs, r->size_inputs_cap * sizeof *r->size_inputs);
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
   vmap_free(r);
@@ -367,6 +369,18 @@ uint32_t rec_site(struct recording *r) {
   return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
 }
 
+/* ---- symbolic sizes ------------------------------------------------------------------------------------------------------------- */
+
+void rec_pin(struct recording *r, qn_dim d) { dim_pin(&r->g->dims, d); }
+
+void rec_pin_type(struct recording *r, graph_type *t) {
+  for (int k = 0; k < t->rank; k++) {
+    if (t->shape[k] >= 0 || dim_is_late(&r->g->dims, t->shape[k])) continue;
+    dim_pin(&r->g->dims, t->shape[k]);
+    t->shape[k] = dim_hint(&r->g->dims, t->shape[k]);
+  }
+}
+
 /* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */
 
 /* Ids are 32 bits and start again from the beginning, while old values keep theirs: so the value must also be the node's own. */
@@ -421,7 +435,9 @@ static uint32_t keep_capture(struct recording *r, uint32_t node, qn_value v) {
 uint32_t arm_operand(struct recording *r, uint32_t outer) {
   qn_vm *vm = r->vm;
   if (!mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + (size_t)1, sizeof *r->captures)) return 0;
-  uint32_t node = graph_input(r->g, r->outer->g->nodes[outer].type, rec_site(r));
+  graph_type t = r->outer->g->nodes[outer].type;
+  rec_pin_type(r->outer, &t); /* an arm has a table of sizes of its own */
+  uint32_t node = graph_input(r->g, t, rec_site(r));
   if (!node || !rec_room(r)) return error_pending(vm) ? 0 : (raise_memory(vm), 0);
   r->captures[r->g->ninputs - 1] = outer;
   return node;

@@ -108,6 +108,12 @@ struct recording {
     qn_value value;
   } * observed; /* host numbers that steered the program: they become guards */
   uint32_t nobserved, observed_cap;
+  /* symbolic sizes */
+  struct size_wish *wish; /* which sizes are to be symbolic (owned by whoever records), or NULL */
+  struct size_place *size_places;
+  uint32_t nsize_places, size_places_cap;
+  struct size_input *size_inputs; /* inputs that are sizes as host numbers, made on demand */
+  uint32_t nsize_inputs, size_inputs_cap;
   /* vmap */
   struct vmap_level *lanes; /* the innermost vmap in progress, or NULL */
   uint32_t vmap_seen;       /* nodes before this one have their counterparts, if they differ between lanes */
@@ -218,6 +224,10 @@ uint32_t rec_keep(struct recording *r, uint32_t node, qn_value owned);
 QN_MUST_CHECK bool rec_name(struct recording *r, qn_value *v, uint32_t node);
 /* vm_hooks.force: something needs the data of a pending array. False with an error raised. */
 QN_MUST_CHECK bool rec_force(qn_vm *vm, qn_array *a);
+/* Guards that all symbols in a size have the values that they have in this call. */
+void rec_pin(struct recording *r, qn_dim d);
+/* The sizes of a node become plain numbers for whoever copies it to another graph: guards them, and writes the numbers to `t`. */
+void rec_pin_type(struct recording *r, graph_type *t);
 /* Makes room in `vals` for all nodes of the graph. False with an error raised. */
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value of a node: a pending array, or a host number, which is computed now. Owned, or the error value. */

@@ -16,6 +16,7 @@
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/tracers.h"
 
@@ -263,6 +264,11 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   e->why_at = r->why_at;
   memcpy(e->why_text, r->why_text, sizeof e->why_text);
   bool capture = r->capturing;
+  if (!sizes_settle(r)) {
+    mem_free(vm, e, sizeof *e);
+    raise_memory(vm);
+    return NULL;
+  }
   if (capture) {
     bool any = value_is(vm->asked.watched_fn, TAG_FN); /* somebody asks for the graph, even one that computes nothing */
     for (uint32_t i = 1; i < r->g->n && !any; i++) {

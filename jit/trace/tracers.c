@@ -13,6 +13,7 @@
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/tracers.h"
 
 /* A pattern has at most jit.leaves times this many parts of any kind: a value that shares parts of itself may have endlessly many when it
@@ -35,6 +36,8 @@ static qn_value tracer(struct recording *r, qn_value v, int depth, const step *a
 /* Makes *x, the last part of the pattern, the next input of the graph, with the type of v. The node; 0 with an error raised. */
 static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
   graph_type t = type_of_value(v);
+  uint32_t part = (uint32_t)(x - r->pattern.pats);
+  if (r->wish && !t.weak && !sizes_of_input(r, part, r->g->ninputs, &t)) return 0;
   if (!pattern_set_input(r->vm, &r->pattern, x, &t, r->g->ninputs)) return 0;
   uint32_t node = graph_input(r->g, t, 0);
   if (!node || !rec_room(r)) return fail_memory(r->vm);

@@ -158,5 +158,7 @@ qn_value tree_match_prototype(qn_vm *vm, qn_value v) { return tree_rebuild(vm, v
 qn_value tree_match_zeros(qn_vm *vm, qn_value like) {
   if (value_is(like, TAG_FLOAT)) return value_float(0);
   const qn_array *a = value_array(like);
-  return op_full(vm, value_float(0), (qn_dtype)a->dtype, a->rank, a->shape);
+  int64_t shape[ARRAY_MAX_RANK];
+  rec_sizes(vm, like, shape);
+  return op_full(vm, value_float(0), (qn_dtype)a->dtype, a->rank, shape);
 }

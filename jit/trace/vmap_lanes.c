@@ -386,6 +386,7 @@ static int axis_in(lane_walk *m, const char *what, qn_value axes, qn_value v, in
 }
 
 static bool same_lanes(lane_walk *m, qn_value v, int axis) {
+  if (!rec_sizes_seen(m->r->vm, v)) return false;
   const qn_array *a = value_array(v);
   int64_t n = a->shape[axis];
   if (m->lanes == n) return true;

@@ -225,9 +225,12 @@ static bool join_all(join *j, bool build, qn_value *joined) {
 }
 
 /* The graph of an arm, a copy, with inputs for what only the one that was run last has captured. NULL when memory is short. */
-static graph *arm_graph(const struct recording *r, const struct recording *arm, const struct recording *second) {
-  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++)
-    if (!graph_input(arm->g, r->g->nodes[second->captures[i]].type, 0)) return NULL;
+static graph *arm_graph(struct recording *r, const struct recording *arm, const struct recording *second) {
+  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++) {
+    graph_type t = r->g->nodes[second->captures[i]].type;
+    rec_pin_type(r, &t); /* an arm has a table of sizes of its own */
+    if (!graph_input(arm->g, t, 0)) return NULL;
+  }
   graph *copy = graph_copy(arm->g);
   if (copy) graph_dce(copy);
   return copy;

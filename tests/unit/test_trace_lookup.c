@@ -44,6 +44,7 @@ static void order(qn_vm *vm, const char *want) {
 
 START_TEST(most_recently_used_first) {
   qn_vm *vm = lookup_vm("fn f(x) = x * 2");
+  tune(vm, "jit.symbolic", "0"); /* sizes tell the entries apart */
   for (int i = 1; i <= 4; i++) {
     char text[40];
     snprintf(text, sizeof text, "(ones(%d),)", i);
@@ -71,6 +72,7 @@ END_TEST
 /* Calls that broke off are looked at when no plan serves. */
 START_TEST(what_stays_eager_is_last) {
   qn_vm *vm = lookup_vm("fn f(x) = if len(x) == 3 and len(\"{x[0]}\") > 0 { x * 3 } else { x * 2 }");
+  tune(vm, "jit.symbolic", "0"); /* sizes tell the entries apart */
   calls(vm, "f", "(ones(1),)", 2);
   calls(vm, "f", "(ones(3),)", 9); /* writes an element as text */
   calls(vm, "f", "(ones(2),)", 4);
@@ -153,6 +155,7 @@ END_TEST
 /* If all hashes were one, only time would be lost; if an entry's hash says "any", its guards alone decide. */
 START_TEST(all_hashes_collide) {
   qn_vm *vm = lookup_vm("fn f(x, y) = x * y");
+  tune(vm, "jit.symbolic", "0"); /* sizes tell the entries apart */
   static const char *const args[] = {"(ones(2), 3)",    "(ones(2), 3.5)",    "(ones(2), ones(2))", "(ones(3), 3)",
                                      "(ones(2, 3), 3)", "(f64(ones(2)), 3)", "(u8(ones(2)), 3)"};
   static const double sums[] = {6, 7, 2, 9, 18, 6, 6};
@@ -199,6 +202,7 @@ END_TEST
 
 START_TEST(too_many_entries) {
   qn_vm *vm = lookup_vm("fn f(x) = x * 2");
+  tune(vm, "jit.symbolic", "0"); /* sizes tell the entries apart */
   tune(vm, "jit.entries", "3");
   for (int turn = 0; turn < 3; turn++)
     for (int i = 1; i <= 5; i++) {
@@ -222,6 +226,7 @@ END_TEST
 /* However many entries there may be. */
 START_TEST(too_many_misses) {
   qn_vm *vm = lookup_vm("fn f(x) = x * 2");
+  tune(vm, "jit.symbolic", "0"); /* sizes tell the entries apart */
   tune(vm, "jit.misses", "2");
   for (int i = 1; i <= 6; i++) {
     char text[40];

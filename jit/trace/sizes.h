@@ -1,0 +1,49 @@
+/* Sizes that may differ from call to call: which axes of a call's arrays become symbolic when it is recorded, what a specialization asks of
+ * sizes (pattern_sizes), and what host code that runs in a recording learns of them. (rec.h has what the interpreter and the builtins call.)
+ */
+#ifndef JIT_TRACE_SIZES_H
+#define JIT_TRACE_SIZES_H
+
+#include "jit/trace/pattern.h"
+
+struct recording;
+
+/* Which axes are to be symbolic in the recording of a call that fits a pattern but for sizes. The axes of each part of that pattern have a
+ * class: 0 for a size that stays a plain number; axes of one class had equal sizes in both calls and get one symbol. */
+typedef struct size_wish {
+  struct wish_part {
+    uint8_t kind, rank; /* pat_kind; an array's rank */
+    uint32_t at;        /* where the classes of its axes begin */
+  } * parts;
+  uint32_t nparts;
+  uint32_t *classes, nclasses; /* by axis of all parts; how many axes there are */
+  struct wish_root {
+    uint8_t kind;
+    const qn_value *slot;
+    uint32_t first; /* where its parts begin */
+  } * roots;
+  uint32_t nroots;
+  qn_dim *symbols; /* by class: the symbol in the recording's graph; 0: not made yet */
+  uint32_t most;   /* the highest class */
+} size_wish;
+
+/* Does a call fit a pattern in everything but sizes, and are there sizes that can be symbolic? Then the wish for its recording, owned, and in
+ * `why` which size differs. NULL otherwise, with or without an error raised. */
+size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                        text_buf *why);
+void size_wish_free(qn_vm *vm, size_wish *w);
+
+/* Puts symbols in place of the sizes of an array that becomes input `input` of the recording, where the wish says so. `part` is its number in
+ * the pattern, of which the root being traced is the last. False with an error raised. */
+QN_MUST_CHECK bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_type *t);
+/* The recording has ended well or broken off: demands of all symbolic sizes of its nodes that they are 2 or more, and gives its pattern what
+ * later calls must fulfil. False if memory is short (no error is raised). */
+QN_MUST_CHECK bool sizes_settle(struct recording *r);
+/* The plan of a recording with symbolic sizes relies on more facts than the recording: from now on the pattern asks for them, too. False if
+ * memory is short. */
+QN_MUST_CHECK bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t);
+
+/* The size that a node of a host int stands for, if it is made of sizes alone; then *d is set. */
+bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);
+
+#endif

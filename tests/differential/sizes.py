@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
+
+  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions]
+
+Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
+branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
+0 and 1 and sizes that are equal at times among them; also other ranks and dtypes. Whatever it gives, arrays or an error, is printed so
+that it reads back exactly, by `--jit off`, `--jit sync --set jit.hot=1` and `--jit verify --set jit.hot=1`, and the texts are compared.
+A program that fails is printed.
+"""
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+# {v} and {w} are variables; each statement gives one array (or number).
+STATEMENTS = [
+    "{v} + {w}", "{v} * 2 - {w}.sum()", "{v} @ {w}.T", "{v} / len({v})", "{v} * {v}.shape[0] + {v}.size", "{v}.reshape(-1)",
+    "{v}.reshape({v}.shape[0], -1)", "{v}.reshape({v}.size)", "{v}.reshape({v}.size // 2, 2)", "{v}.reshape(-1, 2, 4)", "{v}.T",
+    "{v}[1:]", "{v}[:-1]", "{v}[1:-1] * 2", "{v}[::-1]", "{v}[::2]", "{v}[-3:]", "{v}[:3]", "{v}[2:5]", "{v}[0]", "{v}[-1]", "{v}[1]",
+    "{v}[:{v}.shape[0] // 2]", "{v}[{v}.shape[0] - 1]", "{v}[{v}.shape[0] // 2]", "{v}[1:] - {v}[:-1]", "{v}[5::-2]", "{v}[-2::-1]",
+    "concat(({v}, {w}))", "concat(({v}, {v}, {w}), axis: -1)", "stack(({v}, {v} * 2))", "stack(({v}, {w}), axis: 1)", "[{v}, {v} + 1]",
+    "expand_dims({v}, 0) + expand_dims({v}, 1)", "{v}[new] * {v}[:, new]", "broadcast_to({v}, 2, {v}.shape[0], {v}.shape[1])",
+    "zeros({v}.shape) + {w}", "ones({v}.shape[0], 1) * {v}", "full({v}.shape, 0.5) - {v}", "zeros_like({v}) + {w}",
+    "arange({v}.shape[0])[:, new] * {v}", "arange(len({v})) + 1", "arange({v}.shape[0], {v}.shape[0] + 3)", "eye(len({v})) * 2",
+    "softmax({v})", "softmax({v}, axis: 0)", "layer_norm({v})", "mean({v}, axis: 0)", "mean({v}, axis: -1, keepdims: true) + {v}",
+    "mean({v})", "var({v}, axis: 0)", "std({v}, axis: 0, ddof: 1)", "max({v}, axis: 0)", "max({v})", "argmax({v}, axis: 0)",
+    "cumsum({v}, axis: 0)", "sort({v}, axis: 0)", "argsort({v})", "topk({v}.reshape(-1), 3)[0]", "sum({v}, axis: 0)", "prod({v} * 0.5)",
+    "any({v} > 0, axis: 0)", "count({v})", "count({v}, axis: 0) + {v}", "norm({v}, axis: 0)", "tril({v} @ {v}.T)", "outer({v}[0], {v}[0])",
+    "pad({v}, 1)", "pad({v}, ((0, 2), (1, 0)))", "roll({v}, 1)", "flip({v}, axis: 0)", "repeat({v}, 2, axis: 0)", "chunk({v}, 2)[0]",
+    "take({v}, arange(len({v})) // 2)", "take({v}, 1)", "{v}[arange(len({v})) // 2]", "gather({v}, argsort({v}), -1)",
+    "squeeze({v}[:1])", "squeeze({v})", "where({v} > 0, {v}, {w})", "where({v} > {v}.mean(axis: 0), {v}, 0)", "{v}[{v} > 0]",
+    "einsum(\"ij,kj->ik\", {v}, {v})", "windows({v}, 2, axis: 0)", "{v} ** 2", "tanh({v})", "f64({v})", "i64({v} * 4)", "f16({v})",
+    "cross_entropy({v}, arange(len({v})) % {v}.shape[-1])", "linspace(0.0, 1.0, len({v}))", "unique({v})", "fold({v}.shape, fn(a, b) a * b, 1) + {v}",
+    "map({v}, fn(r) sum(r * r))[0]", "tree_map(fn(a) a * 2, ({v}, {w}))[1]", "one_hot(argmax({v}, axis: -1), 5)", "diag({v} @ {v}.T)",
+    "if {v}.shape == {w}.shape {{ {v} * {w} }} else {{ {v} }}", "if {v}.shape[0] > 4 {{ {v} * 2 }} else {{ {v} * 3 }}",
+    "if len({v}) % 2 == 0 {{ {v}[::2] }} else {{ {v}[1::2] }}", "if {v}.rank == 2 {{ {v} }} else {{ {v}[new] }}",
+    "if {v}.shape[0] == {w}.shape[0] {{ {v}[:, :1] + {w}[:, :1] }} else {{ {v} - 1 }}", "[1.0, 2.0][{v}.shape[0] % 2] * {v}",
+    "grad(fn(a) sum(tanh(a) * mean(a)))({v})", "grad(fn(a) sum(a[1:] * a[:-1]))({v})", "value_and_grad(fn(a) mean(a ** 2) / len(a))({v})[1]",
+    "grad(fn(a) sum(softmax(a @ {w}.T) ** 2))({v})", "vmap(fn(r) r * sum(r))({v})", "vmap(fn(r) r / len(r), in_axes: 1)({v})",
+    "jacobian(fn(a) sum(a * a, axis: 0))({v}[:3])", "vjp(fn(a) a * a, {v})[1]({v})", "jvp(fn(a) a * len(a), {v}, {v})[1]",
+    "checkpoint(fn(a) tanh(a) * a.shape[0])({v})", "grad(fn(a) sum(checkpoint(fn(b) tanh(b) * len(b))(a)))({v})",
+    "stop_gradient({v}) + {v}", "named({v})", "typed({v}, {w})", "scores({v})", "update({v})", "looped({v})", "counted({v})", "{v} * GLOBAL",
+    "{v} + GLOBAL[:len({v})]", "accumulate({v})", "texts({v})",
+]
+FUNCTIONS = """fn named(x: [n, m]) = x.reshape(m, n) * n + m
+fn typed(x: [n, m], y: [k, m]) -> [n, k] = x @ y.T + n - k
+fn scores(x) { let (n, m) = x.shape
+  softmax((x @ x.T) / sqrt(1.0 * m)) @ x + n }
+fn update(x) { let y = x
+  y[1:, 0] = 7
+  y[0] = y[-1] * 2
+  y[:, -1] += 1
+  y }
+fn looped(x) { let s = x[0] * 0
+  for row in x { s = s * 0.5 + row }
+  s }
+fn counted(x) { let s = 0.0
+  for i in 0..x.shape[0] { s = s + sum(x[i]) * i }
+  s }
+fn accumulate(x) { let out = ()
+  for i in range(len(x)) { out = append(out, x[i] * 2) }
+  if len(out) > 0 { stack(out) } else { x } }
+fn texts(x) = x + len("{x.shape}")
+"""
+
+
+def program(seed):
+    rng = random.Random(seed)
+    body, names = [], ["x", "y"]
+    for i in range(rng.randint(1, 6)):
+        v = names[-1] if rng.random() < 0.6 else rng.choice(names)
+        text = rng.choice(STATEMENTS).format(v=v, w=rng.choice(names))
+        if rng.random() < 0.3:
+            text = f"try {{ {text} }} catch _e {{ {v} }}"
+        body.append(f"  let v{i} = {text}")
+        names.append(f"v{i}")
+    shown = ", ".join(n for n in names[2:])
+    wrap = rng.choice(["f", "f", "f", "jit(f)", "value_and_grad(fn(x, y) sum(tree_leaves(f(x, y))[-1] * 1.0))"])
+    calls, sizes = [], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 40, 63, 64, 65, 100]
+    n = m = rng.choice(sizes)
+    k = rng.choice([1, 4, 8])
+    for _ in range(rng.randint(8, 14)):
+        change = rng.random()
+        if change < 0.7:
+            n = rng.choice(sizes)
+        if change < 0.3 or rng.random() < 0.2:
+            m = rng.choice(sizes)
+        if rng.random() < 0.3:
+            m = n
+        if rng.random() < 0.06:
+            k = rng.choice([1, 2, 4, 8])
+        dtype = "f64" if rng.random() < 0.05 else "f32"
+        last = f"{k}" if rng.random() < 0.96 else f"{k}, 2"
+        calls.append(f"({n}, {m}, ({last},), {dtype})")
+    return f"""{FUNCTIONS}seed({seed})
+let GLOBAL = randn(8)
+fn f(x, y) {{
+{chr(10).join(body)}
+  ({shown},)
+}}
+let g = {wrap}
+for (n, m, more, dtype) in ({', '.join(calls)},) {{
+  let x = randn((n,) + more, dtype: dtype)
+  let y = if n % 3 == 2 {{ randn((m,) + more) }} else {{ randn((n,) + more) }}
+  for _ in 0..2 {{ print(n, m, try {{ repr(g(x, y)) }} catch e {{ e.message }}) }}
+  if n == 9 {{ GLOBAL = randn(4) }}
+}}
+"""
+
+
+def run(quern, flags, path):
+    done = subprocess.run([quern, *flags, path], capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout, done.stderr
+
+
+def check(quern, seed, more):
+    text = program(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "program.qn")
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(text)
+        cc = "1" if seed % 8 == 0 else "0"
+        eager = run(quern, ["--jit", "off"], path)
+        if eager[0] not in (0, 1):
+            return f"seed {seed}: --jit off ends with {eager[0]}\n{eager[2].decode()}\n{text}"
+        for mode in ("sync", "verify"):
+            flags = ["--jit", mode, "--set", "jit.hot=1", "--set", "jit.cc=" + cc, *more]
+            got = run(quern, flags, path)
+            if got[0] != eager[0] or got[1] != eager[1]:
+                a, b = eager[1].decode().split("\n"), got[1].decode().split("\n")
+                at = next((i for i in range(min(len(a), len(b))) if a[i] != b[i]), 0)
+                return (f"seed {seed}: {' '.join(flags)} ends with {got[0]} and differs\n  eager: {a[at][:300]}\n  other: {b[at][:300]}\n"
+                        f"{got[2].decode()[-600:]}\n{text}")
+    return None
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--quern", default="build/quern")
+    p.add_argument("--seed", default="1")
+    p.add_argument("--count", type=int)
+    p.add_argument("--seconds", type=float)
+    p.add_argument("--jobs", type=int, default=os.cpu_count())
+    p.add_argument("--regions", action="store_true", help="with jit.regions=1")
+    args = p.parse_args()
+    seed = random.SystemRandom().randrange(1 << 30) if args.seed == "random" else int(args.seed)
+    count = args.count if args.count is not None else 1 << 30 if args.seconds else 100
+    more = ["--set", "jit.regions=1"] if args.regions else []
+    end = time.monotonic() + args.seconds if args.seconds else float("inf")
+    passed = failed = at = 0
+    with ThreadPoolExecutor(args.jobs) as pool:
+        while at < count and time.monotonic() < end:
+            n = min(args.jobs * 4, count - at)
+            for why in pool.map(lambda i: check(args.quern, i, more), range(seed + at, seed + at + n)):
+                passed, failed = passed + (why is None), failed + (why is not None)
+                if why:
+                    print(why)
+            at += n
+    print(f"seed {seed}: {passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+sys.exit(main())
