@@ -858,6 +858,7 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   if (!code->params || !out->initials || !resolve_params(r, code, n, out->initials)) return NULL;
   code->anchor.name = code->name->text;
   code->anchor.at = n->at;
+  code->anchor.composite = r->scope->library && code->name->text[0] != '_' && code->name != r->ip->lambda;
   code->shared.id = ++r->ip->next_code;
   code->shared.home = r->unit;
   code->next = r->unit->codes;

@@ -131,6 +131,14 @@ qn_value builtin_nojit(qn_vm *vm, const qn_value *args) {
   return arg_fn(vm, "nojit", args[0], true) ? transform_new(vm, TRANSFORM_NOJIT, args, 1) : value_error();
 }
 
+qn_value builtin_composite(qn_vm *vm, const qn_value *args) {
+  if (!arg_fn(vm, "composite", args[0], false)) return value_error();
+  jit_anchor *a = value_fn(args[0])->head.flags == FN_USER ? vm->hooks.anchor(args[0]) : NULL;
+  if (!a) return raise_error(vm, E_argument, SPAN_NONE, "composite takes a function that the program defines");
+  a->composite = true;
+  return value_retain(args[0]);
+}
+
 qn_value builtin_checkpoint(qn_vm *vm, const qn_value *args) {
   return arg_fn(vm, "checkpoint", args[0], true) ? transform_new(vm, TRANSFORM_CHECKPOINT, args, 1) : value_error();
 }

@@ -68,7 +68,7 @@ static const char *take_text(graph *g, const char *text) {
 
 /* ---- builders ------------------------------------------------------------------------------------------------------ */
 
-uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function) {
+uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function, bool whole) {
   if (!grow(g, (void **)&g->sites, &g->sites_cap, g->nsites, sizeof *g->sites)) return 0;
   const char *copy = NULL;
   if (function && g->nsites > 1) { /* most sites can share the name of the site before */
@@ -76,7 +76,7 @@ uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function
     if (last && strcmp(last, function) == 0) copy = last;
   }
   if (function && !copy && !(copy = take_text(g, function))) return 0;
-  g->sites[g->nsites] = (graph_site){at, parent, copy};
+  g->sites[g->nsites] = (graph_site){at, parent, copy, whole};
   return g->nsites++;
 }
 
@@ -402,7 +402,7 @@ bool graph_copy_frame(graph *to, const graph *from) {
   to->fast_math = from->fast_math;
   if (!dim_table_copy(&to->dims, &from->dims, &to->arena)) to->failed = true;
   for (uint32_t i = 1; i < from->nsites && !to->failed; i++)
-    graph_site_add(to, from->sites[i].at, from->sites[i].parent, from->sites[i].function);
+    graph_site_add(to, from->sites[i].at, from->sites[i].parent, from->sites[i].function, from->sites[i].whole);
   return !to->failed;
 }
 

@@ -82,6 +82,7 @@ typedef struct graph_site {
   span at;
   uint32_t parent;
   const char *function; /* of the enclosing function, or NULL; in the arena */
+  bool whole;           /* calls of that function are seen as one (calls.h) */
 } graph_site;
 
 struct graph {
@@ -163,7 +164,7 @@ void graph_cut(graph *g, uint32_t n);
 
 /* Builders return the node's index, or 0 when memory is short (and g->failed is set). With an operand 0 they return 0, so that calls
  * nest and one test of g->failed at the end is enough. Inputs may be added at any time. */
-uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function);
+uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function, bool whole);
 uint32_t graph_input(graph *g, graph_type type, uint32_t site);
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site); /* copies the elements */
 uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64_t i, uint32_t site);

@@ -4,7 +4,7 @@
  *   graph   = ["fast_math"] {dim} {fact} {site} "graph" "(" [input {"," input}] ")" "{" {node} "return" [nodes] "}"
  *   dim     = "dim" label "=" ("input" N "axis" N | "scalar" N | "node" "%"N "axis" N) "hint" N ["name" string]
  *   fact    = "fact" size ("==" | "!=" | "<" | "<=") size
- *   site    = "site" N "=" "source" N N ".." N ["under" N] ["in" string]
+ *   site    = "site" N "=" "source" N N ".." N ["under" N] ["in" string] ["whole"]
  *   input   = "%"N ":" type ["@"N]
  *   type    = "weak" dtype | dtype "[" sizes "]"
  *   node    = "%"N "=" what ":" type ["@"N] [region region]
@@ -14,6 +14,7 @@
  *
  *           ("const data": the elements stand elsewhere, see graph_store)
  *
+ * What stands between # and the end of a line is a comment; printed are those that name the calls that nodes came from (calls.h).
  * Inputs are declared at the top; their nodes come where the numbering leaves room for them. Elements of constants are exact:
  * the shortest decimal where reading it gives the same bits, else bits(hex).
  */
@@ -21,6 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/graph/calls.h"
 #include "jit/graph/graph.h"
 #include "lang/mem.h"
 
@@ -222,6 +224,32 @@ static void print_symbol(const graph *g, uint32_t index, text_buf *out) {
   text_adds(out, "\n");
 }
 
+/* Appends a line about a call that begins here. */
+static void print_call(const graph *g, const graph_call *c, int indent, text_buf *out) {
+  enum { SHOWN = 8 };
+  uint32_t operands[SHOWN], n = graph_call_operands(g, c, operands, SHOWN);
+  text_repeat(out, " ", indent);
+  text_addf(out, "# %s(", c->name ? c->name : "fn");
+  for (uint32_t i = 0; i < n && i < SHOWN; i++) text_addf(out, i ? ", %%%u" : "%%%u", (unsigned)operands[i]);
+  text_adds(out, n > SHOWN ? ", ...)\n" : ")\n");
+}
+
+/* Appends all nodes but the inputs. Those of a call stand one step further in, below a comment that names it. */
+static void print_body(const graph *g, int indent, const graph_store *elements, text_buf *out) {
+  graph_call calls[GRAPH_CALLS_NESTED];
+  uint32_t ends[GRAPH_CALLS_NESTED], open = 0, newest = 0;
+  for (uint32_t i = 1; i < g->n && !out->failed; i++) {
+    if (g->nodes[i].kind == NODE_INPUT) continue;
+    while (open && ends[open - 1] <= i) open--;
+    uint32_t n = elements ? 0 : graph_calls_at(g, i, &newest, calls);
+    for (uint32_t k = 0; k < n && open < GRAPH_CALLS_NESTED; k++) {
+      print_call(g, &calls[k], indent + 2 * (int)open, out);
+      ends[open++] = calls[k].end;
+    }
+    print_node(g, i, indent + 2 * (int)open, elements, out);
+  }
+}
+
 static void print_graph(const graph *g, int indent, const graph_store *elements, text_buf *out) {
   const dim_table *t = &g->dims;
   if (g->fast_math) text_repeat(out, " ", indent), text_adds(out, "fast_math\n");
@@ -245,6 +273,7 @@ static void print_graph(const graph *g, int indent, const graph_store *elements,
       text_adds(out, " in ");
       text_quoted(out, s->function, strlen(s->function));
     }
+    if (s->whole) text_adds(out, " whole");
     text_adds(out, "\n");
   }
   text_repeat(out, " ", indent);
@@ -256,8 +285,7 @@ static void print_graph(const graph *g, int indent, const graph_store *elements,
     if (n->site && !elements) text_addf(out, " @%u", (unsigned)n->site);
   }
   text_adds(out, ") {\n");
-  for (uint32_t i = 1; i < g->n && !out->failed; i++)
-    if (g->nodes[i].kind != NODE_INPUT) print_node(g, i, indent + 2, elements, out);
+  print_body(g, indent + 2, elements, out);
   text_repeat(out, " ", indent + 2);
   text_adds(out, "return");
   print_nodes(g->outputs, g->noutputs, out);
@@ -306,7 +334,10 @@ __attribute__((format(printf, 2, 3))) static bool bad(parser *p, const char *for
 static bool memory(parser *p) { return bad(p, "out of memory"); }
 
 static void blanks(parser *p) {
-  while (*p->at == ' ' || *p->at == '\n' || *p->at == '\t' || *p->at == '\r') p->at++;
+  for (;; p->at++) {
+    if (*p->at == '#') p->at += strcspn(p->at, "\n");
+    if (*p->at != ' ' && *p->at != '\n' && *p->at != '\t' && *p->at != '\r') return;
+  }
 }
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -515,7 +546,8 @@ static bool site(parser *p) {
   if (word(p, "under") && !number(p, &parent)) return false;
   if (word(p, "in") && !quoted(p, &function)) return false;
   if (index != p->g->nsites) return bad(p, "sites are numbered in order");
-  return graph_site_add(p->g, at, parent, function) != 0 || memory(p);
+  bool whole = word(p, "whole");
+  return graph_site_add(p->g, at, parent, function, whole) != 0 || memory(p);
 }
 
 /* ---- types, attributes, constants ---- */

@@ -17,6 +17,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/gradients.h"
+#include "jit/graph/calls.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/nodes.h"
 #include "jit/trace/node_copy.h"
@@ -258,6 +259,11 @@ static qn_value id_item(qn_vm *vm, const void *ctx, uint32_t i) {
 
 static qn_value node_ids(qn_vm *vm, const uint32_t *ids, uint32_t n) { return list_of_items(vm, n, id_item, ids); }
 
+static qn_value next_id(qn_vm *vm, const void *ctx, uint32_t i) {
+  (void)vm;
+  return value_int(*(const uint32_t *)ctx + (int64_t)i);
+}
+
 /* The fields of a record with the attributes of a node. */
 typedef struct attr_fields {
   qn_vm *vm;
@@ -295,14 +301,30 @@ static qn_value attr_record(qn_vm *vm, const graph_node *n) {
   return fields_record(vm, c.fields, c.n);
 }
 
+/* What a rule and g.nodes tell of node i, or of a call whose last result it is: the fields that both have, but for these two. */
+typedef struct told {
+  const char *op;
+  const uint32_t *in;
+  uint32_t nin, site;
+  const char *call;      /* the call that it is a part of, or NULL */
+  qn_value attrs, parts; /* owned */
+} told;
+
+static qn_value told_record(qn_vm *vm, const graph *g, uint32_t i, const told *x) {
+  const graph_type *type = &g->nodes[i].type;
+  int line = 0;
+  if (x->site && x->site < g->nsites) place_line(vm, g->sites[x->site].at, &line);
+  return FIELDS_RECORD(vm, {"id", value_int(i)}, {"op", text_value(vm, x->op)}, {"inputs", node_ids(vm, x->in, x->nin)},
+                       {"dtype", value_dtype((qn_dtype)type->dtype)},
+                       {"shape", list_of_ints(vm, type->shape, type->rank)}, {"host", value_bool(type->weak)},
+                       {"attrs", x->attrs}, {"line", line ? value_int(line) : value_nil()},
+                       {"call", x->call ? text_value(vm, x->call) : value_nil()}, {"parts", x->parts});
+}
+
 static qn_value node_record(qn_vm *vm, const graph *g, uint32_t i) {
   const graph_node *n = &g->nodes[i];
-  int line = 0;
-  if (n->site && n->site < g->nsites) place_line(vm, g->sites[n->site].at, &line);
-  return FIELDS_RECORD(vm, {"id", value_int(i)}, {"op", text_value(vm, graph_node_word(n))},
-                       {"inputs", node_ids(vm, n->in, n->nin)}, {"dtype", value_dtype((qn_dtype)n->type.dtype)},
-                       {"shape", list_of_ints(vm, n->type.shape, n->type.rank)}, {"host", value_bool(n->type.weak)},
-                       {"attrs", attr_record(vm, n)}, {"line", line ? value_int(line) : value_nil()});
+  told x = {graph_node_word(n), n->in, n->nin, n->site, graph_call_around(g, i), attr_record(vm, n), value_nil()};
+  return told_record(vm, g, i, &x);
 }
 
 static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i) { return node_record(vm, ctx, i + 1); }
@@ -403,22 +425,25 @@ typedef struct rewriting {
   node_copy c; /* which node of the recording took the place of each old one */
   /* owned: for each old node, where what took its place begins in the recording; last, where all ends */
   uint32_t *starts;
+  /* Owned: for each old node the end of the call that was replaced and that it is a part of, or 0; and graph_last_uses. */
+  uint32_t *replaced, *last;
+  uint32_t newest; /* for graph_calls_at */
 } rewriting;
 
 /* Frees what a rewriting owns; for vm_own. */
 static void rewriting_drop(qn_vm *vm, void *what) {
   rewriting *w = what;
   if (w->r) rec_drop(vm, w->r);
-  mem_free(vm, w->starts, (w->g->n + (size_t)1) * sizeof *w->starts);
+  uint32_t *const lists[] = {w->starts, w->replaced, w->last};
+  for (int i = 0; i < 3; i++) mem_free(vm, lists[i], (w->g->n + (size_t)1) * sizeof *lists[i]);
   copy_end(&w->c);
 }
 
-/* Raises that the value which the rule has given for node i has another type than the node. */
-static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given) {
+/* Raises that the value which the rule has given for node i, a result of `what`, has another type than the node. */
+static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, const char *what, qn_value given) {
   const graph_node *n = &g->nodes[i];
   text_buf t = {.vm = vm};
-  text_addf(&t, "rewrite: the rule gives %s for %%%u (%s), which is ", kind_said(given).text, (unsigned)i,
-            graph_node_word(n));
+  text_addf(&t, "rewrite: the rule gives %s for %%%u (%s), which is ", kind_said(given).text, (unsigned)i, what);
   if (n->type.weak)
     text_addf(&t, "a host number of %s", dtype_rows[n->type.dtype].name);
   else
@@ -426,47 +451,123 @@ static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given)
   raise_text(vm, E_argument, SPAN_NONE, &t);
 }
 
-/* Asks the rule about node i. The node in the recording that takes its place; 0: the node stays as it is; UINT32_MAX: an error is raised. */
-static uint32_t ask_rule(rewriting *w, uint32_t i) {
-  qn_vm *vm = w->r->vm;
-  const graph *g = w->g;
-  const graph_node *n = &g->nodes[i];
-  qn_value args[2] = {node_record(vm, g, i), value_error()}, out = value_error();
-  int nin = n->kind == NODE_PROJ ? 0 : n->nin; /* the operand of a PROJ is a branch or loop, which is no value */
-  qn_list *l = value_is_error(args[0]) ? NULL : list_new(vm, nin);
-  bool ok = l != NULL;
-  if (l) args[1] = value_obj(TAG_LIST, l);
-  for (int k = 0; k < nin && ok; k++) {
-    qn_value x = rec_value_of(w->r, w->c.map[n->in[k]]);
-    ok = !value_is_error(x);
-    if (ok) l->items[k] = x;
+/* The values that took the place of these old nodes as a list, owned, or the error value. */
+static qn_value operand_list(rewriting *w, const uint32_t *nodes, uint32_t n) {
+  qn_list *l = list_new(w->r->vm, n);
+  if (!l) return value_error();
+  for (uint32_t k = 0; k < n; k++) {
+    qn_value x = rec_value_of(w->r, w->c.map[nodes[k]]);
+    if (value_is_error(x)) return value_fail(w->r->vm, value_obj(TAG_LIST, l));
+    l->items[k] = x;
   }
-  if (ok) {
+  return value_obj(TAG_LIST, l);
+}
+
+/* Calls the rule. `record` is taken over. Owned, or the error value. */
+static qn_value call_rule(rewriting *w, qn_value record, const uint32_t *operands, uint32_t n) {
+  qn_vm *vm = w->r->vm;
+  qn_value args[2] = {record, value_error()}, out = value_error();
+  if (!value_is_error(record)) args[1] = operand_list(w, operands, n);
+  if (!value_is_error(args[1])) {
     vm_owned held[2];
     for (int k = 0; k < 2; k++) vm_own(vm, &held[k], vm_drop_value, &args[k]);
     out = vm->hooks.call(vm, w->rule, args, 2, value_nil());
     vm_disown(vm, &held[0]);
   }
   for (int k = 0; k < 2; k++) value_release(vm, args[k]);
-  if (value_is_error(out)) return UINT32_MAX;
-  uint32_t node = 0;
-  if (!value_is(out, TAG_NIL)) {
-    bool number = value_is_scalar(out) || value_is(out, TAG_ARRAY);
-    if (number && value_is_scalar(out) && !n->type.weak && n->type.rank == 0) {
-      qn_value fitted = op_apply(vm, OP_fit, &out, 1, &(op_attr){.dtype = n->type.dtype});
-      out = fitted;
-      number = !value_is_error(fitted);
-    }
-    node = number && rec_room(w->r) ? rec_node(w->r, out) : 0;
-    if (error_pending(vm)) {
-      node = UINT32_MAX;
-    } else if (!node || !graph_type_same(&w->r->g->nodes[node].type, &n->type)) {
-      raise_rewrite(vm, g, i, out);
-      node = UINT32_MAX;
-    }
+  return out;
+}
+
+/* The node in the recording of the value (taken over) that the rule has given for node i, a result of `what`. UINT32_MAX with an error
+ * raised. */
+static uint32_t given_node(rewriting *w, uint32_t i, const char *what, qn_value out) {
+  qn_vm *vm = w->r->vm;
+  const graph_type *type = &w->g->nodes[i].type;
+  bool number = value_is_scalar(out) || value_is(out, TAG_ARRAY);
+  if (number && value_is_scalar(out) && !type->weak && type->rank == 0) {
+    qn_value fitted = op_apply(vm, OP_fit, &out, 1, &(op_attr){.dtype = type->dtype});
+    out = fitted;
+    number = !value_is_error(fitted);
+  }
+  uint32_t node = number && rec_room(w->r) ? rec_node(w->r, out) : 0;
+  if (error_pending(vm)) {
+    node = UINT32_MAX;
+  } else if (!node || !graph_type_same(&w->r->g->nodes[node].type, type)) {
+    raise_rewrite(vm, w->g, i, what, out);
+    node = UINT32_MAX;
   }
   value_release(vm, out);
   return node;
+}
+
+/* Asks the rule about node i. The node in the recording that takes its place; 0: the node stays as it is; UINT32_MAX: an error is raised. */
+static uint32_t ask_rule(rewriting *w, uint32_t i) {
+  const graph_node *n = &w->g->nodes[i];
+  uint32_t nin = n->kind == NODE_PROJ ? 0 : n->nin; /* the operand of a PROJ is a branch or loop, which is no value */
+  qn_value out = call_rule(w, node_record(w->r->vm, w->g, i), n->in, nin);
+  if (value_is_error(out)) return UINT32_MAX;
+  return value_is(out, TAG_NIL) ? 0 : given_node(w, i, graph_node_word(n), out);
+}
+
+/* Asks the rule about a call, whose operands and results these are. 1: it was replaced; 0: it stays as it is; -1: an error is raised. */
+static int ask_about_call(rewriting *w, const graph_call *c, const uint32_t *in, uint32_t nin, const uint32_t *outs,
+                          uint32_t nouts) {
+  qn_vm *vm = w->r->vm;
+  uint32_t begin = w->r->g->n;
+  told x = {c->name ? c->name : "fn", in, nin, c->site, NULL, value_nil(), value_nil()};
+  for (uint32_t s = c->site; s; s = w->g->sites[s].parent)
+    if (w->g->sites[s].whole && w->g->sites[s].parent) x.call = w->g->sites[s].function;
+  x.parts = list_of_items(vm, c->end - c->first, next_id, &c->first);
+  x.attrs = FIELDS_RECORD(vm, {"results", node_ids(vm, outs, nouts)});
+  qn_value out = call_rule(w, told_record(vm, w->g, outs[nouts - 1], &x), in, nin);
+  if (value_is_error(out)) return -1;
+  if (value_is(out, TAG_NIL)) return 0;
+  if (nouts > 1 && (!value_is(out, TAG_LIST) || value_list(out)->len != nouts)) {
+    value_release(vm, out);
+    raise_false(vm, E_argument, "rewrite: %s has %u results here, so the rule gives a list of %u values or nil", x.op,
+                (unsigned)nouts, (unsigned)nouts);
+    return -1;
+  }
+  bool ok = true;
+  for (uint32_t k = 0; k < nouts && ok; k++) {
+    qn_value v = nouts > 1 ? value_retain(value_list(out)->items[k]) : value_retain(out);
+    uint32_t node = given_node(w, outs[k], x.op, v);
+    ok = node != UINT32_MAX;
+    w->c.map[outs[k]] = ok ? node : 0;
+  }
+  value_release(vm, out);
+  for (uint32_t i = c->first; i < c->end; i++) {
+    w->starts[i] = i == c->first ? begin : w->r->g->n;
+    w->replaced[i] = c->end;
+  }
+  return ok ? 1 : -1;
+}
+
+/* Asks the rule about the calls that begin with node i, the outermost first. The end of the one that was replaced; 0: none was; UINT32_MAX:
+ * an error is raised. */
+static uint32_t ask_about_calls(rewriting *w, uint32_t i) {
+  graph_call calls[GRAPH_CALLS_NESTED];
+  uint32_t n = graph_calls_at(w->g, i, &w->newest, calls), end = 0;
+  for (uint32_t k = 0; k < n && !end; k++) {
+    uint32_t most = graph_call_operands(w->g, &calls[k], NULL, 0);
+    uint32_t nouts = graph_call_results(w->g, &calls[k], w->last, NULL, 0);
+    if (!nouts) continue;
+    size_t bytes = (most + (size_t)nouts) * sizeof(uint32_t);
+    uint32_t *lists = mem_alloc(w->r->vm, bytes);
+    if (!lists) return UINT32_MAX;
+    uint32_t nin = graph_call_operands(w->g, &calls[k], lists, most);
+    (void)graph_call_results(w->g, &calls[k], w->last, lists + nin, nouts);
+    bool values = true; /* a branch or loop is no value: only what it gives is */
+    for (uint32_t m = 0; m < nin + nouts; m++) values &= !graph_kind_has_regions(w->g->nodes[lists[m]].kind);
+    vm_memory owned = {lists, bytes};
+    vm_owned held;
+    vm_own(w->r->vm, &held, vm_drop_memory, &owned);
+    int asked = values ? ask_about_call(w, &calls[k], lists, nin, lists + nin, nouts) : 0;
+    vm_disown(w->r->vm, &held);
+    mem_free(w->r->vm, lists, bytes);
+    end = asked < 0 ? UINT32_MAX : asked ? calls[k].end : 0;
+  }
+  return end;
 }
 
 /* Makes a region of the nodes that took the place of an old region's. It is left out if one of its results now comes from outside of it, or
@@ -476,6 +577,7 @@ static bool region_anew(rewriting *w, const graph_region *old) {
   x.first = w->starts[old->first];
   x.end = w->starts[old->end];
   if (x.first >= x.end) return true;
+  if (w->replaced[old->first] >= old->end) return true; /* a part of a call that was replaced */
   region_list *l = &w->r->regions;
   uint32_t *nodes = regions_add(w->r->vm, l, &x);
   if (!nodes) return false;
@@ -492,8 +594,11 @@ static bool nodes_anew(rewriting *w);
 
 static bool rewriting_begin(rewriting *w, qn_vm *vm, struct recording *r) {
   w->r = r;
-  w->starts = mem_zalloc(vm, (w->g->n + (size_t)1) * sizeof *w->starts);
-  if (!r || !w->starts || !copy_begin(&w->c, vm, r->g, w->g, 0)) return false;
+  uint32_t **const lists[] = {&w->starts, &w->replaced, &w->last};
+  for (int i = 0; i < 3; i++)
+    if (!(*lists[i] = mem_zalloc(vm, (w->g->n + (size_t)1) * sizeof **lists[i]))) return false;
+  graph_last_uses(w->g, w->last);
+  if (!r || !copy_begin(&w->c, vm, r->g, w->g, 0)) return false;
   r->hollow = r->lenient = true; /* nothing that would break a capture matters here */
   r->grads = 1;
   r->placed = true;
@@ -556,6 +661,13 @@ static bool nodes_anew(rewriting *w) {
     const graph_node *n = &g->nodes[i];
     w->starts[i] = r->g->n;
     if (n->kind == NODE_INPUT) continue;
+    uint32_t end = rec_room(r) ? ask_about_calls(w, i) : UINT32_MAX;
+    if (end == UINT32_MAX) return false;
+    if (end) {
+      graph_call inner[GRAPH_CALLS_NESTED];
+      while (i + 1 < end) (void)graph_calls_at(g, ++i, &w->newest, inner);
+      continue;
+    }
     uint32_t node = !rec_room(r) ? UINT32_MAX : graph_kind_has_regions(n->kind) ? regions_anew(w, i) : ask_rule(w, i);
     if (node == UINT32_MAX) {
       ok = false;

@@ -21,7 +21,7 @@ static uint32_t copy_site(node_copy *c, uint32_t site) {
     uint32_t s = site;
     for (uint32_t up; (up = c->from->sites[s].parent) != 0 && !c->sites[up];) s = up;
     const graph_site *x = &c->from->sites[s];
-    c->sites[s] = graph_site_add(c->to, x->at, x->parent ? c->sites[x->parent] : c->parent, x->function);
+    c->sites[s] = graph_site_add(c->to, x->at, x->parent ? c->sites[x->parent] : c->parent, x->function, x->whole);
     if (!c->sites[s]) return 0; /* memory was short; the graph is marked as failed */
   }
   return c->sites[site];

@@ -52,10 +52,12 @@ enum { ANCHOR_STATES = ANCHOR_NEVER + 1 };
 typedef struct jit_anchor {
   int32_t countdown; /* how many more calls with arrays pass before rec_call is asked; 0 at first: not set up yet */
   uint8_t state;     /* anchor_state */
-  int64_t most;      /* while it rests: a call on more elements than this is looked at all the same */
-  const char *name;  /* the function's, for messages */
-  span at;           /* where the function is defined */
-  void *entries;     /* an anchor_specializations of jit/trace, or NULL */
+  bool
+      composite; /* in graphs its calls are seen as one: it is a function of the library that has a name, or marked (composite) */
+  int64_t most;                   /* while it rests: a call on more elements than this is looked at all the same */
+  const char *name;               /* the function's, for messages */
+  span at;                        /* where the function is defined */
+  void *entries;                  /* an anchor_specializations of jit/trace, or NULL */
   uint64_t passed[ANCHOR_STATES]; /* how many calls were made without rec_call, by the state that they met */
 } jit_anchor;
 void anchor_close(qn_vm *vm, jit_anchor *a);

@@ -63,7 +63,7 @@ struct recording *rec_arm_begin(struct recording *outer, const struct recording 
   for (uint32_t s = outer->parent; s && n < 32; s = outer->g->sites[s].parent) up[n++] = s;
   while (n-- > 0) {
     const graph_site *s = &outer->g->sites[up[n]];
-    r->parent = graph_site_add(r->g, s->at, r->parent, s->function);
+    r->parent = graph_site_add(r->g, s->at, r->parent, s->function, false);
   }
   if (!first || share_captures(r, first)) return r;
   rec_free(r);
@@ -364,9 +364,10 @@ uint32_t rec_site(struct recording *r) {
   if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start &&
       r->last_at.end == r->at.end)
     return r->last_site;
-  const char *function = rec_function(r);
   r->last_at = r->at;
-  return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
+  /* In an arm within a function the nodes are only a part of what its call makes. */
+  bool whole = r->ncalls && r->callees[r->ncalls - 1]->composite;
+  return r->last_site = graph_site_add(r->g, r->at, r->parent, rec_function(r), whole);
 }
 
 /* ---- symbolic sizes ------------------------------------------------------------------------------------------------------------- */

@@ -191,7 +191,7 @@ static inline uint32_t random_op(rng *r, graph *g, const random_options *o) {
   span at = {1, (uint32_t)rng_below(r, 100), 100};
   uint32_t site = rng_below(r, 4) ? (uint32_t)rng_below(r, (int)g->nsites)
                                   : graph_site_add(g, at, (uint32_t)rng_below(r, (int)g->nsites),
-                                                   rng_below(r, 2) ? "f \"x\"" : NULL);
+                                                   rng_below(r, 2) ? "f \"x\"" : NULL, at.start & 1);
   return graph_op(g, op, in, nin, &attr, site);
 }
 

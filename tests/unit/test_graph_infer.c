@@ -284,7 +284,7 @@ static bool build_with_failure(qn_vm *vm, uint64_t n) {
     qn_dim a = dim_symbol(&g->dims, DIM_FROM_INPUT, 0, 0, 4, "a");
     uint32_t x = graph_input(g, (graph_type){.dtype = QN_f32, .rank = 2, .shape = {a, 3}}, 0);
     uint32_t w = graph_input(g, ARRAY(f32, 3, 5), 0);
-    uint32_t h = graph_op(g, OP_dot, (uint32_t[]){x, w}, 2, NULL, graph_site_add(g, (span){1, 2, 3}, 0, "loss"));
+    uint32_t h = graph_op(g, OP_dot, (uint32_t[]){x, w}, 2, NULL, graph_site_add(g, (span){1, 2, 3}, 0, "loss", false));
     for (int i = 0; i < 40; i++) h = graph_op(g, i % 2 ? OP_tanh : OP_exp, &h, 1, NULL, 0);
     uint32_t root = graph_op(g, OP_sum, &h, 1, &(op_attr){.axes = 3}, 0), grads[2], culprit, wrt[] = {x, w};
     op_refusal why;
