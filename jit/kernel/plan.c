@@ -570,6 +570,42 @@ static bool in_place(const planner *m, uint32_t x, uint32_t y) {
          a->elements == b->elements && dtype_size((qn_dtype)a->dtype) == dtype_size((qn_dtype)b->dtype);
 }
 
+/* Does the step that first writes buffer y read the last of buffer x, element by element? Not if it checks something, since a kernel whose check
+ * fails runs again for the value that it shows. */
+static bool reads_before(const planner *m, uint32_t x, uint32_t y) {
+  const plan_step *s = &m->p->steps[m->lives[y].first];
+  if (s->kind != STEP_KERNEL || m->p->kernels[s->what].program->nchecks) return false;
+  for (uint32_t i = 0; i < m->noverlaps; i++)
+    if (m->overlaps[i].over == x && m->overlaps[i].by == y) return true;
+  return false;
+}
+
+/* Finds the results of a region that may be written over the input of their number (plan_output.over). */
+static void find_over_inputs(planner *m) {
+  plan *p = m->p;
+  const graph *g = m->g;
+  for (uint32_t o = 0; o < p->noutputs && o < g->ninputs && p->part; o++) {
+    plan_output *out = &p->outputs[o];
+    uint32_t x = m->buffer_of[g->inputs[o]], y = out->index;
+    if (out->kind != OUT_BUFFER || !is_output(&p->buffers[y]) || p->buffers[y].index != o) continue;
+    if (!graph_type_same(&out->type, &g->nodes[g->inputs[o]].type)) continue;
+    bool apart = true;
+    for (uint32_t k = 0; k < p->noutputs && apart; k++) {
+      const plan_output *other = &p->outputs[k];
+      apart = !(other->kind == OUT_INPUT && other->index == o) &&
+              !(other->kind == OUT_BUFFER && other->may_be == o + 1) &&
+              !(k != o && other->kind == OUT_BUFFER && other->index == y);
+    }
+    const span_of_life *from = x ? &m->lives[x - 1] : NULL, *to = &m->lives[y];
+    if (!apart || to->first == UINT32_MAX) continue;
+    out->over = !from || from->first == UINT32_MAX || from->last < to->first ||
+                (from->last == to->first && reads_before(m, x - 1, y));
+  }
+}
+
+/* Is the buffer an output that may lie over an input, so that nothing else lies there before? */
+static bool lies_over(const plan *p, const plan_buffer *b) { return is_output(b) && p->outputs[b->index].over; }
+
 /* Places all buffers whose size is a plain number and sets *arena_bytes to what they take of the arena. */
 static bool place_buffers(planner *m, int64_t *arena_bytes) {
   plan *p = m->p;
@@ -580,7 +616,8 @@ static bool place_buffers(planner *m, int64_t *arena_bytes) {
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     span_of_life *v = &m->lives[b];
     const plan_buffer *to = &p->buffers[b];
-    if (v->bytes < 0 || v->first == UINT32_MAX || (to->where != WHERE_ARENA && !is_output(to))) continue;
+    if (v->bytes < 0 || v->first == UINT32_MAX || (to->where != WHERE_ARENA && !is_output(to)) || lies_over(p, to))
+      continue;
     x.lives[x.n] = (place_life){.first = v->first, .last = v->last, .bytes = v->bytes, .exact = v->exact};
     x.lives[x.n].output = is_output(to);
     x.lives[x.n].region = is_output(to) ? PLACE_OUTPUTS + to->index : PLACE_NOWHERE;
@@ -665,6 +702,7 @@ static bool plan_memory(planner *m) {
   for (uint32_t b = 0; b < p->nbuffers; b++)
     if (is_output(&p->buffers[b])) add_bytes(&others, dim_hint(&g->dims, m->lives[b].size));
   p->eager_peak_bytes = m->f.eager_peak;
+  find_over_inputs(m);
   if (!place_buffers(m, &fixed) || !place_symbolic(m, fixed)) return false;
   p->peak_bytes = others;
   add_bytes(&p->peak_bytes, dim_hint(&g->dims, p->arena_bytes));

@@ -89,6 +89,9 @@ typedef struct plan_output {
   graph_type type;
   uint32_t
       may_be; /* of a BUFFER: 1 + the input that it may be instead, handed on by a branch (plan_region.pass); 0: none */
+  /* Of a BUFFER in a region's plan: output k may be given the memory of input k, whose last reader comes before the writer or reads each
+   * element before it is written. */
+  bool over;
 } plan_output;
 
 /* A branch or loop. Operands and results are numbers of scalar slots if they are host numbers, else of buffers. */

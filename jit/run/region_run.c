@@ -12,7 +12,8 @@
  *                         loop's result is such a place if the carry is `alone`, that is, if no other one ever takes its value
  *   another carry's       where a turn hands a value on under another name
  *
- * A carry that the body updates where it lies stays in one place, to which its operand is copied first.
+ * A carry that the body updates where it lies stays in one place, to which its operand is copied first. One whose old value is read before the
+ * new one is written has one place, too, which its operand is not copied to.
  *
  * Rows are what a loop keeps of its turns, one behind the other, in memory that grows. It becomes the result's memory if that is WHERE_LATE. A
  * loop with `slots` keeps no more rows than that: when they are full every second row is forgotten, and from then on half as many turns are
@@ -65,6 +66,7 @@ typedef struct carry_place {
 typedef struct loop_carry {
   bool stays;     /* turns leave it where it is: a number, or memory that is handed on or updated in place */
   bool alone;     /* no other carry ever has its value */
+  bool over;      /* turns may write its value over that of the last turn */
   uint32_t kind;  /* its class: 1 + the first carry that shares places with it; 0: turns make no value of it */
   uint32_t place; /* 1 + the place of its value; 0: that lies in an operand */
   uint32_t next;  /* 1 + the place that this turn's value was given; 0: none, it is that of another carry */
@@ -387,7 +389,8 @@ static void count_places(region_state *x) {
         break;
       }
     c->kind = kind;
-    int needs = c->stays ? 1 : body->outputs[k].kind == OUT_BUFFER ? 2 : 1;
+    c->over = !c->stays && c->alone && body->outputs[k].over;
+    int needs = c->stays || c->over ? 1 : body->outputs[k].kind == OUT_BUFFER ? 2 : 1;
     for (int i = 0; i < needs; i++) x->places[x->nplaces++] = (carry_place){.kind = kind};
   }
 }
@@ -478,8 +481,8 @@ static void carries_place(region_state *x) {
     loop_carry *c = &x->carries[k], *kind = &x->carries[c->kind - 1];
     c->next = 0;
     if (x->r->parts[1]->outputs[k].kind != OUT_BUFFER) continue;
-    uint32_t p = c->next = kind->free;
-    kind->free = x->places[p - 1].next;
+    uint32_t p = c->next = c->over && c->place ? c->place : kind->free;
+    if (p != c->place) kind->free = x->places[p - 1].next;
     x->out[k].at = x->places[p - 1].at;
   }
 }

@@ -645,6 +645,38 @@ START_TEST(indices_that_a_loop_counts_need_no_checks) {
 }
 END_TEST
 
+START_TEST(a_turn_may_write_over_what_it_has_read) {
+  qn_vm *vm = begin();
+  const float x[] = {1, 2, 3, 4};
+  const struct {
+    const char *body;
+    bool over;
+    float want[4];
+  } cases[] = {
+      {"      %7 = add %1, %1 : f32[4]\n"
+       "      return %7, %6\n",
+       true,
+       {8, 16, 24, 32}},
+      {"      %7 = slice %1 slice=[3:4:-1] : f32[4]\n"
+       "      %8 = sub %7, %1 : f32[4]\n"
+       "      return %8, %6\n",
+       false,
+       {12, 4, -4, -12}},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    qn_array *a = floats(vm, 4, x);
+    made m = run_counted(vm, cases[i].body, a, 3);
+    ck_assert(m.ok);
+    check_floats(m.out[0], 4, cases[i].want);
+    check_floats(value_obj(TAG_ARRAY, a), 4, x);
+    ck_assert_msg(m.p->regions[0].parts[1]->outputs[0].over == cases[i].over, "case %zu", i);
+    made_free(vm, &m);
+    value_release(vm, value_obj(TAG_ARRAY, a));
+  }
+  end(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("regions");
   struct {
@@ -664,6 +696,7 @@ int main(void) {
        the_gradient_of_a_loop_of_arrays_adds_over_turns},
       {tcase_create("a_check_in_a_body_fails_at_its_place"), a_check_in_a_body_fails_at_its_place},
       {tcase_create("what_a_turn_updates_is_not_copied"), what_a_turn_updates_is_not_copied},
+      {tcase_create("a_turn_may_write_over_what_it_has_read"), a_turn_may_write_over_what_it_has_read},
       {tcase_create("indices_that_a_loop_counts_need_no_checks"), indices_that_a_loop_counts_need_no_checks},
       {tcase_create("an_arm_that_changes_nothing_copies_nothing"), an_arm_that_changes_nothing_copies_nothing}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
