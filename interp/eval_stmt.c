@@ -148,6 +148,20 @@ static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp,
   return answer;
 }
 
+static inline qn_value chosen_arm(qn_vm *vm, n_if *n, qn_value *fp, int truth) {
+  if (truth) return eval(vm, n->then, fp);
+  return n->otherwise ? eval(vm, n->otherwise, fp) : value_nil();
+}
+
+/* As chosen_arm, for a branch on data inside a gradient; `from` is what rec_part_from gave. */
+static __attribute__((noinline)) qn_value parted_arm(qn_vm *vm, n_if *n, qn_value *fp, int truth, uint32_t from) {
+  qn_value *slots[SITE_MAX], v = chosen_arm(vm, n, fp, truth);
+  int count = value_stops(v) ? -1 : site_slots(n->site, fp, slots);
+  if (count < 0 || rec_part_arm(vm, from, (rec_slots){slots, count}, &v)) return v;
+  value_release(vm, v);
+  return value_error();
+}
+
 qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
   n_if *n = (n_if *)h;
   qn_value c = eval(vm, n->cond, fp);
@@ -164,11 +178,12 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
         return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
       }
     }
+    uint32_t from = rec_part_from(vm, c);
     truth = condition(vm, c, n->cond);
     if (truth < 0) return value_error();
+    if (__builtin_expect(from != 0, 0)) return parted_arm(vm, n, fp, truth, from);
   }
-  if (truth) return eval(vm, n->then, fp);
-  return n->otherwise ? eval(vm, n->otherwise, fp) : value_nil();
+  return chosen_arm(vm, n, fp, truth);
 }
 
 /* ---- the rest of a function ---------------------------------------------------------------------------------------------------- */
@@ -273,6 +288,25 @@ static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, r
   return count < 0 ? REC_NOT_YET : rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries);
 }
 
+/* Inside a gradient, before the first turn of a loop that may be captured and after each: tells variables apart that share a value
+ * (rec_part_turn). False with an error raised. */
+static __attribute__((noinline)) bool part_variables(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries) {
+  qn_value *slots[SITE_MAX];
+  int count = site_slots(s, fp, slots);
+  return count < 0 || rec_part_turn(vm, (rec_slots){slots, count}, tries);
+}
+
+static inline bool parted_turn(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries) {
+  return __builtin_expect(tries->parts == NULL, 1) || part_variables(vm, s, fp, tries);
+}
+
+/* Likewise after a body that has given *r, unless it has left the function or failed: then *r becomes the error value. */
+static inline void part_after(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries, qn_value *r) {
+  if (__builtin_expect(tries->parts == NULL, 1) || value_is_error(*r)) return;
+  if (value_stops(*r) && r->u.i == SIGNAL_RETURN) return;
+  if (!part_variables(vm, s, fp, tries)) *r = value_fail(vm, *r);
+}
+
 /* As offer_loop, for a loop over numbers or over the rows of an array. */
 static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t first,
                                                       int64_t end, rec_tries *tries) {
@@ -306,6 +340,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   /* Turns before `until` are made without a question: a recording asks before its first ones, and hot loops outside recordings ask. */
   bool recorded = op_deferred(vm);
   int64_t i = start, asked = start, until = recorded ? (tries.left ? start : stop) : pass_until(vm, n, start, stop);
+  if (!parted_turn(vm, n->site, fp, &tries)) stop = start, r = value_error();
   for (;; i++) {
     if (i >= until && i >= stop) break;
     if (i >= until && recorded) {
@@ -334,6 +369,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
       break;
     }
     r = eval(vm, body, fp);
+    part_after(vm, n->site, fp, &tries, &r);
     if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
@@ -381,10 +417,11 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return vm_pop_with(vm, mark, value_error());
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   rec_tries tries = rec_loop_begins(vm);
-  if (!value_is(it, TAG_ARRAY)) tries.left = 0;
+  if (!value_is(it, TAG_ARRAY)) tries.left = 0, tries.parts = NULL;
   bool recorded = op_deferred(vm);
   /* in texts, `i` counts bytes */
   int64_t i = 0, asked = 0, until = recorded || value_is(it, TAG_STR) ? len : pass_until(vm, n, 0, len);
+  if (!parted_turn(vm, n->site, fp, &tries)) len = 0, r = value_error();
   while (i < len) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       r = raise_at(vm, h->at);
@@ -426,6 +463,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     }
     i += step;
     r = eval(vm, n->body, fp);
+    part_after(vm, n->site, fp, &tries, &r);
     if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
@@ -485,6 +523,7 @@ static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, q
 /* The loop's value. */
 static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
   int64_t pass = turns_pass(vm, n->turns), left = pass;
+  if (!parted_turn(vm, n->site, fp, tries)) return value_error();
   qn_value c = eval(vm, n->cond, fp), r = value_nil();
   for (;;) {
     int truth;
@@ -516,6 +555,7 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
     }
     left--;
     r = eval(vm, n->body, fp);
+    part_after(vm, n->site, fp, tries, &r);
     if (!next_iteration(vm, &r)) break;
     r = value_nil();
     c = eval(vm, n->cond, fp);

@@ -113,7 +113,10 @@ static uint32_t moved(batching *c, uint32_t node, int from, int to) {
 static const graph_type *lane_type(const batching *c, int k) { return &c->g->nodes[c->in[k]].type; }
 
 /* The node that holds operand k for all lanes; 0 where the operand is the same in every lane. */
-static uint32_t whole(const batching *c, int k) { return c->in[k] < c->b->cap ? c->b->whole[c->in[k]] : 0; }
+static uint32_t whole(const batching *c, int k) {
+  uint32_t w = c->in[k] < c->b->cap ? c->b->whole[c->in[k]] : 0;
+  return w & BATCH_SHARED ? 0 : w;
+}
 
 static uint32_t operand(const batching *c, int k) {
   uint32_t w = whole(c, k);
@@ -431,11 +434,54 @@ static bool is_lanes_draw(const graph_node *n) {
   return n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM && n->attr->mode == DRAW_COUNTED;
 }
 
+bool batch_same_size(graph_batch *b, qn_dim lane, qn_dim whole) {
+  struct batched_size *x = arena_alloc(&b->memory, sizeof *x);
+  if (!x) return false;
+  *x = (struct batched_size){lane, whole, b->sizes};
+  b->sizes = x;
+  return true;
+}
+
+/* If *d is a size that node i of a lane gives itself, it becomes that of the node which will be appended next. False when memory is short. */
+static bool own_size(graph_batch *b, uint32_t i, qn_dim *d) {
+  dim_table *t = &b->g->dims;
+  const dim_expr e = *d < 0 ? t->exprs[~*d] : (dim_expr){.op = DIM_ADD};
+  if (e.op != DIM_SYMBOL || e.source != DIM_FROM_NODE || e.ref != i) return true;
+  qn_dim own = dim_symbol(t, DIM_FROM_NODE, b->g->n, e.axis, e.hint, e.name);
+  return batch_same_size(b, *d, own) && (*d = own, true);
+}
+
+/* A size of a lane as one of all lanes. */
+static qn_dim size_for_all(const graph_batch *b, qn_dim d) {
+  if (d >= 0) return d;
+  for (const struct batched_size *x = b->sizes; x; x = x->next)
+    if (x->lane == d) return x->whole;
+  dim_table *t = &b->g->dims;
+  const dim_expr e = t->exprs[~d];
+  if (e.op == DIM_SYMBOL) return d;
+  qn_dim x = size_for_all(b, e.a), y = size_for_all(b, e.b);
+  return x == e.a && y == e.b ? d : dim_make(t, (dim_op)e.op, x, y);
+}
+
+/* Replaces the sizes in a lane's node by those of all lanes. Is any of them another one? */
+static bool sizes_for_all(const graph_batch *b, graph_node *n, op_attr *attr) {
+  bool other = false;
+  for (int a = 0; a < n->type.rank && b->sizes; a++) {
+    qn_dim d = n->type.shape[a];
+    other |= (n->type.shape[a] = size_for_all(b, d)) != d;
+  }
+  for (int k = 0; n->kind == NODE_OP && k < attr->n && b->sizes; k++) {
+    qn_dim d = attr->d[k];
+    if (op_attr_is_dim((op_id)n->op, k)) other |= (attr->d[k] = size_for_all(b, d)) != d;
+  }
+  return other;
+}
+
 /* Appends the counterpart of node i if an operand differs from lane to lane. False as in batch_advance. */
 static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why) {
   graph *g = b->g;
   graph_node n = g->nodes[i]; /* a copy, since the list of nodes moves when it grows */
-  bool any = is_lanes_draw(&n);
+  bool any = is_lanes_draw(&n), anew = false;
   if (b->whole[i]) return true;
   for (int k = 0; k < n.nin; k++) {
     uint32_t w = b->whole[n.in[k]];
@@ -443,9 +489,32 @@ static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why)
       b->whole[i] = w;
       return true;
     }
-    any |= w != 0;
+    any |= w && !(w & BATCH_SHARED);
+    anew |= (w & BATCH_SHARED) != 0;
   }
-  if (!any) return true;
+  op_attr attr = graph_attr(&n);
+  if (anew) {
+    uint32_t *in = arena_alloc(&b->memory, n.nin * sizeof *in);
+    for (int k = 0; k < n.nin && in; k++) in[k] = batch_shared_node(b, n.in[k]);
+    if (!(n.in = in)) {
+      g->failed = true;
+      return out_of_memory(why, culprit);
+    }
+  }
+  if (sizes_for_all(b, &n, &attr)) {
+    anew = true;
+    g->nodes[i].type = n.type;
+  }
+  if (!any && !anew) return true;
+  if (!any) {
+    if (n.attr) n.attr = &attr;
+    for (int a = 0; a < n.type.rank; a++) /* what is a size of its own gets one of the copy */
+      if (!own_size(b, i, &n.type.shape[a])) return out_of_memory(why, culprit);
+    uint32_t made = graph_node_like(g, &n, n.in);
+    if (!made || !room(b) || !graph_node_prove(g, i)) return out_of_memory(why, culprit);
+    b->whole[i] = made | BATCH_SHARED;
+    return true;
+  }
   *culprit = i;
   *why = (op_refusal){0};
   if (n.kind != NODE_OP) {
@@ -453,7 +522,7 @@ static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why)
     if (g->failed || b->memory.failed || !graph_node_prove(g, i)) return out_of_memory(why, culprit);
     return ok;
   }
-  batching c = {b, g, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), why};
+  batching c = {b, g, n.site, (op_id)n.op, n.nin, n.in, n.type, attr, why};
   uint32_t made = rules[op_rows[n.op].batch_rule](&c);
   if (g->failed || b->memory.failed) return out_of_memory(why, culprit);
   if (!made) return false;
@@ -486,6 +555,7 @@ bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *why) {
 uint32_t batch_whole_always(graph_batch *b, uint32_t node) {
   uint32_t w = batch_whole(b, node);
   if (w || !node) return w;
+  node = batch_shared_node(b, node);
   graph *g = b->g;
   graph_type t = g->nodes[node].type;
   if (t.rank + 1 > ARRAY_MAX_RANK) return 0;

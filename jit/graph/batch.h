@@ -26,7 +26,10 @@
 /* The counterpart of a branch or loop (batch_control.c). */
 typedef struct batched_regions {
   uint32_t node, made; /* the branch or loop of the lane, and the one for all lanes */
-  uint32_t n, *whole;  /* by result, n of them: its counterpart, as in graph_batch.whole */
+  bool in_turn;        /* `made` is a loop over the lanes, which keeps their results as rows behind its one carry */
+  uint32_t n;          /* how many results `node` had when this was made */
+  bool *differs;       /* by result, n of them: does it differ from lane to lane? */
+  uint32_t *whole;     /* likewise: its counterpart, or 0 before somebody takes it */
   struct batched_regions *next;
 } batched_regions;
 
@@ -35,15 +38,22 @@ typedef struct graph_batch {
   struct graph_batch *outer, *inner; /* the batches around it and inside it; NULL: none */
   arena memory;                      /* owns the lists; accounted to the graph's VM */
   qn_dim lanes;                      /* how many lanes there are; at least 0 */
-  uint32_t *whole;                   /* by node: its counterpart; 0: the same in every lane; or BATCH_INNER */
+  uint32_t *whole; /* by node: its counterpart; 0: the same in every lane; or BATCH_INNER, BATCH_SHARED */
   uint32_t cap;
   uint32_t from, done; /* nodes below `from` are the same in every lane, nodes below `done` have been batched */
   uint32_t told;       /* nodes below have been marked BATCH_INNER in `outer` */
   batched_regions *regions;
+  struct batched_size {
+    qn_dim lane, whole;
+    struct batched_size *next;
+  } * sizes; /* sizes that a lane's loop gives, each beside the same size of the loop for all lanes */
 } graph_batch;
 
 /* In graph_batch.whole: the node depends on a tracer of a batch inside this one, so only its counterpart in that one is batched here. */
 enum { BATCH_INNER = (int)0x7fffffff };
+/* Added to a node in graph_batch.whole: all lanes have the same value, but that node gives it, since the lane's own depends on a branch or
+ * loop of which the lanes have another one. */
+#define BATCH_SHARED 0x80000000u
 
 /* Begins a batch over the nodes from `from` on, inside `outer` (NULL: inside none). */
 void batch_begin(graph_batch *b, graph *g, graph_batch *outer, qn_dim lanes, uint32_t from);
@@ -58,17 +68,24 @@ QN_MUST_CHECK bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *
 /* After batch_advance: the counterpart of a node, or 0 where all lanes have the same value. The counterpart of a host number is an
  * array of f64 or bool. */
 static inline uint32_t batch_whole(const graph_batch *b, uint32_t node) {
-  return node < b->done && node < b->cap && b->whole[node] != BATCH_INNER ? b->whole[node] : 0;
+  return node < b->done && node < b->cap && b->whole[node] < BATCH_INNER ? b->whole[node] : 0;
+}
+/* The node that gives the value of `node` where all lanes share it. */
+static inline uint32_t batch_shared_node(const graph_batch *b, uint32_t node) {
+  return node < b->cap && b->whole[node] & BATCH_SHARED ? b->whole[node] & ~BATCH_SHARED : node;
 }
 /* After batch_advance: an array [lanes, ..] in any case. A value that all lanes share is broadcast over the axis of the lanes, a host
  * number as an array of f64, i64 or bool. Returns 0 when memory is short, or the result would have too many axes (then g->failed is
  * not set). */
 uint32_t batch_whole_always(graph_batch *b, uint32_t node);
 
-/* ---- for batch.c: branches and loops (batch_control.c) ---- */
+/* ---- between batch.c and batch_control.c ---- */
+
+/* Notes that size `lane`, which a node of a lane gives, is `whole` for all lanes. False when memory is short. */
+QN_MUST_CHECK bool batch_same_size(graph_batch *b, qn_dim lane, qn_dim whole);
 
 /* Appends the counterpart of node i, a branch, a loop, or a result of one, of which an operand differs from lane to lane. Sets whole[i],
- * which stays 0 for a result that is the same in every lane. False: `why` says what cannot be batched, or memory is short. */
+ * with BATCH_SHARED for a result that is the same in every lane. False: `why` says what cannot be batched, or memory is short. */
 QN_MUST_CHECK bool batch_control(graph_batch *b, uint32_t i, op_refusal *why);
 
 #endif

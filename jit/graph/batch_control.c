@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/graph/inline.h"
 #include "jit/graph/region_builder.h"
 #include "lang/error.h"
 
@@ -36,31 +37,38 @@ static batched_regions *results_of(const graph_batch *b, uint32_t node) {
   return x;
 }
 
-static batched_regions *results_new(graph_batch *b, uint32_t node, uint32_t n) {
-  batched_regions *x = results_of(b, node);
-  if (!x) {
-    if (!(x = arena_alloc(&b->memory, sizeof *x))) return NULL;
+/* Notes `made`, the counterpart of branch or loop `node` with n results. NULL when memory is short. */
+static batched_regions *results_new(graph_batch *b, uint32_t node, uint32_t made, uint32_t n) {
+  batched_regions *x = made ? results_of(b, node) : NULL;
+  if (!x && made && (x = arena_alloc(&b->memory, sizeof *x))) {
     *x = (batched_regions){.node = node, .next = b->regions};
     b->regions = x;
   }
+  if (!x) return NULL;
+  x->made = made;
+  x->in_turn = false;
   x->n = n;
   x->whole = arena_alloc(&b->memory, (n + 1) * sizeof *x->whole);
-  return x->whole ? x : NULL;
+  x->differs = arena_alloc(&b->memory, (n + 1) * sizeof *x->differs);
+  return x->whole && x->differs ? x : NULL;
 }
 
 /* Sets *t to the type [lanes, shape] for a value of one lane. False: it would have too many axes. */
-static bool whole_type(const graph_batch *b, const graph_type *lane, graph_type *t) {
+static bool whole_type(qn_dim lanes, const graph_type *lane, graph_type *t) {
   *t = *lane;
   t->weak = false;
   if (lane->rank == ARRAY_MAX_RANK) return false;
   memmove(t->shape + 1, lane->shape, lane->rank * sizeof *t->shape);
-  t->shape[0] = b->lanes;
+  t->shape[0] = lanes;
   t->rank++;
   return true;
 }
 
 /* The counterpart of a node; 0 where all lanes have the same value. */
-static uint32_t whole(const graph_batch *b, uint32_t node) { return node < b->cap ? b->whole[node] : 0; }
+static uint32_t whole(const graph_batch *b, uint32_t node) {
+  uint32_t w = node < b->cap ? b->whole[node] : 0;
+  return w & BATCH_SHARED ? 0 : w;
+}
 
 /* ---- all lanes take the same way ---------------------------------------------------------------------------------------------- */
 
@@ -78,26 +86,43 @@ static void lane_arm_free(lane_arm *a) {
   *a = (lane_arm){0};
 }
 
+/* Gives the region's graph an input for each input of `arm` and sets args[] to what stands for these in one lane. */
+static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *inputs, lane_arm *a, uint32_t *args,
+                            op_refusal *why) {
+  const graph *arm = sizes->from;
+  qn_dim lanes = b->lanes;
+  for (uint32_t i = 0; i < arm->ninputs && lanes < 0;
+       i++) /* how many lanes there are is a size of the first input that differs */
+    if (inputs[i]) lanes = dim_symbol(&a->g->dims, DIM_FROM_INPUT, i, 0, dim_hint(&b->g->dims, b->lanes), NULL);
+  batch_begin(&a->batch, a->g, NULL, lanes, 1);
+  for (uint32_t i = 0; i < arm->ninputs; i++) {
+    graph_type t = arm->nodes[arm->inputs[i]].type, all;
+    size_map_input(sizes, &t, inputs[i]);
+    if (!inputs[i]) {
+      if (!(args[i] = graph_input(a->g, t, 0))) return false;
+      continue;
+    }
+    if (!whole_type(lanes, &t, &all)) return refuse(why, "a value in a branch would have too many axes");
+    uint32_t input = graph_input(a->g, all, 0);
+    args[i] = t.weak ? graph_const_scalar(a->g, (qn_dtype)t.dtype, true, 0, 0, 0) : batch_lane(&a->batch, input, 0);
+    if (!args[i] || (t.weak && !batch_bind(&a->batch, args[i], input))) return false;
+  }
+  return true;
+}
+
 /* Inlines a region and batches it; `inputs` says which of its inputs differ from lane to lane. False with `why` or when memory is
  * short; lane_arm_free in any case. */
 static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *inputs, lane_arm *a, op_refusal *why) {
   a->g = graph_new(NULL);
   a->outs = calloc((size_t)arm->noutputs + arm->ninputs + 1, sizeof *a->outs);
-  if (!a->g || !a->outs) return false;
-  uint32_t *args = a->outs + arm->noutputs, culprit;
-  batch_begin(&a->batch, a->g, NULL, b->lanes, 1);
-  for (uint32_t i = 0; i < arm->ninputs; i++) {
-    graph_type t = arm->nodes[arm->inputs[i]].type, all;
-    if (!inputs[i]) {
-      if (!(args[i] = graph_input(a->g, t, 0))) return false;
-      continue;
-    }
-    if (!whole_type(b, &t, &all)) return refuse(why, "a value in a branch would have too many axes");
-    uint32_t input = graph_input(a->g, all, 0);
-    args[i] = t.weak ? graph_const_scalar(a->g, (qn_dtype)t.dtype, true, 0, 0, 0) : batch_lane(&a->batch, input, 0);
-    if (!args[i] || (t.weak && !batch_bind(&a->batch, args[i], input))) return false;
-  }
-  return graph_inline(a->g, arm, args, a->outs) && batch_advance(&a->batch, &culprit, why);
+  uint32_t *none = calloc(arm->n, sizeof *none), *args = a->outs + arm->noutputs, culprit;
+  size_map sizes = {0};
+  bool ok = a->g && a->outs && none && size_map_begin(&sizes, a->g, arm, none) &&
+            lane_arm_inputs(b, &sizes, inputs, a, args, why) && graph_inline(a->g, arm, args, a->outs) &&
+            batch_advance(&a->batch, &culprit, why);
+  size_map_end(&sizes);
+  free(none);
+  return ok;
 }
 
 /* Ends the batch and returns the region, whose results the caller has added; owned. NULL when memory is short. */
@@ -154,14 +179,13 @@ static bool same_way_part(const graph_batch *b, same_way *s, int part, bool *res
 static uint32_t same_way_node(graph_batch *b, same_way *s) {
   for (uint32_t k = 0; k < s->n.nin; k++) {
     bool all = k >= s->before && s->inputs[k - s->before];
-    s->in[k] = all ? batch_whole_always(b, s->n.in[k]) : s->n.in[k];
+    s->in[k] = all ? batch_whole_always(b, s->n.in[k]) : batch_shared_node(b, s->n.in[k]);
     if (!s->in[k]) s->parts[0] = (graph_free(s->parts[0]), NULL);
   }
   return graph_regions(b->g, (graph_kind)s->n.kind, s->in, s->n.nin, s->parts[0], s->parts[1], s->n.attr, s->n.site);
 }
 
 static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
-  graph *g = b->g;
   same_way s;
   uint32_t made = 0;
   bool ok = same_way_begin(b, node, &s);
@@ -176,13 +200,9 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
     made = same_way_node(b, &s);
   else
     graph_free(s.parts[0]);
-  batched_regions *r = made ? results_new(b, node, s.nresults) : NULL;
-  for (uint32_t k = 0; k < s.nresults && r; k++) {
-    graph_type t = graph_result_type(&g->nodes[node], k), all;
-    if (!whole_type(b, &t, &all) || !(r->whole[k] = graph_proj(g, made, k, all, s.n.site))) r = NULL;
-  }
+  batched_regions *r = results_new(b, node, made, s.nresults);
+  for (uint32_t k = 0; k < s.nresults && r; k++) r->differs[k] = true;
   same_way_free(&s);
-  if (r) r->made = made;
   if (!r && !why->id) return short_of_memory(b);
   return r != NULL;
 }
@@ -197,7 +217,6 @@ static uint32_t rows_of_lanes(graph_batch *b, uint32_t rows) {
 
 /* Makes a loop whose lanes all make the same number of turns. Where they do not, nothing is made and *parted is set. */
 static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *why) {
-  graph *g = b->g;
   same_way s;
   bool ok = same_way_begin(b, node, &s), more = ok, header = false;
   uint32_t carries = ok ? graph_loop_carries(&s.n) : 0, made = 0;
@@ -229,25 +248,9 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
     made = same_way_node(b, &s);
   else
     graph_free(s.parts[1]);
-  batched_regions *r = made ? results_new(b, node, s.nresults + 2) : NULL;
-  for (uint32_t k = 0; k < s.nresults && r; k++) {
-    graph_type t = graph_result_type(&g->nodes[node], k), whole;
-    if (!s.results[k] && k < carries) { /* broadcast, so that nothing depends on the lane's own node */
-      uint32_t shared = graph_proj(g, made, k, t, s.n.site);
-      if (!shared || !(r->whole[k] = batch_whole_always(b, shared))) r = NULL;
-      continue;
-    }
-    if (!s.results[k]) continue;
-    if (k >= carries) {
-      memmove(t.shape, t.shape + 1, sizeof t.shape - sizeof *t.shape);
-      t.rank--;
-    }
-    r->whole[k] = whole_type(b, &t, &whole) ? graph_proj(g, made, k, whole, s.n.site) : 0;
-    if (k >= carries && r->whole[k]) r->whole[k] = rows_of_lanes(b, r->whole[k]);
-    if (!r->whole[k]) r = NULL;
-  }
+  batched_regions *r = results_new(b, node, made, s.nresults + 2);
+  if (r) memcpy(r->differs, s.results, s.nresults * sizeof *r->differs);
   same_way_free(&s);
-  if (r) r->made = made;
   if (!r && !why->id) return short_of_memory(b);
   return r != NULL;
 }
@@ -266,6 +269,17 @@ static bool lane_operands(const graph_batch *b, region_builder *body, const grap
   return true;
 }
 
+/* How many lanes there are, as a host int. */
+static uint32_t number_of_lanes(graph_batch *b, uint32_t site) {
+  graph *g = b->g;
+  if (b->lanes >= 0) return graph_weak_int(g, b->lanes);
+  uint32_t one = graph_const_scalar(g, DTYPE_INDEX, false, 0, 1, site); /* the sum of as many ones */
+  op_attr shape = graph_shape_attr(1, &b->lanes), sum = {.axes = 1}, weak = {.dtype = WEAK_INT, .flags = ATTR_WEAK};
+  uint32_t ones = one ? graph_op(g, OP_broadcast, &one, 1, &shape, site) : 0;
+  uint32_t total = ones ? graph_op(g, OP_sum, &ones, 1, &sum, site) : 0;
+  return total ? graph_op(g, OP_cast, &total, 1, &weak, site) : 0;
+}
+
 /* Makes a branch or loop whose lanes take different ways: a loop over the lanes. */
 static bool lanes_in_turn(graph_batch *b, uint32_t node) {
   graph *g = b->g;
@@ -275,70 +289,100 @@ static bool lanes_in_turn(graph_batch *b, uint32_t node) {
   builder_open(&body, g);
   uint32_t *in = builder_list(&body, n.nin);
   (void)builder_operand(&body, graph_weak_int(g, 0));
-  for (int k = 0; k < n.nin; k++) (void)builder_operand(&body, whole(b, n.in[k]) ? whole(b, n.in[k]) : n.in[k]);
+  for (int k = 0; k < n.nin; k++)
+    (void)builder_operand(&body, whole(b, n.in[k]) ? whole(b, n.in[k]) : batch_shared_node(b, n.in[k]));
+  uint32_t last = builder_operand(&body, number_of_lanes(b, n.site));
   if (!body.failed) {
     graph *head = body.part[0], *turn = body.part[1];
     uint32_t lane = builder_input(&body, 1, 0), inner = 0;
-    uint32_t more = graph_op2(head, OP_lt, builder_input(&body, 0, 0), graph_weak_int(head, b->lanes));
+    uint32_t more = graph_op2(head, OP_lt, builder_input(&body, 0, 0), builder_input(&body, 0, last));
     uint32_t next = graph_count(turn, OP_add, lane, graph_weak_int(turn, 1));
     builder_outputs(&body, 0, &more, 1);
     builder_outputs(&body, 1, &next, 1);
     if (!body.failed && lane_operands(b, &body, &n, lane, in))
       inner = graph_regions(turn, (graph_kind)n.kind, in, n.nin, graph_copy(n.payload.regions[0]),
                             graph_copy(n.payload.regions[1]), n.attr, 0);
-    for (uint32_t k = 0; k < carries && inner; k++)
-      if (!graph_output(turn, graph_proj(turn, inner, k, graph_result_type(&n, k), 0))) inner = 0;
+    for (uint32_t k = 0; k < carries && inner; k++) {
+      graph_type t = n.kind == NODE_LOOP ? turn->nodes[in[k]].type : graph_result_type(&n, k);
+      if (!graph_output(turn, graph_proj(turn, inner, k, t, 0))) inner = 0;
+    }
     body.failed |= !inner;
   }
   op_attr attr = graph_loop_attr(1, 0);
-  uint32_t made = builder_close(&body, 0, &attr, n.site);
-  batched_regions *r = made ? results_new(b, node, carries) : NULL;
-  uint32_t all =
-      r ? graph_op(g, OP_iota, NULL, 0, &(op_attr){.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {b->lanes}}, n.site)
-        : 0;
-  for (uint32_t k = 0; k < carries && r; k++) { /* indexed with 0 .. lanes - 1, the rows get an axis of known size */
-    uint32_t rows = graph_proj(g, made, 1 + k, graph_result_type(&n, k), n.site);
-    if (!rows || !all || !(r->whole[k] = graph_row(g, rows, all, false))) r = NULL;
-  }
-  if (r) r->made = made;
+  batched_regions *r =
+      results_new(b, node, builder_close(&body, 0, &attr, n.site), carries + (n.kind == NODE_LOOP ? 2 : 0));
+  for (uint32_t k = 0; k < carries && r; k++) r->differs[k] = true;
+  if (r) r->in_turn = true;
   return r || short_of_memory(b);
 }
 
 /* ---- the rules ------------------------------------------------------------------------------------------------------------------ */
 
-static bool known_sizes(const graph_batch *b, const graph_node *n) {
-  bool known = b->lanes >= 0;
-  for (int k = 0; k < n->nin && known; k++) {
-    const graph_type *t = &b->g->nodes[n->in[k]].type;
-    for (int a = 0; a < t->rank; a++) known &= t->shape[a] >= 0;
-  }
-  for (uint32_t k = 0; k < n->payload.regions[1]->noutputs && known; k++) {
+/* Are all sizes of the results of a branch known? (Those of a loop's carries are those of its operands.) */
+static bool known_sizes(const graph_node *n) {
+  bool known = true;
+  for (uint32_t k = 0; n->kind == NODE_IF && k < graph_nresults(n) && known; k++) {
     graph_type t = graph_result_type(n, k);
-    for (int a = n->kind == NODE_LOOP && k >= graph_loop_carries(n); a < t.rank; a++) known &= t.shape[a] >= 0;
+    for (int a = 0; a < t.rank; a++) known &= t.shape[a] >= 0;
   }
   return known;
 }
 
 static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
   const graph_node *n = &b->g->nodes[node];
-  if (!known_sizes(b, n)) return refuse(why, "the sizes in a branch or loop are not known");
   if (n->kind == NODE_IF && !whole(b, n->in[0])) return same_branch(b, node, why);
   bool parted = n->kind == NODE_IF;
+  if (parted && !known_sizes(n)) return refuse(why, "the sizes of what a branch gives are not known");
   if (!parted && !same_loop(b, node, &parted, why)) return false;
   return !parted || lanes_in_turn(b, node);
 }
 
+/* The rows that the lane's loop keeps as node i are as many as those that the loop for all lanes keeps as node `made`. */
+static bool same_number_of_rows(graph_batch *b, uint32_t i, uint32_t made) {
+  return batch_same_size(b, b->g->nodes[i].type.shape[0], b->g->nodes[made].type.shape[0]);
+}
+
+/* Sets r->whole[k], as graph_batch.whole, for node i, which takes result k of a branch or loop. False as batch_control. */
+static bool batch_result(graph_batch *b, uint32_t i, uint32_t k, batched_regions *r, op_refusal *why) {
+  graph *g = b->g;
+  const graph_node n = g->nodes[r->node];
+  graph_type t = g->nodes[i].type, all;
+  uint32_t site = g->nodes[i].site, made = 0, carries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : r->n;
+  bool row = n.kind == NODE_LOOP && k >= carries && k < n.payload.regions[1]->noutputs;
+  if (r->whole[k]) return true;
+  if (r->in_turn && !r->differs[k])
+    return refuse(why, "how many turns a loop makes differs from lane to lane, and so do the rows that it keeps");
+  if (row) memmove(t.shape, t.shape + 1, --t.rank * sizeof *t.shape);
+  if (r->in_turn) { /* indexed with 0 .. lanes - 1, the rows get an axis of known size */
+    op_attr iota = {.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {b->lanes}};
+    uint32_t rows = graph_proj(g, r->made, 1 + k, t, site);
+    uint32_t lanes = rows ? graph_op(g, OP_iota, NULL, 0, &iota, site) : 0;
+    made = lanes ? graph_row(g, rows, lanes, false) : 0;
+  } else if (!r->differs[k]) {
+    made = graph_proj(g, r->made, k, t, site);
+    if (made && row && !same_number_of_rows(b, i, made)) made = 0;
+    if (made) made |= BATCH_SHARED;
+  } else {
+    if (!whole_type(b->lanes, &t, &all)) return refuse(why, "a value in a branch would have too many axes");
+    made = graph_proj(g, r->made, k, all, site);
+    if (made && row) made = same_number_of_rows(b, i, made) ? rows_of_lanes(b, made) : 0;
+  }
+  return (r->whole[k] = made) || short_of_memory(b);
+}
+
 bool batch_control(graph_batch *b, uint32_t i, op_refusal *why) {
   graph *g = b->g;
-  const graph_node *n = &g->nodes[i];
-  if (n->kind == NODE_TAP) return refuse(why, "an effect cannot be batched");
-  bool result = n->kind == NODE_PROJ;
-  uint32_t node = result ? n->in[0] : i;
+  const graph_node n = g->nodes[i];
+  if (n.kind == NODE_TAP) return refuse(why, "an effect cannot be batched");
+  bool result = n.kind == NODE_PROJ;
+  uint32_t node = result ? n.in[0] : i;
   batched_regions *r = results_of(b, node);
-  if (!result && (!batch_regions(b, node, why) || !(r = results_of(b, node)))) return false;
-  if (result && n->payload.index >= r->n)
-    return refuse(why, "how many turns a loop makes differs from lane to lane, and so do the rows that it keeps");
+  /* a loop may have come to keep more rows since its counterpart was made: then another one is made */
+  if (!r || r->n != graph_nresults(&g->nodes[node])) {
+    if (!batch_regions(b, node, why) || !(r = results_of(b, node))) return false;
+  }
+  if (result && !batch_result(b, i, n.payload.index, r, why)) return false;
   if (!arena_room(&b->memory, (void **)&b->whole, &b->cap, g->n, sizeof *b->whole)) return short_of_memory(b);
-  b->whole[i] = result ? r->whole[g->nodes[i].payload.index] : r->made;
+  b->whole[i] = result ? r->whole[n.payload.index] : r->made;
   return true;
 }

@@ -119,13 +119,13 @@ qn_dim dim_symbol(dim_table *t, dim_source source, uint32_t ref, uint16_t axis, 
   return d;
 }
 
-void dim_rename_nodes(dim_table *t, const uint32_t *map) {
+void dim_rename_nodes(dim_table *t, const uint32_t *map, uint32_t n) {
   uint16_t gone = 0;
   bool changed = false;
   for (uint32_t i = 0; i < t->n; i++) {
     dim_expr *e = &t->exprs[i];
     if (e->op != DIM_SYMBOL || e->source != DIM_FROM_NODE) continue;
-    uint32_t ref = e->ref ? map[e->ref] : 0;
+    uint32_t ref = !e->ref || e->ref >= n ? 0 : map ? map[e->ref] : e->ref;
     changed |= ref != e->ref;
     e->ref = ref;
     if (!ref) e->axis = gone++; /* so that symbols of removed nodes stay different from each other */

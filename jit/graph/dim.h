@@ -97,8 +97,9 @@ int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
 /* The value of a dim whose symbols have the values that a function gives. */
 typedef int64_t dim_symbol_value(const void *ctx, const dim_expr *symbol);
 int64_t dim_ask(const dim_table *t, qn_dim d, dim_symbol_value *value, const void *ctx);
-/* Renumbers the nodes that symbols refer to: node n becomes map[n], where 0 means that it was removed. */
-void dim_rename_nodes(dim_table *t, const uint32_t *map);
+/* Renumbers the nodes that symbols refer to: node i becomes map[i], where 0 means that it was removed; with `map` NULL it stays i. Nodes from
+ * `n` on were removed. */
+void dim_rename_nodes(dim_table *t, const uint32_t *map, uint32_t n);
 /* Content hash: the same for equal expressions over the same sources in any table; names and hints do not count. */
 uint64_t dim_hash(const dim_table *t, qn_dim d);
 /* Prints a dim with as few parentheses as precedence allows: "n", "2*n + 1", "min(n, m) // 2". A symbol is printed as its name, or as

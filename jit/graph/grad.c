@@ -281,26 +281,37 @@ static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t site) {
   s->cotangent = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
 }
 
-/* Differentiates a branch or loop, node i: all cotangents of its results are complete. False with why. */
+/* Differentiates a branch or loop, node i: all cotangents of its results are complete. Each of its captured values hands over the cotangent
+ * that it has so far, to which uses in the regions are added in the order in which they would be if the arm or the turns were nodes of this
+ * graph: then captured and unrolled programs get the same bits. False with why. */
 static bool step_control(backward *b, uint32_t i) {
   graph *g = b->g;
   graph_node n = g->nodes[i];
-  uint32_t nout = graph_nresults(&n);
+  uint32_t nout = graph_nresults(&n), ncarries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : 0;
   control_grad c = {.g = g, .node = i};
   c.given = arena_alloc(&b->scratch, (nout + 1u) * sizeof *c.given);
   c.wanted = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.wanted);
+  c.so_far = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.so_far);
   c.out = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.out);
-  if (!c.given || !c.wanted || !c.out) return out_of_memory(b->why, b->culprit);
+  if (!c.given || !c.wanted || !c.so_far || !c.out) return out_of_memory(b->why, b->culprit);
   bool any = false;
   for (uint32_t x = b->proj_of[i - b->from]; x; x = b->proj_of[x - b->from]) {
     c.given[g->nodes[x].payload.index] = cotangent_of(b, x);
     any |= cotangent_of(b, x) != 0;
   }
-  for (int k = 0; k < n.nin; k++) c.wanted[k] = is_float(g, n.in[k]) && is_active(b, n.in[k]);
   *b->culprit = i;
   if (!any) return true;
+  for (uint32_t k = 0; k < n.nin; k++) {
+    c.wanted[k] = is_float(g, n.in[k]) && is_active(b, n.in[k]);
+    if (k < ncarries || !c.wanted[k]) continue;
+    node_state *s = state_of(b, n.in[k]);
+    c.so_far[k] = s->cotangent;
+    s->cotangent = 0; /* so that a value which is captured twice hands it over once */
+  }
   if (!grad_control(&c, b->why)) return false;
-  for (int k = 0; k < n.nin; k++)
+  for (uint32_t k = ncarries; k < n.nin; k++)
+    if (c.out[k]) contribute(b, n.in[k], c.out[k], n.site);
+  for (uint32_t k = ncarries; k-- > 0;)
     if (c.out[k]) contribute(b, n.in[k], c.out[k], n.site);
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
@@ -527,6 +538,12 @@ static void backward_end(backward *b) { arena_free(&b->scratch); }
 
 bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots, const uint32_t *wrt,
                int nwrt, const graph_rules *rules, uint32_t *grads, uint32_t *culprit, op_refusal *why) {
+  return graph_vjp_onto(g, from, roots, seeds, nroots, wrt, NULL, nwrt, rules, grads, culprit, why);
+}
+
+bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
+                    const uint32_t *wrt, const uint32_t *onto, int nwrt, const graph_rules *rules, uint32_t *grads,
+                    uint32_t *culprit, op_refusal *why) {
   backward b __attribute__((cleanup(backward_end))) = {
       .g = g, .from = from ? from : 1, .rules = rules, .culprit = culprit, .why = why};
   arena_init(&b.scratch, g->arena.vm);
@@ -542,6 +559,10 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
     if (roots[i] > b.last) b.last = roots[i];
   b.last = whole_regions(&b);
   bool ok = take_states(&b, wrt, nwrt) && take_regions(&b) && mark_active(&b);
+  for (int i = 0; i < nwrt && ok && onto; i++) {
+    node_state *s = state_of(&b, wrt[i]);
+    if (s) s->cotangent = onto[i];
+  }
   for (int i = 0; i < nroots && ok; i++) {
     uint32_t root = roots[i];
     if (!is_active(&b, root)) continue;
@@ -552,7 +573,7 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
     ok = cotangent_of(&b, root) || out_of_memory(why, culprit);
   }
   ok = ok && walk(&b);
-  for (int i = 0; i < nwrt && ok; i++) grads[i] = cotangent_of(&b, wrt[i]);
+  for (int i = 0; i < nwrt && ok; i++) grads[i] = state_of(&b, wrt[i]) || !onto ? cotangent_of(&b, wrt[i]) : onto[i];
 #ifdef QN_CHECKED
   for (uint32_t i = 1; rules && i < rules->n; i++) assert(rules->regions[i - 1].end <= rules->regions[i].end);
   char wrong[160];

@@ -78,12 +78,14 @@ static inline uint32_t make_smul(grad_ctx *c, uint32_t ct, uint32_t derivative) 
 /* ---- branches and loops (grad_control.c) ------------------------------------------------------------------------------ */
 
 /* The gradient of branch or loop `node`: `given` are the cotangents of its results (0: none), `wanted` says which operands want theirs,
- * `out` receives these, each of its operand's type (0: none). All by number of result or operand, owned by the caller. */
+ * `so_far` what captured ones have already (0: none), `out` receives these, `so_far` included, each of its operand's type (0: none). All by
+ * number of result or operand, owned by the caller. */
 typedef struct control_grad {
   graph *g;
   uint32_t node;
   uint32_t *given;
   bool *wanted;
+  uint32_t *so_far;
   uint32_t *out;
 } control_grad;
 /* False: not differentiable, as `why` says, or memory is short. */

@@ -8,8 +8,10 @@
  * its values once more. Its checks have passed the first time and are left out (ATTR_PROVEN).
  *
  * A loop keeps its carries at the beginning of turns as rows (keep_carries). Its gradient is a loop over the turns, from the last to the
- * first, whose body computes one turn once more from the kept carries and then differentiates it. Where there were more turns than rows,
- * so that only every stride-th turn was kept, an outer loop first computes the carries in between, a block of turns at a time.
+ * first, whose body computes one turn once more from the kept carries and then differentiates it. Where a loop may make more turns than it
+ * keeps rows, so that only every stride-th turn is kept, an outer loop goes over blocks of turns, from the last to the first, and first
+ * computes the carries of a block once more. So the gradient's graph has the same size however many turns there are, and holds each loop
+ * of the body once: it does not double with each level of nesting.
  *
  * Regions inside regions are differentiated by graph_vjp when it meets them in the copy.
  */
@@ -29,8 +31,9 @@ static uint32_t zeros(graph *g, uint32_t like) { return graph_full(g, &g->nodes[
 
 /* A region that is being differentiated. */
 typedef struct region_vjp {
-  graph *g;                              /* a copy of the region, proven; owned */
-  uint32_t *roots, *seeds, *wrt, *grads; /* as graph_vjp takes them; one allocation, owned by `roots` */
+  graph *g; /* a copy of the region, proven; owned */
+  /* as graph_vjp_onto takes them; one allocation, owned by `roots` */
+  uint32_t *roots, *seeds, *wrt, *onto, *grads;
   int nroots, nwrt;
 } region_vjp;
 
@@ -42,12 +45,35 @@ static void region_vjp_free(region_vjp *x) {
 /* Copies a region. False when memory is short; region_vjp_free in any case. */
 static bool region_vjp_begin(const graph *region, region_vjp *x) {
   size_t most = (size_t)region->noutputs + region->ninputs + 1;
-  *x = (region_vjp){.g = graph_copy(region), .roots = calloc(4 * most, sizeof *x->roots)};
+  *x = (region_vjp){.g = graph_copy(region), .roots = calloc(5 * most, sizeof *x->roots)};
   if (!x->g || !x->roots || !graph_prove(x->g)) return false;
   x->seeds = x->roots + most;
   x->wrt = x->seeds + most;
-  x->grads = x->wrt + most;
+  x->onto = x->wrt + most;
+  x->grads = x->onto + most;
   return true;
+}
+
+/* Is the region's result `k` a value that the region makes, and does no result before it give the same one? (A carry that a turn leaves as
+ * it was counts, too.) The cotangents of others are added to that of the value behind those of its own uses. */
+static bool is_own_result(const graph *region, uint32_t k, bool loop) {
+  uint32_t node = region->outputs[k];
+  const graph_node *n = &region->nodes[node];
+  if (n->kind == NODE_INPUT) return loop && n->payload.input == k;
+  for (uint32_t i = 0; i < k; i++)
+    if (region->outputs[i] == node) return false;
+  return true;
+}
+
+/* Sets `order` to the numbers of the region's first n results in the order in which their cotangents are added: own ones first, then the
+ * others, from the last to the first. That is the order which variables have that share a value: the recorder gives each but the first a
+ * copy (rec_part_values), and the copy made last is met first on the way back. */
+static void root_order(const graph *region, uint32_t n, bool loop, uint32_t *order) {
+  uint32_t at = 0;
+  for (uint32_t k = 0; k < n; k++)
+    if (is_own_result(region, k, loop)) order[at++] = k;
+  for (uint32_t k = n; k-- > 0;)
+    if (!is_own_result(region, k, loop)) order[at++] = k;
 }
 
 /* Result `k` of the region has a cotangent: `seed`, a node of the copy. False: `seed` is 0. */
@@ -60,7 +86,8 @@ static bool region_vjp_root(region_vjp *x, uint32_t k, uint32_t seed) {
 static graph *region_vjp_end(region_vjp *x, op_refusal *why) {
   graph *g = x->g;
   uint32_t culprit;
-  bool ok = graph_vjp(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->nwrt, NULL, x->grads, &culprit, why);
+  bool ok =
+      graph_vjp_onto(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->onto, x->nwrt, NULL, x->grads, &culprit, why);
   if (ok) {
     g->noutputs = 0;
     for (int i = 0; i < x->nwrt; i++) (void)graph_output(g, x->grads[i] ? x->grads[i] : zeros(g, x->wrt[i]));
@@ -74,21 +101,28 @@ static graph *region_vjp_end(region_vjp *x, op_refusal *why) {
   return ok ? g : NULL;
 }
 
-/* An arm's gradient: its inputs are the arm's and then the cotangents that are given, its results the cotangents of those captured
- * values that are wanted. Owned; NULL with `why`. */
+/* An arm's gradient: its inputs are the arm's, then the cotangents that are given, then those that captured values have so far; its results
+ * the cotangents of those captured values that are wanted. Owned; NULL with `why`. */
 static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *why) {
   region_vjp x;
-  bool ok = region_vjp_begin(arm, &x);
-  for (uint32_t k = 0; k < arm->noutputs && ok; k++)
-    if (c->given[k]) ok = region_vjp_root(&x, k, graph_input(x.g, x.g->nodes[x.g->outputs[k]].type, 0));
-  if (!ok) {
-    short_of_memory(why);
-    region_vjp_free(&x);
-    return NULL;
+  uint32_t nout = arm->noutputs, *seeds = calloc(2 * ((size_t)nout + 1), sizeof *seeds), *order = seeds + nout + 1;
+  bool ok = region_vjp_begin(arm, &x) && seeds;
+  for (uint32_t k = 0; k < nout && ok; k++)
+    if (c->given[k]) ok = (seeds[k] = graph_input(x.g, x.g->nodes[x.g->outputs[k]].type, 0)) != 0;
+  if (ok) root_order(arm, nout, false, order);
+  for (uint32_t k = 0; k < nout && ok; k++)
+    if (c->given[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]]);
+  free(seeds);
+  for (uint32_t i = 0; i < arm->ninputs && ok; i++) {
+    if (!c->wanted[1 + i]) continue; /* operand 0 is the predicate */
+    uint32_t input = x.g->inputs[i];
+    if (c->so_far[1 + i]) ok = (x.onto[x.nwrt] = graph_input(x.g, x.g->nodes[input].type, 0)) != 0;
+    x.wrt[x.nwrt++] = input;
   }
-  for (uint32_t i = 0; i < arm->ninputs; i++)
-    if (c->wanted[1 + i]) x.wrt[x.nwrt++] = x.g->inputs[i]; /* operand 0 is the predicate */
-  return region_vjp_end(&x, why);
+  if (ok) return region_vjp_end(&x, why);
+  short_of_memory(why);
+  region_vjp_free(&x);
+  return NULL;
 }
 
 /* to[i] becomes result first + i of a node with regions, of the type of `like`[i]. False: `node` is 0, or memory is short. */
@@ -104,7 +138,7 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
   uint32_t nout = n.payload.regions[0]->noutputs, nin = n.nin;
   graph *arms[2] = {backward_arm(c, n.payload.regions[0], why), NULL};
   if (arms[0]) arms[1] = backward_arm(c, n.payload.regions[1], why);
-  uint32_t *in = calloc((size_t)nin + nout + 1, sizeof *in);
+  uint32_t *in = calloc(2 * (size_t)nin + nout + 1, sizeof *in);
   if (!arms[1] || !in) {
     graph_free(arms[0]);
     graph_free(arms[1]);
@@ -114,6 +148,8 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
   memcpy(in, n.in, nin * sizeof *in);
   for (uint32_t k = 0; k < nout; k++)
     if (c->given[k]) in[nin++] = c->given[k];
+  for (int k = 1; k < n.nin; k++)
+    if (c->wanted[k] && c->so_far[k]) in[nin++] = c->so_far[k];
   uint32_t node = graph_regions(g, NODE_IF, in, (int)nin, arms[0], arms[1], NULL, n.site), index = 0;
   free(in);
   for (int k = 1; k < n.nin && node; k++)
@@ -127,7 +163,8 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
 typedef struct loop_grad {
   const graph *body; /* the loop's body, proven, with the carries of the next turn as its only results */
   /* The gradient of one turn; owned. Its inputs are the turn's carries and captured values, the cotangents of the float carries that
-   * the turn gives, and those of its rows; its results the cotangents of the float carries that it takes, then of captured values. */
+   * the turn gives, those of its rows, and those that captured values have so far; its results the cotangents of the float carries that it
+   * takes, then of captured values. */
   graph *back;
   uint32_t ncarries, ncaptured, nrows;
   /* float carries; captured values whose cotangents are wanted, which are sums over all turns */
@@ -177,7 +214,7 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
   uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
            rows = builder_operands(&b, kept, l->ncarries);
   capture_values(l, &b, v, 1, &in);
-  uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + l->ncts + l->nrows);
+  uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + n + l->nrows);
   uint32_t *outs = builder_list(&b, 1 + n);
   graph *head = b.part[0], *body = b.part[1];
   if (!b.failed) {
@@ -196,14 +233,14 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
           graph_const_scalar(body, row ? (qn_dtype)body->nodes[row].type.dtype : DTYPE_FLOAT, false, 0, 0, 0);
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
     }
+    for (uint32_t i = l->ncts; i < n; i++) args[k++] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1);
-    for (uint32_t i = l->ncts; i < n && !b.failed; i++)
-      outs[1 + i] = graph_op2(body, OP_add, builder_input(&b, 1, first + i), outs[1 + i]);
     builder_outputs(&b, 1, outs, 1 + n);
   }
-  return take_results(g, builder_close(&b, 0, NULL, 0), 1, n, v->cts, cts);
+  op_attr attr = graph_loop_attr(1 + n, 0);
+  return take_results(g, builder_close(&b, 0, &attr, 0), 1, n, v->cts, cts);
 }
 
 /* Appends to g
@@ -234,9 +271,22 @@ static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, ui
   return take_results(g, node, keep ? 1 + n : 1, n, carries, carries);
 }
 
-/* Appends to g the gradient of turns 0..turns where only every stride-th turn's carries were kept, in `kept`: a loop, from the last turn
- * to the first, over blocks of at most l->block turns that begin at a kept turn or where the block before ended. Each computes all of
- * its carries, then its gradient. Sets `cts` to the cotangents and sums before turn 0. False: memory is short. */
+/* Sets *start to the kept turn from which a block of turns that ends before `hi` is computed once more, and *lo to the block's first turn.
+ * The block has at most l->block turns and begins at a kept turn, unless fewer turns than that are kept. */
+static void block_begins(const loop_grad *l, graph *g, uint32_t hi, uint32_t stride, uint32_t *start, uint32_t *lo) {
+  uint32_t last = graph_count(g, OP_sub, hi, graph_weak_int(g, 1));
+  uint32_t least =
+      graph_op2(g, OP_maximum, graph_count(g, OP_sub, hi, graph_weak_int(g, l->block)), graph_weak_int(g, 0));
+  uint32_t up = graph_count(g, OP_add, least, graph_count(g, OP_sub, stride, graph_weak_int(g, 1)));
+  uint32_t above = graph_count(g, OP_mul, graph_count(g, OP_floordiv, up, stride), stride);
+  uint32_t below = graph_count(g, OP_mul, graph_count(g, OP_floordiv, last, stride), stride);
+  *start = graph_op2(g, OP_minimum, above, below);
+  *lo = graph_op2(g, OP_maximum, *start, least);
+}
+
+/* Appends to g the gradient of turns 0..turns where perhaps not every turn's carries were kept, in `kept`: a loop, from the last turn to the
+ * first, over blocks of turns. Each computes all of its carries, then its gradient. Sets `cts` to the cotangents and sums before turn 0.
+ * False: memory is short. */
 static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
                            uint32_t *cts) {
   region_builder b;
@@ -249,11 +299,11 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
   capture_values(l, &b, v, 1, &in);
   if (!b.failed) {
     graph *head = b.part[0], *body = b.part[1];
-    uint32_t more = graph_op2(head, OP_gt, builder_input(&b, 0, 0), graph_weak_int(head, 0));
+    uint32_t more = graph_op2(head, OP_gt, builder_input(&b, 0, 0), graph_weak_int(head, 0)), start, lo;
     builder_outputs(&b, 0, &more, 1);
-    uint32_t hi = builder_input(&b, 1, 0), last = graph_count(body, OP_sub, hi, graph_weak_int(body, 1));
-    uint32_t at = graph_count(body, OP_floordiv, last, in.stride), start = graph_count(body, OP_mul, at, in.stride);
-    uint32_t lo = graph_op2(body, OP_maximum, start, graph_count(body, OP_sub, hi, graph_weak_int(body, l->block)));
+    uint32_t hi = builder_input(&b, 1, 0);
+    block_begins(l, body, hi, in.stride, &start, &lo);
+    uint32_t at = graph_count(body, OP_floordiv, start, in.stride);
     for (uint32_t i = 0; i < l->ncarries; i++)
       carries[i] = graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
     for (uint32_t i = 0; i < n; i++) in.cts[i] = builder_input(&b, 1, first + i);
@@ -264,37 +314,40 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
     builder_outputs(&b, 1, &lo, 1);
     builder_outputs(&b, 1, in.cts, n);
   }
-  return take_results(g, builder_close(&b, 0, NULL, 0), 1, n, v->cts, cts);
+  op_attr attr = graph_loop_attr(1 + n, 0);
+  return take_results(g, builder_close(&b, 0, &attr, 0), 1, n, v->cts, cts);
 }
 
-/* Appends to g
- *     if stride == 1 { reverse_block over all turns } else { reverse_blocks }
- * as how many turns were kept is known only when the loop has run. */
-static bool reverse_loop(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
-                         uint32_t *cts) {
-  region_builder b;
-  uint32_t n = l->ncts + l->naccs;
-  uint32_t predicate = graph_op2(g, OP_eq, v->stride, graph_weak_int(g, 1));
-  builder_open(&b, g);
-  b.failed |= !predicate;
-  uint32_t t = builder_operand(&b, turns), first = builder_operands(&b, v->cts, n),
-           rows = builder_operands(&b, kept, l->ncarries);
-  loop_values in;
-  uint32_t from = b.n, *to = builder_list(&b, (size_t)l->ncarries + n);
-  capture_values(l, &b, v, 0, &in);
-  for (int arm = 0; arm < 2 && !b.failed; arm++) {
-    graph *part = b.part[arm];
-    for (uint32_t i = 0; i < l->ncaptured; i++) in.captured[i] = builder_input(&b, arm, from + i);
-    for (uint32_t i = 0; i < l->nrows; i++) in.row_cts[i] = builder_input(&b, arm, from + l->ncaptured + i);
-    in.stride = builder_input(&b, arm, from + l->ncaptured + l->nrows);
-    for (uint32_t i = 0; i < n; i++) in.cts[i] = builder_input(&b, arm, first + i);
-    for (uint32_t i = 0; i < l->ncarries; i++) to[n + i] = builder_input(&b, arm, rows + i);
-    bool ok = arm == 0 ? reverse_block(l, part, &in, graph_weak_int(part, 0), builder_input(&b, arm, t), to + n, to)
-                       : reverse_blocks(l, part, &in, builder_input(&b, arm, t), to + n, to);
-    b.failed |= !ok;
-    builder_outputs(&b, arm, to, n);
-  }
-  return take_results(g, builder_close(&b, predicate, NULL, 0), 0, n, v->cts, cts);
+/* Sets *value to a host int that is known: a constant, or where `g` is the region of a loop `of`, an operand that is a constant of `outer` and
+ * that the body does not change. */
+static bool known_int(const graph *g, uint32_t node, const graph *outer, const graph_node *of, int64_t *value) {
+  qn_value v;
+  const graph_node *n = &g->nodes[node];
+  if (of && n->kind == NODE_INPUT && n->payload.input >= graph_loop_carries(of))
+    return known_int(outer, of->in[n->payload.input], NULL, NULL, value);
+  if (!n->type.weak || n->type.dtype != WEAK_INT || !graph_const_value(g, node, &v)) return false;
+  *value = v.u.i;
+  return true;
+}
+
+/* How many turns a loop makes at most, where that can be seen: it counts from one known number to another, and may be left early.
+ * INT64_MAX: it cannot. */
+static int64_t most_turns(const graph *g, uint32_t node) {
+  const graph_node *n = &g->nodes[node];
+  const graph *head = n->payload.regions[0], *body = n->payload.regions[1];
+  const graph_node *test = &head->nodes[head->outputs[0]];
+  if (test->kind == NODE_OP && test->op == OP_bitand) test = &head->nodes[test->in[0]];
+  if (test->kind != NODE_OP || test->op != OP_lt || head->nodes[test->in[0]].kind != NODE_INPUT) return INT64_MAX;
+  uint32_t k = head->nodes[test->in[0]].payload.input;
+  int64_t from, to, by;
+  if (k >= graph_loop_carries(n) || !known_int(head, test->in[1], g, n, &to) ||
+      !known_int(g, n->in[k], NULL, NULL, &from))
+    return INT64_MAX;
+  const graph_node *next = &body->nodes[body->outputs[k]];
+  if (next->kind != NODE_OP || next->op != OP_add || next->in[0] != body->inputs[k] ||
+      !known_int(body, next->in[1], g, n, &by) || by != 1)
+    return INT64_MAX;
+  return to > from ? to - from : 0;
 }
 
 enum { KEPT_BYTES = 256 << 20, KEPT_LEAST = 64, KEPT_MOST = 1 << 16 };
@@ -340,13 +393,18 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
 static graph *backward_body(const control_grad *c, const graph *body, const loop_grad *l, const uint32_t *rows,
                             op_refusal *why) {
   region_vjp x;
-  bool ok = region_vjp_begin(body, &x);
+  uint32_t *seeds = calloc(2 * ((size_t)l->ncarries + 1), sizeof *seeds), *order = seeds + l->ncarries + 1;
+  bool ok = region_vjp_begin(body, &x) && seeds;
   graph *g = x.g;
   for (uint32_t k = 0; k < l->ncarries && ok; k++) {
     if (!dtype_is_float((qn_dtype)g->nodes[g->inputs[k]].type.dtype)) continue;
-    ok = region_vjp_root(&x, k, graph_input(g, g->nodes[g->outputs[k]].type, 0));
+    ok = (seeds[k] = graph_input(g, g->nodes[g->outputs[k]].type, 0)) != 0;
     x.wrt[x.nwrt++] = g->inputs[k];
   }
+  if (ok) root_order(body, l->ncarries, true, order);
+  for (uint32_t k = 0; k < l->ncarries && ok; k++)
+    if (seeds[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]]);
+  free(seeds);
   for (uint32_t k = 0; k < l->nrows && ok; k++) {
     graph_type t = g->nodes[g->outputs[rows[k]]].type;
     op_attr attr = {.dtype = t.dtype, .flags = ATTR_WEAK};
@@ -356,14 +414,16 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
     if (weak) seed = graph_op(g, OP_cast, &seed, 1, &attr, 0);
     ok = region_vjp_root(&x, rows[k], seed);
   }
-  if (!ok) {
-    short_of_memory(why);
-    region_vjp_free(&x);
-    return NULL;
+  for (uint32_t i = l->ncarries; i < body->ninputs && ok; i++) {
+    if (!c->wanted[i]) continue;
+    uint32_t input = g->inputs[i];
+    ok = (x.onto[x.nwrt] = graph_input(g, g->nodes[input].type, 0)) != 0;
+    x.wrt[x.nwrt++] = input;
   }
-  for (uint32_t i = l->ncarries; i < body->ninputs; i++)
-    if (c->wanted[i]) x.wrt[x.nwrt++] = g->inputs[i];
-  return region_vjp_end(&x, why);
+  if (ok) return region_vjp_end(&x, why);
+  short_of_memory(why);
+  region_vjp_free(&x);
+  return NULL;
 }
 
 /* Result `index` of a node with regions: the node that takes it already, or else a new one. (An array of kept rows must be taken by one
@@ -418,8 +478,15 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     uint32_t carry = float_carries[k];
     v.cts[k] = c->given[carry] ? c->given[carry] : zeros(g, n.in[carry]);
   }
-  for (uint32_t k = 0; k < l->naccs; k++) v.cts[l->ncts + k] = zeros(g, n.in[wanted[k]]);
-  if (!turns || !v.stride || g->failed || !reverse_loop(l, g, &v, turns, kept, cts)) return false;
+  for (uint32_t k = 0; k < l->naccs; k++) {
+    uint32_t so_far = c->so_far[wanted[k]];
+    v.cts[l->ncts + k] = so_far ? so_far : zeros(g, n.in[wanted[k]]);
+  }
+  if (!turns || !v.stride || g->failed) return false;
+  bool all = !graph_loop_slots(&n) || most_turns(g, c->node) <= graph_loop_slots(&n);
+  if (all ? !reverse_block(l, g, &v, graph_weak_int(g, 0), turns, kept, cts)
+          : !reverse_blocks(l, g, &v, turns, kept, cts))
+    return false;
   for (uint32_t k = 0; k < l->ncts; k++)
     if (c->wanted[float_carries[k]]) c->out[float_carries[k]] = cts[k];
   for (uint32_t k = 0; k < l->naccs; k++) c->out[wanted[k]] = cts[l->ncts + k];

@@ -34,6 +34,7 @@ void graph_cut(graph *g, uint32_t n) {
     const graph_node *last = &g->nodes[--g->n];
     for (int k = 0; graph_kind_has_regions(last->kind) && k < 2; k++) graph_free(last->payload.regions[k]);
   }
+  if (g->dims.n && n > 1) dim_rename_nodes(&g->dims, NULL, n);
 }
 
 void graph_free(graph *g) {
@@ -208,11 +209,21 @@ uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, ui
   if (node && of->kind == NODE_LOOP && index >= graph_loop_carries(of) && index < of->payload.regions[1]->noutputs) {
     if (type.rank == ARRAY_MAX_RANK) return fail(g);
     memmove(n.type.shape + 1, type.shape, type.rank * sizeof *type.shape);
-    n.type.shape[0] = dim_symbol(&g->dims, DIM_FROM_NODE, g->n, 0, 1, NULL);
+    /* the hint is no size that broadcasts */
+    n.type.shape[0] = dim_symbol(&g->dims, DIM_FROM_NODE, g->n, 0, 2, NULL);
     n.type.rank++;
     n.type.weak = false;
   }
   return node && (n.in = take_operands(g, &node, 1)) ? append(g, &n) : fail(g);
+}
+
+uint32_t graph_proj_again(graph *g, const graph_node *n) {
+  const graph_node *of = &g->nodes[n->in[0]];
+  graph_type t = n->type;
+  bool row = of->kind == NODE_LOOP && n->payload.index >= graph_loop_carries(of) &&
+             n->payload.index < of->payload.regions[1]->noutputs;
+  if (row) memmove(t.shape, t.shape + 1, --t.rank * sizeof *t.shape);
+  return graph_proj(g, n->in[0], n->payload.index, t, n->site);
 }
 
 bool graph_regions_fallible(const graph_node *n) {
@@ -504,7 +515,7 @@ void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions) {
   g->n = next;
   for (uint32_t i = 0; i < g->ninputs; i++) g->inputs[i] = map[g->inputs[i]];
   for (uint32_t i = 0; i < g->noutputs; i++) g->outputs[i] = map[g->outputs[i]];
-  dim_rename_nodes(&g->dims, map);
+  dim_rename_nodes(&g->dims, map, n);
   for (uint32_t i = 0; i < nregions; i++) renumber_region(&regions[i], map);
 }
 

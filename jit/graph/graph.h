@@ -215,6 +215,8 @@ graph_type graph_result_type(const graph_node *n, uint32_t index);
 uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site);
 /* Appends an effect, which is made with the values of these nodes. */
 uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, uint32_t site);
+/* Appends a node that takes the result which n took, a node that has been removed from this graph. */
+uint32_t graph_proj_again(graph *g, const graph_node *n);
 /* Appends a copy of n with other operands; attributes and regions are copied. n may lie in another graph and is no input or constant. */
 uint32_t graph_node_like(graph *g, const graph_node *n, const uint32_t *in);
 /* Appends to `to` a copy of a node of `from`; operand i becomes map[i]. Sizes keep their numbers, since `to` has a copy of the table of
@@ -345,6 +347,11 @@ void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions);
 QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                              const uint32_t *wrt, int nwrt, const graph_rules *rules, uint32_t *grads,
                              uint32_t *culprit, op_refusal *why);
+/* As graph_vjp; onto[i] is a cotangent that wrt[i] has already, from users outside of these nodes (0: none). What they contribute is added to
+ * it, one after the other, and grads[i] is the sum. */
+QN_MUST_CHECK bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
+                                  const uint32_t *wrt, const uint32_t *onto, int nwrt, const graph_rules *rules,
+                                  uint32_t *grads, uint32_t *culprit, op_refusal *why);
 
 /* ---- text ---------------------------------------------------------------------------------------------------------------- */
 

@@ -1,99 +1,132 @@
-/* graph_inline (graph.h): copies a graph's nodes into another graph, with other operands in place of its inputs.
+/* Copying nodes from one graph to another: sizes (inline.h), and graph_inline (graph.h), which copies all of a graph's nodes with other
+ * operands in place of its inputs.
  *
- * Sizes are translated when they are met. A symbol for an input's axis becomes the size of that axis of the argument, a symbol of a node
- * that of its copy. A symbol for the value of a host int can be translated only if the argument is an input or a constant of the other
- * graph. Regions inside have symbols of their own and are copied as they are.
- */
+ * Regions inside have symbols of their own and are copied as they are. */
+#include "jit/graph/inline.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/graph/graph.h"
+bool size_map_begin(size_map *m, graph *to, const graph *from, const uint32_t *map) {
+  *m = (size_map){.to = to, .from = from, .map = map};
+  if (!from->dims.n) return true;
+  m->dims = calloc(from->dims.n, sizeof *m->dims);
+  m->known = calloc(from->dims.n, sizeof *m->known);
+  return m->dims && m->known;
+}
 
-typedef struct inliner {
-  graph *to;
-  const graph *from;
-  const uint32_t *args;
-  uint32_t *map; /* by node of `from` */
-  qn_dim *dims;  /* by expression of `from`: its translation, where known[] says that there is one */
-  bool *known;
-  bool failed; /* a size cannot be translated */
-} inliner;
+void size_map_end(size_map *m) {
+  free(m->dims);
+  free(m->known);
+  m->dims = NULL;
+  m->known = NULL;
+}
 
-static qn_dim size_in(inliner *x, qn_dim d);
-
-static qn_dim symbol_in(inliner *x, const dim_expr *e) {
-  graph *to = x->to;
-  if (e->source == DIM_FROM_INPUT) return to->nodes[x->args[e->ref]].type.shape[e->axis];
-  if (e->source == DIM_FROM_NODE) return to->nodes[x->map[e->ref]].type.shape[e->axis];
-  const graph_node *n = &to->nodes[x->args[e->ref]];
+static qn_dim symbol_in(size_map *m, const dim_expr *e) {
+  graph *to = m->to;
+  if (m->plain && e->source == DIM_FROM_INPUT) return e->hint;
+  uint32_t node = m->map[e->source == DIM_FROM_NODE ? e->ref : m->from->inputs[e->ref]];
+  const graph_node *n = &to->nodes[node];
   qn_value v;
-  if (graph_const_value(to, x->args[e->ref], &v)) return dim_const(&to->dims, v.u.i);
-  if (n->kind == NODE_INPUT) return dim_symbol(&to->dims, DIM_FROM_SCALAR, n->payload.input, 0, e->hint, e->name);
-  x->failed = true;
+  if (node && e->source != DIM_FROM_SCALAR) return n->type.shape[e->axis];
+  if (node && graph_const_value(to, node, &v)) return dim_const(&to->dims, v.u.i);
+  if (node && n->kind == NODE_INPUT)
+    return dim_symbol(&to->dims, DIM_FROM_SCALAR, n->payload.input, 0, e->hint, e->name);
+  m->failed = true;
   return e->hint;
 }
 
-static qn_dim size_in(inliner *x, qn_dim d) {
+static qn_dim size_in(size_map *m, qn_dim d) {
   if (d >= 0) return d;
   uint32_t i = (uint32_t)~d;
-  if (x->known[i]) return x->dims[i];
-  const dim_expr e = x->from->dims.exprs[i];
+  if (m->known[i]) return m->dims[i];
+  const dim_expr e = m->from->dims.exprs[i];
   qn_dim made =
-      e.op == DIM_SYMBOL ? symbol_in(x, &e) : dim_make(&x->to->dims, (dim_op)e.op, size_in(x, e.a), size_in(x, e.b));
-  x->known[i] = true;
-  return x->dims[i] = made;
+      e.op == DIM_SYMBOL ? symbol_in(m, &e) : dim_make(&m->to->dims, (dim_op)e.op, size_in(m, e.a), size_in(m, e.b));
+  m->known[i] = true;
+  return m->dims[i] = made;
 }
 
-/* Translates size d of a node's own shape, which may be a symbol of this very node: that becomes a symbol of its copy. */
-static qn_dim own_size(inliner *x, uint32_t node, qn_dim d) {
-  if (d >= 0) return d;
-  const dim_expr *e = &x->from->dims.exprs[~d];
-  if (e->op != DIM_SYMBOL || e->source != DIM_FROM_NODE || e->ref != node) return size_in(x, d);
-  x->known[~d] = true;
-  return x->dims[~d] = dim_symbol(&x->to->dims, DIM_FROM_NODE, x->to->n, e->axis, e->hint, e->name);
+void size_map_type(size_map *m, uint32_t node, graph_type *t) {
+  for (int a = 0; a < t->rank; a++) {
+    qn_dim d = t->shape[a];
+    const dim_expr *e = d < 0 ? &m->from->dims.exprs[~d] : NULL;
+    if (e && e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == node) {
+      m->known[~d] = true;
+      m->dims[~d] = dim_symbol(&m->to->dims, DIM_FROM_NODE, m->to->n, e->axis, e->hint, e->name);
+    }
+    t->shape[a] = size_in(m, d);
+  }
 }
 
-static bool copy_node(inliner *x, uint32_t i) {
-  graph *to = x->to;
-  graph_node n = x->from->nodes[i];
+void size_map_input(size_map *m, graph_type *t, int lead) {
+  for (int a = 0; a < t->rank; a++) {
+    qn_dim d = t->shape[a];
+    if (d < 0 && !m->known[~d] && !(m->plain && !dim_is_late(&m->from->dims, d))) {
+      m->known[~d] = true;
+      m->dims[~d] = dim_symbol(&m->to->dims, DIM_FROM_INPUT, m->to->ninputs, (uint16_t)(lead + a),
+                               dim_hint(&m->from->dims, d), m->from->dims.exprs[~d].name);
+    }
+    t->shape[a] = size_in(m, d);
+  }
+}
+
+void size_map_attr(size_map *m, op_id op, op_attr *attr) {
+  for (int k = 0; k < attr->n; k++)
+    if (op_attr_is_dim(op, k)) attr->d[k] = size_in(m, attr->d[k]);
+}
+
+/* Can a size be translated? */
+static bool can_translate(const size_map *m, qn_dim d) {
+  if (d >= 0 || m->known[~d]) return true;
+  const dim_expr *e = &m->from->dims.exprs[~d];
+  if (e->op != DIM_SYMBOL) return can_translate(m, e->a) && can_translate(m, e->b);
+  if (m->plain && e->source == DIM_FROM_INPUT) return true;
+  return m->map[e->source == DIM_FROM_NODE ? e->ref : m->from->inputs[e->ref]] != 0;
+}
+
+void size_map_facts(size_map *m) {
+  for (uint32_t k = 0; k < m->from->dims.nfacts; k++) {
+    const dim_fact *f = &m->from->dims.facts[k];
+    if (!can_translate(m, f->a) || !can_translate(m, f->b)) continue;
+    qn_dim a = size_in(m, f->a), b = size_in(m, f->b);
+    if (a < 0 || b < 0) dim_assume(&m->to->dims, a, (dim_relation)f->relation, b);
+  }
+}
+
+static bool copy_node(size_map *m, uint32_t *map, uint32_t i) {
+  graph *to = m->to;
+  graph_node n = m->from->nodes[i];
   uint32_t *in = malloc((n.nin + 1u) * sizeof *in);
   if (!in) return false;
-  for (int k = 0; k < n.nin; k++) in[k] = x->map[n.in[k]];
+  for (int k = 0; k < n.nin; k++) in[k] = map[n.in[k]];
   n.site = 0;
-  for (int a = 0; a < n.type.rank; a++) n.type.shape[a] = own_size(x, i, n.type.shape[a]);
+  size_map_type(m, i, &n.type);
   op_attr attr;
   if (n.kind == NODE_OP && n.attr) {
     attr = graph_attr(&n);
-    for (int k = 0; k < attr.n; k++)
-      if (op_attr_is_dim((op_id)n.op, k)) attr.d[k] = size_in(x, attr.d[k]);
+    size_map_attr(m, (op_id)n.op, &attr);
     n.attr = &attr;
   }
-  x->map[i] = n.kind == NODE_CONST ? graph_const(to, n.type, n.payload.data, 0) : graph_node_like(to, &n, in);
+  map[i] = n.kind == NODE_CONST ? graph_const(to, n.type, n.payload.data, 0) : graph_node_like(to, &n, in);
   free(in);
-  return x->map[i] != 0;
+  return map[i] != 0;
 }
 
 bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *outs) {
-  inliner x = {.to = to, .from = from, .args = args};
-  x.map = calloc(from->n, sizeof *x.map);
-  x.dims = calloc(from->dims.n + 1, sizeof *x.dims);
-  x.known = calloc(from->dims.n + 1, sizeof *x.known);
-  bool ok = x.map && x.dims && x.known;
+  size_map m;
+  uint32_t *map = calloc(from->n, sizeof *map);
+  bool ok = size_map_begin(&m, to, from, map) && map;
   for (uint32_t i = 1; i < from->n && ok; i++) {
     if (from->nodes[i].kind == NODE_INPUT)
-      x.map[i] = args[from->nodes[i].payload.input];
+      map[i] = args[from->nodes[i].payload.input];
     else
-      ok = copy_node(&x, i);
+      ok = copy_node(&m, map, i);
   }
-  for (uint32_t k = 0; k < from->noutputs && ok; k++) outs[k] = x.map[from->outputs[k]];
-  for (uint32_t k = 0; k < from->dims.nfacts && ok; k++) {
-    const dim_fact *f = &from->dims.facts[k];
-    qn_dim a = size_in(&x, f->a), b = size_in(&x, f->b);
-    if (a < 0 || b < 0) dim_assume(&to->dims, a, (dim_relation)f->relation, b);
-  }
-  ok = ok && !x.failed && !to->failed && !to->dims.arena->failed;
-  free(x.map);
-  free(x.dims);
-  free(x.known);
+  for (uint32_t k = 0; k < from->noutputs && ok; k++) outs[k] = map[from->outputs[k]];
+  if (ok) size_map_facts(&m);
+  ok = ok && !m.failed && !to->failed && !to->dims.arena->failed;
+  free(map);
+  size_map_end(&m);
   return ok;
 }

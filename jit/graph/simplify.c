@@ -286,7 +286,7 @@ graph *graph_simplify(const graph *from, cancel_flag cancel) {
   }
   for (uint32_t i = 0; ok && i < from->noutputs; i++) ok = graph_output(g, map[from->outputs[i]]);
   if (ok) {
-    dim_rename_nodes(&g->dims, map);
+    dim_rename_nodes(&g->dims, map, from->n);
     graph_dce(g);
   }
   arena_free(&scratch);

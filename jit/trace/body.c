@@ -121,6 +121,9 @@ static bool is_copied(const graph_node *n, uint32_t mark) {
   return graph_is_run(n) && (n->kind != NODE_PROJ || n->in[0] >= mark);
 }
 
+/* The size of a node that is needed is told by this node. */
+static void mark_size(void *needed, uint32_t node) { ((uint8_t *)needed)[node] = 1; }
+
 /* Marks the nodes that `outs` depend on: all of them from `mark` on, and those before it that these read. If a result of a region is
  * needed, all of its arguments and results are. */
 static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs, uint32_t nouts, uint8_t *needed) {
@@ -137,20 +140,10 @@ static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs
       for (uint32_t k = 0; k < x->nargs + x->nouts && any; k++) needed[x->args[k]] = 1;
     }
     const graph_node *n = &g->nodes[i];
-    for (int k = 0; needed[i] && is_copied(n, mark) && k < n->nin; k++) needed[n->in[k]] = 1;
+    if (!needed[i] || !is_copied(n, mark)) continue;
+    for (int k = 0; k < n->nin; k++) needed[n->in[k]] = 1;
+    graph_each_size_node(g, i, mark_size, needed);
   }
-}
-
-/* Does no node (of those that are needed; NULL: of all) have sizes that only a run tells, as the rows have that a loop keeps? They are named in
- * the graph's own table, so nodes that are copied to another graph would not know them. False with an error raised. */
-static bool sizes_known(qn_vm *vm, const graph *g, const uint8_t *needed) {
-  for (uint32_t i = 1; i < g->n; i++)
-    for (int k = 0; (!needed || needed[i]) && k < g->nodes[i].type.rank; k++)
-      if (dim_is_late(&g->dims, g->nodes[i].type.shape[k]))
-        return raise_false(vm, E_no_graph,
-                           "the derivative of a captured loop cannot be taken apart or called as a graph; --set "
-                           "jit.regions=0 unrolls loops");
-  return true;
 }
 
 /* Guards the sizes that a node has, and that its attributes name, by value. */
@@ -173,25 +166,22 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   bool ok = to && copy_begin(&c, vm, to, g, 0);
   b->call.graph = to;
   if (ok) mark_needed(r, mark, outs, nouts, needed);
-  bool known = !ok || sizes_known(vm, g, needed);
-  ok = ok && known;
   for (uint32_t k = 0; k < nparams && ok; k++) needed[params[k]] = 0;
-  c.plain = r->nsize_places != 0; /* graphs of their own have the sizes of this call */
-  for (uint32_t i = 1; i < g->n && ok && c.plain; i++)
+  c.dims.plain = r->nsize_places != 0; /* graphs of their own have the sizes of this call */
+  for (uint32_t i = 1; i < g->n && ok && c.dims.plain; i++)
     if (needed[i]) pin_node(r, i);
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
     if (!needed[i] || is_small_const(n) || (i >= mark && is_copied(n, mark))) continue;
-    ok = nodes_add(vm, bound, i) && (c.map[i] = graph_input(to, plain_type(&g->dims, n->type), 0)) != 0;
+    ok = nodes_add(vm, bound, i) && copy_input(&c, i);
   }
   b->nbound = bound->n;
-  for (uint32_t k = 0; k < nparams && ok; k++)
-    ok = (c.map[params[k]] = graph_input(to, plain_type(&g->dims, g->nodes[params[k]].type), 0)) != 0;
+  for (uint32_t k = 0; k < nparams && ok; k++) ok = copy_input(&c, params[k]);
   for (uint32_t i = 1; i < g->n && ok; i++)
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
   ok = ok && regions_copy(vm, g, &r->regions, mark, &b->call.regions, c.map, NULL);
-  ok = known && ((ok && !to->failed && !to->arena.failed) || fail_memory(vm));
+  ok = (ok && copy_done(&c) && !to->failed && !to->arena.failed) || fail_memory(vm);
   if (c.from) copy_end(&c);
   if (needed) mem_free(vm, needed, g->n);
   return ok;
@@ -240,7 +230,6 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
   const region_list *regions = &b->call.regions; /* sorted by their ends */
   uint32_t n = regions->n;
   node_copy c = {.vm = vm};
-  if (!sizes_known(vm, g, NULL)) return false;
   size_t bytes = n * sizeof(uint32_t) + 1, open_bytes = n * sizeof(region_open) + 1;
   uint32_t *ends = mem_zalloc(vm, bytes);
   region_open *open = ends ? mem_alloc(vm, open_bytes) : NULL;
@@ -257,7 +246,7 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
     }
   }
   for (uint32_t i = 0; i < g->noutputs && ok; i++) out[i] = c.map[g->outputs[i]];
-  ok = ok && regions_copy(vm, g, regions, 0, &r->regions, c.map, ends) && rec_room(r);
+  ok = ok && copy_done(&c) && regions_copy(vm, g, regions, 0, &r->regions, c.map, ends) && rec_room(r);
   if (!ok) fail_memory(vm);
   if (c.from) copy_end(&c);
   mem_free(vm, open, open_bytes);
@@ -423,6 +412,14 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   return true;
 }
 
+/* The node of a value that becomes an input of this type: a number may stand for an array of rank 0. 0 if memory is short. */
+static uint32_t input_node(struct recording *r, qn_value v, const graph_type *t) {
+  uint32_t node = rec_node(r, v);
+  if (!node || t->weak || !r->g->nodes[node].type.weak) return node;
+  op_attr attr = {.dtype = t->dtype};
+  return graph_op(r->g, OP_fit, &node, 1, &attr, rec_site(r));
+}
+
 static qn_value body_run(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const graph_body *b = body_of(site->fn);
@@ -438,7 +435,7 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
       op_raise_devices(vm, "a graph", r->device, value_array(in[i])->device);
       ok = false;
     } else {
-      ok = (nodes[i] = rec_node(r, in[i])) != 0 || fail_memory(vm);
+      ok = (nodes[i] = input_node(r, in[i], &g->nodes[g->inputs[i]].type)) != 0 || fail_memory(vm);
     }
   }
   ok = ok && body_append(r, b, nodes, outs);

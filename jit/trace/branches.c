@@ -57,8 +57,11 @@ static bool is_data(const graph *g, uint32_t node, int *left) {
   return false;
 }
 
+/* (Inside two gradients, regions would give derivatives whose sums come in another order than those of unrolled programs, so they would not
+ * be the bits of eager calls: the gradient of a region computes values once more, and what is differentiated by these is summed apart.) */
 bool arms_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  if (rec_derivatives(r) > 1) return false;
   if (!r->vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->device || base->lanes ||
       r->lanes || r->tries || base->tries)
     return false;
@@ -186,6 +189,7 @@ static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result
   slots_set(vm, b->held, end->held);
   *result = value_retain(parts[END_VALUE]);
   struct recording *on = end->r;
+  if (!parted_arm(on, 0, b->of->assigned, result)) return false;
   end->r = NULL;
   if (!way_open(vm, b->around, &b->ends[0], on, predicate, site, b->turned)) return false;
   return is_bool(parts[END_LEFT], false) || way_split(vm, b->around, site, parts);
@@ -201,6 +205,7 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   uint32_t n = ends[0]->nheld;
   qn_value *joined = mem_zalloc(vm, n * sizeof *joined);
   if (!joined) return REC_FAILED;
+  uint32_t from = b->r->g->n;
   rec_answer answer = ends_join(b->r, ends, b->turned, predicate, site, joined);
   qn_value *parts = joined + slots.n;
   if (answer == REC_DONE) {
@@ -211,7 +216,8 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
       answer = rec_appended(b->r) ? REC_LEFT : REC_FAILED;
     } else {
       *result = value_retain(parts[END_VALUE]);
-      bool ok = is_bool(parts[END_LEFT], false) ? rec_appended(b->r) : way_split(vm, w, site, parts);
+      bool ok = parted_arm(b->r, from, b->of->assigned, result);
+      ok = ok && (is_bool(parts[END_LEFT], false) ? rec_appended(b->r) : way_split(vm, w, site, parts));
       answer = ok ? REC_DONE : REC_FAILED;
     }
   }

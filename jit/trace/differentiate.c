@@ -51,8 +51,7 @@ void leaves_drop(qn_vm *vm, void *l) {
   leaves_free(l);
 }
 
-/* Appends a node with the value of `node`, so that uses of the one can be told from uses of the other. 0 with an error raised. */
-static uint32_t alias_of_node(struct recording *r, uint32_t node) {
+uint32_t alias_of_node(struct recording *r, uint32_t node) {
   graph_type t = node ? r->g->nodes[node].type : (graph_type){0};
   uint32_t made = 0;
   if (node && t.weak) {
@@ -135,6 +134,19 @@ static bool add_region(void *ctx, const graph_region *copy) {
   return false;
 }
 
+/* Makes zeros among gradients positive if they may be sums of cotangents in branches or loops: a captured one begins a sum with a zero, and an
+ * arm that was not run contributes zeros. False with an error raised. */
+static bool settle_zeros(struct recording *r, leaves *wrt) {
+  graph *g = r->g;
+  for (uint32_t i = 0; i < wrt->n && wrt->controls; i++) {
+    if (!wrt->grads[i]) continue;
+    const graph_type t = g->nodes[wrt->grads[i]].type;
+    uint32_t in[2] = {wrt->grads[i], graph_const_scalar(g, (qn_dtype)t.dtype, t.weak, 0.0, 0, 0)};
+    if (!in[1] || !(wrt->grads[i] = graph_op(g, OP_add, in, 2, NULL, rec_site(r)))) return fail_memory(r->vm);
+  }
+  return rec_room(r);
+}
+
 /* graph_vjp for nodes of the recording, with those of its regions that end after `from`. (The list is copied: rules may add regions
  * meanwhile.) Fills in wrt->grads. False with an error raised. */
 static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
@@ -158,7 +170,7 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   bool ok = graph_vjp(r->g, from, roots, seeds, nroots, wrt->nodes, (int)wrt->n, &rules, wrt->grads, &culprit, &why);
   vm_disown(vm, &held);
   mem_free(vm, regions, (n + 1) * sizeof *regions);
-  if (ok) return rec_room(r);
+  if (ok) return settle_zeros(r, wrt);
   if (r->g->failed && !error_pending(vm))
     raise_memory(vm);
   else if (why.id)
@@ -246,6 +258,7 @@ typedef struct forward {
   qn_value y; /* the result, owned; unset before the call */
   uint32_t from;
   rec_marked before; /* where the nodes appended after the forward pass begin */
+  uint64_t controls; /* recording.controls when it began */
   bool held;         /* vmap_hold was called */
   vmap_pause pause;  /* what vmap_hold gave, for vmap_go_on */
 } forward;
@@ -283,7 +296,7 @@ static void forward_drop(qn_vm *vm, void *what) {
 
 /* Begins a forward pass. The caller ends it by forward_free with the same `held`. */
 static void forward_begin(struct recording *r, const rec_call_site *site, forward *w, vm_owned *held) {
-  *w = (forward){.y = value_unset()};
+  *w = (forward){.y = value_unset(), .controls = rec_base(r)->controls};
   w->in = w->out = (leaves){.r = r, .name = ((const transform_def *)value_fn(site->fn)->code)->name};
   vm_own(r->vm, held, forward_drop, w);
 }
@@ -325,6 +338,7 @@ static bool forward_run(struct recording *r, const rec_call_site *site, forward 
   r->wrt = &by;
   qn_value y = r->vm->hooks.call(r->vm, value_fn(site->fn)->captures[0], w->all, w->nall, site->args[site->nargs - 1]);
   r->wrt = by.outer;
+  w->in.controls = rec_base(r)->controls != w->controls;
   if (value_is_error(y)) return false;
   w->y = y;
   return true;
@@ -476,6 +490,22 @@ static bool fill_leaves(leaves *l, const qn_value *args, int nargs) {
   return true;
 }
 
+/* Removes the nodes appended after the forward pass from the recording. Results of its branches and loops that were taken among them and are
+ * bound are taken anew. False with an error raised. */
+static bool forget_map(struct recording *r, const forward *w, node_list *bound) {
+  graph *g = r->g;
+  size_t bytes = (bound->n + (size_t)1) * sizeof(graph_node);
+  graph_node *nodes = mem_alloc(r->vm, bytes);
+  for (uint32_t i = 0; i < bound->n && nodes; i++) nodes[i] = g->nodes[bound->nodes[i]];
+  rec_forget(r, w->before);
+  uint32_t left = g->n;
+  bool ok = nodes != NULL;
+  for (uint32_t i = 0; i < bound->n && ok; i++)
+    if (bound->nodes[i] >= left) ok = (bound->nodes[i] = graph_proj_again(g, &nodes[i])) != 0 || fail_memory(r->vm);
+  if (nodes) mem_free(r->vm, nodes, bytes);
+  return ok && rec_room(r);
+}
+
 /* Makes a graph value of the nodes appended after the forward pass, and removes them from the recording: a linear map from the leaves `in`
  * (of a tree like `argument`) to the leaves `out` (of trees like `results`). `name` is what messages call it. Owned, or the error value. */
 static qn_value map_of(struct recording *r, const rec_call_site *site, forward *w, const char *name, qn_value argument,
@@ -492,7 +522,7 @@ static qn_value map_of(struct recording *r, const rec_call_site *site, forward *
   }
   ok = ok && result_template(r, results, nresults, &b->call.result) &&
        body_cut(r, b, w->before.n, in->grads, in->n, out->grads, out->n, &bound);
-  rec_forget(r, w->before);
+  ok = forget_map(r, w, &bound) && ok;
   forward_go_on(r, w);
   if (ok)
     result = bind_body(r, b, &bound);
@@ -526,6 +556,7 @@ static bool forward_push(struct recording *r, const forward *w, leaves *dx, leav
   qn_vm *vm = r->vm;
   for (uint32_t i = 0; i < w->out.n; i++)
     if (!leaves_add(dy, w->out.grads[i])) return false;
+  dy->controls = w->in.controls;
   vm_owned held[2];
   vm_own(vm, &held[0], leaves_drop, dx);
   vm_own(vm, &held[1], leaves_drop, dy);

@@ -685,8 +685,7 @@ static bool record_anew(rewriting *w, const graph_body *from) {
   struct recording *r = w->r;
   const graph *g = w->g;
   bool ok = true;
-  for (uint32_t i = 0; i < g->ninputs && ok; i++)
-    ok = (w->c.map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
+  for (uint32_t i = 0; i < g->ninputs && ok; i++) ok = copy_input(&w->c, g->inputs[i]);
   ok = ok && nodes_anew(w);
   for (uint32_t i = 0; i < from->call.regions.n && ok; i++) ok = region_anew(w, &from->call.regions.list[i]);
   return (ok && rec_room(r)) || fail_memory(r->vm);

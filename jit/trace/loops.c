@@ -316,11 +316,13 @@ static void loop_free(loop *l) {
 rec_tries rec_loop_tries(const qn_vm *vm) {
   rec_way *way = rec_base(vm->rec)->way;
   if (way) way->inner++;
-  return (rec_tries){arms_possible(vm->rec) ? ASKED : 0, way};
+  return (rec_tries){
+      .left = arms_possible(vm->rec) ? ASKED : 0, .way = way, .parts = parted_wanted(vm->rec) ? vm->rec : NULL};
 }
 
 void rec_loop_over(const qn_vm *vm, const rec_tries *tries) {
-  if (vm->rec && rec_base(vm->rec)->way == tries->way) tries->way->inner--;
+  if (tries->way && vm->rec && rec_base(vm->rec)->way == tries->way) tries->way->inner--;
+  if (tries->parts && tries->from && vm->rec == tries->parts) vm->rec->parted.n = tries->parted;
 }
 
 qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {

@@ -102,11 +102,19 @@ typedef struct kept {
   uint32_t cap;
 } kept;
 
-/* One array of n rows, owned. `type`: the type of a row, for the case that there is none. */
-static qn_value stack_rows(qn_vm *vm, const kept *k, int64_t n, const graph *g, const graph_type *type) {
+/* For dims, in a region whose inputs have the values `ctx`: the size that an input has. */
+static int64_t size_of_input(const void *ctx, const dim_expr *e) {
+  qn_value v = e->source == DIM_FROM_NODE ? value_unset() : ((const qn_value *)ctx)[e->ref];
+  if (e->source == DIM_FROM_SCALAR) return value_is(v, TAG_INT) ? v.u.i : e->hint;
+  return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
+}
+
+/* One array of n rows, owned. `type`: the type of a row, in the words of the body `g`, whose inputs had the values `in`. */
+static qn_value stack_rows(qn_vm *vm, const kept *k, int64_t n, const graph *g, const graph_type *type,
+                           const qn_value *in) {
   int64_t shape[ARRAY_MAX_RANK];
   shape[0] = n;
-  for (int i = 0; i < type->rank; i++) shape[i + 1] = dim_hint(&g->dims, type->shape[i]);
+  for (int i = 0; i < type->rank; i++) shape[i + 1] = dim_ask(&g->dims, type->shape[i], size_of_input, in);
   qn_array *a = array_new(vm, (qn_dtype)type->dtype, type->rank + 1, shape);
   size_t each = dtype_size((qn_dtype)type->dtype), row = a && n ? (size_t)(a->size / n) * each : 0;
   for (int64_t i = 0; a && i < n; i++) {
@@ -196,7 +204,8 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int
     l->items[made + 1] = value_int(stride);
     result = value_obj(TAG_LIST, l);
     for (uint32_t k = 0; k < nrows && !value_is_error(result); k++) {
-      l->items[carries + k] = stack_rows(vm, &rows[k], own.count, body, &body->nodes[body->outputs[carries + k]].type);
+      l->items[carries + k] =
+          stack_rows(vm, &rows[k], own.count, body, &body->nodes[body->outputs[carries + k]].type, now);
       if (!value_is_error(l->items[carries + k])) continue;
       l->items[carries + k] = value_nil();
       value_release(vm, result);

@@ -6,6 +6,7 @@
  *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not; rec_tail before a statement
  *                that may return, where the function ends with what follows
  *   loops        rec_loop before the first turns; else they run as usual and their ops are appended
+ *   gradients    rec_part_turn, rec_part_arm around turns and arms that are not captured
  *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
  *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
  *   try          rec_try_begin / rec_try_end around a body
@@ -269,15 +270,25 @@ typedef struct rec_turns {
 typedef struct rec_tries {
   uint32_t left;
   struct rec_way *way;
+  struct recording
+      *parts;            /* inside a gradient: the recording in which variables are parted (rec_part_turn); else NULL */
+  uint32_t from, parted; /* for rec_part_turn: where the turn began; where its nodes begin in recording.parted */
 } rec_tries;
 rec_tries rec_loop_tries(const qn_vm *vm);
 void rec_loop_over(const qn_vm *vm, const rec_tries *tries);
 static inline rec_tries rec_loop_begins(const qn_vm *vm) {
-  return __builtin_expect(vm->rec != NULL, 0) ? rec_loop_tries(vm) : (rec_tries){0, NULL};
+  return __builtin_expect(vm->rec != NULL, 0) ? rec_loop_tries(vm) : (rec_tries){.left = 0};
 }
 static inline void rec_loop_ends(const qn_vm *vm, const rec_tries *tries) {
-  if (__builtin_expect(tries->way != NULL, 0)) rec_loop_over(vm, tries);
+  if (__builtin_expect(tries->way != NULL || tries->parts != NULL, 0)) rec_loop_over(vm, tries);
 }
+/* To be called before the first turn of a loop and after each, if tries->parts is set, with the variables that it may rebind: gives copies to
+ * those that share a value (parted.c). False with an error raised. */
+QN_MUST_CHECK bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries);
+/* To be asked about the condition (borrowed) of a branch of which the interpreter runs one arm: if it is data, and a gradient is in progress,
+ * what is not 0 is for rec_part_arm behind the arm, with the variables that the branch may rebind and its value (owned, replaced). */
+uint32_t rec_part_from(qn_vm *vm, qn_value predicate);
+QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
 /* Row i of x, where i is the traced number of a loop's turn, known to lie inside the first axis. Borrows both. Owned, or the error value. */

@@ -119,9 +119,11 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   return r;
 }
 
-/* Gives a pending array the storage of `result`, which has the same shape. */
+/* Gives a pending array the storage of `result`. It has the same shape, but for sizes that only the run has told. */
 static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
   if (a == result || a->storage) return;
+  memcpy(a->shape, result->shape, result->rank * sizeof *a->shape);
+  a->size = result->size;
   a->storage = storage_retain(result->storage);
   a->offset = result->offset;
   a->contiguous = result->contiguous;
@@ -218,6 +220,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->tracers, r->tracers_cap * sizeof *r->tracers);
   give_back(r);
   mem_free(vm, r->captures, r->captures_cap * sizeof *r->captures);
+  nodes_free(vm, &r->parted);
   mem_free(vm, r->borrowed, r->borrowed_cap * sizeof *r->borrowed);
   for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
   mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);

@@ -65,6 +65,8 @@ struct recording {
   uint64_t last_fn;
   uint32_t done;         /* nodes before this one have been executed, as far as anybody needed them */
   bool reopened;         /* something needs one of those that were not */
+  node_list parted;      /* nodes that variables of loops in progress hold (rec_part_turn) */
+  uint64_t controls;     /* how many loops and branches on data have been run inside gradients */
   int grads;             /* how many gradients are in progress: meanwhile values of executed nodes are kept */
   const derived_by *wrt; /* what these differentiate by, the innermost first; NULL if nobody asks */
   bool handing_grads; /* results of a gradient are being handed out: host floats among them do not break the capture */
@@ -264,6 +266,15 @@ void slots_set(qn_vm *vm, rec_slots s, const qn_value *to);
 QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
+/* How many gradients are in progress, one inside the other, here and around the arms that r lies in. */
+int rec_derivatives(const struct recording *r);
+/* Are variables that share a value parted where a loop or branch may be captured (parted.c)? */
+bool parted_wanted(const struct recording *r);
+/* Parts the first n variables, and *value, behind an arm that is recorded in r, where nodes below `from` are older. False with an error
+ * raised. */
+QN_MUST_CHECK bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value);
+/* Appends a node with the value of `node`, so that uses of the one can be told from uses of the other. 0 with an error raised. */
+uint32_t alias_of_node(struct recording *r, uint32_t node);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
 QN_MUST_CHECK rec_answer branch_capture(struct recording *r, const rec_branch *branch, qn_value predicate,
                                         qn_value *result);

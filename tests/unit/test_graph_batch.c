@@ -77,7 +77,7 @@ static graph *whole_graph(const trial *t, uint32_t *map, graph_batch *b) {
   }
   for (uint32_t i = 1; i < t->lane->n; i++)
     if (t->lane->nodes[i].kind != NODE_INPUT) map[i] = graph_node_copy(g, t->lane, i, map);
-  dim_rename_nodes(&g->dims, map); /* sizes that a node gives */
+  dim_rename_nodes(&g->dims, map, t->lane->n); /* sizes that a node gives */
   check_graph(g);
   return g;
 }

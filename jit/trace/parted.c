@@ -1,0 +1,128 @@
+/* Variables that hold the same value, told apart for the sake of gradients.
+ *
+ * Cotangents of a value are added in the order of its uses. A captured loop has a carry for each variable, and a captured branch a result, so
+ * there the uses through one variable are summed before they meet those through another. An unrolled loop, or a branch of which only the arm
+ * that was taken is recorded, would sum them as they come, and get other bits. So while a gradient is in progress, variables that such a loop
+ * or branch may rebind get copies (views) of the values that they share: of what is older than the turn or arm, unless the variable has held
+ * it all along, and of what another variable holds already. jit/graph/grad_control.c adds the cotangents of regions in the same order.
+ *
+ * Gradients by programs with such loops and branches have no negative zeros (differentiate.c): a sum that begins with a zero, as that of a
+ * captured value does, has none, either.
+ */
+#include "jit/trace/gradients.h"
+#include "jit/trace/rec.h"
+#include "jit/trace/recording.h"
+
+/* A walk over the leaves of some variables. */
+typedef struct parting {
+  struct recording *r;
+  uint32_t from;       /* nodes below are older than the turn or arm */
+  const uint32_t *own; /* by leaf, nown of them: the node that it had before; NULL: none counts */
+  uint32_t nown;
+  node_list held; /* by leaf: the node that it has now */
+  bool any;       /* a leaf needs a copy */
+} parting;
+
+/* The node of a float that may be derived; 0: it has none. Inside an arm it becomes an input if it comes from around the arm. */
+static uint32_t derived_node(struct recording *r, qn_value v) {
+  if (!is_float_leaf(v)) return 0;
+  uint32_t node = rec_traced(r, v);
+  for (const struct recording *x = r; !node && x->arm; x = x->outer)
+    if (rec_traced(x->outer, v)) return rec_node(r, v);
+  return node;
+}
+
+/* Does the next leaf need a copy? Notes its node. -1 with an error raised. */
+static int needs_copy(parting *p, qn_value v) {
+  uint32_t node = derived_node(p->r, v), at = p->held.n;
+  if (!node) return error_pending(p->r->vm) ? -1 : 0;
+  bool older = node < p->from || (p->r->arm && p->r->g->nodes[node].kind == NODE_INPUT);
+  bool copy = older && !(at < p->nown && p->own[at] == node);
+  for (uint32_t i = 0; i < at && !copy; i++) copy = p->held.nodes[i] == node;
+  return nodes_add(p->r->vm, &p->held, node) ? copy : -1;
+}
+
+static bool look(void *ctx, qn_value v) {
+  parting *p = ctx;
+  int copy = needs_copy(p, v);
+  p->any |= copy > 0;
+  return copy >= 0;
+}
+
+static qn_value copied(void *ctx, qn_value v) {
+  parting *p = ctx;
+  int copy = needs_copy(p, v);
+  if (copy <= 0) return copy ? value_error() : value_retain(v);
+  uint32_t node = alias_of_node(p->r, p->held.nodes[p->held.n - 1]);
+  if (!node) return value_error();
+  p->held.nodes[p->held.n - 1] = node;
+  return rec_value_of(p->r, node);
+}
+
+/* Gives copies to the leaves of a value that need them. False with an error raised. */
+static bool part_value(parting *p, qn_value *v) {
+  if (!value_is_heap(*v) && !value_node(*v)) return true;
+  uint32_t before = p->held.n;
+  p->any = false;
+  if (!tree_each(p->r->vm, *v, look, p)) return false;
+  if (!p->any) return true;
+  p->held.n = before;
+  qn_value parted = tree_rebuild(p->r->vm, *v, copied, p);
+  if (value_is_error(parted)) return false;
+  value_release(p->r->vm, *v);
+  *v = parted;
+  return true;
+}
+
+int rec_derivatives(const struct recording *r) {
+  int n = 0;
+  for (const struct recording *x = r; x; x = x->arm ? x->outer : NULL)
+    for (const derived_by *by = x->wrt; by; by = by->outer) n++;
+  return n;
+}
+
+bool parted_wanted(const struct recording *r) {
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  return rec_derivatives(r) && !base->lanes && !r->lanes && r->vm->tune[TUNE_jit_regions];
+}
+
+uint32_t rec_part_from(qn_vm *vm, qn_value predicate) {
+  struct recording *r = vm->rec;
+  return r && parted_wanted(r) && rec_is_data(r, predicate) ? r->g->n : 0;
+}
+
+bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value) {
+  if (!parted_wanted(r)) return true;
+  parting p = {.r = r, .from = from};
+  rec_base(r)->controls++;
+  bool ok = true;
+  for (int i = 0; i < slots.n && ok; i++) ok = part_value(&p, slots.slots[i]);
+  ok = ok && part_value(&p, value);
+  nodes_free(r->vm, &p.held);
+  return ok;
+}
+
+bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value) {
+  struct recording *r = vm->rec;
+  return !r || (parted_arm(r, from, slots, value) && rec_appended(r));
+}
+
+bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
+  struct recording *r = vm->rec;
+  if (!r || r != tries->parts || r->parted.n < tries->parted) return true;
+  bool first = !tries->from;
+  parting p = {.r = r, .from = first ? r->g->n : tries->from, .own = r->parted.nodes + tries->parted};
+  p.nown = first ? 0 : r->parted.n - tries->parted;
+  if (first) {
+    rec_base(r)->controls++;
+    tries->parted = r->parted.n;
+  }
+  bool ok = true;
+  for (int i = 0; i < slots.n && ok; i++) ok = part_value(&p, slots.slots[i]);
+  r->parted.n = tries->parted; /* those of loops inside were removed when these ended */
+  for (uint32_t i = 0; i < p.held.n && ok; i++) ok = nodes_add(vm, &r->parted, p.held.nodes[i]);
+  nodes_free(vm, &p.held);
+  ok = ok && rec_appended(r);
+  tries->from = r->g->n;
+  return ok;
+}
