@@ -461,6 +461,14 @@ int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols) {
   return compute((dim_op)e->op, dim_eval(t, e->a, symbols), dim_eval(t, e->b, symbols));
 }
 
+void dim_eval_all(const dim_table *t, int64_t *values) {
+  for (uint32_t i = 0; i < t->n; i++) { /* operands come before the expressions that they are in */
+    const dim_expr *e = &t->exprs[i];
+    if (e->op == DIM_SYMBOL) continue;
+    values[i] = compute((dim_op)e->op, e->a >= 0 ? e->a : values[~e->a], e->b >= 0 ? e->b : values[~e->b]);
+  }
+}
+
 int64_t dim_ask(const dim_table *t, qn_dim d, dim_symbol_value *value, const void *ctx) {
   if (d >= 0 || !t) return d;
   const dim_expr *e = expr_of(t, d);

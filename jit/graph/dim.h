@@ -94,6 +94,8 @@ bool dim_is_late(const dim_table *t, qn_dim d);
 bool dim_nonnegative(const dim_table *t, qn_dim d);
 /* The value of a dim for given values of symbols: symbols[i] is that of expression i, read where this is a symbol. */
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
+/* Computes the values of all expressions: values[i] is given for each symbol i, and set for the others. */
+void dim_eval_all(const dim_table *t, int64_t *values);
 /* The value of a dim whose symbols have the values that a function gives. */
 typedef int64_t dim_symbol_value(const void *ctx, const dim_expr *symbol);
 int64_t dim_ask(const dim_table *t, qn_dim d, dim_symbol_value *value, const void *ctx);

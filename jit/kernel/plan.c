@@ -907,7 +907,7 @@ static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo
   return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, c, memo, cancel, why).ok;
 }
 
-/* Sets the most_* fields, and whether the plan is `fixed`. */
+/* Sets the most_* fields, and whether the plan is `few`, `fixed` and `known`. */
 static void sum_up(plan *p) {
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *s = &p->steps[i];
@@ -917,8 +917,13 @@ static void sum_up(plan *p) {
     p->taps |= s->kind == STEP_TAP;
   }
   for (uint32_t i = 0; i < p->nregions; i++) p->taps |= p->regions[i].parts[0]->taps || p->regions[i].parts[1]->taps;
-  p->fixed = p->graph->dims.n == 0 && p->nscalars <= PLAN_FEW && p->nbuffers <= PLAN_FEW && p->noutputs <= PLAN_FEW &&
+  const dim_table *t = &p->graph->dims;
+  p->known = true;
+  for (uint32_t i = 0; i < t->n; i++)
+    p->known &= t->exprs[i].op != DIM_SYMBOL || t->exprs[i].source == DIM_FROM_INPUT;
+  p->few = !p->late && t->n <= PLAN_SIZES && p->nscalars <= PLAN_FEW && p->nbuffers <= PLAN_FEW && p->noutputs <= PLAN_FEW &&
              p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW && p->most_scalars <= PLAN_FEW;
+  p->fixed = p->few && t->n == 0;
 }
 
 /* Removes results of branches that nobody takes, and what only they need in the arms. False when memory is short. */

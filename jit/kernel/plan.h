@@ -111,7 +111,7 @@ struct plan_region {
   const uint32_t *pass;
 };
 
-enum { PLAN_FEW = 24 };
+enum { PLAN_FEW = 24, PLAN_SIZES = 64 };
 
 typedef struct plan {
   schedule_target target; /* the machine that its kernels are scheduled for; they run on any */
@@ -141,7 +141,9 @@ typedef struct plan {
   uint32_t most_ints, most_buffers, most_scalars; /* the most that one step has */
   bool taps;                                      /* has it or one of its regions effects? */
   bool late;                                      /* has it buffers that are WHERE_LATE? */
-  bool fixed; /* are all sizes plain numbers, and tables of PLAN_FEW entries large enough to run it? */
+  bool few;   /* are tables of PLAN_FEW and PLAN_SIZES entries large enough to run it? */
+  bool fixed; /* `few`, and all sizes are plain numbers */
+  bool known; /* do all sizes follow from those of the inputs? Then they are computed once, before the steps */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
   /* how many steps loops of planning took, about linear in the graph; tests look at it */

@@ -12,7 +12,7 @@ typedef struct plan_frame {
   plan *p;
   qn_array *const *inputs;
   qn_value *outputs;
-  int64_t *symbols; /* per dim expression */
+  int64_t *symbols; /* per dim expression: the value of a symbol; if the plan is `known`, of every expression */
   qk_scalar *slots;
   void **buffers;    /* per plan buffer */
   qn_array **arrays; /* per output: its new array */
@@ -35,7 +35,7 @@ typedef struct plan_frame {
 
 /* The value of a size expression of the frame's plan. */
 static inline int64_t frame_size(const plan_frame *f, qn_dim d) {
-  return d >= 0 ? d : dim_eval(&f->p->graph->dims, d, f->symbols);
+  return d >= 0 ? d : f->p->known ? f->symbols[~d] : dim_eval(&f->p->graph->dims, d, f->symbols);
 }
 
 /* For tables in one piece of memory: makes room for n items of `size` bytes behind the *at bytes that are taken already. Returns where they begin. */

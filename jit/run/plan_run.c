@@ -405,6 +405,7 @@ bool frame_symbols(plan_frame *f, const qk_scalar *scalars) {
       f->symbols[i] = scalars[slot].i;
     }
   }
+  if (f->p->known) dim_eval_all(&g->dims, f->symbols);
   return true;
 }
 
@@ -675,9 +676,10 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
     void *buffers[PLAN_FEW], *step_buffers[PLAN_FEW];
     qk_scalar slots[PLAN_FEW], step_scalars[PLAN_FEW];
     qn_array *arrays[PLAN_FEW];
-    int64_t ints[PLAN_FEW];
+    int64_t ints[PLAN_FEW], symbols[PLAN_SIZES];
   } few;
-  if (p->fixed) {
+  if (p->few) {
+    f->symbols = few.symbols;
     f->buffers = few.buffers;
     f->step_buffers = few.step_buffers;
     f->slots = few.slots;
