@@ -111,7 +111,7 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
       return false;
     }
     for (const struct vmap_level *l = r->lanes; l && c->nlevels < ARRAY_MAX_RANK; l = l->outer)
-      c->sizes[c->nlevels++] = l->batch.lanes;
+      c->sizes[c->nlevels++] = dim_hint(&r->g->dims, l->batch.lanes);
     for (int k = 0; k < n->nin; k++) c->wholes[2 * k] = lifted_by(r, n->in[k], &c->wholes[2 * k + 1]);
     r->nchecks++;
   }
@@ -272,7 +272,7 @@ int vmap_name_first(struct recording *r, qn_value mask) {
   int64_t sizes[ARRAY_MAX_RANK], at[ARRAY_MAX_RANK] = {0};
   int nlevels = 0;
   for (const struct vmap_level *l = r->lanes; l && nlevels < ARRAY_MAX_RANK; l = l->outer, nlevels++)
-    sizes[nlevels] = bits >> nlevels & 1 ? l->batch.lanes : 1;
+    sizes[nlevels] = bits >> nlevels & 1 ? dim_hint(&r->g->dims, l->batch.lanes) : 1;
   qn_error_object *e = error_take(vm);
   qn_value v = node ? rec_value_of(r, node) : value_error();
   bool ok = !value_is_error(v) && rec_run_pending(r);
@@ -309,7 +309,8 @@ int vmap_name_first(struct recording *r, qn_value mask) {
 typedef struct lane_walk {
   struct recording *r;
   struct vmap_level *level; /* NULL while the lanes are only counted */
-  int64_t lanes;            /* how many lanes there are; -1: no mapped array was found yet */
+  bool counted;             /* a mapped array was found */
+  qn_dim lanes;             /* how many lanes there are then */
   qn_value whole;           /* the whole value that is walked; `seen`: how many of its places were walked */
   uint64_t seen;
   char path[128]; /* the place of the present part, for messages: "argument 2.w" */
@@ -386,18 +387,18 @@ static int axis_in(lane_walk *m, const char *what, qn_value axes, qn_value v, in
 }
 
 static bool same_lanes(lane_walk *m, qn_value v, int axis) {
-  if (!rec_sizes_seen(m->r->vm, v)) return false;
-  const qn_array *a = value_array(v);
-  int64_t n = a->shape[axis];
-  if (m->lanes == n) return true;
+  int64_t shape[ARRAY_MAX_RANK], n = value_array(v)->shape[axis];
+  rec_sizes(m->r->vm, v, shape);
+  if (m->counted && rec_sizes_equal(m->r->vm, m->lanes, shape[axis])) return true;
   char found[sizeof m->first];
   snprintf(found, sizeof found, "%s is %s with %lld lane%s along axis %d", m->path, kind_said(v).text, (long long)n,
            n == 1 ? "" : "s", axis);
-  if (m->lanes >= 0)
+  if (m->counted)
     return raise_false(m->r->vm, E_lanes, "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is",
                        m->first, found);
   memcpy(m->first, found, sizeof found);
-  m->lanes = n;
+  m->counted = true;
+  m->lanes = shape[axis];
   return true;
 }
 
@@ -470,10 +471,10 @@ static bool vmap_in(lane_walk *m, qn_value in_axes, qn_value *args, int nargs) {
     value_release(vm, args[i]);
     args[i] = v;
   }
-  if (!m->level && m->lanes < 0)
+  if (!m->level && !m->counted)
     raise_error(vm, E_lanes, SPAN_NONE, "vmap: no argument is an array with lanes%s",
                 value_is(in_axes, TAG_INT) ? "" : "; in_axes names no array");
-  return m->level || m->lanes >= 0;
+  return m->level || m->counted;
 }
 
 /* ---- what comes out ----------------------------------------------------------------------------------------------------------------- */
@@ -554,7 +555,7 @@ static qn_value lane_out(lane_walk *m, qn_value v, qn_value axes) {
 
 /* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
 
-static bool open_lanes(struct recording *r, struct vmap_level *l, int64_t n) {
+static bool open_lanes(struct recording *r, struct vmap_level *l, qn_dim n) {
   if (!vmap_advance(r)) return false;
   l->outer = r->lanes;
   l->depth = l->outer ? l->outer->depth + 1 : 1;
@@ -702,7 +703,7 @@ qn_value vmap_call(struct recording *r, const rec_call_site *site) {
   qn_value active = value_retain(r->active), in_axes = rec_observe_tree(vm, f->captures[1]);
   qn_value out_axes = value_is_error(in_axes) ? in_axes : rec_observe_tree(vm, f->captures[2]);
   struct vmap_level l = {.outer = NULL};
-  lane_walk m = {.r = r, .lanes = -1};
+  lane_walk m = {.r = r};
   bool open = false;
   if (value_is_error(out_axes) || !vm_enter(vm, (size_t)nargs + 1)) goto done;
   for (int i = 0; i <= nargs; i++) *vm->sp++ = value_retain(site->args[i]);
