@@ -919,10 +919,10 @@ static void sum_up(plan *p) {
   for (uint32_t i = 0; i < p->nregions; i++) p->taps |= p->regions[i].parts[0]->taps || p->regions[i].parts[1]->taps;
   const dim_table *t = &p->graph->dims;
   p->known = true;
-  for (uint32_t i = 0; i < t->n; i++)
-    p->known &= t->exprs[i].op != DIM_SYMBOL || t->exprs[i].source == DIM_FROM_INPUT;
-  p->few = !p->late && t->n <= PLAN_SIZES && p->nscalars <= PLAN_FEW && p->nbuffers <= PLAN_FEW && p->noutputs <= PLAN_FEW &&
-             p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW && p->most_scalars <= PLAN_FEW;
+  for (uint32_t i = 0; i < t->n; i++) p->known &= t->exprs[i].op != DIM_SYMBOL || t->exprs[i].source == DIM_FROM_INPUT;
+  p->few = !p->late && t->n <= PLAN_SIZES && p->nscalars <= PLAN_FEW && p->nbuffers <= PLAN_FEW &&
+           p->noutputs <= PLAN_FEW && p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW &&
+           p->most_scalars <= PLAN_FEW;
   p->fixed = p->few && t->n == 0;
 }
 

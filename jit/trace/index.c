@@ -141,6 +141,7 @@ static __attribute__((noinline)) void clip_symbolic(qn_vm *vm, const index_item 
 typedef struct walk {
   int axis, rank;
   const int64_t *sizes; /* of the array, as ops take them */
+  bool deferred;
 } walk;
 
 /* The next axis of the array gives `count` elements, `step` apart, as the pick's next axis. */
@@ -151,7 +152,7 @@ static inline void keep_axis(const qn_array *x, walk *w, int64_t start, int64_t 
   p->from[k] = (int8_t)axis;
   p->pick.shape[k] = count;
   p->pick.strides[k] = stride * step;
-  if (__builtin_expect(start > 0, 0)) p->pick.offset += start * stride;
+  if (!w->deferred || start > 0) p->pick.offset += start * stride; /* a symbolic start has no place yet */
 }
 
 /* The next axis of the array is governed by an index array. */
@@ -175,19 +176,22 @@ static __attribute__((noinline)) int axes_between(int axes, const index_item *it
   return axes < 0 ? -1 : axes;
 }
 
-bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_part *p) {
+/* op_part_of; `deferred`: deferred, known where this is inlined, since outside of recordings no size is symbolic. */
+static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value array, const index_item *items, int n,
+                                                          op_part *p, bool deferred) {
   qn_array *x = value_array(array);
-  if (__builtin_expect(!x->storage, 0) && !op_deferred(vm) && !array_force(vm, x)) return false;
+  if (__builtin_expect(!x->storage, 0) && !deferred && !array_force(vm, x)) return false;
   uint32_t apart = 0; /* bits of the items that are integers, index arrays and masks */
-  walk w = {.axis = 0, .rank = 0, .sizes = x->shape};
+  walk w = {.axis = 0, .rank = 0, .sizes = x->shape, .deferred = deferred};
   int64_t sizes[ARRAY_MAX_RANK];
-  p->pick.n = p->pick.lead = p->governed = 0;
+  p->pick.n = p->governed = 0;
   p->pick.offset = x->offset;
   p->here = true;
-  p->deferred = op_deferred(vm);
-  if (p->deferred) {
+  p->deferred = deferred;
+  if (deferred) {
     rec_read_sizes(vm, array, sizes);
     w.sizes = sizes;
+    p->symbolic = false;
   }
   for (int i = 0; i < n; i++) {
     const index_item *item = &items[i];
@@ -198,7 +202,7 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
       int axes = mask ? by->rank : 1;
       if (w.axis + axes > x->rank) return fits_count(vm, x, items, n);
       if (mask && !mask_fits(x, w.axis, by)) return fits_count(vm, x, items, n) && fail_mask(vm, x, w.axis, by);
-      if (mask || !by || by->rank || op_deferred(vm)) {
+      if (mask || !by || by->rank || deferred) {
         int k = p->pick.n++;
         if (k == 0) p->pick.lead = w.rank;
         p->pick.index[k] = by;
@@ -214,11 +218,11 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
     }
     if (item->kind == INDEX_SLICE) {
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
-      if (__builtin_expect(w.sizes[w.axis] >= 0, 1))
+      if (!deferred || w.sizes[w.axis] >= 0)
         clip(item, x->shape[w.axis], &at, &count);
       else
         clip_symbolic(vm, item, w.sizes[w.axis], &at, &count);
-      keep_axis(x, &w, count ? at : 0, count, count > 1 || count < 0 ? item->step : 1, p);
+      keep_axis(x, &w, count ? at : 0, count, count > 1 || (deferred && count < 0) ? item->step : 1, p);
     } else if (item->kind == INDEX_NEW) {
       p->from[w.rank] = -1;
       p->pick.strides[w.rank] = 0;
@@ -233,13 +237,13 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
       count = at < 0 ? at + x->shape[w.axis] : at;
       if (__builtin_expect((uint64_t)count >= (uint64_t)x->shape[w.axis], 0))
         return fits_count(vm, x, items, n) && fail_element(vm, x, w.axis, at);
-      if (__builtin_expect(w.sizes[w.axis] < 0, 0)) {
+      if (deferred && w.sizes[w.axis] < 0) {
         dim_table *t = rec_dims(vm);
         dim_assume(t, at < 0 ? -at : at + 1, DIM_LE, w.sizes[w.axis]); /* it is in bounds */
         if (at < 0) count = dim_sub(t, w.sizes[w.axis], -at);
       }
       p->start[w.axis] = count, p->size[w.axis] = p->step[w.axis] = 1;
-      if (__builtin_expect(count > 0, 1)) p->pick.offset += count * x->strides[w.axis];
+      if (!deferred || count > 0) p->pick.offset += count * x->strides[w.axis];
       w.axis++;
       apart |= 1u << i;
     }
@@ -247,8 +251,7 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
   while (w.axis < x->rank) keep_axis(x, &w, 0, w.sizes[w.axis], 1, p);
   if (w.rank + p->governed > ARRAY_MAX_RANK) return fail_rank(vm);
   p->pick.rank = w.rank;
-  p->symbolic = false;
-  for (int i = 0; i < x->rank && p->deferred; i++) {
+  for (int i = 0; deferred && i < x->rank; i++) {
     p->symbolic |= p->start[i] < 0 || p->size[i] < 0;
     p->start_now[i] = rec_size_hint(vm, p->start[i]);
     p->size_now[i] = rec_size_hint(vm, p->size[i]);
@@ -256,6 +259,16 @@ bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_pa
   /* Joint axes stay in place if the index arrays are neighbours, integers among them; else they lead. */
   if (p->pick.n && (apart & (apart + (apart & -apart)))) p->pick.lead = 0;
   return true;
+}
+
+static __attribute__((noinline)) bool part_of_deferred(qn_vm *vm, qn_value array, const index_item *items, int n,
+                                                       op_part *p) {
+  return part_of(vm, array, items, n, p, true);
+}
+
+bool op_part_of(qn_vm *vm, qn_value array, const index_item *items, int n, op_part *p) {
+  if (__builtin_expect(op_deferred(vm), 0)) return part_of_deferred(vm, array, items, n, p);
+  return part_of(vm, array, items, n, p, false);
 }
 
 /* Brings the part's layout in line with x, a copy of the array that it was made for, with other strides perhaps. */
@@ -267,9 +280,8 @@ static void part_moved(const qn_array *x, op_part *p) {
   for (int k = 0; k < p->governed; k++) p->pick.stride[k] = x->strides[p->axis[k]];
 }
 
-/* To be called before the pick is used to read or store where the elements lie. */
-static inline void part_follow(const qn_vm *vm, const qn_array *x, op_part *p) {
-  if (__builtin_expect(!p->deferred, 1) || op_deferred(vm)) return;
+/* part_follow for a part that was made in a recording which has ended. */
+static __attribute__((noinline, cold)) void part_no_longer_deferred(const qn_array *x, op_part *p) {
   for (int i = 0; i < x->rank && p->symbolic; i++) p->start[i] = p->start_now[i], p->size[i] = p->size_now[i];
   for (int i = 0; i < p->pick.rank && p->symbolic; i++)
     if (p->from[i] >= 0) p->pick.shape[i] = p->size[p->from[i]];
@@ -277,6 +289,10 @@ static inline void part_follow(const qn_vm *vm, const qn_array *x, op_part *p) {
   p->symbolic = false;
   part_moved(x, p);
   p->deferred = false;
+}
+/* To be called before the pick is used to read or store where the elements lie. */
+static inline void part_follow(const qn_vm *vm, const qn_array *x, op_part *p) {
+  if (__builtin_expect(p->deferred, 0) && !op_deferred(vm)) part_no_longer_deferred(x, p);
 }
 
 /* Is the part the whole array, with its axes in their order? The array has its data. */
@@ -786,7 +802,6 @@ bool op_part_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
   const qn_array *a = value_array(*x);
   bool ok;
   if (!eager_may_store(a, v)) return fail_store(vm, a, v);
-  part_follow(vm, a, p);
   if (p->pick.n) return put_by(vm, x, p, v, SCATTER_SET);
   if (!op_deferred(vm) && put_few(vm, x, p, v, &ok)) return ok;
   return base_put(vm, x, p, broadcast_take(vm, as_dtype(vm, a, v), p->pick.rank, p->pick.shape));
@@ -794,10 +809,8 @@ bool op_part_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
 
 bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   const qn_array *a = value_array(*x);
-  if (op_deferred(vm) || !eager_here(a) || p->pick.n || p->pick.rank > ARRAY_MAX_RANK ||
-      (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)))
-    return false;
-  part_follow(vm, a, p);
+  /* (No recording is on that was not when the part was made.) */
+  if (p->deferred || !eager_here(a) || p->pick.n || (!value_is(v, TAG_ARRAY) && !value_is_scalar(v))) return false;
   /* The part as a view whose header is on the stack: only the op sees it. */
   qn_array old;
   old.head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
@@ -818,8 +831,11 @@ bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   old.size = size;
   qn_value r = eager_two(vm, op, value_obj(TAG_ARRAY, &old), v);
   bool ok = false;
-  if (value_is_error(r)) error_clear(vm);
-  if (!value_is(r, TAG_ARRAY) || value_array(r) == &old) return false;
+  if (!value_is(r, TAG_ARRAY)) {
+    if (value_is_error(r)) error_clear(vm);
+    return false;
+  }
+  if (value_array(r) == &old) return false;
   const qn_array *new = value_array(r);
   bool own = a->head.refs == 1 && a->storage->refs == 1 && !a->storage->foreign && a->contiguous, done = true;
   if (own && new->dtype == a->dtype &&new->contiguous &&new->rank == p->pick.rank &&new->size == size &&
