@@ -312,6 +312,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     }
     e->graph = r->g;
     e->regions = r->regions;
+    if (!taps_settle(vm, &r->taps, r->g)) error_clear(vm); /* then some may be listed that are never made */
     e->taps = r->taps;
     r->g = NULL;
     r->taps = (tap_list){0};

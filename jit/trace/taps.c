@@ -34,6 +34,39 @@ void taps_free(qn_vm *vm, tap_list *l) {
   *l = (tap_list){0};
 }
 
+/* Gives the taps of a graph their new numbers, of which *n have been given; to[i]: that of tap i + 1, or 0. */
+static void renumber(graph *g, uint32_t *to, uint32_t *n) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    graph_node *x = &g->nodes[i];
+    for (int k = 0; k < 2 && graph_kind_has_regions(x->kind); k++) renumber(x->payload.regions[k], to, n);
+    if (x->kind != NODE_TAP || x->payload.tap == GRAPH_TAP_MADE) continue;
+    uint32_t *number = &to[x->payload.tap];
+    if (!*number) *number = ++*n;
+    x->payload.tap = *number - 1;
+  }
+}
+
+bool taps_settle(qn_vm *vm, tap_list *l, graph *g) {
+  if (!l->n) return true;
+  tap_list settled = {0};
+  size_t bytes = l->n * sizeof(uint32_t);
+  uint32_t *to = mem_zalloc(vm, bytes);
+  if (!to || !mem_grow(vm, (void **)&settled.list, &settled.cap, l->n, sizeof *settled.list)) {
+    if (to) mem_free(vm, to, bytes);
+    return false;
+  }
+  renumber(g, to, &settled.n);
+  for (uint32_t i = 0; i < l->n; i++)
+    if (to[i])
+      settled.list[to[i] - 1] = l->list[i];
+    else
+      template_free(vm, &l->list[i].args);
+  mem_free(vm, to, bytes);
+  mem_free(vm, l->list, l->cap * sizeof *l->list);
+  *l = settled;
+  return true;
+}
+
 /* ---- comparing ----------------------------------------------------------------------------------------------------------------------- */
 
 bool same_leaf(qn_vm *vm, qn_value a, qn_value b) {

@@ -2,6 +2,7 @@
 #ifndef JIT_TRACE_TAPS_H
 #define JIT_TRACE_TAPS_H
 
+#include "jit/graph/graph.h"
 #include "jit/run/plan_taps.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
@@ -20,6 +21,9 @@ typedef struct tap_list {
 /* Adds a tap, which takes over the template. Its number is l->n - 1. False with an error raised, and the template is freed. */
 QN_MUST_CHECK bool taps_add(qn_vm *vm, tap_list *l, const builtin_def *def, span at, tpl_list *args);
 void taps_free(qn_vm *vm, tap_list *l);
+/* The graph is complete: removes the taps that no node of it, or of its regions, stands for, and numbers the others in the order of the graph.
+ * False when memory is short, with an error raised; then they are as they were. */
+QN_MUST_CHECK bool taps_settle(qn_vm *vm, tap_list *l, graph *g);
 
 /* The taps of one call while it is made: by the recording that executes its graph, or by a plan. */
 typedef struct tap_run {
