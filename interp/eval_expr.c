@@ -150,8 +150,61 @@ stop:
 
 /* ---- strings ------------------------------------------------------------------------------------------------------------ */
 
+/* eval_template while ops are deferred: a part of which a text is to wait is not observed, and then the text waits, too. */
+static qn_value eval_template_deferred(qn_vm *vm, n_template *n, qn_value *fp) {
+  bool own = false, any = false;
+  qn_value *mark = vm->sp, v;
+  if (!vm_enter(vm, 2 * (size_t)n->n)) return value_error();
+  text_buf t = {.vm = vm};
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_text, &t);
+  for (uint32_t i = 0; i < n->n; i++) {
+    const n_part *p = &n->parts[i];
+    qn_value how = p->text ? value_obj(TAG_STR, p->text) : value_nil(), shown;
+    if (!p->value) {
+      shown = value_retain(how);
+      v = value_retain(how);
+      how = value_bool(true);
+    } else {
+      v = eval(vm, p->value, fp);
+      if (value_stops(v)) goto stop;
+      rec_at(vm, p->value->at);
+      int waits = rec_text_waits(vm, v);
+      any |= waits > 0;
+      if (!waits)
+        v = rec_observe_take(vm, v); /* the text depends on the value, so traced numbers in it become guards */
+      if (value_is_error(v)) goto stop;
+      shown = waits < 0 ? value_error() : waits ? rec_text_data(vm, v) : value_retain(v);
+      if (value_is_error(shown)) {
+        v = value_fail(vm, v);
+        goto stop;
+      }
+    }
+    *vm->sp++ = v;
+    *vm->sp++ = value_retain(how);
+    bool ok = value_is(shown, TAG_UNSET) || format_part(vm, shown, how, &t, &own);
+    value_release(vm, shown);
+    if (ok) continue;
+    v = p->value ? raise_at(vm, p->value->at) : value_error();
+    goto stop;
+  }
+  vm_disown(vm, &held);
+  v = text_take(&t);
+  if (any && !value_is_error(v)) {
+    qn_list *parts = list_from(vm, mark, (size_t)(vm->sp - mark));
+    if (!parts || !rec_text_made(vm, &v, NULL, value_obj(TAG_LIST, parts))) v = value_fail(vm, v);
+    if (parts) value_release(vm, value_obj(TAG_LIST, parts));
+  }
+  return vm_pop_with(vm, mark, v);
+stop:
+  vm_disown(vm, &held);
+  text_free(&t);
+  return vm_pop_with(vm, mark, v);
+}
+
 qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
   n_template *n = (n_template *)h;
+  if (op_deferred(vm)) return eval_template_deferred(vm, n, fp);
   bool own = false; /* the part before takes lines of its own, so a new line begins behind it */
   qn_value v;
   text_buf t = {.vm = vm};
@@ -423,6 +476,7 @@ static __attribute__((noinline, cold)) qn_value fail_record_index(qn_vm *vm, qn_
 /* x[i] for any two values, which are borrowed. Owned, or the error value. */
 static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   if (value_is(i, TAG_STR)) {
+    if (!rec_look(vm, i)) return value_error();
     if (value_is(x, TAG_RECORD)) return key_get(vm, x, i, at);
     return fail_record_index(vm, x, i);
   }

@@ -285,8 +285,29 @@ static inline bool joins(const n_binary *n, qn_value a, qn_value b) {
   return a.head == b.head && (a.head == TAG_STR || a.head == TAG_LIST) && n->op == AST_OP_add;
 }
 
+/* Joins two texts one of which waits (rec.h), so that the whole does. As join. */
+static __attribute__((noinline, cold)) bool join_waiting(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
+  qn_value parts[] = {*a, value_nil(), b, value_nil()};
+  qn_list *l = list_from(vm, parts, 4);
+  qn_str *empty = l ? str_new(vm, "", 0) : NULL;
+  qn_value both = empty ? value_obj(TAG_STR, empty) : value_error();
+  bool ok = empty && str_append(vm, &both, value_str(*a)) && str_append(vm, &both, value_str(b)) &&
+            rec_text_made(vm, &both, NULL, value_obj(TAG_LIST, l));
+  if (l) value_release(vm, value_obj(TAG_LIST, l));
+  value_release(vm, b);
+  if (ok) {
+    value_release(vm, *a);
+    *a = both;
+  } else {
+    if (empty) value_release(vm, both);
+    raise_at(vm, n->mark);
+  }
+  return ok;
+}
+
 /* Joins two texts or lists: *a becomes *a + b, in its own memory if it has one owner. Takes over `b`. False with an error raised. */
 static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
+  if (b.head == TAG_STR && (rec_waits(vm, *a) || rec_waits(vm, b))) return join_waiting(vm, n, a, b);
   bool ok = b.head == TAG_STR ? str_append(vm, a, value_str(b)) : list_extend(vm, a, value_list(b));
   value_release(vm, b);
   if (!ok) raise_at(vm, n->mark);
@@ -529,6 +550,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   if (op == AST_OP_matmul && !(value_is(a, TAG_ARRAY) && value_is(b, TAG_ARRAY))) return fail_kinds(vm, n, a, b);
   if (numeric) return apply(vm, n, a, b);
   if (value_is(a, TAG_STR) && value_is(b, TAG_STR) && ast_op_compares(op)) {
+    if (!rec_look(vm, a) || !rec_look(vm, b)) return value_error();
     int c = str_compare(value_str(a), value_str(b));
     return value_bool(op == AST_OP_lt ? c < 0 : op == AST_OP_le ? c <= 0 : op == AST_OP_gt ? c > 0 : c >= 0);
   }

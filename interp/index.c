@@ -269,7 +269,7 @@ qn_value index_get(qn_vm *vm, qn_value x, const index_item *items, int n) {
   if (value_is(x, TAG_ARRAY)) return op_index(vm, x, items, n);
   bool one = n == 1 && (items->kind == INDEX_INT || items->kind == INDEX_SLICE);
   if (one && value_is(x, TAG_LIST)) return list_get(vm, value_list(x), items);
-  if (one && value_is(x, TAG_STR)) return str_get(vm, value_str(x), items);
+  if (one && value_is(x, TAG_STR)) return rec_look(vm, x) ? str_get(vm, value_str(x), items) : value_error();
   if (one && value_is(x, TAG_RANGE)) return range_get(vm, value_range(x), items);
   return fail_index(vm, x, n);
 }

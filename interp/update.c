@@ -131,7 +131,7 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
          put_array(vm, x, items, steps, n, values, s);
   } else if (value_is(*x, TAG_RECORD) && steps->nvalues == 1 && value_is(values[0], TAG_STR)) {
     qn_value name = values[0];
-    qn_str *key = str_intern(vm, value_str(name)->text, value_str(name)->len);
+    qn_str *key = rec_look(vm, name) ? str_intern(vm, value_str(name)->text, value_str(name)->len) : NULL;
     ok = key && put_field(vm, x, key, true, steps, n, values, s);
     if (key) value_release(vm, value_obj(TAG_STR, key));
   } else if (value_is(*x, TAG_LIST)) {

@@ -1116,3 +1116,13 @@ bool format_spec_among(qn_vm *vm, qn_value v, const char *text, size_t len, text
   text_free(&shown);
   return good;
 }
+
+bool format_part(qn_vm *vm, qn_value v, qn_value how, text_buf *out, bool *own) {
+  bool literal = value_is(how, TAG_BOOL);
+  if (*own && (!literal || value_str(v)->text[0] != '\n')) text_adds(out, "\n");
+  *own = false;
+  if (literal) text_add(out, value_str(v)->text, value_str(v)->len);
+  if (literal) return true;
+  return value_is(how, TAG_STR) ? format_spec_among(vm, v, value_str(how)->text, value_str(how)->len, out, own)
+                                : format_among(vm, v, NULL, out, own);
+}

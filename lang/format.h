@@ -30,6 +30,9 @@ void format_lines(const char *text, size_t len, text_buf *out);
 QN_MUST_CHECK bool format_spec(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out);
 /* format_spec for a value that stands among other text; *own as format_among sets it. */
 QN_MUST_CHECK bool format_spec_among(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out, bool *own);
+/* Appends a part of an interpolated text. `how`: true: v is the text between values; nil: a value; a text: a value with this spec. *own is
+ * false at first, and is handed from part to part. */
+QN_MUST_CHECK bool format_part(qn_vm *vm, qn_value v, qn_value how, text_buf *out, bool *own);
 
 /* Is this one of the words of the language, which cannot be names? */
 bool name_is_word(const char *name);

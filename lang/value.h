@@ -137,7 +137,8 @@ struct qn_str {
   uint32_t len;  /* bytes */
   char text[];
 };
-enum { STR_INTERNED = 1, STR_ASCII = 2 };
+/* STR_WAITS: its bytes depend on values of a call that was recorded when it was made; the recorder knows which (jit/trace/rec.h). */
+enum { STR_INTERNED = 1, STR_ASCII = 2, STR_WAITS = 4 };
 
 /* NULL with an error raised (E601, E605). `text` must be valid UTF-8 (checked where text enters the VM: utf8_valid). */
 QN_MUST_CHECK qn_str *str_new(qn_vm *vm, const char *text, size_t len);

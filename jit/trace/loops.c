@@ -204,6 +204,7 @@ static bool match(loop *l, qn_value was, qn_value is) {
   if (value_is_operand(was) || value_is_operand(is))
     return value_is_operand(was) && value_is_operand(is) && add_out(l, rec_node(l->body, is));
   if (value_tag_of(was) != value_tag_of(is)) return false;
+  if (value_is(was, TAG_STR) && was.u.p != is.u.p && (rec_text_of(l->r, was) || rec_text_of(l->r, is))) return false;
   if (value_is(was, TAG_STR)) return str_equal(value_str(was), value_str(is));
   bool list = value_is(was, TAG_LIST);
   if (!list && !value_is(was, TAG_RECORD)) return was.head == is.head && was.u.i == is.u.i;

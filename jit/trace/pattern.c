@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "jit/trace/pattern.h"
+#include "lang/format.h"
 
 enum {
   HASHED_PARTS =
@@ -654,6 +655,7 @@ uint64_t template_hash(const tpl_list *t, uint64_t h) {
   for (uint32_t i = 0; i < t->n; i++) {
     const tpl *x = &t->tpls[i];
     h = hash_mix(h, (uint64_t)x->kind << 48 | (uint64_t)x->n << 16 | (x->kind != TPL_GIVEN ? x->output : 0));
+    if (x->kind == TPL_TEXT) h = hash_mix(h, (uint64_t)(uintptr_t)x->def);
     for (uint32_t k = 0; x->kind == TPL_GIVEN && k < x->n + 2; k++) h = hash_mix(h, t->paths[x->output + k]);
     h = value_structure_hash(x->value, h);
   }
@@ -689,6 +691,26 @@ typedef struct building {
   qn_value *made; /* the new functions made so far; borrowed */
 } building;
 
+static qn_value build(building *b);
+
+/* A text made of the parts that follow. */
+static qn_value build_text(building *b, const tpl *x) {
+  qn_vm *vm = b->vm;
+  qn_value parts = build(b);
+  if (value_is_error(parts)) return parts;
+  const qn_list *l = value_list(parts);
+  text_buf t = {.vm = vm};
+  bool own = false, ok = true;
+  qn_value text = value_error();
+  if (x->def) text = x->def->call(vm, l->items);
+  for (uint32_t i = 0; i + 1 < l->len && !x->def && ok; i += 2)
+    ok = format_part(vm, l->items[i], l->items[i + 1], &t, &own);
+  if (!x->def && ok) text = text_take(&t);
+  if (!ok) text_free(&t);
+  value_release(vm, parts);
+  return text;
+}
+
 static qn_value build(building *b) {
   qn_vm *vm = b->vm;
   const tpl *x = &b->t->tpls[b->at++];
@@ -701,6 +723,7 @@ static qn_value build(building *b) {
   case TPL_GIVEN:
     if (!b->call) return raise_error(vm, E_internal, SPAN_NONE, "a template of nodes has a function of a call");
     return value_retain(given_value(b->t, x, b->call));
+  case TPL_TEXT: return build_text(b, x);
   case TPL_LIST: {
     qn_list *l = list_new(vm, x->n);
     if (l) whole = value_obj(TAG_LIST, l);
@@ -744,6 +767,12 @@ static uint32_t print_template(const tpl_list *t, uint32_t at, const graph *g, t
       text_shape(out, (qn_dtype)type->dtype, type->rank, type->shape);
   }
   if (x->kind == TPL_GIVEN || x->kind == TPL_AGAIN) text_adds(out, "a function");
+  if (x->kind == TPL_TEXT) { /* what it is made of does not show */
+    text_adds(out, "text");
+    text_buf parts = {0};
+    at = print_template(t, at, g, &parts);
+    text_free(&parts);
+  }
   if (x->kind != TPL_FN && x->kind != TPL_LIST && x->kind != TPL_RECORD) return at;
   text_adds(out, x->kind == TPL_RECORD ? "{" : x->kind == TPL_LIST ? "(" : "a function over (");
   for (uint32_t i = 0; i < x->n; i++) {

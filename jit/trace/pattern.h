@@ -105,7 +105,8 @@ typedef enum tpl_kind {
   TPL_RECORD,
   TPL_FN,    /* a function with the captures that follow; if it has a number, each call makes a new one */
   TPL_AGAIN, /* the new function with this number, at another place */
-  TPL_GIVEN  /* a function that was among the values of the call */
+  TPL_GIVEN, /* a function that was among the values of the call */
+  TPL_TEXT   /* a text that `def` makes of the items of the list that follows; NULL: format_part does */
 } tpl_kind;
 typedef struct tpl {
   uint8_t kind;
@@ -114,6 +115,7 @@ typedef struct tpl {
   uint32_t output;
   /* owned: the value itself, or a record of nils with the names, or the function whose captures are replaced */
   qn_value value;
+  const builtin_def *def; /* of TPL_TEXT */
 } tpl;
 typedef struct tpl_list {
   tpl *tpls;

@@ -205,6 +205,28 @@ static inline qn_value rec_observe_take(qn_vm *vm, qn_value v) {
   value_release(vm, v);
   return plain;
 }
+/* ---- texts that wait ----
+ * While a call is captured, a text that is made of its arrays and numbers is not looked at, but kept as what makes it: a tap or the result of
+ * the call makes it anew in each replay. It has the bytes that it has in this call (in an arm none), and whoever looks at them must ask
+ * rec_look first, since that ends the capture. */
+
+/* Are there values in v (borrowed) of which a text is to wait? 1, 0, or -1 with an error raised. */
+int rec_text_waits(qn_vm *vm, qn_value v);
+/* v (borrowed) with the data that it has in this call, owned, to make the text of; unset in an arm, where there is none; or the error
+ * value. */
+QN_MUST_CHECK qn_value rec_text_data(qn_vm *vm, qn_value v);
+/* *text (owned) was made by `def` of the items of this list (borrowed), or, if that is NULL, of these as format_part takes them, in pairs.
+ * Notes that it waits; *text may become a copy. False with an error raised. */
+QN_MUST_CHECK bool rec_text_made(qn_vm *vm, qn_value *text, const builtin_def *def, qn_value parts);
+/* Does v wait in the recording in progress? */
+bool rec_text_is(const qn_vm *vm, qn_value v);
+static inline bool rec_waits(const qn_vm *vm, qn_value v) {
+  return __builtin_expect(vm->rec != NULL, 0) && value_is(v, TAG_STR) && rec_text_is(vm, v);
+}
+/* A text's bytes are about to be looked at. False with an error raised. */
+QN_MUST_CHECK bool rec_text_read(qn_vm *vm);
+static inline bool rec_look(qn_vm *vm, qn_value v) { return !rec_waits(vm, v) || rec_text_read(vm); }
+
 /* Is it a host number that an op has made in a recording? Then computing with it must go through op_apply. */
 static inline bool rec_number(const qn_vm *vm, qn_value v) { return value_node(v) && vm->rec; }
 /* Makes a host number of a weak dtype from an array of rank 0 (borrowed) of the recording in progress. The array is only read if the number

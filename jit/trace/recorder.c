@@ -317,11 +317,13 @@ int rec_same_fn(qn_vm *vm, qn_value a, qn_value b) {
 }
 
 static qn_value observe_leaf(void *ctx, qn_value v) {
+  if (!rec_look(ctx, v)) return value_error();
   return value_is_scalar(v) ? rec_observe(ctx, v) : value_retain(v);
 }
 
 qn_value rec_guard_tree(qn_vm *vm, qn_value v) {
   if (value_is_scalar(v)) return rec_observe(vm, v);
+  if (!rec_look(vm, v)) return value_error();
   if (!vm->rec || (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD))) return value_retain(v);
   return tree_rebuild_parts(vm, v, observe_leaf, vm);
 }
@@ -428,7 +430,9 @@ void rec_try_end(qn_vm *vm) {
 /* What *told says of a builtin that is about to run (rec_builtin). */
 enum {
   TOLD_LOSSY = 1, /* it reads floats that a gradient differentiates by */
-  TOLD_TAP = 2    /* it is a tap of vm_jit.tapping, and vm->rec is NULL meanwhile */
+  TOLD_TAP = 2,   /* it is a tap of vm_jit.tapping, and vm->rec is NULL meanwhile */
+  TOLD_TEXT =
+      4 /* as TOLD_TAP for what makes a text that will wait; vm_jit.tapping->text_parts is what it makes it of */
 };
 
 /* Can a tap become a step of the recording in progress? */
@@ -443,6 +447,25 @@ static qn_value data_leaf(void *ctx, qn_value v) {
   if (value_is_scalar(v)) return value_plain(v);
   uint32_t node = value_is(v, TAG_ARRAY) ? rec_traced(r, v) : 0;
   return value_retain(node ? r->vals[node] : v);
+}
+
+/* The interpreter is going to call a builtin on arguments with data, outside of the recording. */
+static void step_aside(struct recording *r) {
+  qn_vm *vm = r->vm;
+  r->tapping = jit_of(vm)->tapping;
+  jit_of(vm)->tapping = r;
+  /* A host that it calls may record calls of its own: their nodes get other ids. */
+  if (vm->next_node < r->base + r->g->n) vm->next_node = r->base + r->g->n;
+  vm->rec = NULL;
+}
+
+/* It has been called: the recording goes on. */
+static struct recording *step_back(qn_vm *vm) {
+  struct recording *r = jit_of(vm)->tapping;
+  jit_of(vm)->tapping = r->tapping;
+  r->tapping = NULL;
+  vm->rec = r;
+  return r;
 }
 
 /* A tap of an arm: is only noted. Of another recording: the interpreter makes it now, on arguments with data. As rec_builtin_call;
@@ -480,25 +503,116 @@ static rec_answer make_tap(struct recording *r, const builtin_def *def, qn_value
     args[i] = data;
   }
   *told = TOLD_TAP;
-  r->tapping = jit_of(vm)->tapping;
-  jit_of(vm)->tapping = r;
-  /* A host that is called by the tap may record calls of its own: their nodes get other ids. */
-  if (vm->next_node < r->base + r->g->n) vm->next_node = r->base + r->g->n;
-  vm->rec = NULL;
+  step_aside(r);
   return REC_NOT_YET;
 }
 
-/* A tap has been made. */
-static void tap_made(qn_vm *vm, bool ok) {
-  struct recording *r = jit_of(vm)->tapping;
-  jit_of(vm)->tapping = r->tapping;
-  r->tapping = NULL;
-  r->tap_run.plan.made += ok;
-  vm->rec = r;
+/* ---- texts that wait ---- */
+
+typedef struct wait_search {
+  const struct recording *r;
+  bool texts_only;
+} wait_search;
+
+static bool waits_for_nothing(void *ctx, qn_value v) {
+  const wait_search *s = ctx;
+  if (rec_text_of(s->r, v)) return false;
+  if (s->texts_only || !value_is_operand(v)) return true;
+  return !rec_traced(s->r, v) && !rec_traced_around(s->r, v) &&
+         !(value_is(v, TAG_ARRAY) && array_pending(value_array(v)));
+}
+
+/* Is there something in v that a text would wait for (or a text that waits)? 1, 0, or -1 with an error raised. */
+static int holds_waiting(struct recording *r, qn_value v, bool texts_only) {
+  wait_search s = {r, texts_only};
+  if (tree_each_part(r->vm, v, waits_for_nothing, &s)) return 0;
+  return error_pending(r->vm) ? -1 : 1;
+}
+
+int rec_text_waits(qn_vm *vm, qn_value v) {
+  return vm->rec && taps_possible(vm->rec) ? holds_waiting(vm->rec, v, false) : 0;
+}
+
+qn_value rec_text_data(qn_vm *vm, qn_value v) {
+  struct recording *r = vm->rec;
+  if (r->arm) return value_unset();
+  return rec_run_pending(r) ? tree_rebuild_parts(vm, v, data_leaf, r) : value_error();
+}
+
+bool rec_text_made(qn_vm *vm, qn_value *text, const builtin_def *def, qn_value parts) {
+  struct recording *r = vm->rec;
+  if (!r || !taps_possible(r) || rec_text_of(r, *text)) return true;
+  struct recording *base = rec_base(r);
+  qn_str *s = value_str(*text);
+  if (s->head.refs > 1 || (s->head.flags & STR_INTERNED)) { /* others have it, too, who do not wait */
+    qn_str *own = str_new(vm, s->text, s->len);
+    if (!own) return false;
+    value_release(vm, *text);
+    *text = value_obj(TAG_STR, own);
+    s = own;
+  }
+  if (!mem_grow(vm, (void **)&base->texts, &base->texts_cap, base->ntexts + (size_t)1, sizeof *base->texts) ||
+      !key_add(vm, &base->text_numbers, (uintptr_t)s, base->ntexts + 1))
+    return false;
+  s->head.flags |= STR_WAITS;
+  base->texts[base->ntexts++] = (struct waiting_text){value_retain(*text), value_retain(parts), def, r};
+  return true;
+}
+
+bool rec_text_is(const qn_vm *vm, qn_value v) { return rec_text_of(vm->rec, v) != NULL; }
+
+bool rec_text_read(qn_vm *vm) { return rec_break(vm->rec, BREAK_host_read, NULL); }
+
+/* A builtin that makes a text of what waits. In an arm the text has no bytes yet; else the interpreter calls the builtin, on arguments with
+ * data. As rec_builtin_call; REC_NOT_YET with *told 0: nothing among the arguments waits. */
+static rec_answer make_text(struct recording *r, const builtin_def *def, qn_value *args, int nargs, int *told,
+                            qn_value *result) {
+  qn_vm *vm = r->vm;
+  int waits = 0;
+  for (int i = 0; i < nargs && !waits; i++) waits = holds_waiting(r, args[i], false);
+  if (waits <= 0) return waits ? REC_FAILED : REC_NOT_YET;
+  qn_list *parts = list_from(vm, args, (size_t)nargs);
+  if (!parts) return REC_FAILED;
+  qn_value all = value_obj(TAG_LIST, parts);
+  rec_answer answer = REC_FAILED;
+  if (r->arm) {
+    qn_str *none = str_new(vm, "", 0);
+    *result = none ? value_obj(TAG_STR, none) : value_error();
+    if (none && rec_text_made(vm, result, def, all))
+      answer = REC_DONE;
+    else if (none)
+      value_release(vm, *result);
+  } else if (rec_run_pending(r)) {
+    answer = REC_NOT_YET;
+    for (int i = 0; i < nargs && answer != REC_FAILED; i++) {
+      qn_value data = tree_rebuild_parts(vm, args[i], data_leaf, r);
+      if (value_is_error(data)) {
+        answer = REC_FAILED;
+      } else {
+        value_release(vm, args[i]);
+        args[i] = data;
+      }
+    }
+    if (answer == REC_NOT_YET) {
+      r->text_parts = value_retain(all);
+      *told = TOLD_TEXT;
+      step_aside(r);
+    }
+  }
+  value_release(vm, all);
+  return answer;
 }
 
 qn_value rec_told(qn_vm *vm, const builtin_def *def, int told, qn_value result) {
-  if (told & TOLD_TAP) tap_made(vm, !value_is_error(result));
+  if (told & TOLD_TAP) step_back(vm)->tap_run.plan.made += !value_is_error(result);
+  if (told & TOLD_TEXT) {
+    struct recording *r = step_back(vm);
+    qn_value parts = r->text_parts;
+    r->text_parts = value_nil();
+    if (!value_is_error(result) && !rec_text_made(vm, &result, def, parts)) result = value_fail(vm, result);
+    value_release(vm, parts);
+    return result;
+  }
   if (!(told & TOLD_LOSSY) || value_is_error(result) || carries(vm, def->name, result, def->effect == BUILTIN_READ))
     return result;
   return value_fail(vm, result);
@@ -511,6 +625,15 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
   if (effect == BUILTIN_TAP && taps_possible(vm->rec)) {
     rec_answer answer = make_tap(vm->rec, def, args, sig->nparams, at, told, result);
     if (answer != REC_NOT_YET || *told) return answer;
+  }
+  if (def->work == WORK_TEXT && taps_possible(vm->rec)) {
+    rec_answer answer = make_text(vm->rec, def, args, sig->nparams, told, result);
+    if (answer != REC_NOT_YET || *told) return answer;
+  }
+  for (int i = 0; i < sig->nparams && vm->rec && rec_base(vm->rec)->ntexts;
+       i++) { /* who knows whether it looks at them? */
+    int waits = holds_waiting(vm->rec, args[i], true);
+    if (waits < 0 || (waits && !rec_text_read(vm))) return REC_FAILED;
   }
   bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
   /* their results only give back what they were given */

@@ -114,6 +114,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   r->last_fn = vm->last_fn;
   r->active = value_nil();
   tap_run_begin(vm, &r->tap_run, &r->taps, NULL);
+  r->text_parts = value_nil();
   vm->rec = r;
   jit_of(vm)->recordings++;
   return r;
@@ -232,10 +233,19 @@ void rec_free(struct recording *r) {
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
   vmap_free(r);
+  for (uint32_t i = 0; i < r->ntexts; i++) {
+    value_release(vm, r->texts[i].text);
+    value_release(vm, r->texts[i].parts);
+  }
+  mem_free(vm, r->texts, r->texts_cap * sizeof *r->texts);
+  struct recording *base = rec_base(r);
+  for (uint32_t i = base->ntexts; r->arm && i-- > 0;)
+    if (base->texts[i].in == r) base->texts[i].in = NULL;
+  value_release(vm, r->text_parts);
   if (jit_of(vm)->tapping == r) jit_of(vm)->tapping = r->tapping;
   taps_free(vm, &r->taps);
-  key_index *const indices[] = {&r->globals, &r->output_numbers, &r->observed_nodes};
-  for (int i = 0; i < 3; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
+  key_index *const indices[] = {&r->globals, &r->output_numbers, &r->observed_nodes, &r->text_numbers};
+  for (int i = 0; i < 4; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
   pattern_free(vm, &r->pattern);
   if (r->g) graph_free(r->g);
   for (uint32_t i = 0; r->of && i < r->parts.n; i++)
@@ -494,6 +504,13 @@ bool rec_constant(qn_vm *vm, qn_array *a) {
   }
   a->node = r->base + node;
   return true;
+}
+
+const struct waiting_text *rec_text_of(const struct recording *r, qn_value v) {
+  if (!value_is(v, TAG_STR) || !(value_str(v)->head.flags & STR_WAITS)) return NULL;
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  uint32_t number = base->capturing ? key_number(&base->text_numbers, (uintptr_t)v.u.p) : 0;
+  return number ? &base->texts[number - 1] : NULL;
 }
 
 /* ---- running what is pending --------------------------------------------------------------------------------------------------------- */

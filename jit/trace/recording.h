@@ -135,9 +135,18 @@ struct recording {
   const void *home; /* of a call without a function: the unit of its code */
   /* Effects that its nodes, or those of its arms, stand for, and how many were made. While one is made by the interpreter vm->rec is NULL, and
    * this is vm_jit.tapping; `tapping` is what was that before. */
+  /* Of the recording around all arms: texts that wait, and their numbers by their addresses. */
+  struct waiting_text {
+    qn_value text, parts; /* owned; see rec_text_made */
+    const builtin_def *def;
+    struct recording *in; /* NULL: an arm that is gone */
+  } * texts;
+  uint32_t ntexts, texts_cap;
+  key_index text_numbers;
   tap_list taps;
   tap_run tap_run;
   struct recording *tapping;
+  qn_value text_parts; /* owned: what a text is made of that the interpreter is making, or nil */
   region_list regions; /* parts of the graph with derivatives of their own */
   /* The calls made inside of it. When the recording is freed they are counted for the function that it records (`of`), or for no function. */
   part_list parts;
@@ -234,6 +243,8 @@ void rec_pin_type(struct recording *r, graph_type *t);
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value of a node: a pending array, or a host number, which is computed now. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
+/* What a text waits for; NULL if it does not wait in this recording or around it. */
+const struct waiting_text *rec_text_of(const struct recording *r, qn_value v);
 /* Is the value traced in one of the recordings around an arm? */
 bool rec_traced_around(const struct recording *r, qn_value v);
 /* The number of a key; 0 if it is not there. */

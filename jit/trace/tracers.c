@@ -235,19 +235,30 @@ static uint32_t made_before(const tpl_list *t, qn_value fn) {
   return x && x->kind == TPL_FN && fn_same(x->value, fn) ? x->output : 0;
 }
 
-/* Adds v to a template. `nodes`: outputs are numbers of this list; NULL: they are outputs of the graph. `whole`: what v is a part of; unset
- * for the template of a specialization, whose parts are bounded like those of a pattern. False: *broken says why it cannot be done, or an
- * error is raised. */
-static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken, int depth,
-                 qn_value whole) {
+/* How a template is made. */
+typedef struct making {
+  struct recording *r;
+  tpl_list *out;
+  node_list *nodes; /* outputs are numbers of this list; NULL: they are outputs of the graph */
+  /* what values are parts of; unset for the template of a specialization, whose parts are bounded like those of a pattern */
+  qn_value whole;
+  bool texts; /* texts that wait may be among the values */
+  break_reason broken;
+} making;
+
+/* Adds v to the template. False: m->broken says why it cannot be done, or an error is raised. */
+static bool make(making *m, qn_value v, int depth) {
+  struct recording *r = m->r;
   qn_vm *vm = r->vm;
-  if (value_is(whole, TAG_UNSET) ? out->n > PARTS_PER_LEAF * (uint64_t)vm->tune[TUNE_jit_leaves]
-                                 : out->n == PLACES_LOOK && tree_is_endless(vm, whole, true)) {
-    *broken = BREAK_too_many_leaves;
+  tpl_list *out = m->out;
+  node_list *nodes = m->nodes;
+  if (value_is(m->whole, TAG_UNSET) ? out->n > PARTS_PER_LEAF * (uint64_t)vm->tune[TUNE_jit_leaves]
+                                    : out->n == PLACES_LOOK && tree_is_endless(vm, m->whole, true)) {
+    m->broken = BREAK_too_many_leaves;
     return false;
   }
   if (depth > PATTERN_DEPTH) {
-    *broken = BREAK_too_deep;
+    m->broken = BREAK_too_deep;
     return false;
   }
   uint32_t node = rec_traced(r, v);
@@ -256,10 +267,22 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
     tpl *x = template_add(vm, out, TPL_OUTPUT);
     return x && output_of(r, nodes, x, node);
   }
+  const struct waiting_text *text = rec_text_of(r, v);
+  if (text && (!m->texts || !text->in)) {
+    m->broken = BREAK_host_read;
+    return false;
+  }
+  if (text) {
+    tpl *x = template_add(vm, out, TPL_TEXT);
+    if (!x) return false;
+    x->n = 1;
+    x->def = text->def;
+    return make(m, text->parts, depth + 1);
+  }
   tpl_kind kind = TPL_VALUE;
   bool makes = false; /* the call makes this function anew */
   switch (value_tag_of(v)) {
-  case TAG_ARRAY: *broken = BREAK_untracked_result; return false;
+  case TAG_ARRAY: m->broken = BREAK_untracked_result; return false;
   case TAG_LIST: kind = TPL_LIST; break;
   case TAG_RECORD: kind = TPL_RECORD; break;
   case TAG_FN: {
@@ -295,18 +318,23 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
     value_fn(v)->stand = out->n;
   }
   for (uint32_t i = 0; i < n; i++)
-    if (!make(r, parts[i], out, nodes, broken, depth + 1, whole)) return false;
+    if (!make(m, parts[i], depth + 1)) return false;
   return true;
 }
 
 bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) {
-  return make(r, v, out, NULL, broken, 0, value_unset());
+  making m = {.r = r, .out = out, .whole = value_unset(), .texts = true};
+  bool ok = make(&m, v, 0);
+  if (m.broken) *broken = m.broken;
+  return ok;
 }
 
 bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes) {
-  break_reason broken = BREAK_none;
-  if (make(r, v, out, nodes, &broken, 0, v)) return true;
-  return broken == BREAK_too_deep ? raise_false(r->vm, E_recursion, "a value nests too deep") : fail_memory(r->vm);
+  making m = {.r = r, .out = out, .nodes = nodes, .whole = v};
+  if (make(&m, v, 0)) return true;
+  if (m.broken == BREAK_host_read)
+    return raise_false(r->vm, E_no_graph, "a text that is made of data is no part of a graph");
+  return m.broken == BREAK_too_deep ? raise_false(r->vm, E_recursion, "a value nests too deep") : fail_memory(r->vm);
 }
 
 /* Is it no function of the program? What such a one holds may change from call to call in ways that a template does not tell. */
@@ -317,7 +345,12 @@ static bool is_no_fn(void *ctx, qn_value v) {
 
 bool template_of_tap(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken) {
   *broken = BREAK_none;
-  if (tree_each_part(r->vm, v, is_no_fn, NULL)) return make(r, v, out, nodes, broken, 0, v);
+  making m = {.r = r, .out = out, .nodes = nodes, .whole = v, .texts = true};
+  if (tree_each_part(r->vm, v, is_no_fn, NULL)) {
+    bool ok = make(&m, v, 0);
+    *broken = m.broken;
+    return ok;
+  }
   if (!error_pending(r->vm)) *broken = BREAK_effect;
   return false;
 }

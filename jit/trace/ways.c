@@ -138,7 +138,9 @@ static bool add_result(join *j, uint32_t first, uint32_t second) {
 static qn_value join_leaf(join *j, qn_value x, qn_value y) {
   uint32_t nodes[2] = {j->ends[0]->nodes[j->leaf[0]++], j->ends[1]->nodes[j->leaf[1]++]};
   if (!nodes[0] || !nodes[1]) {
-    bool same = x.head == y.head && (x.u.i == y.u.i || (value_is(x, TAG_STR) && str_equal(value_str(x), value_str(y))));
+    const struct recording *r = j->ends[0]->r;
+    bool texts = value_is(x, TAG_STR) && value_is(y, TAG_STR) && !rec_text_of(r, x) && !rec_text_of(r, y);
+    bool same = x.head == y.head && (x.u.i == y.u.i || (texts && str_equal(value_str(x), value_str(y))));
     return same && !nodes[0] && !nodes[1] ? value_retain(x) : value_error();
   }
   if (is_outer(j, x, y)) return value_retain(x);
