@@ -143,6 +143,14 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
   vm->asked.watched = watched;
   vm->asked.watched_fn = watched_fn;
   vm->asked.watched_args = watched_args;
+  bool texts = false; /* it gives a text that is made of data, for which graphs have no node */
+  for (uint32_t i = 0; ok && s.entry && i < s.entry->result.n; i++) texts |= s.entry->result.tpls[i].kind == TPL_TEXT;
+  if (texts) {
+    s.why = BREAK_host_read;
+    s.at = s.anchor->at;
+    snprintf(s.text, sizeof s.text, "%s", break_reasons[s.why]);
+    s.entry = NULL;
+  }
   if (ok && s.entry &&
       s.entry->taps.n) { /* what a graph does it does in every place that it is called, so it has no effects */
     const tap *first = &s.entry->taps.list[0];

@@ -642,7 +642,7 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
       !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
     return REC_FAILED;
   for (int i = 0; vm->rec && i < sig->nparams; i++) {
-    if (!sig->params[i].sized && !rec_sizes_seen(vm, args[i])) return false;
+    if (!sig->params[i].sized && !rec_sizes_seen(vm, args[i])) return REC_FAILED;
     if (sig->params[i].data || !(value_node(args[i]) || value_is_data(args[i]))) continue;
     bool array = value_is(args[i], TAG_ARRAY);
     if (!outputs && !(*told & TOLD_LOSSY) && (!array || effect == BUILTIN_READ)) {
