@@ -677,9 +677,44 @@ k_val k_dot(k_kernel *k, uint32_t axis, k_val a, k_val b) {
   return intern(k, &(k_node){.code = K_DOT, .axis = (uint8_t)axis, .a = a, .b = b, .dtype = k->nodes[a].dtype});
 }
 
+/* From here on, nodes are not found that load what is stored to `buffer` (-1: to any buffer of which that may change). */
+static void close_loads(k_kernel *k, int buffer) {
+  for (k_val v = 1; v < k->n; v++) {
+    k_node *n = &k->nodes[v];
+    if (n->code != K_LOAD || (buffer >= 0 && n->buffer != buffer)) continue;
+    if (buffer >= 0 || k->buffers[n->buffer].mode != BUF_IN) n->flags |= K_CLOSED;
+  }
+}
+
+k_val k_carry(k_kernel *k, k_val first, k_mask axes) {
+  if (!first) return 0;
+  return append(k, &(k_node){.code = K_CARRY, .dtype = k->nodes[first].dtype, .a = first, .axes = axes});
+}
+
+bool k_while(k_kernel *k, k_val go) {
+  if (!go) return false;
+  close_loads(k, -1); /* the loop may store to it, and then loads again */
+  return append(k, &(k_node){.code = K_WHILE, .a = go}) != 0;
+}
+
+bool k_set(k_kernel *k, k_val carry, k_val next) {
+  return carry && next && append(k, &(k_node){.code = K_SET, .a = carry, .b = next}) != 0;
+}
+
+bool k_end(k_kernel *k) {
+  k_val v = k->n;
+  for (int depth = 1; depth && v-- > 1;) {
+    k_node *n = &k->nodes[v];
+    depth += n->code == K_END ? 1 : k_opens(n->code) ? -1 : 0;
+    n->flags |= K_CLOSED;
+  }
+  return append(k, &(k_node){.code = K_END}) != 0;
+}
+
 /* Appends a K_STORE, or a K_STOREF with an op. */
 static bool store(k_kernel *k, k_code code, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
   if (!v || buffer < 0) return false;
+  if (k->buffers[buffer].mode != BUF_OUT) close_loads(k, buffer);
   return append(k, &(k_node){.code = (uint8_t)code,
                              .sub = (uint8_t)op,
                              .dtype = k->nodes[v].dtype,

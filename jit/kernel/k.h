@@ -14,6 +14,9 @@
  * is stored once; STOREF combines values into it in row-major order of its axes (in the order of k->axes). Effects stand in program
  * order, after the values that they use. Values are hash-consed.
  *
+ * Loops (WHILE) have their carries before them. A carry without axes is one number for all elements; one with axes is a number of each
+ * element. An array that a loop updates in place is a buffer that it loads from and stores to, in the order in which the nodes stand.
+ *
  * Text form, written and read by tests alone (tests/unit/kernel_text.h):
  *   kernel softmax {
  *     dim n 4096
@@ -68,7 +71,9 @@ typedef enum k_code {
   K_CODE_COUNT
 } k_code;
 
-enum { K_EXCLUSIVE = 1 };
+/* K_CLOSED is the builder's: equal nodes that are asked for later are other nodes, since this one's region has ended, or what it loads may
+ * have been stored to since. */
+enum { K_EXCLUSIVE = 1, K_CLOSED = 2 };
 /* larger numbers in forms become parameters of the program, so that it serves other sizes */
 enum { K_LITERAL_MAX = 8 };
 
@@ -203,6 +208,14 @@ k_val k_dot(k_kernel *k, uint32_t axis, k_val a, k_val b);
 bool k_store(k_kernel *k, int buffer, k_form at, k_guard guard, k_val v, k_mask over);
 bool k_storef(k_kernel *k, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over);
 bool k_check(k_kernel *k, int check, k_val ok, k_form element, k_val shows, k_mask over);
+
+/* Loops. A carry has its first value before its loop and its last one behind it; `axes` are those along which it varies, at least those of
+ * `first`. k_while opens a loop that goes on while carry `go` (a bool without axes) holds, k_set says what a carry of the innermost open
+ * loop is in the next turn, and k_end ends that loop. What is made in a loop is not found again behind it. */
+k_val k_carry(k_kernel *k, k_val first, k_mask axes);
+bool k_while(k_kernel *k, k_val go);
+bool k_set(k_kernel *k, k_val carry, k_val next);
+bool k_end(k_kernel *k);
 
 static inline bool k_is_effect(const k_node *n) {
   return n->code == K_CHECK || n->code == K_STORE || n->code == K_STOREF;

@@ -18,6 +18,7 @@
 #include "jit/kernel/place.h"
 #include "jit/kernel/plan.h"
 #include "jit/kernel/schedule.h"
+#include "jit/kernel/sink.h"
 #include "jit/kernel/updates.h"
 #include "lang/value.h"
 #include "lang/vm.h"
@@ -155,6 +156,11 @@ static bool find_updates(planner *m) {
   return true;
 }
 
+/* Is a node a loop that is a kernel? */
+static bool sunk(const planner *m, uint32_t n) {
+  return m->g->nodes[n].kind == NODE_LOOP && m->p->regions[m->region_of[n]].sunk;
+}
+
 static bool make_buffers(planner *m) {
   plan *p = m->p;
   graph *g = m->g;
@@ -188,6 +194,11 @@ static bool make_buffers(planner *m) {
     if (node->kind == NODE_INPUT) add_buffer(m, n, WHERE_INPUT, node->payload.input);
     if (node->kind == NODE_CONST) add_buffer(m, n, WHERE_CONST, 0);
     if ((node->kind == NODE_OP || node->kind == NODE_PROJ) && m->f.stored[n]) add_buffer(m, n, WHERE_ARENA, 0);
+  }
+  for (uint32_t n = 1; n < g->n; n++) { /* host numbers that a kernel makes come by way of buffers */
+    const graph_node *node = &g->nodes[n];
+    if (node->kind == NODE_PROJ && node->type.weak && m->f.group_of[n] && sunk(m, node->in[0]))
+      add_buffer(m, n, WHERE_ARENA, 0);
   }
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     plan_buffer *buf = &p->buffers[b];
@@ -268,9 +279,51 @@ static bool does_nothing(const k_kernel *k) {
   return true;
 }
 
-static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
+/* Schedules kernel k, which computes n nodes, as the next of the plan's, and binds step s to it. `overlaps`: results may be written over
+ * operands. */
+static bool add_kernel(planner *m, const k_kernel *k, const uint32_t *nodes, uint32_t n, bool overlaps, plan_step *s) {
   plan *p = m->p;
   graph *g = m->g;
+#ifdef QN_CHECKED
+  char text[256];
+  if (!k_verify(k, text, sizeof text)) {
+    note_defect(m, "lowering made a kernel that does not verify", text);
+    return false;
+  }
+#endif
+  schedule_result r = {0};
+  bool ok = schedule(k, m->p->target, m->tune[TUNE_par_grain], &r, &m->why);
+  if (!ok) return false;
+  plan_kernel *to = &p->kernels[p->nkernels];
+  s->what = p->nkernels++;
+  *to = (plan_kernel){.program = r.program, .nops = n, .graph = g};
+  to->hash = l_hash(r.program);
+  for (uint32_t i = 1; i < r.program->n; i++) to->nphases += r.program->code[i].code == L_PHASE;
+  to->node_first = nodes[0];
+  to->node_last = nodes[n - 1];
+  for (uint32_t i = 0; i < k->nbuffers; i++)
+    to->bytes = dim_add(&g->dims, to->bytes,
+                        dim_mul(&g->dims, k->buffers[i].elements, (qn_dim)dtype_size((qn_dtype)k->buffers[i].dtype)));
+  uint32_t *copy = take(m, n, sizeof *copy);
+  to->nodes = nodes;
+  ok = copy != NULL;
+  if (ok) to->nodes = memcpy(copy, nodes, n * sizeof *copy);
+  p->here_only |= !l_launches(r.program);
+  s->kind = STEP_KERNEL;
+  s->node = to->node_last;
+  s->ints = r.ints;
+  s->nints = r.nints;
+  ok = ok && bind_buffers(m, s, k, r.program, overlaps ? r.alias : NULL) && bind_scalars(m, s, k->scalars, k->nscalars);
+#ifdef QN_CHECKED
+  if (ok && !l_verify(r.program, text, sizeof text)) {
+    note_defect(m, "scheduling made a program that does not verify", text);
+    ok = false;
+  }
+#endif
+  return ok;
+}
+
+static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
   const fuse_group *x = &m->f.groups[group];
   k_kernel *k = fuse_lower(&m->f, group, &m->why);
   if (!k) return false;
@@ -279,43 +332,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
     k_free(k);
     return true;
   }
-#ifdef QN_CHECKED
-  char text[256];
-  if (!k_verify(k, text, sizeof text)) {
-    k_free(k);
-    note_defect(m, "lowering made a kernel that does not verify", text);
-    return false;
-  }
-#endif
-  schedule_result r = {0};
-  bool ok = schedule(k, m->p->target, m->tune[TUNE_par_grain], &r, &m->why);
-  if (ok) {
-    plan_kernel *to = &p->kernels[p->nkernels];
-    s->what = p->nkernels++;
-    *to = (plan_kernel){.program = r.program, .nops = x->n, .nodes = x->nodes, .graph = g};
-    to->hash = l_hash(r.program);
-    for (uint32_t i = 1; i < r.program->n; i++) to->nphases += r.program->code[i].code == L_PHASE;
-    to->node_first = x->nodes[0];
-    to->node_last = x->nodes[x->n - 1];
-    for (uint32_t i = 0; i < k->nbuffers; i++)
-      to->bytes = dim_add(&g->dims, to->bytes,
-                          dim_mul(&g->dims, k->buffers[i].elements, (qn_dim)dtype_size((qn_dtype)k->buffers[i].dtype)));
-    uint32_t *nodes = take(m, x->n, sizeof *nodes);
-    ok = nodes != NULL;
-    if (ok) to->nodes = memcpy(nodes, x->nodes, x->n * sizeof *nodes);
-    p->here_only |= !l_launches(r.program);
-    s->kind = STEP_KERNEL;
-    s->node = to->node_last;
-    s->ints = r.ints;
-    s->nints = r.nints;
-    ok = ok && bind_buffers(m, s, k, r.program, r.alias) && bind_scalars(m, s, k->scalars, k->nscalars);
-#ifdef QN_CHECKED
-    if (ok && !l_verify(r.program, text, sizeof text)) {
-      note_defect(m, "scheduling made a program that does not verify", text);
-      ok = false;
-    }
-#endif
-  }
+  bool ok = add_kernel(m, k, x->nodes, x->n, true, s);
   k_free(k);
   if (!ok && !lower_ends(m->why) && x->n == 1 && !m->awkward[x->nodes[0]]) m->awkward[x->nodes[0]] = m->again = true;
   return ok;
@@ -424,11 +441,11 @@ static uint32_t *hand_on(planner *m, const graph_node *node, const plan_region *
   return pass;
 }
 
-static bool region_step(planner *m, uint32_t n, plan_step *s) {
+/* Notes where the operands and results of a region step are, in its plan_region and in the step's list of buffers. */
+static bool bind_region(planner *m, uint32_t n, plan_step *s) {
   plan *p = m->p;
   const graph_node *node = &m->g->nodes[n];
   plan_region *r = &p->regions[m->region_of[n]];
-  *s = (plan_step){.kind = STEP_REGIONS, .node = n, .what = m->region_of[n]};
   uint32_t *in = take(m, r->nin, sizeof *in), *proj = take(m, r->nout, sizeof *proj),
            *out = take(m, r->nout, sizeof *out);
   uint32_t *buffers = take(m, (size_t)r->nin + r->nout, sizeof *buffers);
@@ -456,7 +473,6 @@ static bool region_step(planner *m, uint32_t n, plan_step *s) {
   r->pass = r->kind == NODE_IF ? hand_on(m, node, r) : out;
   if (!r->pass) return false;
   s->buffers = buffers;
-  p->here_only = true;
   return true;
 }
 
@@ -472,18 +488,60 @@ static bool tap_step(planner *m, uint32_t n, plan_step *s) {
   return true;
 }
 
+/* Adds the step that reads a host number which a kernel has stored to its buffer. */
+static bool read_number(planner *m, uint32_t n) {
+  op_attr *attr = take(m, 1, sizeof *attr);
+  uint32_t *buffer = take(m, 1, sizeof *buffer);
+  if (!attr || !buffer) return false;
+  *attr = (op_attr){.dtype = m->g->nodes[n].type.dtype, .flags = ATTR_WEAK};
+  *buffer = m->buffer_of[n] - 1;
+  m->p->steps[m->p->nsteps++] = (plan_step){.kind = STEP_SCALAR,
+                                            .op = OP_cast,
+                                            .node = n,
+                                            .attr = attr,
+                                            .buffers = buffer,
+                                            .nbuffers = 1,
+                                            .out = m->slot_of[n] - 1};
+  return true;
+}
+
+/* A loop as a kernel. The steps that read its numbers take the room of the groups of its results, which have no steps of their own. */
+static bool sunk_step(planner *m, uint32_t n, plan_step *s) {
+  plan_step bound = {0};
+  if (!bind_region(m, n, &bound)) return false;
+  const plan_region *r = &m->p->regions[m->region_of[n]];
+  k_kernel *k = sink(&(sink_request){m->g, n, r->proj, m->cancel}, &m->why);
+  if (!k) return false;
+  /* if it can fail, its operands must be there still, to find out how */
+  bool ok = add_kernel(m, k, &n, 1, k->nchecks == 0, s);
+  k_free(k);
+  if (!ok) return false;
+  m->p->kernels[m->p->nkernels - 1].region = m->region_of[n] + 1;
+  for (uint32_t i = 0; i < r->nout && ok; i++)
+    if (r->proj[i] && m->g->nodes[r->proj[i]].type.weak) ok = read_number(m, r->proj[i]);
+  return ok;
+}
+
+static bool region_step(planner *m, uint32_t n, plan_step *s) {
+  *s = (plan_step){.kind = STEP_REGIONS, .node = n, .what = m->region_of[n]};
+  if (sunk(m, n)) return sunk_step(m, n, s);
+  m->p->here_only = true;
+  return bind_region(m, n, s);
+}
+
 /* Moves the kernels of a plan and of the plans of its regions into one list, which compilers and devices go through. */
 static void move_kernels(plan *p, plan_kernel *to) {
   for (uint32_t i = 0; i < p->nregions; i++)
     for (int k = 0; k < 2; k++) {
       plan *q = p->regions[i].parts[k];
-      move_kernels(q, to + (q->kernels - p->kernels));
+      if (q) move_kernels(q, to + (q->kernels - p->kernels));
     }
   p->kernels = to;
 }
 static bool gather_kernels(plan *p) {
   uint32_t n = p->nkernels;
-  for (uint32_t i = 0; i < p->nregions; i++) n += p->regions[i].parts[0]->nkernels + p->regions[i].parts[1]->nkernels;
+  for (uint32_t i = 0; i < p->nregions; i++)
+    for (int k = 0; k < 2; k++) n += p->regions[i].parts[k] ? p->regions[i].parts[k]->nkernels : 0;
   if (!p->nregions) return true;
   plan_kernel *all = arena_alloc(&p->arena, (n + 1) * sizeof *all);
   if (!all) return false;
@@ -492,6 +550,7 @@ static bool gather_kernels(plan *p) {
   for (uint32_t i = 0; i < p->nregions; i++)
     for (int k = 0; k < 2; k++) {
       plan *q = p->regions[i].parts[k];
+      if (!q) continue;
       if (q->nkernels) memcpy((void *)(all + p->nkernels), (const void *)q->kernels, q->nkernels * sizeof *all);
       q->within = true;
       move_kernels(q, all + p->nkernels);
@@ -504,7 +563,7 @@ static bool make_steps(planner *m) {
   plan *p = m->p;
   p->steps = take(m, m->f.n, sizeof *p->steps);
   p->kernels = take(m, m->f.n, sizeof *p->kernels);
-  if (!p->steps || !p->kernels || (p->nregions && !find_results(m))) return false;
+  if (!p->steps || !p->kernels) return false;
   for (uint32_t i = 0; i < m->f.n; i++) {
     const fuse_group *x = &m->f.groups[i];
     if (x->kind == FUSE_RESULT) continue;
@@ -840,7 +899,8 @@ static void attempt_once(plan *p, const int64_t *tune, const chosen *c, fuse_mem
     m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
     ok = m.buffer_of && m.slot_of ? true : out_of_memory(&m);
   }
-  ok = ok && make_slots(&m) && make_buffers(&m) && make_steps(&m) && plan_memory(&m);
+  ok = ok && (!p->nregions || find_results(&m)) && make_slots(&m) && make_buffers(&m) && make_steps(&m) &&
+       plan_memory(&m);
   if (ok && m.g->dims.arena->failed) ok = out_of_memory(&m);
   p->work += m.f.work;
   a->live = m.f.live;
@@ -916,7 +976,8 @@ static void sum_up(plan *p) {
     if (s->nscalars > p->most_scalars) p->most_scalars = s->nscalars;
     p->taps |= s->kind == STEP_TAP;
   }
-  for (uint32_t i = 0; i < p->nregions; i++) p->taps |= p->regions[i].parts[0]->taps || p->regions[i].parts[1]->taps;
+  for (uint32_t i = 0; i < p->nregions; i++)
+    for (int k = 0; k < 2; k++) p->taps |= p->regions[i].parts[k] && p->regions[i].parts[k]->taps;
   const dim_table *t = &p->graph->dims;
   p->known = true;
   for (uint32_t i = 0; i < t->n; i++) p->known &= t->exprs[i].op != DIM_SYMBOL || t->exprs[i].source == DIM_FROM_INPUT;
@@ -973,6 +1034,47 @@ static void donate(const graph *g, const uint32_t *last, uint32_t n, int which, 
 static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, const uint32_t *donated,
                        cancel_flag cancel, char *why, size_t size);
 
+/* Makes the plan of part `which` of node n, a branch or loop. False when memory is short, when cancelled, or with `why`. */
+static bool plan_part(const plan *p, const uint32_t *last, uint32_t n, int which, const int64_t *tune,
+                      cancel_flag cancel, char *why, size_t size, plan **to) {
+  const graph_node *node = &p->graph->nodes[n];
+  graph *part = graph_copy(node->payload.regions[which]);
+  uint32_t *donated = calloc(node->nin + 1u, sizeof *donated);
+  *to = NULL;
+  if (part && donated) {
+    graph_dce(part); /* results of branches in it that only a result needs which nobody takes */
+    donate(p->graph, last, n, which, donated);
+    *to = make_plan(part, p->target, tune, donated, cancel, why, size);
+  } else {
+    graph_free(part);
+  }
+  free(donated);
+  return *to != NULL;
+}
+
+/* Can the loop, node n, be a kernel? If not, *why says what is against it, or lower_ends(*why). */
+static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cancel, const char **why) {
+  graph *g = p->graph;
+  uint32_t results = graph_nresults(&g->nodes[n]);
+  if (!tune[TUNE_fuse_loops] || !tune[TUNE_fuse_enabled]) {
+    *why = "fuse.loops is 0";
+    return false;
+  }
+  *why = lower_no_memory;
+  uint32_t *proj = calloc(results, sizeof *proj);
+  if (!proj) return false;
+  for (uint32_t x = n + 1; x < g->n; x++)
+    if (g->nodes[x].kind == NODE_PROJ && g->nodes[x].in[0] == n) proj[g->nodes[x].payload.index] = x;
+  schedule_result r = {0};
+  k_kernel *k = sink(&(sink_request){g, n, proj, cancel}, why);
+  bool ok = k && schedule(k, p->target, tune[TUNE_par_grain], &r, why);
+  p->work += k ? k->n : 0;
+  if (ok) l_free(r.program);
+  k_free(k);
+  free(proj);
+  return ok;
+}
+
 /* Makes the plans of regions. They do not depend on fusion in the graph around them, so this is done once. False with a reason. */
 static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char *why, size_t size,
                          const char **reason) {
@@ -996,19 +1098,12 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
     if (node->kind == NODE_LOOP) {
       r->ncarries = graph_loop_carries(node);
       r->slots = graph_loop_slots(node);
+      r->sunk = can_sink(p, i, tune, cancel, &r->why);
+      ok = r->sunk || !lower_ends(r->why);
+      if (!ok) *reason = r->why;
     }
-    for (int k = 0; k < 2 && ok; k++) {
-      graph *part = graph_copy(node->payload.regions[k]);
-      uint32_t *donated = calloc(node->nin + 1u, sizeof *donated);
-      if (part && donated) {
-        graph_dce(part); /* results of branches in it that only a result needs which nobody takes */
-        donate(g, last, i, k, donated);
-        r->parts[k] = make_plan(part, p->target, tune, donated, cancel, why, size);
-      } else {
-        graph_free(part);
-      }
-      free(donated);
-      ok = r->parts[k] != NULL;
+    for (int k = 0; k < 2 && ok && !r->sunk; k++) {
+      ok = plan_part(p, last, i, k, tune, cancel, why, size, &r->parts[k]);
       if (ok) p->work += r->parts[k]->work;
     }
   }
@@ -1029,6 +1124,7 @@ static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
     if (node->kind != NODE_PROJ) continue;
     const graph_node *of = &g->nodes[node->in[0]];
     const plan_region *r = &p->regions[number[node->in[0]]];
+    if (r->sunk) continue;
     uint32_t k = node->payload.index;
     if (k >= r->nmade || (r->kind == NODE_LOOP && k >= r->ncarries)) continue;
     const plan_output *o = &r->parts[r->kind == NODE_LOOP]->outputs[k];
@@ -1049,6 +1145,21 @@ static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
   return ok;
 }
 
+bool plan_parts(const plan *p, uint32_t region, const int64_t *tune, plan *parts[2], char *why, size_t size) {
+  uint32_t n = 0, *last = malloc(p->graph->n * sizeof *last);
+  if (size) why[0] = 0;
+  if (!last) return false;
+  updates_last_readers(p->graph, last);
+  for (uint32_t i = 0; i <= region; i++)
+    while (!graph_kind_has_regions(p->graph->nodes[++n].kind)) {}
+  parts[0] = parts[1] = NULL;
+  bool ok = true;
+  for (int k = 0; k < 2 && ok; k++) ok = plan_part(p, last, n, k, tune, NULL, why, size, &parts[k]);
+  if (!ok) plan_free(parts[0]);
+  free(last);
+  return ok;
+}
+
 static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, const uint32_t *donated,
                        cancel_flag cancel, char *why, size_t size) {
   if (size) why[0] = 0;
@@ -1061,13 +1172,14 @@ static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, co
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};
-  bool regions = (donated || ranges_prove(g)) && plan_regions(p, tune, cancel, why, size, &reason);
+  bool regions = (donated || ranges_prove(g)) && settle_sizes(g) && copy_constants(g) &&
+                 plan_regions(p, tune, cancel, why, size, &reason);
   if (!regions && size && why[0]) { /* a region has no plan, and `why` says so already */
     plan_free(p);
     return NULL;
   }
   chosen c = {NULL, NULL, NULL};
-  if (regions && settle_sizes(g) && copy_constants(g)) {
+  if (regions) {
     c.awkward = calloc(g->n, 1);
     if (!find_over(p, donated, &c)) {
       free(c.awkward);
@@ -1118,7 +1230,7 @@ static void print_buffer(const plan *p, uint32_t i, text_buf *out) {
   text_adds(out, "]\n");
 }
 
-static void print_step(const plan_step *s, text_buf *out) {
+static void print_step(const plan *p, const plan_step *s, text_buf *out) {
   if (s->kind == STEP_KERNEL)
     text_addf(out, "kernel %u", s->what);
   else if (s->kind == STEP_REGIONS)
@@ -1130,6 +1242,7 @@ static void print_step(const plan_step *s, text_buf *out) {
   for (uint32_t i = 0; i < s->nbuffers; i++) text_addf(out, " b%u", s->buffers[i]);
   for (uint32_t i = 0; i < s->nscalars; i++) text_addf(out, " s%u", s->scalars[i]);
   if (s->kind == STEP_SCALAR) text_addf(out, " -> s%u", s->out);
+  if (s->kind == STEP_REGIONS && p->regions[s->what].why) text_addf(out, " (no kernel: %s)", p->regions[s->what].why);
   text_adds(out, "\n");
 }
 
@@ -1150,7 +1263,7 @@ void plan_print(const plan *p, text_buf *out) {
     text_adds(out, " bytes:");
     for (uint32_t n = 0; n < k->nops; n++) {
       const graph_node *node = &k->graph->nodes[k->nodes[n]];
-      text_addf(out, " %%%u %s", k->nodes[n], node->kind == NODE_OP ? op_rows[node->op].name : "constant");
+      text_addf(out, " %%%u %s", k->nodes[n], node->kind == NODE_CONST ? "constant" : graph_node_word(node));
       if (node->site && node->site < k->graph->nsites) text_addf(out, "@%u", node->site);
     }
     text_adds(out, "\n");
@@ -1158,7 +1271,7 @@ void plan_print(const plan *p, text_buf *out) {
   for (uint32_t i = 0; i < p->nbuffers; i++) print_buffer(p, i, out);
   for (uint32_t i = 0; i < p->nsteps; i++) {
     text_addf(out, "  step %u: ", i);
-    print_step(&p->steps[i], out);
+    print_step(p, &p->steps[i], out);
   }
   for (uint32_t i = 0; i < p->noutputs; i++) {
     static const char *const kinds[] = {"b", "input ", "s"};

@@ -10,7 +10,8 @@
  * (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node, or PLAN_PEAK_LEAST.
  *
  * Regions. A node with regions is a step with plans of its own: one for each arm, or for a loop's header and body. Their kernels are
- * among those of the outermost plan, which owns all of it; their sizes and steps are theirs.
+ * among those of the outermost plan, which owns all of it; their sizes and steps are theirs. A loop that can be one kernel (sink.h) is a
+ * step like other kernels. If its checks fail, plans of its parts are made then (plan_parts), to find out how it fails.
  *
  * A plan is right for all sizes for which the facts of its graph's dims hold; it adds some (which axes a reduction joins).
  */
@@ -34,6 +35,7 @@ typedef struct plan_kernel {
   qn_dim bytes;          /* compulsory bytes: inputs read once, outputs written once */
   const uint32_t *nodes; /* the graph nodes, nops of them */
   const graph *graph;    /* whose nodes and sizes these are: the plan's, or a region's */
+  uint32_t region;       /* of a kernel that is a loop: 1 + its number in the plan's `regions`; else 0 */
 } plan_kernel;
 
 typedef enum plan_where {
@@ -96,11 +98,13 @@ typedef struct plan_output {
 
 /* A branch or loop. Operands and results are numbers of scalar slots if they are host numbers, else of buffers. */
 struct plan_region {
-  uint8_t kind; /* graph_kind */
-  struct plan *parts[2];
-  uint32_t nin, nmade; /* how many operands, and how many results of the arms or the body, there are */
-  uint32_t ncarries;   /* of a loop: how many of these are carries; the others are rows that are kept */
-  int64_t slots;       /* of a loop: graph_loop_slots */
+  uint8_t kind;          /* graph_kind */
+  bool sunk;             /* is it a loop that is a kernel? */
+  const char *why;       /* if not, why not (a static text); NULL for branches */
+  struct plan *parts[2]; /* NULL if it is sunk */
+  uint32_t nin, nmade;   /* how many operands, and how many results of the arms or the body, there are */
+  uint32_t ncarries;     /* of a loop: how many of these are carries; the others are rows that are kept */
+  int64_t slots;         /* of a loop: graph_loop_slots */
   /* how many results there are, including a loop's number of turns and distance of kept turns */
   uint32_t nout;
   const uint32_t *in;   /* by operand: slot or buffer */
@@ -155,6 +159,10 @@ typedef struct plan {
 QN_MUST_CHECK plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why,
                               size_t size);
 void plan_free(plan *p);
+/* Makes plans of the header and the body of a loop that is a kernel, region number `region` of the plan; the caller frees them. False when
+ * memory is short, or with `why`. */
+QN_MUST_CHECK bool plan_parts(const plan *p, uint32_t region, const int64_t *tune, plan *parts[2], char *why,
+                              size_t size);
 /* Fusion decisions as text, for QUERN_LOG=fusion and explain. */
 void plan_print(const plan *p, text_buf *out);
 

@@ -186,6 +186,9 @@ typedef struct nest {
 
 /* Builds a nest's phases (sched_nest.c). */
 bool nest_build(nest_builder *nb, nest *s, int64_t grain);
+/* Builds the phases of a kernel that has loops, whatever its shape (sched_loop.c). */
+bool nest_has_loops(const k_kernel *k);
+bool nest_loops(nest_builder *nb, schedule_target target);
 /* Decides which values are kept between passes: sets s->keep. */
 bool nest_plan_passes(nest *s, const job_list *l);
 bool nest_load_is_turned(const nest *s, k_val v);

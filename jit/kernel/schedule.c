@@ -800,7 +800,7 @@ bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule
     all_dims(&nb);
     for (uint32_t b = 0; b < k->nbuffers; b++)
       if (k->buffers[b].mode == BUF_SCRATCH) p->buffers[b].size = nest_dim(&nb, k->buffers[b].elements);
-    ok = build_kernel(&nb, target, grain);
+    ok = nest_has_loops(k) ? nest_loops(&nb, target) : build_kernel(&nb, target, grain);
   }
   if (ok && !p->failed) {
     out->ints = arena_alloc(&p->arena, (nb.nints + 1) * sizeof *out->ints);

@@ -76,4 +76,8 @@ void frame_regions_free(plan_frame *f);
 bool frame_step(plan_frame *f, const plan_step *s);
 bool region_step(plan_frame *f, const plan_step *s);
 
+/* A check of a loop that is a kernel has failed: runs the loop, node `node` and region number `region` of the plan, turn by turn, which
+ * raises the error. */
+void region_raise(plan_frame *f, uint32_t region, uint32_t node);
+
 #endif

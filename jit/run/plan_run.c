@@ -81,7 +81,14 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   kernel_failure failure;
   if (host()->launch(f->vm, k->program, &k->host_code, code, f->step_buffers, ints, f->step_scalars, &failure))
     return true;
-  if (failure.error == ~(uint64_t)0) return false;
+  if (failure.error == ~(uint64_t)0) {
+    if (k->region && !f->vm->error->at.source) frame_raise_site(f, s->node); /* an interrupt */
+    return false;
+  }
+  if (k->region) {
+    region_raise(f, k->region - 1, s->node);
+    return false;
+  }
   if (code) { /* again, for the offending value: what is stored is the same as before, or dropped with the error */
     kernel_failure again;
     if (!host()->launch(f->vm, k->program, &k->host_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
@@ -212,7 +219,9 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   uint32_t n = s->nscalars < 3 ? s->nscalars : 3;
   for (uint32_t i = 0; i < n; i++) in[i] = slot_value(f, s->scalars[i]);
   if (s->op == OP_cast && s->nbuffers == 1) {
-    const graph_type *x = &g->nodes[g->nodes[s->node].in[0]].type;
+    const graph_node *of = &g->nodes[s->node]; /* the read of an array, or a number that a kernel has made */
+    const graph_type number = {.dtype = of->type.dtype};
+    const graph_type *x = of->kind == NODE_PROJ ? &number : &g->nodes[of->in[0]].type;
     if (f->device) {
       frame_view b;
       array_over(f, &b, s->buffers[0], x);

@@ -1,4 +1,5 @@
-/* Steps of plans that are regions (plan.h): an arm of an `if`, the turns of a loop. They run on the CPU.
+/* Steps of plans that are regions (plan.h): an arm of an `if`, the turns of a loop. They run on the CPU. Loops that are kernels come here only
+ * when a check of theirs fails (region_raise).
  *
  * An arm, a header or a body is a plan of its own and has a frame of its own (region_part), which is made when the region runs for the first
  * time and kept until the plan around it has ended, so that a loop within a loop finds it again. Sizes, the arena and the addresses in it are
@@ -21,6 +22,7 @@
  */
 #include <string.h>
 
+#include "jit/run/host.h"
 #include "jit/run/plan_frame.h"
 
 /* An operand or result of a region's plan: memory, or the number of a host scalar. */
@@ -640,8 +642,7 @@ static bool if_step(region_state *x) {
 
 /* ---- the state of regions ------------------------------------------------------------------------------------------------------- */
 
-static region_state *region_open(plan_frame *f, const plan_step *s) {
-  const plan_region *r = &f->p->regions[s->what];
+static region_state *region_open(plan_frame *f, const plan_region *r, uint32_t node) {
   const graph *g = f->p->graph;
   bool loop = r->kind == NODE_LOOP;
   uint32_t ncarries = loop ? r->ncarries : 0, nrows = loop ? r->nmade - ncarries : 0;
@@ -668,7 +669,7 @@ static region_state *region_open(plan_frame *f, const plan_step *s) {
   x->rows = (kept_rows *)(void *)(m + at[7]);
   x->moving = (uint32_t *)(void *)(m + at[8]);
   x->numbers = x->moving + ncarries;
-  for (uint32_t i = 0; i < r->nin; i++) x->types[i] = &g->nodes[g->nodes[s->node].in[i]].type;
+  for (uint32_t i = 0; i < r->nin; i++) x->types[i] = &g->nodes[g->nodes[node].in[i]].type;
   if (loop) classify(x);
   return x;
 }
@@ -691,18 +692,54 @@ void frame_regions_free(plan_frame *f) {
   f->regions = NULL;
 }
 
+static void take_operands(region_state *x) {
+  const plan_frame *f = x->f;
+  for (uint32_t i = 0; i < x->r->nin; i++) {
+    if (x->types[i]->weak)
+      x->in[i].number = f->slots[x->r->in[i]];
+    else
+      x->in[i].at = f->buffers[x->r->in[i]];
+  }
+}
+
 bool region_step(plan_frame *f, const plan_step *s) {
+  const plan_region *r = &f->p->regions[s->what];
   if (!f->regions && !(f->regions = mem_zalloc(f->vm, f->p->nregions * sizeof(region_state *)))) return false;
   region_state *x = f->regions[s->what];
-  if (!x && !(x = f->regions[s->what] = region_open(f, s))) return false;
-  const plan_region *r = x->r;
-  for (uint32_t i = 0; i < r->nin; i++) {
-    if (x->types[i]->weak)
-      x->in[i].number = f->slots[r->in[i]];
-    else
-      x->in[i].at = f->buffers[r->in[i]];
-  }
+  if (!x && !(x = f->regions[s->what] = region_open(f, r, s->node))) return false;
+  take_operands(x);
   bool ok = r->kind == NODE_LOOP ? loop_step(x) : if_step(x);
   if (!ok && f->vm->error && !f->vm->error->at.source) frame_raise_site(f, s->node); /* an interrupt, a limit */
   return ok;
+}
+
+/* Frees a plan that has run here alone. */
+static void part_drop(plan *p) {
+  for (uint32_t i = 0; i < p->nkernels; i++)
+    if (p->kernels[i].host_code) host()->forget(p->kernels[i].host_code);
+  plan_free(p);
+}
+
+void region_raise(plan_frame *f, uint32_t region, uint32_t node) {
+  qn_vm *vm = f->vm;
+  plan_region r = f->p->regions[region];
+  size_t bytes = r.nout * sizeof *r.proj;
+  uint32_t *none = mem_zalloc(vm, bytes + 1); /* its results are not wanted */
+  char why[200] = "";
+  if (!none) return;
+  r.proj = none;
+  region_state *x = NULL;
+  if (plan_parts(f->p, region, vm->tune, r.parts, why, sizeof why)) {
+    if ((x = region_open(f, &r, node))) {
+      take_operands(x);
+      if (run_loop(x)) raise_error(vm, E_internal, SPAN_NONE, "a loop's kernel fails, but none of its turns does");
+      region_close(x);
+    }
+    for (int k = 0; k < 2; k++) part_drop(r.parts[k]);
+  } else if (why[0]) {
+    raise_error(vm, E_internal, SPAN_NONE, "a loop has no plan: %s", why);
+  } else {
+    (void)raise_memory(vm);
+  }
+  mem_free(vm, none, bytes + 1);
 }

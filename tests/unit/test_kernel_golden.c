@@ -9,6 +9,7 @@
 
 #include "jit/kernel/fuse.h"
 #include "jit/kernel/schedule.h"
+#include "jit/kernel/sink.h"
 #include "lang/vm.h"
 #include "tests/unit/kernel_text.h"
 
@@ -85,6 +86,17 @@ static void l_round_trip(const l_program *p) {
   text_free(&second);
 }
 
+/* The kernel of a loop. */
+static k_kernel *lower_loop(fusion *f, uint32_t node, const char **why) {
+  uint32_t *proj = calloc(graph_nresults(&f->g->nodes[node]), sizeof *proj);
+  for (uint32_t x = node + 1; x < f->g->n; x++)
+    if (f->g->nodes[x].kind == NODE_PROJ && f->g->nodes[x].in[0] == node && f->group_of[x])
+      proj[f->g->nodes[x].payload.index] = x;
+  k_kernel *k = sink(&(sink_request){.g = f->g, .node = node, .proj = proj}, why);
+  free(proj);
+  return k;
+}
+
 /* For GPUs only the order is another: NAME.gpu.l. */
 static void check_graph_on(const char *name, schedule_target target) {
   static const int64_t tune[] = {
@@ -106,8 +118,9 @@ static void check_graph_on(const char *name, schedule_target target) {
   fuse_memo_free(&memo);
   text_buf k_text = {0}, l_text = {0};
   for (uint32_t i = 0; i < f.n; i++) {
-    if (f.groups[i].kind != FUSE_KERNEL) continue;
-    k_kernel *k = fuse_lower(&f, i, &why);
+    if (f.groups[i].kind != FUSE_KERNEL && f.groups[i].kind != FUSE_REGIONS) continue;
+    k_kernel *k =
+        f.groups[i].kind == FUSE_KERNEL ? fuse_lower(&f, i, &why) : lower_loop(&f, f.groups[i].nodes[0], &why);
     ck_assert_msg(k != NULL, "%s: %s", name, why);
     ck_assert_msg(k_verify(k, why_text, sizeof why_text), "%s: %s", name, why_text);
     schedule_result s;
@@ -155,6 +168,8 @@ GOLDEN(half_precision)
 GOLDEN(random_normal)
 GOLDEN(pairs)
 GOLDEN(long_dot)
+GOLDEN(scalar_loop)
+GOLDEN(elementwise_loop)
 
 static void add(Suite *s, TCase *t, const TTest *test) {
   tcase_set_timeout(t, 60);
@@ -183,6 +198,8 @@ int main(void) {
   add(s, tcase_create("random_normal"), test_random_normal);
   add(s, tcase_create("pairs"), test_pairs);
   add(s, tcase_create("long_dot"), test_long_dot);
+  add(s, tcase_create("scalar_loop"), test_scalar_loop);
+  add(s, tcase_create("elementwise_loop"), test_elementwise_loop);
   SRunner *r = srunner_create(s);
   srunner_run_all(r, CK_ENV);
   int failed = srunner_ntests_failed(r);

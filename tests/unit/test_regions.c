@@ -15,7 +15,52 @@ typedef struct made {
   qn_value out[4];
 } made;
 
-/* The plan of a graph (taken over), simplified, run on arrays and host numbers. */
+static void made_free(qn_vm *vm, made *m) {
+  for (uint32_t i = 0; i < m->p->noutputs && m->ok; i++) value_release(vm, m->out[i]);
+  for (uint32_t k = 0; k < m->p->nkernels; k++)
+    if (m->p->kernels[k].host_code) host()->forget(m->p->kernels[k].host_code);
+  plan_free(m->p);
+}
+
+static made run_plan(qn_vm *vm, graph *g, bool sunk, qn_array *const *arrays, const qk_scalar *weak) {
+  char why[256] = "";
+  int64_t tune[TUNABLE_COUNT];
+  memcpy(tune, vm->tune, sizeof tune);
+  tune[TUNE_fuse_loops] = sunk;
+  made m = {.p = plan_make(g, TARGET_CPU, tune, NULL, why, sizeof why)};
+  ck_assert_msg(m.p != NULL, "%s", why);
+  device_plan *there = NULL;
+  m.ok = plan_run(vm, m.p, &there, arrays, weak, NULL, m.out);
+  plan_forget(vm, &there);
+  return m;
+}
+
+/* Runs the graph with loops as kernels, and compares with the run of their turns. */
+static void check_sunk(qn_vm *vm, const graph *g, const made *turns, qn_array *const *arrays, const qk_scalar *weak) {
+  qn_error_object *error = turns->ok ? NULL : error_take(vm);
+  made m = run_plan(vm, graph_copy(g), true, arrays, weak);
+  ck_assert_int_eq(m.ok, turns->ok);
+  for (uint32_t i = 0; i < m.p->noutputs && m.ok; i++) {
+    qn_value a = m.out[i], b = turns->out[i];
+    ck_assert_int_eq(value_tag_of(a), value_tag_of(b));
+    if (!value_is(a, TAG_ARRAY)) {
+      ck_assert_int_eq(a.u.i, b.u.i);
+      continue;
+    }
+    qn_array *x = value_array(a), *y = value_array(b);
+    ck_assert_int_eq(x->size, y->size);
+    ck_assert_mem_eq(array_data(x), array_data(y), (size_t)x->size * dtype_size((qn_dtype)x->dtype));
+  }
+  if (error) {
+    qn_error_object *other = error_take(vm);
+    ck_assert_int_eq(other->id, error->id);
+    error_free(vm, other);
+    error_put_back(vm, error);
+  }
+  made_free(vm, &m);
+}
+
+/* The plan of a graph (taken over), simplified, run on arrays and host numbers, turn by turn. (Loops as kernels give the same.) */
 static made run_graph(qn_vm *vm, graph *g, qn_array *const *arrays, const qk_scalar *weak) {
   char why[256] = "";
   ck_assert_msg(graph_verify(g, why, sizeof why), "%s", why);
@@ -23,11 +68,9 @@ static made run_graph(qn_vm *vm, graph *g, qn_array *const *arrays, const qk_sca
   ck_assert(s != NULL);
   ck_assert_msg(graph_verify(s, why, sizeof why), "simplified: %s", why);
   graph_free(g);
-  made m = {.p = plan_make(s, TARGET_CPU, vm->tune, NULL, why, sizeof why)};
-  ck_assert_msg(m.p != NULL, "%s", why);
-  device_plan *there = NULL;
-  m.ok = plan_run(vm, m.p, &there, arrays, weak, NULL, m.out);
-  plan_forget(vm, &there);
+  made m = run_plan(vm, graph_copy(s), false, arrays, weak);
+  check_sunk(vm, s, &m, arrays, weak);
+  graph_free(s);
   return m;
 }
 
@@ -36,13 +79,6 @@ static made run_text(qn_vm *vm, const char *text, qn_array *const *arrays, const
   graph *g = graph_parse(text, why, sizeof why);
   ck_assert_msg(g != NULL, "%s", why);
   return run_graph(vm, g, arrays, weak);
-}
-
-static void made_free(qn_vm *vm, made *m) {
-  for (uint32_t i = 0; i < m->p->noutputs && m->ok; i++) value_release(vm, m->out[i]);
-  for (uint32_t k = 0; k < m->p->nkernels; k++)
-    if (m->p->kernels[k].host_code) host()->forget(m->p->kernels[k].host_code);
-  plan_free(m->p);
 }
 
 static qn_array *floats(qn_vm *vm, int64_t n, const float *x) {
