@@ -215,6 +215,13 @@ static uint32_t rows_of_lanes(graph_batch *b, uint32_t rows) {
   return graph_op(g, OP_permute, &rows, 1, &attr, g->nodes[rows].site);
 }
 
+/* Has something been refused that only all lanes at once cannot do, such as a host int that differs between them? Then `why` is emptied. */
+static bool one_lane_can(op_refusal *why) {
+  if (why->id != E_not_batched && why->id != E_rank) return false;
+  *why = (op_refusal){0};
+  return true;
+}
+
 /* Makes a loop whose lanes all make the same number of turns. Where they do not, nothing is made and *parted is set. */
 static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *why) {
   same_way s;
@@ -231,7 +238,7 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
     }
   }
   ok = ok && same_way_part(b, &s, 0, &header, why);
-  if (ok && header) {
+  if ((ok && header) || (!ok && one_lane_can(why))) {
     *parted = true;
     same_way_free(&s);
     return true;

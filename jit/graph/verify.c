@@ -149,6 +149,14 @@ static bool check_const(const verifier *v, const graph_node *n) {
   return true;
 }
 
+/* Are two types, of different graphs, the same but for sizes of which one is symbolic? */
+static bool same_kind(const graph_type *a, const graph_type *b) {
+  if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak) return false;
+  for (int i = 0; i < a->rank; i++)
+    if (a->shape[i] >= 0 && b->shape[i] >= 0 && a->shape[i] != b->shape[i]) return false;
+  return true;
+}
+
 /* Checks region r of node n, whose inputs must have the types of operands from..nin-1. */
 static bool check_region(const verifier *v, const graph_node *n, const graph *r, int from) {
   char inner[200];
@@ -156,18 +164,13 @@ static bool check_region(const verifier *v, const graph_node *n, const graph *r,
   if (r->ninputs != (uint32_t)(n->nin - from)) return wrong(v, "a region takes %u inputs", (unsigned)r->ninputs);
   for (uint32_t i = 0; i < r->ninputs; i++) {
     const graph_type *a = &r->nodes[r->inputs[i]].type, *b = &v->g->nodes[n->in[from + (int)i]].type;
-    if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak)
-      return wrong(v, "input %u of a region has another type than its operand", (unsigned)i);
+    if (!same_kind(a, b)) return wrong(v, "input %u of a region has another type than its operand", (unsigned)i);
   }
   return graph_verify(r, inner, sizeof inner) || wrong(v, "in a region: %s", inner);
 }
 
 static bool is_condition(const graph *g, uint32_t node) {
   return dtype_is_bool(g->nodes[node].type.dtype) && g->nodes[node].type.rank == 0;
-}
-
-static bool same_kind(const graph_type *a, const graph_type *b) {
-  return a->dtype == b->dtype && a->rank == b->rank && a->weak == b->weak;
 }
 
 static bool check_if(const verifier *v, const graph_node *n) {
@@ -201,6 +204,8 @@ static bool check_proj(const verifier *v, const graph_node *n) {
   if (!of || (of->kind != NODE_IF && of->kind != NODE_LOOP)) return wrong(v, "proj needs a node with regions");
   if (n->payload.index >= graph_nresults(of)) return wrong(v, "no result %u", (unsigned)n->payload.index);
   graph_type made = graph_result_type(of, n->payload.index);
+  if (of->kind == NODE_LOOP && n->payload.index >= graph_loop_carries(of) && made.rank && n->type.rank)
+    made.shape[0] = n->type.shape[0]; /* how many rows there are is known when the loop has run */
   return same_kind(&n->type, &made) || wrong(v, "proj has another type than the result");
 }
 

@@ -192,18 +192,21 @@ qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int
 
 /* ---- from text ---------------------------------------------------------------------------------------------------------------------- */
 
-bool graph_runnable(const graph *g, char *why, size_t size) {
-  if (!g->noutputs) {
-    snprintf(why, size, "it returns nothing");
-    return false;
-  }
+/* graph_runnable for a graph or a region of one. */
+static bool graph_part_runnable(const graph *g, char *why, size_t size) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
-    /* Sizes in regions are not verified yet, so a text could claim any. */
-    if (n->kind != NODE_OP && n->kind != NODE_CONST && n->kind != NODE_INPUT) {
-      snprintf(why, size, "%%%u is a region of control flow or an effect, which only the compiler makes", (unsigned)i);
+    if (n->kind == NODE_TAP) {
+      snprintf(why, size, "%%%u is an effect, which only the compiler makes", (unsigned)i);
       return false;
     }
+    /* how many rows a loop keeps is no number before it has run, and who reads them relies on it */
+    if (n->kind == NODE_LOOP && graph_loop_carries(n) != n->payload.regions[1]->noutputs) {
+      snprintf(why, size, "%%%u is a loop that keeps rows, which only the compiler makes", (unsigned)i);
+      return false;
+    }
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      if (!graph_part_runnable(n->payload.regions[k], why, size)) return false;
     bool sized = n->kind != NODE_OP || op_rows[n->op].shape_rule != SH_data;
     for (int k = 0; k < n->type.rank; k++) sized &= n->type.shape[k] >= 0;
     for (int k = 0; n->attr && k < n->attr->n; k++) sized &= n->attr->d[k] >= 0 || !op_attr_is_dim((op_id)n->op, k);
@@ -215,9 +218,17 @@ bool graph_runnable(const graph *g, char *why, size_t size) {
   return true;
 }
 
+bool graph_runnable(const graph *g, char *why, size_t size) {
+  if (g->noutputs) return graph_part_runnable(g, why, size);
+  snprintf(why, size, "it returns nothing");
+  return false;
+}
+
 bool graph_distrust(graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      if (!graph_distrust(n->payload.regions[k])) return false;
     if (n->kind == NODE_OP && n->attr && op_rows[n->op].raises != RAISES_never && (n->attr->flags & ATTR_PROVEN) &&
         !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
       return false;
@@ -659,6 +670,14 @@ static uint32_t regions_anew(rewriting *w, uint32_t i) {
   return node ? node : UINT32_MAX;
 }
 
+/* Is the rule asked about the nodes inside of a branch or loop? Not if it reads rows that a loop has kept, of which nobody knows yet how many
+ * there are: then it is copied as it is. */
+static bool is_entered(const rewriting *w, const graph_node *n) {
+  bool known = graph_kind_has_regions(n->kind);
+  for (int k = 0; k < n->nin && known; k++) known = type_is_fixed(&w->g->nodes[n->in[k]].type);
+  return known;
+}
+
 /* Records all nodes but the inputs, which the map has already, and asks the rule about each. False with an error raised. */
 static bool nodes_anew(rewriting *w) {
   struct recording *r = w->r;
@@ -676,7 +695,13 @@ static bool nodes_anew(rewriting *w) {
       while (i + 1 < end) (void)graph_calls_at(g, ++i, &w->newest, inner);
       continue;
     }
-    uint32_t node = !rec_room(r) ? UINT32_MAX : graph_kind_has_regions(n->kind) ? regions_anew(w, i) : ask_rule(w, i);
+    uint32_t node = 0;
+    if (!rec_room(r))
+      node = UINT32_MAX;
+    else if (is_entered(w, n))
+      node = regions_anew(w, i);
+    else if (!graph_kind_has_regions(n->kind))
+      node = ask_rule(w, i);
     if (node == UINT32_MAX) {
       ok = false;
     } else if (!node) {
