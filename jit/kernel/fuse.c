@@ -779,6 +779,16 @@ static bool costly(const fuser *f, const unit *u) {
   }
 }
 
+/* Do all ways from unit u lead to unit `to`, so that nothing but that asks for its value? */
+static bool feeds_only(const fuser *f, const unit *u, uint32_t to, int left) {
+  for (uint32_t e = u->out; e < u->out + u->nout; e++) {
+    const edge *x = &f->out[e];
+    if (!(x->flags & EDGE_DATA) || x->unit == to) continue;
+    if (left == 0 || !f->units[x->unit].nout || !feeds_only(f, &f->units[x->unit], to, left - 1)) return false;
+  }
+  return !u->output;
+}
+
 /* May unit u, which reads node x, not be in the kernel that groups a and b would become, because that stores into x's memory? */
 static bool clobbers(const fuser *f, const unit *u, uint32_t x, uint32_t a, uint32_t b) {
   uint32_t writer = f->writer[x], by = writer ? f->unit_of[writer] : 0;
@@ -786,7 +796,7 @@ static bool clobbers(const fuser *f, const unit *u, uint32_t x, uint32_t a, uint
   if (f->units[by - 1].node == u->node) return f->unit_of[x] && in_pair(f, f->unit_of[x] - 1, a, b);
   const graph_node *node = node_of(f, u->node);
   bool checks = graph_fallible(f->g, u->node) && node->op != OP_index && node->op != OP_gather;
-  return checks || stored_in(f, u, a, b) || !updates_one_element(f->g, writer);
+  return checks || stored_in(f, u, a, b) || !updates_one_element(f->g, writer) || !feeds_only(f, u, by - 1, 8);
 }
 
 /* Do the rules of the head comment forbid that the groups become one? */
