@@ -87,6 +87,8 @@ def difference(want, got, kind):
     if bad:
         return bad.split(":")[0].split("\n")[0], bad
     if want.out != got.out and (kind == "plain" or unsigned(want.out) != unsigned(got.out)):
+        if kind == "vmap" and "lanes E406" in want.out + got.out:  # what has data takes fewer ways
+            return None
         return "output", "other output: " + first_difference(want.out, got.out)
     if want.err != got.err or want.status != got.status:
         return "report", "another report: " + first_difference(want.err, got.err)
@@ -99,11 +101,11 @@ NUMBER = r"(-?[\d.e+-]+|nan|-?inf)"
 def slopes(out, _):
     """Of the lines about slopes: (compared, a complaint or None)."""
     compared = 0
-    for found in re.finditer(rf"^slopes {NUMBER} {NUMBER} {NUMBER}$", out, re.M):
-        slope, wide, close = map(float, found.groups())
+    for found in re.finditer(rf"^slopes {NUMBER} {NUMBER} {NUMBER} {NUMBER}$", out, re.M):
+        slope, wide, close, up = map(float, found.groups())
         scale = max(1.0, abs(slope), abs(close))
-        # Where two widths disagree the function has a kink or a jump nearby, or is too steep for differences.
-        if not scale < 1e6 or not abs(wide - close) <= 1e-6 * scale:
+        # Where two widths or the two sides disagree the function has a kink or a jump nearby, or is too steep for differences.
+        if not scale < 1e6 or not abs(wide - close) <= 1e-6 * scale or not abs(up - close) <= 1e-3 * scale:
             continue
         compared += 1
         if not abs(slope - close) <= 1e-4 * scale:
@@ -120,7 +122,7 @@ def lanes(out, text):
         if what == "looped":
             want = text
             continue
-        if want is None or text in ("E406", "E405") or (text.startswith("E") and (catches or want.startswith("E"))):
+        if want in (None, "E207") or text in ("E406", "E405") or (text.startswith("E") and (catches or want.startswith("E"))):
             continue
         if "nan" in text or "nan" in want:  # whose sign is not told
             continue

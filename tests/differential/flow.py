@@ -25,14 +25,37 @@ import random
 TURNS = 400  # of innermost loops in a call, at most
 
 
+def is_operand(text):
+    """Does an operator or index beside it take all of the text?"""
+    depth, quoted = 0, False
+    for i, c in enumerate(text):
+        if c == '"':
+            quoted = not quoted
+        if not quoted and depth == 0 and (c in " -" or i == 0 and c == "-"):
+            return False
+        depth += 0 if quoted else (c in "([{") - (c in ")]}")
+    return True
+
+
+def fill(text, parts):
+    """Texts in the places of `{}`, in parentheses where an operator, an index or a field is beside them."""
+    shown, pieces = [], text.split("{}")
+    for part, before, after in zip(parts, pieces, pieces[1:]):
+        beside = (before.rstrip()[-1:] or " ") in "+-*/%@.<>=!" and not before.endswith("= ") or (after.lstrip()[:1] or " ") in "+-*/%@.[<>=!"
+        shown.append(f"({part})" if beside and not is_operand(part) else part)
+    return text.format(*shown)
+
+
 class Expression:
-    """Text with `{}` where other expressions stand."""
+    """Text with `{}` where other expressions stand; parentheses are written where they are needed."""
 
     def __init__(self, type, text, *parts):
         self.type, self.text, self.parts = type, text, list(parts)
 
     def show(self):
-        return self.text.format(*(p.show() for p in self.parts)) if self.parts else self.text
+        if not self.parts:
+            return self.text
+        return fill(self.text, [p.show() for p in self.parts])
 
 
 class Block:
@@ -54,7 +77,7 @@ class Statement:
         for p in self.parts:
             inner = p.lines(indent + 1) if isinstance(p, Block) else None
             filled.append(p.show() if inner is None else "{\n" + "".join(line + "\n" for line in inner) + pad + "}")
-        return (pad + (self.text.format(*filled) if filled else self.text)).split("\n")
+        return (pad + (fill(self.text, filled) if filled else self.text)).split("\n")
 
 
 # Features of which a program has some: (name, how often)
@@ -202,7 +225,7 @@ class Program:
             return Expression("V", text, *[v] * text.count("{}"))
         if way == "row":
             m = self.make("M", d)
-            return Expression("V", "{}[{}]", m, self.index(m, d)) if r.random() < 0.6 else Expression("V", "{}[{}]", m, self.make("K", d))
+            return Expression("V", "{}[{}]", m, self.index(m, d) if r.random() < 0.6 else self.place(m, d))
         if way == "rows":
             return Expression("V", r.choice(["sum({}, axis: 0)", "mean({}, axis: 0)", "max({}, axis: 0)"]), self.make("M", d))
         if way == "closure":
@@ -221,11 +244,17 @@ class Program:
         """A host int within an array's first axis; now and then perhaps not."""
         r = self.random
         counters = self.variables("I")
-        if counters and r.random() < 0.25:
+        if counters and r.random() < (0.2 if "error" in self.has else 0.03):
             return Expression("I", r.choice(counters))
         if r.random() < 0.5:
             return Expression("I", r.choice(["0", "-1", "0", "len({}) - 1"]), array)
         return Expression("I", "{} % len({})", self.make("I", d), array)
+
+    def place(self, array, d):
+        """An array's element within an array's first axis; where errors are wanted perhaps not."""
+        if "error" in self.has and self.random.random() < 0.3:
+            return self.make("K", d)
+        return Expression("K", "{} % len({})", self.make("K", d), array)
 
     def closure(self, d):
         """A vector by way of a function that is made on the spot."""
@@ -268,7 +297,7 @@ class Program:
             return Expression("S", text, *[s] * text.count("{}"))
         if way == "item":
             v = V()
-            return Expression("S", "{}[{}]", v, self.index(v, d) if r.random() < 0.7 or self.kind == "vmap" else self.make("K", d))
+            return Expression("S", "{}[{}]", v, self.index(v, d) if r.random() < 0.7 or self.kind == "vmap" else self.place(v, d))
         if way == "dot":
             return Expression("S", "({} @ {}) * 0.125", V(), V())
         if way == "where":
@@ -488,7 +517,7 @@ class Program:
                 lambda: Statement(f"{name}[1:] {equals} {{}}[:-1]", self.make("V", 1)),
                 lambda: Statement(f"{name}[{name} > {{}}] {equals} {{}}", self.make("N", 1), self.make("N", 1)),
                 lambda: Statement(f"{name}[[0, -1]] {equals} {{}}", self.make("S", 1)),
-                lambda: Statement(f"{name}[{{}}] {equals} {{}}", self.make("K", 1), self.make("S", 1)),
+                lambda: Statement(f"{name}[{{}}] {equals} {{}}", self.place(whole, 1), self.make("S", 1)),
                 lambda: Statement(f"{name}[1:-1] {equals} 0.5 * ({name}[2:] + {name}[:-2])"),
             ])()]
         if type == "M":
@@ -554,10 +583,8 @@ class Program:
         first = r.choice(["0", "nil", "0.0", "1"])
         out = [Statement(f"let {name} = {first}")]
         if first == "nil":
-            self.declare(name + "_", type)
             fill = Statement(f"if {name} == nil {{}} else {{}}", Block([Statement(f"{name} = {{}}", self.make(type, 2))]),
                              Block([Statement(f"{name} = {name} * 0.5 + {{}}", self.make(type, 1))]))
-            self.scopes[-1].pop()
             out += self.counted(1, [fill]) + [Statement(f"let {name}_ = {{}} * 0", self.leaf(type))]
             self.declare(name + "_", type)
             return out
@@ -671,12 +698,13 @@ class Program:
             self.declare(name, "I", r.random() < 0.1)
             out = Statement(f"for {name} in {r.choice(['0', '0', '1', '-1'])}..{text} {{}}", self.body(depth, n + 1))
         elif way == "argument":
-            limit = min(n, 9)
+            limit, number = min(n, 9), self.leaf("I")
             self.declare(name, "I", False)
-            out = Statement(f"for {name} in 0..{{}} % {limit + 1} {{}}", self.leaf("I"), self.body(depth, limit))
+            out = Statement(f"for {name} in 0..{{}} {{}}", Expression("I", f"{{}} % {limit + 1}", number), self.body(depth, limit))
         elif way == "computed":
+            numbers = [Expression("I", "{} % 3", self.make("I", 1)), Expression("I", f"{{}} % {n + 1}", self.make("I", 2))]
             self.declare(name, "I", False)
-            out = Statement(f"for {name} in {{}} % 3..{{}} % {n + 1} {{}}", self.make("I", 1), self.make("I", 2), self.body(depth, n))
+            out = Statement(f"for {name} in {{}}..{{}} {{}}", *numbers, self.body(depth, n))
         elif way == "step":
             self.declare(name, "I", False)
             out = Statement(f"for {name} in {r.choice([f'range(0, {text}, 2)', f'range({text}, 0, -1)', f'range(1, {text})', f'range({text})'])} {{}}", self.body(depth, n))
@@ -906,7 +934,8 @@ class Program:
                 lines.statements += [Statement(f"let slope = sum(grad(nojit(s), wrt: {wrt})({given}) * direction)"),
                                      Statement("let h = 1e-5"), Statement(f"let wide = (nojit(s)({up}) - nojit(s)({down})) / (2 * h)"),
                                      Statement("h = 2.5e-6"), Statement(f"let close = (nojit(s)({up}) - nojit(s)({down})) / (2 * h)"),
-                                     Statement('print("slopes", float(slope), float(wide), float(close))')]
+                                     Statement(f"let side = (nojit(s)({up}) - nojit(s)({given})) / h"),
+                                     Statement('print("slopes", float(slope), float(wide), float(close), float(side))')]
                 for line in lines.statements:
                     line.fixed = True
                 out.append(Statement("try {} catch _e {}", lines, Block([Statement('print("no slopes")')])))
