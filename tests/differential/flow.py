@@ -811,6 +811,8 @@ class Program:
         r = self.random
         if wild and r.random() < 0.15:
             return r.choice(["nan", "inf", "-inf", "-0.0", "1e30", "1e-40"])
+        if self.kind == "grad":  # hardly ever at a kink
+            return repr(r.randint(-3000, 3000) / 1000)
         return repr(r.randint(-24, 24) / 8)
 
     def value(self, type, n, rows, dtype, wild=False):
