@@ -200,10 +200,14 @@ bool rec_end(struct recording *r) {
 void rec_end_failed(struct recording *r) {
   qn_vm *vm = r->vm;
   qn_error_object *later = error_take(vm);
+  /* What was interrupted must not begin again: pending work stops where it next looks. */
+  bool interrupted = later && later->id == E_interrupted;
+  if (interrupted) atomic_store(&vm->interrupt, 1);
   if (rec_end(r))
     error_put_back(vm, later);
   else
     error_free(vm, later);
+  if (interrupted) atomic_store(&vm->interrupt, 0);
 }
 
 void rec_free(struct recording *r) {

@@ -258,17 +258,21 @@ def case_error_report(p):
 
 def case_interrupt(p):
     """Ctrl-C ends a busy loop, a kernel loop, soon and with its error."""
-    for text in ("let i = 0\nwhile true { i += 1 }\n", "let x = zeros(1000, 1000)\nwhile true { x = x + 1 }\n"):
-        for mode in ("off", "on"):
+    captured = ("jit.regions=1,jit.hot=1,jit.unroll=8", "jit.regions=1,jit.hot=1,jit.unroll=8,fuse.loops=0", "")
+    for text, settings in (("let i = 0\nwhile true { i += 1 }\n", ("",)), ("let x = zeros(1000, 1000)\nwhile true { x = x + 1 }\n", ("",)),
+                           ("fn f(x) { while max(x) < 5 { x = x * 0.5 + 1 }; x }\nf(ones(3) * 2)\nf(ones(3))\n", captured),
+                           ("fn f(x, n) { for i in 0..n { x = x * 0.5 + 1 }; x }\nfor n in (9, 9, 9, 10 ** 15) { f(ones(3), n) }\n", captured)):
+        for mode, setting in [("off", "")] + [(mode, s) for mode in ("sync", "on") for s in settings]:
             path = p.write("busy.qn", text)
-            process = subprocess.Popen([p.quern, "--jit", mode, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=p.env)
+            process = subprocess.Popen([p.quern, "--jit", mode, "--set", setting or "jit.hot=8", path], stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, env=p.env)
             time.sleep(1.0)
             process.send_signal(signal.SIGINT)
             try:
                 _, err = process.communicate(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise AssertionError(f"Ctrl-C does not end it ({mode}): {text}") from None
+                raise AssertionError(f"Ctrl-C does not end it ({mode} {setting}): {text}") from None
             need(process.returncode > 0 and b"E603" in err, f"expected E603 ({mode}), status {process.returncode}", err.decode())
 
 
