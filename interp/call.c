@@ -309,7 +309,7 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   /* The error already has a trace: it comes from a function that the builtin called, or the builtin rethrew it. */
   raise_outside(vm, at);
   raise_through(vm, at, NULL);
-  ip->place.rethrown = info->def.effect == BUILTIN_STATE;
+  ip->place.rethrown = info->def.effect == BUILTIN_STATE || info->def.effect == BUILTIN_RAISES;
 }
 
 /* Calls a builtin on arguments that lie on the stack, one for each parameter, and tells the recorder. Owned, or the error value. */

@@ -139,6 +139,7 @@ static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp,
                        .otherwise = {run_arm, &otherwise},
                        .assigned = {slots, count},
                        .used = n->h.flag & IF_USED,
+                       .asks = true,
                        .leaves = n->h.flag & IF_LEAVES,
                        .last = n->h.flag & IF_LAST};
   vm_owned held;
@@ -176,6 +177,12 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
       if (answer == REC_DONE || answer == REC_LEFT || answer == REC_FAILED) {
         value_release(vm, c);
         return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
+      }
+      if (answer == REC_THEN || answer == REC_OTHERWISE) {
+        uint32_t from = rec_part_from(vm, c);
+        truth = answer == REC_THEN;
+        value_release(vm, c);
+        return from ? parted_arm(vm, n, fp, truth, from) : chosen_arm(vm, n, fp, truth);
       }
     }
     uint32_t from = rec_part_from(vm, c);

@@ -28,6 +28,7 @@ typedef enum builtin_effect {
   BUILTIN_READ, /* reads the outside or data of arrays: ends a segment when recorded */
   BUILTIN_TAP,  /* returns nil and only writes out (print, save): in a recorded call it becomes a step, kept in order */
   BUILTIN_STATE,  /* changes the VM (seed) or the outside */
+  BUILTIN_RAISES, /* ends with an error: an effect, but an arm that does it can be captured (branches.c) */
   BUILTIN_HIGHER, /* calls functions it is given (tree_map, grad): pure if they are */
   BUILTIN_CHOICE /* as HIGHER, but the function, its last parameter, only tells how to order or choose: called for its value alone */
 } builtin_effect;

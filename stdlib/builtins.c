@@ -13,6 +13,7 @@ static qn_value call_tap(qn_vm *vm, builtin_fn call, const qn_value *args) {
 #define WRAP_PURE(name)
 #define WRAP_READ(name)
 #define WRAP_STATE(name)
+#define WRAP_RAISES(name)
 #define WRAP_HIGHER(name)
 #define WRAP_CHOICE(name)
 #define WRAP_TAP(name)                                                                                                 \
@@ -23,6 +24,7 @@ static qn_value call_tap(qn_vm *vm, builtin_fn call, const qn_value *args) {
 #define CALL_PURE(name) builtin_##name
 #define CALL_READ(name) builtin_##name
 #define CALL_STATE(name) builtin_##name
+#define CALL_RAISES(name) builtin_##name
 #define CALL_HIGHER(name) builtin_##name
 #define CALL_CHOICE(name) builtin_##name
 #define CALL_TAP(name) tap_##name

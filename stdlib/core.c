@@ -405,6 +405,7 @@ qn_value builtin_error(qn_vm *vm, const qn_value *args) {
 qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
   qn_str *message;
   if (!arg_str(vm, "assert", "a message", args[1], &message)) return value_error();
+  if (rec_expected(vm, args[0])) return error_pending(vm) ? value_error() : value_nil();
   int good = rec_is_lane(vm, args[0]) ? rec_all_lanes(vm, args[0]) : rec_truth(vm, args[0], SPAN_NONE);
   if (good < 0) return value_error();
   if (good) return value_nil();

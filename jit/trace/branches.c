@@ -10,7 +10,9 @@
  * too; so where something may return, the rest of the function is tried first, in an arm of its own, whose nodes then join the graph
  * (rec_tail).
  *
- * An arm that needs data, has an effect, draws random numbers or fails is no region: what has been recorded of it is forgotten, as if it had
+ * Where an arm raises an error, the branch becomes a check that the other one is taken, which then is run in its place.
+ *
+ * An arm that needs data, has an effect or draws random numbers is no region: what has been recorded of it is forgotten, as if it had
  * not been looked at, and the branch ends the capture as before.
  */
 #include <string.h>
@@ -108,12 +110,13 @@ typedef struct branch {
   way_end ends[2];  /* as they have been run */
   qn_value left[2]; /* owned: has the arm left what is around the branch? */
   bool turned;      /* the second arm of the branch was run first */
+  bool raises;      /* the arm that was run last has ended with an error of the program */
 } branch;
 
 /* Has the arm left in any case? */
 static bool is_gone(const branch *b, int k) { return is_bool(b->left[k], true); }
 
-/* Runs one arm, after `first` where that is not NULL. False: it is no region, or an error is raised that counts. */
+/* Runs arm k, the first or the second that is run. False: it is no region, or an error is raised that counts. */
 static bool run_arm(branch *b, int k, rec_arm arm) {
   qn_vm *vm = b->vm;
   qn_value *mark = vm->sp, parts[END_PARTS];
@@ -129,6 +132,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
     v = value_nil();
   }
   bool ok = way_close(vm, &way, how, v, parts);
+  b->raises = !ok && how == REC_ERROR && way_raises(vm);
   if (ok) b->left[k] = value_retain(parts[END_LEFT]);
   ok = ok && vm->rec == end->r && !end->r->regions.n;
   if (!ok) vm_pop_to(vm, mark);
@@ -226,6 +230,13 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   return answer == REC_NOT_YET ? arms_refused(b->r) : answer;
 }
 
+bool rec_expect(qn_vm *vm, qn_value condition) {
+  struct recording *r = vm->rec;
+  if (!is_captured(r, condition) || !way_may_exit(r)) return false;
+  (void)(way_expect(r, condition, true) || error_pending(vm));
+  return true;
+}
+
 rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
   qn_vm *vm = r->vm;
   if (!is_captured(r, predicate)) return REC_NOT_YET;
@@ -242,7 +253,12 @@ rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value pr
   }
   bool ok = !value_is_error(condition) && (predicate_node = rec_node(r, condition)) != 0 && find_held(&b) &&
             (b.before = slots_keep(vm, of->assigned)) && run_arms(&b);
-  if (!ok)
+  if (!ok && b.raises && of->asks && way_may_exit(r)) { /* then the other arm is the one that is captured */
+    bool truth = b.turned != (b.ends[1].r != NULL);     /* has the second arm raised it? */
+    error_clear(vm);
+    vm->rec = r;
+    answer = !way_expect(r, condition, truth) ? REC_FAILED : truth ? REC_THEN : REC_OTHERWISE;
+  } else if (!ok)
     answer = arms_refused(r);
   else if (is_gone(&b, 0) && !is_gone(&b, 1))
     answer = go_on(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;

@@ -366,7 +366,7 @@ static bool trace_call(struct recording *r, const rec_call_site *site, qn_value 
 /* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet but taps, the interpreter makes the call again,
  * with the random numbers from `draw` on: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
 static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, uint64_t draw) {
-  bool again = r->capturing && error_repeats(vm);
+  bool again = (r->capturing || r->again) && error_repeats(vm);
   /* the body may have changed its parameters: restores what they were */
   for (uint32_t i = 0; i < r->pattern.nroots && again; i++) {
     const root *x = &r->pattern.roots[i];
@@ -409,6 +409,15 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
     vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
 }
 
+/* As call_again. A function whose recorded calls all fail is not recorded any more. */
+static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
+                            uint64_t draw) {
+  enum { FAILURES = 8 };
+  bool memory = vm->error && vm->error->id == E_memory;
+  if (!memory && ++list->failed == FAILURES) give_up(vm, list, BREAK_errors);
+  return call_again(vm, site, r, draw);
+}
+
 static void drop_wish(qn_vm *vm, void *wish) { size_wish_free(vm, wish); }
 
 /* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
@@ -442,12 +451,13 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   value_release(vm, tracer);
   if (value_is_error(result)) {
     rec_end_failed(r);
+    if (r->again) return call_failed(vm, site, list, r, draw);
     rec_free(r);
     return result;
   }
   if (!rec_end(r)) {
     value_release(vm, result);
-    return call_again(vm, site, r, draw);
+    return call_failed(vm, site, list, r, draw);
   }
   specialization *e = complete ? specialization_make(r, fn, result) : NULL;
   if (value_is_scalar(result)) result.head &= 0xff;
@@ -462,6 +472,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     return result;
   }
   e->hash = (e->why == BREAK_no_arrays && pattern_any_text(&e->pattern)) || e->pattern.sizes ? 0 : hash;
+  list->failed = 0;
   e = anchor_add(vm, list, e);
   answer(vm, e, BREAK_none);
   compile_new(vm, list->anchor, e);

@@ -246,7 +246,10 @@ typedef enum rec_answer {
   REC_DONE,
   /* done, too, but nothing goes on behind the branch: the interpreter leaves the function as by returning nil */
   REC_LEFT,
-  REC_FAILED
+  REC_FAILED,
+  /* the branch goes this way, which the interpreter takes as usual: where it goes the other way, the call is made again without a recording */
+  REC_THEN,
+  REC_OTHERWISE
 } rec_answer;
 /* Must rec_if be asked about this condition? */
 static inline bool rec_may_branch(const qn_vm *vm, qn_value v) {
@@ -265,12 +268,19 @@ typedef struct rec_branch {
   rec_arm then, otherwise;
   rec_slots assigned;
   bool used;   /* something uses its value */
+  bool asks;   /* whoever offers it can be told which way it goes */
   bool leaves; /* something in it may break, continue or return */
   bool last;   /* the function ends with it: its value is that of the function, and nobody reads variables behind it */
 } rec_branch;
 /* Offers a branch to the recorder. REC_NOT_YET: the interpreter evaluates it as usual. REC_DONE: both arms have become part of the graph,
  * and the variables and *result are set. */
 QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, const rec_branch *branch, qn_value predicate, qn_value *result);
+/* A condition (borrowed) must be true where the call that is captured goes on; where it is not, the call is made again without a recording.
+ * False: this is not possible, and the condition is to be tested. True, perhaps with an error raised. */
+bool rec_expect(qn_vm *vm, qn_value condition);
+static inline bool rec_expected(qn_vm *vm, qn_value condition) {
+  return rec_may_branch(vm, condition) && rec_expect(vm, condition);
+}
 /* Offers a and b (an arm of the branch gives b, the other one what `a` decides), or a or b. If finding out what b is costs little, both are
  * computed. Answers as rec_if. */
 QN_MUST_CHECK rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or, qn_value *result);

@@ -635,9 +635,10 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
     int waits = holds_waiting(vm->rec, args[i], true);
     if (waits < 0 || (waits && !rec_text_read(vm))) return REC_FAILED;
   }
-  bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
+  bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE &&
+                 !(effect == BUILTIN_RAISES && vm->rec && vm->rec->arm);
   /* their results only give back what they were given */
-  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE;
+  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE || effect == BUILTIN_RAISES;
   if (effects && vm->rec &&
       !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
     return REC_FAILED;

@@ -750,6 +750,7 @@ bool rec_run_pending(struct recording *r) {
   r->done = n;
   r->reopened = false;
   r->pending_bytes = 0;
+  r->again |= !ok && r->capturing;
   return ok;
 }
 
@@ -775,9 +776,11 @@ static bool run_early(struct recording *r) {
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
   if (r->arm && !r->lenient) return rec_give_up(r, why);
+  bool captured = r->capturing;
   rec_stop_capture(r, why, text);
-  if (r->grads || r->lanes) return rec_run_pending(r);
-  return rec_end(r);
+  bool ok = r->grads || r->lanes ? rec_run_pending(r) : rec_end(r);
+  r->again |= captured && !ok;
+  return ok;
 }
 
 qn_value rec_computed(struct recording *r, uint32_t node) {
@@ -907,6 +910,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     }
   }
   if (stack != few) mem_free(vm, stack, cap * sizeof *stack);
+  r->again |= !ok && r->capturing;
   return ok;
 }
 

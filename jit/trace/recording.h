@@ -80,8 +80,11 @@ struct recording {
   uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
   rec_way *way;     /* of the recording around all arms: the innermost one in progress */
   double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
-  bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
-  bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
+  bool exits;       /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
+  bool
+      again; /* pending work has failed before the program has seen anything of the call: it is made again without a recording */
+  bool lenient; /* of an arm: what cannot be in a region does not matter (rewrite) */
+  bool hollow;  /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
   span at;            /* the place of what is evaluated next */
   uint32_t parent;    /* the site of the innermost call */

@@ -261,6 +261,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   specialization *e = mem_zalloc(vm, sizeof *e);
   if (!e) return NULL;
   e->why = r->why;
+  e->exits = r->exits;
   e->why_at = r->why_at;
   memcpy(e->why_text, r->why_text, sizeof e->why_text);
   bool capture = r->capturing;

@@ -70,6 +70,7 @@ struct specialization {
   /* The inputs for random numbers, as input numbers + 1 (0: none): the number of the first draw, and the two words of the key. */
   uint32_t random[RANDOM_INPUTS];
   uint64_t ndraws;
+  bool exits; /* some check in the graph fails where the interpreter need not fail in the same way (recording.exits) */
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
   /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
   uint64_t waited, timed, verified;

@@ -10,6 +10,9 @@
  *   - An arm has branches of its own that leave. These are joined at the end of the arm, so that whether what follows is skipped depends on
  *     data: END_LEFT is a number of the recording. What follows then stands in a branch on it (way_split).
  *
+ * A way that ends with an error of the program is left out of the graph: a check in its place fails where it is taken, and since nothing has
+ * happened by then, the interpreter makes the whole call again and raises the error itself (way_expect).
+ *
  * Where one way does not need a value (a variable that nobody reads behind it, or what is returned where nothing is), it gets zeros.
  */
 #include "jit/trace/ways.h"
@@ -292,6 +295,37 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], bool turned, u
   return answer;
 }
 
+/* ---- leaving the graph ----------------------------------------------------------------------------------------------------------- */
+
+bool way_raises(const qn_vm *vm) {
+  if (!error_catchable(vm)) return false;
+  switch (vm->error->id) {
+  case E_internal: /* as rec_give_up raises it */
+  case E_memory:
+  case E_recursion:
+  case E_no_graph:
+  case E_not_batched:
+  case E_not_diff: return false;
+  default: return true;
+  }
+}
+
+bool way_may_exit(const struct recording *r) { return rec_base((struct recording *)(uintptr_t)r)->capturing; }
+
+bool way_expect(struct recording *r, qn_value condition, bool truth) {
+  qn_vm *vm = r->vm;
+  qn_value p = truth ? value_retain(condition) : op_unary(vm, OP_invert, condition), d = value_error(),
+           q = value_error();
+  if (!value_is_error(p)) d = op_apply(vm, OP_cast, &p, 1, &(op_attr){.dtype = DTYPE_INDEX});
+  if (!value_is_error(d)) q = op_binary(vm, OP_floordiv, value_int(1), d);
+  rec_base(r)->exits = true;
+  value_release(vm, p);
+  value_release(vm, d);
+  bool ok = !value_is_error(q);
+  value_release(vm, q);
+  return ok;
+}
+
 /* ---- ways ---------------------------------------------------------------------------------------------------------------------- */
 
 struct open_branch {
@@ -320,6 +354,7 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
   w->may_break = kind == WAY_TURN || (kind == WAY_ARM && around && around->may_break && !around->inner);
   w->turn = kind == WAY_TURN ? w : kind == WAY_ARM && around ? around->turn : NULL;
   for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
+  w->sp = r->vm->sp;
   base->way = w;
 }
 
@@ -393,12 +428,14 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
   return false;
 }
 
-/* Joins the branch that was opened last. parts: those of the arm that goes on, and then those of both. */
-static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts) {
+/* Joins the branch that was opened last. parts: those of the arm that goes on, and then those of both. `dead`: the end of the arm that goes on
+ * is never come to. */
+static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts, bool dead) {
   struct open_branch *o = w->open;
   way_end on = {.r = o->on}, *ends[2] = {&o->gone, &on};
   o->on = NULL;
   bool ok = vm->rec == on.r && !on.r->regions.n && end_note(&on, w->slots, parts, w) && !on.r->g->failed;
+  if (ok && dead) memset(on.idle, 1, on.nheld);
   for (int i = 0; i < END_PARTS && !ok; i++) { /* what end_note has not taken over */
     value_release(vm, parts[i]);
     parts[i] = value_nil();
@@ -418,15 +455,29 @@ static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts) {
   return ok;
 }
 
+/* The way that goes on, the others having left, ends with an error: whenever that is come to, the call leaves the graph. False: that is not
+ * possible, and the error stays. */
+static bool raises_in_graph(qn_vm *vm, rec_way *w) {
+  if (!w->open || vm->rec != w->r || w->calls != calls_in(w->r) || !way_raises(vm) || !way_may_exit(w->r)) return false;
+  error_clear(vm);
+  vm_pop_to(vm, w->sp);
+  return way_expect(w->r, value_bool(false), true);
+}
+
 bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
-  if (how == REC_ERROR) {
+  bool dead = how == REC_ERROR;
+  if (dead && !raises_in_graph(vm, w)) {
     way_drop(vm, w);
     return false;
   }
+  if (dead) {
+    how = REC_VALUE;
+    v = value_unset();
+  }
   bool ok = parts_of(w, how, v, parts);
   if (w->gone) value_release(vm, v);
-  while (w->open && ok) ok = close_last(vm, w, parts);
+  for (; w->open && ok; dead = false) ok = close_last(vm, w, parts, dead);
   if (ok)
     parts_settle(vm, w, parts);
   else

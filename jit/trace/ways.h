@@ -40,7 +40,8 @@ struct rec_way {
   const rec_way *turn; /* the turn that break and continue leave; NULL: there is none */
   uint32_t calls;      /* how many calls are in progress in r; in other calls are other functions */
   way_kind kind;
-  int inner; /* loops in it that the interpreter runs as usual */
+  qn_value *sp; /* of the value stack, when it began */
+  int inner;    /* loops in it that the interpreter runs as usual */
   bool may_break, may_return;
   bool parts;        /* some branch in it leaves it, or the part around it */
   qn_value returned; /* borrowed: what ways that do not return have in place of what is returned; unset: anything */
@@ -67,6 +68,14 @@ QN_MUST_CHECK bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recordi
 /* Behind a branch or loop that may have left w, as parts[END_LEFT] tells, which depends on data: what follows is recorded in the arm that
  * goes on. Borrows the parts. False with an error raised. */
 QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
+
+/* Is the pending error one that the program raises whenever it comes here? (Not, for one, that an arm cannot be captured.) */
+bool way_raises(const qn_vm *vm);
+/* Can the call that is captured be made again by the interpreter, if it does not go as captured? */
+bool way_may_exit(const struct recording *r);
+/* From here on the captured call goes on only if a condition has this truth: else 1 is divided by 0, whereupon the interpreter makes the call
+ * again. False with an error raised. */
+QN_MUST_CHECK bool way_expect(struct recording *r, qn_value condition, bool truth);
 
 /* Notes what the variables hold and the parts (taken over) at the end of a way in end->r. `w`: the way around, or NULL. */
 QN_MUST_CHECK bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w);
