@@ -337,7 +337,6 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r;
   if (!range_bound(vm, n->start, fp, RANGE_START, &start, &r) || !range_bound(vm, n->stop, fp, RANGE_END, &stop, &r))
     return r;
-  r = value_nil();
   bool local = n->target->kind == LVALUE_LOCAL, unused = n->target->kind == LVALUE_NONE;
   qn_value *variable = local ? &fp[n->target->slot] : NULL;
   node *body = n->body;
@@ -347,26 +346,32 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   /* Turns before `until` are made without a question: a recording asks before its first ones, and hot loops outside recordings ask. */
   bool recorded = op_deferred(vm);
   int64_t i = start, asked = start, until = recorded ? (tries.left ? start : stop) : pass_until(vm, n, start, stop);
-  if (!parted_turn(vm, n->site, fp, &tries)) stop = start, r = value_error();
+  bool parted = parted_turn(vm, n->site, fp, &tries);
+  if (!parted) stop = until = start;
   for (;; i++) {
-    if (i >= until && i >= stop) break;
-    if (i >= until && recorded) {
-      rec_answer answer = offer_for(vm, n, fp, value_nil(), i, stop, &tries);
-      if (answer == REC_FAILED) r = value_error();
-      if (answer != REC_NOT_YET) break;
-      until = tries.left ? i + 1 : stop;
+    if (i >= until) {
+      r = value_nil();
+      if (i >= stop) break;
+      if (recorded) {
+        rec_answer answer = offer_for(vm, n, fp, value_nil(), i, stop, &tries);
+        if (answer == REC_FAILED) r = value_error();
+        if (answer != REC_NOT_YET) break;
+        until = tries.left ? i + 1 : stop;
+      } else if (!vm_poll_between(vm)) {
+        turn_parts parts = for_parts(n);
+        turns_passed(n->turns, i - asked);
+        asked = i + 1;
+        if (!turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL)) break;
+        until = pass_until(vm, n, i + 1, stop);
+        continue;
+      } else {
+        r = raise_at(vm, h->at);
+        break;
+      }
     }
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       r = raise_at(vm, h->at);
       break;
-    }
-    if (i >= until && !recorded) {
-      turn_parts parts = for_parts(n);
-      turns_passed(n->turns, i - asked);
-      asked = i + 1;
-      if (!turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL)) break;
-      until = pass_until(vm, n, i + 1, stop);
-      continue;
     }
     if (local) {
       if (value_is_heap(*variable)) value_release(vm, *variable);
@@ -376,12 +381,16 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
       break;
     }
     r = eval(vm, body, fp);
-    part_after(vm, n->site, fp, &tries, &r);
-    if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
-    r = value_nil();
+    if (__builtin_expect(recorded, 0)) {
+      part_after(vm, n->site, fp, &tries, &r);
+      if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
+    } else if (!next_iteration(vm, &r)) {
+      break;
+    }
   }
   if (n->turns && !recorded && i > asked) turns_passed(n->turns, i - asked);
   rec_loop_ends(vm, &tries);
+  if (!parted) r = value_error();
   r = vmap_loop_end(vm, lanes, r);
   if (local) slot_set(vm, variable, value_nil());
   return r;
@@ -471,8 +480,12 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     }
     i += step;
     r = eval(vm, n->body, fp);
-    part_after(vm, n->site, fp, &tries, &r);
-    if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
+    if (__builtin_expect(recorded, 0)) {
+      part_after(vm, n->site, fp, &tries, &r);
+      if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
+    } else if (!next_iteration(vm, &r)) {
+      break;
+    }
     r = value_nil();
   }
   if (n->turns && !recorded && i > asked) turns_passed(n->turns, i - asked);
