@@ -83,6 +83,7 @@ START_TEST(a_plan_is_one_copy_and_one_graph) {
   ck_assert_uint_eq(c.allocations, 0);
   ck_assert_uint_eq(c.instantiations, 0);
   ck_assert_uint_eq(c.questions, 0);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "0"), QN_OK);
   run(vm, "for i in 0..10 { x = many(x, w) }"); /* addresses take turns: their words are there already */
   c = during(vm, "for i in 0..100 { x = many(x, w) }");
   ck_assert_uint_eq(c.graphs, 100);
