@@ -296,6 +296,8 @@ static qn_value result_leaf(void *ctx, qn_value v) {
   return made ? rec_value_of(s->r, s->copies[s->next++]) : value_retain(v);
 }
 
+static bool waits_for_no_text(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
+
 /* The nodes of an arm join the recording around it. *v (owned), a value of the arm, becomes one of that. False with an error raised. */
 static bool splice(struct recording *r, struct recording *arm, qn_value *v) {
   qn_vm *vm = r->vm;
@@ -401,6 +403,7 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
   qn_value *before = slots_keep(vm, assigned);
   struct recording *arm = before ? rec_arm_begin(r, NULL) : NULL;
   bool ok = arm && run_tail(arm, tail, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.n;
+  ok = ok && tree_each_part(vm, *result, waits_for_no_text, arm); /* what a text of the arm waits for would be lost */
   if (arm) rec_arm_end(arm);
   if (before) slots_set(vm, assigned, before);
   slots_free(vm, assigned, before);

@@ -540,10 +540,13 @@ qn_value rec_text_data(qn_vm *vm, qn_value v) {
 }
 
 bool rec_text_made(qn_vm *vm, qn_value *text, const builtin_def *def, qn_value parts) {
+  enum { TEXTS_MOST = 1 << 20 }; /* bytes of all texts that wait; a text that grows is there in each of its lengths */
   struct recording *r = vm->rec;
   if (!r || !taps_possible(r) || rec_text_of(r, *text)) return true;
   struct recording *base = rec_base(r);
   qn_str *s = value_str(*text);
+  base->text_bytes += (size_t)s->len;
+  if (base->text_bytes > TEXTS_MOST) return rec_text_read(vm);
   if (s->head.refs > 1 || (s->head.flags & STR_INTERNED)) { /* others have it, too, who do not wait */
     qn_str *own = str_new(vm, s->text, s->len);
     if (!own) return false;

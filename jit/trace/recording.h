@@ -144,6 +144,7 @@ struct recording {
     const builtin_def *def;
     struct recording *in; /* NULL: an arm that is gone */
   } * texts;
+  size_t text_bytes; /* how long they are together */
   uint32_t ntexts, texts_cap;
   key_index text_numbers;
   tap_list taps;
