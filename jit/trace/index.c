@@ -419,6 +419,7 @@ static bool base_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
     if (ok) {
       const qn_array *a = value_array(*x);
       int64_t strides[ARRAY_MAX_RANK], shape[ARRAY_MAX_RANK];
+      part_follow(vm, a, p);
       part_moved(a, p);
       base_layout(a, p, shape, strides);
       qn_array *to = array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, p->pick.offset);
@@ -772,7 +773,7 @@ static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value 
 /* Stores v, for which eager_may_store holds, in a part with index arrays or masks; the mode says how it combines with what is there. */
 static bool put_by(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode mode) {
   bool ok;
-  if (!op_deferred(vm) && put_places(vm, x, p, v, mode, &ok)) return ok;
+  if (!p->deferred && put_places(vm, x, p, v, mode, &ok)) return ok;
   v = as_dtype(vm, value_array(*x), v);
   if (value_is_error(v)) return false;
   operands o = {.v = {base_get(vm, *x, p)}, .n = 1};
