@@ -82,7 +82,7 @@ typedef struct graph_site {
   span at;
   uint32_t parent;
   const char *function; /* of the enclosing function, or NULL; in the arena */
-  bool whole;           /* calls of that function are seen as one (calls.h) */
+  bool whole;           /* calls of that function are seen as one (composites.h) */
 } graph_site;
 
 struct graph {

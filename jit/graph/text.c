@@ -14,7 +14,7 @@
  *
  *           ("const data": the elements stand elsewhere, see graph_store)
  *
- * What stands between # and the end of a line is a comment; printed are those that name the calls that nodes came from (calls.h).
+ * What stands between # and the end of a line is a comment; printed are those that name the calls that nodes came from (composites.h).
  * Inputs are declared at the top; their nodes come where the numbering leaves room for them. Elements of constants are exact:
  * the shortest decimal where reading it gives the same bits, else bits(hex).
  */
@@ -22,7 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/graph/calls.h"
+#include "jit/graph/composites.h"
 #include "jit/graph/graph.h"
 #include "lang/mem.h"
 

@@ -17,7 +17,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/gradients.h"
-#include "jit/graph/calls.h"
+#include "jit/graph/composites.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/nodes.h"
 #include "jit/trace/node_copy.h"

@@ -3,7 +3,7 @@
  * sites of what it is the derivative of) comes later and is no part of the run. Sites are numbered as they are reached, so a node begins a
  * call if no node before it has a site beyond that of the call. Inputs may stand anywhere and are part of no call.
  */
-#include "jit/graph/calls.h"
+#include "jit/graph/composites.h"
 
 #include <string.h>
 

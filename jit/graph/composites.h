@@ -1,6 +1,6 @@
-/* Calls in a graph: the nodes that one call of a function has made stand together and can be seen as one (calls.c). */
-#ifndef JIT_GRAPH_CALLS_H
-#define JIT_GRAPH_CALLS_H
+/* Calls in a graph: the nodes that one call of a function has made stand together and can be seen as one (composites.c). */
+#ifndef JIT_GRAPH_COMPOSITES_H
+#define JIT_GRAPH_COMPOSITES_H
 
 #include "jit/graph/graph.h"
 
