@@ -187,7 +187,7 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
   p->pick.n = p->governed = 0;
   p->pick.offset = x->offset;
   p->here = true;
-  p->deferred = deferred;
+  p->deferred = p->by_ops = deferred;
   if (deferred) {
     rec_read_sizes(vm, array, sizes);
     w.sizes = sizes;
@@ -544,7 +544,7 @@ static inline __attribute__((always_inline)) qn_value get(qn_vm *vm, qn_value x,
   const qn_array *a = value_array(x);
   part_follow(vm, a, p);
   if (p->pick.n) {
-    qn_value few = op_deferred(vm) || !all_here(a, p) ? value_unset() : eager_pick_apply(vm, a, &p->pick);
+    qn_value few = p->by_ops || !all_here(a, p) ? value_unset() : eager_pick_apply(vm, a, &p->pick);
     return few.head != TAG_UNSET ? few : get_by_ops(vm, x, p);
   }
   if (op_deferred(vm)) return base_get(vm, x, p);
@@ -553,7 +553,17 @@ static inline __attribute__((always_inline)) qn_value get(qn_vm *vm, qn_value x,
   return part ? value_obj(TAG_ARRAY, part) : value_error();
 }
 
-qn_value op_part_get(qn_vm *vm, qn_value x, op_part *p) { return get(vm, x, p); }
+/* get, for a part that was made in a recording. */
+static __attribute__((noinline)) qn_value get_held(qn_vm *vm, qn_value x, op_part *p) {
+  struct recording *held = rec_hold(vm);
+  qn_value out = get(vm, x, p);
+  if (rec_let_go(vm, held, !value_is_error(out))) return out;
+  return value_is_error(out) ? out : value_fail(vm, out);
+}
+
+qn_value op_part_get(qn_vm *vm, qn_value x, op_part *p) {
+  return __builtin_expect(p->by_ops, 0) ? get_held(vm, x, p) : get(vm, x, p);
+}
 
 /* Finds the element that one integer for each axis names, as an offset in the storage. False: the items are not that, or out of bounds. */
 static inline bool element_of(const qn_array *x, const index_item *items, int n, int64_t *at) {
@@ -571,7 +581,8 @@ static inline bool element_of(const qn_array *x, const index_item *items, int n,
 
 static __attribute__((noinline)) qn_value index_part(qn_vm *vm, qn_value x, const index_item *items, int n) {
   op_part part;
-  return op_part_of(vm, x, items, n, &part) ? get(vm, x, &part) : value_error();
+  if (!op_part_of(vm, x, items, n, &part)) return value_error();
+  return __builtin_expect(part.by_ops, 0) ? get_held(vm, x, &part) : get(vm, x, &part);
 }
 
 /* op_index outside of recordings where the first item is an integer. If all are, the element is read without making a part. */
@@ -773,7 +784,7 @@ static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value 
 /* Stores v, for which eager_may_store holds, in a part with index arrays or masks; the mode says how it combines with what is there. */
 static bool put_by(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode mode) {
   bool ok;
-  if (!p->deferred && put_places(vm, x, p, v, mode, &ok)) return ok;
+  if (!p->by_ops && put_places(vm, x, p, v, mode, &ok)) return ok;
   v = as_dtype(vm, value_array(*x), v);
   if (value_is_error(v)) return false;
   operands o = {.v = {base_get(vm, *x, p)}, .n = 1};
@@ -783,6 +794,7 @@ static bool put_by(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode 
   } else if (p->pick.n == 1 && is_mask(p->by[0]->array) && mode == SCATTER_SET && value_array(v)->rank == 0) {
     out = select_masked(vm, o.v[0], p->by[0]->array, v);
   } else if (add_index_arrays(vm, p, &o)) {
+    part_follow(vm, value_array(*x), p); /* the places of a mask are known: that has ended a recording */
     int joint = joint_rank(&o, 1);
     int64_t shape[ARRAY_MAX_RANK];
     op_attr attr = {.n = 1, .mode = (uint8_t)mode, .d = {o.n - 1}};
@@ -799,13 +811,20 @@ static bool put_by(qn_vm *vm, qn_value *x, op_part *p, qn_value v, scatter_mode 
   return base_put(vm, x, p, out);
 }
 
-bool op_part_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
+static bool put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
   const qn_array *a = value_array(*x);
   bool ok;
   if (!eager_may_store(a, v)) return fail_store(vm, a, v);
   if (p->pick.n) return put_by(vm, x, p, v, SCATTER_SET);
   if (!op_deferred(vm) && put_few(vm, x, p, v, &ok)) return ok;
   return base_put(vm, x, p, broadcast_take(vm, as_dtype(vm, a, v), p->pick.rank, p->pick.shape));
+}
+
+bool op_part_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
+  if (__builtin_expect(!p->by_ops, 1)) return put(vm, x, p, v);
+  part_follow(vm, value_array(*x), p);
+  struct recording *held = rec_hold(vm);
+  return rec_let_go(vm, held, put(vm, x, p, v));
 }
 
 bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
@@ -985,7 +1004,7 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_
   return false;
 }
 
-bool op_part_combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
+static bool combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   const qn_array *a = value_array(*x);
   /* The sum of two bools is an integer: combining them one by one reports that it cannot be stored. */
   if ((op != OP_add && op != OP_mul && op != OP_sub) || dtype_is_bool(a->dtype))
@@ -999,4 +1018,10 @@ bool op_part_combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   bool ok = !value_is_error(minus) && put_by(vm, x, p, minus, SCATTER_ADD);
   value_release(vm, minus);
   return ok;
+}
+
+bool op_part_combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
+  part_follow(vm, value_array(*x), p);
+  struct recording *held = rec_hold(vm);
+  return rec_let_go(vm, held, combine(vm, x, p, op, v));
 }

@@ -37,6 +37,11 @@ static inline bool op_deferred(const qn_vm *vm) { return __builtin_expect(vm->re
 /* Does the array have its data, and are ops not deferred? Then a view of it can be made, and its elements read, without an op. */
 static inline bool op_at_hand(const qn_vm *vm, const qn_array *a) { return !op_deferred(vm) && !array_pending(a); }
 
+/* While sizes are at hand that may be symbols of the recording in progress, no limit ends it: they are looked at when it is let go. rec_let_go
+ * gives `ok`, or false with an error raised if ending the recording has failed. NULL: none is on. */
+struct recording *rec_hold(qn_vm *vm);
+QN_MUST_CHECK bool rec_let_go(qn_vm *vm, struct recording *held, bool ok);
+
 /* ---- anchors --------------------------------------------------------------------------------------------------------------- */
 
 /* What counts how hot a function is, and where its specializations hang. One lies in the code object of each function of the program,

@@ -986,6 +986,7 @@ bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n) {
 bool rec_appended(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->tries) return rec_run_pending(r);
+  if (r->held) return true;
   if (r->vmap_held.on) return true; /* a backward pass of tracers that have no values, of any length: nothing runs */
   if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
     return rec_break(r, BREAK_too_many_nodes, NULL);
@@ -994,6 +995,17 @@ bool rec_appended(struct recording *r) {
   r->pending_bytes = held_bytes(r);
   /* some room is left, so that the sizes are not summed up again after every node */
   return r->pending_bytes <= most - most / 8 || run_early(r);
+}
+
+struct recording *rec_hold(qn_vm *vm) {
+  if (vm->rec) vm->rec->held++;
+  return vm->rec;
+}
+
+bool rec_let_go(qn_vm *vm, struct recording *held, bool ok) {
+  if (!held) return ok;
+  held->held--;
+  return ok && (vm->rec != held || rec_appended(held));
 }
 
 rec_marked rec_mark(const struct recording *r) {

@@ -71,6 +71,7 @@ struct recording {
   const derived_by *wrt; /* what these differentiate by, the innermost first; NULL if nobody asks */
   bool handing_grads; /* results of a gradient are being handed out: host floats among them do not break the capture */
   int tries;          /* how many try bodies are in progress */
+  int held;           /* how many times it is held (rec_hold) */
   /* The size of all pending results. When it passes jit.pending_bytes, those that nobody holds any more are subtracted. */
   size_t pending_bytes;
   uint8_t device; /* code of the device where its arrays are */
