@@ -321,7 +321,10 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
   span outer = interp_of(vm)->place.calling;
   interp_of(vm)->place.calling = at;
   if (info->moves && at.source) vm->updating = at;
+  struct recording *held = info->pure ? rec_hold(vm) : NULL;
   r = info->def.call(vm, args);
+  if (__builtin_expect(held != NULL, 0) && !rec_let_go(vm, held, !value_is_error(r)) && !value_is_error(r))
+    r = value_fail(vm, r);
   interp_of(vm)->place.calling = outer;
   if (told) r = rec_told(vm, &info->def, told, r);
   if (__builtin_expect(value_is_error(r), 0)) builtin_failed(vm, info, at);

@@ -225,9 +225,13 @@ qn_value op_stack_few(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype d
   return vm->rec ? value_unset() : eager_stack(vm, in, n, axis, dtype);
 }
 
-qn_value op_stack(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype) {
-  qn_value now = op_stack_few(vm, in, n, axis, dtype);
-  if (is_set(now)) return now;
+/* Ends what rec_hold began, after ops that gave `v` (taken over). That, owned, or the error value. */
+static qn_value let_go(qn_vm *vm, struct recording *held, qn_value v) {
+  if (rec_let_go(vm, held, !value_is_error(v)) || value_is_error(v)) return v;
+  return value_fail(vm, v);
+}
+
+static qn_value stack_by_ops(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype) {
   const qn_array *first = is_array(in[0]) ? value_array(in[0]) : NULL;
   int rank = first ? first->rank : 0, made = 0;
   int64_t shape[ARRAY_MAX_RANK], sizes[ARRAY_MAX_RANK];
@@ -246,6 +250,13 @@ qn_value op_stack(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype
   while (made) value_release(vm, parts[--made]);
   mem_free(vm, parts, (size_t)n * sizeof *parts);
   return out;
+}
+
+qn_value op_stack(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype) {
+  qn_value now = op_stack_few(vm, in, n, axis, dtype);
+  if (is_set(now)) return now;
+  struct recording *held = rec_hold(vm);
+  return let_go(vm, held, stack_by_ops(vm, in, n, axis, dtype));
 }
 
 /* ---- new arrays ---------------------------------------------------------------------------------------------------------------- */

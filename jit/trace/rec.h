@@ -39,7 +39,10 @@ static inline bool op_at_hand(const qn_vm *vm, const qn_array *a) { return !op_d
 
 /* While sizes are at hand that may be symbols of the recording in progress, no limit ends it: they are looked at when it is let go. rec_let_go
  * gives `ok`, or false with an error raised if ending the recording has failed. NULL: none is on. */
-struct recording *rec_hold(qn_vm *vm);
+struct recording *rec_begin_hold(qn_vm *vm);
+static inline struct recording *rec_hold(qn_vm *vm) {
+  return __builtin_expect(vm->rec != NULL, 0) ? rec_begin_hold(vm) : NULL;
+}
 QN_MUST_CHECK bool rec_let_go(qn_vm *vm, struct recording *held, bool ok);
 
 /* ---- anchors --------------------------------------------------------------------------------------------------------------- */

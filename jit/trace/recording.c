@@ -997,8 +997,8 @@ bool rec_appended(struct recording *r) {
   return r->pending_bytes <= most - most / 8 || run_early(r);
 }
 
-struct recording *rec_hold(qn_vm *vm) {
-  if (vm->rec) vm->rec->held++;
+struct recording *rec_begin_hold(qn_vm *vm) {
+  vm->rec->held++;
   return vm->rec;
 }
 
