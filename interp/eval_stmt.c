@@ -501,8 +501,10 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
 static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();
+  rec_tries tries = rec_loop_begins(vm);
   qn_value r = value_nil();
-  for (;;) {
+  if (!parted_turn(vm, n->site, fp, &tries)) r = value_error();
+  while (!value_is_error(r)) {
     qn_value c = eval(vm, n->cond, fp);
     int truth = -1;
     if (value_stops(c)) {
@@ -531,8 +533,10 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
     r = truth < 0 ? value_error() : value_nil();
     if (truth <= 0) break;
     r = eval(vm, n->body, fp);
+    part_after(vm, n->site, fp, &tries, &r);
     if (!vmap_loop_next(vm, lanes, &r)) break;
   }
+  rec_loop_ends(vm, &tries);
   return vmap_loop_end(vm, lanes, r);
 }
 

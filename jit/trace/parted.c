@@ -4,7 +4,8 @@
  * there the uses through one variable are summed before they meet those through another. An unrolled loop, or a branch of which only the arm
  * that was taken is recorded, would sum them as they come, and get other bits. So while a gradient is in progress, variables that such a loop
  * or branch may rebind get copies (views) of the values that they share: of what is older than the turn or arm, unless the variable has held
- * it all along, and of what another variable holds already. jit/graph/grad_control.c adds the cotangents of regions in the same order.
+ * it all along, and of what another variable holds already. Lanes of a vmap get the same copies, behind what selects by lane.
+ * jit/graph/grad_control.c adds the cotangents of regions in the same order.
  *
  * Gradients by programs with such loops and branches have no negative zeros (differentiate.c): a sum that begins with a zero, as that of a
  * captured value does, has none, either.
@@ -81,10 +82,7 @@ int rec_derivatives(const struct recording *r) {
   return n;
 }
 
-bool parted_wanted(const struct recording *r) {
-  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
-  return rec_derivatives(r) && !base->lanes && !r->lanes && r->vm->tune[TUNE_jit_regions];
-}
+bool parted_wanted(const struct recording *r) { return rec_derivatives(r) > 0; }
 
 uint32_t rec_part_from(qn_vm *vm, qn_value predicate) {
   struct recording *r = vm->rec;

@@ -575,6 +575,7 @@ rec_answer rec_if(qn_vm *vm, const rec_branch *branch, qn_value predicate, qn_va
   o.not_p = op_apply(vm, OP_invert, &p, 1, NULL);
   bool ok = !value_is_error(o.not_p) && save_slots(vm, assigned, &o.before);
   const qn_value *before = o.before;
+  const uint32_t from = r->g->n;
   vm_owned held;
   vm_own(vm, &held, if_drop, &o);
   if (ok) masks[0] = mask_and(vm, r->active, p);
@@ -604,6 +605,8 @@ rec_answer rec_if(qn_vm *vm, const rec_branch *branch, qn_value predicate, qn_va
                 : only_b ? value_retain(b->value)
                          : select_value(vm, p, a->value, b->value);
     ok = ok && !(used && value_is_error(*result));
+    qn_value unused = value_nil();
+    ok = ok && parted_arm(r, from, assigned, used ? result : &unused) && vmap_advance(r);
     if (ok && same_mask(a->active, masks[0]) && same_mask(b->active, masks[1])) {
       set_value(vm, &r->active, value_retain(before_active));
     } else if (ok) {
