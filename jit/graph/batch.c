@@ -552,6 +552,16 @@ bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *why) {
   return true;
 }
 
+bool batch_skip(graph_batch *b, uint32_t from) {
+  for (graph_batch *x = b; x; x = x->inner) {
+    if (!room(x)) return false;
+    x->done = x->g->n;
+  }
+  for (uint32_t i = from; i < b->g->n; i++)
+    if (b->g->nodes[i].kind != NODE_TAP && !graph_node_prove(b->g, i)) return false;
+  return true;
+}
+
 uint32_t batch_whole_always(graph_batch *b, uint32_t node) {
   uint32_t w = batch_whole(b, node);
   if (w || !node) return w;

@@ -65,6 +65,9 @@ QN_MUST_CHECK bool batch_bind(graph_batch *b, uint32_t lane, uint32_t whole);
 /* Appends the counterparts of all nodes up to now, those of inner batches first. False: memory is short (g->failed), or `why` says why
  * node `*culprit` cannot be batched. */
 QN_MUST_CHECK bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *why);
+/* After batch_advance has refused a node: gives up the nodes that have no counterparts yet, of which `from` is the first or lies before it,
+ * because nothing will read them. They are not looked at again, and never executed. False when memory is short. */
+QN_MUST_CHECK bool batch_skip(graph_batch *b, uint32_t from);
 /* After batch_advance: the counterpart of a node, or 0 where all lanes have the same value. The counterpart of a host number is an
  * array of f64 or bool. */
 static inline uint32_t batch_whole(const graph_batch *b, uint32_t node) {

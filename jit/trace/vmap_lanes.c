@@ -138,6 +138,8 @@ bool vmap_advance(struct recording *r) {
       raise_memory(vm);
     else
       rec_raise_refusal(r, culprit, &why);
+    /* If the refusal turns out not to count, because no lane was there, the program goes on without what was refused. */
+    if (!batch_skip(&outermost->batch, from)) r->g->failed = true;
     ok = false;
   }
   r->vmap_seen = r->g->n;
