@@ -21,6 +21,7 @@
 #include "jit/graph/grad.h"
 #include "jit/graph/region_builder.h"
 #include "lang/error.h"
+#include "lang/vm.h"
 
 static bool short_of_memory(op_refusal *why) {
   *why = (op_refusal){.id = E_memory, .text = "out of memory"};
@@ -42,11 +43,12 @@ static void region_vjp_free(region_vjp *x) {
   graph_free(x->g);
 }
 
-/* Copies a region. False when memory is short; region_vjp_free in any case. */
-static bool region_vjp_begin(const graph *region, region_vjp *x) {
+/* Copies a region of a node of `outer`. False when memory is short; region_vjp_free in any case. */
+static bool region_vjp_begin(const graph *outer, const graph *region, region_vjp *x) {
   size_t most = (size_t)region->noutputs + region->ninputs + 1;
   *x = (region_vjp){.g = graph_copy(region), .roots = calloc(5 * most, sizeof *x->roots)};
   if (!x->g || !x->roots || !graph_prove(x->g)) return false;
+  x->g->grad_bytes = outer->grad_bytes;
   x->seeds = x->roots + most;
   x->wrt = x->seeds + most;
   x->onto = x->wrt + most;
@@ -106,7 +108,7 @@ static graph *region_vjp_end(region_vjp *x, op_refusal *why) {
 static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *why) {
   region_vjp x;
   uint32_t nout = arm->noutputs, *seeds = calloc(2 * ((size_t)nout + 1), sizeof *seeds), *order = seeds + nout + 1;
-  bool ok = region_vjp_begin(arm, &x) && seeds;
+  bool ok = region_vjp_begin(c->g, arm, &x) && seeds;
   for (uint32_t k = 0; k < nout && ok; k++)
     if (c->given[k]) ok = (seeds[k] = graph_input(x.g, x.g->nodes[x.g->outputs[k]].type, 0)) != 0;
   if (ok) root_order(arm, nout, false, order);
@@ -350,19 +352,23 @@ static int64_t most_turns(const graph *g, uint32_t node) {
   return to > from ? to - from : 0;
 }
 
-enum { KEPT_BYTES = 256 << 20, KEPT_LEAST = 64, KEPT_MOST = 1 << 16 };
+enum { KEPT_LEAST = 64, KEPT_MOST = 1 << 16 };
 
-/* How many rows a loop with these carries may keep: a power of two, so that they take about KEPT_BYTES at most. */
-static int64_t slots_for(graph *g, const uint32_t *carries, uint32_t n) {
-  int64_t bytes = 1, slots = KEPT_MOST;
+/* How many rows a loop with these carries that makes at most `turns` turns may keep: a power of two, so that they take about as many bytes as
+ * the graph may keep. With fewer rows than the square root of the number of turns, the distance between kept turns would be longer than a
+ * block, and a turn would be made again for each block behind it; so as many are kept in any case. */
+static int64_t slots_for(graph *g, const uint32_t *carries, uint32_t n, int64_t turns) {
+  int64_t most = g->grad_bytes ? g->grad_bytes : tunable_rows[TUNE_grad_bytes].def;
+  int64_t bytes = 1, least = KEPT_LEAST, slots = KEPT_MOST;
+  while (turns != INT64_MAX && least < KEPT_MOST && least * least < turns) least *= 2;
   for (uint32_t i = 0; i < n; i++) {
     const graph_type *t = &g->nodes[carries[i]].type;
     int64_t elements = 1;
     for (int a = 0; a < t->rank; a++)
-      if (__builtin_mul_overflow(elements, dim_hint(&g->dims, t->shape[a]), &elements)) return KEPT_LEAST;
+      if (__builtin_mul_overflow(elements, dim_hint(&g->dims, t->shape[a]), &elements)) return least;
     bytes += elements * (int64_t)dtype_size((qn_dtype)t->dtype);
   }
-  while (slots > KEPT_LEAST && slots > KEPT_BYTES / bytes) slots /= 2;
+  while (slots > least && slots > most / bytes) slots /= 2;
   return slots;
 }
 
@@ -378,7 +384,7 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
     if (same == carries && carries) return at;
   }
   int64_t slots = graph_loop_slots(n);
-  if (!n->attr) slots = slots_for(g, n->in, carries);
+  if (!n->attr) slots = slots_for(g, n->in, carries, most_turns(g, node));
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
@@ -394,7 +400,7 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
                             op_refusal *why) {
   region_vjp x;
   uint32_t *seeds = calloc(2 * ((size_t)l->ncarries + 1), sizeof *seeds), *order = seeds + l->ncarries + 1;
-  bool ok = region_vjp_begin(body, &x) && seeds;
+  bool ok = region_vjp_begin(c->g, body, &x) && seeds;
   graph *g = x.g;
   for (uint32_t k = 0; k < l->ncarries && ok; k++) {
     if (!dtype_is_float((qn_dtype)g->nodes[g->inputs[k]].type.dtype)) continue;

@@ -97,6 +97,8 @@ struct graph {
   uint32_t nsites, sites_cap;
   dim_table dims;
   bool fast_math; /* simplification may use rows that change bits */
+  int64_t
+      grad_bytes; /* how many bytes of carries a loop may keep for its gradient (grad.bytes); 0: the tunable's default */
   bool failed;    /* out of memory while building: the graph must not be used */
 };
 

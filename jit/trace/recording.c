@@ -99,6 +99,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
     mem_free(vm, r, sizeof *r);
     return NULL;
   }
+  r->g->grad_bytes = vm->tune[TUNE_grad_bytes];
   r->vm = vm;
   if (vm->next_node > NODES_END) vm->next_node = 1;
   r->base = vm->next_node;
