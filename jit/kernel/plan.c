@@ -1082,7 +1082,8 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
   uint32_t n = 0;
   for (uint32_t i = 1; i < g->n; i++) n += graph_kind_has_regions(g->nodes[i].kind);
   if (!n) return true;
-  if (!drop_results(p->graph) || !(p->regions = calloc(n, sizeof *p->regions))) return false;
+  graph_dce(p->graph); /* loops that ranges_prove has found unable to fail, and what only they took from branches */
+  if (p->graph->failed || !drop_results(p->graph) || !(p->regions = calloc(n, sizeof *p->regions))) return false;
   uint32_t *last = malloc(g->n * sizeof *last);
   if (!last) return false;
   updates_last_readers(g, last);
