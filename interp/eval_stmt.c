@@ -154,7 +154,7 @@ static inline qn_value chosen_arm(qn_vm *vm, n_if *n, qn_value *fp, int truth) {
   return n->otherwise ? eval(vm, n->otherwise, fp) : value_nil();
 }
 
-/* As chosen_arm, for a branch on data inside a gradient; `from` is what rec_part_from gave. */
+/* As chosen_arm, for a branch inside a gradient; `from` is what rec_part_from gave. */
 static __attribute__((noinline)) qn_value parted_arm(qn_vm *vm, n_if *n, qn_value *fp, int truth, uint32_t from) {
   qn_value *slots[SITE_MAX], v = chosen_arm(vm, n, fp, truth);
   int count = value_stops(v) ? -1 : site_slots(n->site, fp, slots);
@@ -169,6 +169,8 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
   int truth;
   if (__builtin_expect(c.head == TAG_BOOL, 1)) {
     truth = c.u.i != 0;
+    uint32_t from = __builtin_expect(op_deferred(vm), 0) ? rec_part_from(vm, c) : 0;
+    if (__builtin_expect(from != 0, 0)) return parted_arm(vm, n, fp, truth, from);
   } else {
     if (value_stops(c)) return c;
     if (rec_may_branch(vm, c)) {

@@ -84,15 +84,17 @@ int rec_derivatives(const struct recording *r) {
 
 bool parted_wanted(const struct recording *r) { return rec_derivatives(r) > 0; }
 
+/* (What an arm on data gives may be a plain number, which is data only where the branch is captured. So branches on plain values count, too; but
+ * they contribute no zeros.) */
 uint32_t rec_part_from(qn_vm *vm, qn_value predicate) {
   struct recording *r = vm->rec;
-  return r && parted_wanted(r) && rec_is_data(r, predicate) ? r->g->n : 0;
+  if (!r || !parted_wanted(r)) return 0;
+  if (rec_is_data(r, predicate)) rec_base(r)->controls++;
+  return r->g->n;
 }
 
-bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value) {
-  if (!parted_wanted(r)) return true;
+static bool part_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value) {
   parting p = {.r = r, .from = from};
-  rec_base(r)->controls++;
   bool ok = true;
   for (int i = 0; i < slots.n && ok; i++) ok = part_value(&p, slots.slots[i]);
   ok = ok && part_value(&p, value);
@@ -100,9 +102,15 @@ bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *v
   return ok;
 }
 
+bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value) {
+  if (!parted_wanted(r)) return true;
+  rec_base(r)->controls++;
+  return part_arm(r, from, slots, value);
+}
+
 bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value) {
   struct recording *r = vm->rec;
-  return !r || (parted_arm(r, from, slots, value) && rec_appended(r));
+  return !r || !parted_wanted(r) || (part_arm(r, from, slots, value) && rec_appended(r));
 }
 
 bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
