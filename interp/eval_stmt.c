@@ -317,10 +317,10 @@ static inline void part_after(qn_vm *vm, const site *s, qn_value *fp, rec_tries 
 }
 
 /* As offer_loop, for a loop over numbers or over the rows of an array. */
-static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t first,
-                                                      int64_t end, rec_tries *tries) {
+static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, qn_value first,
+                                                      qn_value end, rec_tries *tries) {
   turn t = {vm, fp, NULL, n->body, n->target, over};
-  rec_turns turns = {.counts = true, .first = value_int(first), .end = value_int(end)};
+  rec_turns turns = {.counts = true, .first = first, .end = end};
   return offer_loop(vm, &n->h, n->site, &t, turns, tries);
 }
 
@@ -333,18 +333,88 @@ static inline int64_t pass_until(const qn_vm *vm, const n_for *n, int64_t from, 
   return pass < end - from ? from + pass : end;
 }
 
+/* A bound of a loop while something is recorded: a number that the recording may not know yet. As range_bound, else. */
+static bool traced_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, qn_value *out, qn_value *stopped) {
+  qn_value v = *stopped = eval(vm, n, fp);
+  if (value_stops(v)) return false;
+  if (rec_offers_count(vm, v)) {
+    *out = value_is(v, TAG_ARRAY) ? rec_host_number(vm, v, WEAK_INT) : v;
+    value_release(vm, v);
+    if (value_is_error(*out)) *stopped = raise_at(vm, n->at);
+    return !value_is_error(*out);
+  }
+  int64_t i;
+  bool ok = index_int(vm, v, what, &i);
+  value_release(vm, v);
+  if (!ok) *stopped = raise_at(vm, n->at);
+  *out = value_int(ok ? i : 0);
+  return ok;
+}
+
+/* Offers a loop whose bounds are not known. Where a turn changes what variables are, it is made as usual, and the loop is offered once more
+ * behind it: then *first is the next number. False: the loop is over, with value *r. */
+static bool offer_traced(qn_vm *vm, n_for *n, qn_value *fp, qn_value *first, qn_value end, qn_value *r) {
+  rec_tries tries = rec_loop_begins(vm);
+  bool rest = false;
+  *r = parted_turn(vm, n->site, fp, &tries) ? value_nil() : value_error();
+  while (!value_stops(*r)) {
+    rec_answer answer = offer_for(vm, n, fp, value_nil(), *first, end, &tries);
+    if (answer == REC_FAILED) *r = value_error();
+    rest = answer == REC_NOT_YET && !tries.left;
+    if (answer != REC_NOT_YET || rest) break;
+    int goes = rec_turn_goes(vm, *first, end);
+    if (goes < 0) *r = raise_at(vm, n->h.at);
+    if (goes <= 0) break;
+    if (n->target->kind != LVALUE_NONE && !lvalue_bind(vm, n->target, fp, *first)) {
+      *r = value_error();
+      break;
+    }
+    *r = eval(vm, n->body, fp);
+    part_after(vm, n->site, fp, &tries, r);
+    if (!next_iteration(vm, r)) break;
+    *r = value_nil();
+    *first = op_binary(vm, OP_add, *first, value_int(1));
+    if (value_is_error(*first)) *r = value_error();
+  }
+  rec_loop_ends(vm, &tries);
+  return rest;
+}
+
+/* Evaluates the bounds of a loop while something is recorded, and offers the loop if they are not known; *offered: it was. False: the loop
+ * is over, with value *r. */
+static __attribute__((noinline)) bool for_traced(qn_vm *vm, n_for *n, qn_value *fp, int64_t *start, int64_t *stop,
+                                                 bool *offered, qn_value *r) {
+  qn_value first, end;
+  if (!traced_bound(vm, n->start, fp, RANGE_START, &first, r) || !traced_bound(vm, n->stop, fp, RANGE_END, &end, r))
+    return false;
+  *offered = value_node(first) || value_node(end);
+  if (*offered && !offer_traced(vm, n, fp, &first, end, r)) {
+    if (n->target->kind == LVALUE_LOCAL) slot_set(vm, &fp[n->target->slot], value_nil());
+    return false;
+  }
+  bool known = index_int(vm, first, RANGE_START, start) && index_int(vm, end, RANGE_END, stop);
+  if (!known) *r = raise_at(vm, n->stop->at);
+  return known;
+}
+
 qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   int64_t start, stop;
   qn_value r;
-  if (!range_bound(vm, n->start, fp, RANGE_START, &start, &r) || !range_bound(vm, n->stop, fp, RANGE_END, &stop, &r))
+  bool offered = false;
+  if (__builtin_expect(op_deferred(vm), 0)) {
+    if (!for_traced(vm, n, fp, &start, &stop, &offered, &r)) return r;
+  } else if (!range_bound(vm, n->start, fp, RANGE_START, &start, &r) ||
+             !range_bound(vm, n->stop, fp, RANGE_END, &stop, &r)) {
     return r;
+  }
   bool local = n->target->kind == LVALUE_LOCAL, unused = n->target->kind == LVALUE_NONE;
   qn_value *variable = local ? &fp[n->target->slot] : NULL;
   node *body = n->body;
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   rec_tries tries = rec_loop_begins(vm);
+  if (offered) tries.left = 0;
   /* Turns before `until` are made without a question: a recording asks before its first ones, and hot loops outside recordings ask. */
   bool recorded = op_deferred(vm);
   int64_t i = start, asked = start, until = recorded ? (tries.left ? start : stop) : pass_until(vm, n, start, stop);
@@ -355,7 +425,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
       r = value_nil();
       if (i >= stop) break;
       if (recorded) {
-        rec_answer answer = offer_for(vm, n, fp, value_nil(), i, stop, &tries);
+        rec_answer answer = offer_for(vm, n, fp, value_nil(), value_int(i), value_int(stop), &tries);
         if (answer == REC_FAILED) r = value_error();
         if (answer != REC_NOT_YET) break;
         until = tries.left ? i + 1 : stop;
@@ -447,7 +517,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       break;
     }
     if (__builtin_expect(tries.left, 0)) {
-      rec_answer answer = offer_for(vm, n, fp, it, i, len, &tries);
+      rec_answer answer = offer_for(vm, n, fp, it, value_int(i), value_int(len), &tries);
       if (answer == REC_FAILED) r = value_error();
       if (answer != REC_NOT_YET) break;
     }

@@ -5,7 +5,13 @@
  * the body gives them back with the same structure, dtypes and shapes, a `loop` node with both graphs replaces the turns that are left.
  * Values from around the loop are further inputs of both graphs.
  *
- * A first turn may change what a variable is, from an int to an array, say; so a loop is asked about again before its second turn.
+ * The bounds of a loop that counts may be data, numbers of loops around it, or arguments of the call: nothing is asked about how many turns
+ * there are.
+ *
+ * A first turn may change what a variable is, from an int to an array, say; so a loop is asked about again before its second and third one.
+ * The turns before are made as usual; that they are there becomes a guard if it depends on numbers of the call, and if it depends on data
+ * a check (rec_turn_goes). Within the body of another loop there is a check only when that one is asked about for the last time, since its first
+ * turns may be those in which the inner loop has none (for j in 0..i).
  * A branch on data in the body may leave by break, continue or return (ways.c). If one breaks, the arms are recorded once more with a flag
  * behind what is carried: has the loop been left? The test asks it first. If one returns there is another flag, and then what it returns
  * (zeros until then); behind the loop, the way around it is left if the flag is set.
@@ -21,7 +27,7 @@
 #include "jit/trace/ways.h"
 
 enum {
-  ASKED = 2 /* times that a loop is asked about */,
+  ASKED = 3 /* times that a loop is asked about */,
   WITHIN = 8 /* jit.unroll is so much less in arms */
 };
 
@@ -345,13 +351,17 @@ static bool leave(loop *l, uint32_t site) {
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;
-  if (!tries->left || (turns->counts && turns->end.u.i - 1 <= turns->first.u.i)) return REC_NOT_YET;
-  tries->left--;
+  bool known = turns->counts && !value_node(turns->first) && !value_node(turns->end);
+  if (!tries->left || (known && turns->end.u.i - 1 <= turns->first.u.i)) return REC_NOT_YET;
+  bool last = !--tries->left;
+  struct recording *base = rec_base(r);
   loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
+  if (!last) base->timid++;
   bool ok = loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
+  if (!last) base->timid--;
   if (few) tries->left = 0;
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);

@@ -304,7 +304,8 @@ typedef struct rec_turns {
   qn_value (*body)(void *ctx, qn_value number, rec_exit *how);
   void *ctx;
   bool counts;
-  qn_value first, end; /* of a loop that counts: host ints; the numbers run from `first` up, and end before `end` */
+  /* of a loop that counts: host ints, which may be traced; the numbers run from `first` up, and end before `end` */
+  qn_value first, end;
 } rec_turns;
 /* How often a loop is still to be asked about, and the captured way in which it runs. Every loop that has begun ends. */
 typedef struct rec_tries {
@@ -331,6 +332,14 @@ uint32_t rec_part_from(qn_vm *vm, qn_value predicate);
 QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
+/* May this value be a bound of a loop that is offered, without being known? It is a traced int, or an array that is one. */
+bool rec_count_traced(const qn_vm *vm, qn_value v);
+static inline bool rec_offers_count(const qn_vm *vm, qn_value v) {
+  return rec_may_branch(vm, v) && rec_count_traced(vm, v);
+}
+/* Before a turn that the interpreter makes of a loop whose numbers run from `first` up to `end`: is there one? It becomes a guard, or, if it
+ * depends on data, a check that there is (as rec_expect). 1; 0; -1 with an error raised. */
+QN_MUST_CHECK int rec_turn_goes(qn_vm *vm, qn_value first, qn_value end);
 /* Row i of x, where i is the traced number of a loop's turn, known to lie inside the first axis. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
 /* An array that was made of untraced host numbers, as by an array literal, becomes a constant of the graph. False with an error raised. */

@@ -307,6 +307,39 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
   return value_plain(v);
 }
 
+bool rec_count_traced(const qn_vm *vm, qn_value v) {
+  const struct recording *r = vm->rec;
+  if (!arms_possible(r)) return false;
+  if (value_is(v, TAG_INT)) return rec_traced(r, v) || rec_traced_around(r, v);
+  if (!value_is(v, TAG_ARRAY) || value_array(v)->rank || !array_pending(value_array(v))) return false;
+  qn_dtype d = (qn_dtype)value_array(v)->dtype;
+  return dtype_is_int(d) && d != QN_u64;
+}
+
+/* Can a bool become a guard, since it does not depend on data? -1 with an error raised. */
+static int may_guard(struct recording *r, qn_value v) {
+  enum { LIFTED = 32 };
+  if (!r->arm) return !rec_is_data(r, v);
+  struct recording *around = rec_around(r, v);
+  if (around) return around->arm ? may_guard(around, v) : !rec_is_data(around, v);
+  qn_value outside = number_outside(r, rec_traced(r, v), &(int){LIFTED});
+  if (value_is_error(outside)) return error_pending(r->vm) ? -1 : 0;
+  return !rec_is_data(rec_base(r), outside);
+}
+
+int rec_turn_goes(qn_vm *vm, qn_value first, qn_value end) {
+  struct recording *r = vm->rec;
+  qn_value c = op_binary(vm, OP_lt, first, end);
+  if (value_is_error(c)) return -1;
+  if (r && r->vm->rec == r && value_node(c) && arms_possible(r)) {
+    int guard = may_guard(r, c);
+    if (guard < 0) return -1;
+    if (!guard && !rec_base(r)->timid && rec_expect(vm, c)) return error_pending(vm) ? -1 : 1;
+  }
+  c = rec_observe(vm, c);
+  return value_is_error(c) ? -1 : c.u.i != 0;
+}
+
 int rec_same_fn(qn_vm *vm, qn_value a, qn_value b) {
   struct recording *r = vm->rec;
   bool same = fn_same(a, b);

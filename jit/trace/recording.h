@@ -80,6 +80,7 @@ struct recording {
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
   uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
   rec_way *way;     /* of the recording around all arms: the innermost one in progress */
+  int timid;        /* of the recording around all arms: no arm may expect that a loop in it has a turn */
   double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
   bool exits;       /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
   bool
