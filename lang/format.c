@@ -882,8 +882,11 @@ static bool print_value(qn_vm *vm, qn_value v, const format_options *options, te
   if (options && options->width > 0) f.width = options->width;
   if (options && options->max_items > 0) f.max_items = options->max_items;
   for (f.line = out->len; f.line > 0 && out->text[f.line - 1] != '\n'; f.line--) {}
-  if (value_is(v, TAG_STR)) {
-    text_add(out, value_str(v)->text, value_str(v)->len);
+  const qn_str *text = value_is(v, TAG_STR)      ? value_str(v)
+                       : value_is(v, TAG_RECORD) ? record_report(value_record(v))
+                                                 : NULL;
+  if (text) {
+    text_add(out, text->text, text->len);
     return true;
   }
   if (value_is(v, TAG_ARRAY) && own) return array_among(&f, value_array(v), own);

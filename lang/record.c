@@ -246,6 +246,24 @@ bool record_set_named(qn_vm *vm, qn_record *r, const char *name, qn_value item) 
   return good;
 }
 
+/* A few bits of what the items are. */
+static uint16_t items_mark(const qn_record *r) {
+  uint64_t h = r->len;
+  for (uint32_t i = 0; i < r->len; i++) h = (h ^ r->items[i].head ^ (uint64_t)r->items[i].u.i) * 0x9e3779b97f4a7c15u;
+  return (uint16_t)(h >> 48);
+}
+
+void record_make_report(qn_record *r) {
+  r->head.flags = 1;
+  r->head.aux = items_mark(r);
+}
+
+const qn_str *record_report(const qn_record *r) {
+  static const char name[] = "report";
+  int at = r->head.flags && r->head.aux == items_mark(r) ? record_find_text(r, name, sizeof name - 1) : -1;
+  return at >= 0 && value_is(r->items[at], TAG_STR) ? value_str(r->items[at]) : NULL;
+}
+
 qn_record *record_copy(qn_vm *vm, const qn_record *r) {
   qn_record *copy = record_like(vm, r);
   if (!copy) return NULL;

@@ -253,7 +253,7 @@ QN_MUST_CHECK record_layout *layout_of(qn_vm *vm, qn_str *const *names, uint32_t
 int layout_find(const record_layout *l, const qn_str *name); /* index, or -1 */
 
 struct qn_record {
-  obj_head head;
+  obj_head head; /* flags: is it a report? aux: what its items were then */
   uint32_t len, cap;
   record_layout *layout;
   qn_value *items; /* in field order */
@@ -279,6 +279,10 @@ QN_MUST_CHECK bool record_own(qn_vm *vm, qn_value *v);
 QN_MUST_CHECK qn_record *record_without(qn_vm *vm, const qn_record *r, int index);
 /* A record of the same names with nil items: what tree walks fill in. */
 QN_MUST_CHECK qn_record *record_like(qn_vm *vm, const qn_record *r);
+/* Makes a record a report: it prints as the text in its field `report`, until one of its fields is changed. Copies of it are plain. */
+void record_make_report(qn_record *r);
+/* The text as which a record prints; NULL if it is no report. Borrowed. */
+const qn_str *record_report(const qn_record *r);
 /* Whether two records have the same names in the same order. */
 bool record_same_layout(const qn_record *a, const qn_record *b);
 

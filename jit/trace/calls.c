@@ -617,6 +617,7 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   bool late = ready && (e->device || !e->race.code);
   e->timed += timed;
   e->waited += !timed && (late || e->state == SPEC_COMPILING);
+  e->reentries += !timed && !late && e->state != SPEC_COMPILING;
   short_call c;
   bool rests = !timed && rest_begin(vm, site, &c);
   vm->asked.alone += alone;
@@ -624,6 +625,19 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   vm->asked.alone -= alone;
   if (rests) rest_end(vm, site->anchor, list, &c);
   return result;
+}
+
+/* Counts that a call has left the plan, for the pending error. */
+static void count_exit(qn_vm *vm, specialization *e) {
+  const qn_error_object *error = vm->error;
+  e->reentries++;
+  if (!e->left && !(e->left = mem_alloc(vm, EXITS_KEPT * sizeof *e->left))) return; /* the first error stays */
+  for (uint32_t i = 0; i < e->nleft; i++)
+    if (e->left[i].at.source == error->at.source && e->left[i].at.start == error->at.start) {
+      e->left[i].hits++;
+      return;
+    }
+  if (e->nleft < EXITS_KEPT) e->left[e->nleft++] = (exit_count){error->at, (int)error->id, 1};
 }
 
 /* Makes a call by its plan. If that fails, nothing has happened yet but some taps, and the interpreter makes the whole call again without
@@ -640,6 +654,7 @@ static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_spec
   if (!value_is_error(result)) return result;
   e->hits--, e->replays--;
   list->calls[CALL_again]++;
+  if (error_catchable(vm)) count_exit(vm, e);
   if (!error_repeats(vm)) return result;
   call_inputs_free(vm, inputs);
   return run_from_tap(vm, site, taps.plan.made);

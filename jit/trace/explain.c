@@ -14,6 +14,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/jobs.h"
+#include "jit/trace/node_records.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -271,16 +272,24 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   plan *p = e && e->plan ? e->plan->plan : NULL;
   const anchor_specializations *list = s.anchor->entries;
   double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
-  return FIELDS_RECORD(
+  uint32_t compiled = p ? kernels_compiled(vm, e) : 0;
+  bool timed = e && race_timed(&e->race);
+  qn_value result = FIELDS_RECORD(
       vm, {"graphs", value_int(p != NULL)}, {"kernels", list_of_items(vm, p ? p->nkernels : 0, kernel_item, p)},
-      {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
-      {"effects", list_of_items(vm, p ? e->taps.n : 0, tap_item, p ? &e->taps : NULL)},
+      {"steps", step_records(vm, e)}, {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
+      {"effects", list_of_items(vm, p ? e->taps.n : 0, tap_item, p ? &e->taps : NULL)}, {"exits", exit_records(vm, e)},
       {"recompiles", list_of_items(vm, list->nrecompiles, recompile_item, list)}, {"guards", guard_list(vm, e)},
-      {"compiled", value_int(p ? kernels_compiled(vm, e) : 0)}, {"calls", value_int(e ? (int64_t)e->hits : 0)},
-      {"replays", value_int(e ? (int64_t)e->replays : 0)},
+      {"compiled", value_int(compiled)}, {"calls", value_int(e ? (int64_t)e->hits : 0)},
+      {"replays", value_int(e ? (int64_t)e->replays : 0)}, {"reentries", value_int(e ? (int64_t)e->reentries : 0)},
+      {"compiled_us", timed ? value_float(three_digits((double)e->race.least[0] * 1e-3)) : value_nil()},
+      {"eager_us", timed ? value_float(three_digits((double)e->race.least[1] * 1e-3)) : value_nil()},
       {"eager_is_faster", value_bool(e && specialization_stays_eager(e))},
       {"compile_ms", value_float(three_digits(ms))}, {"peak_bytes", value_int(p ? p->peak_bytes : 0)},
-      {"eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0)});
+      {"eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0)},
+      {"graph", e && e->graph ? graph_record(vm, e->graph) : value_nil()},
+      {"report", explain_report(vm, &s, compiled)});
+  if (!value_is_error(result)) record_make_report(value_record(result));
+  return result;
 }
 
 qn_value raise_no_graph(qn_vm *vm, const served *s, const char *what) {

@@ -19,6 +19,7 @@
 #include "jit/trace/gradients.h"
 #include "jit/graph/composites.h"
 #include "jit/trace/graphs.h"
+#include "jit/trace/node_records.h"
 #include "jit/trace/nodes.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/pattern.h"
@@ -270,83 +271,6 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
 /* ---- fields --------------------------------------------------------------------------------------------------------------------------- */
 
 const char *const jit_graph_fields[GRAPH_FIELDS] = {"nodes", "inputs", "outputs"};
-
-static qn_value id_item(qn_vm *vm, const void *ctx, uint32_t i) {
-  (void)vm;
-  return value_int(((const uint32_t *)ctx)[i]);
-}
-
-static qn_value node_ids(qn_vm *vm, const uint32_t *ids, uint32_t n) { return list_of_items(vm, n, id_item, ids); }
-
-static qn_value next_id(qn_vm *vm, const void *ctx, uint32_t i) {
-  (void)vm;
-  return value_int(*(const uint32_t *)ctx + (int64_t)i);
-}
-
-/* The fields of a record with the attributes of a node. */
-typedef struct attr_fields {
-  qn_vm *vm;
-  field fields[16];
-  size_t n;
-} attr_fields;
-
-static void add_attr(void *ctx, const char *name, const char *text, const int64_t *d, int n) {
-  attr_fields *c = ctx;
-  if (c->n == sizeof c->fields / sizeof *c->fields) return; /* no op has so many attributes */
-  c->fields[c->n++] = (field){name, n >= 0 ? list_of_ints(c->vm, d, (uint32_t)n)
-                                    : text ? text_value(c->vm, text)
-                                           : value_bool(true)};
-}
-
-static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i);
-
-/* Region i of a node as a record with the fields of a graph. */
-static qn_value region_item(qn_vm *vm, const void *ctx, uint32_t i) {
-  const graph *g = ((const graph_node *)ctx)->payload.regions[i];
-  return FIELDS_RECORD(vm, {"nodes", list_of_items(vm, g->n - 1, node_item, g)},
-                       {"inputs", node_ids(vm, g->inputs, g->ninputs)},
-                       {"outputs", node_ids(vm, g->outputs, g->noutputs)});
-}
-
-static qn_value attr_record(qn_vm *vm, const graph_node *n) {
-  attr_fields c = {.vm = vm};
-  if (graph_kind_has_regions(n->kind)) c.fields[c.n++] = (field){"regions", list_of_items(vm, 2, region_item, n)};
-  if (n->kind == NODE_PROJ) c.fields[c.n++] = (field){"number", value_int(n->payload.index)};
-  if (n->kind == NODE_CONST) c.fields[c.n++] = (field){"value", const_value(vm, n, 0)};
-  if (n->kind == NODE_OP && n->attr) {
-    op_attr a = graph_attr(n);
-    graph_attr_each((op_id)n->op, &a, add_attr, &c);
-  }
-  return fields_record(vm, c.fields, c.n);
-}
-
-/* What a rule and g.nodes tell of node i, or of a call whose last result it is: the fields that both have, but for these two. */
-typedef struct told {
-  const char *op;
-  const uint32_t *in;
-  uint32_t nin, site;
-  const char *call;      /* the call that it is a part of, or NULL */
-  qn_value attrs, parts; /* owned */
-} told;
-
-static qn_value told_record(qn_vm *vm, const graph *g, uint32_t i, const told *x) {
-  const graph_type *type = &g->nodes[i].type;
-  int line = 0;
-  if (x->site && x->site < g->nsites) place_line(vm, g->sites[x->site].at, &line);
-  return FIELDS_RECORD(vm, {"id", value_int(i)}, {"op", text_value(vm, x->op)}, {"inputs", node_ids(vm, x->in, x->nin)},
-                       {"dtype", value_dtype((qn_dtype)type->dtype)},
-                       {"shape", list_of_ints(vm, type->shape, type->rank)}, {"host", value_bool(type->weak)},
-                       {"attrs", x->attrs}, {"line", line ? value_int(line) : value_nil()},
-                       {"call", x->call ? text_value(vm, x->call) : value_nil()}, {"parts", x->parts});
-}
-
-static qn_value node_record(qn_vm *vm, const graph *g, uint32_t i) {
-  const graph_node *n = &g->nodes[i];
-  told x = {graph_node_word(n), n->in, n->nin, n->site, graph_call_around(g, i), attr_record(vm, n), value_nil()};
-  return told_record(vm, g, i, &x);
-}
-
-static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i) { return node_record(vm, ctx, i + 1); }
 
 /* The record of the node of input i, with one more field that says where the input comes from. */
 static qn_value input_item(qn_vm *vm, const void *ctx, uint32_t i) {

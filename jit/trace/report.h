@@ -35,6 +35,15 @@ QN_MUST_CHECK qn_value list_of_items(qn_vm *vm, uint32_t n, qn_value (*item)(qn_
 QN_MUST_CHECK qn_value list_of_ints(qn_vm *vm, const int64_t *d, uint32_t n);
 QN_MUST_CHECK qn_value text_value(qn_vm *vm, const char *s);
 
+/* ---- what explain tells (steps.c) ---- */
+
+/* The steps of a plan, and the places where calls leave or may leave it, as lists of records; `e` may be NULL. And all of it as a text that
+ * fits a screen; `compiled`: how many kernels are machine code. Owned, or the error value. */
+enum { EXITS_SHOWN = 64 };
+QN_MUST_CHECK qn_value step_records(qn_vm *vm, const specialization *e);
+QN_MUST_CHECK qn_value exit_records(qn_vm *vm, const specialization *e);
+QN_MUST_CHECK qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled);
+
 /* ---- reports ---- */
 
 /* Appends a place: "line 3" if it is in `file`, else "nn.qn:3". `file` NULL: the latter for all places. */
@@ -50,6 +59,8 @@ uint32_t report_lines(const text_buf *t);
 /* The ending of a noun after the number n: "" or "s"; and the ending of an ordinal number: "st" for 1. */
 const char *report_plural(uint64_t n);
 const char *report_ordinal(int64_t n);
+/* Shortens a line that begins at `from` to so many columns, "..." at its end. */
+void report_cut(text_buf *t, size_t from, int columns);
 /* Appends the most important of what became of n functions, in at most SUMMARY_LINES lines of SUMMARY_COLUMNS columns. `file`: the script,
  * whose name is left out before line numbers. `lines`: how many lines the whole report has. False with an error raised: memory was short. */
 enum { SUMMARY_LINES = 48, SUMMARY_COLUMNS = 100 };

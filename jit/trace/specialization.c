@@ -70,6 +70,7 @@ void specialization_free(qn_vm *vm, specialization *e) {
   if (e->plan) shared_plan_release(e->plan);
   specialization_clear(vm, e);
   parts_free(vm, &e->parts);
+  if (e->left) mem_free(vm, e->left, EXITS_KEPT * sizeof *e->left);
   mem_free(vm, e, sizeof *e);
 }
 

@@ -48,6 +48,17 @@ typedef struct race {
   uint64_t again;   /* the next round begins when the specialization has so many hits */
 } race;
 
+/* Have both ways been timed, so that `least` holds? */
+static inline bool race_timed(const race *r) { return r->rounds || r->calls >= 2; }
+
+/* A place where calls have left a plan for the interpreter. */
+typedef struct exit_count {
+  span at;
+  int id; /* the error_id of what failed there; 0: it was no error, but a way that is not compiled */
+  uint64_t hits;
+} exit_count;
+enum { EXITS_KEPT = 32 };
+
 enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
 
 struct specialization {
@@ -74,6 +85,11 @@ struct specialization {
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
   /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
   uint64_t waited, timed, verified;
+  /* How many calls, or rests of calls, the interpreter has made although the plan was there, or because there is none; but for those that were
+   * timed. And where they have left the plan: at most EXITS_KEPT places. */
+  uint64_t reentries;
+  exit_count *left;
+  uint32_t nleft;
   part_list parts; /* the calls inside of the recorded one, which each replay makes again */
   race race;
   bool reported_copies; /* QUERN_LOG=copies has told which inputs are copied */

@@ -43,7 +43,7 @@ static bool is_scalar(const anchor_specializations *a) { return !a->begun && !a-
 /* ---- lines that fit -------------------------------------------------------------------------------------------------------- */
 
 /* Ends the line that began at `from`, and cuts it to so many columns, between words if one ends in its second half. */
-static void cut_line(text_buf *t, size_t from, int columns) {
+void report_cut(text_buf *t, size_t from, int columns) {
   if (t->failed || utf8_columns(t->text + from, t->len - from) <= columns) return;
   size_t at = from;
   for (int used = 0; at < t->len;) {
@@ -60,7 +60,7 @@ static void cut_line(text_buf *t, size_t from, int columns) {
 }
 
 static void end_line(text_buf *t, size_t from) {
-  cut_line(t, from, SUMMARY_COLUMNS);
+  report_cut(t, from, SUMMARY_COLUMNS);
   text_adds(t, "\n");
 }
 
@@ -99,7 +99,7 @@ static void items_add(items *l, const char *title, const text_buf *item) {
   }
   if (l->n > 1) text_adds(l->out, " ");
   text_add(l->out, item->text, item->len);
-  if (l->rows == 2) cut_line(l->out, l->from, SUMMARY_COLUMNS - MORE_COLUMNS);
+  if (l->rows == 2) report_cut(l->out, l->from, SUMMARY_COLUMNS - MORE_COLUMNS);
 }
 
 static void items_end(items *l) {
@@ -347,7 +347,7 @@ static void add_compiled(const summary *s, text_buf *t, const fn_report *x, bool
     size_t begin = t->len;
     pattern_print_arg(&e->pattern, i, t);
     int most = room / (int)(n - i);
-    cut_line(t, begin, most > ARGUMENT_COLUMNS ? most : ARGUMENT_COLUMNS);
+    report_cut(t, begin, most > ARGUMENT_COLUMNS ? most : ARGUMENT_COLUMNS);
     room -= t->failed ? 0 : (int)utf8_columns(t->text + begin, t->len - begin) + 2;
   }
   text_adds(t, ")");
