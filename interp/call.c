@@ -20,7 +20,7 @@
 /* ---- errors ------------------------------------------------------------------------------------------------------------- */
 
 void raise_last(qn_vm *vm, node *body) {
-  while (body->eval == eval_block || body->eval == eval_block_plain)
+  while (body->eval == eval_block || body->eval == eval_block_plain || body->eval == eval_block_parts)
     body = ((n_block *)body)->items[((n_block *)body)->n - 1];
   raise_at(vm, body->at);
 }

@@ -11,6 +11,7 @@
 /* ---- blocks -------------------------------------------------------------------------------------------------------- */
 
 static inline qn_value run_block(qn_vm *vm, n_block *n, qn_value *fp) {
+  if (op_deferred(vm)) return block_run(vm, n, fp, 0, n->n);
   uint32_t last = n->n - 1;
   for (uint32_t i = 0; i < last; i++) {
     qn_value v = eval(vm, n->items[i], fp);
@@ -325,7 +326,9 @@ static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_va
 }
 
 /* The turns of a loop over items as calls. */
-static turn_parts for_parts(const n_for *n) { return (turn_parts){n->target, n->body, NULL, n->h.at}; }
+static turn_parts for_parts(const n_for *n) {
+  return (turn_parts){.target = n->target, .body = n->body, .at = n->h.at};
+}
 
 /* Of a loop over `end` items or numbers, the one before which is asked again, when `from` is next. */
 static inline int64_t pass_until(const qn_vm *vm, const n_for *n, int64_t from, int64_t end) {
@@ -645,7 +648,8 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
     }
     if (__builtin_expect(left <= 0, 0)) {
       turns_passed(n->turns, pass);
-      bool on = turn_called(vm, n->turns, &(turn_parts){NULL, n->body, n->cond, n->h.at}, fp, value_nil(), &r, &c);
+      bool on = turn_called(vm, n->turns, &(turn_parts){.body = n->body, .cond = n->cond, .at = n->h.at}, fp,
+                            value_nil(), &r, &c);
       pass = left = turns_pass(vm, n->turns);
       if (!on) break;
       continue;

@@ -232,7 +232,8 @@ typedef struct n_try {
 typedef struct n_block {
   node h;
   uint32_t n;
-  uint32_t first, last; /* the slots of the variables that the block declares; cleared when it ends */
+  uint32_t first, last;    /* the slots of the variables that the block declares; cleared when it ends */
+  struct block_code *code; /* what cutting it into parts takes; NULL: it is not cut */
   node *items[];
 } n_block;
 
@@ -314,12 +315,15 @@ typedef struct n_import {
 
 /* ---- turns of loops as calls (turns.c) -------------------------------------------------------------------------------- */
 
-/* What a turn of a loop consists of. */
+/* What a turn of a loop consists of; or a part of a block. */
 typedef struct turn_parts {
   const lvalue *target; /* where the item is stored; NULL: there is none */
   node *body;
   node *cond; /* of a while loop, to be evaluated after the body; else NULL */
   span at;
+  n_block
+      *block; /* of a part of a block, instead of `body`: statements from number `from` on, before `to`; else NULL */
+  uint32_t from, to;
 } turn_parts;
 /* How many turns are to pass before the next one is made by turn_called; INT64_MAX: none is asked about. */
 int64_t turns_pass(const qn_vm *vm, turn_code *t);
@@ -329,6 +333,17 @@ void turns_passed(turn_code *t, int64_t n);
  * value of the loop: nil, the error value, or the signal of a return. */
 QN_MUST_CHECK bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item,
                                qn_value *r, qn_value *next);
+/* Is a part of a block to be made by part_called now? If not, that is counted. */
+bool part_asks(qn_vm *vm, turn_code *code);
+/* Makes part of a block as a call. Gives what evaluating its statements in turn gives. */
+qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp);
+
+/* ---- blocks that are cut into parts (parts.c) ---------------------------------------------------------------------------- */
+
+/* The statements of a block from number `from` on, before `to`, while a call may be captured: cuts the block where that ends. */
+qn_value block_run(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to);
+evaluator eval_block_parts; /* takes the place of other evaluators of a block that is cut */
+
 /* How an arm or body has ended that gave the value *v, which is then replaced by the value that the recorder gets (owned). */
 rec_exit exit_of(qn_vm *vm, qn_value *v);
 

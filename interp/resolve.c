@@ -44,10 +44,17 @@ bool unit_layout(resolver *r, record_layout **slot) {
   return true;
 }
 
+static void uses_free(qn_vm *vm, const fn_uses *x) {
+  mem_free(vm, x->events, x->events_cap * sizeof *x->events);
+  mem_free(vm, x->reads, x->reads_cap * sizeof *x->reads);
+  mem_free(vm, x->names, x->names_cap * sizeof *x->names);
+}
+
 void unit_free(qn_vm *vm, unit *u) {
   for (const fn_code *c = u->codes; c; c = c->next) anchors_forget(vm, c->shared.id);
   for (fn_code *c = u->codes; c; c = c->next) anchor_close(vm, &c->anchor);
   for (turn_code *t = u->loops; t; t = t->next) anchor_close(vm, &t->anchor);
+  for (const fn_uses *x = u->uses; x; x = x->next) uses_free(vm, x);
   for (uint32_t i = 0; i < u->nlayouts; i++) {
     record_layout *l = *(record_layout **)u->layouts[i];
     if (l) layout_release(vm, l);
@@ -82,15 +89,24 @@ static void function_end(resolver *r) {
   qn_vm *vm = r->vm;
   mem_free(vm, f->vars, f->vars_cap * sizeof *f->vars);
   mem_free(vm, f->captures, f->captures_cap * sizeof *f->captures);
-  mem_free(vm, f->events, f->events_cap * sizeof *f->events);
-  mem_free(vm, f->reads, f->reads_cap * sizeof *f->reads);
+  if (f->kept) {
+    fn_uses *next = f->kept->next;
+    *f->kept = f->uses;
+    f->kept->next = next;
+  } else {
+    uses_free(vm, &f->uses);
+  }
   mem_free(vm, f->data, f->data_cap * sizeof *f->data);
   r->fn = f->outer;
 }
 
 variable *declare(resolver *r, qn_str *name, span at, bool expects_use) {
   function *f = r->fn;
-  if (!mem_grow(r->vm, (void **)&f->vars, &f->vars_cap, (size_t)f->nvars + 1, sizeof *f->vars)) return NULL;
+  fn_uses *u = &f->uses;
+  if (!mem_grow(r->vm, (void **)&f->vars, &f->vars_cap, (size_t)f->nvars + 1, sizeof *f->vars) ||
+      !mem_grow(r->vm, (void **)&u->names, &u->names_cap, (size_t)u->nnames + 1, sizeof *u->names))
+    return NULL;
+  u->names[u->nnames++] = (struct slot_name){f->top, name};
   variable *v = &f->vars[f->nvars++];
   *v = (variable){.name = name, .slot = f->top++, .decl = at, .expects_use = expects_use};
   if (f->top > f->most) f->most = f->top;
@@ -191,21 +207,23 @@ void forget(resolver *r, uint32_t first) {
 
 bool note_assigned(resolver *r, global_cell *cell, uint32_t slot) {
   function *f = r->fn;
-  if (!mem_grow(r->vm, (void **)&f->events, &f->events_cap, (size_t)f->nevents + 1, sizeof *f->events)) return false;
-  f->events[f->nevents++] = (event){cell, slot};
+  fn_uses *u = &f->uses;
+  if (!mem_grow(r->vm, (void **)&u->events, &u->events_cap, (size_t)u->nevents + 1, sizeof *u->events)) return false;
+  u->events[u->nevents++] = (event){cell, slot};
   return true;
 }
 
 bool note_read(resolver *r, function *f, variable *v) {
   v->reads++;
-  if (!mem_grow(r->vm, (void **)&f->reads, &f->reads_cap, (size_t)f->nreads + 1, sizeof *f->reads)) return false;
-  f->reads[f->nreads++] = v->slot;
+  fn_uses *u = &f->uses;
+  if (!mem_grow(r->vm, (void **)&u->reads, &u->reads_cap, (size_t)u->nreads + 1, sizeof *u->reads)) return false;
+  u->reads[u->nreads++] = v->slot;
   return true;
 }
 
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark) {
-  for (uint32_t i = mark; i < r->fn->nevents; i++)
-    if (!r->fn->events[i].cell && r->fn->events[i].slot == slot) return true;
+  for (uint32_t i = mark; i < r->fn->uses.nevents; i++)
+    if (!r->fn->uses.events[i].cell && r->fn->uses.events[i].slot == slot) return true;
   return false;
 }
 
@@ -214,20 +232,20 @@ bool module_defines(const resolver *r, const global_cell *c) { return c->declare
 /* ---- sites -------------------------------------------------------------------------------------------------------------------- */
 
 site *site_begin(resolver *r, site_mark *mark) {
-  *mark = (site_mark){r->fn->nevents, r->fn->top, r->fn->nreads};
+  *mark = (site_mark){r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads};
   return unit_alloc(r, sizeof(site));
 }
 
 bool site_end(resolver *r, site *s, const site_mark *mark) {
   const function *f = r->fn;
-  uint32_t from = mark->events, outer = mark->top, most = f->nevents - from;
+  uint32_t from = mark->events, outer = mark->top, most = f->uses.nevents - from;
   if (most == 0) return true;
   s->locals = unit_alloc(r, most * sizeof *s->locals);
   s->globals = unit_alloc(r, most * sizeof *s->globals);
   if (!s->locals || !s->globals) return false;
   enum { SEARCHED = 64 }; /* if there are more assignments, a variable may be listed twice, which is allowed */
-  for (uint32_t i = from; i < f->nevents; i++) {
-    const event *e = &f->events[i];
+  for (uint32_t i = from; i < f->uses.nevents; i++) {
+    const event *e = &f->uses.events[i];
     bool known = false;
     if (e->cell) {
       for (uint32_t k = 0; k < s->nglobals && k < SEARCHED; k++) known |= s->globals[k] == e->cell;
@@ -262,11 +280,13 @@ bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, tur
   turn_code t = {.n = 0};
   turn_variable all[TURN_VARIABLES];
   t.variables = all;
-  for (uint32_t i = 0; i < s->nlocals; i++) turn_variable_add(&t, (turn_variable){NULL, s->locals[i], true, NULL});
+  for (uint32_t i = 0; i < s->nlocals; i++)
+    turn_variable_add(&t, (turn_variable){.slot = s->locals[i], .kept = true, .rebound = true});
   for (uint32_t i = 0; i < s->nglobals; i++)
-    turn_variable_add(&t, (turn_variable){s->globals[i], 0, true, s->globals[i]->name});
-  for (uint32_t i = mark->reads; i < f->nreads; i++)
-    if (f->reads[i] < mark->top) turn_variable_add(&t, (turn_variable){NULL, f->reads[i], false, NULL});
+    turn_variable_add(
+        &t, (turn_variable){.cell = s->globals[i], .kept = true, .rebound = true, .name = s->globals[i]->name});
+  for (uint32_t i = mark->reads; i < f->uses.nreads; i++)
+    if (f->uses.reads[i] < mark->top) turn_variable_add(&t, (turn_variable){.slot = f->uses.reads[i]});
   *out = NULL;
   if (t.n > TURN_VARIABLES) return true;
   turn_code *made = unit_alloc(r, sizeof *made);

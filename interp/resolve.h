@@ -29,11 +29,7 @@ typedef struct captured {
   capture_source source;
 } captured;
 
-/* An assignment that the walk has met. Sites list those within them. */
-typedef struct event {
-  global_cell *cell; /* NULL: it is a local, in `slot` */
-  uint32_t slot;
-} event;
+typedef struct event event; /* an assignment that the walk has met; sites list those within them */
 
 /* The condition of a while loop whose body is being resolved. */
 typedef struct loop_test {
@@ -56,10 +52,10 @@ typedef struct function {
   uint32_t nvars, vars_cap;
   captured *captures;
   uint32_t ncaptures, captures_cap;
-  event *events;
-  uint32_t nevents, events_cap;
-  uint32_t *reads; /* the slots of locals that the walk has met reads of */
-  uint32_t nreads, reads_cap;
+  fn_uses uses;             /* what the walk has met so far */
+  fn_uses *kept;            /* where `uses` goes when the function ends, since blocks refer to it; or NULL */
+  struct block_code *block; /* the innermost block of several statements in progress, or NULL */
+  uint32_t item;            /* which of its statements */
   global_cell **data;
   uint32_t ndata, data_cap;
   uint32_t top, most;    /* how many slots are in use now, and the most there were */

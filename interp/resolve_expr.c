@@ -32,7 +32,7 @@ node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, 
 static node *binary_expression(resolver *r, const ast_node *n) {
   node *a = expression(r, n->kids[AST_binary_left]);
   if (!a) return NULL;
-  uint32_t mark = r->fn->nevents;
+  uint32_t mark = r->fn->uses.nevents;
   node *b = expression(r, n->kids[AST_binary_right]);
   if (!b) return NULL;
   return binary_node(r, n, (ast_op)n->op, a, b, a->kind == N_LOCAL && rebound_since(r, a->slot, mark));
@@ -258,7 +258,7 @@ static node *index_expression(resolver *r, const ast_node *n) {
   out->mark = ast_mark(n);
   out->object = expression(r, n->kids[AST_index_object]);
   if (!out->object) return NULL;
-  uint32_t mark = r->fn->nevents;
+  uint32_t mark = r->fn->uses.nevents;
   for (uint32_t i = 0; i < count; i++) {
     node *item = index_item_node(r, n->kids[i + 1]);
     if (!item) return NULL;

@@ -372,10 +372,10 @@ static node *assign_node(resolver *r, const ast_node *n) {
   ast_op op = (ast_op)n->op;
   if (op != AST_OP_none && only_fields(target)) {
     node *old = target->kind == AST_name ? name_node(r, target, target->u.s, false) : expression(r, target);
-    uint32_t mark = r->fn->nevents;
+    uint32_t mark = r->fn->uses.nevents;
     node *v = old ? expression(r, value) : NULL;
     if (!v) return NULL;
-    bool settled = r->fn->nevents == mark;
+    bool settled = r->fn->uses.nevents == mark;
     bool rebound = old->kind == N_LOCAL && rebound_since(r, old->slot, mark);
     node *sum = binary_node(r, n, op, old, v, rebound);
     lvalue *p = sum ? lvalue_of(r, target, false, false) : NULL;
@@ -384,11 +384,11 @@ static node *assign_node(resolver *r, const ast_node *n) {
     return out;
   }
   lvalue *p = lvalue_of(r, target, false, false);
-  uint32_t mark = r->fn->nevents;
+  uint32_t mark = r->fn->uses.nevents;
   node *v = p ? expression(r, value) : NULL;
   node *out = v ? store_node(r, n, p, v) : NULL;
   if (!out) return NULL;
-  bool settled = r->fn->nevents == mark;
+  bool settled = r->fn->uses.nevents == mark;
   if (op != AST_OP_none) {
     n_assign *a = (n_assign *)out;
     a->op = (uint8_t)op;
@@ -491,6 +491,12 @@ static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *bl
          name, index, name, index);
 }
 
+/* The body of a loop was made. */
+static void body_made(node *body) {
+  if ((body->eval == eval_block || body->eval == eval_block_plain) && ((n_block *)body)->code)
+    ((n_block *)body)->code->loop = true;
+}
+
 static node *for_node(resolver *r, const ast_node *n) {
   n_for *out = node_new(r, sizeof *out, eval_for, n);
   if (!out) return NULL;
@@ -519,6 +525,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   f->blocks--;
   f->loop_vars = loop_vars;
   if (!out->body) return NULL;
+  body_made(out->body);
   warn_lost_turn(r, n, n->kids[AST_for_body]);
   forget(r, vars);
   f->top = out->first;
@@ -541,7 +548,9 @@ static node *while_node(resolver *r, const ast_node *n) {
   f->tests = test.outer;
   f->loop_vars = loop_vars;
   f->loops--;
-  return out->body && loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;
+  if (!out->body) return NULL;
+  body_made(out->body);
+  return loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;
 }
 
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------------- */
@@ -631,6 +640,45 @@ static node *tail_node(resolver *r, const ast_node *n, node *first, n_block *blo
   return &out->h;
 }
 
+/* Begins a block of `count` statements, which may be cut into parts when it runs. False with an error raised. */
+static bool block_begin(resolver *r, n_block *block, uint32_t count, bool tail) {
+  function *f = r->fn;
+  block_code *c = unit_alloc(r, sizeof *c);
+  if (!c) return false;
+  *c = (block_code){
+      .next = r->unit->blocks, .unit = r->unit, .block = block, .outer = f->block, .outer_item = f->item, .tail = tail};
+  if (!f->kept) {
+    if (!(f->kept = unit_alloc(r, sizeof *f->kept))) return false;
+    f->kept->next = r->unit->uses;
+    r->unit->uses = f->kept;
+  }
+  c->uses = f->kept;
+  c->marks = unit_alloc(r, (count + (size_t)1) * sizeof *c->marks);
+  block->code = f->block = r->unit->blocks = c;
+  return c->marks != NULL;
+}
+
+static void block_mark(const resolver *r, const n_block *block) {
+  const function *f = r->fn;
+  block->code->marks[block->n] = (struct block_mark){f->uses.nevents, f->uses.nreads, f->uses.nnames, f->top};
+}
+
+/* The block ends. If it has one statement only, blocks in that belong to the statement around it. */
+static void block_end(resolver *r, n_block *block) {
+  block_code *c = block->code;
+  block_mark(r, block);
+  r->fn->block = c->outer;
+  r->fn->item = c->outer_item;
+  if (block->n > 1) return;
+  block_code **at = &r->unit->blocks;
+  for (; *at != c; at = &(*at)->next)
+    if ((*at)->outer == c) {
+      (*at)->outer = c->outer;
+      (*at)->outer_item = c->outer_item;
+    }
+  *at = c->next;
+}
+
 /* Is it a branch or loop? */
 static bool has_body(const ast_node *n) { return n->kind == AST_if || n->kind == AST_for || n->kind == AST_while; }
 
@@ -640,13 +688,19 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
   if (count == 0) return nil_node(r, n);
   n_block *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_block_plain, n);
   if (!out) return NULL;
-  site_mark mark = {r->fn->nevents, r->fn->top, r->fn->nreads}, at;
+  site_mark mark = {r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads}, at;
   site *rebound = NULL; /* what the statements rebind, if one of them is a tail */
+  bool parts = count > 1;
+  if (parts && !block_begin(r, out, count, tail)) return NULL;
   for (uint32_t i = from; i < n->n; i++) {
     const ast_node *kid = n->kids[i];
     bool last = i + 1 == n->n;
     uint32_t returns = r->fn->returns;
     node *item;
+    if (parts) {
+      block_mark(r, out);
+      r->fn->item = out->n;
+    }
     if (tail && !last && kid->kind == AST_if && !kid->kids[AST_if_otherwise] &&
         ends_in_return(kid->kids[AST_if_then]) && r->fn->early < EARLY_MAX) {
       /* `if c { ... return a }` and all that follows becomes one branch */
@@ -665,6 +719,7 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
     }
     out->items[out->n++] = item;
   }
+  if (parts) block_end(r, out);
   mark.top = r->fn->top;
   if (rebound && !site_end(r, rebound, &mark)) return NULL;
   return out->n == 1 ? out->items[0] : &out->h;

@@ -148,25 +148,60 @@ typedef struct fn_code {
   node *body;
 } fn_code;
 
-/* A variable outside of a loop's body that the body reads or may rebind. */
+/* A variable outside of a loop's body, or of a part of a block, which that reads or may rebind. */
 typedef struct turn_variable {
   global_cell *cell; /* NULL: it is the local in `slot` */
   uint32_t slot;
-  bool rebound; /* by an assignment in the body */
+  bool kept;    /* something behind the body may read what it has made of the variable */
+  bool rebound; /* by an assignment or a let in the body */
+  bool made;    /* by a let, so that what the slot holds before means nothing */
   qn_str *name;
 } turn_variable;
 
-/* The turns of a loop that runs outside recordings, as calls: what they begin with, and where they are counted (turns.c). */
+/* The turns of a loop that runs outside recordings, as calls, or a part of a block: what they begin with, and where they are counted
+ * (turns.c). */
 enum { TURN_VARIABLES = 64 };
 typedef struct turn_code {
   jit_anchor anchor;
   struct turn_code *next; /* the unit's list */
   const struct unit *unit;
-  turn_variable *variables; /* those that the body may rebind come first */
+  turn_variable *variables; /* those that are kept come first, then others that are rebound */
   uint32_t n;
   bool computes; /* a turn that was watched made or changed an array */
   int32_t quiet; /* how many turns pass unwatched after one that did not */
 } turn_code;
+
+/* What the statements of a function read, assign and declare, in the order of its text. Freed with the unit. */
+typedef struct fn_uses {
+  struct fn_uses *next; /* the unit's list */
+  struct event {
+    global_cell *cell; /* NULL: it is a local, in `slot` */
+    uint32_t slot;
+  } * events;      /* assignments */
+  uint32_t *reads; /* the slots of locals that are read */
+  struct slot_name {
+    uint32_t slot;
+    qn_str *name;
+  } * names; /* of all variables that were ever declared; slots are used again */
+  uint32_t nevents, events_cap, nreads, reads_cap, nnames, names_cap;
+} fn_uses;
+
+/* A block of several statements, for when it is cut into parts (parts.c). */
+typedef struct block_parts block_parts;
+typedef struct block_code {
+  struct block_code *next; /* the unit's list */
+  struct unit *unit;
+  struct n_block *block;
+  const fn_uses *uses;
+  struct block_code *outer; /* the block whose statement number outer_item it lies in, in the same function; or NULL */
+  uint32_t outer_item;
+  bool tail, loop; /* the function ends with it; it is the body of a loop */
+  /* For each statement, and for the end: where `uses` stood before it, and how many slots were in use. */
+  struct block_mark {
+    uint32_t events, reads, names, top;
+  } * marks;
+  block_parts *parts; /* NULL: it is not cut */
+} block_code;
 
 /* A text after resolution. */
 typedef struct unit {
@@ -175,7 +210,9 @@ typedef struct unit {
   uint32_t source; /* the number of its source text */
   uint32_t running;
   fn_code *codes;   /* the code of all its functions */
-  turn_code *loops; /* of all its loops */
+  turn_code *loops; /* of all its loops, and of parts of blocks */
+  block_code *blocks;
+  fn_uses *uses;
   scope *scope;
   uint32_t number;
   qn_value *kept; /* constants and names that it owns */

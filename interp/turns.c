@@ -33,6 +33,15 @@ static inline qn_value *place_of(const turn_variable *x, qn_value *fp) {
   return x->cell ? &x->cell->value : &fp[x->slot];
 }
 
+bool part_asks(qn_vm *vm, turn_code *code) {
+  jit_anchor *a = &code->anchor;
+  if (op_deferred(vm) || vm->config.jit == QN_JIT_OFF || vm->asked.nojit || vm->asked.alone) return false;
+  if (a->state == ANCHOR_NEVER) return false;
+  if (a->state == ANCHOR_ACTIVE || --a->countdown <= 0) return true;
+  a->passed[a->state]++;
+  return false;
+}
+
 int64_t turns_pass(const qn_vm *vm, turn_code *t) {
   if (!t || op_deferred(vm) || vm->config.jit == QN_JIT_OFF || !vm->tune[TUNE_jit_turns]) return INT64_MAX;
   if (vm->asked.nojit || vm->asked.alone || vm->asked.sync_once) return INT64_MAX;
@@ -53,7 +62,7 @@ static qn_value pack(turn_call *t, rec_exit how, qn_value more) {
   qn_vm *vm = t->vm;
   qn_value all[2 + TURN_VARIABLES] = {value_int(how), more};
   uint32_t n = 2;
-  for (uint32_t i = 0; i < t->code->n && t->code->variables[i].rebound; i++)
+  for (uint32_t i = 0; i < t->code->n && t->code->variables[i].kept; i++)
     all[n++] = *place_of(&t->code->variables[i], t->fp);
   qn_list *l = list_from(vm, all, n);
   value_release(vm, more);
@@ -85,14 +94,18 @@ static qn_value make_turn(void *ctx) {
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &own);
   t->fp[-1] = value_retain(t->site.fn); /* rec_call may have put a tracer there, whose captures are traced */
-  qn_value v =
-      !parts->target || lvalue_bind(vm, parts->target, t->fp, item) ? eval(vm, parts->body, t->fp) : value_error();
+  qn_value v = value_error();
+  if (parts->block)
+    v = block_run(vm, parts->block, t->fp, parts->from, parts->to);
+  else if (!parts->target || lvalue_bind(vm, parts->target, t->fp, item))
+    v = eval(vm, parts->body, t->fp);
   rec_exit how = exit_of(vm, &v);
   if (parts->cond && (how == REC_VALUE || how == REC_CONTINUE)) {
     value_release(vm, v);
     v = eval(vm, parts->cond, t->fp);
     if (value_stops(v)) how = exit_of(vm, &v);
-  } else if (how != REC_RETURN && how != REC_ERROR) {
+  } else if (how != REC_RETURN && how != REC_ERROR &&
+             !(how == REC_VALUE && parts->block && parts->to == parts->block->n)) {
     value_release(vm, v);
     v = value_nil();
   }
@@ -166,6 +179,8 @@ static void take(turn_call *t, qn_value item) {
   qn_vm *vm = t->vm;
   t->site.args = vm->sp;
   *vm->sp++ = item;
+  for (uint32_t i = 0; i < t->code->n; i++)
+    if (t->code->variables[i].made) slot_set(vm, place_of(&t->code->variables[i], t->fp), value_nil());
   for (uint32_t i = 0; i < t->code->n; i++) *vm->sp++ = value_retain(*place_of(&t->code->variables[i], t->fp));
   t->held = vm->sp;
   for (uint32_t i = 0; i < t->code->n; i++) {
@@ -190,16 +205,16 @@ static qn_value watch(turn_call *t) {
   return result;
 }
 
-bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
-                 qn_value *next) {
+/* Makes a turn or part as a call. Takes over the item. False with an error raised; else t->how and t->more say how it has ended. */
+static bool make_call(turn_call *t, qn_value item) {
+  qn_vm *vm = t->vm;
+  turn_code *code = t->code;
   qn_value *mark = vm->sp;
-  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .more = value_nil()};
   if (!vm_enter(vm, 2 * (size_t)code->n + 1)) {
     value_release(vm, item);
-    *r = value_error();
     return false;
   }
-  take(&t, item);
+  take(t, item);
   qn_value *cells[TURN_VARIABLES];
   qn_str *names[1 + TURN_VARIABLES] = {NULL};
   int ncells = 0;
@@ -207,25 +222,45 @@ bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *
     names[1 + i] = code->variables[i].name;
     if (code->variables[i].cell) cells[ncells++] = &code->variables[i].cell->value;
   }
-  t.site = (rec_call_site){.anchor = &code->anchor,
-                           .fn = fp[-1],
-                           .home = code->unit,
-                           .args = t.site.args,
-                           .nargs = (int)code->n + 1,
-                           .names = names,
-                           .cells = {cells, ncells},
-                           .rests = true,
-                           .at = parts->at,
-                           .run = make_turn,
-                           .ctx = &t};
+  t->site = (rec_call_site){.anchor = &code->anchor,
+                            .fn = t->fp[-1],
+                            .home = code->unit,
+                            .args = t->site.args,
+                            .nargs = (int)code->n + 1,
+                            .names = names,
+                            .cells = {cells, ncells},
+                            .rests = true,
+                            .at = t->parts->at,
+                            .run = make_turn,
+                            .ctx = t};
   vm_owned held;
-  vm_own(vm, &held, turn_drop, &t);
-  qn_value result = code->computes ? rec_call(vm, &t.site) : watch(&t);
+  vm_own(vm, &held, turn_drop, t);
+  qn_value result = code->computes || vm->asked.sync_once ? rec_call(vm, &t->site) : watch(t);
   vm_disown(vm, &held);
   bool failed = value_is_error(result);
-  give_back(&t, failed);
-  if (!failed && value_is(result, TAG_LIST)) unpack(&t, result);
+  give_back(t, failed);
+  if (!failed && value_is(result, TAG_LIST)) unpack(t, result);
   vm_pop_to(vm, mark);
+  return !failed;
+}
+
+qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp) {
+  /* The function around it is hot already: a part that computes with arrays is recorded as soon as that is known. */
+  if ((code->computes || vm->asked.sync_once) && code->anchor.state == ANCHOR_COLD) code->anchor.state = ANCHOR_ACTIVE;
+  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .more = value_nil()};
+  if (!make_call(&t, value_nil())) return value_error();
+  switch (t.how) {
+  case REC_RETURN: slot_set(vm, &interp_of(vm)->returned, t.more); return value_signal(SIGNAL_RETURN);
+  case REC_BREAK: return value_signal(SIGNAL_BREAK);
+  case REC_CONTINUE: return value_signal(SIGNAL_CONTINUE);
+  default: return t.more;
+  }
+}
+
+bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
+                 qn_value *next) {
+  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .more = value_nil()};
+  bool failed = !make_call(&t, item);
   *r = failed ? value_error() : value_nil();
   if (failed) return false;
   bool on = t.how == REC_VALUE || t.how == REC_CONTINUE;

@@ -73,6 +73,7 @@ typedef struct vm_jit {
   struct recording *tapping; /* the one whose tap the interpreter is making, or NULL */
   uint32_t last_id;          /* the last anchor_specializations.id given out */
   uint64_t last_rule;
+  rec_reason last_reason; /* why the last capture has ended */
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
 

@@ -351,6 +351,18 @@ static inline qn_value rec_literal(qn_vm *vm, qn_array *a) {
   value_release(vm, value_obj(TAG_ARRAY, a));
   return value_error();
 }
+/* The recording in progress if it captures a call, and blocks that hold what cannot be captured are cut there (jit.segments); else NULL. A
+ * statement behind which this has changed has ended the capture. */
+const struct recording *rec_captures(const qn_vm *vm);
+/* Why the last capture has ended: a reason of breaks.def, with the number that breaks.h gives it, more about it (such as a function's name),
+ * and the place. */
+typedef struct rec_reason {
+  int number;
+  char text[64];
+  span at;
+} rec_reason;
+rec_reason rec_last_reason(qn_vm *vm);
+const char *rec_reason_words(int number);
 /* A try body begins. Inside it ops run at once, so that errors appear where they belong. False if work that was pending before has failed:
  * that error is not for the body's handler. */
 QN_MUST_CHECK bool rec_try_push(qn_vm *vm);

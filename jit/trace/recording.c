@@ -152,8 +152,21 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   r->why = why;
   r->why_at = r->at;
   snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");
+  rec_reason *last = &jit_of(r->vm)->last_reason;
+  *last = (rec_reason){.number = (int)why, .at = r->at};
+  memcpy(last->text, r->why_text, sizeof last->text);
   show_values(r);
 }
+
+const struct recording *rec_captures(const qn_vm *vm) {
+  if (!vm->rec || !vm->tune[TUNE_jit_segments]) return NULL;
+  const struct recording *base = rec_base(vm->rec);
+  return base->capturing ? base : NULL;
+}
+
+rec_reason rec_last_reason(qn_vm *vm) { return jit_of(vm)->last_reason; }
+
+const char *rec_reason_words(int number) { return break_reasons[number]; }
 
 qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
   qn_vm *vm = r->vm;

@@ -1,0 +1,248 @@
+/* Blocks that are cut into parts, so that a call is compiled as far as it can be captured.
+ *
+ * A capture ends where it meets what it cannot record: a read that steers a size, x[mask], a clock, a file, try. Each block in progress then
+ * notes the statement in which that has happened as a cut (jit.segments: how many a block may have). From then on, whenever the interpreter
+ * runs such a block outside recordings, it runs the statements that are cuts itself, in place, and counts them; each run of statements between
+ * them is a part: a call of its own, as turns of loops are (turns.c), with an anchor, patterns, guards and a plan. A part whose capture ends,
+ * too, is cut further. So a call that cannot be captured as a whole becomes compiled parts and single statements between them; a cut in a
+ * callee, an arm or a body cuts the blocks around it as well, at the statement that holds it.
+ *
+ * The arguments of a part are the variables that it reads or rebinds; its result is how it has ended, its value if the block ends with it, and
+ * those variables that something behind it may read: what is let and used in one part only is no result, so that it need never be stored. What
+ * statements read, assign and declare is kept from when the text was resolved (fn_uses).
+ *
+ * Inside a recording (a transform must see the whole function) and inside nojit there are no parts. Blocks without cuts know nothing of this.
+ */
+#include <string.h>
+
+#include "interp/node.h"
+
+typedef struct cut {
+  uint32_t item;
+  rec_reason why;
+  uint64_t runs; /* how often the interpreter has run the statement between parts */
+} cut;
+
+typedef struct part {
+  struct part *next;
+  uint32_t from, to;
+  turn_code *code; /* NULL: it has too many variables, so the interpreter runs it */
+} part;
+
+struct block_parts {
+  cut *cuts; /* in the order of the statements */
+  uint32_t n;
+  bool full; /* there was one more than jit.segments allows */
+  part *parts;
+};
+
+/* ---- what a part reads and rebinds --------------------------------------------------------------------------------------- */
+
+typedef struct found {
+  turn_variable all[TURN_VARIABLES];
+  uint32_t n;
+  bool full;
+} found;
+
+/* The variable among those found so far, to which it is added. NULL: there are too many. */
+static turn_variable *found_variable(found *f, global_cell *cell, uint32_t slot) {
+  for (uint32_t i = 0; i < f->n; i++)
+    if (f->all[i].cell == cell && f->all[i].slot == slot) return &f->all[i];
+  if (f->n == TURN_VARIABLES) {
+    f->full = true;
+    return NULL;
+  }
+  f->all[f->n] = (turn_variable){.cell = cell, .slot = slot};
+  return &f->all[f->n++];
+}
+
+/* Is a variable of the block, or one around it, used by statements from number `from` on, before `to`? `slot` is not one that such a
+ * statement declares. */
+static bool is_used(const block_code *c, uint32_t slot, uint32_t from, uint32_t to) {
+  const struct block_mark *a = &c->marks[from], *z = &c->marks[to];
+  for (uint32_t k = a->reads; k < z->reads; k++)
+    if (c->uses->reads[k] == slot) return true;
+  for (uint32_t k = a->events; k < z->events; k++)
+    if (!c->uses->events[k].cell && c->uses->events[k].slot == slot) return true;
+  return false;
+}
+
+/* Is something that the part makes of a local visible behind it? */
+static bool is_kept(const block_code *c, uint32_t slot, uint32_t to) {
+  bool outer = slot < c->marks[0].top;
+  return (outer && !c->tail) || is_used(c, slot, to, c->block->n);
+}
+
+static void find_variables(const block_code *c, uint32_t from, uint32_t to, found *f) {
+  for (uint32_t i = from; i < to; i++) {
+    const struct block_mark *a = &c->marks[i], *z = &c->marks[i + 1];
+    /* Slots beyond those in use before a statement are those of blocks inside it, and, up to those in use behind it, what it lets. */
+    for (uint32_t k = a->reads; k < z->reads; k++)
+      if (c->uses->reads[k] < a->top && !found_variable(f, NULL, c->uses->reads[k])) return;
+    for (uint32_t k = a->events; k < z->events; k++) {
+      const struct event *e = &c->uses->events[k];
+      if (!e->cell && e->slot >= a->top) continue;
+      turn_variable *x = found_variable(f, e->cell, e->cell ? 0 : e->slot);
+      if (!x) return;
+      x->rebound = true;
+    }
+    for (uint32_t slot = a->top; slot < z->top; slot++) {
+      turn_variable *x = found_variable(f, NULL, slot);
+      if (!x) return;
+      x->rebound = x->made = true;
+    }
+  }
+  for (uint32_t i = 0; i < f->n; i++) {
+    turn_variable *x = &f->all[i];
+    x->kept = x->rebound && (x->cell || is_kept(c, x->slot, to));
+    x->name = x->cell ? x->cell->name : NULL;
+    for (uint32_t k = c->marks[to].names; k > 0 && !x->name; k--)
+      if (c->uses->names[k - 1].slot == x->slot) x->name = c->uses->names[k - 1].name;
+  }
+}
+
+/* What calling a part takes; *out is NULL if it has too many variables. False with an error raised. */
+static bool make_code(block_code *c, uint32_t from, uint32_t to, turn_code **out) {
+  static const char name[] = "part";
+  found f = {.n = 0};
+  *out = NULL;
+  find_variables(c, from, to, &f);
+  if (f.full) return true;
+  turn_code *code = arena_alloc(&c->unit->nodes, sizeof *code);
+  turn_variable *all = arena_alloc(&c->unit->nodes, (f.n + (size_t)1) * sizeof *all);
+  if (!code || !all) return false;
+  uint32_t n = 0;
+  for (int order = 0; order < 3; order++) /* those that are kept, others that are rebound, the rest */
+    for (uint32_t i = 0; i < f.n; i++)
+      if ((f.all[i].kept ? 0 : f.all[i].rebound ? 1 : 2) == order) all[n++] = f.all[i];
+  span at = c->block->items[from]->at;
+  at.end = c->block->items[to - 1]->at.end;
+  *code = (turn_code){
+      .anchor = {.name = name, .at = at}, .variables = all, .n = n, .next = c->unit->loops, .unit = c->unit};
+  c->unit->loops = code;
+  *out = code;
+  return true;
+}
+
+/* The part of these statements, which is made if need be. NULL: the interpreter runs them. */
+static turn_code *part_of(qn_vm *vm, block_code *c, uint32_t from, uint32_t to) {
+  block_parts *p = c->parts;
+  for (const part *x = p->parts; x; x = x->next)
+    if (x->from == from && x->to == to) return x->code;
+  part *x = arena_alloc(&c->unit->nodes, sizeof *x);
+  if (!x || !make_code(c, from, to, &x->code)) {
+    error_clear(vm);
+    return NULL;
+  }
+  x->from = from;
+  x->to = to;
+  x->next = p->parts;
+  p->parts = x;
+  return x->code;
+}
+
+/* ---- cutting --------------------------------------------------------------------------------------------------------------- */
+
+/* The block is one that is cut, if only at its ends. False if memory is short; no error is raised then. */
+static bool part_block(qn_vm *vm, block_code *c) {
+  if (c->parts) return true;
+  c->parts = arena_alloc(&c->unit->nodes, sizeof *c->parts);
+  if (!c->parts) {
+    error_clear(vm);
+    return false;
+  }
+  *c->parts = (block_parts){.n = 0};
+  c->block->h.eval = eval_block_parts;
+  return true;
+}
+
+/* The capture has ended in statement number i of the block. Are the statements behind it to be run as parts? */
+static bool cut_block(qn_vm *vm, n_block *n, uint32_t i) {
+  block_code *c = n->code;
+  if (!c || !part_block(vm, c)) return false;
+  block_parts *p = c->parts;
+  uint32_t at = 0;
+  while (at < p->n && p->cuts[at].item < i) at++;
+  if (at < p->n && p->cuts[at].item == i) return true;
+  if (p->n >= (uint64_t)vm->tune[TUNE_jit_segments]) {
+    if (!p->full && vm_logs(vm, LOG_breaks))
+      vm_logf(vm, LOG_breaks,
+              "a block has more than %u statements that cannot be captured (jit.segments): others stay eager", p->n);
+    p->full = true;
+    return true;
+  }
+  cut *cuts = arena_alloc(&c->unit->nodes, (p->n + (size_t)1) * sizeof *cuts);
+  if (!cuts) {
+    error_clear(vm);
+    return false;
+  }
+  if (at) memcpy(cuts, p->cuts, at * sizeof *cuts);
+  cuts[at] = (cut){.item = i, .why = rec_last_reason(vm)};
+  if (at < p->n) memcpy(cuts + at + 1, p->cuts + at, (p->n - at) * sizeof *cuts);
+  p->cuts = cuts;
+  p->n++;
+  /* What the statement holds is outside of all parts from now on. (Bodies of loops have turns.) */
+  for (block_code *inner = c->unit->blocks; inner; inner = inner->next)
+    if (inner->outer == c && inner->outer_item == i && !inner->loop && !part_block(vm, inner)) break;
+  return true;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------------------- */
+
+static qn_value run_parts(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to);
+
+qn_value block_run(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to) {
+  for (uint32_t i = from; i < to; i++) {
+    const struct recording *captures = rec_captures(vm);
+    node *item = n->items[i];
+    /* what follows a part is no part of it */
+    if (item->eval == eval_tail && to < n->n) item = ((n_tail *)item)->first;
+    qn_value v = eval(vm, item, fp);
+    bool cut = captures && rec_captures(vm) != captures && cut_block(vm, n, i);
+    if (__builtin_expect(value_stops(v), 0)) {
+      if (value_is_error(v) && i + 1 < n->n) raise_at(vm, item->at);
+      return v;
+    }
+    if (i + 1 == to) return v;
+    value_release(vm, v);
+    if (cut) return run_parts(vm, n, fp, i + 1, to);
+  }
+  return value_nil();
+}
+
+/* Statements from number `from` on, before `to`: all those between two cuts. */
+static qn_value run_part(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to) {
+  turn_code *code = part_of(vm, n->code, from, to);
+  if (!code || !part_asks(vm, code)) return block_run(vm, n, fp, from, to);
+  turn_parts parts = {.block = n, .from = from, .to = to, .at = n->items[from]->at};
+  return part_called(vm, code, &parts, fp);
+}
+
+static qn_value run_parts(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to) {
+  for (;;) {
+    block_parts *p = n->code->parts; /* new cuts may have been made meanwhile */
+    if (!p || op_deferred(vm)) return block_run(vm, n, fp, from, to);
+    cut *next = p->cuts;
+    while (next < p->cuts + p->n && next->item < from) next++;
+    uint32_t end = next < p->cuts + p->n && next->item < to ? next->item : to;
+    qn_value v;
+    if (end > from) {
+      v = run_part(vm, n, fp, from, end);
+    } else {
+      next->runs++;
+      v = eval(vm, n->items[from], fp);
+      end = from + 1;
+      if (value_is_error(v) && end < n->n) raise_at(vm, n->items[from]->at);
+    }
+    if (end == to || value_stops(v)) return v;
+    value_release(vm, v);
+    from = end;
+  }
+}
+
+qn_value eval_block_parts(qn_vm *vm, node *h, qn_value *fp) {
+  n_block *n = (n_block *)h;
+  qn_value r = run_parts(vm, n, fp, 0, n->n);
+  for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
+  return r;
+}
