@@ -525,7 +525,6 @@ static bool sunk_step(planner *m, uint32_t n, plan_step *s) {
 static bool region_step(planner *m, uint32_t n, plan_step *s) {
   *s = (plan_step){.kind = STEP_REGIONS, .node = n, .what = m->region_of[n]};
   if (sunk(m, n)) return sunk_step(m, n, s);
-  m->p->here_only = true;
   return bind_region(m, n, s);
 }
 
@@ -977,7 +976,12 @@ static void sum_up(plan *p) {
     p->taps |= s->kind == STEP_TAP;
   }
   for (uint32_t i = 0; i < p->nregions; i++)
-    for (int k = 0; k < 2; k++) p->taps |= p->regions[i].parts[k] && p->regions[i].parts[k]->taps;
+    for (int k = 0; k < 2; k++) {
+      const plan *part = p->regions[i].parts[k];
+      p->taps |= part && part->taps;
+      p->here_only |= part && part->here_only;
+      p->nproducts += part ? part->nproducts : 0;
+    }
   const dim_table *t = &p->graph->dims;
   p->known = true;
   for (uint32_t i = 0; i < t->n; i++) p->known &= t->exprs[i].op != DIM_SYMBOL || t->exprs[i].source == DIM_FROM_INPUT;

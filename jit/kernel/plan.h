@@ -139,7 +139,7 @@ typedef struct plan {
   uint32_t nscalars;            /* slots; the weak inputs come first, in input order */
   const qk_scalar *scalar_init; /* their values before the first step: constants; those of inputs are 0 */
   graph_type *scalar_types;     /* weak types of the slots */
-  /* how many steps are products by a device's library; with any, the plan is for a device only */
+  /* how many steps, those of regions included, are products by a device's library; with any, the plan is for a device only */
   uint32_t nproducts;
   bool here_only; /* is there a kernel that cannot be launched on a device (l_launches)? */
   uint32_t most_ints, most_buffers, most_scalars; /* the most that one step has */

@@ -50,6 +50,8 @@ typedef struct device_plan {
   const struct plan *plan;
   int device;
   void **constants; /* by plan buffer: the copy on the device; NULL of others */
+  struct device_plan *
+      *parts; /* the same of the plans of regions, two for each; NULL: not wanted yet. The device leaves it alone */
 } device_plan;
 
 /* A call of a plan: the values of what its steps refer to by number. Symbols and slots may change from step to step. */

@@ -72,8 +72,22 @@ void frame_raise_site(plan_frame *f, uint32_t node);
 /* Frees what is kept of regions. */
 void frame_regions_free(plan_frame *f);
 
-/* Runs one step on the CPU. False with an error raised. region_step is the part of it for STEP_REGIONS. */
-bool frame_step(plan_frame *f, const plan_step *s);
+/* Memory where the plan runs (frame_memory.c): NULL and false with an error raised. Reading copies to the host's memory and waits for what makes the
+ * bytes; writing copies from there. */
+char *frame_take(plan_frame *f, size_t bytes);
+void frame_give(plan_frame *f, void *at, size_t bytes);
+QN_MUST_CHECK bool frame_copy(plan_frame *f, void *to, const void *from, size_t bytes);
+QN_MUST_CHECK bool frame_read(plan_frame *f, void *to, const void *from, size_t bytes);
+QN_MUST_CHECK bool frame_write(plan_frame *f, void *to, const void *from, size_t bytes);
+/* Copies rows of `bytes` bytes, which begin `step` bytes apart, to other memory, one behind the other. */
+QN_MUST_CHECK bool frame_copy_rows(plan_frame *f, void *to, const void *from, size_t rows, size_t bytes, size_t step);
+
+/* Runs all steps. False with an error raised, or refused by the device. */
+bool frame_steps(plan_frame *f);
+/* On a device: waits for the checks of the plan's kernels so far. If a step has failed (`ok` is false), a check that failed before it is the error
+ * instead. */
+bool frame_checks(plan_frame *f, bool ok);
+/* Runs a step that is a region. False with an error raised, or refused by the device. */
 bool region_step(plan_frame *f, const plan_step *s);
 
 /* A check of a loop that is a kernel has failed: runs the loop, node `node` and region number `region` of the plan, turn by turn, which

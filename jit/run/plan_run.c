@@ -253,8 +253,7 @@ static void error_settle(plan_frame *f, qn_error_object *error, bool well) {
     error_free(f->vm, error);
 }
 
-/* Waits for the checks of kernels so far. If a step has failed (`ok` is false), a check that failed before it is the error instead. */
-static bool checks_there(plan_frame *f, bool ok) {
+bool frame_checks(plan_frame *f, bool ok) {
   bool done = ok || f->refused;
   qn_error_object *error = !done && error_catchable(f->vm) ? error_take(f->vm) : NULL;
   device_answer answer = device_kernels_of(f->device)->plan_checks(f->vm, f->there);
@@ -270,7 +269,7 @@ bool frame_late_make(plan_frame *f, uint32_t b) {
   const plan_buffer *buf = &f->p->buffers[b];
   if (buf->where != WHERE_LATE || f->late[b]) return true;
   size_t bytes = (size_t)frame_size(f, buf->elements) * dtype_size((qn_dtype)buf->dtype) + ARRAY_TAIL;
-  if (!(f->buffers[b] = mem_alloc(f->vm, bytes))) return false;
+  if (!(f->buffers[b] = frame_take(f, bytes))) return false;
   f->late[b] = bytes;
   return true;
 }
@@ -283,7 +282,7 @@ static bool late_make_all(plan_frame *f, const plan_step *s) {
 
 void frame_late_free(plan_frame *f) {
   for (uint32_t b = 0; b < f->p->nbuffers && f->p->late; b++) {
-    if (f->late[b]) mem_free(f->vm, f->buffers[b], f->late[b]);
+    if (f->late[b]) frame_give(f, f->buffers[b], f->late[b]);
     f->late[b] = 0;
   }
 }
@@ -292,7 +291,7 @@ static bool run_tap_step(plan_frame *f, const plan_step *s) {
   enum { FEW_VALUES = 4 };
   qn_vm *vm = f->vm;
   if (!f->taps || f->taps->seen++ < f->taps->made) return true;
-  if (f->device && !checks_there(f, true)) return false;
+  if (f->device && !frame_checks(f, true)) return false;
   const graph *g = f->p->graph;
   uint32_t n = g->nodes[s->node].nin;
   frame_view few[FEW_VALUES], *views = few;
@@ -321,11 +320,13 @@ static bool run_tap_step(plan_frame *f, const plan_step *s) {
   return ok;
 }
 
-bool frame_step(plan_frame *f, const plan_step *s) {
+/* Runs one step on the CPU, or with a device's memory. */
+static bool run_step(plan_frame *f, const plan_step *s) {
   switch ((plan_step_kind)s->kind) {
   case STEP_KERNEL: return run_kernel_step(f, s);
   case STEP_LIBRARY: return run_library_step(f, s);
-  case STEP_REGIONS: return region_step(f, s);
+  case STEP_REGIONS: /* kernels do nothing behind a check that fails, but the plans of a region count their checks anew */
+    return (!f->device || frame_checks(f, true)) && region_step(f, s);
   case STEP_TAP: return run_tap_step(f, s);
   default: return run_scalar_step(f, s);
   }
@@ -356,6 +357,7 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
   qn_error_object *error = NULL;
   for (; first + n < p->nsteps && !error; n++) {
     const plan_step *s = &p->steps[first + n];
+    if ((s->kind == STEP_KERNEL || (join && is_product(s))) && p->late && !late_make_all(f, s)) return 0;
     if (s->kind == STEP_KERNEL)
       kernels++;
     else if (join && is_product(s))
@@ -365,7 +367,7 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
     else if (!run_scalar_step(f, s))
       error = error_take(f->vm);
   }
-  if (!n) return frame_step(f, &p->steps[first]);
+  if (!n) return run_step(f, &p->steps[first]);
   device_call call = {
       .symbols = f->symbols, .buffers = f->buffers, .slots = f->slots, .product = call_gemm, .caller = f};
   device_answer answer = DEVICE_DONE;
@@ -384,6 +386,15 @@ static uint32_t run_there(plan_frame *f, uint32_t first) {
   bool apart = false, join = f->p->nproducts && d->plan_joins && d->plan_joins(f->vm, f->there);
   uint32_t n = run_stretch(f, first, join, &apart);
   return apart ? run_stretch(f, first, false, &apart) : n;
+}
+
+bool frame_steps(plan_frame *f) {
+  for (uint32_t i = 0, n; i < f->p->nsteps; i += n) {
+    const plan_step *s = &f->p->steps[i];
+    n = f->device ? run_there(f, i) : s->kind == STEP_KERNEL ? run_kernel_step(f, s) : run_step(f, s);
+    if (!n) return false;
+  }
+  return true;
 }
 
 /* ---- inputs, outputs, memory -------------------------------------------------------------------------------------------------------- */
@@ -479,14 +490,14 @@ static bool take_arena(plan_frame *f) {
   return true;
 }
 
-/* Makes the array of an output whose size only a loop finds, by a copy. */
+/* Makes the array of an output whose size only a loop finds, by a copy. False with an error raised. */
 static bool late_output(plan_frame *f, const plan_output *out) {
   int64_t shape[ARRAY_MAX_RANK];
   const plan_buffer *b = &f->p->buffers[out->index];
   for (int i = 0; i < out->type.rank; i++) shape[i] = frame_size(f, out->type.shape[i]);
-  qn_array *a = f->arrays[b->index] = array_new(f->vm, (qn_dtype)out->type.dtype, out->type.rank, shape);
-  if (a && a->size) memcpy(array_data(a), f->buffers[out->index], (size_t)a->size * dtype_size((qn_dtype)a->dtype));
-  return a != NULL;
+  qn_array *a = f->arrays[b->index] = array_new_on(f->vm, f->device, (qn_dtype)out->type.dtype, out->type.rank, shape);
+  return a && (!a->size ||
+               frame_copy(f, array_data(a), f->buffers[out->index], (size_t)a->size * dtype_size((qn_dtype)a->dtype)));
 }
 
 /* Gives the outputs' values to the caller. */
@@ -543,8 +554,18 @@ bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait) 
 }
 
 void plan_forget(qn_vm *vm, device_plan **there) {
-  if (*there) device_kernels_of((*there)->device)->plan_close(vm, *there);
+  device_plan *d = *there;
+  if (!d) return;
+  uint32_t n = 2 * d->plan->nregions;
+  for (uint32_t k = 0; k < n && d->parts; k++) plan_forget(vm, &d->parts[k]);
+  if (d->parts) mem_free(vm, (void *)d->parts, n * sizeof *d->parts);
+  device_kernels_of(d->device)->plan_close(vm, d);
   *there = NULL;
+}
+
+device_plan **plan_region_part(qn_vm *vm, device_plan *there, uint32_t region, int part) {
+  if (!there->parts && !(there->parts = mem_zalloc(vm, 2 * there->plan->nregions * sizeof *there->parts))) return NULL;
+  return &there->parts[2 * region + (uint32_t)part];
 }
 
 static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
@@ -712,14 +733,9 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
     f->taps->seen = 0;
     vm_own(vm, &held, frame_drop, &open);
   }
-  for (uint32_t i = 0; i < p->nsteps && ok;) {
-    const plan_step *s = &p->steps[i];
-    uint32_t n = device ? run_there(f, i) : s->kind == STEP_KERNEL ? run_kernel_step(f, s) : frame_step(f, s);
-    ok = n != 0;
-    i += n;
-  }
+  ok = ok && frame_steps(f);
   if (f->taps) vm_disown(vm, &held);
-  if (device) ok = checks_there(f, ok);
+  if (device) ok = frame_checks(f, ok);
   ok = ok && give_outputs(f);
   *refused = f->refused;
   frame_drop(vm, &open);

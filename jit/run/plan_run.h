@@ -23,5 +23,7 @@ QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *c
 /* Do all kernels of a plan have code for a device? Asks its compiler for what is missing; `wait`: until that is done. */
 bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait);
 void plan_forget(qn_vm *vm, device_plan **there);
+/* What the device keeps of a region's part, for plan_ready; it is forgotten with the plan's. NULL with an error raised. */
+device_plan **plan_region_part(qn_vm *vm, device_plan *there, uint32_t region, int part);
 
 #endif

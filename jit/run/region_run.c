@@ -1,5 +1,5 @@
-/* Steps of plans that are regions (plan.h): an arm of an `if`, the turns of a loop. They run on the CPU. Loops that are kernels come here only
- * when a check of theirs fails (region_raise).
+/* Steps of plans that are regions (plan.h): an arm of an `if`, the turns of a loop. Loops that are kernels come here only when a check of theirs
+ * fails (region_raise).
  *
  * An arm, a header or a body is a plan of its own and has a frame of its own (region_part), which is made when the region runs for the first
  * time and kept until the plan around it has ended, so that a loop within a loop finds it again. Sizes, the arena and the addresses in it are
@@ -19,11 +19,16 @@
  * Rows are what a loop keeps of its turns, one behind the other, in memory that grows. It becomes the result's memory if that is WHERE_LATE. A
  * loop with `slots` keeps no more rows than that: when they are full every second row is forgotten, and from then on half as many turns are
  * kept.
+ *
+ * On a device all this memory is the device's, and the host goes through the turns: it asks for the kernels of each, and waits only where it must
+ * know a number, which is the condition if that depends on data. So a loop that counts asks for all its turns without waiting. Checks of kernels
+ * are waited for at the end of each part that has any, and the whole plan is refused if one fails.
  */
 #include <string.h>
 
 #include "jit/run/host.h"
 #include "jit/run/plan_frame.h"
+#include "jit/run/plan_run.h"
 
 /* An operand or result of a region's plan: memory, or the number of a host scalar. */
 typedef struct region_value {
@@ -99,8 +104,9 @@ struct region_state {
   carry_place *places;
   uint32_t nplaces;
   kept_rows *rows; /* by results behind the carries */
-  char *room;      /* places that are no result's memory, rows that are made apart */
+  char *room;      /* places that are no result's memory, rows that are made apart, the condition */
   size_t room_bytes;
+  char *condition;             /* memory for it, if it is an array */
   uint64_t laid;               /* the sizes of f for which addresses are known; 0: not yet */
   int64_t turns, stride, kept; /* turns so far; every `stride`-th is kept; rows that are kept */
 };
@@ -124,11 +130,21 @@ static void note_outer(region_part *x, uint32_t buffer, uint32_t index, bool res
   x->outer[x->nouter++] = (outer_buffer){.buffer = buffer, .index = index, .result = result};
 }
 
+/* Begins with what the device keeps of the part's plan, whose code is there, since the outer plan's is. False with an error raised. */
+static bool part_there(region_part *x, plan_frame *outer, uint32_t region, int which) {
+  plan_frame *f = &x->f;
+  device_plan **there = plan_region_part(f->vm, outer->there, region, which);
+  if (!there) return false;
+  if (!plan_ready(f->vm, f->p, there, f->device, false)) return raise_memory(f->vm), false;
+  f->there = *there;
+  return device_kernels_of(f->device)->plan_begin(f->vm, f->there);
+}
+
 /* Makes the frame of a part. False with an error raised. */
-static bool part_open(region_part *x, const plan_frame *outer, plan *p) {
+static bool part_open(region_part *x, plan_frame *outer, plan *p, uint32_t region, int which) {
   qn_vm *vm = outer->vm;
   size_t bytes = 0, at[8];
-  *x = (region_part){.f = {.vm = vm, .p = p, .part = true, .sizes = 1, .taps = outer->taps},
+  *x = (region_part){.f = {.vm = vm, .p = p, .device = outer->device, .part = true, .sizes = 1, .taps = outer->taps},
                      .nin = p->graph->ninputs,
                      .nout = p->noutputs};
   const dim_table *dims = &p->graph->dims;
@@ -146,6 +162,7 @@ static bool part_open(region_part *x, const plan_frame *outer, plan *p) {
   at[6] = frame_part(&bytes, p->nbuffers, sizeof *x->outer);
   at[7] = frame_part(&bytes, x->nin, sizeof *x->numbers);
   x->tables_bytes = bytes + 1;
+  if (outer->device && !part_there(x, outer, region, which)) return false;
   if (!(x->tables = mem_alloc(vm, x->tables_bytes))) return false;
   (void)frame_tables(&x->f, x->tables + at[0]);
   x->in = (frame_view *)(void *)(x->tables + at[1]);
@@ -170,7 +187,7 @@ static void part_close(region_part *x) {
   qn_vm *vm = x->f.vm;
   frame_regions_free(&x->f);
   if (x->tables) frame_late_free(&x->f); /* an effect in it has been left by an exception of the host */
-  if (x->slab) mem_free(vm, x->slab, x->slab_bytes);
+  if (x->slab) frame_give(&x->f, x->slab, x->slab_bytes);
   if (x->tables) mem_free(vm, x->tables, x->tables_bytes);
 }
 
@@ -180,14 +197,14 @@ static bool part_lay_out(region_part *x) {
   const plan *p = f->p;
   size_t arena = (size_t)frame_size(f, p->arena_bytes);
   if (arena > x->slab_bytes) {
-    if (x->slab) mem_free(f->vm, x->slab, x->slab_bytes);
+    if (x->slab) frame_give(f, x->slab, x->slab_bytes);
     x->slab_bytes = 0;
-    if (!(x->slab = mem_alloc(f->vm, arena))) return false;
+    if (!(x->slab = frame_take(f, arena))) return false;
     x->slab_bytes = arena;
   }
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     const plan_buffer *buf = &p->buffers[b];
-    if (buf->where == WHERE_CONST) f->buffers[b] = (void *)(uintptr_t)buf->data;
+    if (buf->where == WHERE_CONST) f->buffers[b] = f->device ? f->there->constants[b] : (void *)(uintptr_t)buf->data;
     if (buf->where == WHERE_ARENA) f->buffers[b] = x->slab + frame_size(f, buf->offset);
   }
   for (uint32_t i = 0; i < x->nouter; i++)
@@ -211,7 +228,7 @@ static bool part_bind(region_part *x, const plan_frame *outer, const graph_type 
   for (uint32_t i = 0; i < x->nin; i++) {
     x->inputs[i] = NULL;
     if (types[i]->weak) continue;
-    frame_array(outer, &x->in[i], 0, in[i].at, types[i]);
+    frame_array(outer, &x->in[i], outer->device, in[i].at, types[i]);
     x->inputs[i] = &x->in[i].a;
   }
   size_t bytes = f->p->graph->dims.n * sizeof *f->symbols;
@@ -230,8 +247,8 @@ static bool part_bind(region_part *x, const plan_frame *outer, const graph_type 
 }
 
 /* Runs the part once. out[k].at: memory for result k; afterwards where that lies, which may also be an operand's memory. False with an error
- * raised. */
-static bool part_run(region_part *x, const plan_frame *outer, const graph_type *const *types, const region_value *in,
+ * raised, or refused by the device. */
+static bool part_run(region_part *x, plan_frame *outer, const graph_type *const *types, const region_value *in,
                      region_value *out) {
   plan_frame *f = &x->f;
   const plan *p = f->p;
@@ -240,8 +257,12 @@ static bool part_run(region_part *x, const plan_frame *outer, const graph_type *
     const outer_buffer *b = &x->outer[i];
     f->buffers[b->buffer] = b->result ? out[b->index].at + b->offset : in[b->index].at;
   }
-  bool ok = true;
-  for (uint32_t i = 0; i < p->nsteps && ok; i++) ok = frame_step(f, &p->steps[i]);
+  bool ok = frame_steps(f);
+  if (f->device) {
+    ok = frame_checks(f, ok);
+    outer->refused |= f->refused;
+    f->refused = false;
+  }
   for (uint32_t o = 0; o < x->nout && ok; o++) {
     const plan_output *from = &p->outputs[o];
     if (from->kind == OUT_SCALAR)
@@ -249,7 +270,7 @@ static bool part_run(region_part *x, const plan_frame *outer, const graph_type *
     else if (from->kind == OUT_INPUT)
       out[o].at = in[from->index].at;
     else if (p->buffers[from->index].where == WHERE_LATE)
-      memcpy(out[o].at, f->buffers[from->index], type_bytes(f, &from->type));
+      ok = frame_copy(f, out[o].at, f->buffers[from->index], type_bytes(f, &from->type));
     else
       out[o].at = f->buffers[from->index];
   }
@@ -260,16 +281,34 @@ static bool part_run(region_part *x, const plan_frame *outer, const graph_type *
 /* Part `which` of the region, opened. NULL with an error raised. */
 static region_part *part_of(region_state *x, int which) {
   if (x->open[which]) return &x->parts[which];
-  x->open[which] = part_open(&x->parts[which], x->f, x->r->parts[which]);
+  x->open[which] = part_open(&x->parts[which], x->f, x->r->parts[which], (uint32_t)(x->r - x->f->p->regions), which);
   return x->open[which] ? &x->parts[which] : NULL;
 }
 
-/* Is a condition true? */
-static bool holds(const graph_type *t, const region_value *v) {
-  return t->weak ? v->number.i != 0 : *(const uint8_t *)v->at != 0;
+/* Finds out whether a condition is true. False with an error raised. */
+static bool holds(plan_frame *f, const graph_type *t, const region_value *v, bool *yes) {
+  uint8_t byte = 0;
+  if (!t->weak && !frame_read(f, &byte, v->at, 1)) return false;
+  *yes = t->weak ? v->number.i != 0 : byte != 0;
+  return true;
 }
 
 /* ---- rows ----------------------------------------------------------------------------------------------------------------------- */
+
+/* Drops every second row. */
+static bool rows_thin(region_state *x, kept_rows *rows) {
+  size_t left = (size_t)(x->kept / 2);
+  if (!x->f->device) {
+    for (size_t i = 1; i < left; i++) memcpy(rows->at + i * rows->row, rows->at + 2 * i * rows->row, rows->row);
+    return true;
+  }
+  char *at = frame_take(x->f, rows->bytes);
+  if (!at) return false;
+  bool ok = frame_copy_rows(x->f, at, rows->at, left, rows->row, 2 * rows->row);
+  frame_give(x->f, rows->at, rows->bytes);
+  rows->at = at;
+  return ok;
+}
 
 /* Makes room for one more row of each result. If all slots are taken, every second row is dropped first. */
 static bool rows_room(region_state *x) {
@@ -277,9 +316,7 @@ static bool rows_room(region_state *x) {
   uint32_t n = r->nmade - r->ncarries;
   if (r->slots && x->kept == r->slots) {
     for (uint32_t k = 0; k < n; k++)
-      for (int64_t i = 1; i < x->kept / 2; i++)
-        memcpy(x->rows[k].at + (size_t)i * x->rows[k].row, x->rows[k].at + 2 * (size_t)i * x->rows[k].row,
-               x->rows[k].row);
+      if (!rows_thin(x, &x->rows[k])) return false;
     x->kept /= 2;
     x->stride *= 2;
   }
@@ -288,14 +325,13 @@ static bool rows_room(region_state *x) {
     size_t need = ((size_t)x->kept + 1) * rows->row + ARRAY_TAIL;
     if (need <= rows->bytes) continue;
     size_t more = 2 * need;
-    char *at = mem_alloc(x->f->vm, more);
+    char *at = frame_take(x->f, more);
     if (!at) return false;
-    if (rows->at) {
-      memcpy(at, rows->at, (size_t)x->kept * rows->row);
-      mem_free(x->f->vm, rows->at, rows->bytes);
-    }
+    bool ok = !rows->at || frame_copy(x->f, at, rows->at, (size_t)x->kept * rows->row);
+    if (rows->at) frame_give(x->f, rows->at, rows->bytes);
     rows->at = at;
     rows->bytes = more;
+    if (!ok) return false;
   }
   return true;
 }
@@ -313,24 +349,27 @@ static bool place_rows(region_state *x, bool *keeps) {
   return true;
 }
 
-/* Adds the turn's rows to those that are kept, if they do not lie there already. */
-static void keep_rows(region_state *x) {
+/* Adds the turn's rows to those that are kept, if they do not lie there already. False with an error raised. */
+static bool keep_rows(region_state *x) {
+  bool ok = true;
   for (uint32_t k = x->r->ncarries; k < x->r->nmade; k++) {
     const kept_rows *rows = &x->rows[k - x->r->ncarries];
     char *to = rows->at + (size_t)x->kept * rows->row;
+    const uint8_t truth = x->out[k].number.i != 0;
     if (rows->type->weak && rows->type->dtype == WEAK_BOOL)
-      *(uint8_t *)to = x->out[k].number.i != 0;
+      ok = ok && frame_write(x->f, to, &truth, 1);
     else if (rows->type->weak)
-      memcpy(to, &x->out[k].number, rows->row);
+      ok = ok && frame_write(x->f, to, &x->out[k].number, rows->row);
     else if (rows->row && x->out[k].at != to)
-      memcpy(to, x->out[k].at, rows->row);
+      ok = ok && frame_copy(x->f, to, x->out[k].at, rows->row);
   }
   x->kept++;
+  return ok;
 }
 
 static void rows_free(region_state *x) {
   for (uint32_t k = 0; x->rows && k < x->r->nmade - x->r->ncarries; k++) {
-    if (x->rows[k].at) mem_free(x->f->vm, x->rows[k].at, x->rows[k].bytes);
+    if (x->rows[k].at) frame_give(x->f, x->rows[k].at, x->rows[k].bytes);
     x->rows[k].at = NULL;
     x->rows[k].bytes = 0;
   }
@@ -411,16 +450,16 @@ static bool has_result(const region_state *x, uint32_t k) {
 /* Lays out places and rows, as large as the operands say. */
 static bool lay_out(region_state *x, region_part *body) {
   const plan_region *r = x->r;
-  qn_vm *vm = x->f->vm;
   const graph *g = body->f.p->graph;
-  size_t bytes = 0;
+  const size_t test = r->parts[0]->outputs[0].type.weak ? 0 : rounded(1);
+  size_t bytes = test;
   if (x->laid == x->f->sizes && !body->by_number && !body->by_data) return true;
-  if (x->room) mem_free(vm, x->room, x->room_bytes);
+  if (x->room) frame_give(x->f, x->room, x->room_bytes);
   x->room = NULL;
   x->laid = 0;
   count_places(x);
   for (uint32_t pass = 0; pass < 2; pass++) {
-    char *at = x->room;
+    char *at = pass && x->room ? x->room + test : NULL;
     uint32_t last = 0;
     for (uint32_t p = 0; p < x->nplaces; p++) {
       uint32_t k = x->places[p].kind - 1;
@@ -440,8 +479,9 @@ static bool lay_out(region_state *x, region_part *body) {
       bytes += pass ? 0 : rounded(rows->row);
     }
     if (pass || !bytes) continue;
-    if (!(x->room = mem_alloc(vm, bytes))) return false;
+    if (!(x->room = frame_take(x->f, bytes))) return false;
     x->room_bytes = bytes;
+    x->condition = x->room;
   }
   x->laid = x->f->sizes;
   return true;
@@ -464,7 +504,7 @@ static bool carries_begin(region_state *x) {
       to->at = x->f->buffers[r->out[k]];
     }
     if (c->stays) {
-      if (to->at != x->in[k].at) memcpy(to->at, x->in[k].at, type_bytes(x->f, x->types[k]));
+      if (to->at != x->in[k].at && !frame_copy(x->f, to->at, x->in[k].at, type_bytes(x->f, x->types[k]))) return false;
       x->in[k].at = to->at;
     } else if (to->at == x->in[k].at) { /* the result lies over the operand */
       to->refs = 1;
@@ -537,15 +577,14 @@ static bool run_loop(region_state *x) {
   x->stride = 1;
   if (!body || !part_bind(body, x->f, x->types, x->in) || !lay_out(x, body) || !carries_begin(x)) return false;
   const graph_type *test = &x->r->parts[0]->outputs[0].type;
-  _Alignas(64) char condition[64 + ARRAY_TAIL];
-  for (;; x->turns++) {
-    region_value go = {.at = condition};
-    if (vm_poll(vm) || !part_run(header, x->f, x->types, x->in, &go)) return false;
-    if (!holds(test, &go)) return true;
+  for (bool more;; x->turns++) {
+    region_value go = {.at = x->condition};
+    if (vm_poll(vm) || !part_run(header, x->f, x->types, x->in, &go) || !holds(x->f, test, &go, &more)) return false;
+    if (!more) return true;
     if (rows && !place_rows(x, &keeps)) return false;
     carries_place(x);
     if (!part_run(body, x->f, x->types, x->in, x->out)) return false;
-    if (keeps) keep_rows(x);
+    if (keeps && !keep_rows(x)) return false;
     carries_turn(x);
   }
 }
@@ -581,8 +620,7 @@ static bool give_result(region_state *x, uint32_t k) {
   }
   if (!frame_late_make(f, r->out[k])) return false;
   size_t bytes = type_bytes(f, t);
-  if (bytes && from != (char *)f->buffers[r->out[k]]) memcpy(f->buffers[r->out[k]], from, bytes);
-  return true;
+  return !bytes || from == (char *)f->buffers[r->out[k]] || frame_copy(f, f->buffers[r->out[k]], from, bytes);
 }
 
 static bool loop_step(region_state *x) {
@@ -604,7 +642,9 @@ static bool if_step(region_state *x) {
   plan_frame *f = x->f;
   const plan_region *r = x->r;
   const graph_node *nodes = f->p->graph->nodes;
-  region_part *arm = part_of(x, holds(x->types[0], &x->in[0]) ? 0 : 1);
+  bool yes;
+  if (!holds(f, x->types[0], &x->in[0], &yes)) return false;
+  region_part *arm = part_of(x, yes ? 0 : 1);
   if (!arm) return false;
   bool again = x->laid == f->sizes;
   for (uint32_t k = 0; k < r->nmade; k++) {
@@ -620,7 +660,7 @@ static bool if_step(region_state *x) {
     if (o->kind != OUT_INPUT || !arm->f.p->updates[o->index]) continue;
     region_value *in = &x->in[o->index + 1];
     size_t bytes = in->at == x->home[k] ? 0 : type_bytes(f, x->types[o->index + 1]);
-    if (bytes) memcpy(x->home[k], in->at, bytes);
+    if (bytes && !frame_copy(f, x->home[k], in->at, bytes)) return false;
     in->at = x->home[k];
   }
   if (!part_run(arm, f, x->types + 1, x->in + 1, x->out)) return false;
@@ -634,7 +674,7 @@ static bool if_step(region_state *x) {
     } else {
       f->buffers[b] = x->home[k];
       size_t bytes = type_bytes(f, t);
-      if (bytes) memcpy(f->buffers[b], x->out[k].at, bytes);
+      if (bytes && !frame_copy(f, f->buffers[b], x->out[k].at, bytes)) return false;
     }
   }
   return true;
@@ -679,7 +719,7 @@ static void region_close(region_state *x) {
   for (int k = 0; k < 2; k++)
     if (x->open[k]) part_close(&x->parts[k]);
   if (x->r->kind == NODE_LOOP) rows_free(x);
-  if (x->room) mem_free(vm, x->room, x->room_bytes);
+  if (x->room) frame_give(x->f, x->room, x->room_bytes);
   mem_free(vm, x, x->bytes);
 }
 

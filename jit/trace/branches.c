@@ -64,8 +64,8 @@ static bool is_data(const graph *g, uint32_t node, int *left) {
 bool arms_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   if (rec_derivatives(r) > 1) return false;
-  if (!r->vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->device || base->lanes ||
-      r->lanes || r->tries || base->tries)
+  if (!r->vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->lanes || r->lanes ||
+      r->tries || base->tries)
     return false;
   int deep = 0;
   for (const struct recording *x = r; x->arm; x = x->outer) deep++;

@@ -109,13 +109,29 @@ static int64_t size_of_input(const void *ctx, const dim_expr *e) {
   return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
 }
 
-/* One array of n rows, owned. `type`: the type of a row, in the words of the body `g`, whose inputs had the values `in`. */
+/* Stores row i of `a`, which is on a device. False with an error raised. */
+static bool store_row(qn_vm *vm, qn_array *a, int64_t i, qn_value v) {
+  if (!value_is(v, TAG_ARRAY)) return array_store(vm, a, i, v);
+  qn_array *to = array_view(vm, a, (qn_dtype)a->dtype, a->rank - 1, a->shape + 1, a->strides + 1, i * a->strides[0]);
+  bool ok = to && array_copy_on(vm, to, value_array(v));
+  array_drop(vm, to);
+  return ok;
+}
+
+/* One array of n rows on a device, owned. `type`: the type of a row, in the words of the body `g`, whose inputs had the values `in`. */
 static qn_value stack_rows(qn_vm *vm, const kept *k, int64_t n, const graph *g, const graph_type *type,
-                           const qn_value *in) {
+                           const qn_value *in, int device) {
   int64_t shape[ARRAY_MAX_RANK];
   shape[0] = n;
   for (int i = 0; i < type->rank; i++) shape[i + 1] = dim_ask(&g->dims, type->shape[i], size_of_input, in);
-  qn_array *a = array_new(vm, (qn_dtype)type->dtype, type->rank + 1, shape);
+  qn_array *a = array_new_on(vm, device, (qn_dtype)type->dtype, type->rank + 1, shape);
+  bool ok = true;
+  for (int64_t i = 0; device && a && i < n && ok; i++) ok = store_row(vm, a, i, k->rows[i]);
+  if (device && a && ok) return value_obj(TAG_ARRAY, a);
+  if (device) {
+    array_drop(vm, a);
+    return value_error();
+  }
   size_t each = dtype_size((qn_dtype)type->dtype), row = a && n ? (size_t)(a->size / n) * each : 0;
   for (int64_t i = 0; a && i < n; i++) {
     qn_value v = k->rows[i];
@@ -205,7 +221,7 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int
     result = value_obj(TAG_LIST, l);
     for (uint32_t k = 0; k < nrows && !value_is_error(result); k++) {
       l->items[carries + k] =
-          stack_rows(vm, &rows[k], own.count, body, &body->nodes[body->outputs[carries + k]].type, now);
+          stack_rows(vm, &rows[k], own.count, body, &body->nodes[body->outputs[carries + k]].type, now, device);
       if (!value_is_error(l->items[carries + k])) continue;
       l->items[carries + k] = value_nil();
       value_release(vm, result);

@@ -20,6 +20,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/nodes.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/products.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/vmap.h"
@@ -603,6 +604,11 @@ static bool run_node(struct recording *r, uint32_t i) {
       !graph_attr(n).flags) { /* notes how this product was computed, so that the plan computes it in the same way */
     uint8_t flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
     if (flags) ok = graph_fix_gemm(r->g, i, flags) || (raise_memory(vm), false);
+  }
+  if (ok && r->device && graph_kind_has_regions(n->kind)) { /* the same for products in regions */
+    products_answer fixed = products_fix(vm, r->g, i, in);
+    ok = fixed != PRODUCTS_FAIL;
+    if (fixed == PRODUCTS_VARY) rec_stop_capture(r, BREAK_products, NULL);
   }
   vm_memory more = {in != few ? in : NULL, n->nin * sizeof *in};
   vm_owned held;

@@ -11,6 +11,7 @@
 
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/products.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/sizes.h"
@@ -174,12 +175,19 @@ static bool passes_layout(const graph_node *n) {
   }
 }
 
+/* Is it a branch or loop with products by a device's library? */
+static bool has_products(const graph_node *n) {
+  return graph_kind_has_regions(n->kind) &&
+         (products_any(n->payload.regions[0]) || products_any(n->payload.regions[1]));
+}
+
 bool pattern_fix_layouts(struct recording *r) {
   qn_vm *vm = r->vm;
   const graph *g = r->g;
   bool any = false;
   for (uint32_t i = 1; i < g->n && !any; i++)
-    any = g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_dot && g->nodes[i].attr != NULL;
+    any = (g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_dot && g->nodes[i].attr != NULL) ||
+          has_products(&g->nodes[i]);
   if (!any) return true;
   uint8_t *seen = mem_zalloc(vm, g->n);
   if (!seen) return false;
@@ -188,6 +196,7 @@ bool pattern_fix_layouts(struct recording *r) {
     bool dot = n->kind == NODE_OP && n->op == OP_dot && n->attr != NULL;
     if (dot || (seen[i] && n->kind == NODE_OP && passes_layout(n)))
       for (int k = 0; k < (dot ? 2 : 1); k++) seen[n->in[k]] = 1;
+    for (int k = 0; has_products(n) && k < n->nin; k++) seen[n->in[k]] = 1;
   }
   for (uint32_t k = 0; k < r->pattern.n; k++) {
     pat *x = &r->pattern.pats[k];

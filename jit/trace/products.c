@@ -1,0 +1,240 @@
+/* Products within regions (products.h).
+ *
+ * By which signature a device's library makes a product depends on how its operands lie in memory (jit/run/gemm.h). Outside regions that is
+ * seen when the product is executed; regions are recorded without being executed, and one that is executed may have another arm that is
+ * not. So it is worked out, from how the region's operands lie: what an op computes has no gaps, and views follow what they are views of.
+ * What a loop carries must lie in the same way before and after a turn. Where it does not, and where a size is not known, nothing is known of
+ * it, nor of its views; a product of such an operand cannot be fixed. */
+#include "jit/trace/products.h"
+
+#include <string.h>
+
+#include "jit/run/gemm.h"
+
+typedef struct layouts {
+  qn_vm *vm;
+  int device;
+  bool write;  /* are flags written? Else it is only found out whether that can be done */
+  bool varies; /* no */
+} layouts;
+
+/* A header without data; where its size is negative, nothing is known. */
+typedef qn_array header;
+
+static void unknown(header *a) { *a = (header){.rank = 0, .size = -1}; }
+static bool is_known(const header *a) { return a->size >= 0; }
+
+/* Sets *a to an array of this type without gaps. */
+static void fresh(const layouts *l, const graph_type *t, header *a) {
+  *a = (header){.dtype = t->dtype, .rank = t->rank, .device = (uint8_t)l->device, .contiguous = 1};
+  for (int i = 0; i < t->rank; i++) {
+    if (t->shape[i] < 0) {
+      unknown(a);
+      return;
+    }
+    a->shape[i] = t->shape[i];
+  }
+  a->size = shape_strides(t->rank, a->shape, a->strides);
+}
+
+static void note_gaps(header *a) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+  memcpy(shape, a->shape, sizeof shape);
+  shape_strides(a->rank, shape, strides);
+  a->contiguous = 1;
+  for (int i = 0; i < a->rank; i++) a->contiguous &= a->shape[i] == 1 || a->strides[i] == strides[i];
+}
+
+static bool same_layout(const header *a, const header *b) {
+  if (!is_known(a) || !is_known(b) || a->rank != b->rank) return false;
+  for (int i = 0; i < a->rank; i++)
+    if (a->shape[i] != b->shape[i] || (a->shape[i] != 1 && a->strides[i] != b->strides[i])) return false;
+  return true;
+}
+
+/* Sets *to to how the result of an op lies whose first operand lies like *x. */
+static void result_layout(const layouts *l, const graph_node *n, const header *x, header *to) {
+  op_attr attr = graph_attr(n);
+  fresh(l, &n->type, to);
+  bool view = true;
+  switch (n->op) {
+  case OP_stop_gradient:
+  case OP_reshape:
+  case OP_broadcast:
+  case OP_permute:
+  case OP_slice:
+  case OP_window: break;
+  case OP_cast: view = x->dtype == to->dtype; break;
+  case OP_index:
+  case OP_slice_put: /* an item of an array is a view for the interpreter; an update leaves an array where it lies */
+    if (!is_known(x) || !x->contiguous) unknown(to);
+    return;
+  default: view = false;
+  }
+  if (!view || !is_known(to)) return;
+  if (!is_known(x)) {
+    unknown(to);
+    return;
+  }
+  switch (n->op) {
+  case OP_reshape:
+    if (!x->contiguous && !shape_reshape_strides(x, to->rank, to->shape, to->strides)) fresh(l, &n->type, to);
+    break;
+  case OP_broadcast:
+    for (int i = 0; i < to->rank; i++) {
+      int own = i - (to->rank - x->rank);
+      to->strides[i] = own >= 0 && x->shape[own] != 1 ? x->strides[own] : 0;
+    }
+    break;
+  case OP_permute:
+    for (int i = 0; i < to->rank; i++) to->strides[i] = x->strides[attr.d[i]];
+    break;
+  case OP_slice:
+    for (int i = 0; i < to->rank; i++)
+      to->strides[i] = to->shape[i] > 1 ? x->strides[i] * attr.d[3 * i + 2] : x->strides[i];
+    break;
+  case OP_window: {
+    int axis = __builtin_ctz(attr.axes);
+    memcpy(to->strides, x->strides, sizeof to->strides);
+    to->strides[x->rank] = attr.d[2] * x->strides[axis];
+    to->strides[axis] *= attr.d[1];
+    break;
+  }
+  default: memcpy(to->strides, x->strides, sizeof to->strides);
+  }
+  note_gaps(to);
+}
+
+static bool walk(layouts *l, graph *g, const header *in, header *out);
+
+/* Goes through a loop: `in` are its operands, and out[k] becomes how result k of the body lies. */
+static bool walk_loop(layouts *l, const graph_node *n, const header *in, header *out) {
+  graph *body = n->payload.regions[1];
+  uint32_t carries = graph_loop_carries(n);
+  header *now = mem_alloc(l->vm, (n->nin + 1u) * sizeof *now), test;
+  bool write = l->write, ok = now != NULL, again = true;
+  if (!ok) return false;
+  memcpy((void *)now, (const void *)in, n->nin * sizeof *now);
+  l->write = false;
+  bool varies = l->varies;
+  while (ok && again) {
+    again = false;
+    l->varies = varies;
+    ok = walk(l, body, now, out);
+    for (uint32_t k = 0; k < carries && ok; k++) {
+      if (!is_known(&now[k]) || same_layout(&now[k], &out[k])) continue;
+      unknown(&now[k]);
+      again = true;
+    }
+  }
+  l->write = write;
+  ok = ok && walk(l, body, now, out) && walk(l, n->payload.regions[0], now, &test);
+  for (uint32_t k = 0; k < carries && ok; k++) out[k] = now[k];
+  mem_free(l->vm, (void *)now, (n->nin + 1u) * sizeof *now);
+  return ok;
+}
+
+/* Goes through both arms; results that lie differently are unknown. */
+static bool walk_branch(layouts *l, const graph_node *n, const header *in, header *out) {
+  uint32_t results = n->payload.regions[0]->noutputs;
+  header *other = mem_alloc(l->vm, (results + 1u) * sizeof *other);
+  bool ok = other && walk(l, n->payload.regions[0], in + 1, out) && walk(l, n->payload.regions[1], in + 1, other);
+  for (uint32_t k = 0; k < results && ok; k++)
+    if (!same_layout(&out[k], &other[k])) unknown(&out[k]);
+  if (other) mem_free(l->vm, (void *)other, (results + 1u) * sizeof *other);
+  return ok;
+}
+
+/* How many results the arms or the body of a node make. */
+static uint32_t made(const graph_node *n) { return n->payload.regions[n->kind == NODE_LOOP]->noutputs; }
+
+/* Goes through node n of a graph whose values lie like `at`. *results: how those of its arms or body lie. False when memory is short. */
+static bool walk_region(layouts *l, const graph_node *n, const header *at, header **results) {
+  header *in = mem_alloc(l->vm, (n->nin + 1u) * sizeof *in);
+  bool ok = in && (*results = mem_alloc(l->vm, (made(n) + 1u) * sizeof **results)) != NULL;
+  for (int k = 0; k < n->nin && ok; k++) in[k] = at[n->in[k]];
+  ok = ok && (n->kind == NODE_LOOP ? walk_loop : walk_branch)(l, n, in, *results);
+  if (in) mem_free(l->vm, (void *)in, (n->nin + 1u) * sizeof *in);
+  return ok;
+}
+
+static bool fix(layouts *l, graph *g, uint32_t node, const header *at) {
+  const graph_node *n = &g->nodes[node];
+  const header *x = &at[n->in[0]], *y = &at[n->in[1]];
+  if (graph_attr(n).flags || !dtype_is_float((qn_dtype)n->type.dtype)) return true;
+  if (!is_known(x) || !is_known(y)) {
+    l->varies = true;
+    return true;
+  }
+  uint8_t flags = l->write ? gemm_flags(l->vm, x, y) : 0;
+  return !flags || graph_fix_gemm(g, node, flags) || (raise_memory(l->vm), false);
+}
+
+/* Goes through a region whose inputs lie like `in`; out[k] becomes how its result k lies. False when memory is short. */
+static bool walk(layouts *l, graph *g, const header *in, header *out) {
+  header *at = mem_zalloc(l->vm, g->n * sizeof *at);
+  header **results = at ? mem_zalloc(l->vm, g->n * sizeof *results) : NULL;
+  bool ok = results != NULL;
+  for (uint32_t k = 0; k < g->ninputs && ok; k++) at[g->inputs[k]] = in[k];
+  for (uint32_t i = 1; i < g->n && ok; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (graph_kind_has_regions(n->kind)) {
+      ok = walk_region(l, n, at, &results[i]);
+    } else if (n->kind == NODE_PROJ) {
+      const graph_node *of = &g->nodes[n->in[0]];
+      bool carried = n->payload.index < (of->kind == NODE_LOOP ? graph_loop_carries(of) : made(of));
+      if (carried)
+        at[i] = results[n->in[0]][n->payload.index];
+      else
+        fresh(l, &n->type, &at[i]);
+    } else if (n->kind == NODE_OP) {
+      result_layout(l, n, &at[n->nin ? n->in[0] : 0], &at[i]);
+      if (n->op == OP_dot) ok = fix(l, g, i, at);
+    } else if (n->kind != NODE_INPUT) {
+      fresh(l, &n->type, &at[i]);
+    }
+  }
+  for (uint32_t k = 0; k < g->noutputs && ok; k++) out[k] = at[g->outputs[k]];
+  for (uint32_t i = 1; i < g->n && results; i++)
+    if (results[i]) mem_free(l->vm, (void *)results[i], (made(&g->nodes[i]) + 1u) * sizeof **results);
+  if (results) mem_free(l->vm, (void *)results, g->n * sizeof *results);
+  if (at) mem_free(l->vm, (void *)at, g->n * sizeof *at);
+  return ok;
+}
+
+/* Is there a product of floats of which it is written (`fixed`) or not yet written how the library makes it? */
+static bool has_product(const graph *g, bool fixed) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_OP && n->op == OP_dot && dtype_is_float((qn_dtype)n->type.dtype) &&
+        fixed == (graph_attr(n).flags != 0))
+      return true;
+    if (graph_kind_has_regions(n->kind) &&
+        (has_product(n->payload.regions[0], fixed) || has_product(n->payload.regions[1], fixed)))
+      return true;
+  }
+  return false;
+}
+
+bool products_any(const graph *g) { return has_product(g, true); }
+
+products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value *in) {
+  const graph_node *n = &g->nodes[node];
+  layouts l = {.vm = vm};
+  for (int k = 0; k < n->nin && !l.device; k++)
+    if (value_is(in[k], TAG_ARRAY)) l.device = value_array(in[k])->device;
+  if (!l.device || !device_kernels_of(l.device)->has_gemm ||
+      (!has_product(n->payload.regions[0], false) && !has_product(n->payload.regions[1], false)))
+    return PRODUCTS_FIXED;
+  header *at = mem_zalloc(vm, (n->nin + 1u) * sizeof *at), *out = mem_zalloc(vm, (made(n) + 1u) * sizeof *out);
+  bool ok = at && out;
+  for (int k = 0; k < n->nin && ok; k++)
+    if (value_is(in[k], TAG_ARRAY)) at[k] = *value_array(in[k]);
+  for (int pass = 0; pass < 2 && ok && !l.varies; pass++) {
+    l.write = pass == 1;
+    ok = (n->kind == NODE_LOOP ? walk_loop : walk_branch)(&l, n, at, out);
+  }
+  if (at) mem_free(vm, (void *)at, (n->nin + 1u) * sizeof *at);
+  if (out) mem_free(vm, (void *)out, (made(n) + 1u) * sizeof *out);
+  return !ok ? PRODUCTS_FAIL : l.varies ? PRODUCTS_VARY : PRODUCTS_FIXED;
+}
