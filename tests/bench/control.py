@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares captured control flow with the interpreter and with JAX's own forms (while_loop, fori_loop, scan, cond), in one run.
 
-  control.py [--quern build/quern] [--row NAME] [--rounds N] [--python PYTHON] [--set NAME=VALUE ...]
+  control.py [--quern build/quern] [--row NAME] [--rounds N] [--python PYTHON] [--device gpu] [--set NAME=VALUE ...]
 
 Each row is one program, written as one would write it in each language. Participants are processes of their own that take turns, round
 after round; each warms up (quern until its plan is there and compiled) and prints the median microseconds of a call. JAX is left out where
@@ -9,7 +9,7 @@ it is not installed; so is Quern's `off`, the interpreter alone, for no row.
 
   off     quern --jit off
   quern   quern --jit on, with jit.turns=0 (else a loop that calls f and drops what it gives is compiled, and does nothing); `graphs` says into how many graphs the call went, with the breaks: 1/0 has no way back into the interpreter
-  jax     jax.jit on the CPU
+  jax     jax.jit on the CPU, or with --device gpu on the GPU, like Quern (whose time() waits for the device)
 """
 import argparse
 import os
@@ -35,8 +35,9 @@ print("\\n=", sort(all)[2], if on {{ "{{r.graphs}}/{{len(r.breaks)}}" }} else {{
 JAX = """
 import time, jax, jax.numpy as jnp
 from jax import lax
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", "{platform}")
 {body}
+inputs = jax.device_put(inputs)
 g = jax.jit(f)
 for _ in range(10): jax.block_until_ready(g(*inputs))
 def timed(n):
@@ -241,6 +242,7 @@ def main():
     parser.add_argument("--row", action="append", choices=list(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--set", action="append", default=[], dest="tunables")
     o = parser.parse_args()
     quern = os.path.abspath(o.quern)
@@ -253,9 +255,10 @@ def main():
             with open(script, "w", encoding="utf-8") as f:
                 f.write(QUERN.format(body=body))
             with open(other, "w", encoding="utf-8") as f:
-                f.write(JAX.format(body=peer))
+                f.write(JAX.format(body=peer, platform="cuda" if o.device == "gpu" else "cpu"))
             tunables = [a for t in o.tunables for a in ("--set", t)]
-            ways = {"off": [quern, "--jit", "off", script], "quern": [quern, "--set", "jit.turns=0", *tunables, script, "on"]}
+            device = ["--device", o.device]
+            ways = {"off": [quern, *device, "--jit", "off", script], "quern": [quern, *device, "--set", "jit.turns=0", *tunables, script, "on"]}
             if has_jax:
                 ways["jax"] = [o.python, other]
             times, notes = {w: [] for w in ways}, {}
