@@ -294,7 +294,7 @@ static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, r
   qn_value *slots[SITE_MAX];
   int count = site_slots(s, t->fp, slots);
   if (count < 0) tries->left = 0;
-  turns.test = turn_test, turns.body = turn_body, turns.ctx = t;
+  turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown;
   return count < 0 ? REC_NOT_YET : rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries);
 }
 

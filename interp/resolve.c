@@ -96,6 +96,7 @@ static void function_end(resolver *r) {
   } else {
     uses_free(vm, &f->uses);
   }
+  mem_free(vm, f->grown, f->grown_cap * sizeof *f->grown);
   mem_free(vm, f->data, f->data_cap * sizeof *f->data);
   r->fn = f->outer;
 }
@@ -221,6 +222,13 @@ bool note_read(resolver *r, function *f, variable *v) {
   return true;
 }
 
+bool note_grown(resolver *r, uint32_t slot) {
+  function *f = r->fn;
+  if (!mem_grow(r->vm, (void **)&f->grown, &f->grown_cap, (size_t)f->ngrown + 1, sizeof *f->grown)) return false;
+  f->grown[f->ngrown++] = slot;
+  return true;
+}
+
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark) {
   for (uint32_t i = mark; i < r->fn->uses.nevents; i++)
     if (!r->fn->uses.events[i].cell && r->fn->uses.events[i].slot == slot) return true;
@@ -232,7 +240,7 @@ bool module_defines(const resolver *r, const global_cell *c) { return c->declare
 /* ---- sites -------------------------------------------------------------------------------------------------------------------- */
 
 site *site_begin(resolver *r, site_mark *mark) {
-  *mark = (site_mark){r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads};
+  *mark = (site_mark){r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown};
   return unit_alloc(r, sizeof(site));
 }
 
@@ -274,9 +282,25 @@ static void turn_variable_add(turn_code *t, turn_variable x) {
   t->n++;
 }
 
+static uint32_t count_of(const uint32_t *slots, uint32_t from, uint32_t n, uint32_t slot) {
+  uint32_t count = 0;
+  for (uint32_t i = from; i < n; i++) count += slots[i] == slot;
+  return count;
+}
+
+/* Do the turns of a loop use the local in a slot only to add items to it? Each such assignment reads it once. */
+static bool only_grows(const function *f, const site_mark *mark, uint32_t slot) {
+  uint32_t n = count_of(f->grown, mark->grown, f->ngrown, slot), assigned = 0;
+  const fn_uses *u = &f->uses;
+  for (uint32_t i = mark->events; i < u->nevents; i++) assigned += !u->events[i].cell && u->events[i].slot == slot;
+  return n > 0 && assigned == n && count_of(u->reads, mark->reads, u->nreads, slot) == n;
+}
+
 bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out) {
   const function *f = r->fn;
   if (!site_end(r, s, mark)) return false;
+  for (uint32_t i = 0; i < s->nlocals && i < 64; i++)
+    if (f->ngrown > mark->grown && only_grows(f, mark, s->locals[i])) s->grown |= (uint64_t)1 << i;
   turn_code t = {.n = 0};
   turn_variable all[TURN_VARIABLES];
   t.variables = all;

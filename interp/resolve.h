@@ -56,6 +56,8 @@ typedef struct function {
   fn_uses *kept;            /* where `uses` goes when the function ends, since blocks refer to it; or NULL */
   struct block_code *block; /* the innermost block of several statements in progress, or NULL */
   uint32_t item;            /* which of its statements */
+  uint32_t *grown;          /* the slots of locals to which an n_grow that the walk has met adds items */
+  uint32_t ngrown, grown_cap;
   global_cell **data;
   uint32_t ndata, data_cap;
   uint32_t top, most;    /* how many slots are in use now, and the most there were */
@@ -145,6 +147,8 @@ bool has_no_effect(resolver *r, const ast_node *n);
 bool is_self(const function *f, const qn_str *name);
 /* Notes an assignment to a global, or, with cell NULL, to the local in a slot, for the sites around it. False with an error raised. */
 QN_MUST_CHECK bool note_assigned(resolver *r, global_cell *cell, uint32_t slot);
+/* Notes that the assignment to the local in a slot, which was noted last, only adds items to a list. False with an error raised. */
+QN_MUST_CHECK bool note_grown(resolver *r, uint32_t slot);
 /* Has the local in this slot been assigned since there were `mark` events? */
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark);
 /* Does the module define the name, perhaps further down in this text? */
@@ -162,7 +166,7 @@ QN_MUST_CHECK lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, 
 
 /* What is noted at the beginning of a site: how many assignments came before it, and where slots of its own locals begin. */
 typedef struct site_mark {
-  uint32_t events, top, reads;
+  uint32_t events, top, reads, grown;
 } site_mark;
 QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
 QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);

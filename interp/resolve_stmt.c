@@ -367,6 +367,52 @@ static bool only_fields(const ast_node *target) {
   return target->kind == AST_name;
 }
 
+/* Does a call append one item to what the lvalue holds, and nothing else? *c: what `append` reads. */
+static bool appends(resolver *r, const ast_node *value, const n_call *call, const lvalue *p, const global_cell **c,
+                    const builtin_def **def) {
+  bool method = value->kind == AST_method;
+  if (method ? call->n != 1 || !reads_lvalue(call->callee, p, true)
+             : call->n != 2 || value->kids[0]->kind != AST_name || !reads_lvalue(call->args[0].value, p, true))
+    return false;
+  for (uint32_t i = 0; i < call->n; i++)
+    if (call->args[i].keyword || call->args[i].spread) return false;
+  qn_str *name = method ? value->u.s : value->kids[0]->u.s;
+  if (strcmp(name->text, "append") != 0 || !is_pure(r, name, def) || !*def) return false;
+  return (*c = scope_cell(r->vm, r->scope, name)) != NULL;
+}
+
+/* An assignment to a local that does nothing but add items to its list becomes an n_grow; any other one stays as it is. `settled` as for
+ * reads_lvalue. NULL with an error raised. */
+static node *growing_node(resolver *r, const ast_node *n, node *plain, bool settled) {
+  const n_assign *a = (const n_assign *)plain;
+  const lvalue *p = a->target;
+  const ast_node *value = n->kids[AST_assign_value];
+  if (p->kind != LVALUE_LOCAL || !settled || r->fn->loops == 0) return plain;
+  n_grow g = {.n = 0};
+  node *const *items = NULL;
+  const n_call *call = (const n_call *)a->value;
+  const n_binary *b = (const n_binary *)a->value;
+  if (a->value->eval == eval_call || a->value->eval == eval_method) {
+    if (!appends(r, value, call, p, &g.callee, &g.def)) return error_pending(r->vm) ? NULL : plain;
+    items = (node *const *)&call->args[call->n - 1].value;
+    g.n = 1;
+  } else if (a->value->kind == N_BINARY && b->op == AST_OP_add && b->b->eval == eval_list &&
+             reads_lvalue(b->a, p, true)) {
+    items = ((const n_items *)b->b)->items;
+    g.n = ((const n_items *)b->b)->n;
+  }
+  if (!g.n) return plain;
+  n_grow *out = node_new(r, sizeof *out + g.n * sizeof *out->items, eval_grow, n);
+  if (!out || !note_grown(r, p->slot)) return NULL;
+  out->h.slot = p->slot;
+  out->plain = plain;
+  out->callee = g.callee;
+  out->def = g.def;
+  out->n = g.n;
+  memcpy(out->items, items, g.n * sizeof *items);
+  return &out->h;
+}
+
 static node *assign_node(resolver *r, const ast_node *n) {
   const ast_node *target = n->kids[AST_assign_target], *value = n->kids[AST_assign_value];
   ast_op op = (ast_op)n->op;
@@ -381,7 +427,7 @@ static node *assign_node(resolver *r, const ast_node *n) {
     lvalue *p = sum ? lvalue_of(r, target, false, false) : NULL;
     node *out = p ? store_node(r, n, p, sum) : NULL;
     if (out) mark_accumulation((n_assign *)out, settled);
-    return out;
+    return out && op == AST_OP_add ? growing_node(r, n, out, settled) : out;
   }
   lvalue *p = lvalue_of(r, target, false, false);
   uint32_t mark = r->fn->uses.nevents;
@@ -397,6 +443,7 @@ static node *assign_node(resolver *r, const ast_node *n) {
   } else {
     mark_moved(r, v, p, settled);
     mark_accumulation((n_assign *)out, settled);
+    return growing_node(r, n, out, settled);
   }
   return out;
 }
@@ -688,7 +735,7 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
   if (count == 0) return nil_node(r, n);
   n_block *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_block_plain, n);
   if (!out) return NULL;
-  site_mark mark = {r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads}, at;
+  site_mark mark = {r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown}, at;
   site *rebound = NULL; /* what the statements rebind, if one of them is a tail */
   bool parts = count > 1;
   if (parts && !block_begin(r, out, count, tail)) return NULL;

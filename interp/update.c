@@ -339,6 +339,19 @@ qn_value eval_set_local(qn_vm *vm, node *h, qn_value *fp) {
   return value_nil();
 }
 
+qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
+  n_grow *n = (n_grow *)h;
+  if (__builtin_expect(!rec_grows(vm, fp[h->slot]), 1)) return eval(vm, n->plain, fp);
+  qn_value f = n->callee ? cell_get(n->callee) : value_nil();
+  bool known = !n->callee || (value_is(f, TAG_FN) && value_fn(f)->code == n->def);
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = known ? eval(vm, n->items[i], fp) : value_unset();
+    if (value_stops(v)) return v;
+    if (!rec_append(vm, &fp[h->slot], v)) return raise_at(vm, h->at);
+  }
+  return value_nil();
+}
+
 qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value v = eval(vm, n->value, fp);

@@ -214,9 +214,33 @@ qn_value op_pad(qn_vm *vm, qn_value x, qn_value with, const qn_dim *d) {
 
 /* ---- joining ------------------------------------------------------------------------------------------------------------------ */
 
+/* In a recording: if many of these values, from the first on, are rows of one array in order: these rows of it, owned, and how many they are;
+ * or the error value. Else unset. */
+static qn_value rows_ahead(qn_vm *vm, const qn_value *in, int n, int *rows) {
+  enum { MANY = 4 };
+  return vm->rec && n >= MANY ? rec_rows(vm, in, n, MANY, rows) : value_unset();
+}
+
+/* Rows of an array (taken over), joined along their first axis. */
+static qn_value rows_joined(qn_vm *vm, qn_value x) {
+  int64_t shape[ARRAY_MAX_RANK];
+  if (value_is_error(x)) return x;
+  int rank = value_array(x)->rank;
+  rec_sizes(vm, x, shape);
+  shape[1] = dim_mul(rec_dims(vm), shape[0], shape[1]);
+  qn_value out = op_reshape(vm, x, rank - 1, shape + 1);
+  value_release(vm, x);
+  return out;
+}
+
 qn_value op_concat(qn_vm *vm, const qn_value *in, int n, int axis) {
   qn_value now = vm->rec ? value_unset() : eager_concat(vm, in, n, axis);
   if (is_set(now)) return now;
+  int rows = 0;
+  if (axis == 0 && is_array(in[0]) && value_array(in[0])->rank && is_set(now = rows_ahead(vm, in, n, &rows))) {
+    if (rows == n || value_is_error(now)) return rows_joined(vm, now);
+    value_release(vm, now);
+  }
   const op_attr attr = {.axes = (uint8_t)(1u << axis)};
   return op_apply(vm, OP_concat, in, n, &attr);
 }
@@ -231,22 +255,46 @@ static qn_value let_go(qn_vm *vm, struct recording *held, qn_value v) {
   return value_fail(vm, v);
 }
 
+/* Rows of an array (taken over) along this axis, in this dtype. */
+static qn_value rows_stacked(qn_vm *vm, qn_value x, int axis, qn_dtype dtype) {
+  if (value_is_error(x)) return x;
+  int order[ARRAY_MAX_RANK], rank = value_array(x)->rank;
+  for (int k = 0; k < rank; k++) order[k] = k < axis ? k + 1 : k == axis ? 0 : k;
+  qn_value cast = op_cast(vm, x, dtype), out = value_is_error(cast) ? cast : op_permute(vm, cast, order);
+  value_release(vm, x);
+  value_release(vm, cast);
+  return out;
+}
+
+/* Item or items `in` on, of which n are left, as a part along the axis; *used: how many it stands for. Owned, or the error value. */
+static qn_value stack_part(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype, int rank,
+                           const int64_t *shape, int *used) {
+  qn_value rows = rows_ahead(vm, in, n, used);
+  if (is_set(rows) && (value_is_error(rows) || is_array(in[0]) || value_array(rows)->dtype == dtype))
+    return rows_stacked(vm, rows, axis, dtype);
+  if (is_set(rows)) value_release(vm, rows); /* of numbers, each of which must fit */
+  *used = 1;
+  qn_value item = op_cast(vm, in[0], dtype);
+  if (value_is_error(item)) return item;
+  qn_value part = op_reshape(vm, item, rank + 1, shape);
+  value_release(vm, item);
+  return part;
+}
+
 static qn_value stack_by_ops(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype) {
   const qn_array *first = is_array(in[0]) ? value_array(in[0]) : NULL;
-  int rank = first ? first->rank : 0, made = 0;
+  int rank = first ? first->rank : 0, made = 0, done = 0, used = 0;
   int64_t shape[ARRAY_MAX_RANK], sizes[ARRAY_MAX_RANK];
   if (first) rec_sizes(vm, in[0], sizes);
   for (int i = 0; i <= rank; i++) shape[i] = i == axis ? 1 : sizes[i < axis ? i : i - 1];
   qn_value *parts = mem_alloc(vm, (size_t)n * sizeof *parts), out = value_error();
   if (!parts) return out;
-  for (; made < n; made++) {
-    qn_value part = op_cast(vm, in[made], dtype);
+  for (; done < n; done += used) {
+    qn_value part = stack_part(vm, in + done, n - done, axis, dtype, rank, shape, &used);
     if (value_is_error(part)) break;
-    parts[made] = op_reshape(vm, part, rank + 1, shape);
-    value_release(vm, part);
-    if (value_is_error(parts[made])) break;
+    parts[made++] = part;
   }
-  if (made == n) out = op_concat(vm, parts, n, axis);
+  if (done == n) out = made == 1 ? value_retain(parts[0]) : op_concat(vm, parts, made, axis);
   while (made) value_release(vm, parts[--made]);
   mem_free(vm, parts, (size_t)n * sizeof *parts);
   return out;

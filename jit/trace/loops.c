@@ -16,27 +16,36 @@
  * behind what is carried: has the loop been left? The test asks it first. If one returns there is another flag, and then what it returns
  * (zeros until then); behind the loop, the way around it is left if the flag is set.
  *
+ * A list to which the turns only append is longer after each, so buffers with a row for each item are carried in its place (grown.c). What these
+ * must hold is known when the body has been recorded, so it is recorded again with them; turns must be known in number then.
+ *
  * A body that needs data, has an effect, draws random numbers or fails is no region, and one whose turns make few nodes together
  * (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
  */
 #include <string.h>
 
 #include "jit/graph/region_builder.h"
+#include "jit/trace/grown.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/ways.h"
 
 enum {
   ASKED = 3 /* times that a loop is asked about */,
-  WITHIN = 8 /* jit.unroll is so much less in arms */
+  WITHIN = 8 /* jit.unroll is so much less in arms */,
+  GROWN_MAX = 64 /* of the variables only so many first ones may be lists that grow */
 };
 
 typedef struct loop {
   qn_vm *vm;
   struct recording *r;
-  const rec_turns *turns;
+  rec_turns turns;
   rec_slots assigned;
-  qn_value *before;                /* owned: what the variables held before */
+  qn_value *before; /* owned: what the variables held before; in place of lists that grow what stands for them */
+  qn_value *held;   /* owned: what they really held */
+  uint64_t grown;   /* a bit for each variable that is a list which grows */
+  uint32_t adds[GROWN_MAX];        /* how many items a turn adds to it */
+  bool looks;                      /* the arms are recorded to find this out, without buffers */
   struct recording *header, *body; /* owned */
   struct recording *in;            /* the arm whose carries the variables get */
   rec_way *around;                 /* the way that the loop stands in, or NULL */
@@ -64,17 +73,149 @@ static bool carry_leaf(void *ctx, qn_value v) {
   return !value_is_operand(v) || add_carried(l, rec_node(l->r, v));
 }
 
-/* Notes what the variables hold, and what else is carried. */
-static bool loop_begin(loop *l) {
-  l->before = mem_zalloc(l->vm, ((size_t)l->assigned.n + 1) * sizeof *l->before);
-  if (!l->before) return false;
-  for (int i = 0; i < l->assigned.n; i++) l->before[i] = value_retain(*l->assigned.slots[i]);
+/* Notes what is carried, but for flags. */
+static bool carry_all(loop *l) {
+  l->n = 0;
   for (int i = 0; i < l->assigned.n; i++)
     if (!tree_each(l->vm, l->before[i], carry_leaf, l)) return false;
   l->count = l->n;
-  bool ok = !l->turns->counts || add_carried(l, rec_node(l->r, l->turns->first));
+  bool ok = !l->turns.counts || add_carried(l, rec_node(l->r, l->turns.first));
   l->flag = l->n;
   return ok;
+}
+
+static bool is_grown(const loop *l, int i) { return i < GROWN_MAX && (l->grown >> i & 1); }
+
+/* Puts `v` (taken over) in place of what a variable held before. False if it is the error value. */
+static bool set_before(loop *l, int i, qn_value v) {
+  if (value_is_error(v)) return false;
+  value_release(l->vm, l->before[i]);
+  l->before[i] = v;
+  return true;
+}
+
+/* How many turns there are, if that is known and a list may have so many items; else 0. */
+static int64_t turns_known(const loop *l) {
+  const rec_turns *t = &l->turns;
+  if (!t->counts || t->first.head != TAG_INT || t->end.head != TAG_INT || t->end.u.i <= t->first.u.i) return 0;
+  uint64_t n = (uint64_t)t->end.u.i - (uint64_t)t->first.u.i;
+  return n <= INT32_MAX ? (int64_t)n : 0;
+}
+
+/* A bound of a loop in which lists may grow becomes a guard, if it is no data: it decides how long they are. False with an error raised. */
+static bool bound_known(loop *l, qn_value *bound) {
+  if (!value_is(*bound, TAG_INT) || !value_node(*bound)) return true;
+  int guards = may_guard(l->r, *bound);
+  if (guards > 0) *bound = rec_guard(l->vm, *bound);
+  return guards >= 0 && !value_is_error(*bound);
+}
+
+/* Lists that may grow are replaced by what stands for them while their items are not known. False with an error raised. */
+static bool grown_begin(loop *l) {
+  uint64_t may = l->turns.counts ? l->turns.grown : 0;
+  if (may && !(bound_known(l, &l->turns.first) && bound_known(l, &l->turns.end))) return false;
+  if (!turns_known(l)) may = 0;
+  for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++) {
+    qn_value v = l->held[i];
+    if (!(may >> i & 1) || !value_is(v, TAG_LIST)) continue;
+    uint32_t number = rec_grows(l->vm, v) ? grown_number(v) : grown_new(l->r);
+    if (!number || !set_before(l, i, grown_value(l->vm, number, 0, value_nil(), value_nil()))) return false;
+    l->grown |= (uint64_t)1 << i;
+  }
+  l->looks = l->grown != 0;
+  return true;
+}
+
+/* The arms have been recorded, and it is known what is added to lists: makes their buffers. *again: the arms must be recorded once more. False if
+ * it cannot be captured. */
+static bool grown_make(loop *l, bool *again) {
+  qn_vm *vm = l->vm;
+  *again = false;
+  if (l->leaves) return false;
+  for (int i = 0; i < l->assigned.n; i++) {
+    if (!is_grown(l, i)) continue;
+    qn_value held = l->held[i], parts = value_nil();
+    bool within = rec_grows(vm, held);
+    int64_t n = turns_known(l) * l->adds[i];
+    if (l->adds[i] == 0) {
+      l->grown &= ~((uint64_t)1 << i);
+      *again |= set_before(l, i, value_retain(held));
+      continue;
+    }
+    uint32_t number = grown_number(l->before[i]);
+    if (n > INT32_MAX || !grown_of(l->r, number)->data) return false;
+    if (within)
+      parts = value_retain(value_list(held)->items[GROWN_PARTS]);
+    else
+      parts = grown_buffers(l->r, number, n);
+    if (!set_before(l, i, grown_value(vm, number, 0, value_nil(), parts))) return false;
+    *again |= value_is(value_list(l->before[i])->items[GROWN_PARTS], TAG_LIST);
+  }
+  l->looks = false;
+  return true;
+}
+
+/* The body begins: the rows of this turn follow from its number. False if memory is short. */
+static bool grown_turn(loop *l) {
+  qn_vm *vm = l->vm;
+  graph *g = l->in->g;
+  for (int i = 0; i < l->assigned.n; i++) {
+    if (!is_grown(l, i) || value_is(value_list(l->before[i])->items[GROWN_PARTS], TAG_NIL)) continue;
+    qn_value held = l->held[i];
+    uint32_t row = l->in->g->inputs[l->count];
+    int64_t first = l->turns.first.u.i;
+    if (first) row = graph_count(g, OP_sub, row, graph_weak_int(g, first));
+    if (row && l->adds[i] != 1) row = graph_count(g, OP_mul, row, graph_weak_int(g, l->adds[i]));
+    if (row && rec_grows(vm, held)) {
+      uint32_t base = rec_node(l->in, value_list(held)->items[GROWN_BASE]);
+      row = base ? graph_count(g, OP_add, row, base) : 0;
+      if (row && grown_count(held)) row = graph_count(g, OP_add, row, graph_weak_int(g, grown_count(held)));
+    }
+    qn_value base = row ? rec_value_of(l->in, row) : value_error(), *slot = l->assigned.slots[i], now = *slot;
+    if (value_is_error(base)) return false;
+    *slot = grown_value(vm, grown_number(now), 0, base, value_retain(value_list(now)->items[GROWN_PARTS]));
+    if (value_is_error(*slot)) {
+      *slot = now;
+      return false;
+    }
+    value_release(vm, now);
+  }
+  return true;
+}
+
+/* The loop is a node: lists become what they are behind it. False with an error raised. */
+static bool grown_end(loop *l) {
+  qn_vm *vm = l->vm;
+  for (int i = 0; i < l->assigned.n; i++) {
+    if (!is_grown(l, i)) continue;
+    qn_value held = l->held[i], *slot = l->assigned.slots[i], parts = value_list(*slot)->items[GROWN_PARTS], v;
+    uint32_t number = grown_number(*slot);
+    int64_t n = turns_known(l) * l->adds[i];
+    if (rec_grows(vm, held)) {
+      const qn_value *around = value_list(held)->items;
+      if (n > INT32_MAX - (int64_t)grown_count(held)) return raise_false(vm, E_too_large, "a list has too many items");
+      v = grown_value(vm, number, grown_count(held) + (uint32_t)n, value_retain(around[GROWN_BASE]),
+                      value_retain(parts));
+    } else {
+      v = value_retain(held);
+      if (!list_own(vm, &v) || !grown_list(l->r, number, n, parts, &v)) v = value_fail(vm, v);
+    }
+    if (value_is_error(v)) return false;
+    value_release(vm, *slot);
+    *slot = v;
+  }
+  return true;
+}
+
+/* Notes what the variables hold, and what is carried. */
+static bool loop_begin(loop *l) {
+  size_t bytes = ((size_t)l->assigned.n + 1) * sizeof *l->before;
+  if (!(l->before = mem_zalloc(l->vm, bytes)) || !(l->held = mem_zalloc(l->vm, bytes))) return false;
+  for (int i = 0; i < l->assigned.n; i++) {
+    l->held[i] = value_retain(*l->assigned.slots[i]);
+    l->before[i] = value_retain(l->held[i]);
+  }
+  return grown_begin(l) && carry_all(l);
 }
 
 /* Adds what says that the loop has been left, as is now known. */
@@ -136,7 +277,7 @@ static uint32_t flag_input(const loop *l) { return l->in->g->inputs[l->flag]; }
 static qn_value run_test(void *ctx, rec_exit *how) {
   loop *l = ctx;
   qn_vm *vm = l->vm;
-  qn_value v = l->turns->test(l->turns->ctx, how);
+  qn_value v = l->turns.test(l->turns.ctx, how);
   if (*how != REC_VALUE || !value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1)
     return v;
   qn_value flat = op_reshape(vm, v, 0, NULL),
@@ -155,8 +296,8 @@ static qn_value run_false(void *ctx, rec_exit *how) {
 static uint32_t test_node(loop *l) {
   qn_vm *vm = l->vm;
   struct recording *r = l->in;
-  if (l->turns->counts) {
-    uint32_t end = rec_node(r, l->turns->end), node = end ? graph_op2(r->g, OP_lt, count_input(l), end) : 0;
+  if (l->turns.counts) {
+    uint32_t end = rec_node(r, l->turns.end), node = end ? graph_op2(r->g, OP_lt, count_input(l), end) : 0;
     if (!l->leaves || !node) return node;
     uint32_t flag = flag_input(l);
     return graph_op2(r->g, OP_bitand, node, graph_op(r->g, OP_invert, &flag, 1, NULL, 0));
@@ -234,16 +375,25 @@ static qn_value zeros_leaf(void *ctx, qn_value v) {
   return zeros ? rec_value_of(l->r, zeros) : value_error();
 }
 
+/* As match, of variable i, a list that grows. */
+static bool match_grown(loop *l, int i) {
+  qn_value was = l->before[i], is = *l->assigned.slots[i];
+  if (!rec_grows(l->vm, is) || grown_number(is) != grown_number(was)) return false;
+  if (l->looks) l->adds[i] = grown_count(is);
+  return grown_count(is) == l->adds[i] &&
+         match(l, value_list(was)->items[GROWN_PARTS], value_list(is)->items[GROWN_PARTS]);
+}
+
 /* Runs the body, as a turn that branches in it may leave. parts: those of its end, owned. */
 static bool run_turn(loop *l, qn_value *parts) {
   qn_vm *vm = l->vm;
   rec_way turn;
   rec_exit how = REC_ERROR;
-  qn_value number = l->turns->counts ? rec_value_of(l->in, count_input(l)) : value_unset();
+  qn_value number = l->turns.counts ? rec_value_of(l->in, count_input(l)) : value_unset();
   qn_value returned = returned_with(l, leaf_of_arm);
   way_begin(&turn, WAY_TURN, l->in, l->around, l->assigned);
   turn.returned = returned;
-  qn_value v = l->turns->body(l->turns->ctx, number, &how);
+  qn_value v = l->turns.body(l->turns.ctx, number, &how);
   bool ok = way_close(vm, &turn, how, v, parts) && vm->rec == l->in;
   l->leaves |= ok && !is_bool(parts[END_LEAVES], false);
   l->parts |= turn.parts;
@@ -264,12 +414,13 @@ static bool run_body(loop *l) {
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
   bool left = l->leaves, ok = arm_open(l, &l->body);
   if (!l->body) return false;
-  ok = ok && run_turn(l, parts) && l->leaves == left;
+  ok = ok && (!l->grown || grown_turn(l)) && run_turn(l, parts) && l->leaves == left;
   if (!ok) vm_pop_to(vm, mark);
   l->nouts = 0;
-  for (int i = 0; i < l->assigned.n && ok; i++) ok = match(l, l->before[i], *l->assigned.slots[i]);
+  for (int i = 0; i < l->assigned.n && ok; i++)
+    ok = is_grown(l, i) ? match_grown(l, i) : match(l, l->before[i], *l->assigned.slots[i]);
   graph *g = l->body->g;
-  if (ok && l->turns->counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
+  if (ok && l->turns.counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
   if (ok && l->leaves) ok = add_out(l, rec_node(l->body, parts[END_LEAVES]));
   if (ok && l->returns)
     ok = add_out(l, rec_node(l->body, parts[END_RETURNS])) && match(l, l->returned, parts[END_RETURNED]);
@@ -288,9 +439,18 @@ static void arms_free(loop *l) {
 /* Runs both arms; once more with flags if the body leaves the loop. */
 static bool run_arms(loop *l) {
   if (run_header(l) && run_body(l)) return true;
-  if (!l->leaves || error_pending(l->vm)) return false;
+  if (!l->leaves || l->grown || error_pending(l->vm)) return false;
   arms_free(l);
   return carry_flags(l) && run_header(l) && run_body(l);
+}
+
+/* The arms have been recorded to see what is added to lists: now with buffers. */
+static bool run_grown(loop *l) {
+  bool again;
+  if (!grown_make(l, &again)) return false;
+  if (!again) return true;
+  arms_free(l);
+  return carry_all(l) && run_arms(l);
 }
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
@@ -298,7 +458,7 @@ static bool run_arms(loop *l) {
 /* How many nodes all turns would make, unrolled; a loop whose number of turns is unknown counts as MANY. */
 static double unrolled(const loop *l) {
   enum { MANY = 1 << 16 };
-  const rec_turns *t = l->turns;
+  const rec_turns *t = &l->turns;
   bool known = t->counts && !value_node(t->first) && !value_node(t->end);
   double turns = known ? (double)t->end.u.i - (double)t->first.u.i : MANY;
   return turns * (l->body->g->n - l->body->g->ninputs + l->body->unrolled);
@@ -313,8 +473,11 @@ static bool is_short(const loop *l) {
 static void loop_free(loop *l) {
   qn_vm *vm = l->vm;
   arms_free(l);
-  for (int i = 0; i < l->assigned.n && l->before; i++) value_release(vm, l->before[i]);
-  if (l->before) mem_free(vm, l->before, ((size_t)l->assigned.n + 1) * sizeof *l->before);
+  qn_value *lists[] = {l->before, l->held};
+  for (int k = 0; k < 2; k++) {
+    for (int i = 0; i < l->assigned.n && lists[k]; i++) value_release(vm, lists[k][i]);
+    if (lists[k]) mem_free(vm, lists[k], ((size_t)l->assigned.n + 1) * sizeof *lists[k]);
+  }
   value_release(vm, l->returned);
   mem_free(vm, l->outer, l->cap * sizeof *l->outer);
   mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
@@ -355,7 +518,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (!tries->left || (known && turns->end.u.i - 1 <= turns->first.u.i)) return REC_NOT_YET;
   bool last = !--tries->left;
   struct recording *base = rec_base(r);
-  loop l = {.vm = vm, .r = r, .turns = turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
+  loop l = {.vm = vm, .r = r, .turns = *turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
@@ -363,9 +526,11 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   bool ok = loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
   if (!last) base->timid--;
   if (few) tries->left = 0;
+  if (ok && !few && l.looks) ok = run_grown(&l);
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
-    answer = l.node && set_variables(&l, leaf_of_result) && (l.returns ? leave(&l, site) : rec_appended(r))
+    answer = l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l)) &&
+                     (l.returns ? leave(&l, site) : rec_appended(r))
                  ? REC_DONE
                  : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
@@ -374,6 +539,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
     answer = arms_refused(r);
   }
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
+  if (answer != REC_DONE && l.held && l.looks | (l.grown != 0)) slots_set(vm, assigned, l.held);
   loop_free(&l);
   if (answer == REC_DONE) vm->rec = now;
   return answer;

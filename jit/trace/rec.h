@@ -304,6 +304,7 @@ typedef struct rec_turns {
   qn_value (*body)(void *ctx, qn_value number, rec_exit *how);
   void *ctx;
   bool counts;
+  uint64_t grown; /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
   /* of a loop that counts: host ints, which may be traced; the numbers run from `first` up, and end before `end` */
   qn_value first, end;
 } rec_turns;
@@ -340,6 +341,17 @@ static inline bool rec_offers_count(const qn_vm *vm, qn_value v) {
 /* Before a turn that the interpreter makes of a loop whose numbers run from `first` up to `end`: is there one? It becomes a guard, or, if it
  * depends on data, a check that there is (as rec_expect). 1; 0; -1 with an error raised. */
 QN_MUST_CHECK int rec_turn_goes(qn_vm *vm, qn_value first, qn_value end);
+/* Does a variable hold a list that grows in a loop which is being captured (grown.c)? Nothing but rec_append may look at it. */
+static inline bool rec_grows(const qn_vm *vm, qn_value v) {
+  if (__builtin_expect(vm->rec == NULL, 1) || !value_is(v, TAG_LIST)) return false;
+  const qn_list *l = value_list(v);
+  return l->len && value_is(l->items[0], TAG_SIGNAL);
+}
+/* Adds an item (taken over) to such a list. False with an error raised: it cannot be captured, as with an item that is unset. */
+QN_MUST_CHECK bool rec_append(qn_vm *vm, qn_value *list, qn_value item);
+/* If the recording in progress knows that of n values the first ones, `least` or more, are rows of one array, one behind the other: these rows of
+ * it, owned, and how many they are; or the error value. Else unset. */
+QN_MUST_CHECK qn_value rec_rows(qn_vm *vm, const qn_value *in, int n, int least, int *rows);
 /* Row i of x, where i is the traced number of a loop's turn, known to lie inside the first axis. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
 /* An array that was made of untraced host numbers, as by an array literal, becomes a constant of the graph. False with an error raised. */

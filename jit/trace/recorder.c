@@ -316,8 +316,7 @@ bool rec_count_traced(const qn_vm *vm, qn_value v) {
   return dtype_is_int(d) && d != QN_u64;
 }
 
-/* Can a bool become a guard, since it does not depend on data? -1 with an error raised. */
-static int may_guard(struct recording *r, qn_value v) {
+int may_guard(struct recording *r, qn_value v) {
   enum { LIFTED = 32 };
   if (!r->arm) return !rec_is_data(r, v);
   struct recording *around = rec_around(r, v);

@@ -257,6 +257,7 @@ void rec_free(struct recording *r) {
     value_release(vm, r->texts[i].parts);
   }
   mem_free(vm, r->texts, r->texts_cap * sizeof *r->texts);
+  grown_free(r);
   struct recording *base = rec_base(r);
   for (uint32_t i = base->ntexts; r->arm && i-- > 0;)
     if (base->texts[i].in == r) base->texts[i].in = NULL;

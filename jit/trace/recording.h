@@ -149,6 +149,9 @@ struct recording {
   size_t text_bytes; /* how long they are together */
   uint32_t ntexts, texts_cap;
   key_index text_numbers;
+  /* Of the recording around all arms: what is appended to lists that grow in loops (grown.c). */
+  struct grown_items *grown;
+  uint32_t ngrown, grown_cap;
   tap_list taps;
   tap_run tap_run;
   struct recording *tapping;
@@ -281,6 +284,8 @@ void slots_set(qn_vm *vm, rec_slots s, const qn_value *to);
 /* Arms do not become regions: forgets why, unless the program has to know. If memory was short that is why the capture ends. REC_NOT_YET, or
  * REC_FAILED with the error raised. */
 QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
+/* Can a host number become a guard, since it does not depend on data? 1; 0; -1 with an error raised. */
+int may_guard(struct recording *r, qn_value v);
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
 /* How many gradients are in progress, one inside the other, here and around the arms that r lies in. */
@@ -295,6 +300,9 @@ uint32_t alias_of_node(struct recording *r, uint32_t node);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
 QN_MUST_CHECK rec_answer branch_capture(struct recording *r, const rec_branch *branch, qn_value predicate,
                                         qn_value *result);
+
+/* Of a recording that is freed (grown.c). */
+void grown_free(struct recording *r);
 
 /* ---- regions ---- */
 

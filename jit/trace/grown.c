@@ -1,0 +1,287 @@
+/* Lists that grow in captured loops: each leaf of the items becomes a buffer with a row for each item.
+ *
+ * A list that is longer after each turn is no carried value, whose structure must stay. So where the turns of a loop only append to a list
+ * (the interpreter finds this out from the text: n_grow), its variable holds something else while the body is recorded (grown.h), and each
+ * item is stored in the next row of the buffers, which are carried in its place. How many items a turn adds must not depend on data; so
+ * the row is known from the number of the turn, and lies inside.
+ *
+ * When the body is recorded for the first time there are no buffers: it tells how many items a turn adds, and what they are like (loops.c).
+ * Behind the loop the list is one of rows of the buffers. Stacking these gives the buffer itself (rec_rows).
+ */
+#include "jit/trace/grown.h"
+
+#include <string.h>
+
+#include "jit/graph/region_builder.h"
+#include "jit/run/index.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/rec.h"
+
+enum { LOOKED_AT = 256 /* nodes, for whether a number is data */ };
+
+/* ---- items ----------------------------------------------------------------------------------------------------------------------- */
+
+uint32_t grown_new(struct recording *r) {
+  struct recording *b = rec_base(r);
+  if (!mem_grow(r->vm, (void **)&b->grown, &b->grown_cap, b->ngrown + (size_t)1, sizeof *b->grown)) return 0;
+  b->grown[b->ngrown++] = (grown_items){.shape = value_unset()};
+  return b->ngrown;
+}
+
+grown_items *grown_of(const struct recording *r, uint32_t number) {
+  return &rec_base((struct recording *)(uintptr_t)r)->grown[number - 1];
+}
+
+void grown_free(struct recording *r) {
+  for (uint32_t i = 0; i < r->ngrown; i++) {
+    value_release(r->vm, r->grown[i].shape);
+    mem_free(r->vm, r->grown[i].types, r->grown[i].cap * sizeof *r->grown[i].types);
+  }
+  mem_free(r->vm, r->grown, r->grown_cap * sizeof *r->grown);
+}
+
+/* Would a number be one of the host's if the loop were unrolled? It is, unless it is made of an array or in a loop or branch. Looks at *left
+ * nodes at most; of numbers with a longer history it says no. */
+static bool of_host(const struct recording *r, uint32_t node, int *left) {
+  const graph_node *n = &r->g->nodes[node];
+  if (!n->type.weak || --*left < 0) return false;
+  if (n->kind == NODE_CONST) return true;
+  if (n->kind == NODE_INPUT) {
+    uint32_t at = n->payload.input;
+    return !r->arm || at >= r->captures_cap || !r->captures[at] || of_host(r->outer, r->captures[at], left);
+  }
+  for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
+    if (!of_host(r, n->in[k], left)) return false;
+  return n->kind == NODE_OP;
+}
+
+/* The types of items while one is walked. */
+typedef struct item_walk {
+  struct recording *r;
+  grown_items *of;
+} item_walk;
+
+/* A leaf of the first item: unset in place of an array or number, whose type is noted. */
+static qn_value note_leaf(void *ctx, qn_value v) {
+  item_walk *w = ctx;
+  if (rec_text_of(w->r, v)) return value_error();
+  if (!value_is_operand(v)) return value_retain(v);
+  grown_items *g = w->of;
+  uint32_t node = rec_node(w->r, v);
+  if (!node || !mem_grow(w->r->vm, (void **)&g->types, &g->cap, g->n + (size_t)1, sizeof *g->types))
+    return value_error();
+  graph_type t = w->r->g->nodes[node].type;
+  if (!type_is_fixed(&t) || t.rank == ARRAY_MAX_RANK) return value_error();
+  g->types[g->n++] = t;
+  g->data |= !of_host(w->r, node, &(int){LOOKED_AT});
+  return value_unset();
+}
+
+/* Compares an item with the shape, and collects its arrays and numbers (borrowed). False if they differ. */
+static bool same_shape(item_walk *w, qn_value shape, qn_value v, qn_value *leaves, uint32_t *n) {
+  if (value_is(shape, TAG_UNSET)) {
+    uint32_t node = value_is_operand(v) ? rec_node(w->r, v) : 0;
+    if (!node || !graph_type_same(&w->r->g->nodes[node].type, &w->of->types[*n])) return false;
+    leaves[(*n)++] = v;
+    return true;
+  }
+  if (value_tag_of(shape) != value_tag_of(v) || value_is_operand(v)) return false;
+  if (value_is(v, TAG_STR)) return !rec_text_of(w->r, v) && str_equal(value_str(shape), value_str(v));
+  bool list = value_is(v, TAG_LIST);
+  if (!list && !value_is(v, TAG_RECORD)) return shape.head == v.head && shape.u.i == v.u.i;
+  uint32_t count = list ? value_list(v)->len : value_record(v)->len;
+  if (count != (list ? value_list(shape)->len : value_record(shape)->len) || !vm_enter(w->r->vm, 0)) return false;
+  for (uint32_t i = 0; i < count && !list; i++)
+    if (!str_equal(record_name(value_record(shape), i), record_name(value_record(v), i))) return false;
+  const qn_value *p = list ? value_list(shape)->items : value_record(shape)->items;
+  const qn_value *q = list ? value_list(v)->items : value_record(v)->items;
+  for (uint32_t i = 0; i < count; i++)
+    if (!same_shape(w, p[i], q[i], leaves, n)) return false;
+  return true;
+}
+
+/* ---- the list while it grows --------------------------------------------------------------------------------------------------------- */
+
+uint32_t grown_number(qn_value v) { return (uint32_t)(value_list(v)->items[GROWN_MARK].u.i >> 32); }
+uint32_t grown_count(qn_value v) { return (uint32_t)value_list(v)->items[GROWN_MARK].u.i; }
+
+qn_value grown_value(qn_vm *vm, uint32_t number, uint32_t count, qn_value base, qn_value parts) {
+  qn_list *l = value_is_error(base) || value_is_error(parts) ? NULL : list_new(vm, GROWN_N);
+  if (!l) {
+    value_release(vm, base);
+    value_release(vm, parts);
+    return value_error();
+  }
+  l->items[GROWN_MARK] = (qn_value){.head = TAG_SIGNAL, .u.i = (int64_t)((uint64_t)number << 32 | count)};
+  l->items[GROWN_BASE] = base;
+  l->items[GROWN_PARTS] = parts;
+  return value_obj(TAG_LIST, l);
+}
+
+/* Where the next item goes: a host int. The error value if memory is short. */
+static qn_value next_row(struct recording *r, qn_value base, uint32_t count) {
+  uint32_t node = rec_node(r, base);
+  if (node && count) node = graph_count(r->g, OP_add, node, graph_weak_int(r->g, count));
+  return node ? rec_value_of(r, node) : value_error();
+}
+
+/* Stores the leaves of an item in rows of the buffers. A new list of buffers, owned, or the error value. */
+static qn_value store(struct recording *r, const grown_items *g, qn_value parts, qn_value row, const qn_value *leaves) {
+  qn_vm *vm = r->vm;
+  qn_list *out = list_new(vm, g->n);
+  if (!out) return value_error();
+  bool ok = true;
+  for (uint32_t k = 0; k < g->n && ok; k++) {
+    qn_value in[3] = {value_list(parts)->items[k], row, op_cast(vm, leaves[k], (qn_dtype)g->types[k].dtype)};
+    ok = !value_is_error(in[2]);
+    const op_attr attr = {.n = 1, .mode = SCATTER_SET, .flags = ATTR_PROVEN, .d = {1}};
+    qn_value made = ok ? op_apply(vm, OP_scatter, in, 3, &attr) : value_error();
+    value_release(vm, in[2]);
+    if (value_is_error(made))
+      ok = false;
+    else
+      out->items[k] = made;
+  }
+  qn_value v = value_obj(TAG_LIST, out);
+  return ok ? v : value_fail(vm, v);
+}
+
+bool rec_append(qn_vm *vm, qn_value *list, qn_value item) {
+  struct recording *r = vm->rec;
+  uint32_t number = grown_number(*list), count = grown_count(*list);
+  item_walk w = {.r = r, .of = grown_of(r, number)};
+  qn_value *old = value_list(*list)->items, base = value_retain(old[GROWN_BASE]),
+           parts = value_retain(old[GROWN_PARTS]);
+  bool ok = !value_is(item, TAG_UNSET) && count < UINT32_MAX;
+  if (ok && !w.of->known) {
+    w.of->n = 0;
+    w.of->shape = tree_rebuild(vm, item, note_leaf, &w);
+    w.of->known = ok = !value_is_error(w.of->shape);
+    if (!ok) w.of->shape = value_unset();
+  }
+  size_t bytes = (w.of->n + (size_t)1) * sizeof(qn_value);
+  qn_value *leaves = ok ? mem_alloc(vm, bytes) : NULL;
+  uint32_t n = 0;
+  ok = leaves && same_shape(&w, w.of->shape, item, leaves, &n);
+  if (ok && value_is(parts, TAG_LIST)) {
+    qn_value row = next_row(r, base, count), made = value_is_error(row) ? row : store(r, w.of, parts, row, leaves);
+    value_release(vm, parts);
+    parts = made;
+    ok = !value_is_error(made);
+  }
+  if (leaves) mem_free(vm, leaves, bytes);
+  value_release(vm, item);
+  qn_value grown = ok ? grown_value(vm, number, count + 1, base, parts) : value_error();
+  if (!value_is_error(grown)) {
+    value_release(vm, *list);
+    *list = grown;
+    return rec_appended(r);
+  }
+  if (!ok) {
+    value_release(vm, base);
+    value_release(vm, parts);
+  }
+  return error_pending(vm) ? false : rec_give_up(r, BREAK_branch);
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------------------------------- */
+
+qn_value grown_buffers(struct recording *r, uint32_t number, int64_t n) {
+  qn_vm *vm = r->vm;
+  const grown_items *g = grown_of(r, number);
+  qn_list *out = list_new(vm, g->n);
+  if (!out) return value_error();
+  qn_value v = value_obj(TAG_LIST, out);
+  for (uint32_t k = 0; k < g->n; k++) {
+    graph_type t = g->types[k];
+    memmove(t.shape + 1, t.shape, t.rank * sizeof *t.shape);
+    t.shape[0] = n;
+    t.rank++;
+    t.weak = false;
+    uint32_t zeros = graph_full(r->g, &t, 0, rec_site(r));
+    qn_value made = zeros ? rec_value_of(r, zeros) : value_error();
+    if (value_is_error(made)) return value_fail(vm, v);
+    out->items[k] = made;
+  }
+  return v;
+}
+
+/* Row `row` of the buffers as an item. */
+typedef struct row_walk {
+  struct recording *r;
+  const grown_items *of;
+  qn_value parts;
+  int64_t row;
+  uint32_t next;
+} row_walk;
+
+static qn_value row_leaf(void *ctx, qn_value v) {
+  row_walk *w = ctx;
+  if (!value_is(v, TAG_UNSET)) return value_retain(v);
+  qn_vm *vm = w->r->vm;
+  const graph_type *t = &w->of->types[w->next];
+  qn_value row = op_index_row(vm, value_list(w->parts)->items[w->next++], w->row);
+  if (value_is_error(row) || !t->weak) return row;
+  qn_value number = rec_host_number(vm, row, (qn_dtype)t->dtype);
+  value_release(vm, row);
+  return number;
+}
+
+bool grown_list(struct recording *r, uint32_t number, int64_t n, qn_value parts, qn_value *list) {
+  row_walk w = {.r = r, .of = grown_of(r, number), .parts = parts};
+  bool ok = true;
+  r->held++; /* no limit ends the recording before all rows are there */
+  for (; w.row < n && ok; w.row++) {
+    w.next = 0;
+    qn_value item = tree_rebuild(r->vm, w.of->shape, row_leaf, &w);
+    ok = !value_is_error(item) && list_push(r->vm, value_list(*list), item);
+  }
+  r->held--;
+  return ok;
+}
+
+/* ---- rows ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* Is it row *at of array *of, along its first axis? As op_index_row records one. */
+static bool is_row(const graph *g, uint32_t node, uint32_t *of, int64_t *at) {
+  const graph_node *n = &g->nodes[node];
+  if (n->type.weak && n->kind == NODE_OP && n->op == OP_cast) n = &g->nodes[n->in[0]];
+  if (n->kind != NODE_OP || n->op != OP_reshape || g->nodes[n->in[0]].kind != NODE_OP) return false;
+  const graph_type row = n->type;
+  n = &g->nodes[n->in[0]];
+  if (n->op != OP_slice || n->type.rank != row.rank + 1) return false;
+  const graph_type *whole = &g->nodes[n->in[0]].type;
+  const op_attr attr = graph_attr(n);
+  if (attr.d[1] != 1 || attr.d[0] < 0) return false;
+  for (int k = 1; k < whole->rank; k++)
+    if (attr.d[3 * k] != 0 || attr.d[3 * k + 1] != whole->shape[k] || attr.d[3 * k + 2] != 1 ||
+        row.shape[k - 1] != whole->shape[k])
+      return false;
+  *of = n->in[0];
+  *at = attr.d[0];
+  return true;
+}
+
+qn_value rec_rows(qn_vm *vm, const qn_value *in, int n, int least, int *rows) {
+  const struct recording *r = vm->rec;
+  uint32_t whole = 0;
+  int64_t first = 0;
+  int i = 0;
+  for (; i < n; i++) {
+    uint32_t node = value_is_operand(in[i]) ? rec_traced(r, in[i]) : 0, of;
+    int64_t at;
+    if (!node || !is_row(r->g, node, &of, &at)) break;
+    if (i == 0) whole = of, first = at;
+    if (of != whole || at != first + i) break;
+  }
+  if (i < least) return value_unset();
+  *rows = i;
+  qn_value v = rec_value_of(vm->rec, whole);
+  if (value_is_error(v)) return v;
+  int64_t sizes[ARRAY_MAX_RANK];
+  rec_sizes(vm, v, sizes);
+  if (first == 0 && sizes[0] == i) return v;
+  qn_value part = op_slice(vm, v, 0, first, i, 1);
+  value_release(vm, v);
+  return part;
+}

@@ -1,0 +1,38 @@
+/* Lists that grow in captured loops (grown.c). */
+#ifndef JIT_TRACE_GROWN_H
+#define JIT_TRACE_GROWN_H
+
+#include "jit/trace/recording.h"
+
+/* A list while it grows, as its variable holds it: a list of three parts. */
+enum {
+  GROWN_MARK, /* a signal, which no value of a program is: the number of its grown_items, and how many items the turn has added */
+  GROWN_BASE,  /* a host int: where the first of these lies in the buffers; nil: it is not known yet */
+  GROWN_PARTS, /* a list of buffers, one for each leaf of an item; nil: there are none yet */
+  GROWN_N
+};
+
+/* What is known of the items of one list, from the first time that the loop's body has been recorded on. */
+typedef struct grown_items {
+  bool known;        /* an item has been added */
+  qn_value shape;    /* owned: an item with unset in place of its arrays and numbers */
+  bool data;         /* some of these are no numbers that the host would know, were the loop unrolled */
+  graph_type *types; /* those of its arrays and numbers, in order */
+  uint32_t n, cap;
+} grown_items;
+
+/* A number for a new list. 0 with an error raised. */
+QN_MUST_CHECK uint32_t grown_new(struct recording *r);
+/* Its items. The pointer is good until the next list is added. */
+grown_items *grown_of(const struct recording *r, uint32_t number);
+/* The number of a list that grows, and how many items were added in the turn. */
+uint32_t grown_number(qn_value v);
+uint32_t grown_count(qn_value v);
+/* A list that grows; takes over its base and buffers. Owned, or the error value. */
+QN_MUST_CHECK qn_value grown_value(qn_vm *vm, uint32_t number, uint32_t count, qn_value base, qn_value parts);
+/* A list of new buffers with room for n items. Owned, or the error value, perhaps without an error raised: then there can be none. */
+QN_MUST_CHECK qn_value grown_buffers(struct recording *r, uint32_t number, int64_t n);
+/* Appends the items that lie in the buffers to a list (owned, with one owner). False with an error raised. */
+QN_MUST_CHECK bool grown_list(struct recording *r, uint32_t number, int64_t n, qn_value parts, qn_value *list);
+
+#endif
