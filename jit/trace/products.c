@@ -3,20 +3,30 @@
  * By which signature a device's library makes a product depends on how its operands lie in memory (jit/run/gemm.h). Outside regions that is
  * seen when the product is executed; regions are recorded without being executed, and one that is executed may have another arm that is
  * not. So it is worked out, from how the region's operands lie: what an op computes has no gaps, and views follow what they are views of.
- * What a loop carries must lie in the same way before and after a turn. Where it does not, and where a size is not known, nothing is known of
- * it, nor of its views; a product of such an operand cannot be fixed. */
+ * Turns of a loop are gone through until what it carries lies as it did before: that is the second one, unless carries are exchanged. A product
+ * that would be made in two ways, or of whose operands a size is not known, cannot be fixed. */
 #include "jit/trace/products.h"
 
 #include <string.h>
 
 #include "jit/run/gemm.h"
 
+/* A product, and what is to be written to it. */
+typedef struct product {
+  graph *g;
+  uint32_t node;
+  uint8_t flags;
+} product;
+
 typedef struct layouts {
   qn_vm *vm;
   int device;
-  bool write;  /* are flags written? Else it is only found out whether that can be done */
-  bool varies; /* no */
+  product *products;
+  uint32_t n, cap;
+  bool varies;
 } layouts;
+
+enum { TURNS = 16 /* that are gone through at most */ };
 
 /* A header without data; where its size is negative, nothing is known. */
 typedef qn_array header;
@@ -46,6 +56,7 @@ static void note_gaps(header *a) {
 }
 
 static bool same_layout(const header *a, const header *b) {
+  if (!is_known(a) && !is_known(b)) return true;
   if (!is_known(a) || !is_known(b) || a->rank != b->rank) return false;
   for (int i = 0; i < a->rank; i++)
     if (a->shape[i] != b->shape[i] || (a->shape[i] != 1 && a->strides[i] != b->strides[i])) return false;
@@ -107,29 +118,26 @@ static void result_layout(const layouts *l, const graph_node *n, const header *x
 
 static bool walk(layouts *l, graph *g, const header *in, header *out);
 
-/* Goes through a loop: `in` are its operands, and out[k] becomes how result k of the body lies. */
+/* Goes through a loop: `in` are its operands, and out[k] becomes how result k of the body lies. A carry of two axes or more that lies in another
+ * way before a turn than after the last one is unknown: nobody knows how many turns there are. */
 static bool walk_loop(layouts *l, const graph_node *n, const header *in, header *out) {
-  graph *body = n->payload.regions[1];
   uint32_t carries = graph_loop_carries(n);
   header *now = mem_alloc(l->vm, (n->nin + 1u) * sizeof *now), test;
-  bool write = l->write, ok = now != NULL, again = true;
+  bool ok = now != NULL, moves = true;
   if (!ok) return false;
   memcpy((void *)now, (const void *)in, n->nin * sizeof *now);
-  l->write = false;
-  bool varies = l->varies;
-  while (ok && again) {
-    again = false;
-    l->varies = varies;
-    ok = walk(l, body, now, out);
+  for (int turn = 0; ok && moves; turn++) {
+    moves = false;
+    ok = walk(l, n->payload.regions[0], now, &test) && walk(l, n->payload.regions[1], now, out);
     for (uint32_t k = 0; k < carries && ok; k++) {
-      if (!is_known(&now[k]) || same_layout(&now[k], &out[k])) continue;
-      unknown(&now[k]);
-      again = true;
+      moves |= !same_layout(&now[k], &out[k]);
+      now[k] = out[k];
     }
+    l->varies |= turn == TURNS;
+    moves = moves && !l->varies;
   }
-  l->write = write;
-  ok = ok && walk(l, body, now, out) && walk(l, n->payload.regions[0], now, &test);
-  for (uint32_t k = 0; k < carries && ok; k++) out[k] = now[k];
+  for (uint32_t k = 0; k < carries && ok; k++)
+    if (in[k].rank > 1 && !same_layout(&in[k], &out[k])) unknown(&out[k]);
   mem_free(l->vm, (void *)now, (n->nin + 1u) * sizeof *now);
   return ok;
 }
@@ -158,7 +166,8 @@ static bool walk_region(layouts *l, const graph_node *n, const header *at, heade
   return ok;
 }
 
-static bool fix(layouts *l, graph *g, uint32_t node, const header *at) {
+/* Notes how the product, a node of g, is made. False when memory is short. */
+static bool note(layouts *l, graph *g, uint32_t node, const header *at) {
   const graph_node *n = &g->nodes[node];
   const header *x = &at[n->in[0]], *y = &at[n->in[1]];
   if (graph_attr(n).flags || !dtype_is_float((qn_dtype)n->type.dtype)) return true;
@@ -166,8 +175,14 @@ static bool fix(layouts *l, graph *g, uint32_t node, const header *at) {
     l->varies = true;
     return true;
   }
-  uint8_t flags = l->write ? gemm_flags(l->vm, x, y) : 0;
-  return !flags || graph_fix_gemm(g, node, flags) || (raise_memory(l->vm), false);
+  uint8_t flags = gemm_flags(l->vm, x, y);
+  uint32_t k = 0;
+  while (k < l->n && (l->products[k].g != g || l->products[k].node != node)) k++;
+  l->varies |= k < l->n && l->products[k].flags != flags;
+  if (k < l->n) return true;
+  if (!mem_grow(l->vm, (void **)&l->products, &l->cap, l->n + (size_t)1, sizeof *l->products)) return false;
+  l->products[l->n++] = (product){g, node, flags};
+  return true;
 }
 
 /* Goes through a region whose inputs lie like `in`; out[k] becomes how its result k lies. False when memory is short. */
@@ -189,7 +204,7 @@ static bool walk(layouts *l, graph *g, const header *in, header *out) {
         fresh(l, &n->type, &at[i]);
     } else if (n->kind == NODE_OP) {
       result_layout(l, n, &at[n->nin ? n->in[0] : 0], &at[i]);
-      if (n->op == OP_dot) ok = fix(l, g, i, at);
+      if (n->op == OP_dot) ok = note(l, g, i, at);
     } else if (n->kind != NODE_INPUT) {
       fresh(l, &n->type, &at[i]);
     }
@@ -230,10 +245,11 @@ products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value 
   bool ok = at && out;
   for (int k = 0; k < n->nin && ok; k++)
     if (value_is(in[k], TAG_ARRAY)) at[k] = *value_array(in[k]);
-  for (int pass = 0; pass < 2 && ok && !l.varies; pass++) {
-    l.write = pass == 1;
-    ok = (n->kind == NODE_LOOP ? walk_loop : walk_branch)(&l, n, at, out);
-  }
+  ok = ok && (n->kind == NODE_LOOP ? walk_loop : walk_branch)(&l, n, at, out);
+  for (uint32_t k = 0; k < l.n && ok && !l.varies; k++)
+    if (l.products[k].flags && !graph_fix_gemm(l.products[k].g, l.products[k].node, l.products[k].flags))
+      ok = (raise_memory(vm), false);
+  mem_free(vm, l.products, l.cap * sizeof *l.products);
   if (at) mem_free(vm, (void *)at, (n->nin + 1u) * sizeof *at);
   if (out) mem_free(vm, (void *)out, (made(n) + 1u) * sizeof *out);
   return !ok ? PRODUCTS_FAIL : l.varies ? PRODUCTS_VARY : PRODUCTS_FIXED;

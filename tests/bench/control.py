@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Compares captured control flow with the interpreter and with JAX's own forms (while_loop, fori_loop, scan, cond), in one run.
 
-  control.py [--quern build/quern] [--row NAME] [--rounds N] [--python PYTHON] [--device gpu] [--set NAME=VALUE ...]
+  control.py [--quern build/quern] [--row NAME] [--rounds N] [--python PYTHON] [--device gpu] [--without off] [--set NAME=VALUE ...]
 
 Each row is one program, written as one would write it in each language. Participants are processes of their own that take turns, round
 after round; each warms up (quern until its plan is there and compiled) and prints the median microseconds of a call. JAX is left out where
 it is not installed; so is Quern's `off`, the interpreter alone, for no row.
 
   off     quern --jit off
-  quern   quern --jit on, with jit.turns=0 (else a loop that calls f and drops what it gives is compiled, and does nothing); `graphs` says into how many graphs the call went, with the breaks: 1/0 has no way back into the interpreter
+  quern   quern --jit on (on a GPU --jit sync, since its compiler may take longer than warming up), with jit.turns=0 (else a loop that calls f and drops what it gives is compiled, and does nothing); `graphs` says into how many graphs the call went, with the breaks: 1/0 has no way back into the interpreter
   jax     jax.jit on the CPU, or with --device gpu on the GPU, like Quern (whose time() waits for the device)
 """
 import argparse
@@ -243,6 +243,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--without", action="append", default=[], choices=["off", "quern", "jax"])
     parser.add_argument("--set", action="append", default=[], dest="tunables")
     o = parser.parse_args()
     quern = os.path.abspath(o.quern)
@@ -258,9 +259,11 @@ def main():
                 f.write(JAX.format(body=peer, platform="cuda" if o.device == "gpu" else "cpu"))
             tunables = [a for t in o.tunables for a in ("--set", t)]
             device = ["--device", o.device]
-            ways = {"off": [quern, *device, "--jit", "off", script], "quern": [quern, *device, "--set", "jit.turns=0", *tunables, script, "on"]}
+            jit = ["--jit", "on" if o.device == "cpu" else "sync"]
+            ways = {"off": [quern, *device, "--jit", "off", script], "quern": [quern, *device, *jit, "--set", "jit.turns=0", *tunables, script, "on"]}
             if has_jax:
                 ways["jax"] = [o.python, other]
+            ways = {w: argv for w, argv in ways.items() if w not in o.without}
             times, notes = {w: [] for w in ways}, {}
             for _ in range(o.rounds):
                 for w, argv in ways.items():
