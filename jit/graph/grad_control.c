@@ -172,6 +172,7 @@ typedef struct loop_grad {
   /* float carries; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
   bool *weak;    /* by carry: is it a host number? */
+  bool *counts;  /* by carry: is it a host int that goes up by one each turn? */
   int64_t block; /* turns that are computed once more at a time */
 } loop_grad;
 
@@ -204,7 +205,7 @@ static void capture_values(const loop_grad *l, region_builder *b, const loop_val
 
 /* Appends to g
  *     for t = hi - 1 down to lo: the gradient of turn t
- * where row t - lo of `kept` has the carries of turn t, and v->cts are the cotangents and sums behind turn hi - 1. Sets `cts` to those
+ * where row t - lo of `kept` has the carries of turn t (of one that counts it is the carry of turn 0), and v->cts are the cotangents and sums behind turn hi - 1. Sets `cts` to those
  * before turn lo. False: memory is short. */
 static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi,
                           const uint32_t *kept, uint32_t *cts) {
@@ -225,7 +226,8 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     uint32_t t = graph_count(body, OP_sub, builder_input(&b, 1, 0), graph_weak_int(body, 1)), k = 0;
     uint32_t at = graph_count(body, OP_sub, t, builder_input(&b, 1, from));
     for (uint32_t i = 0; i < l->ncarries; i++)
-      args[k++] = graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
+      args[k++] = l->counts[i] ? graph_count(body, OP_add, builder_input(&b, 1, rows + i), t)
+                               : graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
     for (uint32_t i = 0; i < l->ncaptured; i++) args[k++] = in.captured[i];
     for (uint32_t i = 0; i < l->ncts; i++) args[k++] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->nrows; i++) { /* a row was kept of every stride-th turn */
@@ -286,7 +288,7 @@ static void block_begins(const loop_grad *l, graph *g, uint32_t hi, uint32_t str
   *lo = graph_op2(g, OP_maximum, *start, least);
 }
 
-/* Appends to g the gradient of turns 0..turns where perhaps not every turn's carries were kept, in `kept`: a loop, from the last turn to the
+/* Appends to g the gradient of turns 0..turns where perhaps not every turn's carries were kept, in `kept` (as in reverse_block): a loop, from the last turn to the
  * first, over blocks of turns. Each computes all of its carries, then its gradient. Sets `cts` to the cotangents and sums before turn 0.
  * False: memory is short. */
 static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
@@ -307,12 +309,15 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
     block_begins(l, body, hi, in.stride, &start, &lo);
     uint32_t at = graph_count(body, OP_floordiv, start, in.stride);
     for (uint32_t i = 0; i < l->ncarries; i++)
-      carries[i] = graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
+      carries[i] = l->counts[i] ? graph_count(body, OP_add, builder_input(&b, 1, rows + i), start)
+                                : graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
     for (uint32_t i = 0; i < n; i++) in.cts[i] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->ncarries; i++) b.failed |= !carries[i];
     b.failed = b.failed || !lo || !forward_block(l, body, &in, start, lo, false, carries) ||
-               !forward_block(l, body, &in, lo, hi, true, carries) ||
-               !reverse_block(l, body, &in, lo, hi, carries, in.cts);
+               !forward_block(l, body, &in, lo, hi, true, carries);
+    for (uint32_t i = 0; i < l->ncarries && !b.failed; i++)
+      if (l->counts[i]) carries[i] = builder_input(&b, 1, rows + i);
+    b.failed = b.failed || !reverse_block(l, body, &in, lo, hi, carries, in.cts);
     builder_outputs(&b, 1, &lo, 1);
     builder_outputs(&b, 1, in.cts, n);
   }
@@ -350,6 +355,14 @@ static int64_t most_turns(const graph *g, uint32_t node) {
       !known_int(body, next->in[1], g, n, &by) || by != 1)
     return INT64_MAX;
   return to > from ? to - from : 0;
+}
+
+/* Is carry k of a loop with this body a host int that goes up by one each turn? */
+static bool counts_up(const graph *body, uint32_t k) {
+  const graph_node *next = &body->nodes[body->outputs[k]];
+  int64_t by;
+  return next->kind == NODE_OP && next->op == OP_add && next->type.weak && next->type.dtype == WEAK_INT &&
+         next->in[0] == body->inputs[k] && known_int(body, next->in[1], NULL, NULL, &by) && by == 1;
 }
 
 enum { KEPT_LEAST = 64, KEPT_MOST = 1 << 16 };
@@ -452,11 +465,13 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t *wanted = arena_alloc(memory, n.nin * sizeof *wanted);
   uint32_t *cts = arena_alloc(memory, n.nin * sizeof *cts);
   l->weak = arena_alloc(memory, l->ncarries * sizeof *l->weak);
+  l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
   if (memory->failed) return false;
   for (uint32_t k = l->ncarries; k < made; k++)
     if (c->given[k]) given_rows[l->nrows++] = k;
   for (uint32_t k = 0; k < l->ncarries; k++) {
     l->weak[k] = g->nodes[n.in[k]].type.weak;
+    l->counts[k] = counts_up(n.payload.regions[1], k);
     if (dtype_is_float((qn_dtype)g->nodes[n.in[k]].type.dtype)) float_carries[l->ncts++] = k;
   }
   for (uint32_t i = l->ncarries; i < n.nin; i++)
@@ -477,7 +492,10 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t turns = result_of(g, c->node, results, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   v.stride = result_of(g, c->node, results + 1, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   for (uint32_t k = 0; k < l->ncarries; k++)
-    if (!(kept[k] = result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site))) return false;
+    if (l->counts[k])
+      kept[k] = n.in[k];
+    else if (!(kept[k] = result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site)))
+      return false;
   memcpy(v.captured, n.in + l->ncarries, l->ncaptured * sizeof *v.captured);
   for (uint32_t k = 0; k < l->nrows; k++) v.row_cts[k] = c->given[given_rows[k]];
   for (uint32_t k = 0; k < l->ncts; k++) {

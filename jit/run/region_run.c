@@ -80,7 +80,7 @@ typedef struct loop_carry {
   uint32_t free;  /* of a class: 1 + the first free place */
 } loop_carry;
 
-/* The rows of one result that a loop keeps of its turns. */
+/* The rows of one result that a loop keeps of its turns; of a result that nobody takes none are kept. */
 typedef struct kept_rows {
   const graph_type *type; /* of a row, in the words of the body */
   char *at, *here;        /* the rows; where a row is made that is not kept, or cannot be made in its place */
@@ -316,14 +316,14 @@ static bool rows_room(region_state *x) {
   uint32_t n = r->nmade - r->ncarries;
   if (r->slots && x->kept == r->slots) {
     for (uint32_t k = 0; k < n; k++)
-      if (!rows_thin(x, &x->rows[k])) return false;
+      if (r->proj[r->ncarries + k] && !rows_thin(x, &x->rows[k])) return false;
     x->kept /= 2;
     x->stride *= 2;
   }
   for (uint32_t k = 0; k < n; k++) {
     kept_rows *rows = &x->rows[k];
     size_t need = ((size_t)x->kept + 1) * rows->row + ARRAY_TAIL;
-    if (need <= rows->bytes) continue;
+    if (need <= rows->bytes || !r->proj[r->ncarries + k]) continue;
     size_t more = 2 * need;
     char *at = frame_take(x->f, more);
     if (!at) return false;
@@ -344,7 +344,7 @@ static bool place_rows(region_state *x, bool *keeps) {
   *keeps = *keeps && x->turns % x->stride == 0; /* rows_room may have doubled the stride */
   for (uint32_t k = r->ncarries; k < r->nmade; k++) {
     kept_rows *rows = &x->rows[k - r->ncarries];
-    x->out[k].at = *keeps && !rows->apart ? rows->at + (size_t)x->kept * rows->row : rows->here;
+    x->out[k].at = *keeps && !rows->apart && r->proj[k] ? rows->at + (size_t)x->kept * rows->row : rows->here;
   }
   return true;
 }
@@ -354,6 +354,7 @@ static bool keep_rows(region_state *x) {
   bool ok = true;
   for (uint32_t k = x->r->ncarries; k < x->r->nmade; k++) {
     const kept_rows *rows = &x->rows[k - x->r->ncarries];
+    if (!x->r->proj[k]) continue;
     char *to = rows->at + (size_t)x->kept * rows->row;
     const uint8_t truth = x->out[k].number.i != 0;
     if (rows->type->weak && rows->type->dtype == WEAK_BOOL)
