@@ -495,7 +495,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   qn_value it = eval(vm, n->iterable, fp);
   if (value_stops(it)) return it;
-  if (!rec_look(vm, it)) return value_fail(vm, it);
+  if (!rec_look(vm, it) || !rec_iterates(vm, &it)) return value_fail(vm, it);
   int64_t len = iterable_length(vm, it);
   qn_value r = value_nil(), *mark = vm->sp;
   if (len < 0 || !vm_enter(vm, 1)) {

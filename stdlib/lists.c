@@ -21,17 +21,81 @@ static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   return raise_false(vm, E_type, "%s: the list comes first: %s(list, f)", fn, fn);
 }
 
-static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
-  for (int64_t i = 0; i < s->n; i++) {
-    qn_value item = sequence_item(vm, s, i);
-    qn_value made = value_is_error(item) ? item : call1(vm, f, item);
-    value_release(vm, item);
-    if (value_is_error(made) || !list_push(vm, out, made)) return false;
-  }
-  return true;
+/* Adds an item (taken over) to a list (owned), which has other owners while a recording looks at the loop. */
+static bool collect(qn_vm *vm, qn_value *list, qn_value item) {
+  if (rec_grows(vm, *list)) return rec_append(vm, list, item);
+  if (list_own(vm, list)) return list_push(vm, value_list(*list), item);
+  value_release(vm, item);
+  return false;
 }
 
-static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
+/* A function over the items of a sequence, as a loop that is offered to a recording. */
+typedef struct turns_over {
+  qn_vm *vm;
+  sequence *s;
+  qn_value f;
+  qn_value *
+      state; /* what a turn changes: the list of map; of fold the arguments of f, of which the first one is the state */
+  span at;
+} turns_over;
+
+/* Begins the loop. It may be captured if it goes over the rows of an array, or over numbers. */
+static rec_tries turns_begin(turns_over *t) {
+  qn_value v = t->s->v;
+  rec_tries tries = rec_loop_begins(t->vm);
+  bool numbers = value_is(v, TAG_RANGE) && value_range(v)->step == 1;
+  if (!value_is(v, TAG_ARRAY) && !numbers) tries.left = 0, tries.parts = NULL;
+  t->at = rec_here(t->vm);
+  return tries;
+}
+
+/* Offers the items from number i on. `grown`: as rec_turns has it. */
+static rec_answer turns_offer(turns_over *t, int64_t i, qn_value (*turn)(void *ctx, qn_value number, rec_exit *how),
+                              uint64_t grown, rec_tries *tries) {
+  if (__builtin_expect(tries->left == 0, 1)) return REC_NOT_YET;
+  int64_t start = value_is(t->s->v, TAG_RANGE) ? value_range(t->s->v)->start : 0;
+  const rec_turns turns = {.body = turn,
+                           .ctx = t,
+                           .counts = true,
+                           .grown = grown,
+                           .first = value_int(start + i),
+                           .end = value_int(start + t->s->n)};
+  return rec_loop(t->vm, t->at, &turns, (rec_slots){&t->state, 1}, tries);
+}
+
+/* The item with this number, which may be traced. */
+static qn_value turns_item(const turns_over *t, qn_value number) {
+  return value_is(t->s->v, TAG_ARRAY) ? rec_row(t->vm, t->s->v, number) : number;
+}
+
+/* Adds f(item) to a list. Takes over the item. */
+static bool map_item(turns_over *t, qn_value item) {
+  qn_value made = value_is_error(item) ? item : call1(t->vm, t->f, item);
+  value_release(t->vm, item);
+  return !value_is_error(made) && collect(t->vm, t->state, made);
+}
+
+static qn_value map_turn(void *ctx, qn_value number, rec_exit *how) {
+  *how = map_item(ctx, turns_item(ctx, number)) ? REC_VALUE : REC_ERROR;
+  return *how == REC_VALUE ? value_nil() : value_error();
+}
+
+static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
+  turns_over t = {.vm = vm, .s = s, .f = f, .state = out};
+  rec_tries tries = turns_begin(&t);
+  rec_answer answer = REC_NOT_YET;
+  tries.parts = NULL;
+  bool ok = true;
+  for (int64_t i = 0; i < s->n && ok; i++) {
+    answer = turns_offer(&t, i, map_turn, 1, &tries);
+    if (answer != REC_NOT_YET) break;
+    ok = map_item(&t, sequence_item(vm, s, i));
+  }
+  rec_loop_ends(vm, &tries);
+  return ok && answer != REC_FAILED;
+}
+
+static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
   for (int64_t i = 0; i < s->n; i++) {
     qn_value item = sequence_item(vm, s, i);
     qn_value answer = value_is_error(item) ? item : call1(vm, f, item);
@@ -42,7 +106,7 @@ static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
                   (long long)i, phrase_kind(answer).text);
     int keep = value_is_error(answer) || !test ? -1 : rec_truth(vm, answer, SPAN_NONE);
     value_release(vm, answer);
-    if (keep > 0 ? !list_push(vm, out, item) : keep < 0) {
+    if (keep > 0 ? !list_push(vm, value_list(*out), item) : keep < 0) {
       if (keep < 0) value_release(vm, item);
       return false;
     }
@@ -53,14 +117,14 @@ static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
 
 /* Makes a new list of a sequence: `into` appends what comes of the items to it. */
 static qn_value new_list(qn_vm *vm, const char *fn, const qn_value *args,
-                         bool (*into)(qn_vm *vm, sequence *s, qn_value f, qn_list *out)) {
+                         bool (*into)(qn_vm *vm, sequence *s, qn_value f, qn_value *out)) {
   sequence s;
   if (!sequence_arg(vm, fn, args[0], &s)) return value_error();
   qn_value out = list_value(list_new(vm, 0));
   if (value_is_error(out)) return out;
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &out);
-  bool good = into(vm, &s, args[1], value_list(out));
+  bool good = into(vm, &s, args[1], &out);
   vm_disown(vm, &held);
   return good ? out : value_fail(vm, out);
 }
@@ -68,24 +132,45 @@ static qn_value new_list(qn_vm *vm, const char *fn, const qn_value *args,
 qn_value builtin_map(qn_vm *vm, const qn_value *args) { return new_list(vm, "map", args, map_into); }
 qn_value builtin_filter(qn_vm *vm, const qn_value *args) { return new_list(vm, "filter", args, filter_into); }
 
+/* The state becomes f(state, item). Takes over the item. */
+static bool fold_item(turns_over *t, qn_value item) {
+  qn_value *in = t->state;
+  in[1] = item;
+  qn_value made = value_is_error(item) ? item : t->vm->hooks.call(t->vm, t->f, in, 2, value_nil());
+  value_release(t->vm, in[1]);
+  in[1] = value_nil();
+  if (value_is_error(made)) return false;
+  value_release(t->vm, in[0]);
+  in[0] = made;
+  return true;
+}
+
+static qn_value fold_turn(void *ctx, qn_value number, rec_exit *how) {
+  *how = fold_item(ctx, turns_item(ctx, number)) ? REC_VALUE : REC_ERROR;
+  return *how == REC_VALUE ? value_nil() : value_error();
+}
+
 qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
   sequence s;
   if (!sequence_arg(vm, "fold", args[0], &s)) return value_error();
   if (!value_is(args[1], TAG_FN) && value_is(args[2], TAG_FN))
     return raise_error(vm, E_type, SPAN_NONE, "fold: the function stands before the start: fold(list, f, start)");
-  qn_value in[2] = {value_retain(args[2]), value_nil()}, state = in[0];
+  qn_value in[2] = {value_retain(args[2]), value_nil()};
   vm_owned held[2];
   for (int k = 0; k < 2; k++) vm_own(vm, &held[k], vm_drop_value, &in[k]);
-  for (int64_t i = 0; i < s.n && !value_is_error(state); i++) {
-    in[0] = state;
-    in[1] = sequence_item(vm, &s, i);
-    state = value_is_error(in[1]) ? in[1] : vm->hooks.call(vm, args[1], in, 2, value_nil());
-    value_release(vm, in[0]);
-    value_release(vm, in[1]);
-    in[0] = in[1] = value_nil();
+  turns_over t = {.vm = vm, .s = &s, .f = args[1], .state = in};
+  rec_tries tries = turns_begin(&t);
+  const rec_slots slots = {&t.state, 1};
+  rec_answer answer = REC_NOT_YET;
+  bool ok = !tries.parts || rec_part_turn(vm, slots, &tries);
+  for (int64_t i = 0; i < s.n && ok; i++) {
+    answer = turns_offer(&t, i, fold_turn, 0, &tries);
+    if (answer != REC_NOT_YET) break;
+    ok = fold_item(&t, sequence_item(vm, &s, i)) && (!tries.parts || rec_part_turn(vm, slots, &tries));
   }
+  rec_loop_ends(vm, &tries);
   vm_disown(vm, &held[0]);
-  return state;
+  return ok && answer != REC_FAILED ? in[0] : value_fail(vm, in[0]);
 }
 
 qn_value builtin_zip(qn_vm *vm, const qn_value *args) {

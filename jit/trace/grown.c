@@ -230,6 +230,7 @@ static qn_value row_leaf(void *ctx, qn_value v) {
 bool grown_list(struct recording *r, uint32_t number, int64_t n, qn_value parts, qn_value *list) {
   row_walk w = {.r = r, .of = grown_of(r, number), .parts = parts};
   bool ok = true;
+  uint32_t before = r->g->n;
   r->held++; /* no limit ends the recording before all rows are there */
   for (; w.row < n && ok; w.row++) {
     w.next = 0;
@@ -237,6 +238,7 @@ bool grown_list(struct recording *r, uint32_t number, int64_t n, qn_value parts,
     ok = !value_is_error(item) && list_push(r->vm, value_list(*list), item);
   }
   r->held--;
+  r->row_nodes += r->g->n - before;
   return ok;
 }
 
@@ -284,4 +286,18 @@ qn_value rec_rows(qn_vm *vm, const qn_value *in, int n, int least, int *rows) {
   qn_value part = op_slice(vm, v, 0, first, i, 1);
   value_release(vm, v);
   return part;
+}
+
+bool rec_list_as_array(qn_vm *vm, qn_value *v) {
+  enum { MANY = 4 };
+  const qn_list *l = value_list(*v);
+  if (l->len < MANY || l->len > INT32_MAX || l->head.aux == OBJ_PROGRESS || !value_is(l->items[0], TAG_ARRAY))
+    return true;
+  int rows = 0;
+  qn_value whole = rec_rows(vm, l->items, (int)l->len, (int)l->len, &rows);
+  if (value_is_error(whole)) return false;
+  if (!value_is(whole, TAG_ARRAY)) return true;
+  value_release(vm, *v);
+  *v = whole;
+  return true;
 }

@@ -123,6 +123,8 @@ void rec_set_place(qn_vm *vm, span at);
 static inline void rec_at(qn_vm *vm, span at) {
   if (__builtin_expect(vm->rec != NULL, 0)) rec_set_place(vm, at);
 }
+/* The place noted last. */
+span rec_here(const qn_vm *vm);
 void rec_push_call(qn_vm *vm, span call, jit_anchor *callee);
 /* A function of the program is about to run. False if no recording is on: then there is nothing to pop afterwards. */
 static inline bool rec_enter(qn_vm *vm, span call, jit_anchor *callee) {
@@ -352,6 +354,12 @@ QN_MUST_CHECK bool rec_append(qn_vm *vm, qn_value *list, qn_value item);
 /* If the recording in progress knows that of n values the first ones, `least` or more, are rows of one array, one behind the other: these rows of
  * it, owned, and how many they are; or the error value. Else unset. */
 QN_MUST_CHECK qn_value rec_rows(qn_vm *vm, const qn_value *in, int n, int least, int *rows);
+/* If a recording knows that the items of a list are rows of one array in order: puts this array in place of the list (*v, owned), since going
+ * over either is the same. False with an error raised. */
+QN_MUST_CHECK bool rec_list_as_array(qn_vm *vm, qn_value *v);
+static inline bool rec_iterates(qn_vm *vm, qn_value *v) {
+  return __builtin_expect(vm->rec == NULL, 1) || !value_is(*v, TAG_LIST) || rec_list_as_array(vm, v);
+}
 /* Row i of x, where i is the traced number of a loop's turn, known to lie inside the first axis. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
 /* An array that was made of untraced host numbers, as by an array literal, becomes a constant of the graph. False with an error raised. */

@@ -318,6 +318,7 @@ bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
 /* ---- places ----------------------------------------------------------------------------------------------------------------- */
 
 void rec_set_place(qn_vm *vm, span at) { vm->rec->at = at; }
+span rec_here(const qn_vm *vm) { return vm->rec ? vm->rec->at : SPAN_NONE; }
 
 /* Counts a call of this function as a part of the recording. */
 static void rec_part(struct recording *r, jit_anchor *callee) {
@@ -1009,7 +1010,7 @@ bool rec_appended(struct recording *r) {
   if (r->tries) return rec_run_pending(r);
   if (r->held) return true;
   if (r->vmap_held.on) return true; /* a backward pass of tracers that have no values, of any length: nothing runs */
-  if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
+  if ((int64_t)r->g->n - r->row_nodes - (r->capturing ? 0 : r->done) > vm->tune[TUNE_jit_nodes])
     return rec_break(r, BREAK_too_many_nodes, NULL);
   size_t most = (size_t)vm->tune[TUNE_jit_pending_bytes];
   if (r->pending_bytes <= most || r->hollow) return true;
