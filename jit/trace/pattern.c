@@ -258,12 +258,11 @@ static inline bool fits_array(const pat *x, const int64_t *dims, const qn_array 
   return true;
 }
 
-/* Does an array fit part x in all but its sizes, and is on the CPU? (On a device products are computed by libraries that choose by sizes, and
- * the choice is a part of the graph.) Takes its sizes. */
+/* Does an array fit part x in all but its sizes? Takes its sizes. */
 static bool any_size(const matcher *m, const pat *x, qn_value v) {
   const qn_array *a = value_array(v);
-  if (!value_is(v, TAG_ARRAY) || a->dtype != x->dtype || a->rank != x->rank || a->device ||
-      (x->n != PAT_ANY_DEVICE && x->n))
+  if (!value_is(v, TAG_ARRAY) || a->dtype != x->dtype || a->rank != x->rank ||
+      (x->n != PAT_ANY_DEVICE && a->device != x->n))
     return false;
   for (int i = 0; i < a->rank; i++) m->sizes[x->dims + (uint32_t)i] = a->shape[i];
   return true;

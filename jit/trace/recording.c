@@ -590,6 +590,14 @@ static void share_frames(const struct recording *r) {
   raise_from(r->vm, shared, place, r->ncalls - shared);
 }
 
+/* By sizes a device's library decides how it makes a product, or whether. So those of its operands are guarded. */
+static void pin_product(struct recording *r, uint32_t i) {
+  for (int k = 0; k < 2; k++) {
+    graph_type t = r->g->nodes[r->g->nodes[i].in[k]].type;
+    if (dtype_is_float((qn_dtype)t.dtype)) rec_pin_type(r, &t);
+  }
+}
+
 static bool run_node(struct recording *r, uint32_t i) {
   qn_vm *vm = r->vm;
   const graph_node *n = &r->g->nodes[i];
@@ -606,6 +614,7 @@ static bool run_node(struct recording *r, uint32_t i) {
       !graph_attr(n).flags) { /* notes how this product was computed, so that the plan computes it in the same way */
     uint8_t flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
     if (flags) ok = graph_fix_gemm(r->g, i, flags) || (raise_memory(vm), false);
+    if (r->device && device_kernels_of(r->device)->has_gemm) pin_product(r, i);
   }
   if (ok && r->device && graph_kind_has_regions(n->kind)) { /* the same for products in regions */
     products_answer fixed = products_fix(vm, r->g, i, in);
