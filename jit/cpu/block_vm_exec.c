@@ -562,6 +562,7 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
       else
         memcpy(f->val[o->at], &f->args->scalars[i->imm], 8);
       break;
+    case L_FAILED: *(uint8_t *)f->val[o->at] = f->failure.error != ~(uint64_t)0; break;
     case L_IOTA: {
       int64_t step = i->b && (o->flags & OP_VECTOR) ? idx[i->b] : 0;
       int64_t first = (int64_t)((uint64_t)idx[i->a] + (uint64_t)step * (uint64_t)f->o);

@@ -652,6 +652,7 @@ static const char preamble[] =
     "#define CLZ32 __builtin_clz\n"
     "#define I64_MAX 9223372036854775807ll\n"
     "#define STOPPED __atomic_load_n(a->interrupt, __ATOMIC_RELAXED)\n"
+    "#define FAILED (__atomic_load_n(a->error, __ATOMIC_RELAXED) != ~(u64)0)\n"
     "#define SIMD _Pragma(\"omp simd\")\n"
     "#define FILLS FILL\n"
     "#define CUT(at) if ((at) > j0 && (at) < e0) e0 = (at);\n"

@@ -262,6 +262,7 @@ void emit_instr(emitter *e, l_val v) {
     else
       emit_line(e, "const i64 v%u = a->scalars[%d].i;", v, (int)i->imm);
     break;
+  case L_FAILED: emit_line(e, "const b8 v%u = FAILED;", v); break;
   case L_IOTA: {
     char where[48];
     if (i->b && e->vec)

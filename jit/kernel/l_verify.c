@@ -238,6 +238,7 @@ static bool types_ok(checker *c, const l_instr *i) {
     return (a->a != 0) == (c->vec != 0) || bad(c, "many results are finished inside a VEC, one result outside");
   }
   case L_CARRY: return true;
+  case L_FAILED: return dtype_is_bool(i->dtype) || bad(c, "it is a bool");
   case L_SET: {
     uint8_t block = p->code[c->stack[c->depth - 1].at].code;
     if (block != L_FOR && block != L_WHILE) return bad(c, "stands directly in its loop");
@@ -305,7 +306,8 @@ static bool place_ok(checker *c, const l_instr *i) {
     case L_MERGE:
     case L_TILE:
     case L_SYNC:
-    case L_POLL: return bad(c, "not inside a VEC");
+    case L_POLL:
+    case L_FAILED: return bad(c, "not inside a VEC");
     case L_IVALUE: return !in_vec_scope(c, i->a) || bad(c, "the index of a vector value");
     default: return true;
     }

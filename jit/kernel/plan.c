@@ -19,6 +19,7 @@
 #include "jit/kernel/plan.h"
 #include "jit/kernel/schedule.h"
 #include "jit/kernel/sink.h"
+#include "jit/kernel/splice.h"
 #include "jit/kernel/updates.h"
 #include "lang/value.h"
 #include "lang/vm.h"
@@ -505,15 +506,59 @@ static bool read_number(planner *m, uint32_t n) {
   return true;
 }
 
+/* A loop as a kernel that is made of the programs of its parts. */
+static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_step *s) {
+  plan *p = m->p;
+  graph *g = m->g;
+  spliced x = {0};
+  uint32_t *node = take(m, 1, sizeof *node), *buffers;
+  if (!node) return false;
+  *node = n;
+  if (!splice(&(splice_request){g, n, r->parts, r->proj, m->tune, &p->arena, m->cancel}, &x, &m->why)) return false;
+  plan_kernel *to = &p->kernels[p->nkernels];
+  s->what = p->nkernels++;
+  *to = (plan_kernel){.program = x.program, .nops = 1, .nodes = node, .graph = g, .nphases = 1};
+  to->hash = l_hash(x.program);
+  to->node_first = to->node_last = n;
+  if (!(buffers = take(m, x.nbuffers, sizeof *buffers))) return false;
+  for (uint32_t i = 0; i < x.nbuffers; i++) {
+    const graph_type *t = &g->nodes[x.buffers[i]].type;
+    int64_t b = buffer_for(m, x.buffers[i]);
+    if (b < 0) {
+      m->why = "a kernel reads what nothing stores";
+      return false;
+    }
+    buffers[i] = (uint32_t)b;
+    qn_dim bytes = dim_mul(&g->dims, graph_elements(g, t), (qn_dim)dtype_size((qn_dtype)t->dtype));
+    to->bytes = dim_add(&g->dims, to->bytes, bytes);
+  }
+  p->here_only = true;
+  s->kind = STEP_KERNEL;
+  s->node = n;
+  s->ints = x.ints;
+  s->nints = x.nints;
+  s->buffers = buffers;
+  s->nbuffers = x.nbuffers;
+  bool ok = bind_scalars(m, s, x.scalars, x.nscalars);
+#ifdef QN_CHECKED
+  char text[256];
+  if (ok && !l_verify(x.program, text, sizeof text)) {
+    note_defect(m, "splicing made a program that does not verify", text);
+    ok = false;
+  }
+#endif
+  return ok;
+}
+
 /* A loop as a kernel. The steps that read its numbers take the room of the groups of its results, which have no steps of their own. */
 static bool sunk_step(planner *m, uint32_t n, plan_step *s) {
   plan_step bound = {0};
   if (!bind_region(m, n, &bound)) return false;
   const plan_region *r = &m->p->regions[m->region_of[n]];
-  k_kernel *k = sink(&(sink_request){m->g, n, r->proj, m->cancel}, &m->why);
-  if (!k) return false;
+  bool ok = r->spliced && spliced_kernel(m, n, r, s);
+  k_kernel *k = r->spliced ? NULL : sink(&(sink_request){m->g, n, r->proj, m->cancel}, &m->why);
   /* if it can fail, its operands must be there still, to find out how */
-  bool ok = add_kernel(m, k, &n, 1, k->nchecks == 0, s);
+  if (k) ok = add_kernel(m, k, &n, 1, k->nchecks == 0, s);
   k_free(k);
   if (!ok) return false;
   m->p->kernels[m->p->nkernels - 1].region = m->region_of[n] + 1;
@@ -532,7 +577,7 @@ static bool region_step(planner *m, uint32_t n, plan_step *s) {
 static void move_kernels(plan *p, plan_kernel *to) {
   for (uint32_t i = 0; i < p->nregions; i++)
     for (int k = 0; k < 2; k++) {
-      plan *q = p->regions[i].parts[k];
+      plan *q = p->regions[i].spliced ? NULL : p->regions[i].parts[k];
       if (q) move_kernels(q, to + (q->kernels - p->kernels));
     }
   p->kernels = to;
@@ -540,7 +585,8 @@ static void move_kernels(plan *p, plan_kernel *to) {
 static bool gather_kernels(plan *p) {
   uint32_t n = p->nkernels;
   for (uint32_t i = 0; i < p->nregions; i++)
-    for (int k = 0; k < 2; k++) n += p->regions[i].parts[k] ? p->regions[i].parts[k]->nkernels : 0;
+    for (int k = 0; k < 2 && !p->regions[i].spliced; k++)
+      n += p->regions[i].parts[k] ? p->regions[i].parts[k]->nkernels : 0;
   if (!p->nregions) return true;
   plan_kernel *all = arena_alloc(&p->arena, (n + 1) * sizeof *all);
   if (!all) return false;
@@ -548,7 +594,7 @@ static bool gather_kernels(plan *p) {
   p->kernels = all;
   for (uint32_t i = 0; i < p->nregions; i++)
     for (int k = 0; k < 2; k++) {
-      plan *q = p->regions[i].parts[k];
+      plan *q = p->regions[i].spliced ? NULL : p->regions[i].parts[k];
       if (!q) continue;
       if (q->nkernels) memcpy((void *)(all + p->nkernels), (const void *)q->kernels, q->nkernels * sizeof *all);
       q->within = true;
@@ -1056,19 +1102,24 @@ static bool plan_part(const plan *p, const uint32_t *last, uint32_t n, int which
   return *to != NULL;
 }
 
+/* By result of region n: the node that takes it, or 0. The caller frees the list. NULL when memory is short. */
+static uint32_t *results_of(const graph *g, uint32_t n) {
+  uint32_t *proj = calloc(graph_nresults(&g->nodes[n]), sizeof *proj);
+  for (uint32_t x = n + 1; x < g->n && proj; x++)
+    if (g->nodes[x].kind == NODE_PROJ && g->nodes[x].in[0] == n) proj[g->nodes[x].payload.index] = x;
+  return proj;
+}
+
 /* Can the loop, node n, be a kernel? If not, *why says what is against it, or lower_ends(*why). */
 static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cancel, const char **why) {
   graph *g = p->graph;
-  uint32_t results = graph_nresults(&g->nodes[n]);
   if (!tune[TUNE_fuse_loops] || !tune[TUNE_fuse_enabled]) {
     *why = "fuse.loops is 0";
     return false;
   }
   *why = lower_no_memory;
-  uint32_t *proj = calloc(results, sizeof *proj);
+  uint32_t *proj = results_of(g, n);
   if (!proj) return false;
-  for (uint32_t x = n + 1; x < g->n; x++)
-    if (g->nodes[x].kind == NODE_PROJ && g->nodes[x].in[0] == n) proj[g->nodes[x].payload.index] = x;
   schedule_result r = {0};
   k_kernel *k = sink(&(sink_request){g, n, proj, cancel}, why);
   bool ok = k && schedule(k, p->target, tune[TUNE_par_grain], &r, why);
@@ -1077,6 +1128,25 @@ static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cance
   k_free(k);
   free(proj);
   return ok;
+}
+
+/* Can the loop, node n, whose parts have plans, be a kernel that is made of theirs? */
+static bool can_splice(plan *p, uint32_t n, const plan_region *r, const int64_t *tune, cancel_flag cancel,
+                       const char **why) {
+  if (!tune[TUNE_fuse_loops] || !tune[TUNE_fuse_enabled] || p->target == TARGET_GPU) return false;
+  *why = lower_no_memory;
+  uint32_t *proj = results_of(p->graph, n);
+  if (!proj) return false;
+  spliced x = {0};
+  arena lists;
+  arena_init(&lists, NULL);
+  bool ok = splice(&(splice_request){p->graph, n, r->parts, proj, tune, &lists, cancel}, &x, why);
+  arena_free(&lists);
+  free(proj);
+  if (!ok) return false;
+  p->work += x.program->n;
+  l_free(x.program);
+  return true;
 }
 
 /* Makes the plans of regions. They do not depend on fusion in the graph around them, so this is done once. False with a reason. */
@@ -1111,6 +1181,11 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
       ok = plan_part(p, last, i, k, tune, cancel, why, size, &r->parts[k]);
       if (ok) p->work += r->parts[k]->work;
     }
+    if (!ok || r->kind != NODE_LOOP || r->sunk) continue;
+    r->sunk = r->spliced = can_splice(p, i, r, tune, cancel, &r->why);
+    ok = r->sunk || !lower_ends(r->why);
+    if (!ok) *reason = r->why;
+    if (r->sunk) r->why = NULL;
   }
   free(last);
   if (!ok && cancelled(cancel)) *reason = lower_cancelled;

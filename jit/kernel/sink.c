@@ -312,27 +312,45 @@ static bool nonzero(const sinker *s, op_id op, k_val v) {
 
 /* ---- ops -------------------------------------------------------------------------------------------------------------------------- */
 
-static bool pointwise(sinker *s, place *p, const graph_node *n, sunk *to) {
-  k_val in[3] = {0}, shows;
+/* The value of elementwise node n, which may fail if `fails`, of these operands. 0: it is refused. */
+static k_val arithmetic(sinker *s, const graph_node *n, bool fails, const k_val *in) {
+  k_val shows;
   op_id op = (op_id)n->op;
   qn_dtype type = (qn_dtype)n->type.dtype;
-  for (int i = 0; i < n->nin && i < 3; i++)
-    if (!(in[i] = value_of(s, &p->of[n->in[i]]))) return false;
-  bool fails = graph_node_fallible(p->g, n), ints = n->type.weak && type == WEAK_INT;
+  bool ints = n->type.weak && type == WEAK_INT;
   k_val v = lower_pointwise(&s->low, op, type, in, n->nin);
-  if (!v) return false;
+  if (!v) return 0;
   if (fails && op == OP_fit) {
-    if (!check(s, number_fits(s, in[0], type), E_weak_range)) return false;
+    if (!check(s, number_fits(s, in[0], type), E_weak_range)) return 0;
   } else if (fails && op_rows[op].raises != RAISES_never) {
-    if (ints && op == OP_pow) return refuse(s, "powers of host ints");
+    if (ints && op == OP_pow) return lower_refuse(&s->low, "powers of host ints");
     l_check c = {0};
     k_val ok =
         nonzero(s, op, in[1]) ? k_const_i(s->k, DTYPE_TEST, 1) : lower_succeeds(&s->low, op, type, in, &shows, &c);
-    if (!check(s, ok, c.id)) return false;
+    if (!check(s, ok, c.id)) return 0;
   }
   if (fails && ints && n->op != OP_cast && n->op != OP_fit && !check(s, int_fits(s, op, in[0], in[1], v), E_overflow))
-    return false;
-  return is_value(to, v);
+    return 0;
+  return v;
+}
+
+static bool pointwise(sinker *s, place *p, const graph_node *n, sunk *to) {
+  k_val in[3] = {0};
+  for (int i = 0; i < n->nin && i < 3; i++)
+    if (!(in[i] = value_of(s, &p->of[n->in[i]]))) return false;
+  return is_value(to, arithmetic(s, n, graph_node_fallible(p->g, n), in));
+}
+
+bool sink_number(const sink_request *r, const graph *g, const graph_node *n, k_kernel *k, const k_val *in, k_val *to,
+                 const char **why) {
+  sinker s = {.r = r, .k = k, .low = {.g = r->g, .k = k}};
+  if (op_rows[n->op].klass != CLASS_POINTWISE)
+    lower_refuse(&s.low, "an op that is not elementwise");
+  else
+    *to = arithmetic(&s, n, graph_node_fallible(g, n), in);
+  if (!s.low.why && !k->failed && *to) return true;
+  *why = k->failed || !s.low.why ? lower_no_memory : s.low.why;
+  return false;
 }
 
 /* A view of a value is that value, if it has the same element at each point. */

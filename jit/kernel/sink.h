@@ -18,4 +18,9 @@ typedef struct sink_request {
  * one kernel. */
 QN_MUST_CHECK k_kernel *sink(const sink_request *r, const char **why);
 
+/* Appends to kernel k what computes elementwise node n of graph g from these values, and sets *to to its value; with host ints that do not fit, and
+ * what else fails, as checks. Of the request only the graph and the node of the loop are read. False with a reason, as above. */
+QN_MUST_CHECK bool sink_number(const sink_request *r, const graph *g, const graph_node *n, k_kernel *k, const k_val *in,
+                               k_val *to, const char **why);
+
 #endif

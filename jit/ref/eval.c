@@ -436,6 +436,7 @@ static bool ev_instr(ev *e, l_val n) {
   case L_CONST: *to = (uint64_t)c->imm; return true;
   case L_PARAM: *to = (uint64_t)e->ints[c->imm]; return true;
   case L_SCALAR: *to = dtype_is_bool(d) ? e->scalars[c->imm].i != 0 : (uint64_t)e->scalars[c->imm].i; return true;
+  case L_FAILED: *to = e->error != ~(uint64_t)0; return true;
   case L_VAR:
   case L_CARRY: *to = a; return true;
   case L_IVALUE: *to = ev_cast(of_a, DTYPE_INDEX, a); return true;

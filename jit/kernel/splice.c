@@ -1,0 +1,804 @@
+/* Loops as kernels (splice.h), for bodies that sink.c refuses: with reductions, products, updates of rows, arrays of several shapes.
+ *
+ * The plans of the loop's header and body are there already, with a program for each of their kernels. One program is made of these, a single
+ * instance of which runs the whole loop:
+ *
+ *   numbers of the loop are carries; copies of carried arrays are made; header
+ *   while { the steps of the body; carried arrays get their new values; the steps of the header }
+ *   results are stored
+ *
+ * A PAR becomes a FOR over its instances, or nothing where there is one; memory of the parts (their temporaries, locals and scratch) becomes
+ * locals. So everything is computed by the same instructions, in the same order of reductions, as in a loop of plans. Sizes that are plain numbers
+ * are constants of the program, so that compilers know how often short loops run.
+ *
+ * Carried arrays have one place each. A body that does not write its new value over the old one (plan_output.over) makes it elsewhere, and the
+ * turn ends with a copy. Tried instead: nothing yet; two places that take turns would need the body twice.
+ *
+ * Errors. A failed check does not end anything by itself (FAILED does at the end of the turn). Until then wrong numbers may be computed with: that is
+ * harmless, but a loop in the body might not end, so such steps are left out.
+ *
+ * Only loops whose turns are so short that threads could not share their work are spliced. */
+#include "jit/kernel/splice.h"
+
+#include <string.h>
+
+#include "jit/kernel/launch.h"
+#include "jit/kernel/lower.h"
+#include "jit/kernel/sink.h"
+#include "lang/vm.h"
+
+enum {
+  SPLICE_CODE = 40000, /* the most instructions */
+  SPLICE_DEPTH = 24,   /* how deep branches may nest */
+  SPLICE_CONST = 64,   /* the most elements of a constant array */
+  /* A phase with more work than this many times what one thread should have at least is better shared by threads. */
+  SPLICE_THREADS = 4
+};
+
+/* Memory: the number of a buffer, or minus that of a local. */
+typedef int64_t memory;
+#define NOWHERE INT64_MIN
+
+typedef struct scope scope;
+
+/* A step of a spliced plan. */
+typedef struct step {
+  l_val *outside; /* of a kernel, by instruction: what it is outside of the loop; 0: it is made where the step stands */
+  memory *buffers;
+  int64_t *checks; /* 1 + the number of a check; 0: not added yet */
+  bool fails;      /* has it checks? */
+  bool loops;      /* has it a WHILE? */
+  scope *arms[2];  /* of a branch */
+  memory *numbers; /* by result of a branch that is a number: where arms put it */
+} step;
+
+/* A plan whose steps are spliced. */
+struct scope {
+  const plan *p;
+  const graph_type *in; /* types of its inputs, with sizes of the outer graph */
+  memory *buffer;       /* by plan buffer */
+  l_val *slot;          /* by scalar slot: its value at the instruction at hand; 0: it has not been made */
+  step *steps;
+  qn_dim *dim; /* by expression of its graph's dims: the size in the outer graph, if known[] */
+  bool *known;
+};
+
+typedef struct splicer {
+  const splice_request *r;
+  graph *g;
+  l_program *p;
+  const char *why;
+  arena memory;
+  uint32_t *buffers, nbuffers, buffers_cap;
+  qn_dim *ints;
+  uint32_t nints, ints_cap;
+  uint32_t *scalars, nscalars, scalars_cap;
+  l_val zero, one, par; /* 0 and 1 as indices; the PAR */
+  bool fails;           /* may a check have failed since the turn began? */
+  bool ever;            /* has the loop checks? */
+  int depth;
+} splicer;
+
+static bool refuse(splicer *s, const char *why) {
+  if (!s->why) s->why = why;
+  return false;
+}
+
+static bool out_of_memory(splicer *s) { return refuse(s, lower_no_memory); }
+
+static void *take(splicer *s, size_t n, size_t size) {
+  void *p = arena_alloc(&s->memory, (n + 1) * size);
+  if (!p) out_of_memory(s);
+  return p;
+}
+
+/* ---- sizes ---------------------------------------------------------------------------------------------------------------------- */
+
+/* Sets *to to a size of a scope as one of the outer graph. */
+static bool outer_size(splicer *s, scope *c, qn_dim d, qn_dim *to) {
+  *to = d;
+  if (d >= 0) return true;
+  uint32_t i = (uint32_t)~d;
+  if (c->known[i]) {
+    *to = c->dim[i];
+    return true;
+  }
+  const dim_expr e = c->p->graph->dims.exprs[i];
+  if (e.op == DIM_SYMBOL) {
+    if (e.source != DIM_FROM_INPUT) return refuse(s, "a size that is found in the loop");
+    *to = c->in[e.ref].shape[e.axis];
+  } else {
+    qn_dim a, b;
+    if (!outer_size(s, c, e.a, &a) || !outer_size(s, c, e.b, &b)) return false;
+    *to = dim_make(&s->g->dims, (dim_op)e.op, a, b);
+  }
+  c->known[i] = true;
+  c->dim[i] = *to;
+  return true;
+}
+
+/* A size of the outer graph as an index, made outside of the PAR. */
+static l_val size_value(splicer *s, qn_dim d) {
+  int64_t c;
+  if (dim_is_const(&s->g->dims, d, &c)) return l_int(s->p, c);
+  uint32_t i = 0;
+  while (i < s->nints && s->ints[i] != d) i++;
+  if (i == s->nints) {
+    if (!arena_room(s->r->arena, (void **)&s->ints, &s->ints_cap, s->nints + 1, sizeof *s->ints))
+      return out_of_memory(s);
+    s->ints[s->nints++] = d;
+  }
+  return l_param(s->p, i);
+}
+
+static l_val scope_size(splicer *s, scope *c, qn_dim d) {
+  qn_dim to;
+  return outer_size(s, c, d, &to) ? size_value(s, to) : 0;
+}
+
+static bool scope_type(splicer *s, scope *c, const graph_type *t, graph_type *to) {
+  *to = *t;
+  for (int a = 0; a < t->rank; a++)
+    if (!outer_size(s, c, t->shape[a], &to->shape[a])) return false;
+  return true;
+}
+
+/* ---- memory ----------------------------------------------------------------------------------------------------------------------- */
+
+/* The program's buffer for a node of the outer graph. */
+static bool outer_buffer(splicer *s, uint32_t node, qn_dtype dtype, l_buffer_mode mode, memory *to) {
+  int b = l_buffer_add(s->p, dtype, mode, 0);
+  if (b < 0 || !arena_room(s->r->arena, (void **)&s->buffers, &s->buffers_cap, s->nbuffers + 1, sizeof *s->buffers))
+    return out_of_memory(s);
+  s->buffers[s->nbuffers++] = node;
+  *to = b;
+  return true;
+}
+
+/* Memory of the program's own, for as many elements as index `size` says. */
+static bool local(splicer *s, qn_dtype dtype, l_val size, memory *to) {
+  if (!size) return false;
+  l_val v = l_emit(s->p, (l_instr){.code = L_LOCAL, .dtype = (uint8_t)dtype, .a = size});
+  *to = -(memory)v;
+  return v || out_of_memory(s);
+}
+
+static bool load_one(splicer *s, memory from, qn_dtype dtype, l_val *to) {
+  *to = l_emit(s->p, (l_instr){.code = L_LOAD, .dtype = (uint8_t)dtype, .imm = from, .a = s->zero});
+  return *to || out_of_memory(s);
+}
+
+static bool store_one(splicer *s, memory at, l_val v) {
+  return l_emit(s->p, (l_instr){.code = L_STORE, .imm = at, .h = v, .a = s->zero}) || out_of_memory(s);
+}
+
+static bool copy(splicer *s, memory from, memory to, qn_dtype dtype, l_val size) {
+  if (from == to) return true;
+  l_program *p = s->p;
+  if (!size || !l_emit(p, (l_instr){.code = L_VEC, .a = s->zero, .b = size})) return out_of_memory(s);
+  l_val v = l_emit(p, (l_instr){.code = L_LOAD, .dtype = (uint8_t)dtype, .imm = from, .a = s->zero, .b = s->one});
+  (void)l_emit(p, (l_instr){.code = L_STORE, .imm = to, .h = v, .a = s->zero, .b = s->one});
+  l_end(p);
+  return !p->failed || out_of_memory(s);
+}
+
+/* ---- before the loop --------------------------------------------------------------------------------------------------------------- */
+
+/* Is the instruction index arithmetic on sizes? Its operands are looked up in `outside`. */
+static bool of_sizes(const l_instr *i, const l_val *outside) {
+  if (i->code == L_INT || i->code == L_PARAM) return true;
+  return l_is_index_op(i->code) && outside[i->a] && outside[i->b];
+}
+
+/* Makes what a kernel computes from sizes before its PARs. Refuses kernels that threads should share. */
+static bool kernel_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
+  const l_program *q = c->p->kernels[st->what].program;
+  l_val *sizes = take(s, st->nints, sizeof *sizes);
+  int64_t *hints = take(s, st->nints, sizeof *hints), *launch = take(s, q->n, sizeof *launch);
+  qk_scalar *none = take(s, q->nscalars, sizeof *none);
+  x->outside = take(s, q->n, sizeof *x->outside);
+  x->buffers = take(s, q->nbuffers, sizeof *x->buffers);
+  x->checks = take(s, q->nchecks, sizeof *x->checks);
+  if (!sizes || !hints || !launch || !none || !x->outside || !x->buffers || !x->checks) return false;
+  for (uint32_t i = 0; i < st->nints; i++) {
+    qn_dim d;
+    if (!outer_size(s, c, st->ints[i], &d) || !(sizes[i] = size_value(s, d))) return false;
+    hints[i] = dim_hint(&s->g->dims, d);
+  }
+  bool known = l_launch_values(q, hints, none, launch);
+  x->fails = q->nchecks != 0;
+  s->ever |= x->fails;
+  int depth = 0;
+  for (l_val v = 1; v < q->n; v++) {
+    const l_instr *i = &q->code[v];
+    x->loops |= i->code == L_WHILE;
+    if (i->code == L_PAR && known && launch[i->a] / (i->imm > 0 ? i->imm : 1) > SPLICE_THREADS)
+      return refuse(s, "the turns of the loop are long");
+    if (l_opens(i->code)) depth++;
+    if (i->code == L_END) depth--;
+    if (depth || !of_sizes(i, x->outside)) continue;
+    x->outside[v] = i->code == L_INT     ? l_int(s->p, i->imm)
+                    : i->code == L_PARAM ? sizes[i->imm]
+                                         : l_index(s->p, (l_code)i->code, x->outside[i->a], x->outside[i->b]);
+    if (!x->outside[v]) return out_of_memory(s);
+  }
+  return true;
+}
+
+static bool scope_open(splicer *s, scope *c, const plan *p, const graph_type *in);
+
+static bool branch_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
+  const plan_region *r = &c->p->regions[st->what];
+  const graph_node *node = &c->p->graph->nodes[st->node];
+  if (r->kind != NODE_IF) return refuse(s, r->why ? r->why : "a loop in the loop that is no kernel");
+  if (s->depth == SPLICE_DEPTH) return refuse(s, "loops and branches nest too deep");
+  graph_type *in = take(s, node->nin, sizeof *in);
+  if (!in || !(x->numbers = take(s, r->nout, sizeof *x->numbers))) return false;
+  for (uint32_t i = 1; i < node->nin; i++)
+    if (!scope_type(s, c, &c->p->graph->nodes[node->in[i]].type, &in[i - 1])) return false;
+  s->depth++;
+  for (int a = 0; a < 2; a++) {
+    if (!(x->arms[a] = take(s, 1, sizeof *x->arms[a])) || !scope_open(s, x->arms[a], r->parts[a], in)) return false;
+    for (uint32_t k = 0; k < x->arms[a]->p->nsteps; k++) x->fails |= x->arms[a]->steps[k].fails;
+    for (uint32_t k = 0; k < x->arms[a]->p->nsteps; k++) x->loops |= x->arms[a]->steps[k].loops;
+  }
+  s->depth--;
+  return true;
+}
+
+/* Makes what the steps of a plan, whose inputs have types `in`, compute from sizes. */
+static bool scope_open(splicer *s, scope *c, const plan *p, const graph_type *in) {
+  *c = (scope){.p = p, .in = in};
+  uint32_t dims = p->graph->dims.n;
+  c->buffer = take(s, p->nbuffers, sizeof *c->buffer);
+  c->slot = take(s, p->nscalars, sizeof *c->slot);
+  c->steps = take(s, p->nsteps, sizeof *c->steps);
+  c->dim = take(s, dims, sizeof *c->dim);
+  c->known = take(s, dims, sizeof *c->known);
+  if (!c->buffer || !c->slot || !c->steps || !c->dim || !c->known) return false;
+  for (uint32_t b = 0; b < p->nbuffers; b++) c->buffer[b] = NOWHERE;
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    const plan_step *st = &p->steps[i];
+    bool ok;
+    switch ((plan_step_kind)st->kind) {
+    case STEP_KERNEL: ok = kernel_sizes(s, c, st, &c->steps[i]); break;
+    case STEP_REGIONS: ok = branch_sizes(s, c, st, &c->steps[i]); break;
+    case STEP_SCALAR:
+      ok = true;
+      c->steps[i].fails = graph_node_fallible(p->graph, &p->graph->nodes[st->node]);
+      s->ever |= c->steps[i].fails;
+      break;
+    case STEP_TAP: ok = refuse(s, "an effect in the loop"); break;
+    default: ok = refuse(s, "an op that is no kernel"); break;
+    }
+    if (!ok) return false;
+    if (s->p->n > SPLICE_CODE) return refuse(s, "a kernel of very many instructions");
+  }
+  for (uint32_t b = 0; b < p->nbuffers; b++) { /* the sizes of its memory */
+    if (p->buffers[b].where == WHERE_LATE) return refuse(s, "a size that is found in the loop");
+    if (!scope_size(s, c, p->buffers[b].elements)) return s->p->failed ? out_of_memory(s) : false;
+  }
+  return true;
+}
+
+/* ---- memory of the parts, made at the beginning of the PAR -------------------------------------------------------------------------- */
+
+static bool constant(splicer *s, const plan_buffer *b, l_val size, memory at) {
+  const l_instr *n = &s->p->code[size];
+  if (n->code != L_INT || n->imm > SPLICE_CONST) return refuse(s, "a constant array");
+  size_t bytes = dtype_size((qn_dtype)b->dtype);
+  for (int64_t k = 0; k < n->imm; k++) {
+    uint64_t bits = 0;
+    memcpy(&bits, (const char *)b->data + (size_t)k * bytes, bytes);
+    l_val v = l_const(s->p, (qn_dtype)b->dtype, bits), to = l_int(s->p, k);
+    if (!v || !l_emit(s->p, (l_instr){.code = L_STORE, .imm = at, .h = v, .a = to})) return out_of_memory(s);
+  }
+  return true;
+}
+
+/* Gives the buffers of a scope that have no memory yet some. */
+static bool scope_memory(splicer *s, scope *c) {
+  for (uint32_t i = 0; i < c->p->nsteps; i++) {
+    const plan_step *st = &c->p->steps[i];
+    step *x = &c->steps[i];
+    for (uint32_t k = 0; k < st->nbuffers; k++) {
+      uint32_t b = st->buffers[k];
+      const plan_buffer *buf = &c->p->buffers[b];
+      if (c->buffer[b] != NOWHERE) continue;
+      if (buf->where == WHERE_INPUT) return refuse(s, "an input without memory");
+      l_val size = scope_size(s, c, buf->elements);
+      if (!local(s, (qn_dtype)buf->dtype, size, &c->buffer[b])) return false;
+      if (buf->where == WHERE_CONST && !constant(s, buf, size, c->buffer[b])) return false;
+    }
+    if (st->kind == STEP_KERNEL) {
+      const l_program *q = c->p->kernels[st->what].program;
+      for (uint32_t b = 0, given = 0; b < q->nbuffers; b++) {
+        if (q->buffers[b].mode != BUF_SCRATCH) {
+          x->buffers[b] = c->buffer[st->buffers[given++]];
+        } else {
+          l_val size = x->outside[q->buffers[b].size];
+          if (!size) return refuse(s, "scratch whose size is a number of the loop");
+          if (!local(s, (qn_dtype)q->buffers[b].dtype, size, &x->buffers[b])) return false;
+        }
+      }
+      for (l_val v = 1; v < q->n; v++) {
+        const l_instr *n = &q->code[v];
+        memory m;
+        if (n->code == L_ACC && ((n->a && !x->outside[n->a]) || (n->b && !x->outside[n->b])))
+          return refuse(s, "results whose count is a number of the loop");
+        if (n->code != L_LOCAL) continue;
+        if (!x->outside[n->a]) return refuse(s, "scratch whose size is a number of the loop");
+        if (!local(s, (qn_dtype)n->dtype, x->outside[n->a], &m)) return false;
+        x->outside[v] = (l_val)-m;
+      }
+    } else if (st->kind == STEP_REGIONS) {
+      const plan_region *r = &c->p->regions[st->what];
+      const graph_node *nodes = c->p->graph->nodes;
+      for (uint32_t k = 0; k < r->nmade; k++) {
+        const graph_type *t = &nodes[r->proj[k]].type;
+        if (t->weak && !local(s, (qn_dtype)t->dtype, s->one, &x->numbers[k])) return false;
+      }
+      for (int a = 0; a < 2; a++) {
+        scope *arm = x->arms[a];
+        for (uint32_t b = 0; b < arm->p->nbuffers; b++) {
+          const plan_buffer *buf = &arm->p->buffers[b];
+          if (buf->where != WHERE_INPUT) continue;
+          arm->buffer[b] = c->buffer[r->in[buf->index + 1]];
+          /* what the arm updates must lie where the result is wanted */
+          for (uint32_t k = 0; k < r->nmade && arm->p->updates[buf->index]; k++) {
+            const plan_output *o = &arm->p->outputs[k];
+            if (o->kind == OUT_INPUT && o->index == buf->index) arm->buffer[b] = c->buffer[r->out[k]];
+          }
+        }
+        for (uint32_t k = 0; k < r->nmade; k++) {
+          const plan_output *o = &arm->p->outputs[k];
+          if (o->kind == OUT_BUFFER && arm->buffer[o->index] == NOWHERE) arm->buffer[o->index] = c->buffer[r->out[k]];
+        }
+        if (!scope_memory(s, arm)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------------------------- */
+
+static bool kernel_code(splicer *s, scope *c, const plan_step *st, step *x) {
+  const l_program *q = c->p->kernels[st->what].program;
+  l_program *p = s->p;
+  l_val *to = take(s, q->n, sizeof *to);
+  uint8_t *dropped = take(s, q->n, 1); /* by depth: is the block a PAR of one instance, which is none here? */
+  if (!to || !dropped) return false;
+  int depth = 0;
+  for (l_val v = 1; v < q->n; v++) {
+    l_instr i = q->code[v];
+    if ((to[v] = x->outside[v])) continue;
+    switch ((l_code)i.code) {
+    case L_PHASE: continue;
+    case L_SCALAR:
+      if (!(to[v] = c->slot[st->scalars[i.imm]])) return refuse(s, "a number that is not made before its reader");
+      continue;
+    case L_INT: to[v] = l_int(p, i.imm); continue;
+    case L_VAR:
+      if (!to[i.a]) { /* the one instance */
+        to[v] = s->zero;
+        continue;
+      }
+      break;
+    case L_IADD:
+    case L_ISUB:
+    case L_IMUL:
+    case L_IDIV:
+    case L_IMOD:
+    case L_IMIN:
+    case L_IMAX: to[v] = l_index(p, (l_code)i.code, to[i.a], to[i.b]); continue;
+    case L_PAR: {
+      l_val n = to[i.a];
+      dropped[depth] = p->code[n].code == L_INT && p->code[n].imm == 1;
+      if (!dropped[depth]) to[v] = l_emit(p, (l_instr){.code = L_FOR, .a = s->zero, .b = n});
+      depth++;
+      continue;
+    }
+    case L_END:
+      if (dropped[--depth]) {
+        dropped[depth] = 0;
+        continue;
+      }
+      break;
+    default: break;
+    }
+    if (l_opens(i.code)) depth++;
+    for (const l_operand *o = l_rows[i.code].operands; o->role; o++) {
+      l_val *field = (l_val *)(void *)((char *)&i + o->at);
+      if (*field) *field = to[*field];
+    }
+    switch (l_rows[i.code].imm) {
+    case 'b': i.imm = i.imm < 0 ? -(int64_t)to[-i.imm] : x->buffers[i.imm]; break;
+    case 'k': {
+      l_check check = q->checks[i.imm];
+      check.node = s->r->node;
+      check.site = s->g->nodes[s->r->node].site;
+      if (!x->checks[i.imm]) x->checks[i.imm] = 1 + (int64_t)l_check_add(p, check);
+      i.imm = x->checks[i.imm] - 1;
+      break;
+    }
+    case 't': {
+      l_tile t = q->tiles[i.imm];
+      l_val *const fields[] = {&t.x_base, &t.x_m,  &t.x_k,  &t.y_base, &t.y_k,
+                               &t.y_n,    &t.rows, &t.cols, &t.depth,  &t.out};
+      for (size_t k = 0; k < sizeof fields / sizeof *fields; k++) *fields[k] = to[*fields[k]];
+      t.x = (int32_t)(t.x < 0 ? -(int64_t)to[-t.x] : x->buffers[t.x]);
+      t.y = (int32_t)(t.y < 0 ? -(int64_t)to[-t.y] : x->buffers[t.y]);
+      i.imm = l_tile_add(p, t);
+      break;
+    }
+    default: break;
+    }
+    if (i.code == L_PARTIAL || i.code == L_MERGE)
+      if (i.d) i.imm2 = i.imm2 < 0 ? -(int64_t)to[-i.imm2] : x->buffers[i.imm2];
+    to[v] = l_emit(p, i);
+  }
+  return !p->failed || out_of_memory(s);
+}
+
+/* Appends the nodes of a kernel without axes; numbers[i] is its host scalar i. Sets *to to its value `v`. */
+static bool number_code(splicer *s, const k_kernel *k, const l_val *numbers, k_val v, l_val *to) {
+  l_program *p = s->p;
+  l_val *of = take(s, k->n, sizeof *of);
+  if (!of) return false;
+  for (k_val i = 1; i < k->n; i++) {
+    const k_node *n = &k->nodes[i];
+    switch ((k_code)n->code) {
+    case K_CONST: of[i] = l_const(p, (qn_dtype)n->dtype, n->imm); break;
+    case K_SCALAR: of[i] = numbers[n->imm]; break;
+    case K_OP: of[i] = l_kop(p, (kop_id)n->sub, (qn_dtype)n->dtype, of[n->a], of[n->b], of[n->c]); break;
+    case K_MATH: of[i] = l_math(p, (math_id)n->sub, (qn_dtype)n->dtype, of[n->a], of[n->b], of[n->c]); break;
+    case K_CHECK: {
+      int check = l_check_add(p, k->checks[n->imm]);
+      of[i] = l_emit(p, (l_instr){.code = L_CHECK, .imm = check, .a = of[n->a], .b = s->zero});
+      if (check < 0) return out_of_memory(s);
+      break;
+    }
+    default: return refuse(s, "arithmetic of numbers that is no straight line");
+    }
+    if (!of[i]) return out_of_memory(s);
+  }
+  *to = of[v];
+  return true;
+}
+
+static bool scalar_code(splicer *s, scope *c, const plan_step *st) {
+  const graph *g = c->p->graph;
+  const graph_node *n = &g->nodes[st->node];
+  l_val in[3] = {0};
+  uint32_t count = st->nscalars;
+  qn_dtype types[3];
+  if (st->nbuffers) {
+    const graph_type *x = n->kind == NODE_PROJ ? &n->type : &g->nodes[n->in[0]].type;
+    types[0] = (qn_dtype)x->dtype;
+    if (!load_one(s, c->buffer[st->buffers[0]], types[0], &in[0])) return false;
+    if (n->kind == NODE_PROJ) {
+      c->slot[st->out] = in[0];
+      return true;
+    }
+    count = 1;
+  }
+  if (count > 3) return refuse(s, "an op of many numbers");
+  for (uint32_t i = 0; i < count && !st->nbuffers; i++) {
+    types[i] = (qn_dtype)c->p->scalar_types[st->scalars[i]].dtype;
+    if (!(in[i] = c->slot[st->scalars[i]])) return refuse(s, "a number that is not made before its reader");
+  }
+  k_kernel *k = k_new("number", NULL);
+  if (!k) return out_of_memory(s);
+  k_val operands[3] = {0}, v = 0;
+  for (uint32_t i = 0; i < count; i++) operands[i] = k_scalar(k, types[i], i);
+  sink_request r = {.g = s->g, .node = s->r->node};
+  bool ok = sink_number(&r, g, n, k, operands, &v, &s->why) && number_code(s, k, in, v, &c->slot[st->out]);
+  if (ok && st->op == OP_fit) c->slot[st->out] = in[0]; /* of which only the check counts */
+  qn_dtype made = ok ? (qn_dtype)s->p->code[c->slot[st->out]].dtype : QN_f32;
+  if (ok && made != c->p->scalar_types[st->out].dtype) ok = refuse(s, "a number of another type than its slot's");
+  k_free(k);
+  return ok;
+}
+
+static bool scope_code(splicer *s, scope *c);
+
+/* Begins a scope: its constants; its numbers among the inputs are set already. */
+static bool scope_begin(splicer *s, scope *c, uint32_t ninputs) {
+  for (uint32_t i = ninputs; i < c->p->nscalars; i++) {
+    c->slot[i] = 0;
+    if (!c->p->scalar_init) continue;
+    qn_dtype d = (qn_dtype)c->p->scalar_types[i].dtype;
+    uint64_t bits = 0;
+    memcpy(&bits, &c->p->scalar_init[i], dtype_size(d));
+    if (!(c->slot[i] = l_const(s->p, d, bits))) return out_of_memory(s);
+  }
+  return true;
+}
+
+/* How many of the plan's scalar slots are inputs. */
+static uint32_t weak_inputs(const plan *p) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < p->graph->ninputs; i++) n += p->graph->nodes[p->graph->inputs[i]].type.weak;
+  return n;
+}
+
+static bool branch_code(splicer *s, scope *c, const plan_step *st, step *x) {
+  const plan_region *r = &c->p->regions[st->what];
+  const graph_node *nodes = c->p->graph->nodes, *node = &nodes[st->node];
+  const graph_type *test = &nodes[node->in[0]].type;
+  l_val yes = test->weak ? c->slot[r->in[0]] : 0;
+  if (!yes && (test->weak || !load_one(s, c->buffer[r->in[0]], (qn_dtype)test->dtype, &yes)))
+    return refuse(s, "a number that is not made before its reader");
+  if (!l_emit(s->p, (l_instr){.code = L_IF, .a = yes})) return out_of_memory(s);
+  bool fails = s->fails;
+  for (int a = 0; a < 2; a++) {
+    scope *arm = x->arms[a];
+    uint32_t weak = 0;
+    if (a) (void)l_emit(s->p, (l_instr){.code = L_ELSE});
+    s->fails = fails;
+    for (uint32_t i = 1; i < r->nin; i++)
+      if (nodes[node->in[i]].type.weak && !(arm->slot[weak++] = c->slot[r->in[i]]))
+        return refuse(s, "a number that is not made before its reader");
+    for (uint32_t k = 0; k < r->nmade; k++) { /* what the arm updates */
+      const plan_output *o = &arm->p->outputs[k];
+      if (o->kind != OUT_INPUT || !arm->p->updates[o->index]) continue;
+      const plan_buffer *to = &c->p->buffers[r->out[k]];
+      if (!copy(s, c->buffer[r->in[o->index + 1]], c->buffer[r->out[k]], (qn_dtype)to->dtype,
+                scope_size(s, c, to->elements)))
+        return false;
+    }
+    if (!scope_begin(s, arm, weak) || !scope_code(s, arm)) return false;
+    for (uint32_t k = 0; k < r->nmade; k++) {
+      const plan_output *o = &arm->p->outputs[k];
+      bool ok = true;
+      if (o->kind == OUT_SCALAR) {
+        ok = arm->slot[o->index] && store_one(s, x->numbers[k], arm->slot[o->index]);
+      } else if (o->kind == OUT_BUFFER || !arm->p->updates[o->index]) {
+        memory from = o->kind == OUT_BUFFER ? arm->buffer[o->index] : c->buffer[r->in[o->index + 1]];
+        const plan_buffer *to = &c->p->buffers[r->out[k]];
+        ok = copy(s, from, c->buffer[r->out[k]], (qn_dtype)to->dtype, scope_size(s, c, to->elements));
+      }
+      if (!ok) return refuse(s, "a number that is not made before its reader");
+    }
+  }
+  l_end(s->p);
+  s->fails = fails || x->fails;
+  for (uint32_t k = 0; k < r->nmade; k++) {
+    const graph_type *t = &nodes[r->proj[k]].type;
+    if (t->weak && !load_one(s, x->numbers[k], (qn_dtype)t->dtype, &c->slot[r->out[k]])) return false;
+  }
+  return !s->p->failed || out_of_memory(s);
+}
+
+/* Appends the steps of a scope. */
+static bool scope_code(splicer *s, scope *c) {
+  for (uint32_t i = 0; i < c->p->nsteps; i++) {
+    const plan_step *st = &c->p->steps[i];
+    step *x = &c->steps[i];
+    if (cancelled(s->r->cancel)) return refuse(s, lower_cancelled);
+    if (s->p->n > SPLICE_CODE) return refuse(s, "a kernel of very many instructions");
+    bool apart = x->loops && s->fails && st->kind == STEP_KERNEL;
+    if (x->loops && s->fails && !apart) return refuse(s, "a branch with a loop behind what may fail");
+    if (apart) {
+      l_val failed = l_emit(s->p, (l_instr){.code = L_FAILED, .dtype = DTYPE_TEST});
+      if (!l_emit(s->p, (l_instr){.code = L_IF, .a = l_kop(s->p, KOP_not, DTYPE_TEST, failed, 0, 0)}))
+        return out_of_memory(s);
+    }
+    bool ok = st->kind == STEP_KERNEL    ? kernel_code(s, c, st, x)
+              : st->kind == STEP_REGIONS ? branch_code(s, c, st, x)
+                                         : scalar_code(s, c, st);
+    if (!ok) return false;
+    if (apart) l_end(s->p);
+    s->fails |= x->fails;
+  }
+  return true;
+}
+
+/* ---- the loop ---------------------------------------------------------------------------------------------------------------------- */
+
+/* What the loop knows of an operand, or of a carry. */
+typedef struct held {
+  memory at;     /* of an array */
+  l_val value;   /* of a number */
+  memory before; /* of a carried array that another carry's next value is: where that is put aside; else NOWHERE */
+} held;
+
+/* Gives the inputs of a part their memory and numbers. */
+static void give_inputs(scope *c, const graph_type *types, const held *x, uint32_t n) {
+  uint32_t weak = 0;
+  for (uint32_t i = 0; i < n; i++)
+    if (types[i].weak) c->slot[weak++] = x[i].value;
+  for (uint32_t b = 0; b < c->p->nbuffers; b++)
+    if (c->p->buffers[b].where == WHERE_INPUT) c->buffer[b] = x[c->p->buffers[b].index].at;
+}
+
+/* Appends the header and sets *go to its condition. */
+static bool header_code(splicer *s, scope *header, l_val *go) {
+  const plan_output *o = &header->p->outputs[0];
+  if (!scope_begin(s, header, weak_inputs(header->p)) || !scope_code(s, header)) return false;
+  if (o->kind == OUT_SCALAR) {
+    *go = header->slot[o->index];
+    if (!*go) return refuse(s, "a number that is not made before its reader");
+  } else {
+    const plan *p = header->p;
+    memory at = NOWHERE;
+    if (o->kind == OUT_BUFFER) at = header->buffer[o->index];
+    for (uint32_t b = 0; b < p->nbuffers && o->kind == OUT_INPUT; b++)
+      if (p->buffers[b].where == WHERE_INPUT && p->buffers[b].index == o->index) at = header->buffer[b];
+    if (at == NOWHERE) return refuse(s, "a condition that has no memory");
+    if (!load_one(s, at, (qn_dtype)o->type.dtype, go)) return false;
+  }
+  if (!dtype_is_bool(s->p->code[*go].dtype)) return refuse(s, "a condition that is no bool");
+  if (!s->ever) return true;
+  l_val failed = l_emit(s->p, (l_instr){.code = L_FAILED, .dtype = DTYPE_TEST});
+  l_val well = l_kop(s->p, KOP_not, DTYPE_TEST, failed, 0, 0);
+  *go = l_kop(s->p, KOP_and, DTYPE_TEST, *go, well, 0);
+  return *go || out_of_memory(s);
+}
+
+/* Does the body leave carry k where it is, without writing to it? */
+static bool stays(const plan *body, uint32_t k) {
+  const plan_output *o = &body->outputs[k];
+  return o->kind == OUT_INPUT && o->index == k && !body->updates[k];
+}
+
+/* Gives carried arrays their new values at the end of a turn. */
+static bool move_carries(splicer *s, const scope *body, const graph_type *types, held *in, uint32_t carries,
+                         const l_val *sizes) {
+  for (int pass = 0; pass < 2; pass++)
+    for (uint32_t k = 0; k < carries; k++) {
+      const plan_output *o = &body->p->outputs[k];
+      qn_dtype d = (qn_dtype)types[k].dtype;
+      if (types[k].weak || (o->kind == OUT_INPUT && o->index == k)) continue;
+      held *from = o->kind == OUT_INPUT ? &in[o->index] : NULL;
+      if (!pass) {
+        if (from && from->before != NOWHERE && !copy(s, from->at, from->before, d, sizes[k])) return false;
+        continue;
+      }
+      memory at = !from ? body->buffer[o->index] : from->before != NOWHERE ? from->before : from->at;
+      if (!copy(s, at, in[k].at, d, sizes[k])) return false;
+    }
+  return true;
+}
+
+static bool store_number(splicer *s, uint32_t proj, memory at, l_val v) { return !proj || store_one(s, at, v); }
+
+static bool splice_all(splicer *s) {
+  graph *g = s->g;
+  const graph_node *loop = &g->nodes[s->r->node];
+  uint32_t carries = graph_loop_carries(loop), results = graph_nresults(loop), n = loop->nin;
+  const plan *const header_plan = s->r->parts[0], *const body_plan = s->r->parts[1];
+  const uint32_t *proj = s->r->proj;
+  l_program *p = s->p;
+  if (body_plan->noutputs != carries) return refuse(s, "the loop keeps rows");
+  graph_type *types = take(s, n, sizeof *types);
+  held *in = take(s, n, sizeof *in), *first = take(s, n, sizeof *first);
+  memory *out = take(s, results, sizeof *out);
+  l_val *sizes = take(s, carries, sizeof *sizes), *carry = take(s, carries, sizeof *carry);
+  scope *header = take(s, 1, sizeof *header), *body = take(s, 1, sizeof *body);
+  if (!types || !in || !first || !out || !sizes || !carry || !header || !body) return false;
+  for (uint32_t i = 0; i < n; i++) types[i] = g->nodes[loop->in[i]].type;
+
+  /* before the PAR: buffers, sizes */
+  s->zero = l_int(p, 0);
+  s->one = l_int(p, 1);
+  for (uint32_t i = 0; i < n; i++) {
+    in[i].at = in[i].before = NOWHERE;
+    for (uint32_t k = 0; k < i; k++)
+      if (loop->in[k] == loop->in[i]) in[i].at = first[k].at;
+    if (!types[i].weak && in[i].at == NOWHERE &&
+        !outer_buffer(s, loop->in[i], (qn_dtype)types[i].dtype, BUF_IN, &in[i].at))
+      return false;
+    first[i] = in[i];
+  }
+  for (uint32_t k = 0; k < carries; k++) {
+    if (!types[k].weak && !(sizes[k] = size_value(s, graph_elements(g, &types[k])))) return false;
+    bool inout = !types[k].weak && !stays(body_plan, k);
+    if (proj[k] && !outer_buffer(s, proj[k], (qn_dtype)types[k].dtype, inout ? BUF_INOUT : BUF_OUT, &out[k]))
+      return false;
+    if (proj[k] && inout) in[k].at = out[k];
+  }
+  for (uint32_t k = results - 2; k < results; k++)
+    if (proj[k] && !outer_buffer(s, proj[k], WEAK_INT, BUF_OUT, &out[k])) return false;
+  if (!scope_open(s, header, header_plan, types) || !scope_open(s, body, body_plan, types)) return false;
+
+  /* memory */
+  (void)l_emit(p, (l_instr){.code = L_PHASE});
+  s->par = l_emit(p, (l_instr){.code = L_PAR, .a = s->one, .imm = 1});
+  if (!s->par) return out_of_memory(s);
+  for (uint32_t k = 0; k < carries; k++) {
+    const plan_output *o = &body_plan->outputs[k];
+    if (types[k].weak || stays(body_plan, k)) continue;
+    if (!proj[k] && !local(s, (qn_dtype)types[k].dtype, sizes[k], &in[k].at)) return false;
+    if (o->kind == OUT_INPUT && o->index != k && o->index < carries && !stays(body_plan, o->index) &&
+        in[o->index].before == NOWHERE && !local(s, (qn_dtype)types[k].dtype, sizes[k], &in[o->index].before))
+      return false;
+  }
+  give_inputs(header, types, in, n);
+  give_inputs(body, types, in, n);
+  for (uint32_t k = 0; k < carries; k++) { /* values that are made over the old ones */
+    const plan_output *o = &body_plan->outputs[k];
+    if (o->kind == OUT_BUFFER && o->over && body->buffer[o->index] == NOWHERE) body->buffer[o->index] = in[k].at;
+  }
+  if (!scope_memory(s, header) || !scope_memory(s, body)) return false;
+  for (uint32_t k = 0; k < carries; k++)
+    if (!types[k].weak && !copy(s, first[k].at, in[k].at, (qn_dtype)types[k].dtype, sizes[k])) return false;
+
+  /* numbers before the loop, and the first test */
+  for (uint32_t i = 0; i < n; i++) {
+    const graph_node *x = &g->nodes[loop->in[i]];
+    if (!types[i].weak) continue;
+    qn_dtype d = (qn_dtype)types[i].dtype;
+    if (x->kind == NODE_CONST) {
+      uint64_t bits = 0;
+      memcpy(&bits, x->payload.data, dtype_size(d));
+      in[i].value = l_const(p, d, bits);
+    } else {
+      uint32_t number = 0;
+      while (number < s->nscalars && s->scalars[number] != loop->in[i]) number++;
+      if (number == s->nscalars) {
+        if (!arena_room(s->r->arena, (void **)&s->scalars, &s->scalars_cap, number + 1, sizeof *s->scalars))
+          return out_of_memory(s);
+        s->scalars[s->nscalars++] = loop->in[i];
+      }
+      in[i].value = l_emit(p, (l_instr){.code = L_SCALAR, .dtype = (uint8_t)d, .imm = number});
+    }
+    if (!in[i].value) return out_of_memory(s);
+  }
+  p->nscalars = s->nscalars;
+  l_val go, turns = 0, next = 0;
+  give_inputs(header, types, in, n);
+  if (!header_code(s, header, &go)) return false;
+  l_val on = l_emit(p, (l_instr){.code = L_CARRY, .dtype = DTYPE_TEST, .a = go});
+  for (uint32_t k = 0; k < carries; k++)
+    if (types[k].weak)
+      in[k].value = carry[k] = l_emit(p, (l_instr){.code = L_CARRY, .dtype = types[k].dtype, .a = in[k].value});
+  if (proj[results - 2]) {
+    l_val none = l_const(p, WEAK_INT, 0);
+    turns = l_emit(p, (l_instr){.code = L_CARRY, .dtype = WEAK_INT, .a = none});
+  }
+  (void)l_emit(p, (l_instr){.code = L_WHILE, .a = on});
+  (void)l_emit(p, (l_instr){.code = L_POLL});
+  s->fails = false;
+  give_inputs(body, types, in, n);
+  if (!scope_begin(s, body, weak_inputs(body_plan)) || !scope_code(s, body)) return false;
+  if (!move_carries(s, body, types, in, carries, sizes)) return false;
+  for (uint32_t k = 0; k < carries; k++)
+    if (types[k].weak && !(in[k].value = body->slot[body_plan->outputs[k].index]))
+      return refuse(s, "a number that is not made before its reader");
+  give_inputs(header, types, in, n);
+  if (!header_code(s, header, &go)) return false;
+  if (turns) next = l_kop(p, KOP_add, WEAK_INT, turns, l_const(p, WEAK_INT, 1), 0);
+  for (uint32_t k = 0; k < carries; k++)
+    if (types[k].weak) (void)l_emit(p, (l_instr){.code = L_SET, .a = carry[k], .b = in[k].value});
+  if (turns) (void)l_emit(p, (l_instr){.code = L_SET, .a = turns, .b = next});
+  (void)l_emit(p, (l_instr){.code = L_SET, .a = on, .b = go});
+  l_end(p);
+
+  /* results */
+  for (uint32_t k = 0; k < carries; k++) {
+    if (!proj[k]) continue;
+    bool ok = types[k].weak ? store_number(s, proj[k], out[k], carry[k])
+                            : copy(s, in[k].at, out[k], (qn_dtype)types[k].dtype, sizes[k]);
+    if (!ok) return false;
+  }
+  if (turns && !store_number(s, proj[results - 2], out[results - 2], turns)) return false;
+  if (!store_number(s, proj[results - 1], out[results - 1], l_const(p, WEAK_INT, 1))) return false;
+  l_end(p);
+  return !p->failed || out_of_memory(s);
+}
+
+bool splice(const splice_request *r, spliced *to, const char **why) {
+  splicer s = {.r = r, .g = r->g, .p = l_new("loop")};
+  arena_init(&s.memory, NULL);
+  bool ok = s.p && splice_all(&s) && !s.p->failed;
+  arena_free(&s.memory);
+  if (ok) {
+    *to = (spliced){s.p, s.buffers, s.nbuffers, s.ints, s.nints, s.scalars, s.nscalars};
+    return true;
+  }
+  *why = s.why ? s.why : lower_no_memory;
+  l_free(s.p);
+  return false;
+}
