@@ -12,13 +12,14 @@
  *
  * So a panel of y stays in the first cache while all panels of x pass by from the second, and of large tiles (whose y
  * is far away) y is read in long pieces; small ones pack a panel when it is needed.
+ * A vector times a matrix has up to 8 vectors of sums at a time (tile_row).
  * With few results, as in a vector times a vector, the processor would wait for each step of a chain: so several chunks of a result are
  * computed side by side (tile_few), and their sums then go into the tree in the usual order.
  * Tried: packing one panel of y at a time always (short pieces of memory far apart, slower by about a third at
  * 2048), and never (slower by about a fifth at 256); packed operands on the stack (hosts have small ones).
  */
 enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 256, TILE_COLS = 256 };
-enum { TILE_TURNED = 128, TILE_LEVELS = 24, TILE_FEW = 4, TILE_FEW_DEEP = 16, TILE_BESIDE = 8 };
+enum { TILE_TURNED = 128, TILE_LEVELS = 24, TILE_FEW = 4, TILE_FEW_DEEP = 16, TILE_BESIDE = 8, TILE_WIDE = 8 };
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -129,264 +130,302 @@ static inline bool tile_lanes_f32(const f32 *x, const f32 *y, int64_t depth, f32
     default: tile_pack1_##T(panel, p, at, si, sk, n, WIDTH, depth, DTYPE_##T);                                         \
     }                                                                                                                  \
   }
-#define TILE_FLOAT(T)                                                                                                        \
-  typedef TILE_VEC_##T tile_v_##T;                                                                                           \
-  typedef TILE_VEC_##T tile_u_##T __attribute__((aligned(1)));                                                               \
-  enum { TILE_V_##T = sizeof(tile_v_##T) / sizeof(T), TILE_N_##T = 2 * TILE_V_##T };                                         \
-  /* mr rows of x (panel with xs rows a step) by one panel of y (row stride ys) into out; `first` starts the chains */       \
-  static inline __attribute__((always_inline)) void tile_kernel_##T(                                                         \
-      const int mr, const T *x, int64_t xs, const T *y, int64_t ys, T *out, int64_t ld, int64_t depth, bool first) {         \
-    tile_v_##T s[TILE_M][2];                                                                                                 \
-    int64_t k = 0;                                                                                                           \
-    if (first) {                                                                                                             \
-      tile_v_##T y0 = *(const tile_u_##T *)y, y1 = *(const tile_u_##T *)(y + TILE_V_##T);                                    \
-      for (int m = 0; m < mr; m++) {                                                                                         \
-        tile_v_##T b = TILE_SPLAT(T, x[m]);                                                                                  \
-        s[m][0] = b * y0;                                                                                                    \
-        s[m][1] = b * y1;                                                                                                    \
-      }                                                                                                                      \
-      k = 1;                                                                                                                 \
-    } else {                                                                                                                 \
-      for (int m = 0; m < mr; m++) {                                                                                         \
-        s[m][0] = *(const tile_u_##T *)(out + m * ld);                                                                       \
-        s[m][1] = *(const tile_u_##T *)(out + m * ld + TILE_V_##T);                                                          \
-      }                                                                                                                      \
-    }                                                                                                                        \
-    const T *px = x + k * xs, *py = y + k * ys;                                                                              \
-    for (; k < depth; k++, px += xs, py += ys) {                                                                             \
-      tile_v_##T y0 = *(const tile_u_##T *)py, y1 = *(const tile_u_##T *)(py + TILE_V_##T);                                  \
-      _Pragma("GCC unroll 16") for (int m = 0; m < mr; m++) {                                                                \
-        tile_v_##T b = TILE_SPLAT(T, px[m]);                                                                                 \
-        s[m][0] = TILE_FMA_##T(b, y0, s[m][0]);                                                                              \
-        s[m][1] = TILE_FMA_##T(b, y1, s[m][1]);                                                                              \
-      }                                                                                                                      \
-    }                                                                                                                        \
-    for (int m = 0; m < mr; m++) {                                                                                           \
-      *(tile_u_##T *)(out + m * ld) = s[m][0];                                                                               \
-      *(tile_u_##T *)(out + m * ld + TILE_V_##T) = s[m][1];                                                                  \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  static void tile_rows_##T(int mr, const T *x, int64_t xs, const T *y, int64_t ys, T *out, int64_t ld, int64_t depth,       \
-                            bool first) {                                                                                    \
-    switch (mr) {                                                                                                            \
-      TILE_CASES(T)                                                                                                          \
-    default: tile_kernel_##T(TILE_M, x, xs, y, ys, out, ld, depth, first);                                                   \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  /* Element `at` of an array of the float type d, as T. */                                                                  \
-  static inline __attribute__((always_inline)) T tile_at_##T(const void *p, int64_t at, int d) {                             \
-    switch (d) {                                                                                                             \
-    case QN_f16: return cast_f16_##T(((const f16 *)p)[at]);                                                                  \
-    case QN_bf16: return cast_bf16_##T(((const bf16 *)p)[at]);                                                               \
-    default: return ((const T *)p)[at];                                                                                      \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  /* panel[k][i] = p[i * si + k * sk] for i < n, zero up to width */                                                         \
-  static inline __attribute__((always_inline)) void tile_pack1_##T(                                                          \
-      T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int width, int64_t depth, int d) {                 \
-    if (si == 1 && n == width)                                                                                               \
-      for (int64_t k = 0; k < depth; k++)                                                                                    \
-        for (int i = 0; i < width; i++) panel[k * width + i] = tile_at_##T(p, at + k * sk + i, d);                           \
-    else if (sk == 1 && n == width && width >= 8 && d == DTYPE_##T &&                                                        \
-             tile_turn_##T((const T *)p + at, si, panel, width, depth))                                                      \
-      return;                                                                                                                \
-    else                                                                                                                     \
-      for (int i = 0; i < width; i++) {                                                                                      \
-        if (i < n)                                                                                                           \
-          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = tile_at_##T(p, at + i * si + k * sk, d);                \
-        else                                                                                                                 \
-          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;                                                      \
-      }                                                                                                                      \
-  }                                                                                                                          \
-  TILE_PACK(T, tile_pack_x_##T, n)                                                                                           \
-  TILE_PACK(T, tile_pack_y_##T, TILE_N_##T)                                                                                  \
-  /* Packs `cols` columns of y from element `at` on: full panels together, row by row, a narrower last one by itself. */     \
-  static void tile_pack_cols_##T(T *py, const qk_tile *t, int64_t at, int64_t cols, int64_t depth) {                         \
-    int64_t whole = t->y_n == 1 && t->yd == DTYPE_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                                  \
-    for (int64_t k = 0; k < depth && whole; k++) {                                                                           \
-      const tile_u_##T *from = (const tile_u_##T *)((const T *)t->y + at + k * t->y_k);                                      \
-      T *to = py + k * TILE_N_##T;                                                                                           \
-      for (int64_t n = 0; n < whole; n += TILE_N_##T, from += 2, to += TILE_SLICE_##T * TILE_N_##T) {                        \
-        *(tile_u_##T *)to = from[0];                                                                                         \
-        *(tile_u_##T *)(to + TILE_V_##T) = from[1];                                                                          \
-      }                                                                                                                      \
-    }                                                                                                                        \
-    for (int64_t n = whole; n < cols; n += TILE_N_##T)                                                                       \
-      tile_pack_y_##T(py + n * TILE_SLICE_##T, t->y, at + n * t->y_n, t->y_n, t->y_k,                                        \
-                      cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T, depth, t->yd);                                   \
-  }                                                                                                                          \
-  /* One chunk, at most 4,096 deep, of at most TILE_ROWS rows. */                                                            \
-  static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int64_t cols,                   \
-                             int64_t depth, T *out, int64_t ld) {                                                            \
-    T *px = t->work, *py = px + TILE_SLICE_##T * TILE_ROWS;                                                                  \
-    T edge[TILE_M * TILE_N_##T] __attribute__((aligned(64)));                                                                \
-    /* panels of equal height, so that none is too low to keep the multipliers busy */                                       \
-    int panels = (rows + TILE_M - 1) / TILE_M, high = (rows + panels - 1) / panels;                                          \
-    for (int64_t k = 0; k < depth; k += TILE_SLICE_##T) {                                                                    \
-      int64_t d = depth - k < TILE_SLICE_##T ? depth - k : TILE_SLICE_##T;                                                   \
-      const T *x = px;                                                                                                       \
-      if (rows == 1 && t->x_k == 1 && t->xd == DTYPE_##T)                                                                    \
-        x = (const T *)t->x + m0 * t->x_m + k0 + k;                                                                          \
-      else                                                                                                                   \
-        for (int m = 0; m < rows; m += high)                                                                                 \
-          tile_pack_x_##T(px + m * TILE_SLICE_##T, t->x, (m0 + m) * t->x_m + (k0 + k) * t->x_k, t->x_m, t->x_k,              \
-                          rows - m < high ? rows - m : high, d, t->xd);                                                      \
-      const int64_t wide = cols > 128 ? TILE_COLS : TILE_N_##T;                                                              \
-      bool once = t->y_n == 1 && t->yd == DTYPE_##T && rows <= TILE_M;                                                       \
-      for (int64_t n = 0; n < cols; n += TILE_N_##T) {                                                                       \
-        int nc = cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T;                                                       \
-        int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, ys = TILE_N_##T;                                                 \
-        const T *y = py + n % wide * TILE_SLICE_##T;                                                                         \
-        if (once && nc == TILE_N_##T) {                                                                                      \
-          y = (const T *)t->y + at;                                                                                          \
-          ys = t->y_k;                                                                                                       \
-        } else if (once || n % wide == 0) {                                                                                  \
-          int64_t most = once ? nc : cols - n < wide ? cols - n : wide;                                                      \
-          tile_pack_cols_##T(py + n % wide * TILE_SLICE_##T, t, at, most, d);                                                \
-        }                                                                                                                    \
-        for (int m = 0; m < rows; m += high) {                                                                               \
-          int mr = rows - m < high ? rows - m : high;                                                                        \
-          const T *xm = x + m * TILE_SLICE_##T;                                                                              \
-          if (nc == TILE_N_##T) {                                                                                            \
-            tile_rows_##T(mr, xm, mr, y, ys, out + m * ld + n, ld, d, k == 0);                                               \
-            continue;                                                                                                        \
-          }                                                                                                                  \
-          for (int r = 0; r < mr; r++)                                                                                       \
-            for (int c = 0; c < nc; c++) edge[r * TILE_N_##T + c] = k == 0 ? 0 : out[(m + r) * ld + n + c];                  \
-          tile_rows_##T(mr, xm, mr, y, ys, edge, TILE_N_##T, d, k == 0);                                                     \
-          for (int r = 0; r < mr; r++)                                                                                       \
-            for (int c = 0; c < nc; c++) out[(m + r) * ld + n + c] = edge[r * TILE_N_##T + c];                               \
-        }                                                                                                                    \
-      }                                                                                                                      \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  /* Deeper products: chunks as leaves of the balanced tree, kept as a binary counter of subtrees. */                        \
-  static void tile_deep_##T(const qk_tile *t, int64_t m0, int64_t n0, int rows, int cols, T *out) {                          \
-    T(*tree)[TILE_M * TILE_N_##T] = (void *)((T *)t->work + TILE_SLICE_##T * (TILE_ROWS + TILE_COLS));                       \
-    T *leaf = tree[TILE_LEVELS];                                                                                             \
-    _Static_assert(sizeof(T) * (TILE_SLICE_##T * (TILE_ROWS + TILE_COLS) + (TILE_LEVELS + 1) * TILE_M * TILE_N_##T) <=       \
-                       QK_TILE_WORK,                                                                                         \
-                   "packed operands and a tree");                                                                            \
-    uint64_t n = 0;                                                                                                          \
-    for (int64_t k = 0; k < t->depth; k += ORDER_DOT_CHUNK, n++) {                                                           \
-      int64_t d = t->depth - k < ORDER_DOT_CHUNK ? t->depth - k : ORDER_DOT_CHUNK;                                           \
-      tile_chunk_##T(t, m0, n0, k, rows, cols, d, leaf, TILE_N_##T);                                                         \
-      int l = 0;                                                                                                             \
-      for (; n >> l & 1; l++)                                                                                                \
-        for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = tree[l][i] + leaf[i];                                        \
-      memcpy(tree[l], leaf, sizeof tree[l]);                                                                                 \
-    }                                                                                                                        \
-    bool any = false;                                                                                                        \
-    for (int l = 0; n >> l; l++) {                                                                                           \
-      if (!(n >> l & 1)) continue;                                                                                           \
-      for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = any ? tree[l][i] + leaf[i] : tree[l][i];                       \
-      any = true;                                                                                                            \
-    }                                                                                                                        \
-    for (int r = 0; r < rows; r++)                                                                                           \
-      for (int c = 0; c < cols; c++) out[(m0 + r) * t->ld + n0 + c] = leaf[r * TILE_N_##T + c];                              \
-  }                                                                                                                          \
-  /* `many` chunks of one result side by side, each `depth` deep: a chain of fma alone waits for itself most of the time. */ \
-  static inline __attribute__((always_inline)) void tile_beside_##T(                                                         \
-      const int many, const void *x, int64_t xk, int xd, const void *y, int64_t yk, int yd, int64_t depth, T *sums) {        \
-    T s[TILE_BESIDE];                                                                                                        \
-    for (int c = 0; c < many; c++)                                                                                           \
-      s[c] = tile_at_##T(x, c * ORDER_DOT_CHUNK * xk, xd) * tile_at_##T(y, c * ORDER_DOT_CHUNK * yk, yd);                    \
-    for (int64_t k = 1; k < depth; k++)                                                                                      \
-      _Pragma("GCC unroll 8") for (int c = 0; c < many; c++) s[c] =                                                          \
-          fma_##T(tile_at_##T(x, (c * ORDER_DOT_CHUNK + k) * xk, xd),                                                        \
-                  tile_at_##T(y, (c * ORDER_DOT_CHUNK + k) * yk, yd), s[c]);                                                 \
-    for (int c = 0; c < many; c++) sums[c] = s[c];                                                                           \
-  }                                                                                                                          \
-  static inline __attribute__((always_inline)) void tile_some_##T(                                                           \
-      int many, const void *x, int64_t xk, int xd, const void *y, int64_t yk, int yd, int64_t depth, T *sums) {              \
-    switch (many) {                                                                                                          \
-    case TILE_BESIDE: tile_beside_##T(TILE_BESIDE, x, xk, xd, y, yk, yd, depth, sums); break;                                \
-    case TILE_BESIDE / 2: tile_beside_##T(TILE_BESIDE / 2, x, xk, xd, y, yk, yd, depth, sums); break;                        \
-    case TILE_BESIDE / 4: tile_beside_##T(TILE_BESIDE / 4, x, xk, xd, y, yk, yd, depth, sums); break;                        \
-    default: tile_beside_##T(1, x, xk, xd, y, yk, yd, depth, sums);                                                          \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  static void tile_chunks_##T(const qk_tile *t, int64_t x, int64_t y, int many, int64_t depth, T *sums) {                    \
-    const void *px = (const char *)t->x + x * (int64_t)dtype_rows[t->xd].size,                                               \
-               *py = (const char *)t->y + y * (int64_t)dtype_rows[t->yd].size;                                               \
-    if (t->xd != DTYPE_##T || t->yd != DTYPE_##T)                                                                            \
-      tile_some_##T(many, px, t->x_k, t->xd, py, t->y_k, t->yd, depth, sums);                                                \
-    else if (t->x_k != 1 || t->y_k != 1)                                                                                     \
-      tile_some_##T(many, px, t->x_k, DTYPE_##T, py, t->y_k, DTYPE_##T, depth, sums);                                        \
-    else if (many < TILE_BESIDE || !tile_lanes_##T(px, py, depth, sums))                                                     \
-      tile_some_##T(many, px, 1, DTYPE_##T, py, 1, DTYPE_##T, depth, sums);                                                  \
-  }                                                                                                                          \
-  /* Few results, as of a vector times a vector: nothing is packed. */                                                       \
-  static void tile_few_##T(const qk_tile *t) {                                                                               \
-    for (int64_t i = 0; i < t->rows * t->cols; i++) {                                                                        \
-      int64_t m = i / t->cols, n = i % t->cols, x = m * t->x_m, y = n * t->y_n, whole = t->depth / ORDER_DOT_CHUNK;          \
-      T tree[TILE_LEVELS], sums[TILE_BESIDE];                                                                                \
-      int64_t leaves = 0;                                                                                                    \
-      for (int64_t k = 0; k < t->depth;) {                                                                                   \
-        int many = TILE_BESIDE;                                                                                              \
-        while (many > 1 && many > whole - leaves) many /= 2;                                                                 \
-        int64_t depth = leaves < whole ? ORDER_DOT_CHUNK : t->depth - k;                                                     \
-        tile_chunks_##T(t, x + k * t->x_k, y + k * t->y_k, many, depth, sums);                                               \
-        k += many * depth;                                                                                                   \
-        for (int c = 0; c < many; c++, leaves++) {                                                                           \
-          T leaf = sums[c];                                                                                                  \
-          int l = 0;                                                                                                         \
-          for (; leaves >> l & 1; l++) leaf = tree[l] + leaf;                                                                \
-          tree[l] = leaf;                                                                                                    \
-        }                                                                                                                    \
-      }                                                                                                                      \
-      T sum = 0;                                                                                                             \
-      bool any = false;                                                                                                      \
-      for (int l = 0; leaves >> l; l++) {                                                                                    \
-        if (!(leaves >> l & 1)) continue;                                                                                    \
-        sum = any ? tree[l] + sum : tree[l];                                                                                 \
-        any = true;                                                                                                          \
-      }                                                                                                                      \
-      ((T *)t->out)[m * t->ld + n] = sum;                                                                                    \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  static void tile_##T(const qk_tile *t) {                                                                                   \
-    T *out = t->out;                                                                                                         \
-    if (t->depth <= 0) {                                                                                                     \
-      for (int64_t m = 0; m < t->rows; m++)                                                                                  \
-        for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = 0;                                                        \
-      return;                                                                                                                \
-    }                                                                                                                        \
-    if (t->rows * t->cols <= (t->depth <= ORDER_DOT_CHUNK ? TILE_FEW : TILE_FEW_DEEP)) {                                     \
-      tile_few_##T(t);                                                                                                       \
-      return;                                                                                                                \
-    }                                                                                                                        \
-    if (t->cols < TILE_V_##T && t->rows > 2 * t->cols) { /* the wide side across vectors: transposed */                      \
-      tile_turned_##T(t);                                                                                                    \
-      return;                                                                                                                \
-    }                                                                                                                        \
-    bool deep = t->depth > ORDER_DOT_CHUNK;                                                                                  \
-    int mb = deep ? (int)TILE_M : (int)TILE_ROWS;                                                                            \
-    for (int64_t m = 0; m < t->rows; m += mb) {                                                                              \
-      int rows = t->rows - m < mb ? (int)(t->rows - m) : mb;                                                                 \
-      if (!deep)                                                                                                             \
-        tile_chunk_##T(t, m, 0, 0, rows, t->cols, t->depth, out + m * t->ld, t->ld);                                         \
-      else                                                                                                                   \
-        for (int64_t n = 0; n < t->cols; n += TILE_N_##T)                                                                    \
-          tile_deep_##T(t, m, n, rows, t->cols - n < TILE_N_##T ? (int)(t->cols - n) : TILE_N_##T, out);                     \
-    }                                                                                                                        \
-  }                                                                                                                          \
-  static void tile_turned_##T(const qk_tile *t) {                                                                            \
-    T turned[TILE_V_##T * TILE_TURNED];                                                                                      \
-    for (int64_t m = 0; m < t->rows; m += TILE_TURNED) {                                                                     \
-      int64_t rows = t->rows - m < TILE_TURNED ? t->rows - m : TILE_TURNED;                                                  \
-      qk_tile u = {t->y,     (const char *)t->x + m * t->x_m * (int64_t)dtype_rows[t->xd].size,                              \
-                   turned,   t->work,                                                                                        \
-                   t->y_n,   t->y_k,                                                                                         \
-                   t->x_k,   t->x_m,                                                                                         \
-                   t->cols,  rows,                                                                                           \
-                   t->depth, TILE_TURNED,                                                                                    \
-                   t->yd,    t->xd,                                                                                          \
-                   t->od};                                                                                                   \
-      tile_##T(&u);                                                                                                          \
-      for (int64_t r = 0; r < rows; r++)                                                                                     \
-        for (int64_t c = 0; c < t->cols; c++) ((T *)t->out)[(m + r) * t->ld + c] = turned[c * TILE_TURNED + r];              \
-    }                                                                                                                        \
+#define TILE_FLOAT(T)                                                                                                                              \
+  typedef TILE_VEC_##T tile_v_##T;                                                                                                                 \
+  typedef TILE_VEC_##T tile_u_##T __attribute__((aligned(1)));                                                                                     \
+  enum { TILE_V_##T = sizeof(tile_v_##T) / sizeof(T), TILE_N_##T = 2 * TILE_V_##T };                                                               \
+  /* mr rows of x (panel with xs rows a step) by one panel of y (row stride ys) into out; `first` starts the chains */                             \
+  static inline __attribute__((always_inline)) void tile_kernel_##T(                                                                               \
+      const int mr, const T *x, int64_t xs, const T *y, int64_t ys, T *out, int64_t ld, int64_t depth, bool first) {                               \
+    tile_v_##T s[TILE_M][2];                                                                                                                       \
+    int64_t k = 0;                                                                                                                                 \
+    if (first) {                                                                                                                                   \
+      tile_v_##T y0 = *(const tile_u_##T *)y, y1 = *(const tile_u_##T *)(y + TILE_V_##T);                                                          \
+      for (int m = 0; m < mr; m++) {                                                                                                               \
+        tile_v_##T b = TILE_SPLAT(T, x[m]);                                                                                                        \
+        s[m][0] = b * y0;                                                                                                                          \
+        s[m][1] = b * y1;                                                                                                                          \
+      }                                                                                                                                            \
+      k = 1;                                                                                                                                       \
+    } else {                                                                                                                                       \
+      for (int m = 0; m < mr; m++) {                                                                                                               \
+        s[m][0] = *(const tile_u_##T *)(out + m * ld);                                                                                             \
+        s[m][1] = *(const tile_u_##T *)(out + m * ld + TILE_V_##T);                                                                                \
+      }                                                                                                                                            \
+    }                                                                                                                                              \
+    const T *px = x + k * xs, *py = y + k * ys;                                                                                                    \
+    for (; k < depth; k++, px += xs, py += ys) {                                                                                                   \
+      tile_v_##T y0 = *(const tile_u_##T *)py, y1 = *(const tile_u_##T *)(py + TILE_V_##T);                                                        \
+      _Pragma("GCC unroll 16") for (int m = 0; m < mr; m++) {                                                                                      \
+        tile_v_##T b = TILE_SPLAT(T, px[m]);                                                                                                       \
+        s[m][0] = TILE_FMA_##T(b, y0, s[m][0]);                                                                                                    \
+        s[m][1] = TILE_FMA_##T(b, y1, s[m][1]);                                                                                                    \
+      }                                                                                                                                            \
+    }                                                                                                                                              \
+    for (int m = 0; m < mr; m++) {                                                                                                                 \
+      *(tile_u_##T *)(out + m * ld) = s[m][0];                                                                                                     \
+      *(tile_u_##T *)(out + m * ld + TILE_V_##T) = s[m][1];                                                                                        \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  static void tile_rows_##T(int mr, const T *x, int64_t xs, const T *y, int64_t ys, T *out, int64_t ld, int64_t depth,                             \
+                            bool first) {                                                                                                          \
+    switch (mr) {                                                                                                                                  \
+      TILE_CASES(T)                                                                                                                                \
+    default: tile_kernel_##T(TILE_M, x, xs, y, ys, out, ld, depth, first);                                                                         \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  /* Element `at` of an array of the float type d, as T. */                                                                                        \
+  static inline __attribute__((always_inline)) T tile_at_##T(const void *p, int64_t at, int d) {                                                   \
+    switch (d) {                                                                                                                                   \
+    case QN_f16: return cast_f16_##T(((const f16 *)p)[at]);                                                                                        \
+    case QN_bf16: return cast_bf16_##T(((const bf16 *)p)[at]);                                                                                     \
+    default: return ((const T *)p)[at];                                                                                                            \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  /* panel[k][i] = p[i * si + k * sk] for i < n, zero up to width */                                                                               \
+  static inline __attribute__((always_inline)) void tile_pack1_##T(                                                                                \
+      T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int width, int64_t depth, int d) {                                       \
+    if (si == 1 && n == width)                                                                                                                     \
+      for (int64_t k = 0; k < depth; k++)                                                                                                          \
+        for (int i = 0; i < width; i++) panel[k * width + i] = tile_at_##T(p, at + k * sk + i, d);                                                 \
+    else if (sk == 1 && n == width && width >= 8 && d == DTYPE_##T &&                                                                              \
+             tile_turn_##T((const T *)p + at, si, panel, width, depth))                                                                            \
+      return;                                                                                                                                      \
+    else                                                                                                                                           \
+      for (int i = 0; i < width; i++) {                                                                                                            \
+        if (i < n)                                                                                                                                 \
+          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = tile_at_##T(p, at + i * si + k * sk, d);                                      \
+        else                                                                                                                                       \
+          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;                                                                            \
+      }                                                                                                                                            \
+  }                                                                                                                                                \
+  TILE_PACK(T, tile_pack_x_##T, n)                                                                                                                 \
+  TILE_PACK(T, tile_pack_y_##T, TILE_N_##T)                                                                                                        \
+  /* Packs `cols` columns of y from element `at` on: full panels together, row by row, a narrower last one by itself. */                           \
+  static void tile_pack_cols_##T(T *py, const qk_tile *t, int64_t at, int64_t cols, int64_t depth) {                                               \
+    int64_t whole = t->y_n == 1 && t->yd == DTYPE_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                                                        \
+    for (int64_t k = 0; k < depth && whole; k++) {                                                                                                 \
+      const tile_u_##T *from = (const tile_u_##T *)((const T *)t->y + at + k * t->y_k);                                                            \
+      T *to = py + k * TILE_N_##T;                                                                                                                 \
+      for (int64_t n = 0; n < whole; n += TILE_N_##T, from += 2, to += TILE_SLICE_##T * TILE_N_##T) {                                              \
+        *(tile_u_##T *)to = from[0];                                                                                                               \
+        *(tile_u_##T *)(to + TILE_V_##T) = from[1];                                                                                                \
+      }                                                                                                                                            \
+    }                                                                                                                                              \
+    for (int64_t n = whole; n < cols; n += TILE_N_##T)                                                                                             \
+      tile_pack_y_##T(py + n * TILE_SLICE_##T, t->y, at + n * t->y_n, t->y_n, t->y_k,                                                              \
+                      cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T, depth, t->yd);                                                         \
+  }                                                                                                                                                \
+  /* One chunk, at most 4,096 deep, of at most TILE_ROWS rows. */                                                                                  \
+  static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int64_t cols,                                         \
+                             int64_t depth, T *out, int64_t ld) {                                                                                  \
+    T *px = t->work, *py = px + TILE_SLICE_##T * TILE_ROWS;                                                                                        \
+    T edge[TILE_M * TILE_N_##T] __attribute__((aligned(64)));                                                                                      \
+    /* panels of equal height, so that none is too low to keep the multipliers busy */                                                             \
+    int panels = (rows + TILE_M - 1) / TILE_M, high = (rows + panels - 1) / panels;                                                                \
+    for (int64_t k = 0; k < depth; k += TILE_SLICE_##T) {                                                                                          \
+      int64_t d = depth - k < TILE_SLICE_##T ? depth - k : TILE_SLICE_##T;                                                                         \
+      const T *x = px;                                                                                                                             \
+      if (rows == 1 && t->x_k == 1 && t->xd == DTYPE_##T)                                                                                          \
+        x = (const T *)t->x + m0 * t->x_m + k0 + k;                                                                                                \
+      else                                                                                                                                         \
+        for (int m = 0; m < rows; m += high)                                                                                                       \
+          tile_pack_x_##T(px + m * TILE_SLICE_##T, t->x, (m0 + m) * t->x_m + (k0 + k) * t->x_k, t->x_m, t->x_k,                                    \
+                          rows - m < high ? rows - m : high, d, t->xd);                                                                            \
+      const int64_t wide = cols > 128 ? TILE_COLS : TILE_N_##T;                                                                                    \
+      bool once = t->y_n == 1 && t->yd == DTYPE_##T && rows <= TILE_M;                                                                             \
+      for (int64_t n = 0; n < cols; n += TILE_N_##T) {                                                                                             \
+        int nc = cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T;                                                                             \
+        int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, ys = TILE_N_##T;                                                                       \
+        const T *y = py + n % wide * TILE_SLICE_##T;                                                                                               \
+        if (once && nc == TILE_N_##T) {                                                                                                            \
+          y = (const T *)t->y + at;                                                                                                                \
+          ys = t->y_k;                                                                                                                             \
+        } else if (once || n % wide == 0) {                                                                                                        \
+          int64_t most = once ? nc : cols - n < wide ? cols - n : wide;                                                                            \
+          tile_pack_cols_##T(py + n % wide * TILE_SLICE_##T, t, at, most, d);                                                                      \
+        }                                                                                                                                          \
+        for (int m = 0; m < rows; m += high) {                                                                                                     \
+          int mr = rows - m < high ? rows - m : high;                                                                                              \
+          const T *xm = x + m * TILE_SLICE_##T;                                                                                                    \
+          if (nc == TILE_N_##T) {                                                                                                                  \
+            tile_rows_##T(mr, xm, mr, y, ys, out + m * ld + n, ld, d, k == 0);                                                                     \
+            continue;                                                                                                                              \
+          }                                                                                                                                        \
+          for (int r = 0; r < mr; r++)                                                                                                             \
+            for (int c = 0; c < nc; c++) edge[r * TILE_N_##T + c] = k == 0 ? 0 : out[(m + r) * ld + n + c];                                        \
+          tile_rows_##T(mr, xm, mr, y, ys, edge, TILE_N_##T, d, k == 0);                                                                           \
+          for (int r = 0; r < mr; r++)                                                                                                             \
+            for (int c = 0; c < nc; c++) out[(m + r) * ld + n + c] = edge[r * TILE_N_##T + c];                                                     \
+        }                                                                                                                                          \
+      }                                                                                                                                            \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  /* Deeper products: chunks as leaves of the balanced tree, kept as a binary counter of subtrees. */                                              \
+  static void tile_deep_##T(const qk_tile *t, int64_t m0, int64_t n0, int rows, int cols, T *out) {                                                \
+    T(*tree)[TILE_M * TILE_N_##T] = (void *)((T *)t->work + TILE_SLICE_##T * (TILE_ROWS + TILE_COLS));                                             \
+    T *leaf = tree[TILE_LEVELS];                                                                                                                   \
+    _Static_assert(sizeof(T) * (TILE_SLICE_##T * (TILE_ROWS + TILE_COLS) + (TILE_LEVELS + 1) * TILE_M * TILE_N_##T) <=                             \
+                       QK_TILE_WORK,                                                                                                               \
+                   "packed operands and a tree");                                                                                                  \
+    uint64_t n = 0;                                                                                                                                \
+    for (int64_t k = 0; k < t->depth; k += ORDER_DOT_CHUNK, n++) {                                                                                 \
+      int64_t d = t->depth - k < ORDER_DOT_CHUNK ? t->depth - k : ORDER_DOT_CHUNK;                                                                 \
+      tile_chunk_##T(t, m0, n0, k, rows, cols, d, leaf, TILE_N_##T);                                                                               \
+      int l = 0;                                                                                                                                   \
+      for (; n >> l & 1; l++)                                                                                                                      \
+        for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = tree[l][i] + leaf[i];                                                              \
+      memcpy(tree[l], leaf, sizeof tree[l]);                                                                                                       \
+    }                                                                                                                                              \
+    bool any = false;                                                                                                                              \
+    for (int l = 0; n >> l; l++) {                                                                                                                 \
+      if (!(n >> l & 1)) continue;                                                                                                                 \
+      for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = any ? tree[l][i] + leaf[i] : tree[l][i];                                             \
+      any = true;                                                                                                                                  \
+    }                                                                                                                                              \
+    for (int r = 0; r < rows; r++)                                                                                                                 \
+      for (int c = 0; c < cols; c++) out[(m0 + r) * t->ld + n0 + c] = leaf[r * TILE_N_##T + c];                                                    \
+  }                                                                                                                                                \
+  /* `many` chunks of one result side by side, each `depth` deep: a chain of fma alone waits for itself most of the time. */                       \
+  static inline __attribute__((always_inline)) void tile_beside_##T(                                                                               \
+      const int many, const void *x, int64_t xk, int xd, const void *y, int64_t yk, int yd, int64_t depth, T *sums) {                              \
+    T s[TILE_BESIDE];                                                                                                                              \
+    for (int c = 0; c < many; c++)                                                                                                                 \
+      s[c] = tile_at_##T(x, c * ORDER_DOT_CHUNK * xk, xd) * tile_at_##T(y, c * ORDER_DOT_CHUNK * yk, yd);                                          \
+    for (int64_t k = 1; k < depth; k++)                                                                                                            \
+      _Pragma("GCC unroll 8") for (int c = 0; c < many; c++) s[c] =                                                                                \
+          fma_##T(tile_at_##T(x, (c * ORDER_DOT_CHUNK + k) * xk, xd),                                                                              \
+                  tile_at_##T(y, (c * ORDER_DOT_CHUNK + k) * yk, yd), s[c]);                                                                       \
+    for (int c = 0; c < many; c++) sums[c] = s[c];                                                                                                 \
+  }                                                                                                                                                \
+  static inline __attribute__((always_inline)) void tile_some_##T(                                                                                 \
+      int many, const void *x, int64_t xk, int xd, const void *y, int64_t yk, int yd, int64_t depth, T *sums) {                                    \
+    switch (many) {                                                                                                                                \
+    case TILE_BESIDE: tile_beside_##T(TILE_BESIDE, x, xk, xd, y, yk, yd, depth, sums); break;                                                      \
+    case TILE_BESIDE / 2: tile_beside_##T(TILE_BESIDE / 2, x, xk, xd, y, yk, yd, depth, sums); break;                                              \
+    case TILE_BESIDE / 4: tile_beside_##T(TILE_BESIDE / 4, x, xk, xd, y, yk, yd, depth, sums); break;                                              \
+    default: tile_beside_##T(1, x, xk, xd, y, yk, yd, depth, sums);                                                                                \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  static void tile_chunks_##T(const qk_tile *t, int64_t x, int64_t y, int many, int64_t depth, T *sums) {                                          \
+    const void *px = (const char *)t->x + x * (int64_t)dtype_rows[t->xd].size,                                                                     \
+               *py = (const char *)t->y + y * (int64_t)dtype_rows[t->yd].size;                                                                     \
+    if (t->xd != DTYPE_##T || t->yd != DTYPE_##T)                                                                                                  \
+      tile_some_##T(many, px, t->x_k, t->xd, py, t->y_k, t->yd, depth, sums);                                                                      \
+    else if (t->x_k != 1 || t->y_k != 1)                                                                                                           \
+      tile_some_##T(many, px, t->x_k, DTYPE_##T, py, t->y_k, DTYPE_##T, depth, sums);                                                              \
+    else if (many < TILE_BESIDE || !tile_lanes_##T(px, py, depth, sums))                                                                           \
+      tile_some_##T(many, px, 1, DTYPE_##T, py, 1, DTYPE_##T, depth, sums);                                                                        \
+  }                                                                                                                                                \
+  /* Few results, as of a vector times a vector: nothing is packed. */                                                                             \
+  static void tile_few_##T(const qk_tile *t) {                                                                                                     \
+    for (int64_t i = 0; i < t->rows * t->cols; i++) {                                                                                              \
+      int64_t m = i / t->cols, n = i % t->cols, x = m * t->x_m, y = n * t->y_n, whole = t->depth / ORDER_DOT_CHUNK;                                \
+      T tree[TILE_LEVELS], sums[TILE_BESIDE];                                                                                                      \
+      int64_t leaves = 0;                                                                                                                          \
+      for (int64_t k = 0; k < t->depth;) {                                                                                                         \
+        int many = TILE_BESIDE;                                                                                                                    \
+        while (many > 1 && many > whole - leaves) many /= 2;                                                                                       \
+        int64_t depth = leaves < whole ? ORDER_DOT_CHUNK : t->depth - k;                                                                           \
+        tile_chunks_##T(t, x + k * t->x_k, y + k * t->y_k, many, depth, sums);                                                                     \
+        k += many * depth;                                                                                                                         \
+        for (int c = 0; c < many; c++, leaves++) {                                                                                                 \
+          T leaf = sums[c];                                                                                                                        \
+          int l = 0;                                                                                                                               \
+          for (; leaves >> l & 1; l++) leaf = tree[l] + leaf;                                                                                      \
+          tree[l] = leaf;                                                                                                                          \
+        }                                                                                                                                          \
+      }                                                                                                                                            \
+      T sum = 0;                                                                                                                                   \
+      bool any = false;                                                                                                                            \
+      for (int l = 0; leaves >> l; l++) {                                                                                                          \
+        if (!(leaves >> l & 1)) continue;                                                                                                          \
+        sum = any ? tree[l] + sum : tree[l];                                                                                                       \
+        any = true;                                                                                                                                \
+      }                                                                                                                                            \
+      ((T *)t->out)[m * t->ld + n] = sum;                                                                                                          \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  /* `many` vectors of one row of sums: so many chains at a time, since one alone waits for itself */                                              \
+  static inline __attribute__((always_inline)) void tile_wide_##T(const int many, const T *x, int64_t xk, const T *y,                              \
+                                                                  int64_t yk, int64_t depth, T *out) {                                             \
+    tile_v_##T s[TILE_WIDE], b = TILE_SPLAT(T, x[0]);                                                                                              \
+    for (int c = 0; c < many; c++) s[c] = b * *(const tile_u_##T *)(y + c * TILE_V_##T);                                                           \
+    for (int64_t k = 1; k < depth; k++) {                                                                                                          \
+      const T *py = y + k * yk;                                                                                                                    \
+      b = TILE_SPLAT(T, x[k * xk]);                                                                                                                \
+      _Pragma("GCC unroll 8") for (int c = 0; c < many; c++) s[c] =                                                                                \
+          TILE_FMA_##T(b, *(const tile_u_##T *)(py + c * TILE_V_##T), s[c]);                                                                       \
+    }                                                                                                                                              \
+    for (int c = 0; c < many; c++) *(tile_u_##T *)(out + c * TILE_V_##T) = s[c];                                                                   \
+  }                                                                                                                                                \
+  /* One row of x by at least a vector of columns of y, which lie side by side: nothing is packed. The last vector may lie over the one before. */ \
+  static void tile_row_##T(const qk_tile *t) {                                                                                                     \
+    const T *x = t->x, *y = t->y;                                                                                                                  \
+    T *out = t->out;                                                                                                                               \
+    int64_t n = 0, cols = t->cols;                                                                                                                 \
+    for (; cols - n >= TILE_WIDE * TILE_V_##T; n += TILE_WIDE * TILE_V_##T)                                                                        \
+      tile_wide_##T(TILE_WIDE, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                       \
+    if (cols - n >= TILE_WIDE / 2 * TILE_V_##T) {                                                                                                  \
+      tile_wide_##T(TILE_WIDE / 2, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                   \
+      n += TILE_WIDE / 2 * TILE_V_##T;                                                                                                             \
+    }                                                                                                                                              \
+    if (cols - n >= TILE_WIDE / 4 * TILE_V_##T) {                                                                                                  \
+      tile_wide_##T(TILE_WIDE / 4, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                   \
+      n += TILE_WIDE / 4 * TILE_V_##T;                                                                                                             \
+    }                                                                                                                                              \
+    for (; n < cols; n += TILE_V_##T) {                                                                                                            \
+      if (cols - n < TILE_V_##T) n = cols - TILE_V_##T;                                                                                            \
+      tile_wide_##T(1, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                               \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  static void tile_##T(const qk_tile *t) {                                                                                                         \
+    T *out = t->out;                                                                                                                               \
+    if (t->depth <= 0) {                                                                                                                           \
+      for (int64_t m = 0; m < t->rows; m++)                                                                                                        \
+        for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = 0;                                                                              \
+      return;                                                                                                                                      \
+    }                                                                                                                                              \
+    if (t->rows * t->cols <= (t->depth <= ORDER_DOT_CHUNK ? TILE_FEW : TILE_FEW_DEEP)) {                                                           \
+      tile_few_##T(t);                                                                                                                             \
+      return;                                                                                                                                      \
+    }                                                                                                                                              \
+    if (t->cols < TILE_V_##T && t->rows > 2 * t->cols) { /* the wide side across vectors: transposed */                                            \
+      tile_turned_##T(t);                                                                                                                          \
+      return;                                                                                                                                      \
+    }                                                                                                                                              \
+    if (t->rows == 1 && t->y_n == 1 && t->xd == DTYPE_##T && t->yd == DTYPE_##T && t->cols >= TILE_V_##T &&                                        \
+        t->depth <= ORDER_DOT_CHUNK) {                                                                                                             \
+      tile_row_##T(t);                                                                                                                             \
+      return;                                                                                                                                      \
+    }                                                                                                                                              \
+    bool deep = t->depth > ORDER_DOT_CHUNK;                                                                                                        \
+    int mb = deep ? (int)TILE_M : (int)TILE_ROWS;                                                                                                  \
+    for (int64_t m = 0; m < t->rows; m += mb) {                                                                                                    \
+      int rows = t->rows - m < mb ? (int)(t->rows - m) : mb;                                                                                       \
+      if (!deep)                                                                                                                                   \
+        tile_chunk_##T(t, m, 0, 0, rows, t->cols, t->depth, out + m * t->ld, t->ld);                                                               \
+      else                                                                                                                                         \
+        for (int64_t n = 0; n < t->cols; n += TILE_N_##T)                                                                                          \
+          tile_deep_##T(t, m, n, rows, t->cols - n < TILE_N_##T ? (int)(t->cols - n) : TILE_N_##T, out);                                           \
+    }                                                                                                                                              \
+  }                                                                                                                                                \
+  static void tile_turned_##T(const qk_tile *t) {                                                                                                  \
+    T turned[TILE_V_##T * TILE_TURNED];                                                                                                            \
+    for (int64_t m = 0; m < t->rows; m += TILE_TURNED) {                                                                                           \
+      int64_t rows = t->rows - m < TILE_TURNED ? t->rows - m : TILE_TURNED;                                                                        \
+      qk_tile u = {t->y,     (const char *)t->x + m * t->x_m * (int64_t)dtype_rows[t->xd].size,                                                    \
+                   turned,   t->work,                                                                                                              \
+                   t->y_n,   t->y_k,                                                                                                               \
+                   t->x_k,   t->x_m,                                                                                                               \
+                   t->cols,  rows,                                                                                                                 \
+                   t->depth, TILE_TURNED,                                                                                                          \
+                   t->yd,    t->xd,                                                                                                                \
+                   t->od};                                                                                                                         \
+      tile_##T(&u);                                                                                                                                \
+      for (int64_t r = 0; r < rows; r++)                                                                                                           \
+        for (int64_t c = 0; c < t->cols; c++) ((T *)t->out)[(m + r) * t->ld + c] = turned[c * TILE_TURNED + r];                                    \
+    }                                                                                                                                              \
   }
 
 #define TILE_CASE(T, n)                                                                                                \

@@ -851,15 +851,14 @@ static k_val value_scan(lowering *l, uint32_t n, const k_form *at, k_guard guard
 static k_val value_dot(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   const graph_node *node = node_of(l, n);
   k_kernel *k = l->k;
-  uint32_t x = node->in[0], y = node->in[1], axis;
+  uint32_t x = node->in[0], y = node->in[1], axis = 0;
   const graph_type *tx = &node_of(l, x)->type, *ty = &node_of(l, y)->type;
   int rank = node->type.rank;
   dot_axes d = dot_axes_of(l, node);
   k_mask in_use = over(l, at, rank) | k->guards[guard].axes;
   bool one = size_one(l->g, tx->shape[tx->rank - 1]);
-  k_form c = one ? fresh_axis(l, 1, &axis) : bound_axis(l, x, tx->rank - 1, in_use, &axis);
+  k_form c = one ? 0 : bound_axis(l, x, tx->rank - 1, in_use, &axis);
   if (l->why) return 0;
-  if (one) c = 0;
   k_form ox[ARRAY_MAX_RANK] = {0}, oy[ARRAY_MAX_RANK] = {0};
   for (int a = 0; a < d.x_batch; a++)
     if (!size_one(l->g, tx->shape[a])) ox[a] = at[d.batch - d.x_batch + a];
@@ -876,7 +875,11 @@ static k_val value_dot(lowering *l, uint32_t n, const k_form *at, k_guard guard)
     a = k_cast(k, a, type);
     b = k_cast(k, b, type);
   }
-  return k_cast(k, k_dot(k, axis, lower_widen(l, a), lower_widen(l, b)), type);
+  a = lower_widen(l, a);
+  b = lower_widen(l, b);
+  /* a chain of one product is that product: of a column and a row, as in gradients, no more than a multiplication of elements */
+  k_val v = one ? k_op(k, KOP_mul, a ? (qn_dtype)k->nodes[a].dtype : type, a, b, 0) : k_dot(k, axis, a, b);
+  return k_cast(k, v, type);
 }
 
 /* ---- any node ---------------------------------------------------------------------------------------------------------------- */

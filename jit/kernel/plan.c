@@ -25,6 +25,7 @@
 #include "lang/vm.h"
 
 #define BYTES_MOST ((int64_t)1 << 46) /* larger buffers are not given to place.c, so that its sums do not overflow */
+enum { CACHED = 16384 };              /* elements of an array that stays in the cache as long as a loop runs */
 enum { FUSION_TRIES = 4 };            /* how often fusion is tried with a lower limit, before it is not done at all */
 
 /* A buffer while memory is planned. */
@@ -506,6 +507,26 @@ static bool read_number(planner *m, uint32_t n) {
   return true;
 }
 
+/* Notes where the rows lie that a loop keeps which is a kernel. */
+static bool bind_rows(planner *m, const plan_region *r, const spliced *x, plan_kernel *to) {
+  kernel_rows *rows = take(m, 1, sizeof *rows);
+  uint32_t *buffers = take(m, x->nrows, sizeof *buffers);
+  if (!rows || !buffers) return false;
+  *rows = (kernel_rows){.nodes = x->rows, .buffers = buffers, .n = x->nrows, .room = x->room};
+  for (uint32_t k = 0; k < x->nrows; k++) {
+    int64_t b = buffer_for(m, x->rows[k]);
+    if (b < 0 || m->p->buffers[b].where != WHERE_LATE) {
+      m->why = "rows of a loop that have no memory of their own";
+      return false;
+    }
+    buffers[k] = (uint32_t)b;
+  }
+  rows->turns = m->buffer_of[r->proj[r->nout - 2]] - 1;
+  if (x->room_node) rows->slot = m->slot_of[x->room_node];
+  to->rows = rows;
+  return true;
+}
+
 /* A loop as a kernel that is made of the programs of its parts. */
 static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_step *s) {
   plan *p = m->p;
@@ -532,6 +553,7 @@ static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_st
     qn_dim bytes = dim_mul(&g->dims, graph_elements(g, t), (qn_dim)dtype_size((qn_dtype)t->dtype));
     to->bytes = dim_add(&g->dims, to->bytes, bytes);
   }
+  if (x.nrows && !bind_rows(m, r, &x, to)) return false;
   p->here_only = true;
   s->kind = STEP_KERNEL;
   s->node = n;
@@ -1217,8 +1239,13 @@ static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
     if (keeps && times == 1) kept[n] = of->in[operand];
   }
   bool ok = over && whole && last && kept && number &&
-            updates_find(&(updates_request){
-                .g = g, .donated = donated, .kept = kept, .last = last, .over = over, .whole = whole});
+            updates_find(&(updates_request){.g = g,
+                                            .cached = p->target == TARGET_GPU ? 0 : CACHED,
+                                            .donated = donated,
+                                            .kept = kept,
+                                            .last = last,
+                                            .over = over,
+                                            .whole = whole});
   free(last);
   free(kept);
   free(number);

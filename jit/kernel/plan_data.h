@@ -24,6 +24,17 @@
 /* A peak up to this many bytes is always allowed: what rounding adds to tiny arrays is not worth another kernel. */
 enum { PLAN_PEAK_LEAST = 16384 };
 
+/* Rows that a loop which is a kernel keeps: memory for them is made before it is launched, as much as its turns may need, and how many there are is
+ * told behind it. */
+typedef struct kernel_rows {
+  const uint32_t *nodes;   /* that take them, n */
+  const uint32_t *buffers; /* by row: the plan's buffer, WHERE_LATE */
+  uint32_t n;
+  uint32_t turns; /* the buffer that holds how many turns there were */
+  int64_t room;   /* the most turns, and */
+  uint32_t slot;  /* 1 + the scalar slot whose number is added to `room`; 0: none */
+} kernel_rows;
+
 typedef struct plan_kernel {
   l_program *program;
   uint64_t hash; /* l_hash */
@@ -32,10 +43,11 @@ typedef struct plan_kernel {
   void *host_code;                /* the program prepared for the host (jit/run/host.h), which owns it */
   uint32_t node_first, node_last; /* the first and last graph node that it computes, for messages */
   uint32_t nops;
-  qn_dim bytes;          /* compulsory bytes: inputs read once, outputs written once */
-  const uint32_t *nodes; /* the graph nodes, nops of them */
-  const graph *graph;    /* whose nodes and sizes these are: the plan's, or a region's */
-  uint32_t region;       /* of a kernel that is a loop: 1 + its number in the plan's `regions`; else 0 */
+  qn_dim bytes;            /* compulsory bytes: inputs read once, outputs written once */
+  const uint32_t *nodes;   /* the graph nodes, nops of them */
+  const graph *graph;      /* whose nodes and sizes these are: the plan's, or a region's */
+  uint32_t region;         /* of a kernel that is a loop: 1 + its number in the plan's `regions`; else 0 */
+  const kernel_rows *rows; /* NULL: it keeps none */
 } plan_kernel;
 
 typedef enum plan_where {

@@ -31,6 +31,7 @@ enum {
   SPLICE_CODE = 40000, /* the most instructions */
   SPLICE_DEPTH = 24,   /* how deep branches may nest */
   SPLICE_CONST = 64,   /* the most elements of a constant array */
+  SPLICE_ROOM = 4096,  /* the most rows for which memory is made although there may be less */
   /* A phase with more work than this many times what one thread should have at least is better shared by threads. */
   SPLICE_THREADS = 4
 };
@@ -73,6 +74,8 @@ typedef struct splicer {
   qn_dim *ints;
   uint32_t nints, ints_cap;
   uint32_t *scalars, nscalars, scalars_cap;
+  uint32_t *rows, nrows, room_node;
+  int64_t room;
   l_val zero, one, par; /* 0 and 1 as indices; the PAR */
   bool fails;           /* may a check have failed since the turn began? */
   bool ever;            /* has the loop checks? */
@@ -664,6 +667,105 @@ static bool move_carries(splicer *s, const scope *body, const graph_type *types,
 
 static bool store_number(splicer *s, uint32_t proj, memory at, l_val v) { return !proj || store_one(s, at, v); }
 
+/* ---- rows --------------------------------------------------------------------------------------------------------------------------- */
+
+/* Is node n of a graph an int that is a constant? */
+static bool int_const(const graph *g, uint32_t n, int64_t *to) {
+  const graph_node *node = &g->nodes[n];
+  if (node->kind != NODE_CONST || !node->type.weak || node->type.dtype != WEAK_INT) return false;
+  memcpy(to, node->payload.data, sizeof *to);
+  return true;
+}
+
+/* Does the body add a number above 0 to carry i in each turn? */
+static bool counts_up(const graph *body, uint32_t i) {
+  const graph_node *n = &body->nodes[body->outputs[i]];
+  int64_t by;
+  if (n->kind != NODE_OP || n->op != OP_add) return false;
+  for (int k = 0; k < 2; k++)
+    if (n->in[k] == body->inputs[i] && int_const(body, n->in[1 - k], &by) && by > 0) return true;
+  return false;
+}
+
+/* Finds out how many turns a loop may make at most (spliced.room) from a condition `i < end` in its header, node n. */
+static bool find_room(splicer *s, const graph_node *loop, uint32_t n) {
+  const graph *header = loop->payload.regions[0], *body = loop->payload.regions[1];
+  const graph_node *test = &header->nodes[n];
+  if (test->kind != NODE_OP || !test->type.weak) return false;
+  if (test->op == OP_bitand) /* a loop that is also left otherwise: memory for all turns must not be much */
+    return (find_room(s, loop, test->in[0]) || find_room(s, loop, test->in[1])) && !s->room_node &&
+           s->room <= SPLICE_ROOM;
+  if (test->op != OP_lt || header->nodes[test->in[0]].kind != NODE_INPUT) return false;
+  uint32_t i = header->nodes[test->in[0]].payload.input, j;
+  const graph_node *end = &header->nodes[test->in[1]];
+  int64_t first, last = 0;
+  if (i >= graph_loop_carries(loop) || !counts_up(body, i) || !int_const(s->g, loop->in[i], &first)) return false;
+  s->room_node = 0;
+  if (end->kind == NODE_INPUT && end->type.weak && end->type.dtype == WEAK_INT) {
+    j = end->payload.input;
+    if (j < graph_loop_carries(loop) && body->outputs[j] != body->inputs[j]) return false;
+    if (!int_const(s->g, loop->in[j], &last)) s->room_node = loop->in[j];
+  } else if (!int_const(header, test->in[1], &last)) {
+    return false;
+  }
+  return !__builtin_sub_overflow(last, first, &s->room);
+}
+
+/* Can the rows that the loop keeps be? Every turn's, in the order of turns. */
+static bool keeps_rows(splicer *s, const graph_node *loop) {
+  const graph *header = loop->payload.regions[0];
+  const uint32_t *proj = s->r->proj;
+  uint32_t carries = graph_loop_carries(loop), results = graph_nresults(loop);
+  int64_t slots = graph_loop_slots(loop);
+  if (!proj[results - 2] || !find_room(s, loop, header->outputs[0])) return refuse(s, "the loop keeps rows");
+  if (slots && (s->room_node || s->room > slots)) return refuse(s, "the loop keeps some of its rows");
+  s->rows = arena_alloc(s->r->arena, results * sizeof *s->rows);
+  if (!s->rows) return out_of_memory(s);
+  for (uint32_t k = carries; k < results - 2; k++) {
+    if (!proj[k]) continue;
+    const graph_type *t = &s->g->nodes[proj[k]].type;
+    if (t->shape[0] >= 0 || s->g->dims.exprs[~t->shape[0]].op != DIM_SYMBOL)
+      return refuse(s, "a size that is known before");
+    s->rows[s->nrows++] = proj[k];
+  }
+  return true;
+}
+
+/* Stores the rows of turn number `turns`. */
+static bool store_rows(splicer *s, const scope *body, const held *in, uint32_t from, uint32_t to, const memory *out,
+                       const l_val *sizes, l_val turns) {
+  l_program *p = s->p;
+  l_val turn = l_emit(p, (l_instr){.code = L_IVALUE, .a = turns});
+  for (uint32_t k = from; k < to; k++) {
+    const plan_output *o = &body->p->outputs[k];
+    if (!s->r->proj[k]) continue;
+    l_val at = l_index(p, L_IMUL, turn, sizes[k]);
+    if (o->kind == OUT_SCALAR) {
+      l_val v = body->slot[o->index];
+      if (!v) return refuse(s, "a number that is not made before its reader");
+      (void)l_emit(p, (l_instr){.code = L_STORE, .imm = out[k], .h = v, .a = at});
+      continue;
+    }
+    memory there = o->kind == OUT_INPUT ? in[o->index].at : body->buffer[o->index];
+    (void)l_emit(p, (l_instr){.code = L_VEC, .a = s->zero, .b = sizes[k]});
+    l_val v = l_emit(p, (l_instr){.code = L_LOAD, .dtype = o->type.dtype, .imm = there, .a = s->zero, .b = s->one});
+    (void)l_emit(p, (l_instr){.code = L_STORE, .imm = out[k], .h = v, .a = at, .b = s->one});
+    l_end(p);
+  }
+  return !p->failed || out_of_memory(s);
+}
+
+/* The size of a row, as an index. */
+static l_val row_size(splicer *s, uint32_t proj) {
+  graph *g = s->g;
+  const graph_type *t = &g->nodes[proj].type;
+  graph_type row = {.rank = (uint8_t)(t->rank - 1)};
+  for (int a = 1; a < t->rank; a++) row.shape[a - 1] = t->shape[a];
+  return size_value(s, graph_elements(g, &row));
+}
+
+/* ---- the whole ---------------------------------------------------------------------------------------------------------------------- */
+
 static bool splice_all(splicer *s) {
   graph *g = s->g;
   const graph_node *loop = &g->nodes[s->r->node];
@@ -671,11 +773,11 @@ static bool splice_all(splicer *s) {
   const plan *const header_plan = s->r->parts[0], *const body_plan = s->r->parts[1];
   const uint32_t *proj = s->r->proj;
   l_program *p = s->p;
-  if (body_plan->noutputs != carries) return refuse(s, "the loop keeps rows");
+  if (body_plan->noutputs != carries && !keeps_rows(s, loop)) return false;
   graph_type *types = take(s, n, sizeof *types);
   held *in = take(s, n, sizeof *in), *first = take(s, n, sizeof *first);
   memory *out = take(s, results, sizeof *out);
-  l_val *sizes = take(s, carries, sizeof *sizes), *carry = take(s, carries, sizeof *carry);
+  l_val *sizes = take(s, results, sizeof *sizes), *carry = take(s, carries, sizeof *carry);
   scope *header = take(s, 1, sizeof *header), *body = take(s, 1, sizeof *body);
   if (!types || !in || !first || !out || !sizes || !carry || !header || !body) return false;
   for (uint32_t i = 0; i < n; i++) types[i] = g->nodes[loop->in[i]].type;
@@ -699,6 +801,10 @@ static bool splice_all(splicer *s) {
       return false;
     if (proj[k] && inout) in[k].at = out[k];
   }
+  for (uint32_t k = carries; k < results - 2; k++)
+    if (proj[k] && (!(sizes[k] = row_size(s, proj[k])) ||
+                    !outer_buffer(s, proj[k], (qn_dtype)g->nodes[proj[k]].type.dtype, BUF_OUT, &out[k])))
+      return false;
   for (uint32_t k = results - 2; k < results; k++)
     if (proj[k] && !outer_buffer(s, proj[k], WEAK_INT, BUF_OUT, &out[k])) return false;
   if (!scope_open(s, header, header_plan, types) || !scope_open(s, body, body_plan, types)) return false;
@@ -763,6 +869,7 @@ static bool splice_all(splicer *s) {
   s->fails = false;
   give_inputs(body, types, in, n);
   if (!scope_begin(s, body, weak_inputs(body_plan)) || !scope_code(s, body)) return false;
+  if (s->nrows && !store_rows(s, body, in, carries, results - 2, out, sizes, turns)) return false;
   if (!move_carries(s, body, types, in, carries, sizes)) return false;
   for (uint32_t k = 0; k < carries; k++)
     if (types[k].weak && !(in[k].value = body->slot[body_plan->outputs[k].index]))
@@ -795,7 +902,17 @@ bool splice(const splice_request *r, spliced *to, const char **why) {
   bool ok = s.p && splice_all(&s) && !s.p->failed;
   arena_free(&s.memory);
   if (ok) {
-    *to = (spliced){s.p, s.buffers, s.nbuffers, s.ints, s.nints, s.scalars, s.nscalars};
+    *to = (spliced){.program = s.p,
+                    .buffers = s.buffers,
+                    .nbuffers = s.nbuffers,
+                    .ints = s.ints,
+                    .nints = s.nints,
+                    .scalars = s.scalars,
+                    .nscalars = s.nscalars,
+                    .rows = s.rows,
+                    .nrows = s.nrows,
+                    .room_node = s.room_node,
+                    .room = s.room};
     return true;
   }
   *why = s.why ? s.why : lower_no_memory;

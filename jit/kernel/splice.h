@@ -24,6 +24,11 @@ typedef struct spliced {
   uint32_t nints;
   const uint32_t *scalars;
   uint32_t nscalars;
+  /* Rows that the loop keeps: the nodes that take them. Each needs memory for as many rows as there may be turns, which is `room` and, unless
+   * that is 0, the number that node room_node is. How many there were is result results - 2 of the loop, which is taken then. */
+  const uint32_t *rows;
+  uint32_t nrows, room_node;
+  int64_t room;
 } spliced;
 
 /* Makes the program of a loop. Its checks say only that the loop fails: whoever runs it finds the error by running the loop turn by turn.

@@ -9,7 +9,9 @@
  * the first stores into x's memory and nothing is left for the second to do.
  *
  * Of a part of an array, updates in place are made where the part is small: a stencil over all but the borders is quicker as one kernel that
- * writes a new array than as one that stores to a temporary and one that copies. */
+ * writes a new array than as one that stores to a temporary and one that copies. In a loop that is one kernel (splice.h) the new array would be
+ * copied back in each turn, and temporaries lie in the cache: there all parts are stored in place. Jacobi of 64 x 64, 100 sweeps: 360 us with
+ * selects and guards at the borders. */
 #include "jit/kernel/updates.h"
 
 #include <stdlib.h>
@@ -111,9 +113,10 @@ bool updates_one_element(const graph *g, uint32_t n) {
   return true;
 }
 
-static bool is_worth_it(const graph *g, uint32_t n) {
+static bool is_worth_it(const updates_request *r, uint32_t n) {
+  const graph *g = r->g;
   const graph_node *node = &g->nodes[n];
-  if (node->op != OP_slice_put) return true;
+  if (node->op != OP_slice_put || (r->donated && elements_about(g, &node->type) <= r->cached)) return true;
   double part = 1;
   for (int a = 0; a < node->type.rank; a++) part *= (double)dim_hint(&g->dims, node->attr->d[3 * a + 1]);
   return part * PART <= elements_about(g, &node->type);
@@ -238,7 +241,7 @@ static uint32_t operand_of(const updates_request *r, uint32_t n) {
   uint32_t x;
   if (is_assignment(node)) {
     x = node->in[0];
-    if (r->last[x] != n || reads_again(g, node, x) || !is_worth_it(g, n)) return 0;
+    if (r->last[x] != n || reads_again(g, node, x) || !is_worth_it(r, n)) return 0;
   } else if (node->kind == NODE_PROJ && r->kept && r->kept[n]) {
     x = r->kept[n];
     if (r->last[x] != node->in[0]) return 0;

@@ -12,6 +12,8 @@ int64_t updates_operand(const graph_node *region, uint32_t k);
 
 typedef struct updates_request {
   const graph *g;
+  /* Donated arrays of at most so many elements are stored into however large the part is */
+  double cached;
   /* By input: 1 + the output that is to be its memory, whose old contents nobody needs afterwards; 0: nobody may write to the input. NULL: so of
    * all */
   const uint32_t *donated;

@@ -65,9 +65,40 @@ static void raise_check(plan_frame *f, const l_program *p, const kernel_failure 
 
 static bool late_make_all(plan_frame *f, const plan_step *s);
 
+/* Makes memory for the rows that a loop which is a kernel may keep. */
+static bool rows_make(plan_frame *f, const kernel_rows *rows) {
+  int64_t room = rows->room;
+  if (rows->slot && __builtin_add_overflow(room, f->slots[rows->slot - 1].i, &room)) room = INT64_MAX;
+  if (room < 1) room = 1;
+  for (uint32_t k = 0; k < rows->n; k++) {
+    uint32_t b = rows->buffers[k];
+    const graph_type *t = &f->p->graph->nodes[rows->nodes[k]].type;
+    size_t bytes = dtype_size((qn_dtype)t->dtype);
+    bool fits = true;
+    for (int a = 1; a < t->rank; a++)
+      fits &= !__builtin_mul_overflow(bytes, (size_t)frame_size(f, t->shape[a]), &bytes);
+    fits = fits && !__builtin_mul_overflow(bytes, (size_t)room, &bytes) &&
+           !__builtin_add_overflow(bytes, (size_t)ARRAY_TAIL, &bytes);
+    if (f->late[b]) frame_give(f, f->buffers[b], f->late[b]);
+    f->late[b] = 0;
+    if (!fits) return raise_memory(f->vm), false;
+    if (!(f->buffers[b] = frame_take(f, bytes))) return false;
+    f->late[b] = bytes;
+  }
+  return true;
+}
+
+/* Tells how many rows there are. */
+static void rows_tell(plan_frame *f, const kernel_rows *rows) {
+  int64_t turns;
+  memcpy(&turns, f->buffers[rows->turns], sizeof turns);
+  for (uint32_t k = 0; k < rows->n; k++) frame_tell(f, rows->nodes[k], 1, &turns);
+}
+
 static bool run_kernel_step(plan_frame *f, const plan_step *s) {
-  if (f->p->late && !late_make_all(f, s)) return false;
   plan_kernel *k = &f->p->kernels[s->what];
+  if (k->rows && !rows_make(f, k->rows)) return false;
+  if (f->p->late && !late_make_all(f, s)) return false;
   const int64_t *ints = f->ints;
   if (f->p->fixed)
     ints = s->ints;
@@ -79,8 +110,10 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
   kernel_failure failure;
-  if (host()->launch(f->vm, k->program, &k->host_code, code, f->step_buffers, ints, f->step_scalars, &failure))
+  if (host()->launch(f->vm, k->program, &k->host_code, code, f->step_buffers, ints, f->step_scalars, &failure)) {
+    if (k->rows) rows_tell(f, k->rows);
     return true;
+  }
   if (failure.error == ~(uint64_t)0) {
     if (k->region && !f->vm->error->at.source) frame_raise_site(f, s->node); /* an interrupt */
     return false;

@@ -226,6 +226,385 @@ def f(x, w):
     return lax.scan(step, x, None, length=100)[1]
 inputs = (jnp.ones(32), jnp.ones((32, 32)) * 0.03)
 """),
+    "lstm": ("an LSTM of 1,024 steps, batch 1, 32 units", """
+fn sig(x) = 1 / (1 + exp(-x))
+fn f(x, wx, wh, b) {
+  let (h, c) = (zeros(32), zeros(32))
+  for r in x {
+    let z = r @ wx + h @ wh + b
+    c = sig(z[32:64]) * c + sig(z[:32]) * tanh(z[64:96])
+    h = sig(z[96:]) * tanh(c)
+  }
+  h
+}
+let inputs = (sin(arange(1024 * 32.0)).reshape(1024, 32), cos(arange(32 * 128.0)).reshape(32, 128) * 0.1, sin(arange(32 * 128.0) * 3).reshape(32, 128) * 0.1, zeros(128))
+""", """
+def sig(x): return 1 / (1 + jnp.exp(-x))
+def run(x, wx, wh, b):
+    def step(hc, r):
+        h, c = hc
+        z = r @ wx + h @ wh + b
+        c = sig(z[32:64]) * c + sig(z[:32]) * jnp.tanh(z[64:96])
+        return (sig(z[96:]) * jnp.tanh(c), c), None
+    return lax.scan(step, (jnp.zeros(32), jnp.zeros(32)), x)[0][0]
+f = run
+a = jnp.arange(1024 * 32, dtype=jnp.float32)
+inputs = (jnp.sin(a).reshape(1024, 32), jnp.cos(a[:4096]).reshape(32, 128) * 0.1, jnp.sin(a[:4096] * 3).reshape(32, 128) * 0.1, jnp.zeros(128))
+"""),
+    "lstm_grad": ("its gradient by the weights", """
+fn sig(x) = 1 / (1 + exp(-x))
+fn run(x, wx, wh, b) {
+  let (h, c) = (zeros(32), zeros(32))
+  for r in x {
+    let z = r @ wx + h @ wh + b
+    c = sig(z[32:64]) * c + sig(z[:32]) * tanh(z[64:96])
+    h = sig(z[96:]) * tanh(c)
+  }
+  sum(h)
+}
+fn f(x, wx, wh, b) = grad(run, wrt: (1, 2, 3))(x, wx, wh, b)
+let inputs = (sin(arange(1024 * 32.0)).reshape(1024, 32), cos(arange(32 * 128.0)).reshape(32, 128) * 0.1, sin(arange(32 * 128.0) * 3).reshape(32, 128) * 0.1, zeros(128))
+""", """
+def sig(x): return 1 / (1 + jnp.exp(-x))
+def run(x, wx, wh, b):
+    def step(hc, r):
+        h, c = hc
+        z = r @ wx + h @ wh + b
+        c = sig(z[32:64]) * c + sig(z[:32]) * jnp.tanh(z[64:96])
+        return (sig(z[96:]) * jnp.tanh(c), c), None
+    return jnp.sum(lax.scan(step, (jnp.zeros(32), jnp.zeros(32)), x)[0][0])
+f = jax.grad(run, argnums=(1, 2, 3))
+a = jnp.arange(1024 * 32, dtype=jnp.float32)
+inputs = (jnp.sin(a).reshape(1024, 32), jnp.cos(a[:4096]).reshape(32, 128) * 0.1, jnp.sin(a[:4096] * 3).reshape(32, 128) * 0.1, jnp.zeros(128))
+"""),
+    "jacobi_1d": ("Jacobi over a line, 1,000, 100 double sweeps", """
+fn f(a, b) {
+  for _ in 0..100 {
+    b[1:-1] = 0.33333 * (a[:-2] + a[1:-1] + a[2:])
+    a[1:-1] = 0.33333 * (b[:-2] + b[1:-1] + b[2:])
+  }
+  (a, b)
+}
+let inputs = (arange(1000.0) / 1000, arange(1000.0) / 500)
+""", """
+def f(a, b):
+    def sweep(_, c):
+        a, b = c
+        b = b.at[1:-1].set(0.33333 * (a[:-2] + a[1:-1] + a[2:]))
+        return a.at[1:-1].set(0.33333 * (b[:-2] + b[1:-1] + b[2:])), b
+    return lax.fori_loop(0, 100, sweep, (a, b))
+inputs = (jnp.arange(1000.0) / 1000, jnp.arange(1000.0) / 500)
+"""),
+    "seidel_2d": ("Gauss-Seidel of 60 x 60, 10 sweeps", """
+fn f(a) {
+  for _ in 0..10 {
+    for i in 1..59 {
+      a[i, 1:-1] = a[i, 1:-1] + a[i - 1, :-2] + a[i - 1, 1:-1] + a[i - 1, 2:] + a[i, 2:] + a[i + 1, :-2] + a[i + 1, 1:-1] + a[i + 1, 2:]
+      for j in 1..59 { a[i, j] = (a[i, j] + a[i, j - 1]) / 9 }
+    }
+  }
+  a
+}
+let inputs = (arange(3600.0).reshape(60, 60) % 17 / 17,)
+""", """
+def f(a):
+    def row(i, a):
+        r = a[i, 1:-1] + a[i - 1, :-2] + a[i - 1, 1:-1] + a[i - 1, 2:] + a[i, 2:] + a[i + 1, :-2] + a[i + 1, 1:-1] + a[i + 1, 2:]
+        a = a.at[i, 1:-1].set(r)
+        return lax.fori_loop(1, 59, lambda j, a: a.at[i, j].set((a[i, j] + a[i, j - 1]) / 9), a)
+    return lax.fori_loop(0, 10, lambda _, a: lax.fori_loop(1, 59, row, a), a)
+inputs = (jnp.arange(3600.0).reshape(60, 60) % 17 / 17,)
+"""),
+    "lu": ("LU by elements, 40 x 40", """
+fn f(a) {
+  for i in 0..40 {
+    for j in 0..i { a[i, j] = (a[i, j] - a[i, :j] @ a[:j, j]) / a[j, j] }
+    for j in i..40 { a[i, j] = a[i, j] - a[i, :i] @ a[:i, j] }
+  }
+  a
+}
+let inputs = (arange(1600.0).reshape(40, 40) % 7 * 0.01 + (arange(40).reshape(40, 1) == arange(40)) * 2,)
+""", """
+k = jnp.arange(40)
+def f(a):
+    def row(i, a):
+        def low(j, a): return a.at[i, j].set((a[i, j] - jnp.where(k < j, a[i], 0) @ jnp.where(k < j, a[:, j], 0)) / a[j, j])
+        def up(j, a): return a.at[i, j].set(a[i, j] - jnp.where(k < i, a[i], 0) @ jnp.where(k < i, a[:, j], 0))
+        return lax.fori_loop(i, 40, up, lax.fori_loop(0, i, low, a))
+    return lax.fori_loop(0, 40, row, a)
+inputs = (jnp.arange(1600.0).reshape(40, 40) % 7 * 0.01 + (k[:, None] == k) * 2,)
+"""),
+    "gauss": ("LU by rows and outer products, 64 x 64", """
+fn f(a) {
+  let k = arange(64)
+  for i in 0..63 {
+    let factor = where(k > i, a[:, i] / a[i, i], 0)
+    a = a - factor.reshape(64, 1) * where(k > i, a[i], 0)
+    a[:, i] = where(k > i, factor, a[:, i])
+  }
+  a
+}
+let inputs = (arange(4096.0).reshape(64, 64) % 7 * 0.01 + (arange(64).reshape(64, 1) == arange(64)) * 2,)
+""", """
+k = jnp.arange(64)
+def f(a):
+    def step(i, a):
+        factor = jnp.where(k > i, a[:, i] / a[i, i], 0)
+        a = a - factor[:, None] * jnp.where(k > i, a[i], 0)
+        return a.at[:, i].set(jnp.where(k > i, factor, a[:, i]))
+    return lax.fori_loop(0, 63, step, a)
+inputs = (jnp.arange(4096.0).reshape(64, 64) % 7 * 0.01 + (k[:, None] == k) * 2,)
+"""),
+    "syrk": ("a symmetric product by parts of columns, 40 x 30", """
+fn f(c, a) {
+  for i in 0..40 {
+    c[i, :i + 1] = c[i, :i + 1] * 1.2
+    for k in 0..30 { c[i, :i + 1] = c[i, :i + 1] + 1.5 * a[i, k] * a[:i + 1, k] }
+  }
+  c
+}
+let inputs = (arange(1600.0).reshape(40, 40) % 7, arange(1200.0).reshape(40, 30) % 5)
+""", """
+j = jnp.arange(40)
+def f(c, a):
+    def row(i, c):
+        r = jnp.where(j <= i, c[i] * 1.2, c[i])
+        return c.at[i].set(lax.fori_loop(0, 30, lambda k, r: jnp.where(j <= i, r + 1.5 * a[i, k] * a[:, k], r), r))
+    return lax.fori_loop(0, 40, row, c)
+inputs = (jnp.arange(1600.0).reshape(40, 40) % 7, jnp.arange(1200.0).reshape(40, 30) % 5)
+"""),
+    "syr2k": ("a symmetric product of two, 40 x 30", """
+fn f(c, a, b) {
+  for i in 0..40 {
+    c[i, :i + 1] = c[i, :i + 1] * 1.2
+    for k in 0..30 { c[i, :i + 1] = c[i, :i + 1] + a[:i + 1, k] * 1.5 * b[i, k] + b[:i + 1, k] * 1.5 * a[i, k] }
+  }
+  c
+}
+let inputs = (arange(1600.0).reshape(40, 40) % 7, arange(1200.0).reshape(40, 30) % 5, arange(1200.0).reshape(40, 30) % 3)
+""", """
+j = jnp.arange(40)
+def f(c, a, b):
+    def row(i, c):
+        r = jnp.where(j <= i, c[i] * 1.2, c[i])
+        def add(k, r): return jnp.where(j <= i, r + a[:, k] * 1.5 * b[i, k] + b[:, k] * 1.5 * a[i, k], r)
+        return c.at[i].set(lax.fori_loop(0, 30, add, r))
+    return lax.fori_loop(0, 40, row, c)
+inputs = (jnp.arange(1600.0).reshape(40, 40) % 7, jnp.arange(1200.0).reshape(40, 30) % 5, jnp.arange(1200.0).reshape(40, 30) % 3)
+"""),
+    "symm": ("a product with a symmetric matrix, 30 x 40", """
+fn f(c, a, b) {
+  c = c * 1.2
+  for i in 0..30 {
+    for j in 0..40 {
+      c[:i, j] = c[:i, j] + 1.5 * b[i, j] * a[i, :i]
+      c[i, j] = c[i, j] + 1.5 * b[i, j] * a[i, i] + 1.5 * (b[:i, j] @ a[i, :i])
+    }
+  }
+  c
+}
+let inputs = (arange(1200.0).reshape(30, 40) % 7, arange(900.0).reshape(30, 30) % 5, arange(1200.0).reshape(30, 40) % 3)
+""", """
+k = jnp.arange(30)
+def f(c, a, b):
+    def element(i, j, c):
+        part = jnp.where(k < i, a[i], 0)
+        c = c.at[:, j].add(1.5 * b[i, j] * part)
+        return c.at[i, j].add(1.5 * b[i, j] * a[i, i] + 1.5 * (b[:, j] @ part))
+    return lax.fori_loop(0, 30, lambda i, c: lax.fori_loop(0, 40, lambda j, c: element(i, j, c), c), c * 1.2)
+inputs = (jnp.arange(1200.0).reshape(30, 40) % 7, jnp.arange(900.0).reshape(30, 30) % 5, jnp.arange(1200.0).reshape(30, 40) % 3)
+"""),
+    "trmm": ("a product with a triangular matrix in place, 30 x 40", """
+fn f(a, b) {
+  for i in 0..30 { for j in 0..40 { b[i, j] = b[i, j] + a[i + 1:, i] @ b[i + 1:, j] } }
+  b * 1.5
+}
+let inputs = (arange(900.0).reshape(30, 30) % 5 * 0.1, arange(1200.0).reshape(30, 40) % 3)
+""", """
+k = jnp.arange(30)
+def f(a, b):
+    def element(i, j, b): return b.at[i, j].add(jnp.where(k > i, a[:, i], 0) @ b[:, j])
+    return lax.fori_loop(0, 30, lambda i, b: lax.fori_loop(0, 40, lambda j, b: element(i, j, b), b), b) * 1.5
+inputs = (jnp.arange(900.0).reshape(30, 30) % 5 * 0.1, jnp.arange(1200.0).reshape(30, 40) % 3)
+"""),
+    "correlation": ("a correlation by columns, 100 x 60", """
+fn f(x) {
+  let d = x - mean(x, axis: 0)
+  d = d / (sqrt(100.0) * sqrt(mean(d * d, axis: 0)) + 0.1)
+  let c = zeros(60, 60)
+  for i in 0..59 {
+    let r = d[:, i] @ d[:, i + 1:]
+    c[i, i + 1:] = r
+    c[i + 1:, i] = r
+  }
+  c
+}
+let inputs = (arange(6000.0).reshape(100, 60) % 13,)
+""", """
+j = jnp.arange(60)
+def f(x):
+    d = x - jnp.mean(x, axis=0)
+    d = d / (jnp.sqrt(100.0) * jnp.sqrt(jnp.mean(d * d, axis=0)) + 0.1)
+    def one(i, c):
+        r = d[:, i] @ d
+        return c.at[i].set(jnp.where(j > i, r, c[i])).at[:, i].set(jnp.where(j > i, r, c[:, i]))
+    return lax.fori_loop(0, 59, one, jnp.zeros((60, 60)))
+inputs = (jnp.arange(6000.0).reshape(100, 60) % 13,)
+"""),
+    "adi": ("alternating directions, 40 x 40, 10 steps", """
+fn f(u) {
+  let (n, v, p, q) = (40, zeros(40, 40), zeros(40, 40), zeros(40, 40))
+  for _ in 0..10 {
+    v[0, 1:-1] = 1
+    p[1:-1, 0] = 0
+    q[1:-1, 0] = v[0, 1:-1]
+    for j in 1..39 {
+      p[1:-1, j] = 0.5 / (2 - 0.5 * p[1:-1, j - 1])
+      q[1:-1, j] = (0.3 * u[j, :-2] + 0.4 * u[j, 1:-1] + 0.3 * u[j, 2:] + 0.5 * q[1:-1, j - 1]) / (2 - 0.5 * p[1:-1, j - 1])
+    }
+    v[39, 1:-1] = 1
+    for k in 0..38 { let j = 38 - k; v[j, 1:-1] = p[1:-1, j] * v[j + 1, 1:-1] + q[1:-1, j] }
+    u[1:-1, 0] = 1
+    q[1:-1, 0] = u[1:-1, 0]
+    for j in 1..39 {
+      p[1:-1, j] = 0.4 / (2 - 0.4 * p[1:-1, j - 1])
+      q[1:-1, j] = (0.3 * v[:-2, j] + 0.4 * v[1:-1, j] + 0.3 * v[2:, j] + 0.4 * q[1:-1, j - 1]) / (2 - 0.4 * p[1:-1, j - 1])
+    }
+    u[1:-1, 39] = 1
+    for k in 0..38 { let j = 38 - k; u[1:-1, j] = p[1:-1, j] * u[1:-1, j + 1] + q[1:-1, j] }
+  }
+  u
+}
+let inputs = (arange(1600.0).reshape(40, 40) % 7 / 7,)
+""", """
+def f(u):
+    def step(_, c):
+        u, v, p, q = c
+        v = v.at[0, 1:-1].set(1); p = p.at[1:-1, 0].set(0); q = q.at[1:-1, 0].set(v[0, 1:-1])
+        def down(j, c):
+            p, q = c
+            q = q.at[1:-1, j].set((0.3 * u[j, :-2] + 0.4 * u[j, 1:-1] + 0.3 * u[j, 2:] + 0.5 * q[1:-1, j - 1]) / (2 - 0.5 * p[1:-1, j - 1]))
+            return p.at[1:-1, j].set(0.5 / (2 - 0.5 * p[1:-1, j - 1])), q
+        p, q = lax.fori_loop(1, 39, down, (p, q))
+        v = v.at[39, 1:-1].set(1)
+        v = lax.fori_loop(0, 38, lambda k, v: v.at[38 - k, 1:-1].set(p[1:-1, 38 - k] * v[39 - k, 1:-1] + q[1:-1, 38 - k]), v)
+        u = u.at[1:-1, 0].set(1); q = q.at[1:-1, 0].set(u[1:-1, 0])
+        def right(j, c):
+            p, q = c
+            q = q.at[1:-1, j].set((0.3 * v[:-2, j] + 0.4 * v[1:-1, j] + 0.3 * v[2:, j] + 0.4 * q[1:-1, j - 1]) / (2 - 0.4 * p[1:-1, j - 1]))
+            return p.at[1:-1, j].set(0.4 / (2 - 0.4 * p[1:-1, j - 1])), q
+        p, q = lax.fori_loop(1, 39, right, (p, q))
+        u = u.at[1:-1, 39].set(1)
+        u = lax.fori_loop(0, 38, lambda k, u: u.at[1:-1, 38 - k].set(p[1:-1, 38 - k] * u[1:-1, 39 - k] + q[1:-1, 38 - k]), u)
+        return u, v, p, q
+    z = jnp.zeros((40, 40))
+    return lax.fori_loop(0, 10, step, (u, z, z, z))[0]
+inputs = (jnp.arange(1600.0).reshape(40, 40) % 7 / 7,)
+"""),
+    "vadv": ("tridiagonal sweeps down and up, 32 x 32 columns of 40", """
+fn f(a, b, c, d) {
+  for k in 1..40 {
+    let w = a[k] / b[k - 1]
+    b[k] = b[k] - w * c[k - 1]
+    d[k] = d[k] - w * d[k - 1]
+  }
+  d[39] = d[39] / b[39]
+  for m in 1..40 { let k = 39 - m; d[k] = (d[k] - c[k] * d[k + 1]) / b[k] }
+  d
+}
+let z = arange(40960.0).reshape(40, 32, 32) % 11 / 11
+let inputs = (z, z + 3, 1 - z, z * z)
+""", """
+def f(a, b, c, d):
+    def down(k, t):
+        b, d = t
+        w = a[k] / b[k - 1]
+        return b.at[k].add(-w * c[k - 1]), d.at[k].add(-w * d[k - 1])
+    b, d = lax.fori_loop(1, 40, down, (b, d))
+    d = d.at[39].set(d[39] / b[39])
+    return lax.fori_loop(1, 40, lambda m, d: d.at[39 - m].set((d[39 - m] - c[39 - m] * d[40 - m]) / b[39 - m]), d)
+z = jnp.arange(40960.0).reshape(40, 32, 32) % 11 / 11
+inputs = (z, z + 3, 1 - z, z * z)
+"""),
+    "conv": ("a convolution by loops, 4 x 16 x 16 x 3, 8 filters of 3 x 3", """
+fn f(x, w) {
+  let out = zeros(4, 14, 14, 8)
+  for i in 0..14 { for j in 0..14 { out[:, i, j, :] = sum(x[:, i:i + 3, j:j + 3, :].reshape(4, 3, 3, 3, 1) * w, axis: (1, 2, 3)) } }
+  out
+}
+let inputs = (arange(3072.0).reshape(4, 16, 16, 3) % 7, arange(216.0).reshape(3, 3, 3, 8) % 5)
+""", """
+def f(x, w):
+    def one(i, j, out):
+        part = lax.dynamic_slice(x, (0, i, j, 0), (4, 3, 3, 3))
+        return out.at[:, i, j, :].set(jnp.sum(part[..., None] * w, axis=(1, 2, 3)))
+    return lax.fori_loop(0, 14, lambda i, out: lax.fori_loop(0, 14, lambda j, out: one(i, j, out), out), jnp.zeros((4, 14, 14, 8)))
+inputs = (jnp.arange(3072.0).reshape(4, 16, 16, 3) % 7, jnp.arange(216.0).reshape(3, 3, 3, 8) % 5)
+"""),
+    "scattering": ("self-energies of scattering, 2 x 6 x 2 x 2 points, 8 x 8", """
+fn f(g, d, p) {
+  let s = zeros(2, 6, 8, 8)
+  for k in 0..2 { for e in 0..6 { for q in 0..2 { for w in 0..2 { for a in 0..3 {
+    let x = g[(k + q) % 2, (e + w) % 6] @ p[a]
+    s[k, e] = s[k, e] + x @ p[(a + 1) % 3] * d[q, w, a]
+  } } } } }
+  s
+}
+let inputs = (sin(arange(768.0)).reshape(2, 6, 8, 8), cos(arange(12.0)).reshape(2, 2, 3), cos(arange(192.0)).reshape(3, 8, 8))
+""", """
+def f(g, d, p):
+    def add(n, s):
+        a, w, q, e, k = n % 3, n // 3 % 2, n // 6 % 2, n // 12 % 6, n // 72
+        return s.at[k, e].add(g[(k + q) % 2, (e + w) % 6] @ p[a] @ p[(a + 1) % 3] * d[q, w, a])
+    return lax.fori_loop(0, 144, add, jnp.zeros((2, 6, 8, 8)))
+inputs = (jnp.sin(jnp.arange(768.0)).reshape(2, 6, 8, 8), jnp.cos(jnp.arange(12.0)).reshape(2, 2, 3), jnp.cos(jnp.arange(192.0)).reshape(3, 8, 8))
+"""),
+    "cavity": ("cavity flow by slice updates, 32 x 32, 10 steps of 20 sweeps", """
+fn f(u, v, p) {
+  let (n, dt, dx) = (10, 0.001, 2 / 31)
+  for _ in 0..n {
+    let du = (u[1:-1, 2:] - u[1:-1, :-2]) / (2 * dx)
+    let dv = (v[2:, 1:-1] - v[:-2, 1:-1]) / (2 * dx)
+    let b = (du + dv) / dt - du * du - dv * dv - 2 * ((u[2:, 1:-1] - u[:-2, 1:-1]) * (v[1:-1, 2:] - v[1:-1, :-2])) / (4 * dx * dx)
+    for _ in 0..20 {
+      p[1:-1, 1:-1] = 0.25 * (p[1:-1, 2:] + p[1:-1, :-2] + p[2:, 1:-1] + p[:-2, 1:-1]) - dx * dx / 4 * b
+      p[:, -1] = p[:, -2]
+      p[0, :] = p[1, :]
+      p[:, 0] = p[:, 1]
+      p[-1, :] = 0
+    }
+    let (un, vn) = (u, v)
+    u[1:-1, 1:-1] = un[1:-1, 1:-1] - un[1:-1, 1:-1] * dt / dx * (un[1:-1, 1:-1] - un[1:-1, :-2]) - dt / (2 * dx) * (p[1:-1, 2:] - p[1:-1, :-2]) + 0.1 * dt / (dx * dx) * (un[1:-1, 2:] + un[1:-1, :-2] + un[2:, 1:-1] + un[:-2, 1:-1] - 4 * un[1:-1, 1:-1])
+    v[1:-1, 1:-1] = vn[1:-1, 1:-1] - vn[1:-1, 1:-1] * dt / dx * (vn[1:-1, 1:-1] - vn[:-2, 1:-1]) - dt / (2 * dx) * (p[2:, 1:-1] - p[:-2, 1:-1]) + 0.1 * dt / (dx * dx) * (vn[1:-1, 2:] + vn[1:-1, :-2] + vn[2:, 1:-1] + vn[:-2, 1:-1] - 4 * vn[1:-1, 1:-1])
+    u[-1, :] = 1
+  }
+  (u, v, p)
+}
+let inputs = (zeros(32, 32), zeros(32, 32), zeros(32, 32))
+""", """
+dt, dx = 0.001, 2 / 31
+def f(u, v, p):
+    def step(_, c):
+        u, v, p = c
+        du = (u[1:-1, 2:] - u[1:-1, :-2]) / (2 * dx)
+        dv = (v[2:, 1:-1] - v[:-2, 1:-1]) / (2 * dx)
+        b = (du + dv) / dt - du * du - dv * dv - 2 * ((u[2:, 1:-1] - u[:-2, 1:-1]) * (v[1:-1, 2:] - v[1:-1, :-2])) / (4 * dx * dx)
+        def sweep(_, p):
+            p = p.at[1:-1, 1:-1].set(0.25 * (p[1:-1, 2:] + p[1:-1, :-2] + p[2:, 1:-1] + p[:-2, 1:-1]) - dx * dx / 4 * b)
+            p = p.at[:, -1].set(p[:, -2])
+            p = p.at[0, :].set(p[1, :])
+            p = p.at[:, 0].set(p[:, 1])
+            return p.at[-1, :].set(0)
+        p = lax.fori_loop(0, 20, sweep, p)
+        un, vn = u, v
+        u = un.at[1:-1, 1:-1].add(-un[1:-1, 1:-1] * dt / dx * (un[1:-1, 1:-1] - un[1:-1, :-2]) - dt / (2 * dx) * (p[1:-1, 2:] - p[1:-1, :-2])
+                                    + 0.1 * dt / (dx * dx) * (un[1:-1, 2:] + un[1:-1, :-2] + un[2:, 1:-1] + un[:-2, 1:-1] - 4 * un[1:-1, 1:-1]))
+        v = vn.at[1:-1, 1:-1].add(-vn[1:-1, 1:-1] * dt / dx * (vn[1:-1, 1:-1] - vn[:-2, 1:-1]) - dt / (2 * dx) * (p[2:, 1:-1] - p[:-2, 1:-1])
+                                    + 0.1 * dt / (dx * dx) * (vn[1:-1, 2:] + vn[1:-1, :-2] + vn[2:, 1:-1] + vn[:-2, 1:-1] - 4 * vn[1:-1, 1:-1]))
+        return u.at[-1, :].set(1), v, p
+    return lax.fori_loop(0, 10, step, (u, v, p))
+inputs = tuple(jnp.zeros((32, 32)) for _ in range(3))
+"""),
 }
 
 
