@@ -457,11 +457,14 @@ static bool run_grown(loop *l) {
 
 /* How many nodes all turns would make, unrolled; a loop whose number of turns is unknown counts as MANY. */
 static double unrolled(const loop *l) {
-  enum { MANY = 1 << 16 };
+  enum { MANY = 1 << 16, STACKING = 3 /* what stacking takes for each item: a node, and its part in another one */ };
   const rec_turns *t = &l->turns;
   bool known = t->counts && !value_node(t->first) && !value_node(t->end);
   double turns = known ? (double)t->end.u.i - (double)t->first.u.i : MANY;
-  return turns * (l->body->g->n - l->body->g->ninputs + l->body->unrolled);
+  double nodes = l->body->g->n - l->body->g->ninputs + l->body->unrolled;
+  for (int i = 0; i < l->assigned.n; i++)
+    if (is_grown(l, i)) nodes += STACKING * l->adds[i];
+  return turns * nodes;
 }
 
 /* Should the loop be unrolled? Yes if all its turns together make at most jit.unroll nodes. Inside another arm the limit is WITHIN times smaller,
