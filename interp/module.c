@@ -919,6 +919,7 @@ bool interp_open(qn_vm *vm, const builtin_table *table) {
   vm->hooks.call = call_value;
   vm->hooks.anchor = anchor_of;
   vm->hooks.fn_name = fn_name;
+  vm->hooks.steps = block_steps;
   vm->hooks.parameters = interp_parameters;
   vm->hooks.highlights = parse_highlights;
   vm->hooks.unwound = interp_unwound;

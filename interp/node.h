@@ -355,6 +355,8 @@ qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_val
 
 /* The statements of a block from number `from` on, before `to`, while a call may be captured: cuts the block where that ends. */
 qn_value block_run(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to);
+/* vm_hooks.steps. */
+bool block_steps(qn_vm *vm, qn_value fn, bool (*each)(void *ctx, const void *step), void *ctx);
 evaluator eval_block_parts; /* takes the place of other evaluators of a block that is cut */
 
 /* How an arm or body has ended that gave the value *v, which is then replaced by the value that the recorder gets (owned). */

@@ -246,3 +246,57 @@ qn_value eval_block_parts(qn_vm *vm, node *h, qn_value *fp) {
   for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
   return r;
 }
+
+/* ---- what explain is told -------------------------------------------------------------------------------------------------------- */
+
+typedef struct steps_walk {
+  const fn_code *code;
+  bool (*each)(void *ctx, const void *step);
+  void *ctx;
+} steps_walk;
+
+static bool walk_blocks(const steps_walk *w, const block_code *outer, uint32_t item, int depth);
+
+/* The block's parts and cuts, and what its statements hold. */
+static bool walk_block(const steps_walk *w, const block_code *c, int depth) {
+  const block_parts *p = c->parts;
+  const cut *next = p ? p->cuts : NULL, *end = p ? p->cuts + p->n : NULL;
+  for (uint32_t i = 0; i < c->block->n; i++) {
+    for (const part *x = p ? p->parts : NULL; x; x = x->next) {
+      bool now = x->from == i && x->code && x->to == (next < end ? next->item : c->block->n);
+      block_step s = {
+          .at = x->code ? x->code->anchor.at : SPAN_NONE, .anchor = x->code ? &x->code->anchor : NULL, .depth = depth};
+      if (now && !w->each(w->ctx, &s)) return false;
+    }
+    bool cuts = next < end && next->item == i;
+    if (cuts) {
+      block_step s = {.at = c->block->items[i]->at, .why = next->why, .runs = next->runs, .depth = depth};
+      if (!w->each(w->ctx, &s)) return false;
+      next++;
+    }
+    if (!walk_blocks(w, c, i, depth + cuts)) return false;
+  }
+  return true;
+}
+
+/* The blocks that statement number `item` of `outer` holds, or, if that is NULL, those of the function that lie in no other. */
+static bool walk_blocks(const steps_walk *w, const block_code *outer, uint32_t item, int depth) {
+  uint32_t after = 0;
+  for (;;) {
+    const block_code *first = NULL; /* the first one that begins behind `after` */
+    for (const block_code *c = w->code->unit->blocks; c; c = c->next) {
+      uint32_t start = c->block->items[0]->at.start + 1;
+      bool in = c->uses == w->code->uses && c->outer == outer && (!outer || c->outer_item == item) && start > after;
+      if (in && (!first || start < first->block->items[0]->at.start + 1)) first = c;
+    }
+    if (!first) return true;
+    if (!walk_block(w, first, depth)) return false;
+    after = first->block->items[0]->at.start + 1;
+  }
+}
+
+bool block_steps(qn_vm *vm, qn_value fn, bool (*each)(void *ctx, const void *step), void *ctx) {
+  (void)vm;
+  steps_walk w = {value_fn(fn)->code, each, ctx};
+  return !w.code->uses || walk_blocks(&w, NULL, 0, 0);
+}

@@ -878,6 +878,8 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
     if (!code->result || !type_expressions(r, code->result, result)) return false;
   }
   code->nslots = f->most;
+  code->unit = r->unit;
+  code->uses = f->kept;
   code->ncaptures = f->ncaptures;
   code->ndata = f->ndata;
   code->data = unit_alloc(r, f->ndata * sizeof *code->data);

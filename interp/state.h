@@ -146,6 +146,8 @@ typedef struct fn_code {
   type_sig *result;
   span result_at;
   node *body;
+  struct unit *unit;
+  const struct fn_uses *uses; /* NULL: it has no blocks of several statements */
 } fn_code;
 
 /* A variable outside of a loop's body, or of a part of a block, which that reads or may rebind. */

@@ -33,9 +33,13 @@ static inline qn_value *place_of(const turn_variable *x, qn_value *fp) {
   return x->cell ? &x->cell->value : &fp[x->slot];
 }
 
+/* Does somebody ask now what the compiler makes of a call? */
+static bool at_once(const qn_vm *vm) { return vm->asked.sync_once || vm->asked.whole; }
+
 bool part_asks(qn_vm *vm, turn_code *code) {
   jit_anchor *a = &code->anchor;
-  if (op_deferred(vm) || vm->config.jit == QN_JIT_OFF || vm->asked.nojit || vm->asked.alone) return false;
+  bool off = vm->config.jit == QN_JIT_OFF && !vm->asked.sync_once;
+  if (op_deferred(vm) || off || vm->asked.nojit || vm->asked.alone) return false;
   if (a->state == ANCHOR_NEVER) return false;
   if (a->state == ANCHOR_ACTIVE || --a->countdown <= 0) return true;
   a->passed[a->state]++;
@@ -235,7 +239,7 @@ static bool make_call(turn_call *t, qn_value item) {
                             .ctx = t};
   vm_owned held;
   vm_own(vm, &held, turn_drop, t);
-  qn_value result = code->computes || vm->asked.sync_once ? rec_call(vm, &t->site) : watch(t);
+  qn_value result = code->computes || at_once(vm) ? rec_call(vm, &t->site) : watch(t);
   vm_disown(vm, &held);
   bool failed = value_is_error(result);
   give_back(t, failed);
@@ -246,9 +250,13 @@ static bool make_call(turn_call *t, qn_value item) {
 
 qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp) {
   /* The function around it is hot already: a part that computes with arrays is recorded as soon as that is known. */
-  if ((code->computes || vm->asked.sync_once) && code->anchor.state == ANCHOR_COLD) code->anchor.state = ANCHOR_ACTIVE;
+  if ((code->computes || at_once(vm)) && code->anchor.state == ANCHOR_COLD) code->anchor.state = ANCHOR_ACTIVE;
   turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .more = value_nil()};
-  if (!make_call(&t, value_nil())) return value_error();
+  bool none = !vm->asked.served; /* what explain is told is not about parts */
+  int refused = vm->asked.refused;
+  bool made = make_call(&t, value_nil());
+  if (none) vm->asked.served = NULL, vm->asked.refused = refused;
+  if (!made) return value_error();
   switch (t.how) {
   case REC_RETURN: slot_set(vm, &interp_of(vm)->returned, t.more); return value_signal(SIGNAL_RETURN);
   case REC_BREAK: return value_signal(SIGNAL_BREAK);

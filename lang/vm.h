@@ -63,6 +63,9 @@ typedef struct vm_hooks {
   void (*parameters)(qn_vm *vm, qn_value fn, void (*each)(void *ctx, const char *name, int position), void *ctx);
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
+  /* Tells `each`, in the order of the text, of the parts into which blocks of an FN_USER value's code are cut, and of the cuts (a block_step of
+   * jit/trace/rec.h, lent); ends when that gives false, and gives what it gave last (interp). */
+  bool (*steps)(qn_vm *vm, qn_value fn, bool (*each)(void *ctx, const void *step), void *ctx);
   /* The highlight (lang/highlight.h) of every byte of a source text (parser); keeps a pending error. */
   void (*highlights)(qn_vm *vm, const char *text, size_t len, uint8_t *highlights);
   /* Memory of devices, by family (jit/run); NULL: the VM has none of that family, or its memory is the host's. */
@@ -122,6 +125,7 @@ typedef struct rec_asked {
   int nojit;      /* calls of nojit functions in progress */
   int alone;      /* eager calls of functions that have a graph: what they call is in it */
   bool sync_once; /* explain: record, whatever --jit says, and plan on this thread */
+  int whole;      /* calls in progress that must be one graph: all that keeps them from that is looked for at once */
   int refused;    /* why there is no `served`: a break_reason */
   void *served;   /* explain: the entry that belongs to the watched call that ended last, or NULL */
   /* graph: a jit_anchor, whose call's function and arguments (with defaults) are kept here, owned; unset: none yet. */

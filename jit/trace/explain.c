@@ -161,7 +161,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   value_release(vm, result);
   if (!plan_wait(vm, &vm->asked.served)) return false;
   specialization *e = vm->asked.served;
-  *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == SPEC_BROKEN ? e->why : BREAK_none};
+  *s = (served){.fn = fn, .anchor = a, .entry = e, .why = !e ? refused : e->state == SPEC_BROKEN ? e->why : BREAK_none};
   if (s->why == BREAK_memory) return fail_memory(vm);
   s->at = e ? e->why_at : a->at;
   snprintf(s->text, sizeof s->text, "%s%s%s", break_reasons[s->why], e && e->why_text[0] ? ": " : "",
@@ -276,7 +276,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   bool timed = e && race_timed(&e->race);
   qn_value result = FIELDS_RECORD(
       vm, {"graphs", value_int(p != NULL)}, {"kernels", list_of_items(vm, p ? p->nkernels : 0, kernel_item, p)},
-      {"steps", step_records(vm, e)}, {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
+      {"steps", step_records(vm, &s)}, {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
       {"effects", list_of_items(vm, p ? e->taps.n : 0, tap_item, p ? &e->taps : NULL)}, {"exits", exit_records(vm, e)},
       {"recompiles", list_of_items(vm, list->nrecompiles, recompile_item, list)}, {"guards", guard_list(vm, e)},
       {"compiled", value_int(compiled)}, {"calls", value_int(e ? (int64_t)e->hits : 0)},

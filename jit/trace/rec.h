@@ -382,7 +382,14 @@ typedef struct rec_reason {
   span at;
 } rec_reason;
 rec_reason rec_last_reason(qn_vm *vm);
-const char *rec_reason_words(int number);
+/* A part of a block that is cut, or a statement between parts (vm_hooks.steps). */
+typedef struct block_step {
+  span at;            /* all of it */
+  jit_anchor *anchor; /* a part's; NULL: the interpreter runs the statement, `runs` times so far, because of `why` */
+  rec_reason why;
+  uint64_t runs;
+  int depth; /* in how many statements that are cuts themselves it lies */
+} block_step;
 /* A try body begins. Inside it ops run at once, so that errors appear where they belong. False if work that was pending before has failed:
  * that error is not for the body's handler. */
 QN_MUST_CHECK bool rec_try_push(qn_vm *vm);

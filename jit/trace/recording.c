@@ -167,8 +167,6 @@ const struct recording *rec_captures(const qn_vm *vm) {
 
 rec_reason rec_last_reason(qn_vm *vm) { return jit_of(vm)->last_reason; }
 
-const char *rec_reason_words(int number) { return break_reasons[number]; }
-
 qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
   qn_vm *vm = r->vm;
   r->vals[node] = value_obj(TAG_ARRAY, data);

@@ -7,6 +7,7 @@
 
 /* What serves a call: a specialization whose plan is ready (`why` is BREAK_none), or one that broke off, or none; then the reason. */
 typedef struct served {
+  qn_value fn; /* borrowed */
   jit_anchor *anchor;
   specialization *entry;
   break_reason why; /* BREAK_none if there is a plan */
@@ -40,7 +41,7 @@ QN_MUST_CHECK qn_value text_value(qn_vm *vm, const char *s);
 /* The steps of a plan, and the places where calls leave or may leave it, as lists of records; `e` may be NULL. And all of it as a text that
  * fits a screen; `compiled`: how many kernels are machine code. Owned, or the error value. */
 enum { EXITS_SHOWN = 64 };
-QN_MUST_CHECK qn_value step_records(qn_vm *vm, const specialization *e);
+QN_MUST_CHECK qn_value step_records(qn_vm *vm, const served *s);
 QN_MUST_CHECK qn_value exit_records(qn_vm *vm, const specialization *e);
 QN_MUST_CHECK qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled);
 

@@ -17,9 +17,10 @@
 /* ---- steps ------------------------------------------------------------------------------------------------------------------ */
 
 typedef struct step_said {
-  const char *kind, *name, *why;
+  const char *kind, *name, *why, *more; /* more: about `why`, or NULL */
   int depth, nlines, lines[KERNEL_LINES_MOST];
   const plan_kernel *kernel; /* or NULL */
+  int64_t count; /* how often the interpreter or the plan has made a block step or a part; -1: not counted */
 } step_said;
 
 typedef struct step_walk {
@@ -40,12 +41,12 @@ static bool say_steps(const step_walk *w, const plan *p, int depth);
 /* A part of a branch or loop; not if it has no steps. */
 static bool say_part(const step_walk *w, const plan *p, const char *kind, int depth) {
   if (!p || !p->nsteps) return true;
-  step_said s = {.kind = kind, .name = "", .depth = depth};
+  step_said s = {.kind = kind, .name = "", .depth = depth, .count = -1};
   return w->each(w->ctx, &s) && say_steps(w, p, depth + 1);
 }
 
 static bool say_step(const step_walk *w, const plan *p, const plan_step *x, int depth) {
-  step_said s = {.depth = depth, .name = ""};
+  step_said s = {.depth = depth, .name = "", .count = -1};
   const plan_region *r = x->kind == STEP_REGIONS ? &p->regions[x->what] : NULL;
   switch ((plan_step_kind)x->kind) {
   case STEP_KERNEL:
@@ -85,10 +86,55 @@ static bool say_steps(const step_walk *w, const plan *p, int depth) {
   return true;
 }
 
+/* The lines that a place spans. */
+static void say_lines(qn_vm *vm, step_said *s, span at) {
+  int line;
+  place_line(vm, (span){at.source, at.end ? at.end - 1 : 0, at.end}, &line);
+  say_line(vm, s, at);
+  s->nlines = line_add(s->lines, s->nlines, line);
+}
+
+/* A part of a block that is cut, with the steps of the plan that served it last; or a statement between parts (vm_hooks.steps). */
+static bool say_block_step(void *ctx, const void *step) {
+  const step_walk *w = ctx;
+  const block_step *b = step;
+  step_said s = {.depth = b->depth, .name = "", .count = (int64_t)b->runs};
+  say_lines(w->vm, &s, b->at);
+  if (!b->anchor) {
+    s.kind = "block";
+    s.why = break_reasons[b->why.number];
+    s.more = b->why.text[0] ? b->why.text : NULL;
+    return w->each(w->ctx, &s);
+  }
+  const anchor_specializations *list = b->anchor->entries;
+  const specialization *e = list ? list->first : NULL;
+  while (e && !e->plan) e = e->next;
+  s.kind = "part";
+  s.count = e ? (int64_t)e->replays : 0;
+  if (!e) s.why = !list || !list->first ? "not recorded yet" : break_reasons[list->first->why];
+  step_walk inner = {w->vm, e, w->each, w->ctx};
+  return w->each(w->ctx, &s) && (!e || say_steps(&inner, e->plan->plan, b->depth + 1));
+}
+
+/* The steps of the call: those of its plan; or, if it has none since it cannot be captured, those of the function's parts. */
+static bool say_call(const step_walk *w, const served *s) {
+  const specialization *e = s->entry;
+  if (e && e->plan) return say_steps(w, e->plan->plan, 0);
+  const qn_fn *f = transform_within(s->fn);
+  if (f->head.flags != FN_USER) return true;
+  return w->vm->hooks.steps(w->vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)f), say_block_step, (void *)(uintptr_t)w);
+}
+
 typedef struct step_list {
   qn_vm *vm;
   qn_list *list;
 } step_list;
+
+static qn_value why_value(qn_vm *vm, const step_said *s) {
+  char text[160];
+  snprintf(text, sizeof text, "%s%s%s", s->why, s->more ? ": " : "", s->more ? s->more : "");
+  return text_value(vm, text);
+}
 
 static bool add_step(void *ctx, const step_said *s) {
   const step_list *c = ctx;
@@ -96,15 +142,16 @@ static bool add_step(void *ctx, const step_said *s) {
   for (int i = 0; i < s->nlines; i++) wide[i] = s->lines[i];
   qn_value v = FIELDS_RECORD(c->vm, {"kind", text_value(c->vm, s->kind)}, {"name", text_value(c->vm, s->name)},
                              {"lines", list_of_ints(c->vm, wide, (uint32_t)s->nlines)}, {"depth", value_int(s->depth)},
-                             {"why", s->why ? text_value(c->vm, s->why) : value_nil()});
+                             {"why", s->why ? why_value(c->vm, s) : value_nil()},
+                             {"count", s->count < 0 ? value_nil() : value_int(s->count)});
   return !value_is_error(v) && list_push(c->vm, c->list, v);
 }
 
-qn_value step_records(qn_vm *vm, const specialization *e) {
+qn_value step_records(qn_vm *vm, const served *s) {
   step_list c = {vm, list_new(vm, 0)};
   if (!c.list) return value_error();
-  step_walk w = {vm, e, add_step, &c};
-  if (!e || !e->plan || say_steps(&w, e->plan->plan, 0)) return value_obj(TAG_LIST, c.list);
+  step_walk w = {vm, s->entry, add_step, &c};
+  if (say_call(&w, s)) return value_obj(TAG_LIST, c.list);
   return value_fail(vm, value_obj(TAG_LIST, c.list));
 }
 
@@ -218,7 +265,14 @@ static bool print_step_said(void *ctx, const step_said *s) {
   if (s->name[0]) text_addf(t, "%s%s", s->nlines ? ": " : " ", s->name);
   if (s->kernel && s->kernel->nops > 1) text_addf(t, ", %u operations", s->kernel->nops);
   if (s->kernel && s->kernel->region) text_adds(t, ", one kernel");
-  if (s->why) text_addf(t, " (no kernel: %s)", s->why);
+  if (s->count >= 0 && strcmp(s->kind, "block") == 0) {
+    text_addf(t, ", by the interpreter %lld time%s: %s%s%s", (long long)s->count, report_plural((uint64_t)s->count),
+              s->why, s->more ? ": " : "", s->more ? s->more : "");
+  } else if (s->count >= 0) {
+    text_addf(t, ", %s%s", s->why ? "eager: " : "compiled", s->why ? s->why : "");
+  } else if (s->why) {
+    text_addf(t, " (no kernel: %s)", s->why);
+  }
   end_line(t, from);
   return true;
 }
@@ -244,7 +298,7 @@ static const char *own_file(qn_vm *vm, const jit_anchor *a) {
 }
 
 /* The first line: "f (line 3): one graph, 2 kernels; 20 calls, 12 compiled, re-entered 0 times". */
-static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compiled) {
+static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compiled, bool parts) {
   const specialization *e = s->entry;
   const plan *p = e && e->plan ? e->plan->plan : NULL;
   const char *file = own_file(vm, s->anchor);
@@ -259,7 +313,7 @@ static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compi
     text_addf(t, ": one graph, %u kernel%s", p->nkernels, report_plural(p->nkernels));
     if (compiled < p->nkernels) text_addf(t, " (%u machine code)", compiled);
   } else {
-    text_adds(t, ": stays with the interpreter");
+    text_adds(t, parts ? ": is cut into parts" : ": stays with the interpreter");
   }
   if (e)
     text_addf(t, "; %llu call%s served, %llu by the plan, %llu re-entr%s", (unsigned long long)e->hits,
@@ -297,19 +351,17 @@ qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled) {
   const anchor_specializations *list = s->anchor->entries;
   const char *file = own_file(vm, s->anchor);
   text_buf t = {.vm = vm};
-  add_headline(vm, &t, s, compiled);
+  text_buf steps TEXT_OWNED = {.vm = vm};
+  step_printer c = {vm, &steps, 0, 0};
+  step_walk w = {vm, e, print_step_said, &c};
+  if (!say_call(&w, s)) t.failed = true;
+  add_headline(vm, &t, s, compiled, c.said != 0);
   text_buf guards TEXT_OWNED = {.vm = vm};
   if (e) specialization_guards(e, &guards);
   add_lines(&t, "guards", &guards, GUARD_LINES);
-  if (e && e->plan) {
-    text_buf steps TEXT_OWNED = {.vm = vm};
-    step_printer c = {vm, &steps, 0, 0};
-    step_walk w = {vm, e, print_step_said, &c};
-    if (!say_steps(&w, e->plan->plan, 0)) t.failed = true;
-    if (c.left) text_addf(&steps, "  and %u more, which explain(...).steps lists\n", c.left);
-    if (c.said) text_adds(&t, "steps:\n");
-    text_add(&t, steps.text, steps.len);
-  }
+  if (c.left) text_addf(&steps, "  and %u more, which explain(...).steps lists\n", c.left);
+  if (c.said) text_adds(&t, "steps:\n");
+  if (c.said) text_add(&t, steps.text, steps.len);
   exit_count exits[EXITS_SHOWN];
   uint32_t nexits = exits_of(e, exits);
   text_buf more TEXT_OWNED = {.vm = vm};

@@ -74,9 +74,27 @@ static bool option_is(qn_value options, const char *name, qn_value *out) {
   return false;
 }
 
+typedef struct cut_notes {
+  qn_vm *vm;
+  span told[ERROR_NOTES];
+  int n;
+} cut_notes;
+
+/* Notes a statement that cannot be captured, beside the one that the error is about; once, if several blocks are cut there. */
+static bool note_cut(void *ctx, const void *step) {
+  cut_notes *c = ctx;
+  const block_step *s = step;
+  if (s->anchor || c->n == ERROR_NOTES) return true;
+  for (int i = 0; i < c->n; i++)
+    if (c->told[i].source == s->why.at.source && c->told[i].start == s->why.at.start) return true;
+  c->told[c->n++] = s->why.at;
+  raise_note(c->vm, s->why.at, "%s%s%s", break_reasons[s->why.number], s->why.text[0] ? ": " : "", s->why.text);
+  return true;
+}
+
 /* For jit(f, fullgraph: true): raises an error if the recording of the call has broken off. Takes over and gives the result, or the error
  * value. */
-static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result) {
+static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result) {
   const specialization *e = vm->asked.served;
   break_reason why = !e ? (break_reason)vm->asked.refused : e->state == SPEC_BROKEN ? e->why : BREAK_none;
   if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be available next time */
@@ -84,7 +102,11 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result)
   raise_error(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
               a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
               e ? e->why_text : "");
+  const qn_fn *within = transform_within(fn);
+  cut_notes notes = {.vm = vm, .told = {e ? e->why_at : SPAN_NONE}, .n = 1};
   if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
+  if (within->head.flags == FN_USER)
+    vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), note_cut, &notes);
   return value_error();
 }
 
@@ -129,8 +151,10 @@ static qn_value call_compiled(own_site *c, bool full) {
     else
       error_clear(vm);
   }
+  vm->asked.whole += full;
   qn_value result = rec_call(vm, &c->site);
-  return full && !value_is_error(result) ? check_fullgraph(vm, a, result) : result;
+  vm->asked.whole -= full;
+  return full && !value_is_error(result) ? check_fullgraph(vm, a, c->site.fn, result) : result;
 }
 
 /* Calls jit(f, options): on the device, or by the function, that the option `backend` names. */

@@ -93,6 +93,8 @@ class Program:
         self.random = r = random.Random(seed * 3 + {"plain": 0, "grad": 1, "vmap": 2}[kind])
         self.kind = kind
         self.has = {name for name, chance in FEATURES if r.random() < chance}
+        if kind == "plain" and random.Random(seed * 7 + 1).random() < 0.35:  # its own numbers: programs of older seeds stay as they were
+            self.has.add("step")
         if kind != "plain":
             self.has -= {"print", "random", "text", "odd", "global"} | ({"error", "retype"} if kind == "grad" else set())
         if kind == "vmap":
@@ -463,6 +465,7 @@ class Program:
             ways += ["if_"] * 5 * ("if" in self.has) + ["for_"] * 4 * ("for" in self.has) + ["while_"] * 3 * ("while" in self.has) + ["try_"] * 2 * ("try" in self.has)
         ways += ["store"] * 3 * ("store" in self.has) + ["print_"] * 2 * ("print" in self.has) + ["leave"] * 2 * ("leave" in self.has and self.loops > 0)
         ways += ["return_"] * ("return" in self.has) + ["error"] * ("error" in self.has) + ["retype"] * ("retype" in self.has) + ["swap", "local"] + ["draw"] * ("random" in self.has)
+        ways += ["step"] * 4 * ("step" in self.has)
         return getattr(self, r.choice(ways))(depth) or []
 
     def let(self, _):
@@ -622,6 +625,20 @@ class Program:
         v = self.leaf("V")
         self.declare(name, "V")
         return [Statement(f"let {name} = {{}} + {self.random.choice(['rand(len({}))', 'rand(len({}), key: key(3))', 'rand(len({}), dtype: {}.dtype)'])}", v, v, v)]
+
+    def step(self, _):
+        """What no capture holds: a number that is a size, a mask, the length of a text, a clock, a call that asks for no compilation."""
+        type, text, *parts = self.random.choice([
+            ("S", "sum(zeros(int(clip({}, 0.0, 3.0))) + {})", "S", "S"), ("S", "sum({}[{} > {}])", "V", "V", "S"), ("I", "len(str({})) % 7", "S"),
+            ("N", "time() * 0 + {}", "N"), ("V", "nojit(fn(v) v * 2)({})", "V"), ("I", "nonzero({} > {}).shape[0]", "V", "S"),
+            ("V", "concat(({}[:1], zeros(int(clip({}, 0.0, 2.0))), {}))[:{}.shape[0]]", "V", "S", "V", "V")])
+        leaves = [self.leaf(p) for p in parts]
+        name = self.variable(type, True)
+        if name and self.random.random() < 0.5:
+            return [Statement(f"{name} = {text}", *leaves)]
+        name = self.fresh(type)
+        self.declare(name, type)
+        return [Statement(f"let {name} = {text}", *leaves)]
 
     def if_(self, depth):
         r = self.random
