@@ -250,6 +250,7 @@ qn_value eval_block_parts(qn_vm *vm, node *h, qn_value *fp) {
 /* ---- what explain is told -------------------------------------------------------------------------------------------------------- */
 
 typedef struct steps_walk {
+  qn_vm *vm;
   const fn_code *code;
   bool (*each)(void *ctx, const void *step);
   void *ctx;
@@ -258,21 +259,22 @@ typedef struct steps_walk {
 static bool walk_blocks(const steps_walk *w, const block_code *outer, uint32_t item, int depth);
 
 /* The block's parts and cuts, and what its statements hold. */
-static bool walk_block(const steps_walk *w, const block_code *c, int depth) {
+static bool walk_block(const steps_walk *w, block_code *c, int depth) {
   const block_parts *p = c->parts;
   const cut *next = p ? p->cuts : NULL, *end = p ? p->cuts + p->n : NULL;
+  uint32_t begun = 0; /* where the part begins that statement i belongs to */
   for (uint32_t i = 0; i < c->block->n; i++) {
-    for (const part *x = p ? p->parts : NULL; x; x = x->next) {
-      bool now = x->from == i && x->code && x->to == (next < end ? next->item : c->block->n);
-      block_step s = {
-          .at = x->code ? x->code->anchor.at : SPAN_NONE, .anchor = x->code ? &x->code->anchor : NULL, .depth = depth};
-      if (now && !w->each(w->ctx, &s)) return false;
-    }
     bool cuts = next < end && next->item == i;
     if (cuts) {
       block_step s = {.at = c->block->items[i]->at, .why = next->why, .runs = next->runs, .depth = depth};
       if (!w->each(w->ctx, &s)) return false;
       next++;
+      begun = i + 1;
+    } else if (p && begun == i) {
+      turn_code *code = part_of(w->vm, c, i, next < end ? next->item : c->block->n);
+      block_step s = {.depth = depth};
+      if (code) s.at = code->anchor.at, s.anchor = &code->anchor;
+      if (code && !w->each(w->ctx, &s)) return false;
     }
     if (!walk_blocks(w, c, i, depth + cuts)) return false;
   }
@@ -283,8 +285,8 @@ static bool walk_block(const steps_walk *w, const block_code *c, int depth) {
 static bool walk_blocks(const steps_walk *w, const block_code *outer, uint32_t item, int depth) {
   uint32_t after = 0;
   for (;;) {
-    const block_code *first = NULL; /* the first one that begins behind `after` */
-    for (const block_code *c = w->code->unit->blocks; c; c = c->next) {
+    block_code *first = NULL; /* the first one that begins behind `after` */
+    for (block_code *c = w->code->unit->blocks; c; c = c->next) {
       uint32_t start = c->block->items[0]->at.start + 1;
       bool in = c->uses == w->code->uses && c->outer == outer && (!outer || c->outer_item == item) && start > after;
       if (in && (!first || start < first->block->items[0]->at.start + 1)) first = c;
@@ -296,7 +298,6 @@ static bool walk_blocks(const steps_walk *w, const block_code *outer, uint32_t i
 }
 
 bool block_steps(qn_vm *vm, qn_value fn, bool (*each)(void *ctx, const void *step), void *ctx) {
-  (void)vm;
-  steps_walk w = {value_fn(fn)->code, each, ctx};
+  steps_walk w = {vm, value_fn(fn)->code, each, ctx};
   return !w.code->uses || walk_blocks(&w, NULL, 0, 0);
 }

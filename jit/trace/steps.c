@@ -111,7 +111,8 @@ static bool say_block_step(void *ctx, const void *step) {
   while (e && !e->plan) e = e->next;
   s.kind = "part";
   s.count = e ? (int64_t)e->replays : 0;
-  if (!e) s.why = !list || !list->first ? "not recorded yet" : break_reasons[list->first->why];
+  const specialization *first = list ? list->first : NULL;
+  if (!e) s.why = !first ? "not recorded yet" : first->why ? break_reasons[first->why] : "its plan is being made";
   step_walk inner = {w->vm, e, w->each, w->ctx};
   return w->each(w->ctx, &s) && (!e || say_steps(&inner, e->plan->plan, b->depth + 1));
 }

@@ -823,14 +823,14 @@ def case_explain_fits_two_screens(p):
     code += "".join(f"    {name}{i}(ones(n), p)\n" for i in range(60)) + "".join(f"    eager{i}(ones(n))\n" for i in range(40)) + "  }\n}\n"
     code += "".join(f"seldom_called_and_named_{i}(ones(2))\n" for i in range(40))
     script = p.write("wide.qn", code)
-    result = p.run("--jit", "sync", "--set", "jit.cc=0", "explain", script)
+    result = p.run("--jit", "sync", "--set", "jit.cc=0", "--set", "jit.segments=0", "explain", script)
     lines = result.out[result.out.index("wide.qn: "):].splitlines()
     need(result.status == 0 and 40 <= len(lines) <= 48, f"{len(lines)} lines", result)
     need(all(len(line) <= 100 for line in lines[:-1]), "lines of 100 columns", result)
     need(lines[0].startswith("wide.qn: 60 functions compiled, 40 stay eager"), "how many", result)
     for text in ("  and in 6 more places", " more functions", " more\nA function is recorded when"):
         need(text in result.out, f"what is left out: {text}", result)
-    need(p.run("--jit", "sync", "--set", "jit.cc=0", "explain", "--all", script).out.count("\n") > 300, "the whole report")
+    need(p.run("--jit", "sync", "--set", "jit.cc=0", "--set", "jit.segments=0", "explain", "--all", script).out.count("\n") > 300, "the whole report")
 
 
 MODEL = """
