@@ -716,7 +716,8 @@ static void need_size(void *ctx, uint32_t j) {
   if (j != ((pending_walk *)ctx)->node) need_operand(ctx, j);
 }
 
-bool rec_run_pending(struct recording *r) {
+/* As rec_run_pending; computes a result of a region, too, and keeps it and all others of the region (0: none). */
+static bool run_pending_and(struct recording *r, uint32_t also) {
   qn_vm *vm = r->vm;
   if (r->hollow) return true;
   const graph *g = r->g;
@@ -748,6 +749,7 @@ bool rec_run_pending(struct recording *r) {
   for (uint32_t k = 0; k < r->nvmap_kept; k++) {
     need_operand(&w, vmap_outermost(r, r->vmap_kept[k]));
   }
+  if (also) need_operand(&w, also), need_operand(&w, g->nodes[also].in[0]);
   for (uint32_t i = n - 1; i >= w.from; i--) {
     const graph_node *node = &g->nodes[i];
     if (!graph_is_run(node) || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
@@ -782,6 +784,8 @@ bool rec_run_pending(struct recording *r) {
   r->again |= !ok && r->capturing;
   return ok;
 }
+
+bool rec_run_pending(struct recording *r) { return run_pending_and(r, 0); }
 
 /* The size of the pending results that something holds. */
 static size_t held_bytes(const struct recording *r) {
@@ -877,6 +881,21 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
   return value_error();
 }
 
+/* Computes a number that a region gives, behind all pending work that can fail or has effects. False with an error raised. */
+static bool result_number(struct recording *r, uint32_t node) {
+  if (!r->vmap_held.on && !run_pending_and(r, node)) return false;
+  if (node_has_value(r, node)) return true;
+  qn_vm *vm = r->vm;
+  struct recording *active = vm->rec;
+  vm->rec = NULL;
+  qn_value v = rec_computed(r, node);
+  vm->rec = active;
+  if (!value_is_error(v)) return true;
+  if (!graph_node_prove(r->g, r->g->nodes[node].in[0]))
+    raise_memory(vm); /* it has told its error, and is not to run again */
+  return false;
+}
+
 /* Computes a host number, and the host numbers that it depends on, each after its operands. If one is made from a rank-0 array, that is a
  * host read. The exception is a gradient by a host number: it is computed now, but the graph goes on, and it only counts as read when the
  * program uses the number. */
@@ -923,13 +942,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     if (x->kind == NODE_CONST) {
       ok = load_const(r, i);
     } else if (x->kind == NODE_PROJ && x->type.weak) {
-      struct recording *active = vm->rec;
-      vm->rec = NULL;
-      qn_value v = rec_computed(r, i);
-      vm->rec = active;
-      ok = !value_is_error(v);
-      if (!ok && !graph_node_prove(r->g, x->in[0]))
-        raise_memory(vm); /* it has told its error, and is not to run again */
+      ok = result_number(r, i);
     } else if (x->type.weak) {
       ok = run_node(r, i);
     } else {
