@@ -49,13 +49,18 @@ static void slots_free(qn_vm *vm, rec_slots s, qn_value *kept) {
 
 /* ---- what is data --------------------------------------------------------------------------------------------------------------- */
 
-/* Does a number come from an array's element, or from a region? Looks at *left nodes at most; of numbers with a longer history it says no. */
-static bool is_data(const graph *g, uint32_t node, int *left) {
-  const graph_node *n = &g->nodes[node];
+/* Does a number come from an array's element, from a region, or from what changes from turn to turn? Looks at *left nodes at most, also of the
+ * recordings around an arm; of numbers with a longer history it says no. */
+static bool is_data(const struct recording *r, uint32_t node, int *left) {
+  const graph_node *n = &r->g->nodes[node];
   if (--*left < 0) return false;
   if (n->kind == NODE_PROJ || (!n->type.weak && n->kind != NODE_CONST)) return true;
+  if (n->kind == NODE_INPUT && r->arm) {
+    uint32_t number = n->payload.input, outer = number < r->carries ? 0 : r->captures[number];
+    return !outer || is_data(r->outer, outer, left);
+  }
   for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
-    if (is_data(g, n->in[k], left)) return true;
+    if (is_data(r, n->in[k], left)) return true;
   return false;
 }
 
@@ -74,8 +79,9 @@ bool arms_possible(const struct recording *r) {
 
 bool rec_is_data(const struct recording *r, qn_value v) {
   if (value_is(v, TAG_ARRAY)) return array_pending(value_array(v));
-  uint32_t node = rec_traced(r, v);
-  return node && (r->arm || is_data(r->g, node, &(int){LOOKED_AT}));
+  uint32_t node = 0;
+  while (!(node = rec_traced(r, v)) && r->arm) r = r->outer;
+  return node && is_data(r, node, &(int){LOOKED_AT});
 }
 
 rec_answer arms_refused(struct recording *r) {

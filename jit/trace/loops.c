@@ -467,10 +467,14 @@ static double unrolled(const loop *l) {
   return turns * nodes;
 }
 
-/* Should the loop be unrolled? Yes if all its turns together make at most jit.unroll nodes. Inside another arm the limit is WITHIN times smaller,
- * since those nodes run again in each turn. Never if an arm breaks or continues: only a captured loop can express that. */
+/* Should the loop be unrolled? Yes if all its turns together make at most jit.unroll nodes, and the recording has room for them. Inside another
+ * arm the limit is WITHIN times smaller, since those nodes run again in each turn. Never if an arm breaks or continues: only a captured loop
+ * can express that. */
 static bool is_short(const loop *l) {
-  return !l->parts && unrolled(l) <= (double)l->vm->tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1);
+  const int64_t *tune = l->vm->tune;
+  double most = (double)tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1),
+         room = (double)tune[TUNE_jit_nodes] - l->r->g->n;
+  return !l->parts && unrolled(l) <= (most < room ? most : room);
 }
 
 static void loop_free(loop *l) {
@@ -514,6 +518,13 @@ static bool leave(loop *l, uint32_t site) {
   return ok;
 }
 
+/* No loop was made: the numbers that it would have begun with, which nobody else knows, leave the graph again. */
+static void forget_operands(struct recording *r, rec_marked before) {
+  for (uint32_t i = before.n; i < r->g->n && i < r->vals_cap; i++)
+    if (r->g->nodes[i].kind == NODE_CONST && value_is_scalar(r->vals[i])) r->vals[i] = value_unset();
+  rec_forget(r, before);
+}
+
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;
@@ -526,6 +537,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
   if (!last) base->timid++;
+  rec_marked before = rec_mark(r);
   bool ok = loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
   if (!last) base->timid--;
   if (few) tries->left = 0;
@@ -545,5 +557,6 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (answer != REC_DONE && l.held && l.looks | (l.grown != 0)) slots_set(vm, assigned, l.held);
   loop_free(&l);
   if (answer == REC_DONE) vm->rec = now;
+  if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
   return answer;
 }
