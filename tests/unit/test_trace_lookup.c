@@ -245,7 +245,7 @@ START_TEST(too_many_misses) {
 END_TEST
 
 START_TEST(too_many_nodes) {
-  qn_vm *vm = lookup_vm("fn f(x, n) { let y = x; for i in 0..n { y = y + 1 }; y }");
+  qn_vm *vm = lookup_vm("fn f(x, n) { let y = x; for i in list(0..n) { y = y + 1 }; y }");
   tune(vm, "jit.nodes", "40");
   calls(vm, "f", "(ones(2), 10)", 22);
   ck_assert_int_eq(entry_at(vm, "f", 0)->state, SPEC_READY);
