@@ -384,7 +384,6 @@ static bool svg_image(pen *p, double x, double y, double width, double height, c
 
 bool figure_svg(qn_vm *vm, qn_value v, bytes *out) {
   figure f;
-  if (!figure_is(v)) return arg_wrong(vm, "save", "a figure (of plot, hist or show) for .svg", v);
   if (!figure_open(vm, "save", v, &f)) return false;
   svg s = {
       .t = {.vm = vm},

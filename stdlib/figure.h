@@ -84,6 +84,9 @@ QN_MUST_CHECK bool figure_sketch(qn_vm *vm, const figure *f);
 /* Writers of formats.c (chart.c, raster.c). */
 QN_MUST_CHECK bool figure_svg(qn_vm *vm, qn_value v, bytes *out);
 QN_MUST_CHECK bool figure_png(qn_vm *vm, qn_value v, bytes *out);
+/* Writers of pictures of graphs (picture.c): of a graph value, or of what explain gave. */
+QN_MUST_CHECK bool picture_svg(qn_vm *vm, qn_value v, bytes *out);
+QN_MUST_CHECK bool picture_dot(qn_vm *vm, qn_value v, bytes *out);
 
 /* What a chart is drawn with. Lengths are in units of which it has CHART_WIDTH x CHART_HEIGHT, from its upper left corner. */
 enum { CHART_WIDTH = 640, CHART_HEIGHT = 400 };

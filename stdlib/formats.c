@@ -20,6 +20,11 @@ static bool image_write(qn_vm *vm, qn_value v, bytes *out) {
   return figure_is(v) ? figure_png(vm, v, out) : png_write(vm, v, out);
 }
 
+/* Writes a figure, or the picture of a graph, as .svg. */
+static bool drawing_write(qn_vm *vm, qn_value v, bytes *out) {
+  return figure_is(v) ? figure_svg(vm, v, out) : picture_svg(vm, v, out);
+}
+
 typedef struct file_format {
   const char *ending;
   qn_value (*read)(qn_vm *vm, const char *path, const uint8_t *data, size_t len); /* NULL: only written */
@@ -35,7 +40,8 @@ static const file_format formats[] = {
     {".txt", text_read, txt_write, false},
     {".qnx", qnx_read, qnx_write, false},
     {".png", png_read, image_write, false},
-    {".svg", NULL, figure_svg, false},
+    {".svg", NULL, drawing_write, false},
+    {".dot", NULL, picture_dot, false},
 };
 enum { FORMATS = sizeof formats / sizeof *formats };
 

@@ -383,21 +383,28 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
   return result;
 }
 
-/* Hands the graph of a new specialization to the compiler threads, and logs it. */
+/* Hands the graph of a specialization to the compiler threads. False: it stays eager, since memory is short. */
+static bool begin_plan(qn_vm *vm, const jit_anchor *a, specialization *e, bool sync) {
+  graph *copy = graph_copy(e->graph);
+  if (copy && job_submit(vm, e, copy, a->name, sync)) return true;
+  e->state = SPEC_BROKEN;
+  e->why = BREAK_memory;
+  error_clear(vm);
+  return false;
+}
+
+static bool plans_at_once(const qn_vm *vm) {
+  return vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || vm->asked.sync_once;
+}
+
+/* Begins to make the plan of a new specialization, and logs it. A graph that was only asked for gets its plan when a call fits it. */
 static void compile_new(qn_vm *vm, const jit_anchor *a, specialization *e) {
   text_buf log TEXT_OWNED = {0};
-  bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || vm->asked.sync_once;
-  bool broken = e->state == SPEC_BROKEN;
-  graph *copy = broken ? NULL : graph_copy(e->graph);
-  if (!broken && (!copy || !job_submit(vm, e, copy, a->name, sync))) {
-    e->state = SPEC_BROKEN;
-    e->why = BREAK_memory;
-    error_clear(vm);
-  } else {
-    log_specialization(vm, a, e, &log);
-  }
+  bool sync = plans_at_once(vm), broken = e->state == SPEC_BROKEN;
+  bool later = !broken && value_is(vm->asked.watched_fn, TAG_FN);
+  if (broken || later || begin_plan(vm, a, e, sync)) log_specialization(vm, a, e, &log);
   log_write(vm, &log);
-  if (sync && !broken) jit_drain(vm);
+  if (sync && !broken && !later) jit_drain(vm);
 }
 
 /* The recording broke off for a reason that every call of the function has: it stays eager from now on. */
@@ -666,6 +673,9 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
   e->hits++;
   e->running++;
   qn_value result;
+  if (e->state == SPEC_COMPILING && !e->job && !value_is(vm->asked.watched_fn, TAG_FN) &&
+      begin_plan(vm, list->anchor, e, plans_at_once(vm)) && plans_at_once(vm))
+    jit_drain(vm);
   bool ready = e->state == SPEC_READY && vm->config.jit != QN_JIT_OFF, timed = false;
   bool now = ready && runs_now(vm, list, e, &timed);
   /* an eager call needs no look-up, so the time of that counts for the plan */

@@ -218,7 +218,7 @@ static inline qn_value rec_observe_take(qn_vm *vm, qn_value v) {
 /* ---- texts that wait ----
  * While a call is captured, a text that is made of its arrays and numbers is not looked at, but kept as what makes it: a tap or the result of
  * the call makes it anew in each replay. It has the bytes that it has in this call (in an arm none), and whoever looks at them must ask
- * rec_look first, since that ends the capture. */
+ * rec_look first, since that guards what it is made of, or ends the capture. */
 
 /* Are there values in v (borrowed) of which a text is to wait? 1, 0, or -1 with an error raised. */
 int rec_text_waits(qn_vm *vm, qn_value v);
@@ -233,9 +233,10 @@ bool rec_text_is(const qn_vm *vm, qn_value v);
 static inline bool rec_waits(const qn_vm *vm, qn_value v) {
   return __builtin_expect(vm->rec != NULL, 0) && value_is(v, TAG_STR) && rec_text_is(vm, v);
 }
-/* A text's bytes are about to be looked at. False with an error raised. */
-QN_MUST_CHECK bool rec_text_read(qn_vm *vm);
-static inline bool rec_look(qn_vm *vm, qn_value v) { return !rec_waits(vm, v) || rec_text_read(vm); }
+/* The bytes of a text that waits are about to be looked at: if it was made of host numbers that a guard can be asked for, and of these alone, they
+ * are guarded, and it waits no more; else the capture ends. False with an error raised. */
+QN_MUST_CHECK bool rec_text_look(qn_vm *vm, qn_value v);
+static inline bool rec_look(qn_vm *vm, qn_value v) { return !rec_waits(vm, v) || rec_text_look(vm, v); }
 
 /* Is it a host number that an op has made in a recording? Then computing with it must go through op_apply. */
 static inline bool rec_number(const qn_vm *vm, qn_value v) { return value_node(v) && vm->rec; }

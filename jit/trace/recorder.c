@@ -541,29 +541,20 @@ static rec_answer make_tap(struct recording *r, const builtin_def *def, qn_value
 
 /* ---- texts that wait ---- */
 
-typedef struct wait_search {
-  const struct recording *r;
-  bool texts_only;
-} wait_search;
-
 static bool waits_for_nothing(void *ctx, qn_value v) {
-  const wait_search *s = ctx;
-  if (rec_text_of(s->r, v)) return false;
-  if (s->texts_only || !value_is_operand(v)) return true;
-  return !rec_traced(s->r, v) && !rec_traced_around(s->r, v) &&
-         !(value_is(v, TAG_ARRAY) && array_pending(value_array(v)));
+  const struct recording *r = ctx;
+  if (rec_text_of(r, v)) return false;
+  if (!value_is_operand(v)) return true;
+  return !rec_traced(r, v) && !rec_traced_around(r, v) && !(value_is(v, TAG_ARRAY) && array_pending(value_array(v)));
 }
 
 /* Is there something in v that a text would wait for (or a text that waits)? 1, 0, or -1 with an error raised. */
-static int holds_waiting(struct recording *r, qn_value v, bool texts_only) {
-  wait_search s = {r, texts_only};
-  if (tree_each_part(r->vm, v, waits_for_nothing, &s)) return 0;
+static int holds_waiting(struct recording *r, qn_value v) {
+  if (tree_each_part(r->vm, v, waits_for_nothing, r)) return 0;
   return error_pending(r->vm) ? -1 : 1;
 }
 
-int rec_text_waits(qn_vm *vm, qn_value v) {
-  return vm->rec && taps_possible(vm->rec) ? holds_waiting(vm->rec, v, false) : 0;
-}
+int rec_text_waits(qn_vm *vm, qn_value v) { return vm->rec && taps_possible(vm->rec) ? holds_waiting(vm->rec, v) : 0; }
 
 qn_value rec_text_data(qn_vm *vm, qn_value v) {
   struct recording *r = vm->rec;
@@ -578,7 +569,7 @@ bool rec_text_made(qn_vm *vm, qn_value *text, const builtin_def *def, qn_value p
   struct recording *base = rec_base(r);
   qn_str *s = value_str(*text);
   base->text_bytes += (size_t)s->len;
-  if (base->text_bytes > TEXTS_MOST) return rec_text_read(vm);
+  if (base->text_bytes > TEXTS_MOST) return rec_break(r, BREAK_host_read, NULL);
   if (s->head.refs > 1 || (s->head.flags & STR_INTERNED)) { /* others have it, too, who do not wait */
     qn_str *own = str_new(vm, s->text, s->len);
     if (!own) return false;
@@ -596,7 +587,43 @@ bool rec_text_made(qn_vm *vm, qn_value *text, const builtin_def *def, qn_value p
 
 bool rec_text_is(const qn_vm *vm, qn_value v) { return rec_text_of(vm->rec, v) != NULL; }
 
-bool rec_text_read(qn_vm *vm) { return rec_break(vm->rec, BREAK_host_read, NULL); }
+/* Of the parts of a text that waits: is each one plain, a number that a guard can be asked for, or a text of such parts? With `guard` they are
+ * guarded; then false means that an error was raised. */
+typedef struct text_parts {
+  qn_vm *vm;
+  const struct recording *base;
+  bool guard;
+  int depth;
+} text_parts;
+
+static bool part_is_guarded(void *ctx, qn_value v) {
+  enum { TEXTS_DEEP = 32 };
+  const text_parts *s = ctx;
+  const struct waiting_text *text = rec_text_of(s->base, v);
+  if (text) {
+    text_parts inner = {s->vm, s->base, s->guard, s->depth + 1};
+    return inner.depth < TEXTS_DEEP && text->in == s->base &&
+           tree_each_part(s->vm, text->parts, part_is_guarded, &inner);
+  }
+  if (!value_is_operand(v)) return true;
+  if (!value_is_scalar(v)) return !rec_traced(s->base, v) && !array_pending(value_array(v));
+  if (!s->guard) return !rec_is_data(s->base, v) && (rec_traced(s->base, v) || !value_node(v));
+  return !value_is_error(rec_guard(s->vm, v));
+}
+
+bool rec_text_look(qn_vm *vm, qn_value v) {
+  const struct recording *base = rec_base(vm->rec);
+  text_parts s = {vm, base, false, 0};
+  bool ok = base->capturing && !base->hollow && part_is_guarded(&s, v);
+  if (!ok) return !error_pending(vm) && rec_break(vm->rec, BREAK_host_read, NULL);
+  s.guard = true;
+  if (!part_is_guarded(&s, v)) return error_pending(vm) ? false : rec_break(vm->rec, BREAK_host_read, NULL);
+  value_str(v)->head.flags &= (uint8_t)~STR_WAITS;
+  return true;
+}
+
+/* A builtin may look at all texts in v. */
+static bool look_at_texts(void *ctx, qn_value v) { return rec_look(ctx, v); }
 
 /* A builtin that makes a text of what waits. In an arm the text has no bytes yet; else the interpreter calls the builtin, on arguments with
  * data. As rec_builtin_call; REC_NOT_YET with *told 0: nothing among the arguments waits. */
@@ -604,7 +631,7 @@ static rec_answer make_text(struct recording *r, const builtin_def *def, qn_valu
                             qn_value *result) {
   qn_vm *vm = r->vm;
   int waits = 0;
-  for (int i = 0; i < nargs && !waits; i++) waits = holds_waiting(r, args[i], false);
+  for (int i = 0; i < nargs && !waits; i++) waits = holds_waiting(r, args[i]);
   if (waits <= 0) return waits ? REC_FAILED : REC_NOT_YET;
   qn_list *parts = list_from(vm, args, (size_t)nargs);
   if (!parts) return REC_FAILED;
@@ -666,10 +693,8 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
     if (answer != REC_NOT_YET || *told) return answer;
   }
   for (int i = 0; i < sig->nparams && vm->rec && rec_base(vm->rec)->ntexts;
-       i++) { /* who knows whether it looks at them? */
-    int waits = holds_waiting(vm->rec, args[i], true);
-    if (waits < 0 || (waits && !rec_text_read(vm))) return REC_FAILED;
-  }
+       i++) /* who knows whether it looks at them? */
+    if (!tree_each_part(vm, args[i], look_at_texts, vm)) return REC_FAILED;
   bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE &&
                  !(effect == BUILTIN_RAISES && vm->rec && vm->rec->arm);
   /* their results only give back what they were given */
