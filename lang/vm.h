@@ -74,6 +74,9 @@ typedef struct vm_hooks {
   void (*progress)(qn_vm *vm, int64_t done, int64_t total);
   /* Is told that a figure, this object, has been drawn on the VM's output (interp/prompt). May be NULL. */
   void (*drawn)(qn_vm *vm, const void *figure);
+  /* Keeps the text of a reproduction of a defect (jit/trace/repro.c), and tells under which name (interp/prompt). False: it was not kept. NULL:
+   * nobody wants them. */
+  bool (*repro)(qn_vm *vm, const char *text, size_t len, char *name, size_t size);
   /* The text of an FN_GRAPH value (jit/trace). */
   void (*graph_text)(qn_value graph, text_buf *out);
   /* Frees the code of FN_GRAPH values (jit/trace). */

@@ -98,6 +98,7 @@ static const char usage[] =
     "       quern export FILE:NAME -o OUT.qnx [ARG...]\n"
     "                                       write a function as one graph; `quern help export`\n"
     "       quern doctor                    what this machine offers\n"
+    "       quern repro FILE                run what --jit verify, or a defect of the compiler, has left in FILE\n"
     "\n"
     "  --jit on|off|sync|verify   compile beside execution (default), never, at once, or compare both ways\n"
     "  --device cpu|gpu|gpu:N     where new arrays are made\n"
@@ -245,6 +246,17 @@ static bool set_args(qn_vm *vm, char **args, int n) {
   return ok;
 }
 
+/* Keeps a reproduction in a file of the present folder, whose name follows from what it holds. */
+static bool keep_repro(qn_vm *vm, const char *text, size_t len, char *name, size_t size) {
+  (void)vm;
+  uint32_t hash = 2166136261u;
+  for (size_t i = 0; i < len; i++) hash = (hash ^ (uint8_t)text[i]) * 16777619u;
+  snprintf(name, size, "quern-repro-%08x.txt", hash);
+  FILE *f = fopen(name, "wb");
+  bool ok = f && fwrite(text, 1, len, f) == len;
+  return f && fclose(f) == 0 && ok;
+}
+
 /* Opens a VM with these options. NULL, with a message written and *status set, if that fails. */
 static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   const char *log = getenv("QUERN_LOG"), *set = getenv("QUERN_SET");
@@ -261,6 +273,7 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
     return NULL;
   }
   vm->log |= bits | o->log;
+  vm->hooks.repro = keep_repro;
   FILE *trace = o->trace
                     ? fopen(o->trace, "ab")
                     : NULL; /* opened now, so that a file that cannot be written is reported before the script runs */
@@ -537,6 +550,25 @@ static int run_doctor(const options *o) {
   return close_vm(o, vm, status);
 }
 
+static int run_repro(const options *o, char **argv, int argc) {
+  if (argc != 1) return cli_misuse("repro needs one file, quern-repro-....txt%s", "");
+  size_t len;
+  char *text = cli_read(argv[0], &len);
+  if (!text) return EXIT_MISUSE;
+  int status;
+  qn_vm *vm = open_vm(o, NULL, 0, &status);
+  if (vm) {
+    text_buf out = {0};
+    bool agrees = false, ran = jit_repro_run(vm, text, len, &agrees, &out);
+    if (ran && !out.failed) fwrite(out.text, 1, out.len, stdout);
+    if (!ran) cli_report(vm);
+    text_free(&out);
+    status = close_vm(o, vm, ran && agrees ? EXIT_FINE : EXIT_SCRIPT);
+  }
+  free(text);
+  return status;
+}
+
 int main(int argc, char **argv) {
   options o = {.nsets = 0};
   qn_config_init(&o.config);
@@ -550,5 +582,6 @@ int main(int argc, char **argv) {
   if (strcmp(rest[0], "explain") == 0) return run_explain(&o, rest + 1, n - 1);
   if (strcmp(rest[0], "doctor") == 0) return run_doctor(&o);
   if (strcmp(rest[0], "export") == 0) return run_export(&o, rest + 1, n - 1);
+  if (strcmp(rest[0], "repro") == 0) return run_repro(&o, rest + 1, n - 1);
   return run_file(&o, rest, n);
 }

@@ -788,48 +788,7 @@ bool own_site_begin(own_site *c, qn_vm *vm, qn_value fn, const qn_value *args, i
   return true;
 }
 
-/* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */
-
-void jit_drain(qn_vm *vm) {
-  parcel *reports, *jobs = job_take_mail(vm, &reports);
-  text_buf log TEXT_OWNED = {0};
-  for (parcel *p; (p = parcel_pop(&jobs));) {
-    job *done = (job *)p;
-    specialization *e = done->entry; /* NULL: nobody wants the plan any more */
-    if (e) {
-      e->job = NULL;
-      e->plan_ms = done->ms;
-    }
-    if (e && done->plan) {
-      e->plan = done->plan;
-      done->plan = NULL;
-      e->state = SPEC_READY;
-      if (!sizes_of_plan(vm, &e->pattern, &e->plan->plan->graph->dims)) {
-        e->state = SPEC_BROKEN;
-        e->why = BREAK_memory;
-      }
-      log_plan(vm, done->name, e, &log);
-    } else if (e) {
-      e->state = SPEC_BROKEN;
-      e->why = done->why[0] ? BREAK_compile : BREAK_memory;
-      snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
-      if (vm_logs(vm, LOG_breaks))
-        log_line(&log, LOG_breaks, "%s stays eager for this call shape: %s%s%s", done->name ? done->name : "fn",
-                 break_reasons[e->why], done->why[0] ? ": " : "", done->why);
-    }
-    job_free(done);
-  }
-  for (parcel *p; (p = parcel_pop(&reports));) {
-    log_compiled(vm, (compile_task *)p, &log);
-    compile_task_free((compile_task *)p);
-  }
-  log_write(vm, &log);
-  char text[256];
-  while (devices_trouble(vm->engine, text, sizeof text)) {
-    vm_write_later(vm, text, strlen(text));
-    vm_write_later(vm, "\n", 1);
-  }
-}
+/* ---- cancelling ---- */
 
 void jit_cancel(qn_vm *vm) {
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)

@@ -39,6 +39,12 @@ QN_MUST_CHECK qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_
  * plan gives something else, that is the error E_mismatch, which names the first node that differs. */
 QN_MUST_CHECK qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c);
 
+/* What finds the node to blame, and runs reproductions (verify.c). Simplifies, plans, compiles and runs a graph (taken over); out[] gets the
+ * outputs, owned. False if that was not possible; an error may be pending. */
+QN_MUST_CHECK bool graph_run_planned(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar *weak, qn_value *out);
+/* The first node of the recorded graph whose compiled value differs from the eager one; 0 if none differs on its own. `what` names it. */
+uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs *c, char *what, size_t size);
+
 /* A call that jit/trace itself makes at an anchor: of a transform, a graph or a builtin. */
 typedef struct own_site {
   qn_vm *vm;

@@ -225,17 +225,30 @@ bool graph_runnable(const graph *g, char *why, size_t size) {
   return false;
 }
 
-bool graph_distrust(graph *g) {
+bool graph_unprove(graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
     for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
-      if (!graph_distrust(n->payload.regions[k])) return false;
+      if (!graph_unprove(n->payload.regions[k])) return false;
     if (n->kind == NODE_OP && n->attr && op_rows[n->op].raises != RAISES_never && (n->attr->flags & ATTR_PROVEN) &&
         !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
       return false;
   }
-  for (uint32_t i = 1; i < g->n; i++) g->nodes[i].site = 0; /* places in programs that are not loaded here */
+  return true;
+}
+
+static void forget_places(graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    g->nodes[i].site = 0; /* places in programs that are not loaded here */
+    for (int k = 0; k < 2 && graph_kind_has_regions(g->nodes[i].kind); k++)
+      forget_places(g->nodes[i].payload.regions[k]);
+  }
   g->nsites = 1;
+}
+
+bool graph_distrust(graph *g) {
+  if (!graph_unprove(g)) return false;
+  forget_places(g);
   return true;
 }
 

@@ -11,4 +11,6 @@ QN_MUST_CHECK bool graph_runnable(const graph *g, char *why, size_t size);
 /* Removes from a graph that was not recorded here what it claims: ops count as failing wherever they can, and nodes have no place in a
  * program. False if memory is short. */
 QN_MUST_CHECK bool graph_distrust(graph *g);
+/* The first part of that. */
+QN_MUST_CHECK bool graph_unprove(graph *g);
 #endif

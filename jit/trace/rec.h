@@ -514,6 +514,10 @@ QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *ar
 /* The function that takes the arguments of a call of `fn`: what is inside all transforms that pass their arguments on; or `fn` itself. */
 const qn_fn *transform_within(qn_value fn);
 
+/* Runs the text of a reproduction (vm_hooks.repro) again, with the settings that it has: appends what was wrong then and what comes out now.
+ * *agrees: nothing is wrong any more. False with an error raised if it cannot be run. */
+QN_MUST_CHECK bool jit_repro_run(qn_vm *vm, const char *text, size_t len, bool *agrees, text_buf *out);
+
 /* The record that explain(...) gives (lang/REFERENCE.md). Makes the call, and its plan if need be. Owned, or the error value. */
 QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
 /* The graph of a call as a graph value (FN_GRAPH). Owned, or the error value. */

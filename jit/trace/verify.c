@@ -19,14 +19,13 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
+#include "jit/trace/repro.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/taps.h"
 
 /* ---- the node to blame --------------------------------------------------------------------------------------------------- */
 
-/* Simplifies, plans, compiles and runs a graph (taken over); out[] gets the outputs, owned. False if that was not possible; an error may be
- * pending. */
-static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar *weak, qn_value *out) {
+bool graph_run_planned(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar *weak, qn_value *out) {
   graph *simple = graph_simplify(g, NULL);
   graph_free(g);
   char why[256];
@@ -49,10 +48,9 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
 
 static bool is_array_node(const graph_node *n) { return (n->kind == NODE_OP || n->kind == NODE_PROJ) && !n->type.weak; }
 
-/* The first node of the recorded graph whose compiled value differs from the eager one; 0 if none differs on its own. `what` gets the two
- * values. At first all nodes are outputs of one plan, which is quick; if that hides the difference, because it fuses differently, each node
- * gets a plan of its own. */
-static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs *c, char *what, size_t size) {
+/* At first all nodes are outputs of one plan, which is quick; if that hides the difference, because it fuses differently, each node gets a plan
+ * of its own. */
+uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs *c, char *what, size_t size) {
   enum { MOST_PLANS = 256 };
   const graph *g = e->graph;
   uint32_t found = 0;
@@ -70,7 +68,7 @@ static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs
   all->noutputs = 0;
   for (uint32_t i = 1; i < n; i++)
     if (is_array_node(&g->nodes[i]) && graph_output(all, i)) nout++;
-  if (run_graph(vm, all, c, weak, outs)) {
+  if (graph_run_planned(vm, all, c, weak, outs)) {
     for (uint32_t i = 1, k = 0; i < n && k < nout && !found; i++)
       if (is_array_node(&g->nodes[i]) && !same_leaf(vm, outs[k++], vals[i])) found = i;
     for (uint32_t k = 0; k < nout; k++) value_release(vm, outs[k]);
@@ -84,7 +82,7 @@ static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs
     error_clear(vm);
     if (!graph_output(part, i)) {
       graph_free(part);
-    } else if (run_graph(vm, part, c, weak, outs)) {
+    } else if (graph_run_planned(vm, part, c, weak, outs)) {
       if (!same_leaf(vm, outs[0], vals[i])) found = i;
       value_release(vm, outs[0]);
     }
@@ -173,8 +171,9 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
     error_free(vm, error);
     value_release(vm, eager);
     error_clear(vm);
-    return raise_error(vm, E_mismatch, site->at, "compiled execution of %s fails with: %s; eager execution %s", name,
-                       where, none ? "does not" : "fails otherwise");
+    raise_error(vm, E_mismatch, site->at, "compiled execution of %s fails with: %s; eager execution %s", name, where,
+                none ? "does not" : "fails otherwise");
+    return repro_of_call(vm, e, c), value_error();
   }
   if (value_is_error(eager)) {
     value_release(vm, compiled);
@@ -182,8 +181,9 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
       return eager;
     snprintf(where, sizeof where, "%s", vm->error->message ? vm->error->message->text : "");
     error_clear(vm);
-    return raise_error(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not",
-                       name, where);
+    raise_error(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not", name,
+                where);
+    return repro_of_call(vm, e, c), value_error();
   }
   uint32_t leaf = 0;
   bool same = same_tree(vm, compiled, eager, &leaf);
@@ -200,8 +200,9 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   value_release(vm, eager);
   if (error_pending(vm)) return value_error();
   first_difference(vm, e, c, node, sizeof node);
-  return raise_error(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
-                     where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
+  raise_error(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
+              where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
+  return repro_of_call(vm, e, c), value_error();
 }
 
 qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c) {

@@ -812,6 +812,28 @@ def case_explain_of_short_calls(p):
     need("its calls are short and stay eager, which is faster" in result.out, "the whole report", result)
 
 
+def case_repro(p):
+    """A reproduction is run again, and says what comes out both ways."""
+    text = ('quern repro 1\nwhat "f differs"\ndevice 0\nset "jit.regions=1"\nsource 3 "f.qn" 12\nlet a = x[9]\n'
+            'graph GRAPH\nINPUT\n')
+    def made(graph, inputs):
+        return text.replace("GRAPH", f"{len(graph)}\n{graph}").replace("INPUT", f"inputs {len(inputs)}\n{inputs}")
+    good = made("site 1 = source 3 8..12\ngraph(%1: f32[3]) {\n  %2 = exp %1 : f32[3] @1\n  return %2\n}\n",
+                "graph() {\n  %1 = const [1.0, -0.0, nan] : f32[3]\n  return %1\n}\n")
+    result = p.run("repro", p.write("good.txt", good))
+    need(result.status == 0 and result.out == "then: f differs\nnow: compiled and eager results agree\n", "both agree", result)
+    fails = made("site 1 = source 3 8..12\ngraph(%1: f32[3], %2: i64[1]) {\n  %3 = index %1, %2 leading=[1] : f32[1] @1\n  return %3\n}\n",
+                 "graph() {\n  %1 = const [1.0, 2.0, 3.0] : f32[3]\n  %2 = const [9] : i64[1]\n  return %1, %2\n}\n")
+    result = p.run("repro", p.write("fails.txt", fails))
+    need("(f.qn:1)" in result.out or result.error, "an error with its line", result)
+    result = p.run("repro", p.write("bad.txt", good.replace("exp", "exq")))
+    need(result.status == 1 and "no reproduction that can be run" in result.err, "no op", result)
+    result = p.run("repro", p.write("other.txt", "let x = 3\n"))
+    need(result.status == 1 and "it does not begin with" in result.err, "another file", result)
+    result = p.run("repro")
+    need(result.status == 2, "no file", result)
+
+
 def case_explain_fits_two_screens(p):
     """However many functions there are, and however long their names and arguments: 48 lines of 100 columns, and a count of the rest."""
     name = "a_function_with_a_name_that_is_rather_long_for_a_function_é"

@@ -45,6 +45,56 @@ START_TEST(results_that_differ) {
 }
 END_TEST
 
+static char kept[4096];
+static bool keep(qn_vm *vm, const char *text, size_t len, char *name, size_t size) {
+  (void)vm;
+  ck_assert_uint_lt(len, sizeof kept);
+  memcpy(kept, text, len);
+  kept[len] = 0;
+  snprintf(name, size, "kept.txt");
+  return true;
+}
+
+/* What is needed to see a difference again is one text, which runs in another VM. No part of it, and nothing that is damaged, does harm. */
+START_TEST(reproductions) {
+  qn_vm *vm = trace_vm(QN_JIT_VERIFY);
+  vm->hooks.repro = keep;
+  good(vm, "fn f(x, k, i) {\n  let y = x * 2 + k\n  (y[i], 7)\n}\nf(ones(3), 1.5, [0])\nf(ones(3), 1.5, [0])");
+  specialization *e = entry_at(vm, "f", 0);
+  for (uint32_t i = 0; i < e->result.n; i++)
+    if (e->result.tpls[i].kind == TPL_VALUE) e->result.tpls[i].value = value_int(8);
+  differs(vm, "(f32([0.1, nan, -0.0]), 0.1, [2])",
+          "what is needed to see it again is in kept.txt: quern repro kept.txt");
+  qn_vm_close(vm);
+  ck_assert_ptr_nonnull(strstr(kept, "quern repro 1\nwhat \"compiled and eager results of f differ at leaf 2"));
+  ck_assert_ptr_nonnull(strstr(kept, "set \"jit.hot=1\""));
+  ck_assert_ptr_nonnull(strstr(kept, "let y = x * 2 + k"));
+  vm = trace_vm(QN_JIT_ON);
+  size_t len = strlen(kept);
+  text_buf t = {.vm = vm};
+  bool agrees = false;
+  ck_assert(jit_repro_run(vm, kept, len, &agrees, &t));
+  text_add(&t, "", 1);
+  ck_assert_ptr_nonnull(strstr(t.text, "now: compiled and eager results agree"));
+  ck_assert(agrees);
+  for (size_t i = 0; i < len; i++) { /* of which a part is missing */
+    t.len = 0;
+    if (!jit_repro_run(vm, kept, i, &agrees, &t)) ck_assert(error_pending(vm));
+    error_clear(vm);
+  }
+  for (size_t i = 0; i < len; i++) { /* in which one character is another one */
+    char was = kept[i];
+    kept[i] = was == '1' ? '7' : was == ' ' ? '%' : '1';
+    t.len = 0;
+    if (!jit_repro_run(vm, kept, len, &agrees, &t)) ck_assert(error_pending(vm));
+    error_clear(vm);
+    kept[i] = was;
+  }
+  text_free(&t);
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(draws_that_differ) {
   qn_vm *vm = trace_vm(QN_JIT_VERIFY);
   good(vm, "fn f(x) = x + rand(2)\nf(ones(2))\nf(ones(2))");
@@ -59,5 +109,6 @@ int main(void) {
   CASE(tcase_create("ways_that_agree"), ways_that_agree);
   CASE(tcase_create("results_that_differ"), results_that_differ);
   CASE(tcase_create("draws_that_differ"), draws_that_differ);
+  CASE(tcase_create("reproductions"), reproductions);
   return run_suite(s);
 }
