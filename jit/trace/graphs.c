@@ -152,8 +152,8 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
     snprintf(s.text, sizeof s.text, "%s", break_reasons[s.why]);
     s.entry = NULL;
   }
-  if (ok && s.entry &&
-      s.entry->taps.n) { /* what a graph does it does in every place that it is called, so it has no effects */
+  bool tapped = ok && s.entry && s.entry->taps.n;
+  if (tapped) { /* what a graph does it does in every place that it is called, so it has no effects */
     const tap *first = &s.entry->taps.list[0];
     s.why = BREAK_effect;
     s.at = first->at;
@@ -164,6 +164,9 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
   if (ok && (!g || kept.head == TAG_UNSET)) {
     result = raise_no_graph(vm, &s, "graph");
     if (hint && break_hints[s.why]) raise_note(vm, SPAN_NONE, "%s", break_hints[s.why]);
+    if (tapped)
+      raise_note(vm, SPAN_NONE,
+                 "a graph may be called anywhere, so it has no effects; explain(f, ...) tells of a call with them");
   }
   if (g && kept.head != TAG_UNSET) {
     graph_body *b = body_new(vm);
