@@ -67,19 +67,23 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
   return false;
 }
 
-/* The int that one part of a slice is; *has: false if the part is nil, which stands for an absent one. False with an error raised. */
-static inline bool slice_int(qn_vm *vm, qn_value v, const char *what, bool *has, int64_t *out) {
+/* The int that one part of a slice is; *has: false if the part is nil, which stands for an absent one. Where an array is sliced (`size` is not
+ * NULL) it may be a size, then *size is true. False with an error raised. */
+static inline bool slice_int(qn_vm *vm, qn_value v, const char *what, bool *has, bool *size, int64_t *out) {
   *has = v.head != TAG_NIL;
   *out = v.u.i;
-  return v.head == TAG_NIL || v.head == TAG_INT || index_int(vm, v, what, out);
+  if (size) *size = false;
+  if (v.head == TAG_NIL || v.head == TAG_INT) return true;
+  return size && value_is(v, TAG_INT) ? rec_bound(vm, v, size, out) : index_int(vm, v, what, out);
 }
 
-static bool slice_of(qn_vm *vm, const qn_value parts[3], index_item *out) {
+static bool slice_of(qn_vm *vm, const qn_value parts[3], bool host, index_item *out) {
   bool stepped;
   out->kind = INDEX_SLICE;
-  if (!slice_int(vm, parts[0], "a slice's start", &out->has_start, &out->start) ||
-      !slice_int(vm, parts[1], "a slice's stop", &out->has_stop, &out->stop) ||
-      !slice_int(vm, parts[2], "a slice's step", &stepped, &out->step))
+  out->size_start = out->size_stop = false;
+  if (!slice_int(vm, parts[0], "a slice's start", &out->has_start, host ? NULL : &out->size_start, &out->start) ||
+      !slice_int(vm, parts[1], "a slice's stop", &out->has_stop, host ? NULL : &out->size_stop, &out->stop) ||
+      !slice_int(vm, parts[2], "a slice's step", &stepped, NULL, &out->step))
     return false;
   if (!stepped) out->step = 1;
   if (out->step) return true;
@@ -91,7 +95,7 @@ bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *v
   for (uint32_t i = 0; i < n; i++, out++) {
     uint8_t kind = items[i]->kind;
     if (kind == N_SLICE) {
-      if (!slice_of(vm, values, out)) return false;
+      if (!slice_of(vm, values, host, out)) return false;
       values += 3;
     } else if (kind == N_ELLIPSIS || kind == N_NEW) {
       out->kind = kind == N_NEW ? INDEX_NEW : INDEX_ELLIPSIS;
@@ -128,6 +132,7 @@ bool index_items_here(const qn_vm *vm, node *const *items, uint32_t n, const qn_
       const n_slice *s = (const n_slice *)item;
       bool stepped;
       out->kind = INDEX_SLICE;
+      out->size_start = out->size_stop = false;
       out->step = 1;
       if (!int_here(s->start, fp, &out->has_start, &out->start) || !int_here(s->stop, fp, &out->has_stop, &out->stop) ||
           !int_here(s->step, fp, &stepped, &out->step) || out->step == 0)

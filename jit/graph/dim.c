@@ -88,6 +88,7 @@ static qn_dim intern(dim_table *t, const dim_expr *e) {
 
 bool dim_table_copy(dim_table *to, const dim_table *from, arena *a) {
   dim_table_init(to, a);
+  to->strict = from->strict;
   for (uint32_t i = 0; i < from->n; i++) {
     dim_expr e = from->exprs[i];
     if (e.name) {
@@ -433,6 +434,20 @@ bool dim_is_late(const dim_table *t, qn_dim d) {
   return e->op == DIM_SYMBOL ? e->source != DIM_FROM_INPUT : dim_is_late(t, e->a) || dim_is_late(t, e->b);
 }
 
+static bool has_number(const dim_table *t, qn_dim d) {
+  if (d >= 0) return false;
+  const dim_expr *e = expr_of(t, d);
+  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_SCALAR : has_number(t, e->a) || has_number(t, e->b);
+}
+
+bool dim_is_number(const dim_table *t, qn_dim d) { return d < 0 && t && t->strict && has_number(t, d); }
+
+bool dim_is_empty(dim_table *t, qn_dim d) {
+  if (!dim_is_number(t, d)) return dim_is(t, d, 0);
+  dim_assume(t, 1, DIM_LE, d);
+  return false;
+}
+
 bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {
   if (a == b) return true;
   int64_t x, y;
@@ -441,6 +456,7 @@ bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {
   sum diff = {0};
   if (sum_add(t, &diff, a, 1) && sum_add(t, &diff, b, -1) && diff.n == 0)
     return false; /* they differ by a constant, as n and n + 1 */
+  if (dim_is_number(t, a) || dim_is_number(t, b)) return false;
   /* in one order, so that each pair is noted once */
   if (dim_is_const(t, a, &x) || (!dim_is_const(t, b, &y) && dim_compare(t, b, a) < 0)) {
     qn_dim swap = a;

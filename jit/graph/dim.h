@@ -52,6 +52,9 @@ typedef struct dim_table {
    * sizes compared with constants. */
   dim_fact *facts;
   uint32_t nfacts, facts_cap;
+  /* Are there sizes that are numbers of a program, as in a loop's body? Nobody has seen their values, so hints say nothing about them: two of
+   * them are equal only where that follows from what they are made of, and whoever relies on more notes a fact of order. */
+  bool strict;
 } dim_table;
 
 void dim_table_init(dim_table *t, arena *a);
@@ -88,6 +91,10 @@ bool dim_is(dim_table *t, qn_dim a, int64_t value);
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
 /* Notes that all symbols of inputs' sizes in d have the values that they had in the recorded call. */
 void dim_pin(dim_table *t, qn_dim d);
+/* In a strict table: does d depend on a number of the program? */
+bool dim_is_number(const dim_table *t, qn_dim d);
+/* Is a size of an axis 0, in all calls like this one? Of a number's that is not asked: it must not be, which is noted. */
+bool dim_is_empty(dim_table *t, qn_dim d);
 /* Does d depend on a symbol that is no size of an input? */
 bool dim_is_late(const dim_table *t, qn_dim d);
 /* Is d >= 0 whatever the symbols' values? */

@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <stdio.h>
+
 #include "jit/graph/grad.h"
 #include "jit/graph/region_builder.h"
 #include "lang/error.h"
@@ -530,5 +532,13 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
 }
 
 bool grad_control(control_grad *c, op_refusal *why) {
+  const graph_node *n = &c->g->nodes[c->node];
+  for (int k = 0; k < 2; k++) {
+    if (!n->payload.regions[k]->dims.strict) continue;
+    *why = (op_refusal){.id = E_not_diff};
+    snprintf(why->text, sizeof why->text,
+             "not differentiable as a graph: a loop whose turns take parts of different sizes");
+    return false;
+  }
   return c->g->nodes[c->node].kind == NODE_IF ? grad_branch(c, why) : grad_loop(c, why);
 }

@@ -30,8 +30,10 @@ static qn_dim symbol_in(size_map *m, const dim_expr *e) {
   qn_value v;
   if (node && e->source != DIM_FROM_SCALAR) return n->type.shape[e->axis];
   if (node && graph_const_value(to, node, &v)) return dim_const(&to->dims, v.u.i);
-  if (node && n->kind == NODE_INPUT)
+  if (node && n->kind == NODE_INPUT) {
+    to->dims.strict |= m->from->dims.strict;
     return dim_symbol(&to->dims, DIM_FROM_SCALAR, n->payload.input, 0, e->hint, e->name);
+  }
   m->failed = true;
   return e->hint;
 }

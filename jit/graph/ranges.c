@@ -132,7 +132,12 @@ static int64_t step_of(const graph *body, uint32_t k) {
   return n->op == OP_add ? c.low : -c.low;
 }
 
-static bool prove(graph *g, const range *in, int left);
+/* What is asked of a graph: to mark what cannot fail or, with `why`, whether its sizes fit. */
+typedef struct question {
+  const char **why;
+} question;
+
+static bool prove(graph *g, const range *in, int left, const question *q);
 
 /* Works through the graph of a region and sets r[n] of its nodes. */
 static void find_ranges(const graph *g, const range *in, range *r) {
@@ -176,32 +181,84 @@ static bool count(const graph_node *loop, range *in, range *header_in) {
   return true;
 }
 
-static bool prove_regions(graph *g, const graph_node *node, const range *r, int left) {
-  (void)g;
+static bool prove_regions(const graph_node *node, const range *r, int left, const question *q) {
   uint32_t nin = node->nin;
   range *in = calloc(2 * (size_t)nin + 1, sizeof *in), *header_in = in + nin;
   if (!in) return false;
   for (uint32_t i = 0; i < nin; i++) in[i] = r[node->in[i]];
   bool ok;
   if (node->kind == NODE_IF)
-    ok = prove(node->payload.regions[0], in + 1, left) && prove(node->payload.regions[1], in + 1, left);
+    ok = prove(node->payload.regions[0], in + 1, left, q) && prove(node->payload.regions[1], in + 1, left, q);
   else
-    ok = count(node, in, header_in) && prove(node->payload.regions[0], header_in, left) &&
-         prove(node->payload.regions[1], in, left);
+    ok = count(node, in, header_in) && prove(node->payload.regions[0], header_in, left, q) &&
+         prove(node->payload.regions[1], in, left, q);
   free(in);
   return ok;
 }
 
-static bool prove(graph *g, const range *in, int left) {
+/* ---- sizes ------------------------------------------------------------------------------------------------------------------------ */
+
+static range range_of_size(const graph *g, qn_dim d, const range *r) {
+  int64_t c;
+  if (dim_is_const(&g->dims, d, &c)) return one(c);
+  const dim_expr *e = &g->dims.exprs[~d];
+  if (e->op == DIM_SYMBOL)
+    return e->source == DIM_FROM_SCALAR ? r[g->inputs[e->ref]] : (range){true, 0, ARRAY_MAX_ELEMENTS};
+  range a = range_of_size(g, e->a, r), b = range_of_size(g, e->b, r);
+  bool positive = b.known && b.low == b.high && b.low > 0;
+  switch ((dim_op)e->op) {
+  case DIM_ADD: return add(a, b);
+  case DIM_SUB: return add(a, minus(b));
+  case DIM_MUL: return times(a, b);
+  case DIM_MIN:
+  case DIM_MAX: return lesser(a, b, e->op == DIM_MAX);
+  case DIM_MOD: return positive ? (range){true, 0, b.low - 1} : (range){0};
+  case DIM_FLOORDIV:
+    return positive && a.known ? (range){true, floor_div(a.low, b.low), floor_div(a.high, b.low)} : (range){0};
+  case DIM_SYMBOL: break;
+  }
+  return (range){0};
+}
+
+static bool not_below(graph *g, qn_dim d, int64_t least, const range *r) {
+  range x = range_of_size(g, d, r);
+  return x.known && x.low >= least;
+}
+
+/* Does node n fit, whatever numbers its sizes are? */
+static bool sizes_fit(graph *g, const graph_node *n, const range *r) {
+  dim_table *t = &g->dims;
+  for (int a = 0; a < n->type.rank; a++)
+    if (dim_is_number(t, n->type.shape[a]) && (n->kind == NODE_INPUT || !not_below(g, n->type.shape[a], 0, r)))
+      return false; /* (nobody says that an operand has that size) */
+  if (n->kind != NODE_OP || (n->op != OP_slice && n->op != OP_slice_put)) return true;
+  const graph_type *x = &g->nodes[n->in[0]].type;
+  for (int a = 0; a < x->rank; a++) {
+    const qn_dim *d = &n->attr->d[3 * a];
+    if (!dim_is_number(t, d[0]) && !dim_is_number(t, d[1]) && !dim_is_number(t, x->shape[a])) continue;
+    qn_dim way = dim_make(t, DIM_MUL, dim_make(t, DIM_SUB, d[1], 1), dim_const(t, d[2]));
+    qn_dim last = dim_make(t, DIM_ADD, d[0], way), left = dim_make(t, DIM_SUB, x->shape[a], d[2] > 0 ? last : d[0]);
+    if (!not_below(g, d[0], 0, r) || !not_below(g, d[1], 0, r) || !not_below(g, left, d[2] > 0 ? 1 : 0, r) ||
+        (d[2] < 0 && !not_below(g, last, 0, r)))
+      return false;
+  }
+  return true;
+}
+
+static bool prove(graph *g, const range *in, int left, const question *q) {
   range *r = calloc(g->n, sizeof *r);
   if (!r) return false;
   find_ranges(g, in, r);
   bool ok = true;
+  for (uint32_t n = 1; n < g->n && ok && q->why && g->dims.strict; n++) {
+    ok = sizes_fit(g, &g->nodes[n], r);
+    if (!ok) *q->why = "a loop takes parts of arrays that may leave them";
+  }
   for (uint32_t n = 1; n < g->n && ok; n++) {
     const graph_node *node = &g->nodes[n];
     if (graph_kind_has_regions(node->kind)) {
-      ok = left == 0 || prove_regions(g, node, r, left - 1);
-    } else if (node->kind == NODE_OP && graph_fallible(g, n)) {
+      ok = left == 0 || prove_regions(node, r, left - 1, q);
+    } else if (!q->why && node->kind == NODE_OP && graph_fallible(g, n)) {
       bool holds = host_ints_fail(node) ? r[n].known : indices_hold(g, node, r);
       if (node->op == OP_fit && node->type.dtype == WEAK_INT) holds = r[n].known;
       if (holds) ok = graph_node_prove(g, n);
@@ -211,4 +268,12 @@ static bool prove(graph *g, const range *in, int left) {
   return ok;
 }
 
-bool ranges_prove(graph *g) { return prove(g, NULL, DEEP); }
+bool ranges_prove(graph *g) { return prove(g, NULL, DEEP, &(question){NULL}); }
+
+bool ranges_fit(const graph *g, const char **why) {
+  *why = NULL;
+  graph *copy = graph_copy(g); /* sizes are added to its table */
+  bool ok = copy && prove(copy, NULL, DEEP, &(question){why});
+  graph_free(copy);
+  return ok;
+}

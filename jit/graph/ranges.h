@@ -8,4 +8,8 @@
  * short. */
 QN_MUST_CHECK bool ranges_prove(graph *g);
 
+/* In graphs that come from outside: do all sizes that are numbers of turns lie where they may, so that no part leaves its array? Looks at
+ * regions, too. `why` (static): what is wrong; or NULL, if memory is short. */
+QN_MUST_CHECK bool ranges_fit(const graph *g, const char **why);
+
 #endif

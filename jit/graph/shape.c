@@ -412,7 +412,7 @@ static bool shape_reduce(const infer *f) {
                   31 - __builtin_clz(f->attr->axes), type_words(f, x, a), x->rank);
   for (int i = 0; i < x->rank; i++) {
     bool reduced = f->attr->axes >> i & 1;
-    if (f->row->raises == RAISES_empty && dim_is(f->dims, x->shape[i], 0)) {
+    if (f->row->raises == RAISES_empty && dim_is_empty(f->dims, x->shape[i])) {
       if (reduced)
         empty = i;
       else

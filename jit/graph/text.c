@@ -523,6 +523,7 @@ static bool symbol(parser *p) {
   }
   uint32_t before = p->g->dims.n;
   dim_symbol(&p->g->dims, source, ref, (uint16_t)axis, hint, name);
+  p->g->dims.strict |= source == DIM_FROM_SCALAR;
   return p->g->dims.n > before || bad(p, "the same dim again");
 }
 

@@ -84,7 +84,8 @@ static bool types_agree(const verifier *v, const graph_type *a, const graph_type
   if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak) return false;
   for (int i = 0; i < a->rank; i++)
     if (a->shape[i] != b->shape[i] &&
-        ((a->shape[i] >= 0 && b->shape[i] >= 0) || dim_hint(&v->dims, a->shape[i]) != dim_hint(&v->dims, b->shape[i])))
+        (dim_is_number(&v->dims, a->shape[i]) || dim_is_number(&v->dims, b->shape[i]) ||
+         (a->shape[i] >= 0 && b->shape[i] >= 0) || dim_hint(&v->dims, a->shape[i]) != dim_hint(&v->dims, b->shape[i])))
       return false;
   return true;
 }

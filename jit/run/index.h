@@ -28,6 +28,7 @@ typedef enum index_kind {
 typedef struct index_item {
   uint8_t kind; /* index_kind */
   bool has_start, has_stop;
+  bool size_start, size_stop; /* of a slice: start and stop are sizes (jit/trace/rec.h); a negative one is symbolic */
   union {
     struct {
       int64_t start, stop, step;

@@ -18,6 +18,7 @@
 #include "jit/trace/calls.h"
 #include "jit/trace/gradients.h"
 #include "jit/graph/composites.h"
+#include "jit/graph/ranges.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/node_records.h"
 #include "jit/trace/nodes.h"
@@ -196,8 +197,13 @@ qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int
 
 /* ---- from text ---------------------------------------------------------------------------------------------------------------------- */
 
+/* Is a size a number or, in a region, made of numbers of a turn? */
+static bool is_sized(const graph *g, qn_dim d, bool region) {
+  return d >= 0 || (region && ~d < (qn_dim)g->dims.n && dim_is_number(&g->dims, d));
+}
+
 /* graph_runnable for a graph or a region of one. */
-static bool graph_part_runnable(const graph *g, char *why, size_t size) {
+static bool graph_part_runnable(const graph *g, bool region, char *why, size_t size) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
     if (n->kind == NODE_TAP) {
@@ -210,10 +216,11 @@ static bool graph_part_runnable(const graph *g, char *why, size_t size) {
       return false;
     }
     for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
-      if (!graph_part_runnable(n->payload.regions[k], why, size)) return false;
+      if (!graph_part_runnable(n->payload.regions[k], true, why, size)) return false;
     bool sized = n->kind != NODE_OP || op_rows[n->op].shape_rule != SH_data;
-    for (int k = 0; k < n->type.rank; k++) sized &= n->type.shape[k] >= 0;
-    for (int k = 0; n->attr && k < n->attr->n; k++) sized &= n->attr->d[k] >= 0 || !op_attr_is_dim((op_id)n->op, k);
+    for (int k = 0; k < n->type.rank; k++) sized &= is_sized(g, n->type.shape[k], region);
+    for (int k = 0; n->attr && k < n->attr->n; k++)
+      sized &= is_sized(g, n->attr->d[k], region) || !op_attr_is_dim((op_id)n->op, k);
     if (!sized) {
       snprintf(why, size, "a size of %%%u is no number", (unsigned)i);
       return false;
@@ -223,7 +230,13 @@ static bool graph_part_runnable(const graph *g, char *why, size_t size) {
 }
 
 bool graph_runnable(const graph *g, char *why, size_t size) {
-  if (g->noutputs) return graph_part_runnable(g, why, size);
+  const char *no;
+  if (g->noutputs && !graph_part_runnable(g, false, why, size)) return false;
+  if (g->noutputs && ranges_fit(g, &no)) return true;
+  if (g->noutputs) {
+    snprintf(why, size, "%s", no ? no : "out of memory");
+    return false;
+  }
   snprintf(why, size, "it returns nothing");
   return false;
 }

@@ -104,6 +104,43 @@ static __attribute__((cold, noinline)) bool fail_mask(qn_vm *vm, const qn_array 
   return false;
 }
 
+/* Is a bound of a slice, a plain number or (`symbolic`) a size, never negative? */
+static bool never_negative(qn_vm *vm, int64_t v, bool symbolic) {
+  return symbolic ? rec_size_ordered(vm, 0, v) : v >= 0;
+}
+
+/* The position that a bound stands for on an axis of size d, clipped to it: *to, a size. False: that it depends on more than the order of
+ * sizes is possible. */
+static bool clip_bound(qn_vm *vm, int64_t v, bool symbolic, int64_t d, int64_t *to) {
+  dim_table *t = rec_dims(vm);
+  if (never_negative(vm, v, symbolic)) {
+    *to = rec_size_ordered(vm, v, d) ? v : dim_make(t, DIM_MIN, v, d);
+    return true;
+  }
+  if (symbolic && !rec_size_ordered(vm, dim_add(t, v, 1), 0)) return false;
+  qn_dim at = symbolic ? dim_add(t, d, v) : dim_sub(t, d, -v);
+  *to = rec_size_ordered(vm, 0, at) ? at : dim_make(t, DIM_MAX, at, 0);
+  return true;
+}
+
+/* What clip gives where a bound or the array's size is made of numbers of a turn. False with an error raised: it cannot be said. */
+static __attribute__((noinline)) bool clip_numbers(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
+                                                   int64_t *count) {
+  dim_table *t = rec_dims(vm);
+  int64_t from = 0, to = d, each = s->step > 0 ? s->step : -s->step;
+  bool known = s->step > 0 || (!s->has_start && !s->has_stop); /* of slices that go down only whole axes */
+  if (known && s->has_start) known = clip_bound(vm, s->start, s->size_start, d, &from);
+  if (known && s->has_stop) known = clip_bound(vm, s->stop, s->size_stop, d, &to);
+  if (!known) return rec_unknown_size(vm);
+  int64_t way = dim_sub(t, to, from);
+  if (way < 0 && !rec_size_ordered(vm, 0, way)) way = dim_make(t, DIM_MAX, way, 0);
+  if (s->step < 0) from = dim_sub(t, d, 1);
+  if (from < 0 && !rec_size_ordered(vm, 0, from)) from = dim_make(t, DIM_MAX, from, 0);
+  *start = from;
+  *count = each == 1 ? way : dim_make(t, DIM_FLOORDIV, dim_add(t, way, each - 1), each);
+  return true;
+}
+
 /* What clip gives, where the array's size is symbolic: as sizes, if facts about the size can say which elements these are (`size`: what it is
  * in this call), else as numbers, and the size is guarded. */
 static __attribute__((noinline)) void clip_symbolic(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
@@ -218,7 +255,9 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
     }
     if (item->kind == INDEX_SLICE) {
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
-      if (!deferred || w.sizes[w.axis] >= 0)
+      if (deferred && (item->size_start || item->size_stop || rec_is_number(vm, w.sizes[w.axis]))) {
+        if (!clip_numbers(vm, item, w.sizes[w.axis], &at, &count)) return false;
+      } else if (!deferred || w.sizes[w.axis] >= 0)
         clip(item, x->shape[w.axis], &at, &count);
       else
         clip_symbolic(vm, item, w.sizes[w.axis], &at, &count);
@@ -235,7 +274,9 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
     } else {
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
       count = at < 0 ? at + x->shape[w.axis] : at;
-      if (__builtin_expect((uint64_t)count >= (uint64_t)x->shape[w.axis], 0))
+      if (deferred && rec_is_number(vm, w.sizes[w.axis])) {
+        if (!rec_size_ordered(vm, at < 0 ? -at : at + 1, w.sizes[w.axis])) return rec_unknown_size(vm);
+      } else if (__builtin_expect((uint64_t)count >= (uint64_t)x->shape[w.axis], 0))
         return fits_count(vm, x, items, n) && fail_element(vm, x, w.axis, at);
       if (deferred && w.sizes[w.axis] < 0) {
         dim_table *t = rec_dims(vm);

@@ -28,6 +28,7 @@
 #include "jit/trace/grown.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/ways.h"
 
 enum {
@@ -259,6 +260,16 @@ static bool set_variables(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
 
 /* ---- the arms ---------------------------------------------------------------------------------------------------------------------- */
 
+/* Notes where the number of a loop that counts lies in its body, for sizes that are made of it. */
+static void count_turns(loop *l) {
+  const struct number_range first = sizes_range_of(l->r, l->turns.first), end = sizes_range_of(l->r, l->turns.end);
+  struct number_range *x = &l->in->counts;
+  l->in->count = l->count + 1;
+  *x = (struct number_range){first.low, end.high == INT64_MAX ? end.high : end.high - 1, first.about};
+  if (end.about > first.about && end.about - first.about > 0) x->about += (end.about - first.about) / 8 * 3;
+  if (x->about < 2) x->about = 2;
+}
+
 /* Begins an arm. Its first inputs are what is carried, which the variables hold from then on. False with an error raised. */
 static bool arm_open(loop *l, struct recording **arm) {
   const struct recording *first = l->header;
@@ -266,6 +277,7 @@ static bool arm_open(loop *l, struct recording **arm) {
   for (uint32_t k = 0; k < l->n && !first; k++)
     if (!arm_operand(l->in, l->outer[k])) return false;
   if (!first) l->in->carries = l->n;
+  if (first && l->turns.counts) count_turns(l);
   return set_variables(l, leaf_of_arm);
 }
 

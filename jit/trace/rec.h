@@ -190,6 +190,15 @@ static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) 
   *size = v.u.i;
   return !value_node(v) || rec_size_of(vm, v, size);
 }
+/* A host int as a bound of a slice of an array: *symbolic if it is made of sizes, or of numbers of a captured loop's turn; then *bound is a
+ * size, else the number, which is observed. False with an error raised. */
+QN_MUST_CHECK bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound);
+/* Is a <= b, for two sizes or bounds? True: in each call like this one, by what is known or as a guard. False: perhaps not. */
+bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b);
+/* Is a size made of numbers of a captured loop's turn? */
+bool rec_is_number(const qn_vm *vm, int64_t size);
+/* The arm in progress depends on a size in a manner that cannot be captured: it is given up. Returns false with an error raised. */
+bool rec_unknown_size(qn_vm *vm);
 /* `v` is the result of an op of an array and a number that is a size: notes that this number fits any dtype that such a result has. */
 void rec_size_fits(qn_vm *vm, qn_value v);
 /* Are two lists of ints, some of them symbolic sizes, equal? What decides that becomes a guard. 1, 0, -1 with an error raised; -2: they are

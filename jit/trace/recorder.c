@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/graph/folds.h"
 #include "jit/run/eager.h"
 #include "jit/run/device.h"
 #include "jit/trace/anchors.h"
@@ -163,6 +164,14 @@ static bool check_constants(struct recording *r, op_id op, const qn_value *in, i
   return true;
 }
 
+/* The order of a reduction depends on how long some axes are, which are joined if they are short. In an arm: is that known? What it takes is
+ * noted as facts. */
+static void note_order(struct recording *r, op_id op, const graph_type *x, const op_attr *attr) {
+  reduce_fold folds[ARRAY_MAX_RANK];
+  if (op_rows[op].klass == CLASS_REDUCE && sizes_are_numbers(r, x))
+    (void)reduce_folds(&r->g->dims, x, attr->axes, op == OP_argmax || op == OP_argmin, NULL, folds);
+}
+
 /* Appends an op whose operands are nodes. Its result: a pending array or a traced number, owned, or the error value. */
 static qn_value append_op(struct recording *r, op_id op, const qn_value *in, const uint32_t *nodes,
                           const graph_type *types, int nin, const op_attr *attr) {
@@ -170,10 +179,19 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
   op_types inferred;
   op_refusal why;
   if (op_rows[op].shape_rule == SH_data) return apply_data_shaped(r, op, in, nin, attr, nodes);
-  if (!op_infer(&r->g->dims, op, types, nin, attr, &inferred, &why)) return op_refuse(vm, op, in, nin, &why);
+  if (!op_infer(&r->g->dims, op, types, nin, attr, &inferred, &why)) {
+    bool numbers = false; /* what does not fit may do so in the program, whose sizes are others */
+    for (int k = 0; k < nin; k++) numbers |= sizes_are_numbers(r, &types[k]);
+    if (numbers) return rec_give_up(r, BREAK_branch), value_error();
+    return op_refuse(vm, op, in, nin, &why);
+  }
   if (!check_constants(r, op, in, nin, &inferred)) return value_error();
   uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
   if (!node) return raise_memory(vm);
+  if (r->g->dims.strict) {
+    if (nin) note_order(r, op, &types[0], attr);
+    if (!sizes_hold(r)) return value_error();
+  }
   if (!vmap_advance(r)) return value_error();
   qn_value out = rec_value_of(r, node);
   if (value_is_error(out) || rec_appended(r)) return out;

@@ -38,9 +38,9 @@ struct recording *rec_base(struct recording *r) {
 
 /* Gives a second arm the inputs that the first one has, for what that has captured. False with an error raised. */
 static bool share_captures(struct recording *r, const struct recording *first) {
+  r->carries = first->carries;
   for (uint32_t i = 0; i < first->g->ninputs; i++)
     if (!arm_operand(r, first->captures[i])) return false;
-  r->carries = first->carries;
   return true;
 }
 
@@ -469,7 +469,7 @@ uint32_t arm_operand(struct recording *r, uint32_t outer) {
   qn_vm *vm = r->vm;
   if (!mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + (size_t)1, sizeof *r->captures)) return 0;
   graph_type t = r->outer->g->nodes[outer].type;
-  rec_pin_type(r->outer, &t); /* an arm has a table of sizes of its own */
+  if (!sizes_into_arm(r, r->outer, &t)) return 0; /* an arm has a table of sizes of its own */
   uint32_t node = graph_input(r->g, t, rec_site(r));
   if (!node || !rec_room(r)) return error_pending(vm) ? 0 : (raise_memory(vm), 0);
   r->captures[r->g->ninputs - 1] = outer;

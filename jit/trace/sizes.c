@@ -17,6 +17,7 @@
 
 #include <string.h>
 
+#include "jit/graph/region_builder.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 
@@ -312,13 +313,16 @@ bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t) {
 
 /* ---- what code of the host asks ---------------------------------------------------------------------------------------------------- */
 
+/* Has a recording sizes that are no plain numbers? */
+static bool has_sizes(const struct recording *r) { return r->nsize_places || r->g->dims.strict; }
+
 bool rec_symbolic(const qn_vm *vm) {
   for (const struct recording *r = vm->rec; r; r = r->arm ? r->outer : NULL)
-    if (r->nsize_places) return true;
+    if (has_sizes(r)) return true;
   return false;
 }
 
-dim_table *rec_dims(qn_vm *vm) { return vm->rec && vm->rec->nsize_places ? &vm->rec->g->dims : NULL; }
+dim_table *rec_dims(qn_vm *vm) { return vm->rec && has_sizes(vm->rec) ? &vm->rec->g->dims : NULL; }
 
 /* The node of an array in the recording in progress or, for an arm, in one around it, which *of is set to; 0 if there is none. */
 static uint32_t node_around(qn_vm *vm, qn_value x, struct recording **of) {
@@ -330,15 +334,26 @@ static uint32_t node_around(qn_vm *vm, qn_value x, struct recording **of) {
   return 0;
 }
 
+bool sizes_are_numbers(const struct recording *r, const graph_type *t) {
+  for (int k = 0; k < t->rank && r->g->dims.strict; k++)
+    if (dim_is_number(&r->g->dims, t->shape[k])) return true;
+  return false;
+}
+
 void rec_read_sizes(qn_vm *vm, qn_value x, int64_t *shape) {
   const qn_array *a = value_array(x);
   memcpy(shape, a->shape, a->rank * sizeof *shape);
   struct recording *r;
   uint32_t node = rec_symbolic(vm) ? node_around(vm, x, &r) : 0;
   if (!node || r->g->nodes[node].type.rank != a->rank) return;
+  if (r != vm->rec &&
+      sizes_are_numbers(r, &r->g->nodes[node].type)) { /* as an arm sees them (if that fails, so will the op) */
+    if (!(node = rec_node(vm->rec, x))) return;
+    r = vm->rec;
+  }
   for (int k = 0; k < a->rank; k++) {
     qn_dim d = r->g->nodes[node].type.shape[k];
-    if (d >= 0 || dim_is_late(&r->g->dims, d)) continue;
+    if (d >= 0 || (dim_is_late(&r->g->dims, d) && !dim_is_number(&r->g->dims, d))) continue;
     if (r == vm->rec)
       shape[k] = d;
     else
@@ -352,6 +367,7 @@ static bool seen_leaf(void *ctx, qn_value v) {
   uint32_t node = value_is(v, TAG_ARRAY) ? node_around(vm, v, &r) : 0;
   if (!node) return true;
   graph_type t = r->g->nodes[node].type;
+  if (sizes_are_numbers(r, &t)) return rec_give_up(vm->rec, BREAK_branch);
   rec_pin_type(r, &t);
   return true;
 }
@@ -361,8 +377,27 @@ bool rec_look_at_sizes(qn_vm *vm, qn_value v) {
   return tree_each_part(vm, v, seen_leaf, vm);
 }
 
+/* A size of an arm as a number of it, computed from those that it is made of. 0 with an error raised. */
+static uint32_t number_of_size(struct recording *r, qn_dim d) {
+  static const uint8_t ops[] = {
+      [DIM_ADD] = OP_add, [DIM_SUB] = OP_sub,     [DIM_MUL] = OP_mul,    [DIM_FLOORDIV] = OP_floordiv,
+      [DIM_MOD] = OP_mod, [DIM_MIN] = OP_minimum, [DIM_MAX] = OP_maximum};
+  graph *g = r->g;
+  int64_t c;
+  if (dim_is_const(&g->dims, d, &c)) return graph_weak_int(g, c);
+  const dim_expr e = g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL) return e.source == DIM_FROM_SCALAR ? g->inputs[e.ref] : 0;
+  uint32_t a = number_of_size(r, e.a), b = a ? number_of_size(r, e.b) : 0;
+  return b ? graph_count(g, (op_id)ops[e.op], a, b) : 0;
+}
+
 qn_value rec_size_number_of(qn_vm *vm, int64_t d) {
   struct recording *r = vm->rec;
+  if (r->arm) {
+    uint32_t node = number_of_size(r, d);
+    if (node) return rec_value_of(r, node);
+    return r->g->failed ? raise_memory(vm) : (rec_give_up(r, BREAK_branch), value_error());
+  }
   int64_t hint = dim_hint(&r->g->dims, d);
   if (!r->capturing) return value_int(hint);
   for (uint32_t i = 0; i < r->nsize_inputs; i++)
@@ -376,6 +411,260 @@ qn_value rec_size_number_of(qn_vm *vm, int64_t d) {
   r->pattern.ninputs = r->g->ninputs;
   r->size_inputs[r->nsize_inputs++] = (struct size_input){r->g->ninputs - 1, d};
   return value_traced(value_int(hint), r->base + node);
+}
+
+/* ---- numbers of turns as sizes ---------------------------------------------------------------------------------------------------
+ *
+ * In an arm host ints have no values. One that bounds a slice, or says how large an array is, becomes a size of the arm's graph, which is
+ * computed anew in each turn: a symbol for each input that is a number (DIM_FROM_SCALAR). Nothing about such a size can be a guard. What is
+ * relied on follows from where numbers lie, or the arm is given up. */
+
+static const struct number_range any_number = {INT64_MIN, INT64_MAX, 37};
+
+static int64_t clamped(__int128 x) { return x < INT64_MIN ? INT64_MIN : x > INT64_MAX ? INT64_MAX : (int64_t)x; }
+
+static bool is_bounded(struct number_range x) { return x.low > INT64_MIN && x.high < INT64_MAX; }
+
+/* Where a op b lies; an end that is not known stays so. */
+static struct number_range range_made(dim_op op, struct number_range a, struct number_range b) {
+  struct number_range r = any_number;
+  const __int128 none = INT64_MIN, most = INT64_MAX;
+  __int128 low = none, high = most, about = a.about;
+  bool la = a.low > INT64_MIN, ha = a.high<INT64_MAX, lb = b.low> INT64_MIN, hb = b.high < INT64_MAX;
+  switch (op) {
+  case DIM_ADD:
+    if (la && lb) low = (__int128)a.low + b.low;
+    if (ha && hb) high = (__int128)a.high + b.high;
+    about = (__int128)a.about + b.about;
+    break;
+  case DIM_SUB:
+    if (la && hb) low = (__int128)a.low - b.high;
+    if (ha && lb) high = (__int128)a.high - b.low;
+    about = (__int128)a.about - b.about;
+    break;
+  case DIM_MUL:
+    about = (__int128)a.about * b.about;
+    if (is_bounded(a) && is_bounded(b)) {
+      const int64_t x[2] = {a.low, a.high}, y[2] = {b.low, b.high};
+      for (int i = 0; i < 4; i++) {
+        __int128 z = (__int128)x[i & 1] * y[i >> 1];
+        low = i && low < z ? low : z;
+        high = i && high > z ? high : z;
+      }
+    } else if (a.low >= 0 && b.low >= 0) {
+      low = (__int128)a.low * b.low;
+    }
+    break;
+  case DIM_FLOORDIV:
+    if (b.low == b.high && b.low > 0) {
+      if (la) low = a.low / b.low - (a.low % b.low < 0);
+      if (ha) high = a.high / b.low - (a.high % b.low < 0);
+      about = a.about / b.low;
+    } else if (a.low >= 0 && b.low > 0) {
+      low = 0;
+    }
+    break;
+  case DIM_MOD:
+    if (b.low > 0) low = 0, high = hb ? (__int128)b.high - 1 : most;
+    about = b.about > 2 ? b.about / 2 : 1;
+    break;
+  case DIM_MIN:
+    if (la && lb) low = a.low < b.low ? a.low : b.low;
+    high = a.high < b.high ? a.high : b.high;
+    about = a.about < b.about ? a.about : b.about;
+    break;
+  case DIM_MAX:
+    low = a.low > b.low ? a.low : b.low;
+    if (ha && hb) high = a.high > b.high ? a.high : b.high;
+    about = a.about > b.about ? a.about : b.about;
+    break;
+  case DIM_SYMBOL: break;
+  }
+  r.low = clamped(low);
+  r.high = clamped(high);
+  r.about = clamped(about);
+  return r;
+}
+
+static bool dim_op_of(op_id op, dim_op *to) {
+  static const struct {
+    uint8_t op, dim;
+  } ops[] = {{OP_add, DIM_ADD}, {OP_sub, DIM_SUB},     {OP_mul, DIM_MUL},    {OP_floordiv, DIM_FLOORDIV},
+             {OP_mod, DIM_MOD}, {OP_minimum, DIM_MIN}, {OP_maximum, DIM_MAX}};
+  for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+    *to = (dim_op)ops[i].dim;
+    if (ops[i].op == op) return true;
+  }
+  return false;
+}
+
+static struct number_range range_at(struct recording *r, uint32_t node, int depth) {
+  const graph_node *n = &r->g->nodes[node];
+  qn_value v;
+  dim_op op;
+  qn_dim d;
+  if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 32) return any_number;
+  if (graph_const_value(r->g, node, &v)) return (struct number_range){v.u.i, v.u.i, v.u.i};
+  if (n->kind == NODE_OP && n->nin == 2 && dim_op_of((op_id)n->op, &op))
+    return range_made(op, range_at(r, n->in[0], depth + 1), range_at(r, n->in[1], depth + 1));
+  if (n->kind != NODE_INPUT) return any_number;
+  uint32_t k = n->payload.input;
+  if (!r->arm) {
+    v = node < r->vals_cap ? r->vals[node] : value_unset();
+    struct number_range x = any_number;
+    if (value_is(v, TAG_INT)) x.about = v.u.i;
+    if (value_is(v, TAG_INT) && key_number(&r->observed_nodes, node)) return (struct number_range){v.u.i, v.u.i, v.u.i};
+    if (sizes_of_number(r, node, &d)) x.low = least(&r->g->dims, d);
+    return x;
+  }
+  if (r->count == k + 1) return r->counts;
+  return k < r->carries ? any_number : range_at(r->outer, r->captures[k], depth + 1);
+}
+
+struct number_range sizes_range(struct recording *r, uint32_t node) {
+  return range_at(r, node, 0);
+}
+
+struct number_range sizes_range_of(struct recording *r, qn_value v) {
+  uint32_t node = value_node(v) ? rec_traced(r, v) : 0;
+  if (node) return sizes_range(r, node);
+  if (value_is(v, TAG_INT) && !value_node(v)) return (struct number_range){v.u.i, v.u.i, v.u.i};
+  return any_number;
+}
+
+/* Where a size of an arm lies. */
+static struct number_range range_of_size(struct recording *r, qn_dim d) {
+  int64_t c;
+  if (dim_is_const(&r->g->dims, d, &c)) return (struct number_range){c, c, c};
+  const dim_expr e = r->g->dims.exprs[~d];
+  if (e.op != DIM_SYMBOL) return range_made((dim_op)e.op, range_of_size(r, e.a), range_of_size(r, e.b));
+  if (e.source == DIM_FROM_SCALAR) return sizes_range(r, r->g->inputs[e.ref]);
+  return (struct number_range){0, INT64_MAX, e.hint};
+}
+
+/* The symbol for input k of an arm, a number. */
+static qn_dim symbol_of_input(struct recording *r, uint32_t k) {
+  int64_t about = sizes_range(r, r->g->inputs[k]).about, most = (int64_t)1 << 20;
+  about = about < -most ? -most : about > most ? most : about;
+  r->g->dims.strict = true;
+  return dim_symbol(&r->g->dims, DIM_FROM_SCALAR, k, 0, about, NULL);
+}
+
+/* The input of an arm that is node `outer` of the recording around it, and no carry; ninputs if there is none. */
+static uint32_t captured_as(const struct recording *r, uint32_t outer) {
+  uint32_t k = r->carries;
+  while (k < r->g->ninputs && r->captures[k] != outer) k++;
+  return k;
+}
+
+static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d, qn_dim *to) {
+  *to = d;
+  if (d >= 0) return true;
+  const dim_expr e = outer->g->dims.exprs[~d];
+  qn_dim a, b;
+  if (e.op != DIM_SYMBOL) {
+    if (!size_into_arm(r, outer, e.a, &a) || !size_into_arm(r, outer, e.b, &b)) return false;
+    *to = dim_make(&r->g->dims, (dim_op)e.op, a, b);
+    return true;
+  }
+  uint32_t node = outer->g->inputs[e.ref], k = captured_as(r, node);
+  if (k == r->g->ninputs && !arm_operand(r, node)) return false;
+  *to = symbol_of_input(r, k);
+  return true;
+}
+
+bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t) {
+  for (int k = 0; k < t->rank; k++) {
+    qn_dim d = t->shape[k];
+    if (dim_is_number(&outer->g->dims, d) && !size_into_arm(r, outer, d, &t->shape[k])) return false;
+  }
+  rec_pin_type(outer, t);
+  return true;
+}
+
+/* The number that input k of an arm is, if it comes from outside of all arms and is no data: it is guarded. Else unset, or an error is
+ * raised. */
+static qn_value number_around(struct recording *r, uint32_t k) {
+  while (r->arm && k >= r->carries) {
+    uint32_t node = r->captures[k];
+    r = r->outer;
+    if (!r->arm) {
+      struct recording *active = r->vm->rec;
+      qn_value v = rec_value_of(r, node);
+      if (value_is_error(v) || !r->capturing || rec_is_data(r, v)) return value_unset();
+      r->vm->rec = r;
+      v = rec_observe(r->vm, v);
+      r->vm->rec = active;
+      return value_is_error(v) ? value_unset() : v;
+    }
+    if (r->g->nodes[node].kind != NODE_INPUT) return value_unset();
+    k = r->g->nodes[node].payload.input;
+  }
+  return value_unset();
+}
+
+/* Makes a size of a number of an arm: its inputs, and what is computed from them, `depth` operations down. False: it is made of something
+ * else. */
+static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int depth) {
+  const graph_node *n = &r->g->nodes[node];
+  qn_value v;
+  qn_dim a, b;
+  dim_op op;
+  if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 8) return false;
+  if (graph_const_value(r->g, node, &v)) return *d = dim_const(&r->g->dims, v.u.i), true;
+  if (n->kind == NODE_INPUT) {
+    if (value_is(v = number_around(r, n->payload.input), TAG_INT)) return *d = dim_const(&r->g->dims, v.u.i), true;
+    return !error_pending(r->vm) && (*d = symbol_of_input(r, n->payload.input), true);
+  }
+  if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
+  uint32_t in[2] = {n->in[0], n->in[1]};
+  if (!size_of_turn(r, in[0], &a, depth + 1) || !size_of_turn(r, in[1], &b, depth + 1)) return false;
+  *d = dim_make(&r->g->dims, op, a, b);
+  return true;
+}
+
+/* Does a fact hold wherever the numbers lie? */
+static bool fact_holds(struct recording *r, const dim_fact *f) {
+  dim_table *t = &r->g->dims;
+  if (f->relation != DIM_LE && f->relation != DIM_LT)
+    return true; /* nothing relies on two sizes being different, and none are said to be equal */
+  return range_of_size(r, dim_make(t, DIM_SUB, f->b, f->a)).low >= (f->relation == DIM_LT);
+}
+
+bool sizes_hold(struct recording *r) {
+  dim_table *t = &r->g->dims;
+  for (; r->sized < t->nfacts; r->sized++) {
+    const dim_fact f = t->facts[r->sized];
+    if ((dim_is_number(t, f.a) || dim_is_number(t, f.b)) && !fact_holds(r, &f)) return rec_give_up(r, BREAK_branch);
+  }
+  return true;
+}
+
+bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
+  dim_table *t = rec_dims(vm);
+  if (!t) return a <= b;
+  int64_t c;
+  qn_dim more = dim_make(t, DIM_SUB, b, a);
+  if (dim_is_const(t, more, &c)) return c >= 0;
+  if (dim_is_number(t, more)) return range_of_size(vm->rec, more).low >= 0;
+  if (dim_hint(t, more) < 0) return false;
+  dim_assume(t, a, DIM_LE, b);
+  return true;
+}
+
+/* Makes a size of v, a number of the arm in progress or of one around it. False: it is none, or made of something else; or an error is
+ * raised. */
+static bool size_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
+  struct recording *r = vm->rec;
+  if (!r || !r->arm || rec_derivatives(r)) return false;
+  uint32_t node = rec_traced(r, v);
+  if (!node) {
+    const struct recording *x = r->outer;
+    while (x->arm && !rec_traced(x, v)) x = x->outer;
+    if (!x->arm) return false; /* it is guarded, or data */
+    node = rec_node(r, v);
+  }
+  return node && size_of_turn(r, node, d, 0);
 }
 
 /* sizes_of_number, for operands that are `depth` operations down. */
@@ -395,18 +684,12 @@ static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int dep
     }
     return false;
   }
-  static const struct {
-    uint8_t op, dim;
-  } ops[] = {{OP_add, DIM_ADD}, {OP_sub, DIM_SUB},     {OP_mul, DIM_MUL},    {OP_floordiv, DIM_FLOORDIV},
-             {OP_mod, DIM_MOD}, {OP_minimum, DIM_MIN}, {OP_maximum, DIM_MAX}};
   qn_dim in[2];
-  for (size_t i = 0; i < sizeof ops / sizeof *ops && n->kind == NODE_OP && n->nin == 2; i++) {
-    if (ops[i].op != n->op) continue;
-    if (!made_of_sizes(r, n->in[0], &in[0], depth + 1) || !made_of_sizes(r, n->in[1], &in[1], depth + 1)) return false;
-    *d = dim_make(t, (dim_op)ops[i].dim, in[0], in[1]);
-    return true;
-  }
-  return false;
+  dim_op op;
+  if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
+  if (!made_of_sizes(r, n->in[0], &in[0], depth + 1) || !made_of_sizes(r, n->in[1], &in[1], depth + 1)) return false;
+  *d = dim_make(t, op, in[0], in[1]);
+  return true;
 }
 
 bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d) {
@@ -415,6 +698,8 @@ bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d) {
 
 bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
   struct recording *r = vm->rec;
+  if (size_in_arm(vm, v, size)) return *size >= 0 || rec_size_ordered(vm, 0, *size) || rec_give_up(r, BREAK_branch);
+  if (error_pending(vm)) return false;
   uint32_t node = r ? rec_traced(r, v) : 0;
   qn_dim d;
   int64_t c;
@@ -428,6 +713,19 @@ bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
   if (value_is_error(v)) return false;
   *size = v.u.i;
   return true;
+}
+
+bool rec_is_number(const qn_vm *vm, int64_t d) { return d < 0 && vm->rec && dim_is_number(&vm->rec->g->dims, d); }
+
+bool rec_unknown_size(qn_vm *vm) { return rec_give_up(vm->rec, BREAK_branch); }
+
+bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound) {
+  int64_t c;
+  *symbolic = size_in_arm(vm, v, bound) && !dim_is_const(&vm->rec->g->dims, *bound, &c);
+  if (*symbolic || error_pending(vm)) return *symbolic;
+  v = rec_observe(vm, v);
+  *bound = v.u.i;
+  return !value_is_error(v);
 }
 
 int rec_sizes_equal(qn_vm *vm, int64_t a, int64_t b) {

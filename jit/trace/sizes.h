@@ -46,4 +46,14 @@ QN_MUST_CHECK bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t);
 /* The size that a node of a host int stands for, if it is made of sizes alone; then *d is set. */
 bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);
 
+/* What is known of a host int's node: where it lies, and a number that stands for it in hints. */
+struct number_range sizes_range(struct recording *r, uint32_t node);
+/* As sizes_range of a value in r. */
+struct number_range sizes_range_of(struct recording *r, qn_value v);
+/* Does a type depend on numbers of a turn? */
+bool sizes_are_numbers(const struct recording *r, const graph_type *t);
+/* Do the facts that sizes of arm r's latest nodes rely on hold in all turns? If that is not known the arm is given up. False with an error
+ * raised. */
+QN_MUST_CHECK bool sizes_hold(struct recording *r);
+
 #endif

@@ -230,12 +230,9 @@ static bool join_all(join *j, bool build, qn_value *joined) {
 }
 
 /* The graph of an arm, a copy, with inputs for what only the one that was run last has captured. NULL when memory is short. */
-static graph *arm_graph(struct recording *r, const struct recording *arm, const struct recording *second) {
-  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++) {
-    graph_type t = r->g->nodes[second->captures[i]].type;
-    rec_pin_type(r, &t); /* an arm has a table of sizes of its own */
-    if (!graph_input(arm->g, t, 0)) return NULL;
-  }
+static graph *arm_graph(struct recording *arm, const struct recording *second) {
+  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++)
+    if (!arm_operand(arm, second->captures[i])) return NULL;
   graph *copy = graph_copy(arm->g);
   if (copy) graph_dce(copy);
   return copy;
@@ -249,7 +246,7 @@ uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, st
   if (!in) return 0;
   if (predicate) in[n++] = predicate;
   for (uint32_t i = 0; i < captured; i++) in[n++] = last->captures[i];
-  graph *first = arm_graph(r, arms[0], last), *second = first ? arm_graph(r, arms[1], last) : NULL;
+  graph *first = arm_graph(arms[0], last), *second = first ? arm_graph(arms[1], last) : NULL;
   uint32_t node = graph_regions(r->g, kind, in, (int)n, first, second, attr, site);
   mem_free(vm, in, (captured + (size_t)1) * sizeof *in);
   if (!node && !error_pending(vm)) raise_memory(vm);
