@@ -656,7 +656,7 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
  * raised. */
 static bool size_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec;
-  if (!r || !r->arm || rec_derivatives(r)) return false;
+  if (!r || !r->arm || rec_derivatives(r) || rec_base(r)->device) return false;
   uint32_t node = rec_traced(r, v);
   if (!node) {
     const struct recording *x = r->outer;

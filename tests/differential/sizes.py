@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
-  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions]
+  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--turns]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
 0 and 1 and sizes that are equal at times among them; also other ranks and dtypes. Whatever it gives, arrays or an error, is printed so
 that it reads back exactly, by `--jit off`, `--jit sync --set jit.hot=1` and `--jit verify --set jit.hot=1`, and the texts are compared.
 A program that fails is printed.
+
+With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
 """
 import argparse
 import os
@@ -114,13 +116,97 @@ for (n, m, more, dtype) in ({', '.join(calls)},) {{
 """
 
 
+def bound(rng, names, depth=0):
+    """A number of a turn, or near it."""
+    i = rng.choice(names)
+    if rng.random() < 0.08:
+        return rng.choice([f"{i} - 1", f"{i} * 2", f"{i} % 3", f"-{i}", "n", "2", "-1", "0", f"{i} // 2 + 1"])
+    few = [i, i, i, f"{i} + 1", f"{i} + 1", f"n - {i}", f"n - 1 - {i}", f"{i} // 2"]
+    return rng.choice(few) if depth or rng.random() < 0.97 else f"{bound(rng, names, 1)} + {bound(rng, names, 1)}"
+
+
+def part(rng, names):
+    """A slice by numbers of turns."""
+    a, b = bound(rng, names), bound(rng, names)
+    step = rng.choice([""] * 30 + [":2", ":3", ":-1"])
+    return rng.choice([f":{b}", f":{b}", f"{a}:", f"{a}:", f"{a}:{b}", f"{a}:{a} + 3", "1:", ":"]) + (":" if step and step[0] != ":" else "") + step
+
+
+def of_turn(rng, names, rank):
+    """An array that a turn makes, with its size along the last axis by a part."""
+    p = part(rng, names)
+    i = rng.choice(names)
+    at = rng.choice([i, i, "0", "-1"])
+    one = rng.choice([f"b[{p}]", f"s[{p}]", f"A[{at}, {p}]", f"A[{p}, {at}]", f"(A[{at}, {p}] * b[{p}])", f"(s[{p}] - 2 * b[{p}])", f"b[{p}][::-1]",
+                      f"concat((b[{p}], b[1:3]))", f"cumsum(b[{p}])", f"where(b[{p}] > 0, b[{p}], s[{p}] * 0.5)", f"sort(b[{p}])", f"(A[{p}, 1:3] @ b[:2])",
+                      f"(A[:, {p}] @ b[{p}])", f"sum(A[{p}, :4], axis: 1)", f"arange({bound(rng, names)}) * 0.5", f"ones({bound(rng, names)}) * 2",
+                      f"b[{p}][{part(rng, names)}]", f"tanh(b[{p}]) / (1 + len(b[{p}]))", f"(A[{p}, {p}] @ b[{p}])"])
+    two = rng.choice([f"A[{p}, {part(rng, names)}]", f"(b[{p}][:, new] * b[{p}])", f"(b[{p}][:, new] * A[{at}, {part(rng, names)}])", f"A[{p}]"])
+    return one if rank == 1 else two
+
+
+def turn(rng, names, depth, indent):
+    """A statement of a loop's body."""
+    pad, i = "  " * indent, rng.choice(names)
+    kind = rng.random()
+    reduce = rng.choice(["sum"] * 8 + ["max", "min", "mean", "prod", "len", "argmax"])
+    number = f"{reduce}({of_turn(rng, names, 1)})" if rng.random() < 0.85 else f"sum({of_turn(rng, names, 2)})"
+    if kind < 0.45:
+        return f"{pad}s[{i}] {rng.choice(['=', '=', '+=', '-='])} {number}{rng.choice(['', f' / ({i} + 2)', f' + b[{i}]'])}\n"
+    if kind < 0.55:
+        p = part(rng, names)
+        return f"{pad}s[{p}] {rng.choice(['=', '+=', '*='])} {rng.choice([f'b[{p}]', f'A[{i}, {p}] * 0.5', '0.5', of_turn(rng, names, 1)])}\n"
+    if kind < 0.65:
+        p, q = part(rng, names), part(rng, names)
+        return f"{pad}A[{p}, {q}] {rng.choice(['=', '+=', '-='])} {rng.choice([f'b[{p}][:, new] * b[{q}]', f'A[{p}, {q}] * 0.5', '0.25', of_turn(rng, names, 2)])}\n"
+    if kind < 0.7:
+        return f"{pad}A[{i}, {part(rng, names)}] = {of_turn(rng, names, 1)}\n"
+    if kind < 0.75:
+        return f"{pad}s = concat((s[:{i}], b[{i}:]))\n"
+    if kind < 0.85:
+        test = rng.choice([f"b[{i}] > 0", f"sum(s[:{i}]) > 1", f"{i} % 2 == 0", f"len(b[{part(rng, names)}]) > 2"])
+        held = f"{pad}let t = {of_turn(rng, names, 1)}\n{pad}s[{i}] = sum(t)\n" if rng.random() < 0.5 else ""
+        use = f"{pad}  s[{i}] = sum(t * 2)\n" if held else turn(rng, names, 2, indent + 1)
+        leave = rng.choice(["", "", f"{pad}  break\n", f"{pad}  continue\n"])
+        return f"{held}{pad}if {test} {{\n{use}{leave}{pad}}} else {{\n{turn(rng, names, 2, indent + 1)}{pad}}}\n"
+    if kind < 0.95 and depth < 2 and len(names) < 3:
+        j = "jk"[len(names) - 1]
+        over = rng.choice([f"0..{i}", f"{i}..n", f"{i}+1..n", "0..4", "1..n-1"])
+        return f"{pad}for {j} in {over} {{\n{turn(rng, names + [j], depth + 1, indent + 1)}{pad}}}\n"
+    return f"{pad}try {{ s[{i}] = {number} }} catch _e {{ s[{i}] = 0.5 }}\n" if rng.random() < 0.2 else f"{pad}s[{i}] = s[{i}] + {number}\n"
+
+
+def turns_program(seed):
+    rng = random.Random(seed)
+    body = ""
+    for _ in range(rng.choice([1, 1, 2])):
+        over = rng.choice(["0..n", "0..n", "1..n", "0..n-1", "1..n-1", "2..n"])
+        inner = "".join(turn(rng, ["i"], 0, 2) for _ in range(rng.randint(1, 3)))
+        body += (f"  for i in {over} {{\n{inner}  }}\n" if rng.random() < 0.85 else
+                 f"  let i = 0\n  while i < n {{\n{inner}    i += 1\n  }}\n" if "continue" not in inner else "")
+    sizes = [rng.choice([2, 5, 9, 12, 17, 30, 66, 70]) for _ in range(rng.choice([2, 3]))]
+    dtype = rng.choice(["f64", "f32", "f32"])
+    return f"""fn f(A, b) {{
+  let n = len(b)
+  let s = b * 0.5
+{body}  (s, A)
+}}
+seed({seed})
+for n in ({', '.join(map(str, sizes))},) {{
+  let A = randn(n, n, dtype: {dtype})
+  let b = randn(n, dtype: {dtype})
+  for _ in 0..2 {{ print(n, try {{ repr(f(A, b)) }} catch e {{ "{{e.message}} {{e.line}}" }}) }}
+}}
+"""
+
+
 def run(quern, flags, path):
     done = subprocess.run([quern, *flags, path], capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout, done.stderr
 
 
-def check(quern, seed, more):
-    text = program(seed)
+def check(quern, seed, more, make):
+    text = make(seed)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "program.qn")
         with open(path, "w", encoding="utf-8") as f:
@@ -148,16 +234,24 @@ def main():
     p.add_argument("--seconds", type=float)
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--regions", action="store_true", help="with jit.regions=1")
+    p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
+    p.add_argument("--show", action="store_true", help="only print the programs")
     args = p.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if args.seed == "random" else int(args.seed)
     count = args.count if args.count is not None else 1 << 30 if args.seconds else 100
     more = ["--set", "jit.regions=1"] if args.regions else []
+    make = turns_program if args.turns else program
+    if args.turns:
+        more += ["--set", "jit.unroll=4"]
+    for i in range(count if args.show else 0):
+        print(make(seed + i))
+    count = 0 if args.show else count
     end = time.monotonic() + args.seconds if args.seconds else float("inf")
     passed = failed = at = 0
     with ThreadPoolExecutor(args.jobs) as pool:
         while at < count and time.monotonic() < end:
             n = min(args.jobs * 4, count - at)
-            for why in pool.map(lambda i: check(args.quern, i, more), range(seed + at, seed + at + n)):
+            for why in pool.map(lambda i: check(args.quern, i, more, make), range(seed + at, seed + at + n)):
                 passed, failed = passed + (why is None), failed + (why is not None)
                 if why:
                     print(why)
