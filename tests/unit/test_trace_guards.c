@@ -94,7 +94,7 @@ static const guard_case cases[] = {
      "gt(add(mul(argument 2, int 2), int 1), int 6) is bool false instead of bool true"},
     {"fn f(x, n) = x.reshape(n, -1)", "(ones(2, 3), 3)", "(zeros(2, 3), 3)", "(ones(2, 3), 2)",
      "argument 2 is int 2 instead of int 3"},
-    {"fn f(x, n) { let s = x; for i in 0..n { s = s + i }; s }", "(ones(2), 3)", "(zeros(2), 3)", "(ones(2), 4)",
+    {"fn f(x, n) { let s = x; for i in list(0..n) { s = s + i }; s }", "(ones(2), 3)", "(zeros(2), 3)", "(ones(2), 4)",
      "argument 2 is int 4 instead of int 3"},
     {"fn f(x, p) = if p[0] < p[1].k { x * 2 } else { x }", "(ones(2), (1, {k: 2}))", "(ones(2), (-5, {k: 0}))",
      "(ones(2), (3, {k: 2}))", "lt(argument 2[0], argument 2[1].k) is bool false instead of bool true"},
