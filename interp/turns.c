@@ -113,6 +113,8 @@ static qn_value make_turn(void *ctx) {
     value_release(vm, v);
     v = value_nil();
   }
+  /* What a function ends with is returned, whether it says so or not: a captured rest of a function always says so. */
+  if (how == REC_RETURN && parts->block && parts->block->code->tail && parts->to == parts->block->n) how = REC_VALUE;
   vm_disown(vm, &held);
   value_release(vm, t->fp[-1]);
   t->fp[-1] = own;

@@ -195,21 +195,23 @@ static qn_value fill_leaf(void *ctx, qn_value v) {
   return ok ? value_nil() : value_error();
 }
 
-/* Joins held value i. */
+enum { IDLE = 1, FILLED = 2 /* of the first way: zeros stand in the place of an idle value */ };
+
+/* Joins held value i. Once it has been filled in, it is when the final values are made. */
 static qn_value join_held(join *j, uint32_t i) {
   const way_end *const *ends = (const way_end *const *)j->ends;
   qn_value x = ends[0]->held[i], y = ends[1]->held[i];
-  uint32_t before = j->nouts, at = j->out;
+  uint32_t before = j->nouts;
   for (int k = 0; k < 2; k++) j->leaf[k] = ends[k]->first[i];
   bool unset[2] = {value_is(x, TAG_UNSET), value_is(y, TAG_UNSET)};
   if (unset[0] && unset[1]) return value_unset();
-  if (!unset[0] && !unset[1]) {
+  if (!unset[0] && !unset[1] && !(ends[0]->idle[i] & FILLED)) {
     qn_value v = join_trees(j, x, y);
     if (!value_is_error(v) || error_pending(j->vm) || !(ends[0]->idle[i] || ends[1]->idle[i])) return v;
     j->nouts = before;
-    j->out = at;
+    ends[0]->idle[i] |= FILLED;
   }
-  j->from = ends[0]->idle[i] ? 1 : 0;
+  j->from = ends[0]->idle[i] & IDLE ? 1 : 0;
   j->leaf[j->from] = ends[j->from]->first[i];
   return tree_rebuild(j->vm, j->from ? y : x, fill_leaf, j);
 }
@@ -432,7 +434,7 @@ static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts, bool dead) {
   way_end on = {.r = o->on}, *ends[2] = {&o->gone, &on};
   o->on = NULL;
   bool ok = vm->rec == on.r && !on.r->regions.n && end_note(&on, w->slots, parts, w) && !on.r->g->failed;
-  if (ok && dead) memset(on.idle, 1, on.nheld);
+  if (ok && dead) memset(on.idle, IDLE, on.nheld);
   for (int i = 0; i < END_PARTS && !ok; i++) { /* what end_note has not taken over */
     value_release(vm, parts[i]);
     parts[i] = value_nil();
