@@ -35,6 +35,7 @@ typedef struct span_of_life {
   int64_t exact;        /* before rounding, which is the size of an output's array */
   qn_dim size;          /* bytes, rounded, as a size that may be symbolic */
   uint32_t place;       /* 1 + number among those that place.c places */
+  uint32_t origin; /* the buffer in whose memory it may lie, because branches hand it on; or it itself */
 } span_of_life;
 
 /* A step may write its output over its operand. */
@@ -661,7 +662,7 @@ static bool find_lives(planner *m) {
   if (!m->lives) return out_of_memory(m);
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     span_of_life *v = &m->lives[b];
-    *v = (span_of_life){.first = UINT32_MAX};
+    *v = (span_of_life){.first = UINT32_MAX, .origin = b};
     v->size = rounded_bytes(m->g, &p->buffers[b]);
     qn_dim bytes = dim_mul(&m->g->dims, p->buffers[b].elements, (qn_dim)dtype_size((qn_dtype)p->buffers[b].dtype));
     if (!dim_is_const(&m->g->dims, v->size, &v->bytes) || !dim_is_const(&m->g->dims, bytes, &v->exact) ||
@@ -678,6 +679,11 @@ static bool find_lives(planner *m) {
   }
   for (uint32_t b = 0; b < p->nbuffers; b++)
     if (is_output(&p->buffers[b])) m->lives[b].last = p->nsteps;
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    const plan_region *r = p->steps[i].kind == STEP_REGIONS ? &p->regions[p->steps[i].what] : NULL;
+    for (uint32_t k = 0; r && r->kind == NODE_IF && k < r->nmade; k++)
+      if (r->pass[k]) m->lives[r->out[k]].origin = m->lives[r->in[r->pass[k]]].origin;
+  }
   for (uint32_t i = p->nsteps; i-- > 0;) { /* what a branch may hand on lives as long as the result */
     const plan_region *r = p->steps[i].kind == STEP_REGIONS ? &p->regions[p->steps[i].what] : NULL;
     for (uint32_t k = 0; r && r->kind == NODE_IF && k < r->nmade; k++) {
@@ -689,11 +695,27 @@ static bool find_lives(planner *m) {
   return true;
 }
 
+static bool may_overlap(const planner *m, uint32_t over, uint32_t by) {
+  for (uint32_t i = 0; i < m->noverlaps; i++)
+    if (m->overlaps[i].over == over && m->overlaps[i].by == by) return true;
+  return false;
+}
+
+/* Does the step that first writes buffer y read no other buffer that may lie in the memory of x, but for those that y may lie over? */
+static bool reads_apart(const planner *m, uint32_t x, uint32_t y) {
+  const plan_step *s = &m->p->steps[m->lives[y].first];
+  for (uint32_t i = 0; i < s->nbuffers; i++) {
+    uint32_t b = s->buffers[i];
+    if (b != x && b != y && m->lives[b].origin == m->lives[x].origin && !may_overlap(m, b, y)) return false;
+  }
+  return true;
+}
+
 /* May buffer y, which a step writes, be placed over buffer x, which this step reads for the last time? They must have one size. */
 static bool in_place(const planner *m, uint32_t x, uint32_t y) {
   const plan_buffer *a = &m->p->buffers[x], *b = &m->p->buffers[y];
   return m->lives[x].place && m->lives[y].place && m->lives[x].last == m->lives[y].first &&
-         a->elements == b->elements && dtype_size((qn_dtype)a->dtype) == dtype_size((qn_dtype)b->dtype);
+         a->elements == b->elements && dtype_size((qn_dtype)a->dtype) == dtype_size((qn_dtype)b->dtype) && reads_apart(m, x, y);
 }
 
 /* Does the step that first writes buffer y read the last of buffer x, element by element? Not if it checks something, since a kernel whose check
@@ -701,9 +723,7 @@ static bool in_place(const planner *m, uint32_t x, uint32_t y) {
 static bool reads_before(const planner *m, uint32_t x, uint32_t y) {
   const plan_step *s = &m->p->steps[m->lives[y].first];
   if (s->kind != STEP_KERNEL || m->p->kernels[s->what].program->nchecks) return false;
-  for (uint32_t i = 0; i < m->noverlaps; i++)
-    if (m->overlaps[i].over == x && m->overlaps[i].by == y) return true;
-  return false;
+  return may_overlap(m, x, y) && reads_apart(m, x, y);
 }
 
 /* Finds the results of a region that may be written over the input of their number (plan_output.over). */
