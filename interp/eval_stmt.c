@@ -624,6 +624,7 @@ static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, q
 static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
   int64_t pass = turns_pass(vm, n->turns), left = pass;
   if (!parted_turn(vm, n->site, fp, tries)) return value_error();
+  rec_loop_tests(vm, tries);
   qn_value c = eval(vm, n->cond, fp), r = value_nil();
   for (;;) {
     int truth;
@@ -659,6 +660,7 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
     part_after(vm, n->site, fp, tries, &r);
     if (!next_iteration(vm, &r)) break;
     r = value_nil();
+    rec_loop_tests(vm, tries);
     c = eval(vm, n->cond, fp);
   }
   if (pass != INT64_MAX && pass > left) turns_passed(n->turns, pass - left);

@@ -35,7 +35,7 @@ typedef struct span_of_life {
   int64_t exact;        /* before rounding, which is the size of an output's array */
   qn_dim size;          /* bytes, rounded, as a size that may be symbolic */
   uint32_t place;       /* 1 + number among those that place.c places */
-  uint32_t origin; /* the buffer in whose memory it may lie, because branches hand it on; or it itself */
+  uint32_t origin;      /* the buffer in whose memory it may lie, because branches hand it on; or it itself */
 } span_of_life;
 
 /* A step may write its output over its operand. */
@@ -715,7 +715,8 @@ static bool reads_apart(const planner *m, uint32_t x, uint32_t y) {
 static bool in_place(const planner *m, uint32_t x, uint32_t y) {
   const plan_buffer *a = &m->p->buffers[x], *b = &m->p->buffers[y];
   return m->lives[x].place && m->lives[y].place && m->lives[x].last == m->lives[y].first &&
-         a->elements == b->elements && dtype_size((qn_dtype)a->dtype) == dtype_size((qn_dtype)b->dtype) && reads_apart(m, x, y);
+         a->elements == b->elements && dtype_size((qn_dtype)a->dtype) == dtype_size((qn_dtype)b->dtype) &&
+         reads_apart(m, x, y);
 }
 
 /* Does the step that first writes buffer y read the last of buffer x, element by element? Not if it checks something, since a kernel whose check

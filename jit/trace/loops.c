@@ -509,6 +509,8 @@ rec_tries rec_loop_tries(const qn_vm *vm) {
       .left = arms_possible(vm->rec) ? ASKED : 0, .way = way, .parts = parted_wanted(vm->rec) ? vm->rec : NULL};
 }
 
+void rec_note_taps(const qn_vm *vm, rec_tries *tries) { tries->taps = vm->rec ? rec_base(vm->rec)->taps.n : 0; }
+
 void rec_loop_over(const qn_vm *vm, const rec_tries *tries) {
   if (tries->way && vm->rec && rec_base(vm->rec)->way == tries->way) tries->way->inner--;
   if (tries->parts && tries->from && vm->rec == tries->parts) vm->rec->parted.n = tries->parted;
@@ -540,6 +542,7 @@ static void forget_operands(struct recording *r, rec_marked before) {
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;
+  if (r && !turns->counts && rec_base(r)->taps.n != tries->taps) tries->left = 0; /* they have been made: not twice */
   bool known = turns->counts && !value_node(turns->first) && !value_node(turns->end);
   if (!tries->left || (known && turns->end.u.i - 1 <= turns->first.u.i)) return REC_NOT_YET;
   bool last = !--tries->left;

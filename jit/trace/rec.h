@@ -327,8 +327,15 @@ typedef struct rec_tries {
   struct recording
       *parts;            /* inside a gradient: the recording in which variables are parted (rec_part_turn); else NULL */
   uint32_t from, parted; /* for rec_part_turn: where the turn began; where its nodes begin in recording.parted */
+  uint32_t taps;         /* how many effects were noted before the condition was evaluated (rec_loop_tests) */
 } rec_tries;
 rec_tries rec_loop_tries(const qn_vm *vm);
+/* To be called before the condition of a loop is evaluated that may be captured: such a loop evaluates it once more, and has none of its
+ * effects. */
+void rec_note_taps(const qn_vm *vm, rec_tries *tries);
+static inline void rec_loop_tests(const qn_vm *vm, rec_tries *tries) {
+  if (__builtin_expect(tries->left, 0)) rec_note_taps(vm, tries);
+}
 void rec_loop_over(const qn_vm *vm, const rec_tries *tries);
 static inline rec_tries rec_loop_begins(const qn_vm *vm) {
   return __builtin_expect(vm->rec != NULL, 0) ? rec_loop_tries(vm) : (rec_tries){.left = 0};
