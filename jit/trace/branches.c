@@ -322,7 +322,7 @@ static bool splice(struct recording *r, struct recording *arm, qn_value *v) {
   if (s.copies) mem_free(vm, s.copies, (s.n + (size_t)1) * sizeof *s.copies);
   value_release(vm, *v);
   *v = result;
-  return !value_is_error(result) && (rec_appended(r) || (value_release(vm, result), *v = value_error(), false));
+  return !value_is_error(result);
 }
 
 /* ---- and, or ------------------------------------------------------------------------------------------------------------------------ */
@@ -393,6 +393,12 @@ static bool run_tail(struct recording *r, rec_arm tail, qn_value *result) {
   return ok;
 }
 
+static rec_answer tail_failed(qn_vm *vm, qn_value *result) {
+  value_release(vm, *result);
+  *result = value_error();
+  return REC_FAILED;
+}
+
 rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) return REC_NOT_YET;
@@ -426,5 +432,9 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
     vm->rec = now;
   else if (!r->ended)
     vm->rec = r;
-  return answer;
+  if (answer != REC_DONE || !vm_enter(vm, 1)) return answer == REC_DONE ? tail_failed(vm, result) : answer;
+  *vm->sp++ = *result; /* what is executed now may leave through the host */
+  bool on = rec_appended(r);
+  vm->sp--;
+  return on ? REC_DONE : tail_failed(vm, result);
 }
