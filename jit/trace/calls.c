@@ -456,13 +456,20 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   site->fn = fn;
   vm_disown(vm, &held);
   value_release(vm, tracer);
-  if (value_is_error(result)) {
+  vm_own(vm, &held, rec_drop, r); /* what is pending may have effects, which the host may leave */
+  vm_own(vm, &held_tracer, vm_drop_value, &result);
+  bool failed = value_is_error(result), ended = true;
+  if (failed)
     rec_end_failed(r);
+  else
+    ended = rec_end(r);
+  vm_disown(vm, &held);
+  if (failed) {
     if (r->again) return call_failed(vm, site, list, r, draw);
     rec_free(r);
     return result;
   }
-  if (!rec_end(r)) {
+  if (!ended) {
     value_release(vm, result);
     return call_failed(vm, site, list, r, draw);
   }
