@@ -190,6 +190,12 @@ static void branch_free(branch *b) {
   if (b->held.slots) mem_free(b->vm, b->held.slots, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots);
 }
 
+/* For vm_own: the host has left. */
+static void branch_drop(qn_vm *vm, void *what) {
+  (void)vm;
+  branch_free(what);
+}
+
 /* One arm has left, the other one goes on: what follows is recorded there. False with an error raised. */
 static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
   qn_vm *vm = b->vm;
@@ -250,6 +256,9 @@ rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value pr
   for (int k = 0; k < 2; k++) b.left[k] = value_bool(false);
   qn_value condition = value_retain(predicate);
   rec_answer answer;
+  vm_owned held, held_condition;
+  vm_own(vm, &held, branch_drop, &b);
+  vm_own(vm, &held_condition, vm_drop_value, &condition);
   rec_at(vm, of->at);
   uint32_t site = rec_site(r), predicate_node = 0;
   if (value_is(condition, TAG_ARRAY) && value_array(condition)->rank) {
@@ -271,6 +280,7 @@ rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value pr
   else
     answer = join_arms(&b, predicate_node, site, result);
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
+  vm_disown(vm, &held);
   branch_free(&b);
   if (answer == REC_DONE || answer == REC_LEFT)
     vm->rec = now;

@@ -502,6 +502,12 @@ static void loop_free(loop *l) {
   mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
 }
 
+/* For vm_own: the host has left from an effect of the loop. */
+static void loop_drop(qn_vm *vm, void *what) {
+  (void)vm;
+  loop_free(what);
+}
+
 rec_tries rec_loop_tries(const qn_vm *vm) {
   rec_way *way = rec_base(vm->rec)->way;
   if (way) way->inner++;
@@ -551,6 +557,8 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
+  vm_owned held;
+  vm_own(vm, &held, loop_drop, &l);
   if (!last) base->timid++;
   rec_marked before = rec_mark(r);
   bool ok = loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
@@ -570,6 +578,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   }
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   if (answer != REC_DONE && l.held && l.looks | (l.grown != 0)) slots_set(vm, assigned, l.held);
+  vm_disown(vm, &held);
   loop_free(&l);
   if (answer == REC_DONE) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);

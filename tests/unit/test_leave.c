@@ -166,8 +166,6 @@ static void leaves_nothing(const setting *s, const char *text) {
   ck_assert_ptr_nonnull(vm);
   ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
   ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "2"), QN_OK);
-  /* Known: what a recording holds while it executes a captured branch or loop is lost when the host leaves from an effect in it. */
-  ck_assert_int_eq(qn_set_tunable(vm, "jit.regions", "0"), QN_OK);
   if (s->log) ck_assert(log_parse(s->log, &vm->log));
   size_t most[2] = {0, 0};
   long process[2] = {0, 0};
