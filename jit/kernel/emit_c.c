@@ -521,6 +521,9 @@ static void print_vec(emitter *e, l_val v) {
   for (l_val k = v + 1; k < end; k++)
     if (at(e, k)->code == L_CHECK) line(e, "i64 e%u = I64_MAX;", k);
   e->vec = v;
+  bool masked = false;
+  for (l_val k = v + 1; k < end && !masked; k++) masked = emit_is_masked(e, at(e, k));
+  if (masked) line(e, "i64 bits = -1; OPAQUE(bits)");
   for (l_val k = v + 1; k < end; k++) {
     bool first = emit_is_switch(e, at(e, k));
     for (l_val s = v + 1; s < k && first; s++) first = !emit_is_switch(e, at(e, s)) || at(e, s)->g != at(e, k)->g;

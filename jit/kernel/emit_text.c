@@ -91,8 +91,29 @@ static bool is_int(const emitter *e, l_val v, int64_t value) {
   return i->code == L_INT && i->imm == value;
 }
 
+/* Is integer v made of a truth value: a cast of one, a choice of two constants, or computed with such? */
+static bool of_truth(const emitter *e, l_val v, int depth) {
+  const l_instr *i = emit_at(e, v);
+  if (i->code != L_KOP || dtype_is_bool(i->dtype)) return false;
+  if (depth > 6) return true; /* it may be */
+  if (i->sub == KOP_cast && dtype_is_bool(i->type2)) return true;
+  if (i->sub == KOP_select) {
+    bool constants = emit_at(e, i->b)->code == L_CONST && emit_at(e, i->c)->code == L_CONST;
+    return constants || of_truth(e, i->b, depth + 1) || of_truth(e, i->c, depth + 1);
+  }
+  return of_truth(e, i->a, depth + 1) || (i->b && of_truth(e, i->b, depth + 1)) ||
+         (i->c && of_truth(e, i->c, depth + 1));
+}
+
+bool emit_is_masked(const emitter *e, const l_instr *i) {
+  bool access = i->code == L_LOAD || i->code == L_STORE || i->code == L_RMW;
+  return !e->cuda && e->vec && access && i->c && of_truth(e, i->c, 0);
+}
+
 void emit_address(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
+  char index[32];
   out[0] = 0;
+  snprintf(index, sizeof index, emit_is_masked(e, i) ? "(v%u & bits)" : "v%u", i->c);
   append(out, "v%u", i->a);
   if (i->b && !is_int(e, i->b, 0)) {
     if (is_int(e, i->b, 1))
@@ -102,9 +123,9 @@ void emit_address(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
   }
   if (i->c) {
     if (is_int(e, i->d, 1))
-      append(out, " + v%u", i->c);
+      append(out, " + %s", index);
     else
-      append(out, " + v%u * v%u", i->c, i->d);
+      append(out, " + %s * v%u", index, i->d);
   }
 }
 

@@ -60,6 +60,9 @@ const char *emit_prim(emitter *e, char name[48], kop_id op, uint8_t dtype, uint8
 
 enum { EMIT_TEXT = 256 };
 void emit_address(emitter *e, const l_instr *i, char out[EMIT_TEXT]);
+/* In C: is the element's place in an access made of a truth value? As an offset of a vector's loads gcc 12 takes a comparison for the word
+ * of its vector, which is -1 where it is true. So such a place is printed as `v & bits`, where `bits` are all 64, unknown to gcc. */
+bool emit_is_masked(const emitter *e, const l_instr *i);
 void emit_buffer(int64_t b, char out[24]); /* p0, or v12 of a local */
 uint8_t emit_buffer_type(const emitter *e, int64_t b);
 /* The condition of a memory access: its guard and e->active, or "". */
