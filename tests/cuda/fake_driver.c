@@ -37,8 +37,8 @@ typedef struct block {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
-static char *arena, *inside;    /* the same memory: at the device's addresses, and as the driver sees it */
-static size_t used, high;       /* `high`: bytes of the arena that were ever in use */
+static char *arena, *inside; /* the same memory: at the device's addresses, and as the driver sees it */
+static size_t used, high;    /* `high`: bytes of the arena that were ever in use */
 /* Of contexts. Initial-exec: LeakSanitizer guesses where thread storage of loaded libraries lies, wrongly for some addresses. */
 static _Thread_local __attribute__((tls_model("initial-exec"))) int depth;
 
