@@ -98,12 +98,18 @@ def difference(want, got, kind):
 NUMBER = r"(-?[\d.e+-]+|nan|-?inf)"
 
 
-def slopes(out, _):
+def slopes(out, text):
     """Of the lines about slopes: (compared, a complaint or None)."""
     compared = 0
-    for found in re.finditer(rf"^slopes {NUMBER} {NUMBER} {NUMBER} {NUMBER}$", out, re.M):
-        slope, wide, close, up = map(float, found.groups())
+    for found in re.finditer(rf"^slopes{f' {NUMBER}' * 5}$", out, re.M):
+        slope, wide, close, up, value = map(float, found.groups())
         scale = max(1.0, abs(slope), abs(close))
+        # In a large value differences drown: the last place of 1e8 is 1e-8, which is 1e-3 of the closer width.
+        if not abs(value) < 1e5 * scale:
+            continue
+        # Products have no strong zeros (lang/REFERENCE.md), so that a number that has become inf on the way makes them nan.
+        if slope != slope and "@" in text:
+            continue
         # Where two widths or the two sides disagree the function has a kink or a jump nearby, or is too steep for differences.
         if not scale < 1e6 or not abs(wide - close) <= 1e-6 * scale or not abs(up - close) <= 1e-3 * scale:
             continue

@@ -954,7 +954,7 @@ class Program:
                                      Statement("let h = 1e-5"), Statement(f"let wide = (nojit(s)({up}) - nojit(s)({down})) / (2 * h)"),
                                      Statement("h = 2.5e-6"), Statement(f"let close = (nojit(s)({up}) - nojit(s)({down})) / (2 * h)"),
                                      Statement(f"let side = (nojit(s)({up}) - nojit(s)({given})) / h"),
-                                     Statement('print("slopes", float(slope), float(wide), float(close), float(side))')]
+                                     Statement(f'print("slopes", float(slope), float(wide), float(close), float(side), float(nojit(s)({given})))')]
                 for line in lines.statements:
                     line.fixed = True
                 out.append(Statement("try {} catch _e {}", lines, Block([Statement('print("no slopes")')])))
