@@ -280,9 +280,20 @@ static qn_value turn_test(void *ctx, rec_exit *how) {
   return v;
 }
 
+/* The item of the turn with this number; if it is traced, what is gone over is an array. Owned, or the error value. */
+static qn_value turn_item(const turn *t, qn_value number) {
+  switch (value_tag_of(t->over)) {
+  case TAG_ARRAY:
+    return value_node(number) ? rec_row(t->vm, t->over, number) : op_index_row(t->vm, t->over, number.u.i);
+  case TAG_LIST: return value_retain(value_list(t->over)->items[number.u.i]);
+  case TAG_RANGE: return value_int(range_item(value_range(t->over), number.u.i));
+  default: return number;
+  }
+}
+
 static qn_value turn_body(void *ctx, qn_value number, rec_exit *how) {
   turn *t = ctx;
-  qn_value item = value_is(t->over, TAG_ARRAY) ? rec_row(t->vm, t->over, number) : number;
+  qn_value item = turn_item(t, number);
   bool bound = !value_is_error(item) && (!t->target || lvalue_bind(t->vm, t->target, t->fp, item));
   qn_value v = bound ? eval(t->vm, t->body, t->fp) : value_error();
   *how = exit_of(t->vm, &v);
@@ -295,7 +306,13 @@ static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, r
   int count = site_slots(s, t->fp, slots);
   if (count < 0) tries->left = 0;
   turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown;
-  return count < 0 ? REC_NOT_YET : rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries);
+  if (count < 0) return REC_NOT_YET;
+  rec_answer answer = tries->left ? rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries) : REC_NOT_YET;
+  if (answer == REC_NOT_YET && tries->apart) {
+    tries->apart = false;
+    answer = rec_unroll(vm, h->at, &turns, (rec_slots){slots, count}, tries);
+  }
+  return answer;
 }
 
 /* Inside a gradient, before the first turn of a loop that may be captured and after each: tells variables apart that share a value
@@ -418,9 +435,11 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   rec_tries tries = rec_loop_begins(vm);
   if (offered) tries.left = 0;
+  tries.apart = op_deferred(vm) && !lanes && (h->flag & LOOP_LEAVES);
   /* Turns before `until` are made without a question: a recording asks before its first ones, and hot loops outside recordings ask. */
   bool recorded = op_deferred(vm);
-  int64_t i = start, asked = start, until = recorded ? (tries.left ? start : stop) : pass_until(vm, n, start, stop);
+  int64_t i = start, asked = start,
+          until = recorded ? (tries.left || tries.apart ? start : stop) : pass_until(vm, n, start, stop);
   bool parted = parted_turn(vm, n->site, fp, &tries);
   if (!parted) stop = until = start;
   for (;; i++) {
@@ -430,6 +449,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
       if (recorded) {
         rec_answer answer = offer_for(vm, n, fp, value_nil(), value_int(i), value_int(stop), &tries);
         if (answer == REC_FAILED) r = value_error();
+        if (answer == REC_LEFT) r = value_signal(SIGNAL_RETURN);
         if (answer != REC_NOT_YET) break;
         until = tries.left ? i + 1 : stop;
       } else if (!vm_poll_between(vm)) {
@@ -509,8 +529,12 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return vm_pop_with(vm, mark, value_error());
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   rec_tries tries = rec_loop_begins(vm);
-  if (!value_is(it, TAG_ARRAY)) tries.left = 0, tries.parts = NULL;
   bool recorded = op_deferred(vm);
+  tries.apart = recorded && !lanes && !shown && !value_is(it, TAG_STR) && (h->flag & LOOP_LEAVES);
+  if (!value_is(it, TAG_ARRAY)) {
+    tries.left = 0;
+    if (!(h->flag & LOOP_LEAVES)) tries.parts = NULL;
+  }
   /* in texts, `i` counts bytes */
   int64_t i = 0, asked = 0, until = recorded || value_is(it, TAG_STR) ? len : pass_until(vm, n, 0, len);
   if (!parted_turn(vm, n->site, fp, &tries)) len = 0, r = value_error();
@@ -519,9 +543,10 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       r = raise_at(vm, h->at);
       break;
     }
-    if (__builtin_expect(tries.left, 0)) {
+    if (__builtin_expect(tries.left | tries.apart, 0)) {
       rec_answer answer = offer_for(vm, n, fp, it, value_int(i), value_int(len), &tries);
       if (answer == REC_FAILED) r = value_error();
+      if (answer == REC_LEFT) r = value_signal(SIGNAL_RETURN);
       if (answer != REC_NOT_YET) break;
     }
     if (__builtin_expect(shown, 0)) vm->hooks.progress(vm, i, len);
@@ -628,11 +653,13 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
   qn_value c = eval(vm, n->cond, fp), r = value_nil();
   for (;;) {
     int truth;
-    if (__builtin_expect(tries->left, 0) && !value_stops(c)) {
+    if (__builtin_expect(tries->left | tries->apart, 0) && !value_stops(c)) {
+      tries->apart &= c.head == TAG_BOOL && c.u.i;
       rec_answer answer = offer_while(vm, n, fp, tries);
       if (answer != REC_NOT_YET) {
         value_release(vm, c);
         if (answer == REC_FAILED) r = value_error();
+        if (answer == REC_LEFT) r = value_signal(SIGNAL_RETURN);
         break;
       }
     }
@@ -671,6 +698,7 @@ qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
   n_while *n = (n_while *)h;
   if (rec_in_vmap(vm)) return while_lanes(vm, n, fp);
   rec_tries tries = rec_loop_begins(vm);
+  tries.apart = op_deferred(vm) && (h->flag & LOOP_LEAVES);
   qn_value r = run_while(vm, n, fp, &tries);
   rec_loop_ends(vm, &tries);
   return r;

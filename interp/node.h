@@ -219,6 +219,8 @@ typedef struct n_fn {
 
 /* Does anything use the value; may something in it break, continue or return; does the function end with it? */
 enum { IF_USED = 1, IF_LEAVES = 2, IF_LAST = 4 };
+/* Of a loop: something in its body breaks or continues it. */
+enum { LOOP_LEAVES = 1 };
 typedef struct n_if {
   node h;                        /* flag: IF_... */
   node *cond, *then, *otherwise; /* otherwise: NULL if there is no else */

@@ -66,6 +66,7 @@ typedef struct function {
   uint32_t loop_vars;    /* how many variables there were when the innermost loop began */
   const struct loop_test *tests; /* the conditions of the while loops around, the innermost first */
   uint32_t signals, returns;     /* how many nodes so far break, continue or return; how many return */
+  uint32_t breaks;               /* how many nodes so far break or continue the innermost loop */
   uint32_t early;                /* how many early returns around have become branches, one inside the other */
 } function;
 

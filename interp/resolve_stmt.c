@@ -544,6 +544,12 @@ static void body_made(node *body) {
     ((n_block *)body)->code->loop = true;
 }
 
+/* Notes whether the body of a loop breaks or continues it; `breaks`: as counted before it. */
+static void loop_leaves(function *f, node *loop, uint32_t breaks) {
+  if (f->breaks != breaks) loop->flag |= LOOP_LEAVES;
+  f->breaks = breaks;
+}
+
 static node *for_node(resolver *r, const ast_node *n) {
   n_for *out = node_new(r, sizeof *out, eval_for, n);
   if (!out) return NULL;
@@ -560,7 +566,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   function *f = r->fn;
   site_mark mark;
   if (!(out->site = site_begin(r, &mark))) return NULL;
-  uint32_t vars = f->nvars, loop_vars = f->loop_vars;
+  uint32_t vars = f->nvars, loop_vars = f->loop_vars, breaks = f->breaks;
   out->first = f->top;
   f->blocks++;
   f->loops++;
@@ -571,6 +577,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   f->loops--;
   f->blocks--;
   f->loop_vars = loop_vars;
+  loop_leaves(f, &out->h, breaks);
   if (!out->body) return NULL;
   body_made(out->body);
   warn_lost_turn(r, n, n->kids[AST_for_body]);
@@ -586,7 +593,7 @@ static node *while_node(resolver *r, const ast_node *n) {
   out->cond = condition_node(r, n->kids[AST_while_cond]);
   if (!out->cond) return NULL;
   function *f = r->fn;
-  uint32_t loop_vars = f->loop_vars;
+  uint32_t loop_vars = f->loop_vars, breaks = f->breaks;
   loop_test test = {f->tests, n->kids[AST_while_cond]};
   f->loops++;
   f->loop_vars = f->nvars;
@@ -595,6 +602,7 @@ static node *while_node(resolver *r, const ast_node *n) {
   f->tests = test.outer;
   f->loop_vars = loop_vars;
   f->loops--;
+  loop_leaves(f, &out->h, breaks);
   if (!out->body) return NULL;
   body_made(out->body);
   return loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;
@@ -613,6 +621,7 @@ static node *signal_node(resolver *r, const ast_node *n, signal_kind kind) {
   if (!out) return NULL;
   out->flag = (uint8_t)kind;
   r->fn->signals++;
+  r->fn->breaks++;
   return out;
 }
 

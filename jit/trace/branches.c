@@ -36,13 +36,12 @@ void slots_set(qn_vm *vm, rec_slots s, const qn_value *to) {
   }
 }
 
-/* What variables hold, owned; NULL with an error raised. */
-static qn_value *slots_keep(qn_vm *vm, rec_slots s) {
+qn_value *slots_keep(qn_vm *vm, rec_slots s) {
   qn_value *kept = mem_zalloc(vm, ((size_t)s.n + 1) * sizeof *kept);
   for (int i = 0; i < s.n && kept; i++) kept[i] = value_retain(*s.slots[i]);
   return kept;
 }
-static void slots_free(qn_vm *vm, rec_slots s, qn_value *kept) {
+void slots_free(qn_vm *vm, rec_slots s, qn_value *kept) {
   for (int i = 0; i < s.n && kept; i++) value_release(vm, kept[i]);
   if (kept) mem_free(vm, kept, ((size_t)s.n + 1) * sizeof *kept);
 }
@@ -207,7 +206,7 @@ static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result
   struct recording *on = end->r;
   if (!parted_arm(on, 0, b->of->assigned, result)) return false;
   end->r = NULL;
-  if (!way_open(vm, b->around, &b->ends[0], on, predicate, site, b->turned)) return false;
+  if (!way_leave(vm, b->around, &b->ends[0], on, predicate, site, b->turned)) return false;
   return is_bool(parts[END_LEFT], false) || way_split(vm, b->around, site, parts);
 }
 
@@ -314,8 +313,7 @@ static qn_value result_leaf(void *ctx, qn_value v) {
 
 static bool waits_for_no_text(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
 
-/* The nodes of an arm join the recording around it. *v (owned), a value of the arm, becomes one of that. False with an error raised. */
-static bool splice(struct recording *r, struct recording *arm, qn_value *v) {
+bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
   qn_vm *vm = r->vm;
   spliced s = {.r = r, .arm = arm};
   bool ok = tree_each(vm, *v, note_result, &s);
@@ -369,7 +367,7 @@ rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or
   if (how == REC_ERROR) {
     answer = arms_refused(r);
   } else if (ok && value_tag_of(a) == value_tag_of(b)) {
-    if (splice(r, arm, &b))
+    if (arm_splice(r, arm, &b))
       *result = op_binary(vm, is_or ? OP_bitor : OP_bitand, a, b);
     else
       *result = value_error();
@@ -433,7 +431,7 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
   if (!ok) {
     value_release(vm, *result);
     answer = arms_refused(r);
-  } else if (!splice(r, arm, result)) {
+  } else if (!arm_splice(r, arm, result)) {
     answer = REC_FAILED;
   }
   struct recording *now = vm->rec;

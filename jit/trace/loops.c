@@ -563,7 +563,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   rec_marked before = rec_mark(r);
   bool ok = loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
   if (!last) base->timid--;
-  if (few) tries->left = 0;
+  if (few) tries->left = 0, tries->apart = false;
   if (ok && !few && l.looks) ok = run_grown(&l);
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);

@@ -5,7 +5,8 @@
  *   calls        rec_call around every call of a user function whose anchor asks for it (anchor_wants)
  *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not; rec_tail before a statement
  *                that may return, where the function ends with what follows
- *   loops        rec_loop before the first turns; else they run as usual and their ops are appended
+ *   loops        rec_loop before the first turns, then rec_unroll if something breaks or continues; else they run as usual and their ops are
+ *                appended
  *   gradients    rec_part_turn, rec_part_arm around turns and arms that are not captured
  *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
  *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
@@ -323,6 +324,7 @@ typedef struct rec_turns {
 /* How often a loop is still to be asked about, and the captured way in which it runs. Every loop that has begun ends. */
 typedef struct rec_tries {
   uint32_t left;
+  bool apart; /* is it to be offered to rec_unroll, too? */
   struct rec_way *way;
   struct recording
       *parts;            /* inside a gradient: the recording in which variables are parted (rec_part_turn); else NULL */
@@ -352,6 +354,9 @@ uint32_t rec_part_from(qn_vm *vm, qn_value predicate);
 QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
+/* Offers the turns of a loop that is left by break or continue in a branch, and that rec_loop has refused, one by one; `body` gets the numbers
+ * that the interpreter counts by, untraced. There is a next turn: the condition of a loop that does not count has been found true. REC_NOT_YET: nothing has happened. REC_DONE and REC_LEFT as for rec_if: the loop is over. */
+QN_MUST_CHECK rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
 /* May this value be a bound of a loop that is offered, without being known? It is a traced int, or an array that is one. */
 bool rec_count_traced(const qn_vm *vm, qn_value v);
 static inline bool rec_offers_count(const qn_vm *vm, qn_value v) {

@@ -391,6 +391,18 @@ bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32
   return true;
 }
 
+bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate, uint32_t site,
+               bool turned) {
+  rec_way *left = w;
+  /* (numbers that the turns count by stay known behind a branch that is joined at the end of the loop) */
+  if (w->whole && !w->open && is_bool(gone->held[gone->nheld - END_PARTS + END_LEAVES], true)) left = w->whole;
+  if (!way_open(vm, left, gone, on, predicate, site, turned)) return false;
+  w->r = on;
+  w->calls = 0;
+  w->parts = true;
+  return true;
+}
+
 static void open_free(qn_vm *vm, rec_way *w) {
   struct open_branch *o = w->open;
   w->open = o->outer;

@@ -37,6 +37,8 @@ struct rec_way {
   rec_way *outer;      /* the one in progress when it began */
   struct recording *r; /* where what stands directly in it is recorded now */
   rec_slots slots;     /* the variables that matter behind it */
+  rec_way *
+      whole; /* of a turn of a loop that is captured turn by turn: the way of the loop, which break leaves (unrolled.c) */
   const rec_way *turn; /* the turn that break and continue leave; NULL: there is none */
   uint32_t calls;      /* how many calls are in progress in r; in other calls are other functions */
   way_kind kind;
@@ -65,6 +67,9 @@ void way_drop(qn_vm *vm, rec_way *w);
 /* One arm of a branch has left w (`gone`), the other one goes on (`on`, a recording). Takes over both. False with an error raised. */
 QN_MUST_CHECK bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate,
                             uint32_t site, bool turned);
+/* As way_open; but if w is a turn, and the arm has left its loop, it is that which the arm leaves (rec_way.whole). */
+QN_MUST_CHECK bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate,
+                             uint32_t site, bool turned);
 /* Behind a branch or loop that may have left w, as parts[END_LEFT] tells, which depends on data: what follows is recorded in the arm that
  * goes on. Borrows the parts. False with an error raised. */
 QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
@@ -86,5 +91,12 @@ void end_free(qn_vm *vm, way_end *end);
  * raised. */
 QN_MUST_CHECK rec_answer ends_join(struct recording *r, way_end *const ends[2], bool turned, uint32_t predicate,
                                    uint32_t site, qn_value *joined);
+
+/* What variables hold, owned; NULL with an error raised. */
+QN_MUST_CHECK qn_value *slots_keep(qn_vm *vm, rec_slots s);
+void slots_free(qn_vm *vm, rec_slots s, qn_value *kept);
+/* The nodes of an arm join the recording around it. *v (owned), a value of the arm, becomes one of that; the error value, and false, with an
+ * error raised. */
+QN_MUST_CHECK bool arm_splice(struct recording *r, struct recording *arm, qn_value *v);
 
 #endif
