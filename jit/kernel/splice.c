@@ -58,6 +58,7 @@ struct scope {
   const plan *p;
   const graph_type *in; /* types of its inputs, with sizes of the outer graph */
   memory *buffer;       /* by plan buffer */
+  l_val *size;          /* by plan buffer: its elements, as an index made outside of the PAR */
   l_val *slot;          /* by scalar slot: its value at the instruction at hand; 0: it has not been made */
   step *steps;
   qn_dim *dim; /* by expression of its graph's dims: the size in the outer graph, if known[] */
@@ -254,11 +255,12 @@ static bool scope_open(splicer *s, scope *c, const plan *p, const graph_type *in
   *c = (scope){.p = p, .in = in};
   uint32_t dims = p->graph->dims.n;
   c->buffer = take(s, p->nbuffers, sizeof *c->buffer);
+  c->size = take(s, p->nbuffers, sizeof *c->size);
   c->slot = take(s, p->nscalars, sizeof *c->slot);
   c->steps = take(s, p->nsteps, sizeof *c->steps);
   c->dim = take(s, dims, sizeof *c->dim);
   c->known = take(s, dims, sizeof *c->known);
-  if (!c->buffer || !c->slot || !c->steps || !c->dim || !c->known) return false;
+  if (!c->buffer || !c->size || !c->slot || !c->steps || !c->dim || !c->known) return false;
   for (uint32_t b = 0; b < p->nbuffers; b++) c->buffer[b] = NOWHERE;
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *st = &p->steps[i];
@@ -279,7 +281,7 @@ static bool scope_open(splicer *s, scope *c, const plan *p, const graph_type *in
   }
   for (uint32_t b = 0; b < p->nbuffers; b++) { /* the sizes of its memory */
     if (p->buffers[b].where == WHERE_LATE) return refuse(s, "a size that is found in the loop");
-    if (!scope_size(s, c, p->buffers[b].elements)) return s->p->failed ? out_of_memory(s) : false;
+    if (!(c->size[b] = scope_size(s, c, p->buffers[b].elements))) return s->p->failed ? out_of_memory(s) : false;
   }
   return true;
 }
@@ -309,7 +311,7 @@ static bool scope_memory(splicer *s, scope *c) {
       const plan_buffer *buf = &c->p->buffers[b];
       if (c->buffer[b] != NOWHERE) continue;
       if (buf->where == WHERE_INPUT) return refuse(s, "an input without memory");
-      l_val size = scope_size(s, c, buf->elements);
+      l_val size = c->size[b];
       if (!local(s, (qn_dtype)buf->dtype, size, &c->buffer[b])) return false;
       if (buf->where == WHERE_CONST && !constant(s, buf, size, c->buffer[b])) return false;
     }

@@ -467,9 +467,10 @@ static uint32_t keep_capture(struct recording *r, uint32_t node, qn_value v) {
 
 uint32_t arm_operand(struct recording *r, uint32_t outer) {
   qn_vm *vm = r->vm;
-  if (!mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + (size_t)1, sizeof *r->captures)) return 0;
   graph_type t = r->outer->g->nodes[outer].type;
-  if (!sizes_into_arm(r, r->outer, &t)) return 0; /* an arm has a table of sizes of its own */
+  if (!sizes_into_arm(r, r->outer, &t))
+    return 0; /* an arm has a table of sizes of its own; it may get inputs for them */
+  if (!mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + (size_t)1, sizeof *r->captures)) return 0;
   uint32_t node = graph_input(r->g, t, rec_site(r));
   if (!node || !rec_room(r)) return error_pending(vm) ? 0 : (raise_memory(vm), 0);
   r->captures[r->g->ninputs - 1] = outer;
