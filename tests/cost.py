@@ -168,7 +168,7 @@ TURNS = {
     "float loop": (local("let s = 0.0\nlet x = 0.5", "s = (s + x) * 0.25 - i * 0.125"), 200, 1),
     "int loop with a branch": (local("let k = 0", "if i % 3 == 0 { k += i } else { k = k - 1 }"), 180, 1),
     "top-level loop": ("for i in 0..COUNT { total = (total + half) * 0.25 - i * 0.125 }", 300, 1),
-    "list append": (local("let l = ()", "l = append(l, i)"), 500, 1),
+    "list append": (local("let l = ()", "l = append(l, i)"), 480, 1),
     "list item": (local("let l = list(0..2000)", "l[i] = l[i] + 1"), 220, 1),
     "text append": (local('let s = ""', 's = s + "ab"'), 240, 1),
     "record field": (local("let r = {a: 0, b: 1}", "r.a = r.a + i"), 180, 1),
@@ -199,7 +199,7 @@ LENGTHS = {
     "global that is recorded": (RECORDED, lambda n: "".join(f"let g{i} = x\n" for i in range(n)) + "fn f(x) {\n" + "".join(f"  x = x + g{i}\n" for i in range(n)) +
                                 "  x\n}\nseed(0)\nf(x)"),
     "branch that is recorded": (RECORDED, "fn f(x, l) { for w in l { if w > 0 { x = x + 1 } }; x }\nlet l = list(map(0..COUNT, fn(i) i + 1))\nseed(0)\nf(x, l)"),
-    "result that is recorded": (RECORDED, "fn f(x, n) { let l = (); for i in list(0..n) { l = append(l, x + i) }; l }\nseed(0)\nf(x, COUNT)"),
+    "result that is recorded": (RECORDED, "fn f(x, n) { let l = (); for i in 0..n { l = append(l, x + i) }; l }\nseed(0)\nf(x, COUNT)"),
 }
 LENGTHS["element that a captured loop updates"] = (
     RECORDED + ["--set", "jit.regions=1", "--set", "jit.unroll=8"],

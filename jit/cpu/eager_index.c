@@ -497,3 +497,81 @@ qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, cons
   if (!updates) return read_places(vm, l, x, &places);
   return copy_with(vm, l, x, &places, in[nin - 1], op == OP_scatter ? attr->mode : SCATTER_ADD);
 }
+
+/* ---- ops that store in their operand ------------------------------------------------------------------------------------------ */
+
+/* Stores v, which broadcasts to it, in a part of x without index arrays. False: refused, or an error is raised. */
+static bool put_part(qn_vm *vm, qn_array *x, int rank, const int64_t *shape, const int64_t *strides, int64_t offset,
+                     qn_value number) {
+  qn_array *v = value_is(number, TAG_ARRAY) ? value_array(number) : NULL;
+  int64_t from[ARRAY_MAX_RANK], n = 1, each = (int64_t)dtype_size((qn_dtype)x->dtype);
+  char cell[8];
+  if (v && (!eager_here(v) || v->dtype != x->dtype || v->rank > rank)) return false;
+  for (int i = rank - 1, k = v ? v->rank - 1 : -1; i >= 0; i--, k--) {
+    n *= shape[i];
+    from[i] = k < 0 || v->shape[k] == 1 ? 0 : v->strides[k];
+    if (k >= 0 && v->shape[k] != 1 && v->shape[k] != shape[i]) return false;
+  }
+  if (n <= EAGER_PLACES) {
+    if (!v) dtype_store((qn_dtype)x->dtype, cell, number);
+    eager_copy_few(x->storage->data + offset * each, strides, v ? array_data(v) : cell, from, shape, rank, each);
+    return true;
+  }
+  if (!v) return false;
+  qn_array *to = array_view(vm, x, (qn_dtype)x->dtype, rank, shape, strides, offset);
+  qn_array *all = to ? array_view(vm, v, (qn_dtype)v->dtype, rank, shape, from, v->offset) : NULL;
+  bool ok = all && array_copy_on(vm, to, all);
+  array_drop(vm, all);
+  array_drop(vm, to);
+  return ok;
+}
+
+/* Stores v in the part of x that n numbers name along its first axes. False: refused, or an error is raised. */
+static bool put_row(qn_vm *vm, qn_array *x, const qn_value *numbers, int n, qn_value v) {
+  int64_t offset = x->offset;
+  for (int k = 0; k < n; k++) {
+    qn_value at = numbers[k];
+    if (value_is(at, TAG_ARRAY)) {
+      const qn_array *a = value_array(at);
+      if (a->rank || !eager_here(a)) return false;
+      at = array_get_flat(a, 0);
+    }
+    if (!value_is(at, TAG_INT)) return false;
+    int64_t i = at.u.i < 0 ? at.u.i + x->shape[k] : at.u.i;
+    if (i < 0 || i >= x->shape[k]) return false;
+    offset += i * x->strides[k];
+  }
+  return put_part(vm, x, x->rank - n, x->shape + n, x->strides + n, offset, v);
+}
+
+bool eager_update(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  qn_array *x = value_array(in[0]);
+  const bvm_loops *l = cpu_loops(vm);
+  qn_value v = in[nin - 1];
+  eager_places places;
+  index_pick p;
+  if (!l || !eager_may_store(x, v)) return false;
+  if (op == OP_slice_put) {
+    int64_t strides[ARRAY_MAX_RANK], shape[ARRAY_MAX_RANK], offset = x->offset;
+    for (int i = 0; i < x->rank; i++) {
+      const int64_t *s = attr->d + 3 * i; /* start, size, step */
+      shape[i] = s[1];
+      strides[i] = x->strides[i] * s[2];
+      offset += s[0] * x->strides[i];
+      if (s[1] &&
+          (s[0] < 0 || s[0] >= x->shape[i] || s[0] + (s[1] - 1) * s[2] < 0 || s[0] + (s[1] - 1) * s[2] >= x->shape[i]))
+        return false;
+    }
+    return put_part(vm, x, x->rank, shape, strides, offset, v);
+  }
+  if (op == OP_gather_add) {
+    if (!value_is(in[1], TAG_ARRAY) || !attr->axes) return false;
+    const qn_array *by = value_array(in[1]);
+    places.rank = by->rank, places.shape = by->shape, places.n = by->size, places.at = places.room;
+    return eager_here(by) && find_along(l, x, x->strides, x->offset, by, __builtin_ctz(attr->axes), places.room) &&
+           store(vm, l, x, &places, v, SCATTER_ADD);
+  }
+  if (attr->mode == SCATTER_SET && put_row(vm, x, in + 1, nin - 2, v)) return true;
+  return !vm->error && pick_of(x, x->strides, x->offset, in + 1, nin - 2, &p) && eager_find(vm, &p, &places) &&
+         store(vm, l, x, &places, v, attr->mode);
+}

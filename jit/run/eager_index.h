@@ -63,4 +63,8 @@ QN_MUST_CHECK qn_value eager_gather(qn_vm *vm, const qn_array *x, const qn_array
 /* The ops index, compress, gather, scatter, gather_add and nonzero; unset: refused, and for other ops. */
 QN_MUST_CHECK qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
+/* scatter, gather_add and slice_put, in operand 0 itself instead of in a copy: nobody else owns it or its storage, it has no gaps, no other
+ * operand is it, and it is in the CPU's memory. False: refused, and nothing has changed (unless an error is raised). */
+QN_MUST_CHECK bool eager_update(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+
 #endif

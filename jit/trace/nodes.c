@@ -2,12 +2,16 @@
  *
  * Regions are run as their nodes mean it: an arm by its condition, a body as long as the loop goes on. The rows that a loop keeps of its
  * results are collected by the same rule of slots as in plans (jit/run/plan_run.c).
+ *
+ * A region owns what it is handed and nobody uses after it: a loop's body its carried values, and within regions an arm or an inner loop what
+ * the nodes behind it do not need. So an update of an element stores it in place, and a loop of n updates of n elements costs n, not n squared.
  */
 #include "jit/trace/nodes.h"
 
 #include <string.h>
 
 #include "jit/run/eager.h"
+#include "jit/run/eager_index.h"
 
 void nodes_raise_site(qn_vm *vm, const graph *g, uint32_t site) {
   if (!site || site >= g->nsites) return;
@@ -46,27 +50,72 @@ static void release_all(qn_vm *vm, qn_value *v, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) value_release(vm, v[i]);
 }
 
+/* For each node of a graph the last node that needs its value; past the end: it is needed for longer, as an output or for a size. */
+typedef struct last_uses {
+  uint32_t *of, few[64];
+  size_t bytes; /* of memory that `of` is in; 0: in few */
+} last_uses;
+
+static bool uses_find(qn_vm *vm, const graph *g, last_uses *u) {
+  u->of = u->few;
+  u->bytes = g->n > sizeof u->few / sizeof *u->few ? g->n * sizeof *u->of : 0;
+  if (u->bytes && !(u->of = mem_alloc(vm, u->bytes))) return false;
+  for (uint32_t i = 0; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    u->of[i] = i;
+    for (int k = 0; k < n->nin; k++) u->of[n->in[k]] = i;
+  }
+  for (uint32_t k = 0; k < g->noutputs; k++) u->of[g->outputs[k]] = g->n;
+  for (uint32_t e = 0; e < g->dims.n; e++) {
+    const dim_expr *d = &g->dims.exprs[e];
+    if (d->op == DIM_SYMBOL) u->of[d->source == DIM_FROM_NODE ? d->ref : g->inputs[d->ref]] = g->n;
+  }
+  return true;
+}
+
+static void uses_drop(qn_vm *vm, last_uses *u) {
+  if (u->bytes) mem_free(vm, u->of, u->bytes);
+}
+
+/* The values that a graph computes with: those of its inputs, borrowed, unless they are given: given[i] is owned then, and may be taken, and
+ * unset if it is not given. */
+typedef struct handed {
+  const qn_value *in;
+  qn_value *given; /* or NULL */
+  uint32_t ngiven;
+} handed;
+
+static uint32_t run_nodes(qn_vm *vm, const graph *g, const handed *h, int device, plan_taps *taps, qn_value *vals,
+                          const uint32_t *last);
+
 /* The values of a region's nodes, owned. */
 typedef struct part_values {
   qn_value *vals, *more; /* more: the memory, or NULL */
   uint32_t n;
+  last_uses uses;
 } part_values;
 
 static void part_drop(qn_vm *vm, void *part) {
-  const part_values *p = part;
+  part_values *p = part;
   release_all(vm, p->vals, p->n);
   if (p->more) mem_free(vm, p->more, p->n * sizeof *p->more);
+  uses_drop(vm, &p->uses);
 }
 
-/* Runs a region. outs[i] gets its output i, owned. False with an error raised. */
-static bool run_part(qn_vm *vm, const graph *g, const qn_value *in, int device, plan_taps *taps, qn_value *outs) {
+/* Runs a region. last: as in last_uses, or NULL: it is found here. outs[i] gets its output i, owned. False with an error raised. */
+static bool run_part(qn_vm *vm, const graph *g, const handed *h, int device, plan_taps *taps, const uint32_t *last,
+                     qn_value *outs) {
   qn_value few[32];
   part_values p = {.vals = few, .n = g->n};
   if (p.n > 32 && !(p.vals = p.more = mem_alloc(vm, p.n * sizeof *p.vals))) return false;
   for (uint32_t i = 0; i < p.n; i++) p.vals[i] = value_unset();
+  if (!last && !uses_find(vm, g, &p.uses)) {
+    part_drop(vm, &p);
+    return false;
+  }
   vm_owned held;
   vm_own(vm, &held, part_drop, &p);
-  uint32_t done = nodes_run(vm, g, in, device, taps, p.vals);
+  uint32_t done = run_nodes(vm, g, h, device, taps, p.vals, last ? last : p.uses.of);
   vm_disown(vm, &held);
   for (uint32_t k = 0; k < g->noutputs && done == g->n; k++) outs[k] = value_retain(p.vals[g->outputs[k]]);
   part_drop(vm, &p);
@@ -79,8 +128,10 @@ static int holds(qn_vm *vm, qn_value v) {
   return v.u.i != 0;
 }
 
-static qn_value run_branch(qn_vm *vm, const graph_node *n, const qn_value *in, int device, plan_taps *taps) {
-  int truth = holds(vm, in[0]);
+/* Runs a branch whose operands have these values. */
+static qn_value run_branch(qn_vm *vm, const graph_node *n, const handed *h, int device, plan_taps *taps) {
+  handed rest = {h->in + 1, h->given ? h->given + 1 : NULL, h->given ? h->ngiven - 1 : 0};
+  int truth = holds(vm, h->in[0]);
   if (truth < 0) return value_error();
   const graph *arm = n->payload.regions[truth ? 0 : 1];
   qn_list *l = list_new(vm, arm->noutputs);
@@ -89,7 +140,7 @@ static qn_value run_branch(qn_vm *vm, const graph_node *n, const qn_value *in, i
   qn_value out = value_obj(TAG_LIST, l);
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &out);
-  bool ok = run_part(vm, arm, in + 1, device, taps, l->items);
+  bool ok = run_part(vm, arm, &rest, device, taps, NULL, l->items);
   vm_disown(vm, &held);
   if (ok) return out;
   value_release(vm, out);
@@ -150,10 +201,13 @@ typedef struct loop_values {
   int64_t count;
   uint32_t nin, nrows;
   size_t bytes;
+  last_uses header, body;
 } loop_values;
 
 static void loop_drop(qn_vm *vm, void *loop) {
-  const loop_values *l = loop;
+  loop_values *l = loop;
+  uses_drop(vm, &l->header);
+  uses_drop(vm, &l->body);
   for (uint32_t k = 0; k < l->nrows; k++) {
     release_all(vm, l->rows[k].rows, (uint32_t)l->count);
     mem_free(vm, l->rows[k].rows, l->rows[k].cap * sizeof(qn_value));
@@ -162,7 +216,7 @@ static void loop_drop(qn_vm *vm, void *loop) {
   mem_free(vm, l->now, l->bytes);
 }
 
-static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int device, plan_taps *taps) {
+static qn_value run_loop(qn_vm *vm, const graph_node *n, const handed *h, int device, plan_taps *taps) {
   const graph *header = n->payload.regions[0], *body = n->payload.regions[1];
   uint32_t carries = graph_loop_carries(n), made = body->noutputs, nrows = made - carries, nin = n->nin;
   int64_t slots = graph_loop_slots(n), turns = 0, stride = 1;
@@ -172,16 +226,22 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int
   qn_value *outs = now + nin;
   kept *rows = (kept *)(void *)(outs + made);
   loop_values own = {.now = now, .rows = rows, .nin = nin, .nrows = nrows, .bytes = bytes};
+  const handed tested = {now, NULL, 0}, turned = {now, now, carries};
   vm_owned held;
   vm_own(vm, &held, loop_drop, &own);
-  for (uint32_t i = 0; i < nin; i++) now[i] = value_retain(in[i]);
-  int go = 1;
+  for (uint32_t i = 0; i < nin; i++) {
+    bool given = h->given && !value_is(h->given[i], TAG_UNSET);
+    now[i] = given ? h->given[i] : value_retain(h->in[i]);
+    if (given) h->given[i] = value_unset();
+  }
+  int go = uses_find(vm, header, &own.header) && uses_find(vm, body, &own.body) ? 1 : -1;
   while (go > 0) {
     qn_value condition;
-    go = !vm_poll(vm) && run_part(vm, header, now, device, taps, &condition) ? holds(vm, condition) : -1;
+    go = !vm_poll(vm) && run_part(vm, header, &tested, device, taps, own.header.of, &condition) ? holds(vm, condition)
+                                                                                                : -1;
     if (go >= 0) value_release(vm, condition);
     if (go <= 0) break;
-    if (!run_part(vm, body, now, device, taps, outs)) {
+    if (!run_part(vm, body, &turned, device, taps, own.body.of, outs)) {
       go = -1;
       break;
     }
@@ -208,7 +268,7 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int
     own.count += keeps;
     turns++;
     for (uint32_t k = 0; k < carries; k++) {
-      value_release(vm, now[k]);
+      value_release(vm, now[k]); /* unset if the body has taken it */
       now[k] = outs[k];
     }
   }
@@ -250,13 +310,14 @@ static int64_t size_of(const void *ctx, const dim_expr *e) {
   return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
 }
 
-static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device,
+static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const handed *h, const qn_value *vals, int device,
                       plan_taps *taps) {
   const graph_node *n = &g->nodes[node];
+  const qn_value *in = h->in;
   qn_value out;
   switch ((graph_kind)n->kind) {
-  case NODE_IF: return run_branch(vm, n, in, device, taps);
-  case NODE_LOOP: return run_loop(vm, n, in, device, taps);
+  case NODE_IF: return run_branch(vm, n, h, device, taps);
+  case NODE_LOOP: return run_loop(vm, n, h, device, taps);
   case NODE_PROJ: return value_retain(value_list(in[0])->items[n->payload.index]);
   case NODE_TAP:
     if (taps && n->payload.tap != GRAPH_TAP_MADE) {
@@ -273,35 +334,98 @@ static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *
   op_attr attr = graph_attr(n);
   for (int k = 0; k < attr.n; k++)
     if (op_attr_is_dim((op_id)n->op, k)) attr.d[k] = dim_ask(&g->dims, attr.d[k], size_of, &(known_values){g, vals});
+  if (h->given && !value_is(h->given[0], TAG_UNSET)) {
+    if (eager_update(vm, (op_id)n->op, in, n->nin, &attr)) {
+      out = h->given[0];
+      h->given[0] = value_unset();
+      return out;
+    }
+    if (vm->error) return value_error();
+  }
   return eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
 }
 
 qn_value nodes_apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device,
                      plan_taps *taps) {
-  qn_value out = apply(vm, g, node, in, vals, device, taps);
+  qn_value out = apply(vm, g, node, &(handed){in, NULL, 0}, vals, device, taps);
   if (value_is_error(out)) nodes_raise_site(vm, g, g->nodes[node].site);
   return out;
 }
 
-uint32_t nodes_run(qn_vm *vm, const graph *g, const qn_value *inputs, int device, plan_taps *taps, qn_value *vals) {
+/* Does an op, or a branch or loop, make use of values that are given to it? */
+static bool takes(const graph_node *n) {
+  if (n->kind == NODE_IF || n->kind == NODE_LOOP) return true;
+  return n->kind == NODE_OP && (n->op == OP_scatter || n->op == OP_slice_put || n->op == OP_gather_add);
+}
+
+/* Has an array one owner, and its storage, too? */
+static bool is_sole(qn_value v) {
+  if (!value_is(v, TAG_ARRAY)) return false;
+  const qn_array *a = value_array(v);
+  return a->storage && !a->device && a->head.refs == 1 && a->storage->refs == 1 && !a->storage->foreign &&
+         a->contiguous;
+}
+
+/* The values of a node's operands while it is computed. */
+typedef struct operand_values {
+  qn_value *in, *given; /* borrowed; owned, or NULL */
+  uint32_t n;
+  vm_memory more;
+} operand_values;
+
+static void operands_drop(qn_vm *vm, void *operands) {
+  operand_values *o = operands;
+  if (o->given) release_all(vm, o->given, o->n);
+  vm_drop_memory(vm, &o->more);
+}
+
+/* Computes a node that has operands, as nodes_run does. */
+static qn_value run_node(qn_vm *vm, const graph *g, uint32_t i, int device, plan_taps *taps, qn_value *vals,
+                         const uint32_t *last) {
+  const graph_node *n = &g->nodes[i];
+  qn_value few[16];
+  operand_values o = {.in = few, .n = n->nin};
+  if (n->nin > 8 && !(o.in = o.more.p = mem_alloc(vm, o.more.bytes = 2 * n->nin * sizeof *o.in))) return value_error();
+  for (int k = 0; k < n->nin; k++) o.in[k] = vals[n->in[k]];
+  if (last && takes(n)) {
+    int most = n->kind == NODE_OP ? 1 : n->nin;
+    o.given = o.in + n->nin;
+    for (int k = 0; k < n->nin; k++) {
+      bool once = k < most && last[n->in[k]] == i && is_sole(o.in[k]);
+      for (int j = 0; j < n->nin && once; j++) once = j == k || n->in[j] != n->in[k];
+      o.given[k] = once ? o.in[k] : value_unset();
+      if (once) vals[n->in[k]] = value_unset();
+    }
+  }
+  vm_owned held;
+  vm_own(vm, &held, operands_drop, &o);
+  qn_value out = apply(vm, g, i, &(handed){o.in, o.given, o.n}, vals, device, taps);
+  if (value_is_error(out)) nodes_raise_site(vm, g, n->site);
+  vm_disown(vm, &held);
+  operands_drop(vm, &o);
+  return out;
+}
+
+/* As nodes_run; last: as in last_uses, or NULL: all values stay. */
+static uint32_t run_nodes(qn_vm *vm, const graph *g, const handed *h, int device, plan_taps *taps, qn_value *vals,
+                          const uint32_t *last) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
     if (n->kind == NODE_INPUT) {
-      vals[i] = value_retain(inputs[n->payload.input]);
+      uint32_t k = n->payload.input;
+      bool given = k < h->ngiven && !value_is(h->given[k], TAG_UNSET);
+      vals[i] = given ? h->given[k] : value_retain(h->in[k]);
+      if (given) h->given[k] = value_unset();
     } else if (n->kind == NODE_CONST) {
       vals[i] = const_value(vm, n, device);
     } else {
-      qn_value few[8], *in = n->nin <= 8 ? few : mem_alloc(vm, n->nin * sizeof *in);
-      if (!in) return i;
-      for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
-      vm_memory more = {in != few ? in : NULL, n->nin * sizeof *in};
-      vm_owned held;
-      vm_own(vm, &held, vm_drop_memory, &more);
-      vals[i] = nodes_apply(vm, g, i, in, vals, device, taps);
-      vm_disown(vm, &held);
-      if (in != few) mem_free(vm, in, n->nin * sizeof *in);
+      vals[i] = run_node(vm, g, i, device, taps, vals, last);
     }
     if (value_is_error(vals[i])) return i;
   }
   return g->n;
+}
+
+uint32_t nodes_run(qn_vm *vm, const graph *g, const qn_value *inputs, int device, plan_taps *taps, qn_value *vals) {
+  return run_nodes(vm, g, &(handed){inputs, NULL, 0}, device, taps, vals, NULL);
 }
