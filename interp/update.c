@@ -339,9 +339,9 @@ qn_value eval_set_local(qn_vm *vm, node *h, qn_value *fp) {
   return value_nil();
 }
 
-qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
+/* As eval_grow, where the list grows in a recording. */
+static __attribute__((noinline, cold)) qn_value grow(qn_vm *vm, node *h, qn_value *fp) {
   n_grow *n = (n_grow *)h;
-  if (__builtin_expect(!rec_grows(vm, fp[h->slot]), 1)) return eval(vm, n->plain, fp);
   qn_value f = n->callee ? cell_get(n->callee) : value_nil();
   bool known = !n->callee || (value_is(f, TAG_FN) && value_fn(f)->code == n->def);
   for (uint32_t i = 0; i < n->n; i++) {
@@ -350,6 +350,10 @@ qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
     if (!rec_append(vm, &fp[h->slot], v)) return raise_at(vm, h->at);
   }
   return value_nil();
+}
+
+qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
+  return rec_grows(vm, fp[h->slot]) ? grow(vm, h, fp) : eval(vm, ((n_grow *)h)->plain, fp);
 }
 
 qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
