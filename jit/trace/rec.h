@@ -470,7 +470,8 @@ QN_MUST_CHECK int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value 
 QN_MUST_CHECK rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok);
 /* An exception of a host passes: frees what the frame and those inside it hold. */
 void rec_frame_drop(rec_frame *f);
-/* May a handler see the pending error? Not if it is an error of some lanes only. */
+/* May a handler see the pending error? Not if it is an error of some lanes only, nor if vmap refuses what a lane alone could do: in a loop
+ * over the lanes there would be no error. */
 bool rec_try_catches(const qn_vm *vm);
 /* Is a condition that differs between lanes true in all lanes at work? 1; 0, and then only the lanes where it is false are at work, so that
  * the error that the caller raises names one of them; -1 with an error raised. */

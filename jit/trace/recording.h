@@ -133,6 +133,7 @@ struct recording {
   vmap_pause vmap_held;     /* what vmap_hold has stopped */
   bool had_lanes;           /* a vmap has been recorded */
   bool vmap_failed;         /* the pending error is one of some lanes only */
+  uint32_t arm_from;        /* the first node of the innermost arm that is run for some lanes */
   qn_value active;          /* the lanes at work: nil: all; unset: none; or a bool that differs between lanes */
   struct rec_frame *frames; /* the functions and loops in progress inside a vmap, the innermost first */
   int arms;                 /* how many arms of branches are in progress */

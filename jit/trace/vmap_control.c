@@ -311,7 +311,9 @@ void rec_blame_lanes(qn_vm *vm) {
     raise_no_lane(vm);
 }
 
-bool rec_try_catches(const qn_vm *vm) { return !rec_in_vmap(vm) || !vm->rec->vmap_failed; }
+bool rec_try_catches(const qn_vm *vm) {
+  return !rec_in_vmap(vm) || (!vm->rec->vmap_failed && vm->error->id != E_not_batched);
+}
 
 /* ---- frames ---------------------------------------------------------------------------------------------------------------------------- */
 
@@ -505,11 +507,15 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
     return taken == 0;
   }
   rec_exit how = REC_VALUE;
+  const uint32_t around = r->arm_from;
   r->arms++;
+  r->arm_from = r->g->n;
   qn_value v = arm.run(arm.ctx, &how);
   r->arms--;
+  bool counts = how == REC_ERROR && error_counts(vm);
+  r->arm_from = around;
+  if (counts) return false;
   if (how == REC_ERROR) {
-    if (error_counts(vm)) return false;
     v = value_nil();
     set_value(vm, &r->active, value_unset());
   } else {

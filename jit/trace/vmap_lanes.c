@@ -217,7 +217,10 @@ void vmap_blame(struct recording *r, uint32_t node) {
   for (uint32_t i = 0; i < r->nchecks; i++)
     if (node >= r->checks[i].first && node <= r->checks[i].last && (!c || r->checks[i].last < c->last))
       c = &r->checks[i];
-  if (!c || !error_catchable(vm)) return;
+  if (!error_catchable(vm)) return;
+  /* Of work that came before the arm, so it counts whether or not a lane takes the arm. (What lanes share is guarded as well: vmap_guard.) */
+  if (r->lanes && node < r->arm_from) r->vmap_failed = true;
+  if (!c) return;
   r->vmap_failed = true;
   qn_error_object *e = error_take(vm);
   const graph_node *n = &r->g->nodes[c->node];
