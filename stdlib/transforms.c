@@ -190,4 +190,18 @@ qn_value builtin_rewrite(qn_vm *vm, const qn_value *args) {
   if (!value_is_graph(args[0])) return arg_refuse(vm, "rewrite", "a graph", args[0]);
   return arg_fn(vm, "rewrite", args[1], false) ? jit_graph_rewrite(vm, args[0], args[1]) : value_error();
 }
+qn_value builtin_pattern(qn_vm *vm, const qn_value *args) {
+  jit_pattern_options o = {args[0], args[1], args[2], args[3], args[4], false};
+  if (!arg_fn(vm, "pattern", o.find, false) || !arg_fn(vm, "pattern", o.replace, false)) return value_error();
+  if (!value_is(o.name, TAG_NIL) && !value_is(o.name, TAG_STR))
+    return arg_refuse(vm, "pattern", "a text as name", o.name);
+  if (!value_is(o.check, TAG_NIL) && !arg_fn(vm, "pattern", o.check, false)) return value_error();
+  if (!value_is(o.samples, TAG_NIL) && !value_is(o.samples, TAG_LIST))
+    return arg_refuse(vm, "pattern", "a list of arrays and numbers as args", o.samples);
+  if (!arg_bool(vm, "pattern", "true or false as verify", args[5], &o.verify)) return value_error();
+  return jit_pattern(vm, &o);
+}
+qn_value builtin_unpattern(qn_vm *vm, const qn_value *args) {
+  return value_is(args[0], TAG_STR) ? jit_unpattern(vm, args[0]) : arg_refuse(vm, "unpattern", "a text", args[0]);
+}
 qn_value builtin_code(qn_vm *vm, const qn_value *args) { return inspect(vm, "code", args, jit_code_text); }

@@ -384,6 +384,22 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
   return graph_node_raw(g, op, nodes, nin, attr, o.result, site);
 }
 
+bool graph_commutes(const graph_node *n) {
+  switch ((op_id)n->op) {
+  case OP_add:
+  case OP_mul:
+  case OP_smul:
+  case OP_minimum:
+  case OP_maximum:
+  case OP_eq:
+  case OP_ne:
+  case OP_bitand:
+  case OP_bitor:
+  case OP_xor: return n->kind == NODE_OP;
+  default: return false;
+  }
+}
+
 /* ---- copies ---------------------------------------------------------------------------------------------------------------- */
 
 uint32_t graph_node_like(graph *to, const graph_node *of, const uint32_t *in) {

@@ -189,6 +189,8 @@ uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype,
                     uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
 static inline bool graph_kind_has_regions(uint8_t kind) { return kind == NODE_IF || kind == NODE_LOOP; }
+/* Is it an op with two operands that may be exchanged? */
+bool graph_commutes(const graph_node *n);
 /* Must the node be run to have its value, as it is no input or constant? */
 static inline bool graph_is_run(const graph_node *n) { return n->kind != NODE_INPUT && n->kind != NODE_CONST; }
 /* Appends a branch or loop with operands and regions as graph_kind says. Takes the regions over, also on failure. `attr` is NULL or, of a

@@ -23,22 +23,6 @@ static uint64_t mix(uint64_t h, uint64_t x) {
   return h ^ h >> 32;
 }
 
-static bool commutative(const graph_node *n) {
-  switch ((op_id)n->op) {
-  case OP_add:
-  case OP_mul:
-  case OP_smul:
-  case OP_minimum:
-  case OP_maximum:
-  case OP_eq:
-  case OP_ne:
-  case OP_bitand:
-  case OP_bitor:
-  case OP_xor: return n->kind == NODE_OP;
-  default: return false;
-  }
-}
-
 enum { SHARED_CONST_BYTES = 64 };
 
 static uint64_t node_hash(const rewriter *r, const graph_node *n) {
@@ -51,7 +35,7 @@ static uint64_t node_hash(const rewriter *r, const graph_node *n) {
     return h;
   }
   if (n->kind == NODE_PROJ) return mix(mix(h, n->in[0]), n->payload.index);
-  if (commutative(n))
+  if (graph_commutes(n))
     h = mix(mix(h, n->in[0] ^ n->in[1]), n->in[0] + n->in[1]);
   else
     for (int i = 0; i < n->nin; i++) h = mix(h, n->in[i]);
@@ -62,7 +46,7 @@ static bool same_node(const void *g, uint32_t node, const void *other) {
   const graph_node *a = &((const graph *)g)->nodes[node], *b = other;
   if (a->kind != b->kind || a->op != b->op || a->nin != b->nin || !graph_type_same(&a->type, &b->type)) return false;
   if (a->kind == NODE_CONST) return memcmp(a->payload.data, b->payload.data, graph_const_bytes(&a->type)) == 0;
-  bool swapped = commutative(a) && a->in[0] == b->in[1] && a->in[1] == b->in[0];
+  bool swapped = graph_commutes(a) && a->in[0] == b->in[1] && a->in[1] == b->in[0];
   if (!swapped && memcmp(a->in, b->in, a->nin * sizeof *a->in) != 0) return false;
   if (a->kind == NODE_PROJ && a->payload.index != b->payload.index) return false;
   if (!a->attr || !b->attr) return a->attr == b->attr;

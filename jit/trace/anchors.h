@@ -6,6 +6,7 @@
 #include "jit/trace/rec.h"
 
 typedef struct specialization specialization;
+typedef struct rewrite_rule rewrite_rule; /* rewrites.c */
 
 /* What the code of every graph value begins with (body.h). */
 typedef struct graph_code {
@@ -74,6 +75,8 @@ typedef struct vm_jit {
   uint32_t last_id;          /* the last anchor_specializations.id given out */
   uint64_t last_rule;
   rec_reason last_reason; /* why the last capture has ended */
+  rewrite_rule *rules;    /* patterns, those that are tried first in front (rewrites.c) */
+  int applying;           /* how many times these are being applied: meanwhile the list stays as it is */
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
 

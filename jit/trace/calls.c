@@ -21,6 +21,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
+#include "jit/trace/rewrites.h"
 #include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/tracers.h"
@@ -82,6 +83,10 @@ int call_fits(qn_vm *vm, const specialization *e, const qn_value *args, int narg
 static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c,
                                 text_buf *why) {
   uint64_t epoch = jit_of(vm)->epoch;
+  if (e->epoch != epoch && e->outdated) {
+    if (why) text_adds(why, "patterns have changed");
+    return false;
+  }
   if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
     return false;
   if (e->pattern.sizes && !pattern_sizes_hold(vm, &e->pattern, c->arrays, c->scalars, why)) return false;
@@ -282,7 +287,8 @@ static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
 }
 
 static bool race_on(const qn_vm *vm, const specialization *e) {
-  return vm->config.jit == QN_JIT_ON && e->state == SPEC_READY && !e->device && e->race.calls < RACE_CALLS;
+  return vm->config.jit == QN_JIT_ON && e->state == SPEC_READY && !e->device && e->race.calls < RACE_CALLS &&
+         !specialization_rewritten(e);
 }
 
 /* Is the plan to run (true), or the interpreter (false)? *timed: the call is part of a round, and must be timed. */
@@ -290,7 +296,7 @@ static bool runs_now(qn_vm *vm, const anchor_specializations *list, specializati
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
   *timed = false;
   if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, wait);
-  if (wait) return true;
+  if (wait || specialization_rewritten(e)) return true;
   race *r = &e->race;
   if (!r->code && best_code(vm, e->plan)) *r = (race){.code = true};
   /* calls so short that they would not earn back what the block VM prepares for a plan */
@@ -425,7 +431,22 @@ static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_special
   return call_again(vm, site, r, draw);
 }
 
+static void drop_specialization(qn_vm *vm, void *e) { specialization_free(vm, e); }
 static void drop_wish(qn_vm *vm, void *wish) { size_wish_free(vm, wish); }
+
+/* Applies the patterns to what was just recorded of a call with this result. False with an error raised that nothing catches: then the
+ * specialization and the result are freed. */
+static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
+  vm_owned held[2];
+  vm_own(vm, &held[0], drop_specialization, e);
+  vm_own(vm, &held[1], vm_drop_value, result);
+  bool ok = rewrites_apply(vm, &e->graph, &e->regions, &e->rewritten);
+  vm_disown(vm, &held[0]);
+  if (ok) return true;
+  specialization_free(vm, e);
+  value_release(vm, *result);
+  return false;
+}
 
 /* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
  * specialization is made of it. */
@@ -485,6 +506,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     answer(vm, NULL, why);
     return result;
   }
+  if (e->state != SPEC_BROKEN && rewrites_any(vm) && !apply_patterns(vm, e, &result)) return value_error();
   e->hash = (e->why == BREAK_no_arrays && pattern_any_text(&e->pattern)) || e->pattern.sizes ? 0 : hash;
   list->failed = 0;
   e = anchor_add(vm, list, e);

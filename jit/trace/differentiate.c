@@ -25,6 +25,7 @@
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/rewrites.h"
 #include "jit/trace/tracers.h"
 #include "jit/trace/vmap.h"
 
@@ -418,7 +419,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   w.in.name = name;
   if (forward_args(r, site, nargs, which, (int)nwrt, true, &w) && forward_run(r, site, &w))
     root = loss_node(r, w.y, aux, name);
-  if (root != UINT32_MAX && backward(r, w.from, &root, &seed, root != 0, &w.in) &&
+  if (root != UINT32_MAX && rewrites_append(r, w.from, &root) && backward(r, w.from, &root, &seed, root != 0, &w.in) &&
       rec_hand_numbers(r, w.in.grads, w.in.n))
     result = grads_value(r, &w, one);
   if (!value_is_error(result) && def->kind != TRANSFORM_GRAD) result = result_with(vm, &w.y, result);

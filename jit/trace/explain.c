@@ -225,6 +225,12 @@ static qn_value break_item(qn_vm *vm, const void *ctx, uint32_t i) {
   return reason_record(vm, s->text, s->at);
 }
 
+static qn_value pattern_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const rewrite_note *x = &((const rewrite_notes *)ctx)->list[i];
+  return FIELDS_RECORD(vm, {"name", text_value(vm, x->name)}, {"line", value_int(line_at(vm, x->at))},
+                       {"reason", x->applied ? value_nil() : text_value(vm, x->why)});
+}
+
 static qn_value recompile_item(qn_vm *vm, const void *ctx, uint32_t i) {
   const struct miss *m = &((const anchor_specializations *)ctx)->recompiles[i];
   return reason_record(vm, m->text, m->at);
@@ -278,6 +284,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
       vm, {"graphs", value_int(p != NULL)}, {"kernels", list_of_items(vm, p ? p->nkernels : 0, kernel_item, p)},
       {"steps", step_records(vm, &s)}, {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
       {"effects", list_of_items(vm, p ? e->taps.n : 0, tap_item, p ? &e->taps : NULL)}, {"exits", exit_records(vm, e)},
+      {"patterns", list_of_items(vm, e ? e->rewritten.n : 0, pattern_item, e ? &e->rewritten : NULL)},
       {"recompiles", list_of_items(vm, list->nrecompiles, recompile_item, list)}, {"guards", guard_list(vm, e)},
       {"compiled", value_int(compiled)}, {"calls", value_int(e ? (int64_t)e->hits : 0)},
       {"replays", value_int(e ? (int64_t)e->replays : 0)}, {"reentries", value_int(e ? (int64_t)e->reentries : 0)},

@@ -574,6 +574,14 @@ QN_MUST_CHECK qn_value jit_graph_deserialize(qn_vm *vm, const graph_serialized *
  * or the error value. */
 QN_MUST_CHECK qn_value jit_graph_parse(qn_vm *vm, const qn_str *text);
 QN_MUST_CHECK qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule);
+/* Registers a pattern: where `find` is recognised in what is recorded from now on, `replace` takes its place. name: a text or nil; check: a
+ * function or nil; samples: a list of arguments or nil. Gives its name, owned, or the error value. And removes the one with a name. */
+typedef struct jit_pattern_options {
+  qn_value find, replace, name, check, samples;
+  bool verify;
+} jit_pattern_options;
+QN_MUST_CHECK qn_value jit_pattern(qn_vm *vm, const jit_pattern_options *o);
+QN_MUST_CHECK qn_value jit_unpattern(qn_vm *vm, qn_value name);
 /* The fields of graph values. jit_graph_field gives unset if there is none of that name. */
 enum { GRAPH_FIELDS = 3 };
 extern const char *const jit_graph_fields[GRAPH_FIELDS];

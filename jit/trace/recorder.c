@@ -21,6 +21,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
+#include "jit/trace/rewrites.h"
 #include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/tracers.h"
@@ -818,6 +819,7 @@ static void jit_close(qn_vm *vm) {
   }
   j->chains = NULL;
   backends_close(vm);
+  rewrites_close(vm);
   mem_free(vm, j, sizeof *j);
   vm->jit = NULL;
   devices_close(vm);

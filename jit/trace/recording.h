@@ -10,6 +10,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
+#include "jit/trace/rewrite_notes.h"
 #include "jit/trace/taps.h"
 #include "jit/trace/vmap.h"
 
@@ -91,8 +92,9 @@ struct recording {
   bool exits;       /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
   bool
       again; /* pending work has failed before the program has seen anything of the call: it is made again without a recording */
-  bool lenient; /* of an arm: what cannot be in a region does not matter (rewrite) */
-  bool hollow;  /* its inputs have no data: nothing is run, and who looks at data gets an error */
+  bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */
+  bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
+  bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
   span at;            /* the place of what is evaluated next */
   uint32_t parent;    /* the site of the innermost call */
@@ -163,8 +165,9 @@ struct recording {
   tap_list taps;
   tap_run tap_run;
   struct recording *tapping;
-  qn_value text_parts; /* owned: what a text is made of that the interpreter is making, or nil */
-  region_list regions; /* parts of the graph with derivatives of their own */
+  qn_value text_parts;     /* owned: what a text is made of that the interpreter is making, or nil */
+  region_list regions;     /* parts of the graph with derivatives of their own */
+  rewrite_notes rewritten; /* what patterns have replaced in what was differentiated */
   /* The calls made inside of it. When the recording is freed they are counted for the function that it records (`of`), or for no function. */
   part_list parts;
   struct anchor_specializations *of; /* or NULL */

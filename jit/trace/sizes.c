@@ -314,7 +314,7 @@ bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t) {
 /* ---- what code of the host asks ---------------------------------------------------------------------------------------------------- */
 
 /* Has a recording sizes that are no plain numbers? */
-static bool has_sizes(const struct recording *r) { return r->nsize_places || r->g->dims.strict; }
+static bool has_sizes(const struct recording *r) { return r->nsize_places || r->symbolic || r->g->dims.strict; }
 
 bool rec_symbolic(const qn_vm *vm) {
   for (const struct recording *r = vm->rec; r; r = r->arm ? r->outer : NULL)
@@ -399,6 +399,7 @@ qn_value rec_size_number_of(qn_vm *vm, int64_t d) {
     return r->g->failed ? raise_memory(vm) : (rec_give_up(r, BREAK_branch), value_error());
   }
   int64_t hint = dim_hint(&r->g->dims, d);
+  if (r->symbolic) rec_pin(r, d); /* the number is a constant of its graph */
   if (!r->capturing) return value_int(hint);
   for (uint32_t i = 0; i < r->nsize_inputs; i++)
     if (r->size_inputs[i].size == d)

@@ -69,9 +69,29 @@ void specialization_free(qn_vm *vm, specialization *e) {
   plan_forget(vm, &e->there);
   if (e->plan) shared_plan_release(e->plan);
   specialization_clear(vm, e);
+  rewrite_notes_free(vm, &e->rewritten);
   parts_free(vm, &e->parts);
   if (e->left) mem_free(vm, e->left, EXITS_KEPT * sizeof *e->left);
   mem_free(vm, e, sizeof *e);
+}
+
+void specializations_outdated(qn_vm *vm) {
+  jit_of(vm)->epoch++;
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (specialization **at = &a->first; *at;) {
+      specialization *e = *at;
+      e->outdated = e->state != SPEC_BROKEN;
+      if (e->running || !e->outdated) {
+        at = &e->next;
+        continue;
+      }
+      *at = e->next;
+      a->count--;
+      a->misses = 0;
+      a->full = false;
+      anchor_keep_counts(vm, a, e);
+      specialization_free(vm, e);
+    }
 }
 
 void anchor_specializations_free(qn_vm *vm, anchor_specializations *e) {
@@ -314,6 +334,8 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     }
     e->graph = r->g;
     e->regions = r->regions;
+    e->rewritten = r->rewritten;
+    r->rewritten = (rewrite_notes){0};
     if (!taps_settle(vm, &r->taps, r->g)) error_clear(vm); /* then some may be listed that are never made */
     e->taps = r->taps;
     r->g = NULL;

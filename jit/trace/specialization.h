@@ -92,12 +92,14 @@ struct specialization {
   uint32_t nleft;
   part_list parts; /* the calls inside of the recorded one, which each replay makes again */
   race race;
+  bool outdated;        /* the patterns have changed since it was recorded, while a call of it was in progress */
   bool reported_copies; /* QUERN_LOG=copies has told which inputs are copied */
   double plan_ms;
   struct job *job; /* the job that makes its plan, or NULL */
   /* how many calls that it serves have not ended, or were left by an exception: while there are any it is not dropped */
   uint32_t running;
-  region_list regions; /* the regions of the graph as recorded */
+  region_list regions;     /* the regions of the graph as recorded */
+  rewrite_notes rewritten; /* what patterns have replaced in it */
 };
 
 /* Puts an anchor into another state while a block runs. The state is restored when the block is left, also by an exception of a host (in
@@ -129,6 +131,10 @@ specialization *anchor_add(qn_vm *vm, anchor_specializations *list, specializati
  * the recording. NULL with an error raised. */
 QN_MUST_CHECK specialization *specialization_make(struct recording *r, qn_value fn, qn_value result);
 void specialization_free(qn_vm *vm, specialization *e);
+/* Has the patterns of the VM changed what it computes? Then it is not compared with the interpreter, neither in time nor in bits. */
+static inline bool specialization_rewritten(const specialization *e) { return e->rewritten.applied != 0; }
+/* The patterns have changed: what was compiled before serves no calls any more. */
+void specializations_outdated(qn_vm *vm);
 /* Frees the pattern, guards, template and graph of a specialization, but nothing of the plan. */
 void specialization_clear(qn_vm *vm, specialization *e);
 /* Frees the record of an anchor, which does not point to it any more. */

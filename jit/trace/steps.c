@@ -373,6 +373,13 @@ qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled) {
   }
   add_lines(&t, "exits", &more, EXIT_LINES);
   more.len = 0;
+  for (uint32_t i = 0; e && i < e->rewritten.n; i++) {
+    const rewrite_note *x = &e->rewritten.list[i];
+    report_place(vm, &more, file, x->at);
+    text_addf(&more, ": %s%s%s\n", x->name, x->applied ? "" : " is not applied: ", x->why);
+  }
+  add_lines(&t, "patterns", &more, EXIT_LINES);
+  more.len = 0;
   uint32_t n = list->nrecompiles, first = n > MISS_LINES ? n - MISS_LINES : 0;
   for (uint32_t i = first; i < n; i++) {
     text_addf(&more, "%s (", list->recompiles[i].text);

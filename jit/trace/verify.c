@@ -205,6 +205,63 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   return repro_of_call(vm, e, c), value_error();
 }
 
+/* The values of the graph's outputs, computed node by node, in the form of a result. Owned, or the error value. */
+static qn_value result_by_nodes(qn_vm *vm, const rec_call_site *site, const specialization *e, const call_inputs *c) {
+  const graph *g = e->graph;
+  size_t bytes = (g->n + (size_t)g->ninputs + g->noutputs) * sizeof(qn_value);
+  qn_value *vals = mem_alloc(vm, bytes), *ins = vals + g->n, *outs = ins + g->ninputs, result = value_error();
+  if (!vals) return result;
+  for (uint32_t i = 0; i < g->n; i++) vals[i] = value_unset();
+  for (uint32_t i = 0; i < g->ninputs; i++) ins[i] = c->arrays[i] ? value_obj(TAG_ARRAY, c->arrays[i]) : c->scalars[i];
+  if (nodes_run(vm, g, ins, e->device, NULL, vals) == g->n) {
+    for (uint32_t k = 0; k < g->noutputs; k++) outs[k] = vals[g->outputs[k]];
+    call_values call = {&e->pattern, site->fn, site->args};
+    result = template_build(vm, &e->result, outs, &call);
+  }
+  for (uint32_t i = 0; i < g->n; i++) value_release(vm, vals[i]);
+  mem_free(vm, vals, bytes);
+  return result;
+}
+
+/* Patterns have changed what the call does, so that the interpreter, which knows none, may give other bits: the plan is compared with the nodes of
+ * its graph. Gives what the plan gives. */
+static qn_value rewritten_ways(qn_vm *vm, rec_call_site *site, specialization *e, verified_call *v) {
+  const char *name = site->anchor->name ? site->anchor->name : "fn";
+  vm_owned held;
+  vm_own(vm, &held, verified_drop, v);
+  tap_run taps; /* they are made */
+  tap_run_begin(vm, &taps, &e->taps, NULL);
+  uint64_t draw = vm->draw;
+  qn_value compiled = call_replay(vm, e, site, v->inputs, &taps);
+  if (value_is_error(compiled)) { /* as always, the interpreter makes the call again, and words the error */
+    if (error_catchable(vm)) {
+      error_clear(vm);
+      vm->draw = draw;
+      tap_frame_enter(vm, &v->frame, taps.plan.made, NULL);
+      compiled = site->run(site->ctx);
+      tap_frame_leave(vm, &v->frame);
+    }
+    vm_disown(vm, &held);
+    return compiled;
+  }
+  v->compiled = compiled;
+  qn_value nodes = result_by_nodes(vm, site, e, v->inputs);
+  bool same = !value_is_error(nodes) && same_tree(vm, compiled, nodes, NULL);
+  vm_disown(vm, &held);
+  v->compiled = value_nil();
+  value_release(vm, nodes);
+  if (same) return compiled;
+  value_release(vm, compiled);
+  if (error_pending(vm) && (!error_catchable(vm) || vm->error->id == E_memory)) return value_error();
+  error_clear(vm);
+  char node[200] = "";
+  first_difference(vm, e, v->inputs, node, sizeof node);
+  raise_error(vm, E_mismatch, site->at,
+              "compiled results of %s differ from those of its graph, which patterns have changed%s%s", name,
+              node[0] ? "; the first node that differs is " : "", node);
+  return repro_of_call(vm, e, v->inputs), value_error();
+}
+
 qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c) {
   uint32_t n = e->pattern.ninputs;
   verified_call v = {.inputs = c, .compiled = value_nil()};
@@ -218,7 +275,7 @@ qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_i
     if (!flat) break;
     c->arrays[v.held] = flat;
   }
-  if (v.held == n) result = both_ways(vm, site, e, &v);
+  if (v.held == n) result = specialization_rewritten(e) ? rewritten_ways(vm, site, e, &v) : both_ways(vm, site, e, &v);
   verified_release(vm, &v);
   value_release(vm, value_obj(TAG_LIST, kept));
   return result;
