@@ -184,7 +184,7 @@ static qn_value inspect(qn_vm *vm, const char *fn, const qn_value *args,
 qn_value builtin_explain(qn_vm *vm, const qn_value *args) { return inspect(vm, "explain", args, jit_explain); }
 qn_value builtin_graph(qn_vm *vm, const qn_value *args) {
   if (value_is(args[0], TAG_STR) && value_list(args[1])->len == 0) return jit_graph_parse(vm, value_str(args[0]));
-  return inspect(vm, "graph", args, jit_graph);
+  return inspect(vm, "graph", args, jit_graph_shown);
 }
 qn_value builtin_rewrite(qn_vm *vm, const qn_value *args) {
   if (!value_is_graph(args[0])) return arg_refuse(vm, "rewrite", "a graph", args[0]);

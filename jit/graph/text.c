@@ -190,6 +190,7 @@ static void print_node(const graph *g, uint32_t i, int indent, const graph_store
     break;
   case NODE_PROJ:
   case NODE_TAP:
+    if (n->kind == NODE_TAP && n->payload.tap == GRAPH_TAP_MADE) break;
     text_addf(out, " number=%u", (unsigned)(n->kind == NODE_PROJ ? n->payload.index : n->payload.tap));
     break;
   case NODE_INPUT: break;
@@ -800,9 +801,10 @@ static bool node(parser *p) {
     if (!node_refs(p, &n.in, &n.nin)) return false;
     if (op != OP_COUNT && !attributes(p, op, &attr)) return false;
     if (n.kind == NODE_LOOP && !kept_rows(p, &n, &attr)) return false;
-    if ((n.kind == NODE_PROJ || n.kind == NODE_TAP) &&
-        (!expect_word(p, "number") || !expect(p, "=") || !number(p, &which)))
-      return false;
+    bool made = n.kind == NODE_TAP && !word(p, "number");
+    if (made) which = GRAPH_TAP_MADE;
+    if (n.kind == NODE_PROJ && !expect_word(p, "number")) return false;
+    if ((n.kind == NODE_PROJ || (n.kind == NODE_TAP && !made)) && (!expect(p, "=") || !number(p, &which))) return false;
     if (!expect(p, ":") || !type(p, &n.type)) return false;
   }
   if (mark(p, "@") && !number(p, &n.site)) return false;

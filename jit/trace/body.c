@@ -239,7 +239,9 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
   for (uint32_t i = 1, opens = 0, closes = 0; i < g->n && ok; i++) {
     for (; opens < n && open[opens].first <= i && ok; opens++)
       if (open[opens].first == i) ok = region_opens(r, &regions->list[open[opens].region], c.map);
-    ok = ok && (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
+    const graph_node *x = &g->nodes[i];
+    if (x->kind != NODE_TAP) /* which is only shown */
+      ok = ok && (c.map[i] = x->kind == NODE_INPUT ? inputs[x->payload.input] : copy_node(&c, i)) != 0;
     for (; closes < n && regions->list[closes].end <= i + 1 && ok; closes++) {
       ok = vmap_advance(r); /* a region's counterparts must not mix with those of what follows */
       ends[closes] = r->g->n;

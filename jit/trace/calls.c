@@ -434,8 +434,8 @@ static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_special
 static void drop_specialization(qn_vm *vm, void *e) { specialization_free(vm, e); }
 static void drop_wish(qn_vm *vm, void *wish) { size_wish_free(vm, wish); }
 
-/* Applies the patterns to what was just recorded of a call with this result. False with an error raised that nothing catches: then the
- * specialization and the result are freed. */
+/* Applies the patterns to what was just recorded of a call with this result. Without memory for that such calls stay eager. False with an error
+ * raised that nothing catches: then the specialization and the result are freed. */
 static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
   vm_owned held[2];
   vm_own(vm, &held[0], drop_specialization, e);
@@ -443,6 +443,12 @@ static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
   bool ok = rewrites_apply(vm, &e->graph, &e->regions, &e->rewritten);
   vm_disown(vm, &held[0]);
   if (ok) return true;
+  if (error_catchable(vm)) {
+    error_clear(vm);
+    e->state = SPEC_BROKEN;
+    e->why = BREAK_memory;
+    return true;
+  }
   specialization_free(vm, e);
   value_release(vm, *result);
   return false;

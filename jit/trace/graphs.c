@@ -98,6 +98,15 @@ static bool copy_call(qn_vm *vm, const specialization *from, uint32_t nargs, uin
   return true;
 }
 
+/* Effects stay in sight, but they are made by nobody. */
+static void show_effects(graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_TAP) n->payload.tap = GRAPH_TAP_MADE;
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++) show_effects(n->payload.regions[k]);
+  }
+}
+
 /* Fills in a body with what a specialization has recorded; values[i] becomes the value of bound input i (borrowed), then the defaults. `fn`
  * and `kept` are the function and all arguments of the recorded call. False with an error raised. */
 static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value fn, qn_value kept, const qn_value *args,
@@ -105,6 +114,7 @@ static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value 
   uint32_t n = e->graph->ninputs;
   specialization *c = &b->call;
   if (!(c->graph = graph_copy(e->graph))) return fail_memory(vm);
+  show_effects(c->graph);
   const qn_list *all = value_list(kept);
   if (!copy_call(vm, e, (uint32_t)nargs, 0, c) || !fit_arguments(vm, b, args, nargs, kept)) return false;
   call_values call = {&e->pattern, fn, all->items};
@@ -130,7 +140,8 @@ static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value 
   return ok && name_params(vm, b, fn);
 }
 
-static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults, bool hint) {
+static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults, bool hint,
+                              bool shown) {
   jit_anchor *watched = vm->asked.watched; /* saved, because the function may itself ask for the graph of another one */
   qn_value watched_fn = vm->asked.watched_fn, watched_args = vm->asked.watched_args;
   vm->asked.watched = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
@@ -153,7 +164,7 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
     snprintf(s.text, sizeof s.text, "%s", break_reasons[s.why]);
     s.entry = NULL;
   }
-  bool tapped = ok && s.entry && s.entry->taps.n;
+  bool tapped = ok && s.entry && s.entry->taps.n && !shown;
   if (tapped) { /* what a graph does it does in every place that it is called, so it has no effects */
     const tap *first = &s.entry->taps.list[0];
     s.why = BREAK_effect;
@@ -188,11 +199,15 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
 }
 
 qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
-  return graph_of_call(vm, fn, args, nargs, 0, false);
+  return graph_of_call(vm, fn, args, nargs, 0, false, false);
+}
+
+qn_value jit_graph_shown(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
+  return graph_of_call(vm, fn, args, nargs, 0, false, true);
 }
 
 qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults) {
-  return graph_of_call(vm, fn, args, nargs, ndefaults, true);
+  return graph_of_call(vm, fn, args, nargs, ndefaults, true, false);
 }
 
 /* ---- from text ---------------------------------------------------------------------------------------------------------------------- */
@@ -206,7 +221,7 @@ static bool is_sized(const graph *g, qn_dim d, bool region) {
 static bool graph_part_runnable(const graph *g, bool region, char *why, size_t size) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
-    if (n->kind == NODE_TAP) {
+    if (n->kind == NODE_TAP && n->payload.tap != GRAPH_TAP_MADE) {
       snprintf(why, size, "%%%u is an effect, which only the compiler makes", (unsigned)i);
       return false;
     }

@@ -65,7 +65,8 @@ static qn_value attr_record(qn_vm *vm, const graph *g, const graph_node *n) {
   attr_fields c = {.vm = vm, .g = g, .node = n};
   if (graph_kind_has_regions(n->kind)) c.fields[c.n++] = (field){"regions", list_of_items(vm, 2, region_item, n)};
   if (n->kind == NODE_PROJ) c.fields[c.n++] = (field){"number", value_int(n->payload.index)};
-  if (n->kind == NODE_TAP) c.fields[c.n++] = (field){"number", value_int(n->payload.tap)};
+  if (n->kind == NODE_TAP && n->payload.tap != GRAPH_TAP_MADE)
+    c.fields[c.n++] = (field){"number", value_int(n->payload.tap)};
   if (n->kind == NODE_CONST) c.fields[c.n++] = (field){"value", const_value(vm, n, 0)};
   if (n->kind == NODE_OP && n->attr) {
     op_attr a = graph_attr(n);

@@ -544,6 +544,8 @@ QN_MUST_CHECK bool jit_repro_run(qn_vm *vm, const char *text, size_t len, bool *
 QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
 /* The graph of a call as a graph value (FN_GRAPH). Owned, or the error value. */
 QN_MUST_CHECK qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
+/* As jit_graph, also of a call that has effects: its graph shows them, but does not make them. */
+QN_MUST_CHECK qn_value jit_graph_shown(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
 /* As jit_graph, for a graph that is written to a file: of a call that gives all parameters. Calls of the graph may leave out the last
  * `ndefaults` arguments, and then have those of this call. If the recording broke off, the error says why and what to do about it. */
 QN_MUST_CHECK qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults);

@@ -95,10 +95,10 @@ static void instance_drop(qn_vm *vm, void *what) {
   mem_free(vm, x, sizeof *x);
 }
 
-/* Takes the pending error and writes its message, after `what`. False if it must stay pending. */
+/* Takes the pending error and writes its message, after `what`. False if it must stay pending: it says nothing about the pattern. */
 static bool error_told(qn_vm *vm, char *out, size_t size, const char *what) {
   if (!error_pending(vm)) return true;
-  if (!error_catchable(vm)) return false;
+  if (!error_catchable(vm) || vm->error->id == E_memory) return false;
   snprintf(out, size, "%s: %s", what, vm->error->message ? vm->error->message->text : "an error");
   error_clear(vm);
   return true;
@@ -210,7 +210,6 @@ static bool close_enough(qn_vm *vm, qn_value a, qn_value b, char *why, size_t si
       snprintf(why, size, "find gives %g where replace gives %g, at element %lld of %s", u, v, (long long)i,
                kind_said(value_obj(TAG_ARRAY, x)).text);
   }
-  if (!y) snprintf(why, size, "there was no memory for comparing");
   if (x) value_release(vm, value_obj(TAG_ARRAY, x));
   if (y) value_release(vm, value_obj(TAG_ARRAY, y));
   return same;
@@ -254,7 +253,7 @@ static bool instance_record(qn_vm *vm, instance *x) {
   const rewrite_rule *rule = x->rule;
   uint64_t draw = vm->draw;
   struct recording *r = rec_begin(vm, false);
-  if (!r) return error_told(vm, x->why, sizeof x->why, "find");
+  if (!r) return false;
   arguments a = {.n = 0};
   bool *needed = NULL;
   size_t bytes = 0;
@@ -324,7 +323,10 @@ static bool instance_record(qn_vm *vm, instance *x) {
     x->replace = 0;
     x->wrong = true;
   }
-  if (x->find && !(x->g = graph_copy(g))) x->find = 0;
+  if (!ok || g->failed || g->arena.failed || (x->find && !(x->g = graph_copy(g)))) {
+    x->find = 0;
+    if (!error_pending(vm)) raise_memory(vm);
+  }
   if (needed) mem_free(vm, needed, bytes);
   vm_disown(vm, &held[0]);
   arguments_drop(vm, &a);
@@ -362,23 +364,21 @@ static uint64_t sketch_hash(const graph *g, uint32_t root, uint32_t *ops, bool *
   return h;
 }
 
-/* Keeps an instance's graph as a sketch, if there is none like it. */
-static void add_sketch(qn_vm *vm, rewrite_rule *rule, instance *x) {
+/* Keeps an instance's graph as a sketch, if there is none like it. False with an error raised. */
+static bool add_sketch(qn_vm *vm, rewrite_rule *rule, instance *x) {
   size_t bytes = x->g->n * sizeof(bool);
   bool *needed = mem_alloc(vm, bytes);
-  if (!needed || rule->nsketches == RULE_SKETCHES) {
-    if (needed) mem_free(vm, needed, bytes);
-    return;
-  }
+  if (!needed) return false;
   uint32_t ops;
   uint64_t h = sketch_hash(x->g, x->find, &ops, needed);
   bool known = false;
   mem_free(vm, needed, bytes);
   for (uint32_t i = 0; i < rule->nsketches; i++) known |= rule->sketches[i].hash == h;
-  if (known) return;
+  if (known || rule->nsketches == RULE_SKETCHES) return true;
   rule->sketches[rule->nsketches++] = (struct sketch){x->g, x->find, h};
   x->g = NULL;
   if (ops > rule->ops) rule->ops = ops;
+  return true;
 }
 
 /* Tries arguments of these types. `why` gets the reason if they do not do. False with an error raised that nothing catches. */
@@ -392,7 +392,7 @@ static bool try_types(qn_vm *vm, rewrite_rule *rule, const graph_type *types, bo
   vm_own(vm, &held, instance_drop, x);
   bool ok = instance_record(vm, x);
   *fits |= ok && x->find && x->replace;
-  if (ok && x->find && x->replace) add_sketch(vm, rule, x);
+  if (ok && x->find && x->replace) ok = add_sketch(vm, rule, x);
   if (ok && x->why[0] && (!why[0] || (x->wrong && !*wrong))) snprintf(why, size, "%s", x->why);
   *wrong |= x->wrong;
   vm_disown(vm, &held);
@@ -447,7 +447,7 @@ static bool sketch_rule(qn_vm *vm, rewrite_rule *rule, qn_value samples) {
     rule->nparams++;
   }
   if (fits) return true;
-  return raise_false(vm, E_argument, "pattern: %s%s", why[0] ? why : "memory is short",
+  return raise_false(vm, E_argument, "pattern: %s%s", why,
                      value_is(samples, TAG_LIST) ? ""
                                                  : " (tried with arrays of one dtype and shape; args: gives others)");
 }
@@ -626,7 +626,7 @@ static void note(search *s, const rewrite_rule *rule, uint32_t root, bool applie
     vm_logf(s->vm, LOG_breaks, "pattern %s is not applied: %s (%s:%d)", value_str(rule->name)->text, why, file, line);
   }
   if (!mem_grow(s->vm, (void **)&l->list, &l->cap, l->n + (size_t)1, sizeof *l->list)) {
-    error_clear(s->vm);
+    s->failed = true;
     return;
   }
   rewrite_note *x = &l->list[l->n++];
@@ -853,6 +853,18 @@ static qn_dim size_into(graph *to, uint32_t shared, const dim_table *from, qn_di
   return dim_make(&to->dims, (dim_op)e.op, a, size_into(to, shared, from, e.b));
 }
 
+/* The flags of a product that goes, of these nodes of the graph that is made: how a device's library computed it when it was recorded, which the same
+ * product in a replacement keeps. */
+static uint8_t product_flags(const search *s, uint32_t root, const uint32_t *map, const uint32_t in[2]) {
+  const graph *g = s->g;
+  for (uint32_t i = root; i > 0; i--) {
+    const graph_node *n = &g->nodes[i];
+    if (s->fate[i] == STAYS || n->kind != NODE_OP || n->op != OP_dot) continue;
+    if (map[n->in[0]] == in[0] && map[n->in[1]] == in[1]) return graph_attr(n).flags;
+  }
+  return 0;
+}
+
 /* Appends what takes the place of f to `to`; map has the nodes that took the places of older ones. 0 if memory is short. */
 static uint32_t append_replacement(search *s, const found *f, graph *to, const uint32_t *map) {
   const graph *g = f->x->g;
@@ -886,6 +898,9 @@ static uint32_t append_replacement(search *s, const found *f, graph *to, const u
     uint32_t few[8], *in = n.nin <= 8 ? few : mem_alloc(s->vm, n.nin * sizeof *in);
     ok = ok && in;
     for (int k = 0; k < n.nin && ok; k++) in[k] = anew[n.in[k]];
+    uint8_t flags = ok && n.kind == NODE_OP && n.op == OP_dot ? product_flags(s, f->root, map, in) : 0;
+    attr.flags |= flags;
+    if (flags) n.attr = &attr;
     if (ok)
       anew[i] = n.kind == NODE_CONST ? graph_const(to, n.type, n.payload.data, n.site) : graph_node_like(to, &n, in);
     ok = ok && anew[i];
@@ -1012,12 +1027,6 @@ static graph *rewritten_graph(qn_vm *vm, const graph *g, bool region, region_lis
   return made;
 }
 
-/* Clears errors that need not stop the call. False if there is another one. */
-static bool settled(qn_vm *vm) {
-  if (error_pending(vm) && error_catchable(vm)) error_clear(vm);
-  return !error_pending(vm);
-}
-
 bool rewrites_apply(qn_vm *vm, graph **g, region_list *regions, rewrite_notes *notes) {
   vm_owned held;
   bool failed = false;
@@ -1028,7 +1037,8 @@ bool rewrites_apply(qn_vm *vm, graph **g, region_list *regions, rewrite_notes *n
     graph_free(*g);
     *g = made;
   }
-  return settled(vm);
+  if (failed && !error_pending(vm)) raise_memory(vm);
+  return !failed;
 }
 
 /* ---- gradients ---------------------------------------------------------------------------------------------------------------------- */
