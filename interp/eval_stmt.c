@@ -234,13 +234,18 @@ qn_value eval_tail(qn_vm *vm, node *h, qn_value *fp) {
 qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   n_try *n = (n_try *)h;
   qn_value *mark = vm->sp;
-  if (!rec_try_begin(vm)) return value_error();
+  struct recording *in;
+  if (!rec_try_begin(vm, &in)) return value_error();
   qn_value r = eval(vm, n->body, fp);
-  rec_try_end(vm);
-  if (!value_is_error(r) || !error_catchable(vm) || !rec_try_catches(vm)) return r;
+  rec_try_end(vm, in);
+  if (!value_is_error(r) || !error_catchable(vm) || !rec_try_catches(vm, in)) return r;
   vm_pop_to(vm, mark);
   trace_frame(vm, fp[-1]);
   qn_error_object *e = error_take(vm);
+  if (!rec_try_caught(vm, in, e)) {
+    error_free(vm, e);
+    return value_error();
+  }
   qn_value record = n->error_slot >= 0 ? error_to_record(vm, e) : value_nil();
   error_free(vm, e);
   if (value_is_error(record)) return record;

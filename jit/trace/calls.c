@@ -372,6 +372,7 @@ static bool trace_call(struct recording *r, const rec_call_site *site, qn_value 
 /* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet but taps, the interpreter makes the call again,
  * with the random numbers from `draw` on: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
 static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, uint64_t draw) {
+  bool memory = vm->error && vm->error->id == E_memory;
   bool again = (r->capturing || r->again) && error_repeats(vm);
   /* the body may have changed its parameters: restores what they were */
   for (uint32_t i = 0; i < r->pattern.nroots && again; i++) {
@@ -385,7 +386,7 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
   if (!again) return value_error();
   vm->draw = draw;
   qn_value result = run_from_tap(vm, site, made);
-  answer(vm, NULL, BREAK_memory);
+  answer(vm, NULL, memory ? BREAK_memory : BREAK_errors);
   return result;
 }
 
@@ -422,12 +423,17 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
     vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
 }
 
-/* As call_again. A function whose recorded calls all fail is not recorded any more. */
+/* As call_again. A function whose recorded calls all fail is recorded without bodies of try, if it has some, and then not any more. */
 static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
                             uint64_t draw) {
   enum { FAILURES = 8 };
   bool memory = vm->error && vm->error->id == E_memory;
-  if (!memory && ++list->failed == FAILURES) give_up(vm, list, BREAK_errors);
+  if (!memory && ++list->failed == FAILURES) {
+    if (r->tried && !list->tries_apart)
+      list->tries_apart = true, list->failed = 0;
+    else
+      give_up(vm, list, BREAK_errors);
+  }
   return call_again(vm, site, r, draw);
 }
 
@@ -593,6 +599,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
       if (e->hash && e->hash != hash) continue;
     }
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
+    if (asked && e->tried) continue;         /* and what may fail does */
     if (asked && e->pattern.sizes) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
     /* Recording is tried again where memory was short, or where somebody asks for a graph and nothing was computed on arrays. */

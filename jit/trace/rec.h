@@ -412,11 +412,21 @@ typedef struct block_step {
   uint64_t runs;
   int depth; /* in how many statements that are cuts themselves it lies */
 } block_step;
-/* A try body begins. Inside it ops run at once, so that errors appear where they belong. False if work that was pending before has failed:
- * that error is not for the body's handler. */
-QN_MUST_CHECK bool rec_try_push(qn_vm *vm);
-static inline bool rec_try_begin(qn_vm *vm) { return vm->rec == NULL || rec_try_push(vm); }
-void rec_try_end(qn_vm *vm);
+/* A try body begins. If it can be captured, *in becomes the recording, and ops wait as elsewhere: where one fails, the call is made again by
+ * the interpreter, handler and all. Else they run at once, so that errors appear where they belong. False if work that was pending before has
+ * failed: that error is not for the body's handler. */
+QN_MUST_CHECK bool rec_try_push(qn_vm *vm, struct recording **in);
+static inline bool rec_try_begin(qn_vm *vm, struct recording **in) {
+  *in = NULL;
+  return __builtin_expect(vm->rec == NULL, 1) || rec_try_push(vm, in);
+}
+void rec_try_end(qn_vm *vm, struct recording *in);
+/* May a handler see the pending error? Not if it is an error of some lanes only, nor if vmap refuses what a lane alone could do (in a loop over
+ * the lanes there would be no error), nor if a capture is given up by it. */
+bool rec_try_catches(const qn_vm *vm, const struct recording *in);
+/* The handler of a captured body is about to run. If other calls that meet the guards need not come here, the capture ends. False with an error
+ * raised, which is not for the handler. */
+QN_MUST_CHECK bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e);
 /* A builtin is about to run on these arguments, one for each parameter, which the caller owns. Traced numbers among them become plain,
  * unless the parameter is data. Before an effect (any builtin but PURE, HIGHER and CHOICE ones) pending work that can fail is done, and
  * inside a vmap arguments become those of all lanes. A TAP of a call that is captured gets arguments with data.
@@ -470,9 +480,6 @@ QN_MUST_CHECK int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value 
 QN_MUST_CHECK rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok);
 /* An exception of a host passes: frees what the frame and those inside it hold. */
 void rec_frame_drop(rec_frame *f);
-/* May a handler see the pending error? Not if it is an error of some lanes only, nor if vmap refuses what a lane alone could do: in a loop
- * over the lanes there would be no error. */
-bool rec_try_catches(const qn_vm *vm);
 /* Is a condition that differs between lanes true in all lanes at work? 1; 0, and then only the lanes where it is false are at work, so that
  * the error that the caller raises names one of them; -1 with an error raised. */
 QN_MUST_CHECK int rec_all_lanes(qn_vm *vm, qn_value condition);

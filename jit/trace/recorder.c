@@ -27,6 +27,7 @@
 #include "jit/trace/tracers.h"
 #include "jit/trace/transform.h"
 #include "jit/trace/vmap.h"
+#include "jit/trace/ways.h"
 
 /* ---- ops ------------------------------------------------------------------------------------------------------------------- */
 
@@ -467,15 +468,45 @@ static bool carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
 
 /* ---- control flow and effects --------------------------------------------------------------------------------------------------------------- */
 
-bool rec_try_push(qn_vm *vm) {
+/* Can the body of a try be captured? Not if the graph is for somebody who has no interpreter that makes calls again, nor if the function's calls
+ * mostly ended in handlers. */
+static bool try_possible(const struct recording *r) {
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  bool asked = value_is(r->vm->asked.watched_fn, TAG_FN), refused = base->of && base->of->tries_apart;
+  return base->capturing && r->vm->tune[TUNE_jit_regions] && !asked && !refused && !r->lanes && !base->lanes &&
+         !r->tries && !base->tries && !base->vmap_held.on;
+}
+
+bool rec_try_push(qn_vm *vm, struct recording **in) {
   struct recording *r = vm->rec;
+  if (try_possible(r)) {
+    *in = rec_base(r);
+    (*in)->trying++;
+    (*in)->tried = true;
+    return true;
+  }
   if (!rec_break(r, BREAK_try_body, NULL)) return false;
   r->tries++;
   return true;
 }
 
-void rec_try_end(qn_vm *vm) {
-  if (vm->rec && vm->rec->tries) vm->rec->tries--;
+void rec_try_end(qn_vm *vm, struct recording *in) {
+  struct recording *r = in ? in : vm->rec;
+  if (in) in->trying--;
+  if (r && r->tries) r->tries--;
+}
+
+bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
+  if (in && in->again) return false;
+  if (in && vm->rec && vm->rec->arm) return way_raises(vm);
+  return !rec_in_vmap(vm) || (!vm->rec->vmap_failed && vm->error->id != E_not_batched);
+}
+
+bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e) {
+  if (!in || !in->capturing) return true;
+  /* (what sizes make a shape wrong is no guard; and there may be memory next time) */
+  if (!rec_symbolic(vm) && e->id != E_memory && e->id != E_too_large) return true;
+  return rec_break(vm->rec, BREAK_try_body, NULL);
 }
 
 /* What *told says of a builtin that is about to run (rec_builtin). */

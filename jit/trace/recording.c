@@ -150,6 +150,7 @@ static bool hides(const struct recording *r, uint32_t node) {
 void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   if (!r->capturing) return;
   r->capturing = false;
+  r->tries += r->trying;
   r->why = why;
   r->why_at = r->at;
   snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");

@@ -90,6 +90,8 @@ struct recording {
   int timid;        /* of the recording around all arms: no arm may expect that a loop in it has a turn */
   double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
   bool exits;       /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
+  uint32_t trying;  /* of the recording around all arms: how many bodies of try that are captured are in progress */
+  bool tried;       /* there have been some: where the graph fails, the call need not */
   bool
       again; /* pending work has failed before the program has seen anything of the call: it is made again without a recording */
   bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */

@@ -283,6 +283,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   if (!e) return NULL;
   e->why = r->why;
   e->exits = r->exits;
+  e->tried = r->tried;
   e->why_at = r->why_at;
   memcpy(e->why_text, r->why_text, sizeof e->why_text);
   bool capture = r->capturing;

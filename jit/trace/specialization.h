@@ -82,6 +82,7 @@ struct specialization {
   uint32_t random[RANDOM_INPUTS];
   uint64_t ndraws;
   bool exits; /* some check in the graph fails where the interpreter need not fail in the same way (recording.exits) */
+  bool tried; /* it holds bodies of try, so a call that leaves it need not fail */
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
   /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
   uint64_t waited, timed, verified;

@@ -156,7 +156,8 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   char where[160] = "", node[200] = "";
   if (error) {
     /* The message is the interpreter's, as without --jit verify. Compiled code only has to fail at the same place. */
-    bool left = e->exits && error->id == E_div_zero; /* if it has left the graph, the call is the interpreter's */
+    bool left =
+        e->tried || (e->exits && error->id == E_div_zero); /* if it has left the graph, the call is the interpreter's */
     bool same = value_is_error(eager) && !v->frame.differs && vm->error && vm->error->id == error->id &&
                 vm->error->at.source == error->at.source && vm->error->at.start == error->at.start;
     if (left && !v->frame.differs && (!value_is_error(eager) || error_catchable(vm))) same = true;

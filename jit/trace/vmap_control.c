@@ -311,10 +311,6 @@ void rec_blame_lanes(qn_vm *vm) {
     raise_no_lane(vm);
 }
 
-bool rec_try_catches(const qn_vm *vm) {
-  return !rec_in_vmap(vm) || (!vm->rec->vmap_failed && vm->error->id != E_not_batched);
-}
-
 /* ---- frames ---------------------------------------------------------------------------------------------------------------------------- */
 
 void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots) {
