@@ -285,13 +285,27 @@ static qn_value turn_test(void *ctx, rec_exit *how) {
   return v;
 }
 
-/* The item of the turn with this number; if it is traced, what is gone over is an array. Owned, or the error value. */
+/* The item of a range of which all items times its step are ints (range_computes), with a traced number. Owned, or the error value. */
+static qn_value traced_item(qn_vm *vm, const qn_range *r, qn_value number) {
+  qn_value by = r->step == 1 ? number : op_binary(vm, OP_mul, number, value_int(r->step));
+  return value_is_error(by) || r->start == 0 ? by : op_binary(vm, OP_add, by, value_int(r->start));
+}
+
+/* Are the items of a range computed without overflow? */
+static bool range_computes(const qn_range *r) {
+  int64_t last;
+  return !__builtin_mul_overflow(range_length(r), r->step, &last);
+}
+
+/* The item of the turn with this number; if it is traced, what is gone over is no list. Owned, or the error value. */
 static qn_value turn_item(const turn *t, qn_value number) {
   switch (value_tag_of(t->over)) {
   case TAG_ARRAY:
     return value_node(number) ? rec_row(t->vm, t->over, number) : op_index_row(t->vm, t->over, number.u.i);
   case TAG_LIST: return value_retain(value_list(t->over)->items[number.u.i]);
-  case TAG_RANGE: return value_int(range_item(value_range(t->over), number.u.i));
+  case TAG_RANGE:
+    return value_node(number) ? traced_item(t->vm, value_range(t->over), number)
+                              : value_int(range_item(value_range(t->over), number.u.i));
   default: return number;
   }
 }
@@ -536,7 +550,8 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   rec_tries tries = rec_loop_begins(vm);
   bool recorded = op_deferred(vm);
   tries.apart = recorded && !lanes && !shown && !value_is(it, TAG_STR) && (h->flag & LOOP_LEAVES);
-  if (!value_is(it, TAG_ARRAY)) {
+  bool counted = value_is(it, TAG_RANGE) && !shown && range_computes(value_range(it));
+  if (!value_is(it, TAG_ARRAY) && !counted) {
     tries.left = 0;
     if (!(h->flag & LOOP_LEAVES)) tries.parts = NULL;
   }
