@@ -601,13 +601,24 @@ static bool search_begin(search *s) {
   return s->todo != NULL;
 }
 
+/* The site of a node. Those of a region that a gradient has made may be of the graph around it, whose places the region does not have: 0. */
+static uint32_t site_of(const graph *g, uint32_t node) {
+  uint32_t site = g->nodes[node].site;
+  return site < g->nsites ? site : 0;
+}
+
+/* The site around a site; 0: none. */
+static uint32_t site_around(const graph *g, uint32_t site) {
+  uint32_t up = g->sites[site].parent;
+  return up < site ? up : 0;
+}
+
 /* The place of a node; of one that is a part of a call which stays visible, that of the call. */
 static span place_of(const graph *g, uint32_t node) {
-  uint32_t site = g->nodes[node].site, at = site;
-  if (site >= g->nsites) return SPAN_NONE;
-  for (uint32_t up = site; up; up = g->sites[up].parent)
-    if (g->sites[up].whole && g->sites[up].parent) at = g->sites[up].parent;
-  return g->sites[at].at;
+  uint32_t at = site_of(g, node);
+  for (uint32_t up = at; up; up = site_around(g, up))
+    if (g->sites[up].whole && site_around(g, up)) at = site_around(g, up);
+  return at ? g->sites[at].at : SPAN_NONE;
 }
 
 /* Notes what has become of a pattern at a node: once for each place, or, where it was not applied, for each reason. */
@@ -749,14 +760,14 @@ static bool take_nodes(search *s, const instance *x, const uint32_t *map) {
 /* The site under which what takes the place of the root belongs: that of the innermost call which is not replaced as a whole. */
 static uint32_t outer_site(const search *s) {
   const graph *g = s->g;
-  uint32_t site = g->nodes[s->root].site, at = site;
-  for (uint32_t c = site; c && c < g->nsites; c = g->sites[c].parent) {
+  uint32_t at = site_of(g, s->root);
+  for (uint32_t c = at; c; c = site_around(g, c)) {
     if (!g->sites[c].whole) continue;
-    uint32_t call = g->sites[c].parent;
-    bool whole = true; /* all live nodes of the call are replaced */
+    uint32_t call = site_around(g, c);
+    bool whole = call != 0; /* all live nodes of the call are replaced */
     for (uint32_t i = 1; i < g->n && whole; i++) {
       if (!s->live[i] || s->fate[i] != STAYS || !graph_is_run(&g->nodes[i])) continue;
-      for (uint32_t up = g->nodes[i].site; up && up < g->nsites && whole; up = g->sites[up].parent) whole = up != call;
+      for (uint32_t up = site_of(g, i); up && whole; up = site_around(g, up)) whole = up != call;
     }
     if (whole) at = call;
   }
@@ -980,6 +991,7 @@ static graph *make_graph(search *s, region_list *regions) {
     else
       map[i] = graph_node_copy(to, g, i, map);
     ok = map[i] != 0;
+    if (ok && s->fate[i] == STAYS) to->nodes[map[i]].site = site_of(g, i);
     for (uint32_t k = 0; k < 2 && ok; k++) {
       graph **anew = &s->anew[2 * i + k];
       if (!*anew) continue;
