@@ -351,6 +351,12 @@ static bool is_cheap(const graph *g) {
   return true;
 }
 
+/* For vm_own: the host has left. */
+static void arm_left(qn_vm *vm, void *arm) {
+  (void)vm;
+  rec_free(arm);
+}
+
 rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or, qn_value *result) {
   struct recording *r = vm->rec;
   if (!r || !is_captured(r, a)) return REC_NOT_YET;
@@ -359,6 +365,8 @@ rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or
   struct recording *arm = rec_arm_begin(r, NULL);
   if (!arm) return arms_refused(r);
   rec_exit how = REC_VALUE;
+  vm_owned held;
+  vm_own(vm, &held, arm_left, arm);
   b = other.run(other.ctx, &how);
   bool ok = how == REC_VALUE && vm->rec == arm && !arm->regions.n && !arm->g->failed && is_cheap(arm->g);
   if (!ok) vm_pop_to(vm, mark);
@@ -375,6 +383,7 @@ rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or
   }
   if (!value_is_error(b)) value_release(vm, b);
   struct recording *now = vm->rec;
+  vm_disown(vm, &held);
   rec_free(arm);
   if (answer == REC_DONE)
     vm->rec = now;
@@ -401,6 +410,20 @@ static bool run_tail(struct recording *r, rec_arm tail, qn_value *result) {
   return ok;
 }
 
+/* What rec_tail owns while the rest of a function is recorded. */
+typedef struct tail_owned {
+  rec_slots assigned;
+  qn_value *before; /* what the variables held */
+  struct recording *arm;
+} tail_owned;
+
+/* Frees it; for vm_own, too. */
+static void tail_left(qn_vm *vm, void *what) {
+  tail_owned *o = what;
+  slots_free(vm, o->assigned, o->before);
+  if (o->arm) rec_free(o->arm);
+}
+
 static rec_answer tail_failed(qn_vm *vm, qn_value *result) {
   value_release(vm, *result);
   *result = value_error();
@@ -420,13 +443,15 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
     return REC_FAILED;
   }
   rec_at(vm, at);
-  qn_value *before = slots_keep(vm, assigned);
-  struct recording *arm = before ? rec_arm_begin(r, NULL) : NULL;
+  tail_owned own = {assigned, slots_keep(vm, assigned), NULL};
+  struct recording *arm = own.arm = own.before ? rec_arm_begin(r, NULL) : NULL;
+  vm_owned held, held_result;
+  vm_own(vm, &held, tail_left, &own);
+  vm_own(vm, &held_result, vm_drop_value, result);
   bool ok = arm && run_tail(arm, tail, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.n;
   ok = ok && tree_each_part(vm, *result, waits_for_no_text, arm); /* what a text of the arm waits for would be lost */
   if (arm) rec_arm_end(arm);
-  if (before) slots_set(vm, assigned, before);
-  slots_free(vm, assigned, before);
+  if (own.before) slots_set(vm, assigned, own.before);
   rec_answer answer = REC_DONE;
   if (!ok) {
     value_release(vm, *result);
@@ -435,7 +460,8 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
     answer = REC_FAILED;
   }
   struct recording *now = vm->rec;
-  if (arm) rec_free(arm);
+  vm_disown(vm, &held);
+  tail_left(vm, &own);
   if (answer == REC_DONE)
     vm->rec = now;
   else if (!r->ended)

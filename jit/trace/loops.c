@@ -403,10 +403,13 @@ static bool run_turn(loop *l, qn_value *parts) {
   rec_exit how = REC_ERROR;
   qn_value number = l->turns.counts ? rec_value_of(l->in, count_input(l)) : value_unset();
   qn_value returned = returned_with(l, leaf_of_arm);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &returned);
   way_begin(&turn, WAY_TURN, l->in, l->around, l->assigned);
   turn.returned = returned;
   qn_value v = l->turns.body(l->turns.ctx, number, &how);
   bool ok = way_close(vm, &turn, how, v, parts) && vm->rec == l->in;
+  vm_disown(vm, &held);
   l->leaves |= ok && !is_bool(parts[END_LEAVES], false);
   l->parts |= turn.parts;
   if (ok && !l->returns && !is_bool(parts[END_RETURNS], false)) {

@@ -344,6 +344,23 @@ rec_way *way_of(const struct recording *r) {
   return w && w->r == r && w->calls == calls_in(r) ? w : NULL;
 }
 
+static void open_free(qn_vm *vm, rec_way *w) {
+  struct open_branch *o = w->open;
+  w->open = o->outer;
+  w->r = o->r;
+  w->calls = o->calls;
+  end_free(vm, &o->gone);
+  if (o->on) rec_free(o->on);
+  mem_free(vm, o, sizeof *o);
+}
+
+/* Frees what a way owns; for vm_own, too. */
+static void way_left(qn_vm *vm, void *way) {
+  rec_way *w = way;
+  while (w->open) open_free(vm, w);
+  end_parts_free(vm, w->parted);
+}
+
 void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *around, rec_slots slots) {
   struct recording *base = rec_base(r);
   *w = (rec_way){
@@ -355,6 +372,14 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
   for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
   w->sp = r->vm->sp;
   base->way = w;
+  vm_own(r->vm, &w->held, way_left, w);
+}
+
+void way_drop(qn_vm *vm, rec_way *w) {
+  struct recording *base = rec_base(w->r);
+  vm_disown(vm, &w->held);
+  way_left(vm, w);
+  base->way = w->outer;
 }
 
 /* The parts of an end that was come to in this manner, with value v (taken over). False: it must not end so. */
@@ -401,23 +426,6 @@ bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint3
   w->calls = 0;
   w->parts = true;
   return true;
-}
-
-static void open_free(qn_vm *vm, rec_way *w) {
-  struct open_branch *o = w->open;
-  w->open = o->outer;
-  w->r = o->r;
-  w->calls = o->calls;
-  end_free(vm, &o->gone);
-  if (o->on) rec_free(o->on);
-  mem_free(vm, o, sizeof *o);
-}
-
-void way_drop(qn_vm *vm, rec_way *w) {
-  struct recording *base = rec_base(w->r);
-  while (w->open) open_free(vm, w);
-  end_parts_free(vm, w->parted);
-  base->way = w->outer;
 }
 
 bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {

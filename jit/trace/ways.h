@@ -50,6 +50,7 @@ struct rec_way {
   bool gone;         /* all ways have left it: */
   qn_value parted[END_PARTS]; /* then the parts of the end, owned */
   struct open_branch *open;   /* branches one of whose arms has left it, the innermost first */
+  vm_owned held;              /* what it owns, should the host leave */
 };
 
 static inline bool is_bool(qn_value v, bool b) { return v.head == TAG_BOOL && (v.u.i != 0) == b; }

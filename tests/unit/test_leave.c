@@ -510,6 +510,16 @@ START_TEST(warnings_are_left) {
       WARNS "jacobian(fn(x) concat((h2(x), x)))(ones(4))",
   };
   IN_ALL_MODES(((setting){.warnings = 0}), texts);
+  /* While parts that depend on data are captured, some of which only a capture runs: an arm whose other one has left the turn or the
+   * function, and the rest of a function. */
+#define CALLS "fn g(n) = n == \"1\"\nfn w(x) { let _a = (g(1), g(2))\n x * 2 }\n"
+  static const char *const parts[] = {
+      CALLS "fn f(x) {\n if sum(x) > 1 { return x }\n let y = w(x) + 1\n y }\nf(ones(4))",
+      CALLS "fn f(x) {\n if sum(x) > 9 { return x }\n if sum(x) > 1 { x = w(x) }\n x + 1 }\nf(ones(4))",
+      CALLS "fn f(x) {\n for i in 0..40 {\n x = x * 2\n if sum(x) > 9 { break }\n x = w(x) + i }\n x }\nf(ones(4))",
+      CALLS "fn f(x) = sum(x) > 1 and sum(w(x)) > 3\nf(ones(4))",
+  };
+  IN_ALL_MODES(((setting){.warnings = 0, .may_stay = true}), parts);
 }
 END_TEST
 
