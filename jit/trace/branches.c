@@ -115,7 +115,9 @@ typedef struct branch {
   way_end ends[2];  /* as they have been run */
   qn_value left[2]; /* owned: has the arm left what is around the branch? */
   bool turned;      /* the second arm of the branch was run first */
-  bool raises;      /* the arm that was run last has ended with an error of the program */
+  bool ran[2];      /* for each arm of the branch: has it been run; and before which choice of the turn */
+  uint32_t from[2], end[2];
+  bool raises; /* the arm that was run last has ended with an error of the program */
 } branch;
 
 /* Has the arm left in any case? */
@@ -127,6 +129,12 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   qn_value *mark = vm->sp, parts[END_PARTS];
   way_end *end = &b->ends[k];
   rec_way way;
+  const rec_way *here = way_of(b->r);
+  way_choices *c = here ? here->choices : NULL;
+  int which = b->turned ? !k : k;
+  uint32_t behind = c ? c->at : 0; /* an arm that is run once more makes the choices that it has made */
+  if (c && b->ran[which]) c->at = b->from[which];
+  if (c && !b->ran[which]) b->from[which] = c->at;
   if (!(end->r = rec_arm_begin(b->r, k ? b->ends[0].r : NULL))) return false;
   way_begin(&way, WAY_ARM, end->r, b->around, b->held);
   rec_exit how = REC_VALUE;
@@ -145,6 +153,9 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   end_parts_free(vm, parts);
   rec_arm_end(end->r);
   slots_set(vm, b->of->assigned, b->before);
+  if (c) b->end[which] = c->at;
+  if (c && c->at < behind) c->at = behind;
+  b->ran[which] = true;
   return ok && !end->r->g->failed;
 }
 
@@ -238,6 +249,27 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   }
   for (uint32_t i = 0; i < n; i++) value_release(vm, joined[i]);
   mem_free(vm, joined, n * sizeof *joined);
+  return answer;
+}
+
+/* The arms do not agree. If one of them may be chosen, the way that is recorded goes on there, and the other one misses the turn. */
+static rec_answer choose_arm(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
+  qn_vm *vm = b->vm;
+  const rec_arm arms[2] = {b->of->then, b->of->otherwise};
+  int k = error_pending(vm) ? -1 : way_choose(way_of(b->r), 2);
+  if (k < 0) return arms_refused(b->r);
+  way_choices *c = b->around->choices;
+  for (uint32_t i = b->from[!k]; i < b->end[!k]; i++) c->again |= c->made[i] != 0;
+  arms_free(b);
+  b->turned = k == 0;
+  if (!(b->ends[0].r = rec_arm_begin(b->r, NULL))) return REC_FAILED;
+  bool ok = end_miss(vm, &b->ends[0], b->around);
+  rec_arm_end(b->ends[0].r);
+  if (!ok) return REC_FAILED;
+  b->left[0] = value_bool(true);
+  if (!run_arm(b, 1, arms[k])) return arms_refused(b->r);
+  if (!is_gone(b, 1)) return go_on(b, predicate, site, result) ? REC_DONE : REC_FAILED;
+  rec_answer answer = join_arms(b, predicate, site, result);
   return answer == REC_NOT_YET ? arms_refused(b->r) : answer;
 }
 
@@ -251,7 +283,7 @@ bool rec_expect(qn_vm *vm, qn_value condition) {
 rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
   qn_vm *vm = r->vm;
   if (!is_captured(r, predicate)) return REC_NOT_YET;
-  branch b = {.vm = vm, .r = r, .of = of, .around = of->leaves ? way_of(r) : NULL};
+  branch b = {.vm = vm, .r = r, .of = of, .around = of->leaves || way_chooses(way_of(r)) ? way_of(r) : NULL};
   for (int k = 0; k < 2; k++) b.left[k] = value_bool(false);
   qn_value condition = value_retain(predicate);
   rec_answer answer;
@@ -276,8 +308,8 @@ rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value pr
     answer = arms_refused(r);
   else if (is_gone(&b, 0) && !is_gone(&b, 1))
     answer = go_on(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;
-  else
-    answer = join_arms(&b, predicate_node, site, result);
+  else if ((answer = join_arms(&b, predicate_node, site, result)) == REC_NOT_YET)
+    answer = choose_arm(&b, predicate_node, site, result);
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   vm_disown(vm, &held);
   branch_free(&b);

@@ -29,6 +29,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/sizes.h"
+#include "jit/trace/states.h"
 #include "jit/trace/ways.h"
 
 enum {
@@ -50,6 +51,7 @@ typedef struct loop {
   struct recording *header, *body; /* owned */
   struct recording *in;            /* the arm whose carries the variables get */
   rec_way *around;                 /* the way that the loop stands in, or NULL */
+  way_choices closed;              /* tells whether a turn has several ways that do not agree */
   bool leaves, returns, parts;     /* an arm of the body leaves the loop; one returns; one leaves the turn */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
   /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; if it may be left, a flag; if it may return,
@@ -260,16 +262,6 @@ static bool set_variables(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
 
 /* ---- the arms ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Notes where the number of a loop that counts lies in its body, for sizes that are made of it. */
-static void count_turns(loop *l) {
-  const struct number_range first = sizes_range_of(l->r, l->turns.first), end = sizes_range_of(l->r, l->turns.end);
-  struct number_range *x = &l->in->counts;
-  l->in->count = l->count + 1;
-  *x = (struct number_range){first.low, end.high == INT64_MAX ? end.high : end.high - 1, first.about};
-  if (end.about > first.about && end.about - first.about > 0) x->about += (end.about - first.about) / 8 * 3;
-  if (x->about < 2) x->about = 2;
-}
-
 /* Begins an arm. Its first inputs are what is carried, which the variables hold from then on. False with an error raised. */
 static bool arm_open(loop *l, struct recording **arm) {
   const struct recording *first = l->header;
@@ -277,7 +269,7 @@ static bool arm_open(loop *l, struct recording **arm) {
   for (uint32_t k = 0; k < l->n && !first; k++)
     if (!arm_operand(l->in, l->outer[k])) return false;
   if (!first) l->in->carries = l->n;
-  if (first && l->turns.counts) count_turns(l);
+  if (first && l->turns.counts) sizes_of_turns(l->in, l->r, l->count, l->turns.first, l->turns.end);
   return set_variables(l, leaf_of_arm);
 }
 
@@ -407,6 +399,7 @@ static bool run_turn(loop *l, qn_value *parts) {
   vm_own(vm, &held, vm_drop_value, &returned);
   way_begin(&turn, WAY_TURN, l->in, l->around, l->assigned);
   turn.returned = returned;
+  turn.choices = &l->closed;
   qn_value v = l->turns.body(l->turns.ctx, number, &how);
   bool ok = way_close(vm, &turn, how, v, parts) && vm->rec == l->in;
   vm_disown(vm, &held);
@@ -489,7 +482,7 @@ static bool is_short(const loop *l) {
   const int64_t *tune = l->vm->tune;
   double most = (double)tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1),
          room = (double)tune[TUNE_jit_nodes] - l->r->g->n;
-  return !l->parts && unrolled(l) <= (most < room ? most : room);
+  return !l->parts && !l->turns.whole && unrolled(l) <= (most < room ? most : room);
 }
 
 static void loop_free(loop *l) {
@@ -533,16 +526,16 @@ qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
 static bool leave(loop *l, uint32_t site) {
   qn_vm *vm = l->vm;
   uint32_t flag = graph_proj(l->r->g, l->node, l->flag + 1, l->r->g->nodes[l->outer[l->flag + 1]].type, site);
-  qn_value parts[END_PARTS] = {value_unset(), returned_with(l, leaf_of_result), rec_value_of(l->r, flag),
-                               value_bool(true), value_bool(true)};
+  qn_value parts[END_PARTS] = {
+      value_unset(),    returned_with(l, leaf_of_result), rec_value_of(l->r, flag), value_bool(true), value_bool(true),
+      value_bool(false)};
   bool ok =
       !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, l->around, site, parts);
   value_release(vm, parts[END_RETURNED]);
   return ok;
 }
 
-/* No loop was made: the numbers that it would have begun with, which nobody else knows, leave the graph again. */
-static void forget_operands(struct recording *r, rec_marked before) {
+void forget_operands(struct recording *r, rec_marked before) {
   for (uint32_t i = before.n; i < r->g->n && i < r->vals_cap; i++)
     if (r->g->nodes[i].kind == NODE_CONST && value_is_scalar(r->vals[i])) r->vals[i] = value_unset();
   rec_forget(r, before);
@@ -553,10 +546,11 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (!r || !arms_possible(r)) tries->left = 0;
   if (r && !turns->counts && rec_base(r)->taps.n != tries->taps) tries->left = 0; /* they have been made: not twice */
   bool known = turns->counts && !value_node(turns->first) && !value_node(turns->end);
-  if (!tries->left || (known && turns->end.u.i - 1 <= turns->first.u.i)) return REC_NOT_YET;
+  if (!tries->left || (known && turns->end.u.i - !turns->whole <= turns->first.u.i)) return REC_NOT_YET;
   bool last = !--tries->left;
   struct recording *base = rec_base(r);
   loop l = {.vm = vm, .r = r, .turns = *turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
+  l.closed.closed = true;
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
@@ -585,5 +579,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   loop_free(&l);
   if (answer == REC_DONE) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
+  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && vm->rec == r)
+    answer = states_loop(r, at, turns, assigned, tries);
   return answer;
 }

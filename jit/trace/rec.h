@@ -317,6 +317,7 @@ typedef struct rec_turns {
   qn_value (*body)(void *ctx, qn_value number, rec_exit *how);
   void *ctx;
   bool counts;
+  bool whole; /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
   uint64_t grown; /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
   /* of a loop that counts: host ints, which may be traced; the numbers run from `first` up, and end before `end` */
   qn_value first, end;

@@ -250,6 +250,8 @@ typedef struct rec_marked {
 } rec_marked;
 rec_marked rec_mark(const struct recording *r);
 void rec_forget(struct recording *r, rec_marked before);
+/* As rec_forget where no loop was made: the numbers that it would have begun with, which nobody else knows, leave the graph, too. */
+void forget_operands(struct recording *r, rec_marked before);
 /* Stores the value (taken over) of a node that was just appended. The node; 0 if there was none (node 0) or memory is short. */
 uint32_t rec_keep(struct recording *r, uint32_t node, qn_value owned);
 /* *v (owned) becomes the value of a node. If the op has given back its operand, which keeps its own node, *v becomes a header of its own.

@@ -533,6 +533,15 @@ struct number_range sizes_range_of(struct recording *r, qn_value v) {
   return any_number;
 }
 
+void sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first, qn_value end) {
+  const struct number_range from = sizes_range_of(r, first), to = sizes_range_of(r, end);
+  struct number_range *x = &body->counts;
+  body->count = input + 1;
+  *x = (struct number_range){from.low, to.high == INT64_MAX ? to.high : to.high - 1, from.about};
+  if (to.about > from.about && to.about - from.about > 0) x->about += (to.about - from.about) / 8 * 3;
+  if (x->about < 2) x->about = 2;
+}
+
 /* Where a size of an arm lies. */
 static struct number_range range_of_size(struct recording *r, qn_dim d) {
   int64_t c;

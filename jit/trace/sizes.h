@@ -50,6 +50,8 @@ bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);
 struct number_range sizes_range(struct recording *r, uint32_t node);
 /* As sizes_range of a value in r. */
 struct number_range sizes_range_of(struct recording *r, qn_value v);
+/* The number of a loop that counts from `first` up to `end`, values of r, is this input of its body: notes it, for sizes that are made of it. */
+void sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first, qn_value end);
 /* Does a type depend on numbers of a turn? */
 bool sizes_are_numbers(const struct recording *r, const graph_type *t);
 /* Do the facts that sizes of arm r's latest nodes rely on hold in all turns? If that is not known the arm is given up. False with an error

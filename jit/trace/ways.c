@@ -10,6 +10,9 @@
  *   - An arm has branches of its own that leave. These are joined at the end of the arm, so that whether what follows is skipped depends on
  *     data: END_LEFT is a number of the recording. What follows then stands in a branch on it (way_split).
  *
+ * Where ways do not agree in what variables are, the way that is recorded may be one of several through the turn. The parts that it does not take
+ * leave the turn, too: it is missed (way_choose; states.c has the use of it).
+ *
  * A way that ends with an error of the program is left out of the graph: a check in its place fails where it is taken, and since nothing has
  * happened by then, the interpreter makes the whole call again and raises the error itself (way_expect).
  *
@@ -46,6 +49,7 @@ static bool note_leaf(void *ctx, qn_value v) {
  * function does not return. */
 static bool is_idle(const rec_way *w, const qn_value *variable, const qn_value *parts) {
   if (!w || !is_bool(parts[END_LEFT], true)) return false;
+  if (is_bool(parts[END_MISSED], true)) return true;
   if (is_bool(parts[END_RETURNS], true) || !w->turn) return true;
   for (int i = 0; i < w->turn->slots.n; i++)
     if (w->turn->slots.slots[i] == variable) return false;
@@ -93,6 +97,34 @@ bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w) {
   for (uint32_t i = 0; i < n; i++) {
     end->first[i] = end->n;
     if (!value_is(end->held[i], TAG_UNSET) && !tree_each(vm, end->held[i], note_leaf, end)) return false;
+  }
+  return true;
+}
+
+bool end_miss(qn_vm *vm, way_end *end, const rec_way *w) {
+  struct recording *r = end->r;
+  uint32_t n = (uint32_t)w->slots.n + END_PARTS;
+  end->r = NULL;
+  end_free(vm, end);
+  end->r = r;
+  if (!(end->held = mem_zalloc(vm, held_bytes(n)))) return false;
+  end->first = (uint32_t *)(end->held + n);
+  end->idle = (uint8_t *)(end->first + n);
+  end->nheld = n;
+  for (uint32_t i = 0; i < n; i++) {
+    end->held[i] = value_unset();
+    end->idle[i] = true;
+  }
+  qn_value parts[END_PARTS] = {
+      [END_VALUE] = value_unset(),      [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(true),
+      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_MISSED] = value_bool(true)};
+  parts_settle(vm, w, parts);
+  for (uint32_t i = 0; i < END_PARTS; i++) {
+    uint32_t k = (uint32_t)w->slots.n + i;
+    end->held[k] = parts[i];
+    end->idle[k] = value_is(parts[i], TAG_UNSET);
+    end->first[k] = end->n;
+    if (!end->idle[k] && !note_leaf(end, parts[i])) return false;
   }
   return true;
 }
@@ -211,7 +243,7 @@ static qn_value join_held(join *j, uint32_t i) {
     j->nouts = before;
     ends[0]->idle[i] |= FILLED;
   }
-  j->from = ends[0]->idle[i] & IDLE ? 1 : 0;
+  j->from = ends[0]->idle[i] & IDLE && !unset[1] ? 1 : 0;
   j->leaf[j->from] = ends[j->from]->first[i];
   return tree_rebuild(j->vm, j->from ? y : x, fill_leaf, j);
 }
@@ -280,7 +312,10 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], bool turned, u
                      qn_value *joined) {
   join j = {.vm = r->vm, .r = r, .ends = ends};
   uint32_t n = ends[0]->nheld;
-  for (uint32_t i = 0; i < n; i++) joined[i] = value_nil();
+  for (uint32_t i = 0; i < n; i++) {
+    joined[i] = value_nil();
+    ends[0]->idle[i] &= IDLE;
+  }
   rec_answer answer = REC_NOT_YET;
   if (join_all(&j, false, NULL))
     answer = make_node(&j, turned, predicate, site) && join_all(&j, true, joined) ? REC_DONE : REC_FAILED;
@@ -371,6 +406,8 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
   w->turn = kind == WAY_TURN ? w : kind == WAY_ARM && around ? around->turn : NULL;
   for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
   w->sp = r->vm->sp;
+  const rec_way *here = r->arm && kind == WAY_ARM ? way_of(r->outer) : NULL;
+  if (here) w->choices = here->choices;
   base->way = w;
   vm_own(r->vm, &w->held, way_left, w);
 }
@@ -395,6 +432,7 @@ static bool parts_of(rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
   parts[END_LEFT] = value_bool(left);
   parts[END_LEAVES] = value_bool(w->turn && (how == REC_BREAK || returns));
   parts[END_RETURNS] = value_bool(w->turn && returns);
+  parts[END_MISSED] = value_bool(false);
   return how != REC_ERROR && (returns ? w->may_return : !left || (w->may_break && !w->inner));
 }
 
@@ -447,6 +485,64 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
   return false;
 }
 
+static bool has_taps(const graph *g, uint32_t from) {
+  for (uint32_t i = from; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_TAP) return true;
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      if (has_taps(n->payload.regions[k], 1)) return true;
+  }
+  return false;
+}
+
+bool way_told(const way_choices *c, const struct recording *r) {
+  for (;; r = r->outer) {
+    bool last = r == c->r || !r->arm;
+    if (has_taps(r->g, last ? c->from : 1)) return true;
+    if (last) return false;
+  }
+}
+
+int way_choose(const rec_way *w, int n) {
+  way_choices *c = w ? w->choices : NULL;
+  if (!c) return -1;
+  c->wanted = true;
+  if (c->closed || way_told(c, w->r)) return -1;
+  if (c->at == CHOICES_MAX || n > UINT8_MAX) {
+    c->many = true;
+    return -1;
+  }
+  if (c->at >= c->n) c->made[c->at] = 0;
+  c->of[c->at] = (uint8_t)n;
+  return c->made[c->at++];
+}
+
+bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth) {
+  struct recording *r = w->r;
+  if (way_told(w->choices, r)) return rec_give_up(r, BREAK_branch);
+  uint32_t predicate = rec_node(r, condition);
+  way_end gone = {.r = predicate ? rec_arm_begin(r, NULL) : NULL};
+  if (!gone.r) return false;
+  bool ok = end_miss(vm, &gone, w);
+  rec_arm_end(gone.r);
+  struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
+  if (on) return way_open(vm, w, &gone, on, predicate, site, truth);
+  end_free(vm, &gone);
+  return false;
+}
+
+/* Joins two ends of w, and chooses one of them if they do not agree. Else as ends_join. */
+static rec_answer ends_join_or_choose(struct recording *r, rec_way *w, way_end *const ends[2],
+                                      const struct open_branch *o, qn_value *joined) {
+  qn_vm *vm = r->vm;
+  rec_answer answer = ends_join(r, ends, o->turned, o->predicate, o->site, joined);
+  if (answer != REC_NOT_YET || error_pending(vm)) return answer;
+  int k = way_choose(w, 2);
+  if (k < 0 || has_taps(ends[!k]->r->g, 1)) return answer;
+  if (!end_miss(vm, ends[!k], w)) return REC_FAILED;
+  return ends_join(r, ends, o->turned, o->predicate, o->site, joined);
+}
+
 /* Joins the branch that was opened last. parts: those of the arm that goes on, and then those of both. `dead`: the end of the arm that goes on
  * is never come to. */
 static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts, bool dead) {
@@ -462,7 +558,7 @@ static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts, bool dead) {
   rec_arm_end(on.r);
   uint32_t n = on.nheld;
   qn_value *joined = ok ? mem_zalloc(vm, (n + (size_t)1) * sizeof *joined) : NULL;
-  ok = joined && ends_join(o->r, ends, o->turned, o->predicate, o->site, joined) == REC_DONE && rec_appended(o->r);
+  ok = joined && ends_join_or_choose(o->r, w, ends, o, joined) == REC_DONE && rec_appended(o->r);
   if (ok) {
     slots_set(vm, w->slots, joined);
     for (int i = 0; i < END_PARTS; i++) parts[i] = value_retain(joined[w->slots.n + i]);

@@ -12,6 +12,7 @@ enum {
   END_LEFT,
   END_LEAVES,
   END_RETURNS,
+  END_MISSED, /* the turn goes another way than the one that is recorded (way_choices): nothing else of the end counts */
   END_PARTS
 };
 
@@ -31,6 +32,20 @@ typedef enum way_kind {
   WAY_TAIL  /* the rest of a function: left by return */
 } way_kind;
 
+/* One way through a turn where branches do not agree in what they make of variables (states.c): which part is taken at each of these, in the
+ * order in which they are come to. Wherever the program takes another one, the turn is missed. */
+enum { CHOICES_MAX = 16 };
+typedef struct way_choices {
+  uint8_t made[CHOICES_MAX], of[CHOICES_MAX]; /* which part, of how many */
+  uint32_t n, at;                             /* how many are given, the others are 0; how many have been come to */
+  bool closed;                                /* none may be made: the turn is that of a loop as a whole */
+  bool wanted;                                /* one was to be made */
+  bool many;                                  /* more than CHOICES_MAX were to be made */
+  bool again;                                 /* they differ from others only in arms that they do not take */
+  const struct recording *r;                  /* where the turn begins, and the number of its first node there */
+  uint32_t from;
+} way_choices;
+
 /* A part of the program that is being captured. While one of its branches goes on, the other one having left the part, what follows is
  * recorded in the arm that goes on. */
 struct rec_way {
@@ -49,6 +64,7 @@ struct rec_way {
   qn_value returned; /* borrowed: what ways that do not return have in place of what is returned; unset: anything */
   bool gone;         /* all ways have left it: */
   qn_value parted[END_PARTS]; /* then the parts of the end, owned */
+  way_choices *choices;       /* those of the turn that it stands in, or NULL */
   struct open_branch *open;   /* branches one of whose arms has left it, the innermost first */
   vm_owned held;              /* what it owns, should the host leave */
 };
@@ -74,6 +90,17 @@ QN_MUST_CHECK bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct record
 /* Behind a branch or loop that may have left w, as parts[END_LEFT] tells, which depends on data: what follows is recorded in the arm that
  * goes on. Borrows the parts. False with an error raised. */
 QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
+
+/* Chooses one of n parts that do not agree. -1: it cannot be chosen; perhaps it can once the turn is recorded again. */
+int way_choose(const rec_way *w, int n);
+/* May parts be chosen here? */
+static inline bool way_chooses(const rec_way *w) { return w && w->choices && !w->choices->closed; }
+/* Has a turn written something out before this place in r, which stands in it? Then it cannot be missed any more. */
+bool way_told(const way_choices *c, const struct recording *r);
+/* Makes an end at which way w is missed of the end of an arm. False with an error raised. */
+QN_MUST_CHECK bool end_miss(qn_vm *vm, way_end *end, const rec_way *w);
+/* From here on way w, where parts may be chosen, is missed unless a condition has this truth. False with an error raised. */
+QN_MUST_CHECK bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth);
 
 /* Is the pending error one that the program raises whenever it comes here? (Not, for one, that an arm cannot be captured.) */
 bool way_raises(const qn_vm *vm);

@@ -1,0 +1,687 @@
+/* Loops whose turns change what variables are behind conditions on data: an int until some item passes a bound, an f32 from then on.
+ *
+ * The types of all that is carried from turn to turn are a state of the loop. A turn that begins in a state has several ways, since some of its
+ * branches do not agree: each way takes one of their arms, and leads to one state, perhaps the same. The program takes another way: then the turn
+ * is missed (ways.h). So the loop is captured in pieces, each of which has fixed types:
+ *
+ *   - of each state a loop of its own, with the ways that stay in it. It ends with the turn that is missed, and with the values before that turn;
+ *   - the missed turn, once for each of the other ways, behind a branch on whether the one before is missed;
+ *   - the loops of the states that these lead to; and so on, up to one state, the goal, which no turn leaves. Its loop is a plain one, from a turn on
+ *     whose number is data.
+ *
+ * What follows the loop needs the types of one state. So the call is captured as one that comes to the goal; where it does not, the interpreter makes
+ * it again (way_expect). Inside the turn of another loop of this kind every state may be the last one: which it is, is a choice like those
+ * between arms, and a turn that ends in another one is missed.
+ *
+ * First the states are found: the turn is recorded in each way from each of them, in arms that are dropped. Loops with more than jit.states of them
+ * are not captured. Ways back to a state that was left are left out: where the program takes one, the interpreter makes the call again.
+ *
+ * A recorded call that does not come to the goal fails; the next recording of the function captures no loop in this manner (it is cut).
+ */
+#include "jit/trace/states.h"
+
+#include <string.h>
+
+#include "jit/trace/breaks.h"
+#include "jit/trace/rec.h"
+#include "jit/trace/sizes.h"
+#include "jit/trace/ways.h"
+
+enum {
+  WAYS_MAX = 8,   /* ways of a turn in one state */
+  TRIED_MAX = 64, /* how often it is recorded to find them */
+  OWN = 3         /* variables of the captured loop itself */
+};
+
+typedef struct state_way {
+  way_choices choices;
+  int to;
+  bool back; /* it leads back to a state that was left */
+} state_way;
+
+typedef struct loop_state {
+  qn_value *values; /* owned: values of the recording around the loop, of the types that the variables have */
+  state_way ways[WAYS_MAX];
+  int nways, stays;  /* the first way that stays in it; -1: none */
+  bool open;         /* there may be a turn in it */
+  bool known;        /* its ways are known */
+  bool seen, within; /* while its ways are followed: it has been come to; it is being left */
+} loop_state;
+
+/* What the variables held somewhere. */
+typedef struct snapshot {
+  struct snapshot *outer;
+  qn_value *values; /* owned */
+} snapshot;
+
+typedef struct states {
+  qn_vm *vm;
+  struct recording *r;
+  span at;
+  const rec_turns *turns;
+  rec_tries *tries;
+  rec_slots assigned;
+  rec_slots all;                 /* owned: these, then the loop's own: */
+  qn_value left, missed, number; /* is the loop left; is the last turn missed; the next one's number, if it counts */
+  qn_value end;                  /* where the number ends */
+  bool guarded;                  /* the test of a loop that does not count asks `left` first */
+  loop_state *list;              /* owned */
+  uint32_t n, cap;
+  bool many; /* more than jit.states are needed */
+  int goal;
+  int state;             /* whose turns are made in the loop that is being recorded */
+  struct recording *arm; /* owned: in which ways are looked for; or NULL */
+  snapshot *kept;
+} states;
+
+/* ---- variables ------------------------------------------------------------------------------------------------------------------ */
+
+static void values_free(states *s, qn_value *values) {
+  for (int i = 0; i < s->all.n && values; i++) value_release(s->vm, values[i]);
+  if (values) mem_free(s->vm, values, ((size_t)s->all.n + 1) * sizeof *values);
+}
+
+/* What all variables hold, to be dropped in reverse order. NULL with an error raised. */
+static const qn_value *keep(states *s) {
+  snapshot *x = mem_zalloc(s->vm, sizeof *x);
+  if (!x) return NULL;
+  if (!(x->values = mem_zalloc(s->vm, ((size_t)s->all.n + 1) * sizeof *x->values))) {
+    mem_free(s->vm, x, sizeof *x);
+    return NULL;
+  }
+  for (int i = 0; i < s->all.n; i++) x->values[i] = value_retain(*s->all.slots[i]);
+  x->outer = s->kept;
+  s->kept = x;
+  return x->values;
+}
+
+static void drop_kept(states *s) {
+  snapshot *x = s->kept;
+  s->kept = x->outer;
+  values_free(s, x->values);
+  mem_free(s->vm, x, sizeof *x);
+}
+
+static void set(qn_value *to, qn_value v) { *to = v; } /* (of numbers, which nobody owns) */
+
+static void states_free(states *s) {
+  while (s->kept) drop_kept(s);
+  if (s->arm) rec_free(s->arm);
+  for (uint32_t k = 0; k < s->n; k++) values_free(s, s->list[k].values);
+  mem_free(s->vm, s->list, s->cap * sizeof *s->list);
+  if (s->all.slots) mem_free(s->vm, s->all.slots, ((size_t)s->assigned.n + OWN) * sizeof *s->all.slots);
+}
+
+/* For vm_own. */
+static void states_drop(qn_vm *vm, void *what) {
+  (void)vm;
+  states_free(what);
+}
+
+/* ---- states --------------------------------------------------------------------------------------------------------------------- */
+
+/* Has y, a value of arm `to`, the structure, dtypes and shapes of x, a value of r? */
+static bool is_like(struct recording *r, qn_value x, struct recording *to, qn_value y) {
+  if (value_is_operand(x) || value_is_operand(y)) {
+    uint32_t n = value_is_operand(x) && value_is_operand(y) ? rec_node(r, x) : 0, m = n ? rec_node(to, y) : 0;
+    return m && graph_type_same(&r->g->nodes[n].type, &to->g->nodes[m].type);
+  }
+  if (value_tag_of(x) != value_tag_of(y)) return false;
+  if (value_is(x, TAG_STR))
+    return x.u.p == y.u.p || (!rec_text_of(r, x) && !rec_text_of(to, y) && str_equal(value_str(x), value_str(y)));
+  bool list = value_is(x, TAG_LIST);
+  if (!list && !value_is(x, TAG_RECORD)) return x.head == y.head && x.u.i == y.u.i;
+  uint32_t n = list ? value_list(x)->len : value_record(x)->len;
+  if (n != (list ? value_list(y)->len : value_record(y)->len) || !vm_enter(r->vm, 0)) return false;
+  for (uint32_t i = 0; i < n && !list; i++)
+    if (!str_equal(record_name(value_record(x), i), record_name(value_record(y), i))) return false;
+  const qn_value *p = list ? value_list(x)->items : value_record(x)->items;
+  const qn_value *q = list ? value_list(y)->items : value_record(y)->items;
+  for (uint32_t i = 0; i < n; i++)
+    if (!is_like(r, p[i], to, q[i])) return false;
+  return true;
+}
+
+/* For tree_rebuild: in place of a leaf of the arm, zeros of the recording around it. */
+static qn_value zeros_leaf(void *ctx, qn_value v) {
+  states *s = ctx;
+  uint32_t node = value_is_operand(v) ? rec_node(s->arm, v) : 0;
+  if (!node) return value_is_operand(v) || rec_text_of(s->arm, v) ? value_error() : value_retain(v);
+  const graph_type t = s->arm->g->nodes[node].type;
+  uint32_t zeros = type_is_fixed(&t) ? graph_full(s->r->g, &t, 0, rec_site(s->r)) : 0;
+  return zeros ? rec_value_of(s->r, zeros) : value_error();
+}
+
+/* Adds a state: what the variables hold, with each leaf as `leaf` (NULL: as it is) gives it. Its number; -1: it cannot be one, or an error is
+ * raised. */
+static int add_state(states *s, qn_value (*leaf)(void *ctx, qn_value v)) {
+  qn_vm *vm = s->vm;
+  if (s->n >= (uint32_t)vm->tune[TUNE_jit_states]) {
+    s->many = true;
+    return -1;
+  }
+  if (!mem_grow(vm, (void **)&s->list, &s->cap, s->n + (size_t)1, sizeof *s->list)) return -1;
+  qn_value *values = mem_zalloc(vm, ((size_t)s->all.n + 1) * sizeof *values);
+  if (!values) return -1;
+  s->list[s->n] = (loop_state){.values = values, .stays = -1};
+  s->n++;
+  for (int i = 0; i < s->all.n; i++) values[i] = value_nil();
+  for (int i = 0; i < s->assigned.n; i++) {
+    qn_value v = *s->assigned.slots[i];
+    v = leaf ? tree_rebuild(vm, v, leaf, s) : value_retain(v);
+    if (value_is_error(v)) return -1;
+    values[i] = v;
+  }
+  return (int)s->n - 1;
+}
+
+/* The state that the variables are in, in the arm. -1: it cannot be one, or an error is raised. */
+static int find_state(states *s) {
+  for (uint32_t k = 0; k < s->n; k++) {
+    bool same = true;
+    for (int i = 0; i < s->assigned.n && same; i++)
+      same = is_like(s->r, s->list[k].values[i], s->arm, *s->assigned.slots[i]);
+    if (same) return (int)k;
+    if (error_pending(s->vm)) return -1;
+  }
+  return add_state(s, zeros_leaf);
+}
+
+/* Makes a turn in the recording in progress, in one way; `around`: the way that the loop stands in. parts: those of its end, owned. False: it cannot be captured, or an error is raised. */
+static bool run_turn(states *s, way_choices *c, const rec_way *around, qn_value number, qn_value *parts) {
+  qn_vm *vm = s->vm;
+  struct recording *r = vm->rec;
+  rec_way turn;
+  rec_exit how = REC_ERROR;
+  c->r = r;
+  c->from = r->g->n;
+  c->at = 0;
+  way_begin(&turn, WAY_TURN, r, around, s->assigned);
+  turn.choices = c;
+  qn_value v = s->turns->body(s->turns->ctx, number, &how);
+  if (way_close(vm, &turn, how, v, parts) && vm->rec == r) return true;
+  end_parts_free(vm, parts);
+  return false;
+}
+
+/* For tree_rebuild: in place of a leaf, an input of the arm. */
+static qn_value input_leaf(void *ctx, qn_value v) {
+  states *s = ctx;
+  if (!value_is_operand(v)) return value_retain(v);
+  uint32_t node = rec_node(s->r, v), input = 0;
+  if (node && type_is_fixed(&s->r->g->nodes[node].type)) input = arm_operand(s->arm, node);
+  return input ? rec_value_of(s->arm, input) : value_error();
+}
+
+/* Looks where a turn leads from state k in one way, and adds the way. False: it cannot be captured, or an error is raised. */
+static bool look(states *s, int k, way_choices *c) {
+  qn_vm *vm = s->vm;
+  qn_value parts[END_PARTS], number = s->number, *mark = vm->sp;
+  const rec_way *around = way_of(s->r);
+  if (!(s->arm = rec_arm_begin(s->r, NULL))) return false;
+  bool ok = true;
+  for (int i = 0; i < s->assigned.n && ok; i++) {
+    qn_value v = tree_rebuild(vm, s->list[k].values[i], input_leaf, s);
+    if (!(ok = !value_is_error(v))) break;
+    value_release(vm, *s->assigned.slots[i]);
+    *s->assigned.slots[i] = v;
+  }
+  if (ok && s->turns->counts) {
+    sizes_of_turns(s->arm, s->r, s->arm->g->ninputs, s->turns->first, s->turns->end);
+    number = input_leaf(s, s->number);
+    ok = !value_is_error(number);
+  }
+  s->arm->carries = s->arm->g->ninputs;
+  ok = ok && run_turn(s, c, around, number, parts);
+  if (ok) {
+    bool gone = is_bool(parts[END_MISSED], true) || c->again, left = is_bool(parts[END_LEAVES], true);
+    int to = gone ? 0 : find_state(s);
+    ok = to >= 0 && !s->arm->g->failed && !s->arm->regions.n && s->list[k].nways < WAYS_MAX - 1;
+    loop_state *x = &s->list[k];
+    if (ok && !gone) {
+      if (to == k && x->stays < 0) x->stays = x->nways;
+      x->ways[x->nways++] = (state_way){.choices = *c, .to = to};
+      x->ways[x->nways - 1].choices.n = c->at;
+      if (!left) s->list[to].open = true;
+    }
+    end_parts_free(vm, parts);
+  }
+  if (!ok) vm_pop_to(vm, mark);
+  rec_arm_end(s->arm);
+  slots_set(vm, s->assigned, s->kept->values);
+  rec_free(s->arm);
+  s->arm = NULL;
+  vm->rec = s->r;
+  return ok;
+}
+
+/* The choices that come behind these. False: they were the last ones. */
+static bool next_choices(way_choices *c) {
+  uint32_t i = c->at;
+  while (i > 0 && c->made[i - 1] + 1 >= c->of[i - 1]) i--;
+  if (!i) return false;
+  c->made[i - 1]++;
+  c->n = i;
+  c->again = false;
+  return true;
+}
+
+/* Finds the ways of state k. */
+static bool find_ways(states *s, int k) {
+  way_choices c = {.n = 0};
+  int tried = 0;
+  s->list[k].known = true;
+  do
+    if (++tried > TRIED_MAX || !look(s, k, &c)) return false;
+  while (next_choices(&c));
+  return true;
+}
+
+static bool find_all(states *s) {
+  for (uint32_t k = 0; k < s->n; k++) {
+    if (!s->list[k].open || s->list[k].known) continue;
+    if (!find_ways(s, (int)k)) return false;
+    k = UINT32_MAX; /* states before it may be open now */
+  }
+  return true;
+}
+
+/* Marks the ways that lead back. */
+static void find_back(states *s, int k) {
+  loop_state *x = &s->list[k];
+  x->seen = x->within = true;
+  for (int w = 0; w < x->nways; w++) {
+    int to = x->ways[w].to;
+    x->ways[w].back = to != k && s->list[to].within;
+    if (!s->list[to].seen) find_back(s, to);
+  }
+  x->within = false;
+}
+
+/* Does a way lead from state k to state `to`? */
+static bool reaches(const states *s, int k, int to) {
+  bool found = k == to;
+  for (int w = 0; w < s->list[k].nways && !found; w++) {
+    const state_way *way = &s->list[k].ways[w];
+    found = way->to != k && !way->back && reaches(s, way->to, to);
+  }
+  return found;
+}
+
+/* The first way of state k behind way w that stays in it, or that does not. -1: there is none. */
+static int next_of(const states *s, int k, int w, bool stays) {
+  const loop_state *x = &s->list[k];
+  for (w++; w < x->nways; w++)
+    if ((x->ways[w].to == k) == stays) return w;
+  return -1;
+}
+
+/* May the loop end in state k? */
+static bool may_end(const states *s, int k) {
+  const rec_turns *t = s->turns;
+  bool turns = t->counts && !value_node(t->first) && !value_node(t->end) && t->first.u.i < t->end.u.i;
+  return k > 0 || s->list[k].stays >= 0 || !turns;
+}
+
+/* Decides in which state the loop is to end. */
+static bool find_goal(states *s) {
+  int candidates[UINT8_MAX], n = 0;
+  const rec_way *way = way_of(s->r);
+  bool chooses = way_chooses(way);
+  find_back(s, 0);
+  for (uint32_t k = 0; k < s->n && n < UINT8_MAX; k++) {
+    bool leads_on = false;
+    for (int w = next_of(s, (int)k, -1, false); w >= 0; w = next_of(s, (int)k, w, false))
+      leads_on |= !s->list[k].ways[w].back;
+    if (chooses ? may_end(s, (int)k) : !leads_on) candidates[n++] = (int)k;
+  }
+  if (!n) return false;
+  int first = 0;
+  for (int i = n - 1; i >= 0; i--)
+    if (s->list[candidates[i]].open) first = i;
+  if (chooses && n > 1) first = way_choose(way, n);
+  if (first < 0 || first >= n) return false;
+  s->goal = candidates[first];
+  return true;
+}
+
+/* ---- pieces --------------------------------------------------------------------------------------------------------------------- */
+
+/* From here on a condition, a bool, must have this truth. False: it cannot be captured, or an error is raised. */
+static bool demand(states *s, qn_value condition, bool truth) {
+  qn_vm *vm = s->vm;
+  struct recording *r = vm->rec;
+  if (is_bool(condition, truth) && !value_node(condition)) return true;
+  if (!value_node(condition)) return false;
+  rec_way *way = way_of(r);
+  rec_at(vm, s->at);
+  if (way_chooses(way)) return way_require(vm, way, rec_site(r), condition, truth);
+  if (!way_may_exit(r) || rec_base(r)->timid) return false;
+  return way_expect(r, condition, truth);
+}
+
+static qn_value nothing(void *ctx, rec_exit *how) {
+  (void)ctx, (void)how;
+  return value_nil();
+}
+
+/* A branch on a bool that is data; it may set all variables. False as above. */
+static bool branch_on(states *s, qn_value condition, qn_value (*then)(void *ctx, rec_exit *how),
+                      qn_value (*otherwise)(void *ctx, rec_exit *how), void *ctx, bool leaves) {
+  const rec_branch b = {
+      .at = s->at, .then = {then, ctx}, .otherwise = {otherwise, ctx}, .assigned = s->all, .leaves = leaves};
+  qn_value v = value_nil();
+  rec_answer answer = rec_if(s->vm, &b, condition, &v);
+  if (answer == REC_DONE) value_release(s->vm, v);
+  return answer == REC_DONE;
+}
+
+static qn_value arm_ended(bool ok, rec_exit *how) {
+  if (!ok) *how = REC_ERROR;
+  return ok ? value_nil() : value_error();
+}
+
+typedef struct turn_end {
+  states *s;
+  const qn_value *before, *parts; /* borrowed */
+} turn_end;
+
+static qn_value returns_arm(void *ctx, rec_exit *how) {
+  const turn_end *e = ctx;
+  *how = REC_RETURN;
+  return value_retain(e->parts[END_RETURNED]);
+}
+static qn_value leaves_arm(void *ctx, rec_exit *how) {
+  const turn_end *e = ctx;
+  set(&e->s->left, value_bool(true));
+  *how = REC_BREAK;
+  return value_nil();
+}
+static qn_value missed_arm(void *ctx, rec_exit *how) {
+  const turn_end *e = ctx;
+  slots_set(e->s->vm, e->s->all, e->before);
+  set(&e->s->missed, value_bool(true));
+  *how = REC_BREAK;
+  return value_nil();
+}
+
+/* A turn has ended that may have returned. */
+static bool may_return(turn_end *e) {
+  qn_value returns = e->parts[END_RETURNS];
+  if (!value_node(returns)) return is_bool(returns, false);
+  return branch_on(e->s, returns, returns_arm, nothing, e, true);
+}
+
+static bool count(states *s, qn_value number) {
+  if (!s->turns->counts) return true;
+  s->number = op_binary(s->vm, OP_add, number, value_int(1));
+  return !value_is_error(s->number);
+}
+
+/* The ways that stay in a state, while a turn of its loop is made. */
+typedef struct staying {
+  states *s;
+  const qn_value *before; /* borrowed */
+  qn_value number;
+  int w; /* the next one; -1: there is none */
+} staying;
+
+static bool stay(staying *x);
+
+static qn_value next_stay(void *ctx, rec_exit *how) {
+  staying next = *(const staying *)ctx;
+  slots_set(next.s->vm, next.s->all, next.before);
+  return arm_ended(stay(&next), how);
+}
+
+/* Makes a turn by a way that stays in the state, or by one behind it. */
+static bool stay(staying *x) {
+  states *s = x->s;
+  qn_value parts[END_PARTS];
+  way_choices c = s->list[s->state].ways[x->w].choices;
+  if (!run_turn(s, &c, way_of(s->vm->rec), x->number, parts)) return false;
+  turn_end e = {.s = s, .before = x->before, .parts = parts};
+  s->missed = parts[END_MISSED];
+  s->left = parts[END_LEAVES];
+  bool ok = may_return(&e);
+  end_parts_free(s->vm, parts);
+  x->w = next_of(s, s->state, x->w, true);
+  return ok && (x->w < 0 || !value_node(s->missed) || branch_on(s, s->missed, next_stay, nothing, x, true));
+}
+
+/* The body of a state's loop: ends it if the turn is missed, or left. */
+static qn_value state_turn(void *ctx, qn_value number, rec_exit *how) {
+  states *s = ctx;
+  *how = REC_VALUE;
+  if (s->turns->counts) s->number = number;
+  turn_end e = {.s = s, .before = keep(s)};
+  if (!e.before) return arm_ended(false, how);
+  staying x = {.s = s, .before = e.before, .number = number, .w = s->list[s->state].stays};
+  bool ok = stay(&x);
+  if (next_of(s, s->state, -1, false) < 0) s->missed = value_bool(false);
+  if (ok && value_node(s->missed)) ok = branch_on(s, s->missed, missed_arm, nothing, &e, true);
+  s->missed = value_bool(false);
+  ok = ok && count(s, number);
+  if (ok && value_node(s->left))
+    ok = branch_on(s, s->left, leaves_arm, nothing, &e, true);
+  else if (ok && is_bool(s->left, true))
+    (void)leaves_arm(&e, how);
+  s->left = value_bool(*how == REC_BREAK);
+  drop_kept(s);
+  return arm_ended(ok, how);
+}
+
+/* The test of a loop that does not count, as a bool. */
+static qn_value test_turn(void *ctx, rec_exit *how) {
+  states *s = ctx;
+  qn_vm *vm = s->vm;
+  qn_value v = s->turns->test(s->turns->ctx, how);
+  if (*how != REC_VALUE || !value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1)
+    return v;
+  qn_value flat = op_reshape(vm, v, 0, NULL),
+           number = value_is_error(flat) ? flat : rec_host_number(vm, flat, WEAK_BOOL);
+  value_release(vm, v);
+  value_release(vm, flat);
+  if (value_is_error(number)) *how = REC_ERROR;
+  return number;
+}
+static qn_value test_false(void *ctx, rec_exit *how) {
+  (void)ctx, (void)how;
+  return value_bool(false);
+}
+static qn_value guarded_test(void *ctx, rec_exit *how) {
+  states *s = ctx;
+  if (!s->guarded) return test_turn(s, how);
+  const rec_branch b = {.at = s->at, .then = {test_false, s}, .otherwise = {test_turn, s}, .used = true};
+  qn_value v = value_nil();
+  if (rec_if(s->vm, &b, s->left, &v) == REC_DONE) return v;
+  *how = REC_ERROR;
+  return value_error();
+}
+static qn_value plain_turn(void *ctx, qn_value number, rec_exit *how) {
+  states *s = ctx;
+  return s->turns->body(s->turns->ctx, number, how);
+}
+
+static qn_value ended_arm(void *ctx, rec_exit *how) {
+  states *s = ctx;
+  (void)how;
+  s->end = s->number;
+  return value_nil();
+}
+
+/* Appends the loop of state k, in which the variables are. `plain`: no turn in it is missed. */
+static bool run_state(states *s, int k, bool plain) {
+  qn_vm *vm = s->vm;
+  int outer = s->state;
+  s->guarded = value_node(s->left) != 0;
+  s->end = s->turns->end;
+  if (s->guarded && s->turns->counts) {
+    qn_value *slot = &s->end, v = value_nil();
+    const rec_branch b = {.at = s->at, .then = {ended_arm, s}, .otherwise = {nothing, s}, .assigned = {&slot, 1}};
+    if (rec_if(vm, &b, s->left, &v) != REC_DONE) return false;
+  }
+  bool counted = s->turns->counts && !value_node(s->number) && !value_node(s->end);
+  if (plain && counted && s->number.u.i >= s->end.u.i) return true;
+  rec_tries once = {.left = 1, .taps = rec_base(vm->rec)->taps.n};
+  const rec_turns turns = {.test = guarded_test,
+                           .body = plain ? plain_turn : state_turn,
+                           .ctx = s,
+                           .counts = s->turns->counts,
+                           .whole = true,
+                           .first = s->number,
+                           .end = s->end};
+  s->state = k;
+  rec_answer answer = rec_loop(vm, s->at, &turns, plain ? s->assigned : s->all, &once);
+  s->state = outer;
+  return answer == REC_DONE;
+}
+
+static bool advance(states *s, int k);
+
+/* The next way from state k, behind way w, that leaves it; if `goal`, only one that leads to the goal. -1: there is none. */
+static int next_way(const states *s, int k, int w, bool goal) {
+  const loop_state *x = &s->list[k];
+  for (w++; w < x->nways; w++)
+    if (x->ways[w].to != k && (!goal || (!x->ways[w].back && reaches(s, x->ways[w].to, s->goal)))) return w;
+  return -1;
+}
+
+typedef struct change {
+  states *s;
+  const qn_value *before;
+  int k, w, next;
+  bool sure; /* the ways before were all that do not lead on, and are excluded */
+} change;
+
+static bool change_state(states *s, int k, int w, bool sure);
+
+static qn_value other_way(void *ctx, rec_exit *how) {
+  const change *c = ctx;
+  slots_set(c->s->vm, c->s->all, c->before);
+  return arm_ended(change_state(c->s, c->k, c->next, c->sure), how);
+}
+static qn_value this_way(void *ctx, rec_exit *how) {
+  const change *c = ctx;
+  return arm_ended(advance(c->s, c->s->list[c->k].ways[c->w].to), how);
+}
+
+/* Makes a turn from state k by way w, or by one behind it, and goes on to the goal. `sure`: no other way that leaves the state is possible. */
+static bool change_state(states *s, int k, int w, bool sure) {
+  if (w < 0) return false;
+  const state_way *way = &s->list[k].ways[w];
+  int to = way->to;
+  way_choices choices = way->choices;
+  qn_value parts[END_PARTS];
+  change c = {.s = s, .k = k, .w = w, .next = next_way(s, k, w, true), .before = keep(s), .sure = sure};
+  if (!c.before) return false;
+  bool ok = run_turn(s, &choices, way_of(s->vm->rec), s->number, parts);
+  if (ok) {
+    turn_end e = {.s = s, .before = c.before, .parts = parts};
+    s->left = parts[END_LEAVES];
+    ok = count(s, s->number) && may_return(&e);
+    if (ok && s->tries->parts == s->vm->rec) ok = rec_part_turn(s->vm, s->assigned, s->tries);
+    qn_value missed = parts[END_MISSED];
+    if (ok && c.next >= 0 && value_node(missed))
+      ok = branch_on(s, missed, other_way, this_way, &c, false);
+    else
+      ok = ok && (sure || demand(s, missed, false)) && advance(s, to);
+    end_parts_free(s->vm, parts);
+  }
+  drop_kept(s);
+  return ok;
+}
+
+/* Is there a turn? */
+static bool demand_turn(states *s) {
+  if (s->turns->counts) {
+    qn_value goes = op_binary(s->vm, OP_lt, s->number, s->turns->end);
+    return !value_is_error(goes) && demand(s, goes, true);
+  }
+  rec_exit how = REC_VALUE;
+  qn_value goes = test_turn(s, &how);
+  bool ok = how == REC_VALUE && value_is(goes, TAG_BOOL) && demand(s, goes, true);
+  if (how != REC_ERROR && !value_is(goes, TAG_BOOL)) value_release(s->vm, goes);
+  return ok;
+}
+
+/* Goes on from state k, in which the variables are, until they are in the goal. */
+static bool advance(states *s, int k) {
+  if (k == s->goal) return true;
+  if (!demand(s, s->left, false)) return false;
+  s->left = value_bool(false);
+  const loop_state *x = &s->list[k];
+  if (x->stays >= 0) {
+    if (!run_state(s, k, false) || !demand(s, s->missed, true)) return false;
+    s->left = s->missed = value_bool(false);
+  } else if (!demand_turn(s)) {
+    return false;
+  }
+  bool sure = true;
+  for (int w = next_way(s, k, -1, false); w >= 0; w = next_way(s, k, w, false))
+    sure &= !s->list[k].ways[w].back && reaches(s, s->list[k].ways[w].to, s->goal);
+  return change_state(s, k, next_way(s, k, -1, true), sure);
+}
+
+/* The turns in the goal. */
+static bool finish(states *s) {
+  const loop_state *x = &s->list[s->goal];
+  if (is_bool(s->left, true) && !value_node(s->left)) return true;
+  if (x->stays < 0 && s->goal > 0) return demand(s, s->left, true);
+  if (x->stays < 0) { /* the loop has no turn */
+    if (!s->turns->counts) return false;
+    qn_value goes = op_binary(s->vm, OP_lt, s->number, s->turns->end);
+    return !value_is_error(goes) && demand(s, goes, false);
+  }
+  if (x->nways == 1) return run_state(s, s->goal, true);
+  return run_state(s, s->goal, false) && demand(s, s->missed, false);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------------------------------------ */
+
+static bool begin(states *s) {
+  rec_slots *all = &s->all;
+  if (!(all->slots = mem_alloc(s->vm, ((size_t)s->assigned.n + OWN) * sizeof *all->slots))) return false;
+  for (int i = 0; i < s->assigned.n; i++) all->slots[all->n++] = s->assigned.slots[i];
+  all->slots[all->n++] = &s->left;
+  all->slots[all->n++] = &s->missed;
+  if (s->turns->counts) all->slots[all->n++] = &s->number;
+  if (!keep(s) || add_state(s, NULL) < 0) return false;
+  s->list[0].open = true;
+  return true;
+}
+
+rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
+  qn_vm *vm = r->vm;
+  rec_way *way = way_of(r);
+  if (way && way->choices && way->choices->closed) { /* first the turn that it is a part of must be split */
+    way->choices->wanted = true;
+    (void)rec_give_up(r, BREAK_branch);
+    return REC_FAILED;
+  }
+  const anchor_specializations *of = rec_base(r)->of;
+  if (!way_chooses(way) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
+  states s = {.vm = vm, .r = r, .at = at, .turns = turns, .tries = tries, .assigned = assigned};
+  s.left = s.missed = value_bool(false);
+  s.number = turns->counts ? turns->first : value_int(0);
+  vm_owned held;
+  vm_own(vm, &held, states_drop, &s);
+  rec_marked before = rec_mark(r);
+  bool ok = begin(&s) && find_all(&s) && find_goal(&s) && advance(&s, 0) && finish(&s);
+  rec_answer answer = REC_DONE;
+  if (!ok && vm->rec != r) { /* what has been opened cannot be closed */
+    if (!error_pending(vm) && vm->rec) (void)rec_give_up(vm->rec, BREAK_branch);
+    answer = REC_FAILED;
+  } else if (!ok) {
+    if (s.kept) {
+      while (s.kept->outer) drop_kept(&s);
+      slots_set(vm, assigned, s.kept->values);
+    }
+    answer = arms_refused(r);
+  }
+  vm_disown(vm, &held);
+  states_free(&s);
+  if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
+  if (answer == REC_NOT_YET && s.many && !r->arm && !r->ended && !rec_break(r, BREAK_states, NULL)) answer = REC_FAILED;
+  return answer;
+}
