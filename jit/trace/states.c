@@ -651,6 +651,58 @@ static bool begin(states *s) {
   return true;
 }
 
+/* Appends all pieces to the recording in progress. */
+static bool append(states *s) {
+  s->left = s->missed = value_bool(false);
+  s->number = s->turns->counts ? s->turns->first : value_int(0);
+  return advance(s, 0) && finish(s);
+}
+
+static void restore(states *s) {
+  while (s->kept->outer) drop_kept(s);
+  slots_set(s->vm, s->assigned, s->kept->values);
+}
+
+/* Can they be appended? Tries it in an arm, since from a recording that is none nothing can be taken back that writes something out. */
+static bool may_append(states *s) {
+  qn_vm *vm = s->vm;
+  struct recording *r = s->r;
+  if (r->arm) return true;
+  qn_value *mark = vm->sp;
+  if (!(s->arm = rec_arm_begin(r, NULL))) return false;
+  bool ok = append(s) && vm->rec == s->arm && !s->arm->g->failed;
+  if (!ok) vm_pop_to(vm, mark);
+  rec_arm_end(s->arm);
+  restore(s);
+  rec_free(s->arm);
+  s->arm = NULL;
+  vm->rec = r;
+  return ok;
+}
+
+/* Is the next turn captured as it is, from what the variables hold? Then the interpreter makes it, and asks about the loop once more. */
+static bool next_is_plain(states *s) {
+  qn_vm *vm = s->vm;
+  qn_value parts[END_PARTS], *mark = vm->sp;
+  way_choices c = {.closed = true};
+  const rec_way *around = way_of(s->r);
+  if (!(s->arm = rec_arm_begin(s->r, NULL))) return false;
+  bool ok = run_turn(s, &c, around, s->number, parts);
+  if (ok) {
+    ok = is_bool(parts[END_LEFT], false) && is_bool(parts[END_LEAVES], false) && !s->arm->g->failed;
+    end_parts_free(vm, parts);
+  } else {
+    vm_pop_to(vm, mark);
+    if (way_raises(vm) || (vm->error && vm->error->id == E_internal)) error_clear(vm);
+  }
+  rec_arm_end(s->arm);
+  restore(s);
+  rec_free(s->arm);
+  s->arm = NULL;
+  vm->rec = s->r;
+  return ok && !c.wanted;
+}
+
 rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   qn_vm *vm = r->vm;
   rec_way *way = way_of(r);
@@ -662,21 +714,20 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   const anchor_specializations *of = rec_base(r)->of;
   if (!way_chooses(way) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
   states s = {.vm = vm, .r = r, .at = at, .turns = turns, .tries = tries, .assigned = assigned};
-  s.left = s.missed = value_bool(false);
   s.number = turns->counts ? turns->first : value_int(0);
+  s.left = s.missed = value_bool(false);
   vm_owned held;
   vm_own(vm, &held, states_drop, &s);
   rec_marked before = rec_mark(r);
-  bool ok = begin(&s) && find_all(&s) && find_goal(&s) && advance(&s, 0) && finish(&s);
+  bool found = begin(&s) && !(tries->left && next_is_plain(&s)) && !error_pending(vm) && find_all(&s) &&
+               find_goal(&s) && may_append(&s),
+       ok = found && append(&s);
   rec_answer answer = REC_DONE;
-  if (!ok && vm->rec != r) { /* what has been opened cannot be closed */
+  if (!ok && found && (r->arm || vm->rec != r || error_pending(vm))) { /* what has been appended stays */
     if (!error_pending(vm) && vm->rec) (void)rec_give_up(vm->rec, BREAK_branch);
     answer = REC_FAILED;
   } else if (!ok) {
-    if (s.kept) {
-      while (s.kept->outer) drop_kept(&s);
-      slots_set(vm, assigned, s.kept->values);
-    }
+    if (s.kept) restore(&s);
     answer = arms_refused(r);
   }
   vm_disown(vm, &held);
