@@ -369,7 +369,8 @@ static turn_parts for_parts(const n_for *n) {
 /* Of a loop over `end` items or numbers, the one before which is asked again, when `from` is next. */
 static inline int64_t pass_until(const qn_vm *vm, const n_for *n, int64_t from, int64_t end) {
   int64_t pass = turns_pass(vm, n->turns);
-  return pass < end - from ? from + pass : end;
+  uint64_t left = from < end ? (uint64_t)end - (uint64_t)from : 0;
+  return (uint64_t)pass < left ? from + pass : end;
 }
 
 /* A bound of a loop while something is recorded: a number that the recording may not know yet. As range_bound, else. */

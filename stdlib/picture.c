@@ -293,7 +293,10 @@ static void dot_graph(reading *r, text_buf *t, const drawing *d, const char *pre
       text_addf(&inner, "%s%u_%d_", prefix, i + 1, k);
       text_add(&inner, "", 1);
       t->failed |= inner.failed;
-      if (t->failed) return;
+      if (t->failed) {
+        text_free(&inner);
+        return;
+      }
       text_addf(t, "subgraph cluster_%s { label=\"%s of %%%u\";\n", inner.text, x->parts[k]->title, i + 1);
       dot_graph(r, t, x->parts[k], inner.text);
       text_adds(t, "}\n");

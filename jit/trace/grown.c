@@ -270,6 +270,7 @@ qn_value rec_rows(qn_vm *vm, const qn_value *in, int n, int least, int *rows) {
   int64_t first = 0;
   int i = 0;
   for (; i < n; i++) {
+    if (value_tag_of(in[i]) != value_tag_of(in[0])) break; /* an array, and a number that is cast from a row */
     uint32_t node = value_is_operand(in[i]) ? rec_traced(r, in[i]) : 0, of;
     int64_t at;
     if (!node || !is_row(r->g, node, &of, &at)) break;

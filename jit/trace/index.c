@@ -118,7 +118,7 @@ static bool clip_bound(qn_vm *vm, int64_t v, bool symbolic, int64_t d, int64_t *
     return true;
   }
   if (symbolic && !rec_size_ordered(vm, dim_add(t, v, 1), 0)) return false;
-  qn_dim at = symbolic ? dim_add(t, d, v) : dim_sub(t, d, -v);
+  qn_dim at = symbolic ? dim_add(t, d, v) : dim_sub(t, d, v < -INT64_MAX ? INT64_MAX : -v);
   *to = rec_size_ordered(vm, 0, at) ? at : dim_make(t, DIM_MAX, at, 0);
   return true;
 }
@@ -127,7 +127,8 @@ static bool clip_bound(qn_vm *vm, int64_t v, bool symbolic, int64_t d, int64_t *
 static __attribute__((noinline)) bool clip_numbers(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
                                                    int64_t *count) {
   dim_table *t = rec_dims(vm);
-  int64_t from = 0, to = d, each = s->step > 0 ? s->step : -s->step;
+  const int64_t most = (int64_t)1 << 62; /* longer than any axis: larger steps give the same count */
+  int64_t from = 0, to = d, each = s->step >= most || s->step <= -most ? most : s->step > 0 ? s->step : -s->step;
   bool known = s->step > 0 || (!s->has_start && !s->has_stop); /* of slices that go down only whole axes */
   if (known && s->has_start) known = clip_bound(vm, s->start, s->size_start, d, &from);
   if (known && s->has_stop) known = clip_bound(vm, s->stop, s->size_stop, d, &to);
@@ -275,7 +276,8 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
       count = at < 0 ? at + x->shape[w.axis] : at;
       if (deferred && rec_is_number(vm, w.sizes[w.axis])) {
-        if (!rec_size_ordered(vm, at < 0 ? -at : at + 1, w.sizes[w.axis])) return rec_unknown_size(vm);
+        if (at < -INT64_MAX || at == INT64_MAX || !rec_size_ordered(vm, at < 0 ? -at : at + 1, w.sizes[w.axis]))
+          return rec_unknown_size(vm);
       } else if (__builtin_expect((uint64_t)count >= (uint64_t)x->shape[w.axis], 0))
         return fits_count(vm, x, items, n) && fail_element(vm, x, w.axis, at);
       if (deferred && w.sizes[w.axis] < 0) {

@@ -546,7 +546,8 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (!r || !arms_possible(r)) tries->left = 0;
   if (r && !turns->counts && rec_base(r)->taps.n != tries->taps) tries->left = 0; /* they have been made: not twice */
   bool known = turns->counts && !value_node(turns->first) && !value_node(turns->end);
-  if (!tries->left || (known && turns->end.u.i - !turns->whole <= turns->first.u.i)) return REC_NOT_YET;
+  bool ended = known && (turns->end.u.i <= turns->first.u.i || turns->end.u.i - !turns->whole <= turns->first.u.i);
+  if (!tries->left || ended) return REC_NOT_YET;
   bool last = !--tries->left;
   struct recording *base = rec_base(r);
   loop l = {.vm = vm, .r = r, .turns = *turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};

@@ -499,15 +499,16 @@ static bool dim_op_of(op_id op, dim_op *to) {
   return false;
 }
 
-static struct number_range range_at(struct recording *r, uint32_t node, int depth) {
+/* Where a number lies; looks at *left nodes at most. */
+static struct number_range range_at(struct recording *r, uint32_t node, int depth, int *left) {
   const graph_node *n = &r->g->nodes[node];
   qn_value v;
   dim_op op;
   qn_dim d;
-  if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 32) return any_number;
+  if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 32 || --*left < 0) return any_number;
   if (graph_const_value(r->g, node, &v)) return (struct number_range){v.u.i, v.u.i, v.u.i};
   if (n->kind == NODE_OP && n->nin == 2 && dim_op_of((op_id)n->op, &op))
-    return range_made(op, range_at(r, n->in[0], depth + 1), range_at(r, n->in[1], depth + 1));
+    return range_made(op, range_at(r, n->in[0], depth + 1, left), range_at(r, n->in[1], depth + 1, left));
   if (n->kind != NODE_INPUT) return any_number;
   uint32_t k = n->payload.input;
   if (!r->arm) {
@@ -519,11 +520,12 @@ static struct number_range range_at(struct recording *r, uint32_t node, int dept
     return x;
   }
   if (r->count == k + 1) return r->counts;
-  return k < r->carries ? any_number : range_at(r->outer, r->captures[k], depth + 1);
+  return k < r->carries ? any_number : range_at(r->outer, r->captures[k], depth + 1, left);
 }
 
 struct number_range sizes_range(struct recording *r, uint32_t node) {
-  return range_at(r, node, 0);
+  enum { LOOKED_AT = 256 /* nodes */ };
+  return range_at(r, node, 0, &(int){LOOKED_AT});
 }
 
 struct number_range sizes_range_of(struct recording *r, qn_value v) {
@@ -537,8 +539,9 @@ void sizes_of_turns(struct recording *body, struct recording *r, uint32_t input,
   const struct number_range from = sizes_range_of(r, first), to = sizes_range_of(r, end);
   struct number_range *x = &body->counts;
   body->count = input + 1;
-  *x = (struct number_range){from.low, to.high == INT64_MAX ? to.high : to.high - 1, from.about};
-  if (to.about > from.about && to.about - from.about > 0) x->about += (to.about - from.about) / 8 * 3;
+  bool ends = to.high > INT64_MIN && to.high < INT64_MAX;
+  *x = (struct number_range){from.low, ends ? to.high - 1 : to.high, from.about};
+  if (to.about > from.about) x->about += (int64_t)(((uint64_t)to.about - (uint64_t)from.about) / 8 * 3);
   if (x->about < 2) x->about = 2;
 }
 
