@@ -11,7 +11,7 @@
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */
 
 int64_t spread_length(qn_vm *vm, qn_value v) {
-  if (!rec_sizes_seen(vm, v)) return -1;
+  if (!rec_length_seen(vm, v)) return -1;
   return value_is(v, TAG_LIST)                            ? value_list(v)->len
          : value_is(v, TAG_RANGE)                         ? range_length(value_range(v))
          : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]

@@ -361,6 +361,22 @@ static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_va
   return offer_loop(vm, &n->h, n->site, &t, turns, tries);
 }
 
+/* offer_for, from row i of an array on. How many rows there are need not be known, unless turns are captured one by one. */
+static __attribute__((noinline)) rec_answer offer_rows(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t i,
+                                                       rec_tries *tries) {
+  bool apart = tries->apart;
+  qn_value end = tries->left ? rec_length(vm, over) : value_unset();
+  if (value_is_error(end)) return REC_FAILED;
+  if (value_node(end)) {
+    tries->apart = false;
+    rec_answer answer = offer_for(vm, n, fp, over, value_int(i), end, tries);
+    if (answer != REC_NOT_YET || !apart) return answer;
+    tries->apart = true;
+  }
+  if (!rec_length_seen(vm, over)) return REC_FAILED;
+  return offer_for(vm, n, fp, over, value_int(i), value_int(value_array(over)->shape[0]), tries);
+}
+
 /* The turns of a loop over items as calls. */
 static turn_parts for_parts(const n_for *n) {
   return (turn_parts){.target = n->target, .body = n->body, .at = n->h.at};
@@ -511,8 +527,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
-static int64_t iterable_length(qn_vm *vm, qn_value v) {
-  if (value_is(v, TAG_ARRAY) && !rec_sizes_seen(vm, v)) return -1;
+static int64_t iterable_length(qn_value v) {
   switch (value_tag_of(v)) {
   case TAG_LIST: return value_list(v)->len;
   case TAG_RANGE: return range_length(value_range(v));
@@ -536,7 +551,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   qn_value it = eval(vm, n->iterable, fp);
   if (value_stops(it)) return it;
   if (!rec_look(vm, it) || !rec_iterates(vm, &it)) return value_fail(vm, it);
-  int64_t len = iterable_length(vm, it);
+  int64_t len = iterable_length(it);
   qn_value r = value_nil(), *mark = vm->sp;
   if (len < 0 || !vm_enter(vm, 1)) {
     r = len < 0 ? fail_iterable(vm, it, n->iterable) : value_error();
@@ -549,7 +564,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return vm_pop_with(vm, mark, value_error());
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   rec_tries tries = rec_loop_begins(vm);
-  bool recorded = op_deferred(vm);
+  bool recorded = op_deferred(vm), rows = recorded && value_is(it, TAG_ARRAY);
   tries.apart = recorded && !lanes && !shown && !value_is(it, TAG_STR) && (h->flag & LOOP_LEAVES);
   bool counted = value_is(it, TAG_RANGE) && !shown && range_computes(value_range(it));
   if (!value_is(it, TAG_ARRAY) && !counted) {
@@ -565,10 +580,15 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       break;
     }
     if (__builtin_expect(tries.left | tries.apart, 0)) {
-      rec_answer answer = offer_for(vm, n, fp, it, value_int(i), value_int(len), &tries);
+      rec_answer answer =
+          rows ? offer_rows(vm, n, fp, it, i, &tries) : offer_for(vm, n, fp, it, value_int(i), value_int(len), &tries);
       if (answer == REC_FAILED) r = value_error();
       if (answer == REC_LEFT) r = value_signal(SIGNAL_RETURN);
       if (answer != REC_NOT_YET) break;
+    }
+    if (__builtin_expect(rows, 0) && !tries.left && !rec_length_seen(vm, it)) { /* it is unrolled */
+      r = raise_at(vm, h->at);
+      break;
     }
     if (__builtin_expect(shown, 0)) vm->hooks.progress(vm, i, len);
     qn_value item;
@@ -610,6 +630,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     r = value_nil();
   }
   if (n->turns && !recorded && i > asked) turns_passed(n->turns, i - asked);
+  if (rows && i == len && !value_is_error(r) && !rec_length_seen(vm, it)) r = value_fail(vm, r);
   rec_loop_ends(vm, &tries);
   r = vmap_loop_end(vm, lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);

@@ -259,7 +259,7 @@ static bool detach_items(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_valu
 }
 
 static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
-  if (!rec_sizes_seen(vm, v)) return false;
+  if (!rec_length_seen(vm, v)) return false;
   int64_t n = value_is(v, TAG_LIST)                                ? value_list(v)->len
               : value_is(v, TAG_RANGE)                             ? range_length(value_range(v))
               : value_is(v, TAG_ARRAY) && value_array(v)->rank > 0 ? value_array(v)->shape[0]

@@ -370,7 +370,7 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   case TAG_STR: s->n = str_length(value_str(v)); return true;
   case TAG_ARRAY:
     if (value_array(v)->rank > 0) {
-      if (!rec_sizes_seen(vm, v)) return false;
+      if (!rec_length_seen(vm, v)) return false;
       s->n = value_array(v)->shape[0];
       return true;
     }

@@ -1127,6 +1127,51 @@ static void donate(const graph *g, const uint32_t *last, uint32_t n, int which, 
 static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, const uint32_t *donated,
                        cancel_flag cancel, char *why, size_t size);
 
+/* The outer size that a symbol of a part of node n stands for: that of an operand's axis. False: it is another symbol. */
+static bool operand_size(const graph *g, uint32_t n, const dim_expr *e, qn_dim *size) {
+  const graph_node *node = &g->nodes[n];
+  if (e->op != DIM_SYMBOL || e->source != DIM_FROM_INPUT) return false;
+  *size = g->nodes[node->in[e->ref + (node->kind == NODE_IF)]].type.shape[e->axis];
+  return true;
+}
+
+/* Notes in a part of node n which of its sizes are numbers, or equal, in the graph around it. */
+static void tell_sizes(const graph *g, uint32_t n, graph *part) {
+  dim_table *t = &part->dims;
+  qn_dim x, y;
+  for (uint32_t i = 0, end = t->n; i < end; i++) {
+    if (!operand_size(g, n, &t->exprs[i], &x)) continue;
+    uint32_t k = 0;
+    while (k < i && !(operand_size(g, n, &t->exprs[k], &y) && x == y)) k++;
+    if (x >= 0 && x == t->exprs[i].hint) dim_assume(t, ~(qn_dim)i, DIM_EQ, x);
+    if (x < 0 && k < i) dim_assume(t, ~(qn_dim)k, DIM_EQ, ~(qn_dim)i);
+  }
+}
+
+/* A size of a part of node n as one of the graph around it. False if it depends on numbers or data of the part. */
+static bool size_around(graph *g, uint32_t n, const dim_table *t, qn_dim d, qn_dim *to) {
+  qn_dim a, b;
+  *to = d;
+  if (d >= 0) return true;
+  const dim_expr e = t->exprs[~d];
+  if (e.op == DIM_SYMBOL) return operand_size(g, n, &e, to);
+  if (!size_around(g, n, t, e.a, &a) || !size_around(g, n, t, e.b, &b)) return false;
+  *to = dim_make(&g->dims, (dim_op)e.op, a, b);
+  return true;
+}
+
+/* The plan of a part of node n relies on facts about its sizes, so the plan of the graph around it does, too. */
+static void take_facts(graph *g, uint32_t n, const dim_table *t) {
+  for (uint32_t i = 0; i < t->nfacts; i++) {
+    const dim_fact f = t->facts[i];
+    qn_dim a, b;
+    int64_t c;
+    if (!size_around(g, n, t, f.a, &a) || !size_around(g, n, t, f.b, &b)) continue;
+    if (!dim_is_const(&g->dims, dim_make(&g->dims, DIM_SUB, a, b), &c))
+      dim_assume(&g->dims, a, (dim_relation)f.relation, b);
+  }
+}
+
 /* Makes the plan of part `which` of node n, a branch or loop. False when memory is short, when cancelled, or with `why`. */
 static bool plan_part(const plan *p, const uint32_t *last, uint32_t n, int which, const int64_t *tune,
                       cancel_flag cancel, char *why, size_t size, plan **to) {
@@ -1137,7 +1182,9 @@ static bool plan_part(const plan *p, const uint32_t *last, uint32_t n, int which
   if (part && donated) {
     graph_dce(part); /* results of branches in it that only a result needs which nobody takes */
     donate(p->graph, last, n, which, donated);
+    tell_sizes(p->graph, n, part);
     *to = make_plan(part, p->target, tune, donated, cancel, why, size);
+    if (*to) take_facts(p->graph, n, &(*to)->graph->dims);
   } else {
     graph_free(part);
   }

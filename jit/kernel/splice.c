@@ -728,6 +728,8 @@ static bool keeps_rows(splicer *s, const graph_node *loop) {
     const graph_type *t = &s->g->nodes[proj[k]].type;
     if (t->shape[0] >= 0 || s->g->dims.exprs[~t->shape[0]].op != DIM_SYMBOL)
       return refuse(s, "a size that is known before");
+    int64_t none;
+    if (dim_is_const(&s->g->dims, graph_elements(s->g, t), &none)) return refuse(s, "rows without elements");
     s->rows[s->nrows++] = proj[k];
   }
   return true;

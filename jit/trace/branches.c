@@ -480,7 +480,7 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
   vm_owned held, held_result;
   vm_own(vm, &held, tail_left, &own);
   vm_own(vm, &held_result, vm_drop_value, result);
-  bool ok = arm && run_tail(arm, tail, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.n;
+  bool ok = arm && run_tail(arm, tail, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict;
   ok = ok && tree_each_part(vm, *result, waits_for_no_text, arm); /* what a text of the arm waits for would be lost */
   if (arm) rec_arm_end(arm);
   if (own.before) slots_set(vm, assigned, own.before);

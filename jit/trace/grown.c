@@ -71,6 +71,7 @@ static qn_value note_leaf(void *ctx, qn_value v) {
   if (!node || !mem_grow(w->r->vm, (void **)&g->types, &g->cap, g->n + (size_t)1, sizeof *g->types))
     return value_error();
   graph_type t = w->r->g->nodes[node].type;
+  rec_pin_type(w->r, &t); /* buffers lie around the loop */
   if (!type_is_fixed(&t) || t.rank == ARRAY_MAX_RANK) return value_error();
   g->types[g->n++] = t;
   g->data |= !of_host(w->r, node, &(int){LOOKED_AT});
@@ -81,7 +82,10 @@ static qn_value note_leaf(void *ctx, qn_value v) {
 static bool same_shape(item_walk *w, qn_value shape, qn_value v, qn_value *leaves, uint32_t *n) {
   if (value_is(shape, TAG_UNSET)) {
     uint32_t node = value_is_operand(v) ? rec_node(w->r, v) : 0;
-    if (!node || !graph_type_same(&w->r->g->nodes[node].type, &w->of->types[*n])) return false;
+    if (!node) return false;
+    graph_type t = w->r->g->nodes[node].type;
+    rec_pin_type(w->r, &t);
+    if (!graph_type_same(&t, &w->of->types[*n])) return false;
     leaves[(*n)++] = v;
     return true;
   }

@@ -64,8 +64,16 @@ typedef struct loop {
 
 /* ---- what is carried ----------------------------------------------------------------------------------------------------------- */
 
+/* Does the node have a size that depends on data, or on numbers of a turn? */
+static bool has_late_size(const struct recording *r, uint32_t node) {
+  const graph_type *t = &r->g->nodes[node].type;
+  for (int k = 0; k < t->rank; k++)
+    if (dim_is_late(&r->g->dims, t->shape[k])) return true;
+  return false;
+}
+
 static bool add_carried(loop *l, uint32_t node) {
-  if (!node || !type_is_fixed(&l->r->g->nodes[node].type)) return false;
+  if (!node || has_late_size(l->r, node)) return false;
   if (!mem_grow(l->vm, (void **)&l->outer, &l->cap, l->n + (size_t)1, sizeof *l->outer)) return false;
   l->outer[l->n++] = node;
   return true;
@@ -269,7 +277,7 @@ static bool arm_open(loop *l, struct recording **arm) {
   for (uint32_t k = 0; k < l->n && !first; k++)
     if (!arm_operand(l->in, l->outer[k])) return false;
   if (!first) l->in->carries = l->n;
-  if (first && l->turns.counts) sizes_of_turns(l->in, l->r, l->count, l->turns.first, l->turns.end);
+  if (first && l->turns.counts && !sizes_of_turns(l->in, l->r, l->count, l->turns.first, l->turns.end)) return false;
   return set_variables(l, leaf_of_arm);
 }
 
@@ -342,7 +350,7 @@ static bool run_header(loop *l) {
 
 static bool add_out(loop *l, uint32_t node) {
   const graph *g = l->body->g;
-  if (!node || l->nouts == l->n || !graph_type_same(&g->nodes[node].type, &g->nodes[g->inputs[l->nouts]].type))
+  if (!node || l->nouts == l->n || !sizes_agree(l->body, &g->nodes[node].type, &g->nodes[g->inputs[l->nouts]].type))
     return false;
   if (!mem_grow(l->vm, (void **)&l->outs, &l->outs_cap, l->nouts + (size_t)1, sizeof *l->outs)) return false;
   l->outs[l->nouts++] = node;
@@ -374,8 +382,8 @@ static qn_value zeros_leaf(void *ctx, qn_value v) {
   loop *l = ctx;
   uint32_t node = value_is_operand(v) ? rec_node(l->body, v) : 0;
   if (!node) return value_is_operand(v) ? value_error() : value_retain(v);
-  const graph_type t = l->body->g->nodes[node].type;
-  uint32_t zeros = type_is_fixed(&t) ? graph_full(l->r->g, &t, 0, rec_site(l->r)) : 0;
+  graph_type t = l->body->g->nodes[node].type;
+  uint32_t zeros = sizes_type_outside(l->body, &t) ? graph_full(l->r->g, &t, 0, rec_site(l->r)) : 0;
   return zeros ? rec_value_of(l->r, zeros) : value_error();
 }
 

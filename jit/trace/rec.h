@@ -180,11 +180,19 @@ QN_MUST_CHECK bool rec_look_at_sizes(qn_vm *vm, qn_value v);
 static inline QN_MUST_CHECK bool rec_sizes_seen(qn_vm *vm, qn_value v) {
   return __builtin_expect(vm->rec == NULL, 1) || !value_is_data(v) || !rec_symbolic(vm) || rec_look_at_sizes(vm, v);
 }
+/* As rec_sizes_seen, where only the number of items decides: of an array the size of axis 0; nothing is asked of a list's items. */
+QN_MUST_CHECK bool rec_look_at_length(qn_vm *vm, qn_value v);
+static inline QN_MUST_CHECK bool rec_length_seen(qn_vm *vm, qn_value v) {
+  return __builtin_expect(vm->rec == NULL, 1) || !value_is(v, TAG_ARRAY) || !rec_symbolic(vm) ||
+         rec_look_at_length(vm, v);
+}
 /* A size as a host number for the program, traced if it is symbolic. The error value if memory is short. */
 QN_MUST_CHECK qn_value rec_size_number_of(qn_vm *vm, int64_t size);
 static inline qn_value rec_size_number(qn_vm *vm, int64_t size) {
   return __builtin_expect(size < 0, 0) ? rec_size_number_of(vm, size) : value_int(size);
 }
+/* The size of axis 0 of an array as such a number. */
+qn_value rec_length(qn_vm *vm, qn_value x);
 /* A host int as a size for ops: symbolic if it is computed from sizes, else it is observed. False with an error raised. */
 QN_MUST_CHECK bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size);
 static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) {

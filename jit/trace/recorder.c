@@ -170,7 +170,7 @@ static bool check_constants(struct recording *r, op_id op, const qn_value *in, i
  * noted as facts. */
 static void note_order(struct recording *r, op_id op, const graph_type *x, const op_attr *attr) {
   reduce_fold folds[ARRAY_MAX_RANK];
-  if (op_rows[op].klass == CLASS_REDUCE && sizes_are_numbers(r, x))
+  if (op_rows[op].klass == CLASS_REDUCE && !type_is_fixed(x))
     (void)reduce_folds(&r->g->dims, x, attr->axes, op == OP_argmax || op == OP_argmin, NULL, folds);
 }
 
@@ -190,10 +190,8 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
   if (!check_constants(r, op, in, nin, &inferred)) return value_error();
   uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
   if (!node) return raise_memory(vm);
-  if (r->g->dims.strict) {
-    if (nin) note_order(r, op, &types[0], attr);
-    if (!sizes_hold(r)) return value_error();
-  }
+  if (nin && (r->g->dims.strict || r->arm_sizes)) note_order(r, op, &types[0], attr);
+  if (r->g->dims.strict && !sizes_hold(r)) return value_error();
   if (!vmap_advance(r)) return value_error();
   qn_value out = rec_value_of(r, node);
   if (value_is_error(out) || rec_appended(r)) return out;

@@ -79,16 +79,14 @@ struct recording {
   bool placed;    /* set by the first array; until then `device` is where the VM makes new ones */
   bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
-  /* of the body of a loop that counts: 1 + the carry that is its number, which lies between these; `about`: its hint as a size */
-  uint32_t count;
-  struct number_range {
-    int64_t low, high, about;
-  } counts;
+  /* of the body of a loop that counts: 1 + the carry that is its number; the nodes around it that bound this */
+  uint32_t count, count_from, count_to;
   uint32_t sized;   /* facts of the graph's dims before this one are settled (sizes_hold) */
   uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
   rec_way *way;     /* of the recording around all arms: the innermost one in progress */
   int timid;        /* of the recording around all arms: no arm may expect that a loop in it has a turn */
   double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
+  bool arm_sizes;   /* of an arm: it has symbolic sizes of arrays (sizes.c) */
   bool exits;       /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
   uint32_t trying;  /* of the recording around all arms: how many bodies of try that are captured are in progress */
   bool tried;       /* there have been some: where the graph fails, the call need not */
@@ -261,9 +259,18 @@ QN_MUST_CHECK bool rec_name(struct recording *r, qn_value *v, uint32_t node);
 QN_MUST_CHECK bool rec_force(qn_vm *vm, qn_array *a);
 /* Guards that all symbols in a size have the values that they have in this call. */
 void rec_pin(struct recording *r, qn_dim d);
-/* A type in `outer`, the recording around arm r, as one of r: sizes that are numbers of a turn are made of inputs of r, other symbolic sizes are
- * guarded. False with an error raised. */
+/* A type in `outer`, the recording around arm r, as one of r, for the next input of r: sizes that are numbers of a turn are made of inputs of r,
+ * other symbolic sizes are symbols of r. False with an error raised. */
 QN_MUST_CHECK bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t);
+/* A size of arm r in the recording around it, and those of a type; false if one depends on numbers or data of the arm. */
+qn_dim sizes_outside(const struct recording *r, qn_dim d);
+QN_MUST_CHECK bool sizes_type_outside(const struct recording *r, graph_type *t);
+/* A size of arm r in `other`, an arm with the same inputs. It depends on no numbers or data of the arm. */
+qn_dim sizes_beside(const struct recording *r, struct recording *other, qn_dim d);
+/* Are two types of r one in this call? Then it becomes a fact that their sizes are equal. */
+bool sizes_agree(struct recording *r, const graph_type *a, const graph_type *b);
+/* The arm becomes a region: the recording around it relies on its facts, too. */
+void sizes_lift(struct recording *r);
 /* The sizes of a node become plain numbers for whoever copies it to another graph: guards them, and writes the numbers to `t`. */
 void rec_pin_type(struct recording *r, graph_type *t);
 /* Makes room in `vals` for all nodes of the graph. False with an error raised. */

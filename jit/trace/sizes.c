@@ -314,7 +314,9 @@ bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t) {
 /* ---- what code of the host asks ---------------------------------------------------------------------------------------------------- */
 
 /* Has a recording sizes that are no plain numbers? */
-static bool has_sizes(const struct recording *r) { return r->nsize_places || r->symbolic || r->g->dims.strict; }
+static bool has_sizes(const struct recording *r) {
+  return r->nsize_places || r->symbolic || r->arm_sizes || r->g->dims.strict;
+}
 
 bool rec_symbolic(const qn_vm *vm) {
   for (const struct recording *r = vm->rec; r; r = r->arm ? r->outer : NULL)
@@ -347,37 +349,68 @@ void rec_read_sizes(qn_vm *vm, qn_value x, int64_t *shape) {
   uint32_t node = rec_symbolic(vm) ? node_around(vm, x, &r) : 0;
   if (!node || r->g->nodes[node].type.rank != a->rank) return;
   if (r != vm->rec &&
-      sizes_are_numbers(r, &r->g->nodes[node].type)) { /* as an arm sees them (if that fails, so will the op) */
+      !type_is_fixed(&r->g->nodes[node].type)) { /* as an arm sees them (if that fails, so will the op) */
     if (!(node = rec_node(vm->rec, x))) return;
     r = vm->rec;
   }
   for (int k = 0; k < a->rank; k++) {
     qn_dim d = r->g->nodes[node].type.shape[k];
     if (d >= 0 || (dim_is_late(&r->g->dims, d) && !dim_is_number(&r->g->dims, d))) continue;
-    if (r == vm->rec)
-      shape[k] = d;
-    else
-      rec_pin(r, d); /* an arm has sizes of its own */
+    shape[k] = d;
   }
 }
 
-static bool seen_leaf(void *ctx, qn_value v) {
-  qn_vm *vm = ctx;
+/* Guards the sizes of the first axes of an array, if it is one. */
+static bool look_at(qn_vm *vm, qn_value v, int axes) {
   struct recording *r;
   uint32_t node = value_is(v, TAG_ARRAY) ? node_around(vm, v, &r) : 0;
   if (!node) return true;
   graph_type t = r->g->nodes[node].type;
+  if (axes < t.rank) t.rank = (uint8_t)axes;
   if (sizes_are_numbers(r, &t)) return rec_give_up(vm->rec, BREAK_branch);
   rec_pin_type(r, &t);
   return true;
 }
+
+static bool seen_leaf(void *ctx, qn_value v) { return look_at(ctx, v, ARRAY_MAX_RANK); }
+
+bool rec_look_at_length(qn_vm *vm, qn_value v) { return look_at(vm, v, 1); }
 
 bool rec_look_at_sizes(qn_vm *vm, qn_value v) {
   if (value_is(v, TAG_ARRAY)) return seen_leaf(vm, v);
   return tree_each_part(vm, v, seen_leaf, vm);
 }
 
-/* A size of an arm as a number of it, computed from those that it is made of. 0 with an error raised. */
+/* The number of the recording outside of all arms that has the value of size d: an input, made on demand. 0 with an error raised. */
+static uint32_t size_input_of(struct recording *r, qn_dim d) {
+  for (uint32_t i = 0; i < r->nsize_inputs; i++)
+    if (r->size_inputs[i].size == d) return r->g->inputs[r->size_inputs[i].input];
+  qn_vm *vm = r->vm;
+  if (!mem_grow(vm, (void **)&r->size_inputs, &r->size_inputs_cap, r->nsize_inputs + (size_t)1, sizeof *r->size_inputs))
+    return 0;
+  graph_type t = {.dtype = WEAK_INT, .weak = true};
+  uint32_t node = graph_input(r->g, t, rec_site(r));
+  if (!rec_keep(r, node, value_int(dim_hint(&r->g->dims, d)))) return error_pending(vm) ? 0 : (raise_memory(vm), 0);
+  r->pattern.ninputs = r->g->ninputs;
+  r->size_inputs[r->nsize_inputs++] = (struct size_input){r->g->ninputs - 1, d};
+  return node;
+}
+
+/* The input of an arm that is node `outer` of the recording around it, and no carry; ninputs if there is none. */
+static uint32_t captured_as(const struct recording *r, uint32_t outer) {
+  uint32_t k = r->carries;
+  while (k < r->g->ninputs && r->captures[k] != outer) k++;
+  return k;
+}
+
+/* The node of an arm that is node `outer`, no carry, of the recording around it; an input, made on demand. 0 with an error raised. */
+static uint32_t captured_node(struct recording *r, uint32_t outer) {
+  uint32_t k = captured_as(r, outer);
+  return k < r->g->ninputs ? r->g->inputs[k] : arm_operand(r, outer);
+}
+
+/* A size of an arm, or of the recording around all arms, as a number of it, computed from those that it is made of. 0 with or without an
+ * error raised. */
 static uint32_t number_of_size(struct recording *r, qn_dim d) {
   static const uint8_t ops[] = {
       [DIM_ADD] = OP_add, [DIM_SUB] = OP_sub,     [DIM_MUL] = OP_mul,    [DIM_FLOORDIV] = OP_floordiv,
@@ -385,7 +418,12 @@ static uint32_t number_of_size(struct recording *r, qn_dim d) {
   graph *g = r->g;
   int64_t c;
   if (dim_is_const(&g->dims, d, &c)) return graph_weak_int(g, c);
+  if (!r->arm) return r->capturing && !dim_is_late(&g->dims, d) ? size_input_of(r, d) : 0;
   const dim_expr e = g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL && e.source == DIM_FROM_INPUT) {
+    uint32_t outer = number_of_size(r->outer, r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis]);
+    return outer ? captured_node(r, outer) : 0;
+  }
   if (e.op == DIM_SYMBOL) return e.source == DIM_FROM_SCALAR ? g->inputs[e.ref] : 0;
   uint32_t a = number_of_size(r, e.a), b = a ? number_of_size(r, e.b) : 0;
   return b ? graph_count(g, (op_id)ops[e.op], a, b) : 0;
@@ -396,22 +434,20 @@ qn_value rec_size_number_of(qn_vm *vm, int64_t d) {
   if (r->arm) {
     uint32_t node = number_of_size(r, d);
     if (node) return rec_value_of(r, node);
+    if (error_pending(vm)) return value_error();
     return r->g->failed ? raise_memory(vm) : (rec_give_up(r, BREAK_branch), value_error());
   }
   int64_t hint = dim_hint(&r->g->dims, d);
   if (r->symbolic) rec_pin(r, d); /* the number is a constant of its graph */
   if (!r->capturing) return value_int(hint);
-  for (uint32_t i = 0; i < r->nsize_inputs; i++)
-    if (r->size_inputs[i].size == d)
-      return value_traced(value_int(hint), r->base + r->g->inputs[r->size_inputs[i].input]);
-  if (!mem_grow(vm, (void **)&r->size_inputs, &r->size_inputs_cap, r->nsize_inputs + (size_t)1, sizeof *r->size_inputs))
-    return value_error();
-  graph_type t = {.dtype = WEAK_INT, .weak = true};
-  uint32_t node = graph_input(r->g, t, rec_site(r));
-  if (!rec_keep(r, node, value_int(hint))) return error_pending(vm) ? value_error() : raise_memory(vm);
-  r->pattern.ninputs = r->g->ninputs;
-  r->size_inputs[r->nsize_inputs++] = (struct size_input){r->g->ninputs - 1, d};
-  return value_traced(value_int(hint), r->base + node);
+  uint32_t node = size_input_of(r, d);
+  return node ? value_traced(value_int(hint), r->base + node) : value_error();
+}
+
+qn_value rec_length(qn_vm *vm, qn_value x) {
+  int64_t shape[ARRAY_MAX_RANK];
+  rec_sizes(vm, x, shape);
+  return rec_size_number(vm, shape[0]);
 }
 
 /* ---- numbers of turns as sizes ---------------------------------------------------------------------------------------------------
@@ -499,6 +535,16 @@ static bool dim_op_of(op_id op, dim_op *to) {
   return false;
 }
 
+/* Where a size of the recording outside of all arms lies. */
+static struct number_range range_outside(struct recording *r, qn_dim d) {
+  const dim_table *t = &r->g->dims;
+  int64_t c = dim_hint(t, d);
+  if (d >= 0 || is_fixed(t, d)) return (struct number_range){c, c, c};
+  return (struct number_range){least(t, d), INT64_MAX, c};
+}
+
+static struct number_range counts_range(struct recording *r, int *left);
+
 /* Where a number lies; looks at *left nodes at most. */
 static struct number_range range_at(struct recording *r, uint32_t node, int depth, int *left) {
   const graph_node *n = &r->g->nodes[node];
@@ -516,10 +562,9 @@ static struct number_range range_at(struct recording *r, uint32_t node, int dept
     struct number_range x = any_number;
     if (value_is(v, TAG_INT)) x.about = v.u.i;
     if (value_is(v, TAG_INT) && key_number(&r->observed_nodes, node)) return (struct number_range){v.u.i, v.u.i, v.u.i};
-    if (sizes_of_number(r, node, &d)) x.low = least(&r->g->dims, d);
-    return x;
+    return sizes_of_number(r, node, &d) ? range_outside(r, d) : x;
   }
-  if (r->count == k + 1) return r->counts;
+  if (r->count == k + 1) return counts_range(r, left);
   return k < r->carries ? any_number : range_at(r->outer, r->captures[k], depth + 1, left);
 }
 
@@ -535,14 +580,20 @@ struct number_range sizes_range_of(struct recording *r, qn_value v) {
   return any_number;
 }
 
-void sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first, qn_value end) {
-  const struct number_range from = sizes_range_of(r, first), to = sizes_range_of(r, end);
-  struct number_range *x = &body->counts;
+bool sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first, qn_value end) {
   body->count = input + 1;
+  return (body->count_from = rec_node(r, first)) && (body->count_to = rec_node(r, end));
+}
+
+/* Where the number of a loop that counts lies in its body, r. */
+static struct number_range counts_range(struct recording *r, int *left) {
+  const struct number_range from = range_at(r->outer, r->count_from, 0, left),
+                            to = range_at(r->outer, r->count_to, 0, left);
   bool ends = to.high > INT64_MIN && to.high < INT64_MAX;
-  *x = (struct number_range){from.low, ends ? to.high - 1 : to.high, from.about};
-  if (to.about > from.about) x->about += (int64_t)(((uint64_t)to.about - (uint64_t)from.about) / 8 * 3);
-  if (x->about < 2) x->about = 2;
+  struct number_range x = {from.low, ends ? to.high - 1 : to.high, from.about};
+  if (to.about > from.about) x.about += (int64_t)(((uint64_t)to.about - (uint64_t)from.about) / 8 * 3);
+  if (x.about < 2) x.about = 2;
+  return x;
 }
 
 /* Where a size of an arm lies. */
@@ -552,7 +603,10 @@ static struct number_range range_of_size(struct recording *r, qn_dim d) {
   const dim_expr e = r->g->dims.exprs[~d];
   if (e.op != DIM_SYMBOL) return range_made((dim_op)e.op, range_of_size(r, e.a), range_of_size(r, e.b));
   if (e.source == DIM_FROM_SCALAR) return sizes_range(r, r->g->inputs[e.ref]);
-  return (struct number_range){0, INT64_MAX, e.hint};
+  if (e.source == DIM_FROM_NODE) return (struct number_range){0, INT64_MAX, e.hint};
+  struct recording *base = r;
+  for (d = sizes_outside(r, d), base = r->outer; base->arm; base = base->outer) d = sizes_outside(base, d);
+  return range_outside(base, d);
 }
 
 /* The symbol for input k of an arm, a number. */
@@ -563,16 +617,26 @@ static qn_dim symbol_of_input(struct recording *r, uint32_t k) {
   return dim_symbol(&r->g->dims, DIM_FROM_SCALAR, k, 0, about, NULL);
 }
 
-/* The input of an arm that is node `outer` of the recording around it, and no carry; ninputs if there is none. */
-static uint32_t captured_as(const struct recording *r, uint32_t outer) {
-  uint32_t k = r->carries;
-  while (k < r->g->ninputs && r->captures[k] != outer) k++;
-  return k;
+/* ---- sizes of arms ------------------------------------------------------------------------------------------------------------------
+ *
+ * An arm has a table of sizes of its own. A symbolic size of an array that it captures is a symbol there: that of the axis of its input
+ * (DIM_FROM_INPUT), the same one for all axes whose sizes are one outside. Facts that hold in this call become facts of the recording
+ * around it when the arm becomes a region (sizes_lift), and so guards in the end. */
+
+/* The size in arm r of the first axis of an input that has size d in the recording around it, looking at inputs below `n`. */
+static bool size_known(const struct recording *r, uint32_t n, qn_dim d, qn_dim *to) {
+  for (uint32_t k = 0; k < n; k++) {
+    const graph_type *outer = &r->outer->g->nodes[r->captures[k]].type, *own = &r->g->nodes[r->g->inputs[k]].type;
+    for (int a = 0; a < outer->rank; a++)
+      if (outer->shape[a] == d) return *to = own->shape[a], true;
+  }
+  return false;
 }
 
+/* A size of `outer`, the recording around arm r, as one of r. False with an error raised. */
 static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d, qn_dim *to) {
   *to = d;
-  if (d >= 0) return true;
+  if (d >= 0 || size_known(r, r->g->ninputs, d, to)) return true;
   const dim_expr e = outer->g->dims.exprs[~d];
   qn_dim a, b;
   if (e.op != DIM_SYMBOL) {
@@ -580,19 +644,94 @@ static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d
     *to = dim_make(&r->g->dims, (dim_op)e.op, a, b);
     return true;
   }
-  uint32_t node = outer->g->inputs[e.ref], k = captured_as(r, node);
-  if (k == r->g->ninputs && !arm_operand(r, node)) return false;
-  *to = symbol_of_input(r, k);
+  if (e.source == DIM_FROM_NODE) return rec_give_up(r, BREAK_branch);
+  uint32_t node = captured_node(r, outer->g->inputs[e.ref]);
+  if (!node) return false;
+  *to = e.source == DIM_FROM_INPUT ? r->g->nodes[node].type.shape[e.axis]
+                                   : symbol_of_input(r, r->g->nodes[node].payload.input);
   return true;
 }
 
+/* May the sizes of an arm be symbolic? */
+static bool arm_may_be_symbolic(struct recording *r) {
+  const struct recording *base = rec_base(r);
+  return base->capturing && base->nsize_places && !base->device;
+}
+
 bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t) {
-  for (int k = 0; k < t->rank; k++) {
-    qn_dim d = t->shape[k];
-    if (dim_is_number(&outer->g->dims, d) && !size_into_arm(r, outer, d, &t->shape[k])) return false;
+  const graph_type was = *t;
+  dim_table *around = &outer->g->dims;
+  if (type_is_fixed(t)) return true;
+  for (int k = 0; k < t->rank; k++)
+    if (dim_is_number(around, was.shape[k]) && !size_into_arm(r, outer, was.shape[k], &t->shape[k])) return false;
+  if (!arm_may_be_symbolic(r)) {
+    graph_type pinned = was;
+    rec_pin_type(outer, &pinned);
+    for (int k = 0; k < t->rank; k++)
+      if (!dim_is_number(around, was.shape[k])) t->shape[k] = pinned.shape[k];
+    return true;
   }
-  rec_pin_type(outer, t);
+  for (int k = 0; k < t->rank; k++) { /* what is behind has added all inputs that it needs */
+    qn_dim d = was.shape[k];
+    if (d >= 0 || dim_is_number(around, d)) continue;
+    if (dim_is_late(around, d)) return rec_give_up(r, BREAK_branch);
+    int same = 0;
+    while (was.shape[same] != d) same++;
+    if (same < k) {
+      t->shape[k] = t->shape[same];
+    } else if (!size_known(r, r->g->ninputs, d, &t->shape[k])) {
+      t->shape[k] = dim_symbol(&r->g->dims, DIM_FROM_INPUT, r->g->ninputs, (uint16_t)k, dim_hint(around, d),
+                               around->exprs[~d].name);
+      r->arm_sizes = true;
+    }
+  }
   return true;
+}
+
+qn_dim sizes_outside(const struct recording *r, qn_dim d) {
+  if (d >= 0) return d;
+  const dim_expr e = r->g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL) return r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis];
+  return dim_make(&r->outer->g->dims, (dim_op)e.op, sizes_outside(r, e.a), sizes_outside(r, e.b));
+}
+
+qn_dim sizes_beside(const struct recording *r, struct recording *other, qn_dim d) {
+  if (d >= 0) return d;
+  const dim_expr e = r->g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL) return other->g->nodes[other->g->inputs[e.ref]].type.shape[e.axis];
+  return dim_make(&other->g->dims, (dim_op)e.op, sizes_beside(r, other, e.a), sizes_beside(r, other, e.b));
+}
+
+bool sizes_type_outside(const struct recording *r, graph_type *t) {
+  for (int k = 0; k < t->rank; k++) {
+    if (t->shape[k] >= 0) continue;
+    if (dim_is_late(&r->g->dims, t->shape[k])) return false;
+    t->shape[k] = sizes_outside(r, t->shape[k]);
+  }
+  return true;
+}
+
+bool sizes_agree(struct recording *r, const graph_type *a, const graph_type *b) {
+  dim_table *t = &r->g->dims;
+  if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak) return false;
+  for (int k = 0; k < a->rank; k++)
+    if (dim_hint(t, a->shape[k]) != dim_hint(t, b->shape[k])) return false;
+  for (int k = 0; k < a->rank; k++)
+    if (!dim_equal(t, a->shape[k], b->shape[k])) return false;
+  return true;
+}
+
+void sizes_lift(struct recording *r) {
+  if (!r->arm_sizes) return;
+  dim_table *own = &r->g->dims, *to = &r->outer->g->dims;
+  demand_least(r);
+  for (uint32_t i = 0; i < own->nfacts; i++) {
+    const dim_fact f = own->facts[i];
+    int64_t c;
+    if (dim_is_late(own, f.a) || dim_is_late(own, f.b)) continue; /* sizes_hold has looked at them */
+    qn_dim a = sizes_outside(r, f.a), b = sizes_outside(r, f.b);
+    if (!dim_is_const(to, dim_make(to, DIM_SUB, a, b), &c)) dim_assume(to, a, (dim_relation)f.relation, b);
+  }
 }
 
 /* The number that input k of an arm is, if it comes from outside of all arms and is no data: it is guarded. Else unset, or an error is
@@ -616,8 +755,17 @@ static qn_value number_around(struct recording *r, uint32_t k) {
   return value_unset();
 }
 
+static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int depth);
+
+/* As made_of_sizes, of input k of an arm. False with or without an error raised. */
+static bool input_made_of_sizes(struct recording *r, uint32_t k, qn_dim *d, int depth) {
+  qn_dim outer;
+  return k >= r->carries && arm_may_be_symbolic(r) && made_of_sizes(r->outer, r->captures[k], &outer, depth) &&
+         size_into_arm(r, r->outer, outer, d);
+}
+
 /* Makes a size of a number of an arm: its inputs, and what is computed from them, `depth` operations down. False: it is made of something
- * else. */
+ * else, or an error is raised. */
 static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int depth) {
   const graph_node *n = &r->g->nodes[node];
   qn_value v;
@@ -626,8 +774,11 @@ static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int dept
   if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 8) return false;
   if (graph_const_value(r->g, node, &v)) return *d = dim_const(&r->g->dims, v.u.i), true;
   if (n->kind == NODE_INPUT) {
+    if (input_made_of_sizes(r, n->payload.input, d, depth)) return true;
+    if (error_pending(r->vm)) return false;
+    n = &r->g->nodes[node]; /* inputs may have been added */
     if (value_is(v = number_around(r, n->payload.input), TAG_INT)) return *d = dim_const(&r->g->dims, v.u.i), true;
-    return !error_pending(r->vm) && (*d = symbol_of_input(r, n->payload.input), true);
+    return !error_pending(r->vm) && (*d = symbol_of_input(r, r->g->nodes[node].payload.input), true);
   }
   if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
   uint32_t in[2] = {n->in[0], n->in[1]};
@@ -641,14 +792,24 @@ static bool fact_holds(struct recording *r, const dim_fact *f) {
   dim_table *t = &r->g->dims;
   if (f->relation != DIM_LE && f->relation != DIM_LT)
     return true; /* nothing relies on two sizes being different, and none are said to be equal */
-  return range_of_size(r, dim_make(t, DIM_SUB, f->b, f->a)).low >= (f->relation == DIM_LT);
+  qn_dim more = dim_make(t, DIM_SUB, f->b, f->a);
+  return range_of_size(r, more).low >= (f->relation == DIM_LT);
+}
+
+/* Guards all symbolic sizes of the call, since nothing is known of numbers that they bound. Were there any that were not guarded? */
+static bool pin_all(struct recording *r) {
+  r = rec_base(r);
+  uint32_t before = r->g->dims.nfacts;
+  for (uint32_t i = 0; i < r->nsize_places; i++) dim_pin(&r->g->dims, r->size_places[i].symbol);
+  return r->g->dims.nfacts > before;
 }
 
 bool sizes_hold(struct recording *r) {
   dim_table *t = &r->g->dims;
   for (; r->sized < t->nfacts; r->sized++) {
     const dim_fact f = t->facts[r->sized];
-    if ((dim_is_number(t, f.a) || dim_is_number(t, f.b)) && !fact_holds(r, &f)) return rec_give_up(r, BREAK_branch);
+    if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
+    if (!fact_holds(r, &f) && !(pin_all(r) && fact_holds(r, &f))) return rec_give_up(r, BREAK_branch);
   }
   return true;
 }
@@ -659,7 +820,8 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
   int64_t c;
   qn_dim more = dim_make(t, DIM_SUB, b, a);
   if (dim_is_const(t, more, &c)) return c >= 0;
-  if (dim_is_number(t, more)) return range_of_size(vm->rec, more).low >= 0;
+  if (dim_is_number(t, more))
+    return range_of_size(vm->rec, more).low >= 0 || (pin_all(vm->rec) && range_of_size(vm->rec, more).low >= 0);
   if (dim_hint(t, more) < 0) return false;
   dim_assume(t, a, DIM_LE, b);
   return true;
@@ -680,7 +842,7 @@ static bool size_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
   return node && size_of_turn(r, node, d, 0);
 }
 
-/* sizes_of_number, for operands that are `depth` operations down. */
+/* sizes_of_number, for operands that are `depth` operations down. False with or without an error raised. */
 static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int depth) {
   const graph_node *n = &r->g->nodes[node];
   dim_table *t = &r->g->dims;
@@ -689,6 +851,7 @@ static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int dep
     *d = dim_const(t, dtype_load(WEAK_INT, n->payload.data).u.i);
     return true;
   }
+  if (n->kind == NODE_INPUT && r->arm) return input_made_of_sizes(r, n->payload.input, d, depth + 1);
   if (n->kind == NODE_INPUT) {
     for (uint32_t i = 0; i < r->nsize_inputs; i++) {
       if (r->size_inputs[i].input != n->payload.input) continue;
@@ -700,7 +863,9 @@ static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int dep
   qn_dim in[2];
   dim_op op;
   if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
-  if (!made_of_sizes(r, n->in[0], &in[0], depth + 1) || !made_of_sizes(r, n->in[1], &in[1], depth + 1)) return false;
+  const uint32_t operands[2] = {n->in[0], n->in[1]}; /* nodes may be added */
+  for (int k = 0; k < 2; k++)
+    if (!made_of_sizes(r, operands[k], &in[k], depth + 1)) return false;
   *d = dim_make(t, op, in[0], in[1]);
   return true;
 }

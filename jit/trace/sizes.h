@@ -8,6 +8,11 @@
 
 struct recording;
 
+/* Between which numbers a host int lies (INT64_MIN, INT64_MAX: not known), and one that stands for it in hints. */
+struct number_range {
+  int64_t low, high, about;
+};
+
 /* Which axes are to be symbolic in the recording of a call that fits a pattern but for sizes. The axes of each part of that pattern have a
  * class: 0 for a size that stays a plain number; axes of one class had equal sizes in both calls and get one symbol. */
 typedef struct size_wish {
@@ -50,8 +55,10 @@ bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);
 struct number_range sizes_range(struct recording *r, uint32_t node);
 /* As sizes_range of a value in r. */
 struct number_range sizes_range_of(struct recording *r, qn_value v);
-/* The number of a loop that counts from `first` up to `end`, values of r, is this input of its body: notes it, for sizes that are made of it. */
-void sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first, qn_value end);
+/* The number of a loop that counts from `first` up to `end`, values of r, is this input of its body: notes it, for sizes that are made of it.
+ * False with an error raised. */
+QN_MUST_CHECK bool sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first,
+                                  qn_value end);
 /* Does a type depend on numbers of a turn? */
 bool sizes_are_numbers(const struct recording *r, const graph_type *t);
 /* Do the facts that sizes of arm r's latest nodes rely on hold in all turns? If that is not known the arm is given up. False with an error

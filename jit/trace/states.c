@@ -227,8 +227,8 @@ static bool look(states *s, int k, way_choices *c) {
     *s->assigned.slots[i] = v;
   }
   if (ok && s->turns->counts) {
-    sizes_of_turns(s->arm, s->r, s->arm->g->ninputs, s->turns->first, s->turns->end);
-    number = input_leaf(s, s->number);
+    ok = sizes_of_turns(s->arm, s->r, s->arm->g->ninputs, s->turns->first, s->turns->end);
+    number = ok ? input_leaf(s, s->number) : value_error();
     ok = !value_is_error(number);
   }
   s->arm->carries = s->arm->g->ninputs;

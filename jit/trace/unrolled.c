@@ -156,7 +156,7 @@ rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assi
   vm_own(vm, &held, unrolled_drop, &u);
   vm_own(vm, &held_values, vm_drop_value, &values);
   bool ok = (u.before = slots_keep(vm, assigned)) && (u.arm = rec_arm_begin(r, NULL)) && make_turns(&u, parts) &&
-            !u.arm->regions.n && !u.arm->g->failed && !u.arm->g->dims.n;
+            !u.arm->regions.n && !u.arm->g->failed && !u.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
   if (ok) {
     values = made(&u, parts);

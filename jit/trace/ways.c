@@ -180,8 +180,9 @@ static qn_value join_leaf(join *j, qn_value x, qn_value y) {
   }
   if (is_outer(j, x, y)) return value_retain(x);
   if (j->build) return value_retain(j->values[j->out++]);
-  const graph_type *t = &j->ends[0]->r->g->nodes[nodes[0]].type, *u = &j->ends[1]->r->g->nodes[nodes[1]].type;
-  if (!graph_type_same(t, u) || !type_is_fixed(t)) return value_error();
+  graph_type t = j->ends[0]->r->g->nodes[nodes[0]].type, u = j->ends[1]->r->g->nodes[nodes[1]].type;
+  if (!sizes_type_outside(j->ends[0]->r, &t) || !sizes_type_outside(j->ends[1]->r, &u) || !sizes_agree(j->r, &t, &u))
+    return value_error();
   return add_result(j, nodes[0], nodes[1]) ? value_nil() : value_error();
 }
 
@@ -214,6 +215,21 @@ static qn_value join_trees(join *j, qn_value x, qn_value y) {
   return out;
 }
 
+/* Gives an arm inputs for what only `more` has captured. False with an error raised. */
+static bool take_inputs(struct recording *arm, const struct recording *more) {
+  for (uint32_t i = arm->g->ninputs; i < more->g->ninputs; i++)
+    if (!arm_operand(arm, more->captures[i])) return false;
+  return true;
+}
+
+/* The sizes of a type of one arm as those of another arm with the same inputs. False if one depends on numbers or data of the arm. */
+static bool sizes_in_other(struct recording *arm, struct recording *other, graph_type *t) {
+  for (int k = 0; k < t->rank; k++)
+    if (dim_is_late(&arm->g->dims, t->shape[k])) return false;
+  for (int k = 0; k < t->rank; k++) t->shape[k] = sizes_beside(arm, other, t->shape[k]);
+  return true;
+}
+
 /* For tree_rebuild: a leaf of the way `from`; the other way has zeros in its place. */
 static qn_value fill_leaf(void *ctx, qn_value v) {
   join *j = ctx;
@@ -221,8 +237,10 @@ static qn_value fill_leaf(void *ctx, qn_value v) {
   uint32_t node = has->nodes[j->leaf[j->from]++];
   if (!node || !rec_traced(has->r, v)) return value_retain(v);
   if (j->build) return value_retain(j->values[j->out++]);
-  const graph_type t = has->r->g->nodes[node].type;
-  uint32_t zeros = type_is_fixed(&t) ? graph_full(lacks->r->g, &t, 0, 0) : 0;
+  graph_type t = has->r->g->nodes[node].type;
+  uint32_t zeros = take_inputs(j->ends[0]->r, j->ends[1]->r) && sizes_in_other(has->r, lacks->r, &t)
+                       ? graph_full(lacks->r->g, &t, 0, 0)
+                       : 0;
   bool ok = zeros && add_result(j, j->from ? zeros : node, j->from ? node : zeros);
   return ok ? value_nil() : value_error();
 }
@@ -265,8 +283,9 @@ static bool join_all(join *j, bool build, qn_value *joined) {
 
 /* The graph of an arm, a copy, with inputs for what only the one that was run last has captured. NULL when memory is short. */
 static graph *arm_graph(struct recording *arm, const struct recording *second) {
-  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++)
-    if (!arm_operand(arm, second->captures[i])) return NULL;
+  if (!take_inputs(arm, second)) return NULL;
+  sizes_lift(arm);
+  if (arm->g->arena.failed) return NULL; /* sizes may be those of this call */
   graph *copy = graph_copy(arm->g);
   if (copy) graph_dce(copy);
   return copy;
@@ -298,9 +317,10 @@ static bool make_node(join *j, bool turned, uint32_t predicate, uint32_t site) {
   j->values = mem_zalloc(vm, ((size_t)j->nouts + 1) * sizeof *j->values);
   bool ok = node && j->values;
   for (uint32_t k = 0; k < j->nouts && ok; k++) {
-    graph_type type = graph_result_type(&g->nodes[node], k);
+    graph_type type = j->ends[0]->r->g->nodes[j->outs[0][k]].type;
+    ok = sizes_type_outside(j->ends[0]->r, &type);
     uint32_t proj = graph_proj(g, node, k, type, site);
-    j->values[k] = proj ? rec_value_of(j->r, proj) : value_error();
+    j->values[k] = ok && proj ? rec_value_of(j->r, proj) : value_error();
     ok = !value_is_error(j->values[k]);
     if (!ok) j->values[k] = value_nil();
   }

@@ -10,6 +10,7 @@ that it reads back exactly, by `--jit off`, `--jit sync --set jit.hot=1` and `--
 A program that fails is printed.
 
 With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
+With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
 """
 import argparse
 import os
@@ -200,6 +201,69 @@ for n in ({', '.join(map(str, sizes))},) {{
 """
 
 
+ARMS = [
+    "{v} * 2 - {w}.sum()", "{v} + {w}", "tanh({v})", "{v} / len({v})", "{v} * {v}.shape[0] + {v}.size", "{v}.reshape({v}.shape[0], -1)", "{v}.T.T",
+    "concat(({v}[1:], {v}[:1]))", "concat(({v}[:-1], {w}[-1:]))", "{v}[::-1]", "softmax({v})", "softmax({v}, axis: 0)", "{v} - mean({v}, axis: 0)",
+    "{v} + sum({v}, axis: -1, keepdims: true)", "({v} @ {v}.T) @ {v} * 0.01", "cumsum({v}, axis: 0) * 0.5", "sort({v}, axis: 0)", "where({v} > 0, {v}, {w})",
+    "zeros({v}.shape) + {w}", "ones({v}.shape[0], 1) * {v}", "zeros_like({v}) + {w}", "arange({v}.shape[0])[:, new] * {v}", "{v} * arange(len({v}))[:, new]",
+    "layer_norm({v})", "max({v}, axis: 0) - {v}", "{v} * rows(x)", "{v}.reshape(-1).reshape({v}.shape)", "roll({v}, 1, axis: 0)", "repeat({v}[:1], len({v}), axis: 0)",
+    "pad({v}, ((1, 0), (0, 0)))[1:]", "take({v}, arange(len({v})) // 2)", "{v} + n", "{v} * (n // 2)", "broadcast_to({v}[0], n, {v}.shape[1])", "zeros(n, 4) + {v}",
+    "{v}[: n - 1].sum() + {v}", "if n > 4 {{ {v} * 2 }} else {{ {v} * 3 }}", "if {v}.shape == {w}.shape {{ {v} * {w} }} else {{ {v} }}", "{v} * len({w})",
+    "{v}[0] + {v}", "{v}[-1] - {v}", "update({v})", "looped({v}) * {v}", "counted({v}) * 0.1 + {v}", "{v}[{v}.shape[0] // 2] * {w}", "{v} + x[:, :1]", "x", "{v} + y.sum()",
+    "{v} * std({v}, axis: 0)", "vmap(fn(r) r * sum(r))({v})", "grad(fn(a) sum(tanh(a) * mean(a)))({v})", "{v} * argmax({v}, axis: 0)", "{v} + eye(n)[:, :1]", "x[1:].sum() * {v}",
+]
+
+
+def block(rng, names, depth, indent):
+    """Statements that bind `names` anew."""
+    pad, out = "  " * indent, ""
+    for _ in range(rng.randint(1, 3 if depth == 0 else 2)):
+        v, w = rng.choice(names), rng.choice(names)
+        kind = rng.random() if depth < 3 else 1
+        test = rng.choice([f"sum({v}) > 0", f"mean({v}) > 0.1", f"max({v}) > 1 and n > 3", f"any({v} > 2)", f"sum({v}[0]) < 1 or sum({w}) > 0"])
+        inner = lambda: block(rng, names, depth + 1, indent + 1)
+        leave = lambda: rng.choice([""] * 5 + [f"{pad}  if sum({v}) > 3 {{ return {v} }}\n"]) if depth < 2 else ""
+        if kind < 0.25:
+            other = f" else {{\n{inner()}{pad}}}" if rng.random() < 0.7 else ""
+            out += f"{pad}if {test} {{\n{inner()}{leave()}{pad}}}{other}\n"
+        elif kind < 0.35:
+            i = "ijkl"[depth]
+            stop = rng.choice(["", "", f"{pad}  if sum({v}) > 5 {{ break }}\n", f"{pad}  if sum({v}) < -5 {{ continue }}\n"])
+            over = rng.choice(["0..5", "0..n", "0..len(x)", "1..n - 1", f"0..{v}.shape[0]", "0..9"])
+            use = rng.choice(["", f"{pad}  {v} = {v} + {i} * 0.1\n", f"{pad}  {v} = {v} + x[{i} % n]\n", f"{pad}  {v}[{i} % n] = {v}[0] * 0.5\n"])
+            out += f"{pad}for {i} in {over} {{\n{stop}{inner()}{use}{leave()}{pad}}}\n"
+        elif kind < 0.42:
+            k = "kmpq"[depth]
+            out += f"{pad}let {k}c = 0\n{pad}while {rng.choice([f'sum(abs({v})) > 1', f'mean({v}) < 4'])} and {k}c < {rng.choice([3, 6])} {{\n{inner()}{pad}  {v} = {v} * 0.5\n{pad}  {k}c += 1\n{pad}}}\n"
+        elif kind < 0.47:
+            out += f"{pad}for row in {rng.choice([v, 'x'])} {{\n{pad}  {v} = {v} * 0.5 + row\n{inner() if rng.random() < 0.3 else ''}{pad}}}\n"
+        else:
+            out += f"{pad}{v} = {rng.choice(ARMS).format(v=v, w=w)}\n"
+    return out
+
+
+def arms_program(seed):
+    rng = random.Random(seed)
+    sizes = [rng.choice([2, 3, 5, 7, 9, 12, 17, 30, 65, 70]) for _ in range(rng.choice([3, 4, 5]))] + rng.sample([0, 1, 2], rng.choice([0, 0, 1]))
+    wrap = rng.choice(["f"] * 5 + ["jit(f)", "grad(fn(x, y) sum(f(x, y) * 1.0))"])
+    return f"""{FUNCTIONS}fn rows(x) {{ let s = 0.0; for r in x {{ s = s * 0.5 + sum(r) }}; s }}
+fn f(x, y) {{
+  let n = x.shape[0]
+  let a = x
+  let b = x * 0.5 + 1
+  let c = tanh(y)
+{block(rng, ["a", "b", "c"], 0, 1)}  {rng.choice(["a + b * c", "a", "concat((a, b, c))", "a * 0.5 - sum(b)"])}
+}}
+seed({seed})
+let g = {wrap}
+for n in ({", ".join(map(str, sizes))},) {{
+  let x = randn(n, 4)
+  let y = randn({rng.choice(["n", "n", "n", "n + 1"])}, 4)
+  for _ in 0..2 {{ print(n, try {{ repr(g(x, y)) }} catch e {{ "{{e.message}} {{e.line}}" }}) }}
+}}
+"""
+
+
 def run(quern, flags, path):
     done = subprocess.run([quern, *flags, path], capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout, done.stderr
@@ -235,13 +299,14 @@ def main():
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--regions", action="store_true", help="with jit.regions=1")
     p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
+    p.add_argument("--arms", action="store_true", help="branches and loops on data")
     p.add_argument("--show", action="store_true", help="only print the programs")
     args = p.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if args.seed == "random" else int(args.seed)
     count = args.count if args.count is not None else 1 << 30 if args.seconds else 100
     more = ["--set", "jit.regions=1"] if args.regions else []
-    make = turns_program if args.turns else program
-    if args.turns:
+    make = turns_program if args.turns else arms_program if args.arms else program
+    if args.turns or args.arms:
         more += ["--set", "jit.unroll=4"]
     for i in range(count if args.show else 0):
         print(make(seed + i))
