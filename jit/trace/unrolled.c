@@ -54,6 +54,7 @@ static void all_left(unrolled *u, qn_value *parts) {
   w->parted[END_RETURNED] = value_retain(parts[END_RETURNED]);
   w->parted[END_LEFT] = w->parted[END_LEAVES] = value_bool(true);
   w->parted[END_RETURNS] = value_retain(parts[END_RETURNS]);
+  w->parted[END_MISSED] = value_retain(parts[END_MISSED]);
   w->gone = w->parts = true;
 }
 
@@ -121,7 +122,8 @@ static rec_answer go_on(unrolled *u, qn_value made) {
   const qn_value *items = value_list(made)->items;
   int n = u->assigned.n;
   slots_set(vm, u->assigned, items);
-  const qn_value parts[END_PARTS] = {value_unset(), items[n], items[n + 1], value_bool(true), value_bool(true)};
+  const qn_value parts[END_PARTS] = {value_unset(),    items[n],         items[n + 1],
+                                     value_bool(true), value_bool(true), value_bool(false)};
   if (is_bool(items[n + 1], false)) return rec_appended(u->r) ? REC_DONE : REC_FAILED;
   rec_way *w = u->around;
   if (!is_bool(items[n + 1], true)) return way_split(vm, w, rec_site(u->r), parts) ? REC_DONE : REC_FAILED;
