@@ -287,21 +287,8 @@ static uint32_t flag_input(const loop *l) { return l->in->g->inputs[l->flag]; }
 
 /* The test, as an arm: a host bool, if it is a condition at all. */
 static qn_value run_test(void *ctx, rec_exit *how) {
-  loop *l = ctx;
-  qn_vm *vm = l->vm;
-  qn_value v = l->turns.test(l->turns.ctx, how);
-  if (*how != REC_VALUE || !value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1)
-    return v;
-  qn_value flat = op_reshape(vm, v, 0, NULL),
-           number = value_is_error(flat) ? flat : rec_host_number(vm, flat, WEAK_BOOL);
-  value_release(vm, v);
-  value_release(vm, flat);
-  if (value_is_error(number)) *how = REC_ERROR;
-  return number;
-}
-static qn_value run_false(void *ctx, rec_exit *how) {
-  (void)ctx, (void)how;
-  return value_bool(false);
+  const loop *l = ctx;
+  return way_test(l->vm, &l->turns, how);
 }
 
 /* The test's node, a bool. 0: it is none, or an error is raised. */
@@ -317,7 +304,7 @@ static uint32_t test_node(loop *l) {
   rec_exit how = REC_VALUE;
   qn_value v = value_nil();
   if (l->leaves) {
-    const rec_branch asked = {.at = r->at, .then = {run_false, l}, .otherwise = {run_test, l}, .used = true};
+    const rec_branch asked = {.at = r->at, .then = {way_false, l}, .otherwise = {run_test, l}, .used = true};
     if (rec_if(vm, &asked, rec_value_of(r, flag_input(l)), &v) != REC_DONE) how = REC_ERROR;
   } else {
     v = run_test(l, &how);

@@ -471,28 +471,15 @@ static qn_value state_turn(void *ctx, qn_value number, rec_exit *how) {
   return arm_ended(ok, how);
 }
 
-/* The test of a loop that does not count, as a bool. */
+/* The test of a loop that does not count. */
 static qn_value test_turn(void *ctx, rec_exit *how) {
-  states *s = ctx;
-  qn_vm *vm = s->vm;
-  qn_value v = s->turns->test(s->turns->ctx, how);
-  if (*how != REC_VALUE || !value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1)
-    return v;
-  qn_value flat = op_reshape(vm, v, 0, NULL),
-           number = value_is_error(flat) ? flat : rec_host_number(vm, flat, WEAK_BOOL);
-  value_release(vm, v);
-  value_release(vm, flat);
-  if (value_is_error(number)) *how = REC_ERROR;
-  return number;
-}
-static qn_value test_false(void *ctx, rec_exit *how) {
-  (void)ctx, (void)how;
-  return value_bool(false);
+  const states *s = ctx;
+  return way_test(s->vm, s->turns, how);
 }
 static qn_value guarded_test(void *ctx, rec_exit *how) {
   states *s = ctx;
   if (!s->guarded) return test_turn(s, how);
-  const rec_branch b = {.at = s->at, .then = {test_false, s}, .otherwise = {test_turn, s}, .used = true};
+  const rec_branch b = {.at = s->at, .then = {way_false, s}, .otherwise = {test_turn, s}, .used = true};
   qn_value v = value_nil();
   if (rec_if(s->vm, &b, s->left, &v) == REC_DONE) return v;
   *how = REC_ERROR;

@@ -620,3 +620,22 @@ bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts)
   way_drop(vm, w);
   return ok;
 }
+
+/* ---- tests of loops ------------------------------------------------------------------------------------------------------------- */
+
+qn_value way_test(qn_vm *vm, const rec_turns *turns, rec_exit *how) {
+  qn_value v = turns->test(turns->ctx, how);
+  if (*how != REC_VALUE || !value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1)
+    return v;
+  qn_value flat = op_reshape(vm, v, 0, NULL),
+           number = value_is_error(flat) ? flat : rec_host_number(vm, flat, WEAK_BOOL);
+  value_release(vm, v);
+  value_release(vm, flat);
+  if (value_is_error(number)) *how = REC_ERROR;
+  return number;
+}
+
+qn_value way_false(void *ctx, rec_exit *how) {
+  (void)ctx, (void)how;
+  return value_bool(false);
+}

@@ -127,4 +127,9 @@ void slots_free(qn_vm *vm, rec_slots s, qn_value *kept);
  * error raised. */
 QN_MUST_CHECK bool arm_splice(struct recording *r, struct recording *arm, qn_value *v);
 
+/* The test of a loop that does not count: a bool where it is one, also as an array of one element. */
+QN_MUST_CHECK qn_value way_test(qn_vm *vm, const rec_turns *turns, rec_exit *how);
+/* An arm of the value false. */
+qn_value way_false(void *ctx, rec_exit *how);
+
 #endif
