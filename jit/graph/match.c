@@ -51,17 +51,17 @@ static bool same_value(const graph *g, uint32_t i, uint32_t j, int depth) {
 }
 
 static bool push(graph_search *s, uint32_t f, uint32_t i) {
-  if (s->ntodo == MATCH_TODO) return false;
-  s->todo[s->ntodo++] = (struct match_pair){f, i};
+  if (s->nwaiting == MATCH_WAITING) return false;
+  s->waiting[s->nwaiting++] = (struct match_pair){f, i};
   return true;
 }
 
-/* NOLINTNEXTLINE(misc-no-recursion): as deep as there are pairs, at most MATCH_TODO, since each level takes one away */
+/* NOLINTNEXTLINE(misc-no-recursion): as deep as there are pairs, at most MATCH_WAITING, since each level takes one away */
 static bool solve(graph_search *s, uint32_t depth) {
-  if (!s->ntodo) return s->accept(s->ctx, s->map);
-  if (++s->steps > MATCH_STEPS || depth > MATCH_TODO) return false;
-  const struct match_pair p = s->todo[--s->ntodo];
-  const uint32_t left = s->ntodo, had = s->map[p.find];
+  if (!s->nwaiting) return s->accept(s->ctx, s->map);
+  if (++s->steps > MATCH_STEPS || depth > MATCH_WAITING) return false;
+  const struct match_pair p = s->waiting[--s->nwaiting];
+  const uint32_t left = s->nwaiting, had = s->map[p.find];
   bool found = false;
   if (had) {
     found = same_value(s->in, had, p.in, 0) && solve(s, depth + 1);
@@ -71,15 +71,15 @@ static bool solve(graph_search *s, uint32_t depth) {
     s->map[p.find] = p.in;
     for (int order = 0; order <= turned && !found; order++) {
       bool ok = true;
-      s->ntodo = left;
+      s->nwaiting = left;
       for (int k = a->kind == NODE_OP ? a->nin : 0; k-- > 0 && ok;) ok = push(s, a->in[k], b->in[order ? !k : k]);
       found = ok && solve(s, depth + 1);
     }
     if (!found) s->map[p.find] = 0;
   }
   if (!found) { /* as it was, for who tries another order */
-    s->ntodo = left;
-    s->todo[s->ntodo++] = p;
+    s->nwaiting = left;
+    s->waiting[s->nwaiting++] = p;
   }
   return found;
 }
@@ -92,6 +92,6 @@ bool graph_search_at(graph_search *s, uint32_t at, const uint32_t *bound) {
     if (!alike(s, f->inputs[i], bound[i])) return false;
     s->map[f->inputs[i]] = bound[i];
   }
-  s->steps = s->ntodo = 0;
+  s->steps = s->nwaiting = 0;
   return push(s, s->root, at) && solve(s, 0);
 }

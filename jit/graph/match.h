@@ -4,7 +4,7 @@
 
 #include "jit/graph/graph.h"
 
-enum { MATCH_TODO = 512 };
+enum { MATCH_WAITING = 512 };
 struct match_pair {
   uint32_t find, in;
 };
@@ -20,8 +20,8 @@ typedef struct graph_search {
   /* Asked for each way in which it was found, with the map filled in: true ends the search. */
   bool (*accept)(void *ctx, const uint32_t *map);
   void *ctx;
-  struct match_pair *todo; /* room for MATCH_TODO pairs */
-  uint32_t ntodo, steps;   /* the caller need not set these */
+  struct match_pair *waiting; /* room for MATCH_WAITING pairs */
+  uint32_t nwaiting, steps;   /* the caller need not set these */
 } graph_search;
 
 /* Looks for it with node `at` in the place of `root`. `bound` (or NULL): room for find->ninputs, the nodes that inputs must be (0: any). Ops whose

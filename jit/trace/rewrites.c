@@ -559,8 +559,8 @@ typedef struct search {
   uint32_t root;
   uint32_t *map, *strict_map; /* each with room for `room` nodes */
   uint32_t room, strict_room;
-  struct match_pair *todo; /* two lists */
-  bool failed;             /* an error is raised that nothing catches, or memory is short */
+  struct match_pair *waiting; /* two lists */
+  bool failed;                /* an error is raised that nothing catches, or memory is short */
 } search;
 
 static void search_drop(qn_vm *vm, void *what) {
@@ -582,7 +582,7 @@ static void search_drop(qn_vm *vm, void *what) {
   mem_free(vm, s->list, s->cap * sizeof *s->list);
   mem_free(vm, s->map, s->room * sizeof *s->map);
   mem_free(vm, s->strict_map, s->strict_room * sizeof *s->strict_map);
-  if (s->todo) mem_free(vm, s->todo, 2 * MATCH_TODO * sizeof *s->todo);
+  if (s->waiting) mem_free(vm, s->waiting, 2 * MATCH_WAITING * sizeof *s->waiting);
 }
 
 /* Begins a search. False if memory is short. */
@@ -597,8 +597,8 @@ static bool search_begin(search *s) {
   s->uses = s->drop ? mem_zalloc(s->vm, n * sizeof *s->uses) : NULL;
   s->inside = s->uses ? mem_zalloc(s->vm, n * sizeof *s->inside) : NULL;
   s->anew = s->inside ? mem_zalloc(s->vm, 2 * n * sizeof *s->anew) : NULL;
-  s->todo = s->anew ? mem_alloc(s->vm, 2 * MATCH_TODO * sizeof *s->todo) : NULL;
-  return s->todo != NULL;
+  s->waiting = s->anew ? mem_alloc(s->vm, 2 * MATCH_WAITING * sizeof *s->waiting) : NULL;
+  return s->waiting != NULL;
 }
 
 /* The site of a node. Those of a region that a gradient has made may be of the graph around it, whose places the region does not have: 0. */
@@ -797,7 +797,7 @@ static bool accept_sketch(void *ctx, const uint32_t *map) {
                          .strict = true,
                          .map = s->strict_map,
                          .accept = accept_any,
-                         .todo = s->todo + MATCH_TODO};
+                         .waiting = s->waiting + MATCH_WAITING};
   if (!graph_search_at(&strict, s->root, f.operands)) return false;
   if (!f.x->replace) {
     note(s, s->rule, s->root, false, f.x->why);
@@ -829,7 +829,7 @@ static void search_node(search *s, uint32_t i) {
                             .map = s->map,
                             .accept = accept_sketch,
                             .ctx = s,
-                            .todo = s->todo};
+                            .waiting = s->waiting};
       if (graph_search_at(&loose, i, NULL)) break;
     }
 }
