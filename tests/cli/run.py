@@ -1084,8 +1084,7 @@ def compiler_in_front(p, seconds):
     return f"{folder}:{os.environ['PATH']}"
 
 
-# Each defines f and x. What is timed: 1,000 calls from the first on, and 1,000 more when a compiler is known to run. Time is
-# what the kernel has given the script's thread, where it tells: other work on the machine must not count.
+# Each defines f and x. tests/cost.py counts what calls of them cost beside a compiler; no time decides that.
 WHILE_COMPILING = {
     "product and reduction": "fn f(x) = sum(tanh(x[0] @ x[1] + 1) * 0.5 - x[0] ** 2)\nlet x = (randn(64, 64), randn(64, 64))\n",
     "gradient of attention": """
@@ -1116,48 +1115,31 @@ let x = (randn(50, 32), randint(0, 10, 50))
 """,
     "stencil": "fn f(x) = sum(x[1:-1, 1:-1] + 0.1 * (x[2:, 1:-1] + x[:-2, 1:-1] - 2 * x[1:-1, 1:-1]))\nlet x = randn(64, 64)\n",
 }
-TIMED = """
+BESIDE = """
 let s = 0.0
-let start = time()
 for _ in 0..1000 { s += float(f(x)) }
-let cold = time() - start
 let waiting = args[0] == "wait"
-let begin = time()
-while waiting and time() - begin < 25 {
+while waiting {
   waiting = try { read_text("started"); false } catch _ { true }
   f(x)
 }
-start = time()
 for _ in 0..1000 { s += float(f(x)) }
-print(s, waiting)
-print(cold, time() - start, to: "stderr")
+print(s)
 """
 
 
 def case_slow_compiler(p):
-    """No call waits for a compiler, and calls while one runs cost at most 1.25 times those of --jit off in total."""
+    """No call waits for a compiler, nor does the end of the program: all have their results while it still runs."""
     path = compiler_in_front(p, 60)
-    bad = []
     for name, program in WHILE_COMPILING.items():
-        script = p.write("script.qn", "seed(1)\n" + program + TIMED)
-        least = {"off": [math.inf] * 2, "on": [math.inf] * 2}  # of several turns: other work on the machine only adds
-        for turn in range(20):
-            off = p.run("--jit", "off", "--threads", "1", script, "go")
-            shutil.rmtree(p.path("cache"), ignore_errors=True)
-            for mark in ("started", "ended"):
-                if os.path.exists(p.path(mark)):
-                    os.remove(p.path(mark))
-            on = p.run("--jit", "on", "--threads", "1", script, "wait", env={"PATH": path}, timeout=55)
-            need(off.status == 0 and on.status == 0 and on.out == off.out, f"{name}: the same result, a compiler started", on)
-            need(os.path.exists(p.path("started")) and not os.path.exists(p.path("ended")), "the compiler should run all the time")
-            for mode, result in (("off", off), ("on", on)):
-                least[mode] = [min(a, float(b)) for a, b in zip(least[mode], result.err.split())]
-            cold, warm = (a / max(b, 1e-9) for a, b in zip(least["on"], least["off"]))
-            if turn > 3 and max(cold, warm) <= 1.25:
-                break
-        print(f"{name}: 1,000 calls compared with --jit off: {cold:.2f} from the start, {warm:.2f} while a compiler runs")
-        bad += [name] if max(cold, warm) > 1.25 else []
-    need(not bad, f"at most 1.25 expected: {bad}")
+        script = p.write("script.qn", "seed(1)\n" + program + BESIDE)
+        off = p.run("--jit", "off", "--threads", "1", script, "go")
+        shutil.rmtree(p.path("cache"), ignore_errors=True)
+        if os.path.exists(p.path("started")):
+            os.remove(p.path("started"))
+        on = p.run("--jit", "on", "--threads", "1", script, "wait", env={"PATH": path}, timeout=55)
+        need(off.status == 0 and on.status == 0 and on.out == off.out, f"{name}: the same result, a compiler started", on)
+        need(os.path.exists(p.path("started")) and not os.path.exists(p.path("ended")), f"{name}: the compiler should run all the time")
 
 
 # The cavity flow as it is written with NumPy: 6 time steps of 12 inner steps that update slices of small arrays.
