@@ -17,6 +17,8 @@
 #include "jit/trace/specialization.h"
 #include "jit/trace/transform.h"
 #include "jit/trace/vmap.h"
+#include "lang/mem.h"
+#include "lang/source.h"
 
 qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n) {
   if (!value_is(captures[0], TAG_FN))
@@ -74,22 +76,53 @@ static bool option_is(qn_value options, const char *name, qn_value *out) {
   return false;
 }
 
-typedef struct cut_notes {
+/* The statements that cannot be captured, each once, without the one that the error is about. */
+typedef struct cuts {
   qn_vm *vm;
-  span told[ERROR_NOTES];
-  int n;
-} cut_notes;
+  span about;
+  rec_reason *all;
+  uint32_t n, capacity;
+} cuts;
 
-/* Notes a statement that cannot be captured, beside the one that the error is about; once, if several blocks are cut there. */
-static bool note_cut(void *ctx, const void *step) {
-  cut_notes *c = ctx;
+static bool same_place(span a, span b) { return a.source == b.source && a.start == b.start; }
+
+/* For vm_hooks.steps. Where memory is short, the rest is left out. */
+static bool add_cut(void *ctx, const void *step) {
+  cuts *c = ctx;
   const block_step *s = step;
-  if (s->anchor || c->n == ERROR_NOTES) return true;
-  for (int i = 0; i < c->n; i++)
-    if (c->told[i].source == s->why.at.source && c->told[i].start == s->why.at.start) return true;
-  c->told[c->n++] = s->why.at;
-  raise_note(c->vm, s->why.at, "%s%s%s", break_reasons[s->why.number], s->why.text[0] ? ": " : "", s->why.text);
+  if (s->anchor || same_place(s->why.at, c->about)) return true;
+  for (uint32_t i = 0; i < c->n; i++)
+    if (same_place(s->why.at, c->all[i].at)) return true;
+  if (c->n == c->capacity) {
+    uint32_t more = c->capacity ? 2 * c->capacity : 16;
+    void *p = mem_try_realloc(c->vm, c->all, c->capacity * sizeof *c->all, more * sizeof *c->all);
+    if (!p) return false;
+    c->all = p;
+    c->capacity = more;
+  }
+  c->all[c->n++] = s->why;
   return true;
+}
+
+/* Notes them at the pending error, of which `room` more notes are left: what does not find room is named by its line in the last one. */
+static void note_cuts(const cuts *c, uint32_t room) {
+  uint32_t whole = c->n <= room ? c->n : room - 1;
+  for (uint32_t i = 0; i < whole; i++)
+    raise_note(c->vm, c->all[i].at, "%s%s%s", break_reasons[c->all[i].number], c->all[i].text[0] ? ": " : "",
+               c->all[i].text);
+  if (whole == c->n) return;
+  text_buf lines = {.vm = c->vm};
+  for (uint32_t i = whole; i < c->n; i++) {
+    span at = c->all[i].at;
+    const source_text *s = source_get(c->vm, at.source);
+    if (!s) continue;
+    text_adds(&lines, lines.len ? ", " : "");
+    if (at.source != c->about.source) text_addf(&lines, "%s:", s->name);
+    text_addf(&lines, "%u", source_line_of(s, at.start) + 1);
+  }
+  if (!lines.failed)
+    raise_note(c->vm, SPAN_NONE, "%u more places: lines %s", c->n - whole, lines.text ? lines.text : "");
+  text_free(&lines);
 }
 
 /* For jit(f, fullgraph: true): raises an error if the recording of the call has broken off. Takes over and gives the result, or the error
@@ -103,10 +136,12 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_
               a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
               e ? e->why_text : "");
   const qn_fn *within = transform_within(fn);
-  cut_notes notes = {.vm = vm, .told = {e ? e->why_at : SPAN_NONE}, .n = 1};
   if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
+  cuts others = {.vm = vm, .about = e ? e->why_at : SPAN_NONE};
   if (within->head.flags == FN_USER)
-    vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), note_cut, &notes);
+    vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), add_cut, &others);
+  note_cuts(&others, ERROR_NOTES - (break_hints[why] != NULL));
+  mem_free(vm, others.all, others.capacity * sizeof *others.all);
   return value_error();
 }
 
