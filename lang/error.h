@@ -57,7 +57,7 @@ typedef struct qn_error_object {
   span outer;
   uint32_t later;
   bool settled;
-  qn_value payload; /* error(record) keeps the value */
+  qn_value payload; /* error(record) keeps the value; unset: its words are not known, and no handler may see it */
 } qn_error_object;
 
 /* Raises and returns the error value, so that `return raise_error(...)` reads well. `at` may be SPAN_NONE: the interpreter fills

@@ -496,7 +496,7 @@ void rec_try_end(qn_vm *vm, struct recording *in) {
 
 bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
   if (in && in->again) return false;
-  if (in && vm->rec && vm->rec->arm) return way_raises(vm);
+  if (in && vm->rec && vm->rec->arm) return way_raises(vm) && !value_is(vm->error->payload, TAG_UNSET);
   return !rec_in_vmap(vm) || (!vm->rec->vmap_failed && vm->error->id != E_not_batched);
 }
 
@@ -728,6 +728,30 @@ qn_value rec_told(qn_vm *vm, const builtin_def *def, int told, qn_value result) 
   return value_fail(vm, result);
 }
 
+/* In an arm, an error in words that wait is raised: nobody needs them, since where it is come to the call leaves the graph. No handler of the
+ * recording may see it. */
+static rec_answer raise_unworded(struct recording *r) {
+  if (!r->arm || !way_may_exit(r)) return REC_NOT_YET;
+  raise_error(r->vm, E_user, SPAN_NONE, "in words that wait");
+  if (r->vm->error->id == E_user) r->vm->error->payload = value_unset();
+  return REC_FAILED;
+}
+
+/* A builtin that fails, or fails unless a condition holds, in words that wait (WORK_CHECK). As rec_builtin_call. */
+static rec_answer fail_unworded(qn_vm *vm, const builtin_def *def, const qn_value *args, qn_value *result) {
+  struct recording *r = vm->rec;
+  if (def->effect == BUILTIN_RAISES) {
+    int waits = r->arm ? holds_waiting(r, args[0]) : 0;
+    return waits < 0 ? REC_FAILED : waits ? raise_unworded(r) : REC_NOT_YET;
+  }
+  if (def->work != WORK_CHECK || !rec_waits(vm, args[1]) || rec_in_vmap(vm)) return REC_NOT_YET;
+  *result = value_nil();
+  if (rec_expected(vm, args[0])) return error_pending(vm) ? REC_FAILED : REC_DONE;
+  if (!value_is(args[0], TAG_BOOL) || rec_is_data(r, args[0])) return REC_NOT_YET;
+  int truth = rec_truth(vm, args[0], SPAN_NONE);
+  return truth < 0 ? REC_FAILED : truth ? REC_DONE : vm->rec == r ? raise_unworded(r) : REC_NOT_YET;
+}
+
 rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at, int *told,
                             qn_value *result) {
   rec_at(vm, at);
@@ -739,6 +763,10 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
   if (def->work == WORK_TEXT && taps_possible(vm->rec)) {
     rec_answer answer = make_text(vm->rec, def, args, sig->nparams, told, result);
     if (answer != REC_NOT_YET || *told) return answer;
+  }
+  if (vm->rec) {
+    rec_answer answer = fail_unworded(vm, def, args, result);
+    if (answer != REC_NOT_YET) return answer;
   }
   for (int i = 0; i < sig->nparams && vm->rec && rec_base(vm->rec)->ntexts;
        i++) /* who knows whether it looks at them? */

@@ -95,6 +95,9 @@ class Program:
         self.has = {name for name, chance in FEATURES if r.random() < chance}
         if kind == "plain" and random.Random(seed * 7 + 1).random() < 0.35:  # its own numbers: programs of older seeds stay as they were
             self.has.add("step")
+        self.own = random.Random(seed * 7 + 2)  # of what was added later
+        if kind == "plain" and self.own.random() < 0.5:
+            self.has |= {"words", "spans"}
         if kind != "plain":
             self.has -= {"print", "random", "text", "odd", "global"} | ({"error", "retype"} if kind == "grad" else set())
         if kind == "vmap":
@@ -560,12 +563,28 @@ class Program:
         before = self.block(0, 2).statements if self.random.random() < 0.3 else []
         return [Statement("if {} {}", self.make("C", 2), Block(before + [value]))]
 
+    def later(self, make):
+        """What `make` gives; it draws numbers of its own."""
+        self.random, self.own = self.own, self.random
+        made = make()
+        self.random, self.own = self.own, self.random
+        return made
+
+    def words(self):
+        """What a text of an error ends with, and its parts."""
+        if "words" not in self.has or self.own.random() < 0.4:
+            return "", []
+        return self.own.choice([" {{{}}}", " {{{}:.3f}}", " {{[{}]}}"]), [self.later(lambda: self.leaf("S"))]
+
     def error(self, _):
         r = self.random
         way = r.randrange(4)
         number = self.fresh("")
+        end, parts = self.words()
         if way == 0:
-            return [Statement(f'assert({{}}, "a{number}")', self.make("C", 2))]
+            return [Statement(f'assert({{}}, "a{number}{end}")', self.make("C", 2), *parts)]
+        if way == 1 and parts:
+            return [Statement("if {} {}", self.make("C", 2), Block([Statement(f'error("e{number}{end}")', *parts)]))]
         if way == 1:
             text = Statement(f'error("e{number} {{{{{{}}}}}}")', self.leaf("I")) if r.random() < 0.4 and "host" in self.has else Statement(f'error("e{number}")')
             return [Statement("if {} {}", self.make("C", 2), Block([text]))]
@@ -666,7 +685,8 @@ class Program:
         r = self.random
         body = self.block(depth - 1, 3)
         if r.random() < 0.5:
-            body.statements += [s for s in [Statement("if {} {}", self.make("C", 2), Block([Statement(f'error("t{self.fresh("")}")')]))]]
+            end, parts = self.words()
+            body.statements += [s for s in [Statement("if {} {}", self.make("C", 2), Block([Statement(f'error("t{self.fresh("")}{end}")', *parts)]))]]
         self.scopes.append([])
         handler = self.block(depth - 1, 2)
         self.scopes.pop()
@@ -722,6 +742,10 @@ class Program:
             numbers = [Expression("I", "{} % 3", self.make("I", 1)), Expression("I", f"{{}} % {n + 1}", self.make("I", 2))]
             self.declare(name, "I", False)
             out = Statement(f"for {name} in {{}}..{{}} {{}}", *numbers, self.body(depth, n))
+        elif way == "step" and "spans" in self.has and self.own.random() < 0.7:
+            bounds, n = self.later(lambda: self.span(n)), max(n, 4)
+            self.declare(name, "I", False)
+            out = Statement(f"for {name} in range({{}}, {{}}, {{}}) {{}}", *bounds, self.body(depth, n))
         elif way == "step":
             self.declare(name, "I", False)
             out = Statement(f"for {name} in {r.choice([f'range(0, {text}, 2)', f'range({text}, 0, -1)', f'range(1, {text})', f'range({text})'])} {{}}", self.body(depth, n))
@@ -747,6 +771,13 @@ class Program:
             out = Statement(f"for {name} in {{}} {{}}", items, self.body(depth, 3))
         self.scopes.pop()
         return [out]
+
+    def span(self, n):
+        """Start, end and step of a range with at most max(n, 4) items."""
+        r = self.random
+        number = lambda text: Expression("I", text, self.make(r.choice("IKK"), 1))  # noqa: E731
+        step = r.choice(["2", "-1", "1", "-3", "{} % 5 - 2", "{} % 3 + 1", "{} % 3 - 3"])
+        return [number("{} % 4") if r.random() < 0.8 else Expression("I", "0"), number(f"{{}} % {n + 1}"), number(step) if "{" in step else Expression("I", step)]
 
     def while_(self, depth):
         r = self.random
