@@ -11,6 +11,9 @@
  * locals. So everything is computed by the same instructions, in the same order of reductions, as in a loop of plans. Sizes that are plain numbers
  * are constants of the program, so that compilers know how often short loops run.
  *
+ * Sizes that are numbers of a turn are worked out where a step needs them. Memory is made before the loop, so for as much as there can be: a part
+ * of an array is at most as long as that array. How many instances a kernel has may be such a number, too.
+ *
  * Carried arrays have one place each. A body that does not write its new value over the old one (plan_output.over) makes it elsewhere, and the
  * turn ends with a copy. Tried instead: nothing yet; two places that take turns would need the body twice.
  *
@@ -31,6 +34,7 @@ enum {
   SPLICE_CODE = 40000, /* the most instructions */
   SPLICE_DEPTH = 24,   /* how deep branches may nest */
   SPLICE_CONST = 64,   /* the most elements of a constant array */
+  SPLICE_WORDS = 8,    /* how deep expressions of sizes are looked into */
   SPLICE_ROOM = 4096,  /* the most rows for which memory is made although there may be less */
   /* A phase with more work than this many times what one thread should have at least is better shared by threads. */
   SPLICE_THREADS = 4
@@ -45,6 +49,7 @@ typedef struct scope scope;
 /* A step of a spliced plan. */
 typedef struct step {
   l_val *outside; /* of a kernel, by instruction: what it is outside of the loop; 0: it is made where the step stands */
+  l_val *most; /* by instruction: if it is a number of the loop that memory is made for, the most it can be; else 0 */
   memory *buffers;
   int64_t *checks; /* 1 + the number of a check; 0: not added yet */
   bool fails;      /* has it checks? */
@@ -56,14 +61,17 @@ typedef struct step {
 /* A plan whose steps are spliced. */
 struct scope {
   const plan *p;
-  const graph_type *in; /* types of its inputs, with sizes of the outer graph */
-  memory *buffer;       /* by plan buffer */
-  l_val *size;          /* by plan buffer: its elements, as an index made outside of the PAR */
-  l_val *slot;          /* by scalar slot: its value at the instruction at hand; 0: it has not been made */
+  const graph_type *in; /* of a header or body: types of its inputs, with sizes of the outer graph */
+  scope *up;            /* of an arm: the scope of the branch, and the node that this is there */
+  uint32_t branch;
+  memory *buffer; /* by plan buffer */
+  l_val *size;    /* by plan buffer: its elements at most, as an index made outside of the PAR; 0: not known there */
+  l_val *slot;    /* by scalar slot: its value at the instruction at hand; 0: it has not been made */
   step *steps;
-  qn_dim *dim; /* by expression of its graph's dims: the size in the outer graph, if known[] */
-  bool *known;
+  qn_dim *dim; /* by expression of its graph's dims: the size in the outer graph, if known[] is SIZE_FIXED */
+  uint8_t *known;
 };
+enum { SIZE_UNSEEN, SIZE_FIXED, SIZE_IN_LOOP };
 
 typedef struct splicer {
   const splice_request *r;
@@ -98,26 +106,66 @@ static void *take(splicer *s, size_t n, size_t size) {
 
 /* ---- sizes ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Sets *to to a size of a scope as one of the outer graph. */
+/* The size that a symbol of a scope is in the words of the scope around it, for an arm's operand. */
+static qn_dim size_above(const scope *c, const dim_expr *e) {
+  const graph *g = c->up->p->graph;
+  return g->nodes[g->nodes[c->branch].in[e->ref + 1]].type.shape[e->axis];
+}
+
+/* Sets *to to a size of a scope as one of the outer graph. False if it is found in the loop. */
 static bool outer_size(splicer *s, scope *c, qn_dim d, qn_dim *to) {
   *to = d;
   if (d >= 0) return true;
   uint32_t i = (uint32_t)~d;
-  if (c->known[i]) {
-    *to = c->dim[i];
-    return true;
-  }
-  const dim_expr e = c->p->graph->dims.exprs[i];
-  if (e.op == DIM_SYMBOL) {
-    if (e.source != DIM_FROM_INPUT) return refuse(s, "a size that is found in the loop");
-    *to = c->in[e.ref].shape[e.axis];
-  } else {
+  if (c->known[i] == SIZE_UNSEEN) {
+    const dim_expr e = c->p->graph->dims.exprs[i];
     qn_dim a, b;
-    if (!outer_size(s, c, e.a, &a) || !outer_size(s, c, e.b, &b)) return false;
-    *to = dim_make(&s->g->dims, (dim_op)e.op, a, b);
+    bool ok;
+    if (e.op != DIM_SYMBOL) {
+      ok = outer_size(s, c, e.a, &a) && outer_size(s, c, e.b, &b);
+      if (ok) c->dim[i] = dim_make(&s->g->dims, (dim_op)e.op, a, b);
+    } else if (e.source == DIM_FROM_INPUT && c->up) {
+      ok = outer_size(s, c->up, size_above(c, &e), &c->dim[i]);
+    } else {
+      ok = e.source == DIM_FROM_INPUT;
+      if (ok) c->dim[i] = c->in[e.ref].shape[e.axis];
+    }
+    c->known[i] = ok ? SIZE_FIXED : SIZE_IN_LOOP;
   }
-  c->known[i] = true;
-  c->dim[i] = *to;
+  *to = c->dim[i];
+  return c->known[i] == SIZE_FIXED;
+}
+
+/* Sets *to to a size of the outer graph that is at least as large as a size of a scope, or a product of sizes. False if none is known. */
+static bool most_size(splicer *s, scope *c, qn_dim d, qn_dim *to, int left) {
+  if (outer_size(s, c, d, to)) return true;
+  graph *g = c->p->graph;
+  const dim_expr e = g->dims.exprs[~d];
+  if (!left) return false;
+  for (uint32_t n = 1; n < g->n;
+       n++) { /* a part of an array is no longer than that, an array's elements are those along its axes */
+    const graph_node *x = &g->nodes[n];
+    const graph_type *whole = x->kind == NODE_OP && x->op == OP_slice ? &g->nodes[x->in[0]].type : NULL;
+    for (int a = 0; a < x->type.rank; a++)
+      if (whole && x->type.shape[a] == d && most_size(s, c, whole->shape[a], to, left - 1)) return true;
+    if (x->type.rank < 2 || graph_elements(g, &x->type) != d) continue;
+    bool ok = true;
+    qn_dim all = 1, size;
+    for (int a = 0; a < x->type.rank && ok; a++) {
+      ok = most_size(s, c, x->type.shape[a], &size, left - 1);
+      if (ok) all = dim_mul(&s->g->dims, all, size);
+    }
+    *to = all;
+    if (ok) return true;
+  }
+  if (e.op == DIM_SYMBOL)
+    return e.source == DIM_FROM_INPUT && c->up && most_size(s, c->up, size_above(c, &e), to, left - 1);
+  qn_dim a, b;
+  if (e.op == DIM_MUL && !dim_nonnegative(&g->dims, e.a) && !dim_nonnegative(&g->dims, e.b)) return false;
+  if ((e.op != DIM_ADD && e.op != DIM_MUL) || !most_size(s, c, e.a, &a, left - 1) ||
+      !most_size(s, c, e.b, &b, left - 1))
+    return false;
+  *to = dim_make(&s->g->dims, (dim_op)e.op, a, b);
   return true;
 }
 
@@ -135,16 +183,30 @@ static l_val size_value(splicer *s, qn_dim d) {
   return l_param(s->p, i);
 }
 
-static l_val scope_size(splicer *s, scope *c, qn_dim d) {
+/* The most that a size of a scope can be, as an index made outside of the PAR. 0: that is not known, or memory is short. */
+static l_val scope_most(splicer *s, scope *c, qn_dim d) {
   qn_dim to;
-  return outer_size(s, c, d, &to) ? size_value(s, to) : 0;
+  return most_size(s, c, d, &to, SPLICE_WORDS) ? size_value(s, to) : 0;
 }
 
-static bool scope_type(splicer *s, scope *c, const graph_type *t, graph_type *to) {
-  *to = *t;
-  for (int a = 0; a < t->rank; a++)
-    if (!outer_size(s, c, t->shape[a], &to->shape[a])) return false;
-  return true;
+/* A size of a scope as an index, made where the code is at. */
+static l_val scope_size(splicer *s, scope *c, qn_dim d) {
+  qn_dim to;
+  if (outer_size(s, c, d, &to)) return size_value(s, to);
+  const graph *g = c->p->graph;
+  const dim_expr e = g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL) {
+    if (e.source == DIM_FROM_INPUT) return scope_size(s, c->up, size_above(c, &e));
+    if (e.source != DIM_FROM_SCALAR) return refuse(s, "a size that is found in the loop");
+    uint32_t slot = 0;
+    for (uint32_t i = 0; i < e.ref; i++) slot += g->nodes[g->inputs[i]].type.weak;
+    if (!c->slot[slot]) return refuse(s, "a number that is not made before its reader");
+    return l_emit(s->p, (l_instr){.code = L_IVALUE, .a = c->slot[slot]});
+  }
+  static const uint8_t code[] = {[DIM_ADD] = L_IADD, [DIM_SUB] = L_ISUB, [DIM_MUL] = L_IMUL, [DIM_FLOORDIV] = L_IDIV,
+                                 [DIM_MOD] = L_IMOD, [DIM_MIN] = L_IMIN, [DIM_MAX] = L_IMAX};
+  l_val a = scope_size(s, c, e.a), b = a ? scope_size(s, c, e.b) : 0;
+  return b ? l_index(s->p, (l_code)code[e.op], a, b) : 0;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------------------------- */
@@ -161,7 +223,7 @@ static bool outer_buffer(splicer *s, uint32_t node, qn_dtype dtype, l_buffer_mod
 
 /* Memory of the program's own, for as many elements as index `size` says. */
 static bool local(splicer *s, qn_dtype dtype, l_val size, memory *to) {
-  if (!size) return false;
+  if (!size) return refuse(s, "memory whose size is a number of the loop");
   l_val v = l_emit(s->p, (l_instr){.code = L_LOCAL, .dtype = (uint8_t)dtype, .a = size});
   *to = -(memory)v;
   return v || out_of_memory(s);
@@ -194,6 +256,42 @@ static bool of_sizes(const l_instr *i, const l_val *outside) {
   return l_is_index_op(i->code) && outside[i->a] && outside[i->b];
 }
 
+/* The most that an index of a kernel can be that is a sum or product of sizes, made outside of the PAR. 0: not known. */
+static l_val most_index(splicer *s, scope *c, const plan_step *st, const step *x, l_val v, int left) {
+  const l_program *q = c->p->kernels[st->what].program;
+  const l_instr *i = &q->code[v];
+  if (x->outside[v] || !left) return x->outside[v];
+  if (i->code == L_PARAM) return scope_most(s, c, st->ints[i->imm]);
+  if (i->code != L_IADD && i->code != L_IMUL && i->code != L_IMIN && i->code != L_IDIV) return 0;
+  l_val a = most_index(s, c, st, x, i->a, left - 1);
+  l_val b = i->code == L_IDIV ? x->outside[i->b] : most_index(s, c, st, x, i->b, left - 1);
+  if (i->code == L_IMIN && !(a && b)) return a ? a : b;
+  return a && b ? l_index(s->p, (l_code)i->code, a, b) : 0;
+}
+
+/* Finds the sizes of a kernel's memory that are numbers of the loop. */
+static bool kernel_most(splicer *s, scope *c, const plan_step *st, step *x) {
+  const l_program *q = c->p->kernels[st->what].program;
+  bool parts = false;
+  for (l_val v = 1; v < q->n; v++) parts |= q->code[v].code == L_PARTIAL;
+  for (l_val v = 1; v < q->n; v++) {
+    const l_instr *i = &q->code[v];
+    if (i->code != L_ACC && i->code != L_LOCAL) continue;
+    for (int k = 0; k < 2; k++) {
+      l_val of = k ? i->b : i->a;
+      if (!of || x->outside[of] || x->most[of]) continue;
+      if (i->code == L_ACC && !k && parts) return refuse(s, "partial results whose count is a number of the loop");
+      x->most[of] = most_index(s, c, st, x, of, SPLICE_WORDS);
+      if (!x->most[of] && !(i->code == L_ACC && k)) /* how many are pushed at most need not be known */
+        return refuse(s, "memory whose size is a number of the loop");
+    }
+  }
+  for (uint32_t b = 0; b < q->nbuffers; b++)
+    if (q->buffers[b].mode == BUF_SCRATCH && !x->outside[q->buffers[b].size])
+      return refuse(s, "scratch whose size is a number of the loop");
+  return true;
+}
+
 /* Makes what a kernel computes from sizes before its PARs. Refuses kernels that threads should share. */
 static bool kernel_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
   const l_program *q = c->p->kernels[st->what].program;
@@ -201,13 +299,14 @@ static bool kernel_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
   int64_t *hints = take(s, st->nints, sizeof *hints), *launch = take(s, q->n, sizeof *launch);
   qk_scalar *none = take(s, q->nscalars, sizeof *none);
   x->outside = take(s, q->n, sizeof *x->outside);
+  x->most = take(s, q->n, sizeof *x->most);
   x->buffers = take(s, q->nbuffers, sizeof *x->buffers);
   x->checks = take(s, q->nchecks, sizeof *x->checks);
-  if (!sizes || !hints || !launch || !none || !x->outside || !x->buffers || !x->checks) return false;
+  if (!sizes || !hints || !launch || !none || !x->outside || !x->most || !x->buffers || !x->checks) return false;
   for (uint32_t i = 0; i < st->nints; i++) {
     qn_dim d;
-    if (!outer_size(s, c, st->ints[i], &d) || !(sizes[i] = size_value(s, d))) return false;
-    hints[i] = dim_hint(&s->g->dims, d);
+    if (outer_size(s, c, st->ints[i], &d) && !(sizes[i] = size_value(s, d))) return false;
+    if (sizes[i] || most_size(s, c, st->ints[i], &d, SPLICE_WORDS)) hints[i] = dim_hint(&s->g->dims, d);
   }
   bool known = l_launch_values(q, hints, none, launch);
   x->fails = q->nchecks != 0;
@@ -220,29 +319,27 @@ static bool kernel_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
       return refuse(s, "the turns of the loop are long");
     if (l_opens(i->code)) depth++;
     if (i->code == L_END) depth--;
-    if (depth || !of_sizes(i, x->outside)) continue;
+    if (depth || !of_sizes(i, x->outside) || (i->code == L_PARAM && !sizes[i->imm])) continue;
     x->outside[v] = i->code == L_INT     ? l_int(s->p, i->imm)
                     : i->code == L_PARAM ? sizes[i->imm]
                                          : l_index(s->p, (l_code)i->code, x->outside[i->a], x->outside[i->b]);
     if (!x->outside[v]) return out_of_memory(s);
   }
-  return true;
+  return kernel_most(s, c, st, x);
 }
 
-static bool scope_open(splicer *s, scope *c, const plan *p, const graph_type *in);
+static bool scope_open(splicer *s, scope *c, const plan *p);
 
 static bool branch_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
   const plan_region *r = &c->p->regions[st->what];
-  const graph_node *node = &c->p->graph->nodes[st->node];
   if (r->kind != NODE_IF) return refuse(s, r->why ? r->why : "a loop in the loop that is no kernel");
   if (s->depth == SPLICE_DEPTH) return refuse(s, "loops and branches nest too deep");
-  graph_type *in = take(s, node->nin, sizeof *in);
-  if (!in || !(x->numbers = take(s, r->nout, sizeof *x->numbers))) return false;
-  for (uint32_t i = 1; i < node->nin; i++)
-    if (!scope_type(s, c, &c->p->graph->nodes[node->in[i]].type, &in[i - 1])) return false;
+  if (!(x->numbers = take(s, r->nout, sizeof *x->numbers))) return false;
   s->depth++;
   for (int a = 0; a < 2; a++) {
-    if (!(x->arms[a] = take(s, 1, sizeof *x->arms[a])) || !scope_open(s, x->arms[a], r->parts[a], in)) return false;
+    if (!(x->arms[a] = take(s, 1, sizeof *x->arms[a]))) return false;
+    *x->arms[a] = (scope){.up = c, .branch = st->node};
+    if (!scope_open(s, x->arms[a], r->parts[a])) return false;
     for (uint32_t k = 0; k < x->arms[a]->p->nsteps; k++) x->fails |= x->arms[a]->steps[k].fails;
     for (uint32_t k = 0; k < x->arms[a]->p->nsteps; k++) x->loops |= x->arms[a]->steps[k].loops;
   }
@@ -250,9 +347,9 @@ static bool branch_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
   return true;
 }
 
-/* Makes what the steps of a plan, whose inputs have types `in`, compute from sizes. */
-static bool scope_open(splicer *s, scope *c, const plan *p, const graph_type *in) {
-  *c = (scope){.p = p, .in = in};
+/* Makes what the steps of a plan compute from sizes; where it stands has been set. */
+static bool scope_open(splicer *s, scope *c, const plan *p) {
+  c->p = p;
   uint32_t dims = p->graph->dims.n;
   c->buffer = take(s, p->nbuffers, sizeof *c->buffer);
   c->size = take(s, p->nbuffers, sizeof *c->size);
@@ -281,7 +378,7 @@ static bool scope_open(splicer *s, scope *c, const plan *p, const graph_type *in
   }
   for (uint32_t b = 0; b < p->nbuffers; b++) { /* the sizes of its memory */
     if (p->buffers[b].where == WHERE_LATE) return refuse(s, "a size that is found in the loop");
-    if (!(c->size[b] = scope_size(s, c, p->buffers[b].elements))) return s->p->failed ? out_of_memory(s) : false;
+    if (!(c->size[b] = scope_most(s, c, p->buffers[b].elements)) && s->p->failed) return out_of_memory(s);
   }
   return true;
 }
@@ -322,18 +419,15 @@ static bool scope_memory(splicer *s, scope *c) {
           x->buffers[b] = c->buffer[st->buffers[given++]];
         } else {
           l_val size = x->outside[q->buffers[b].size];
-          if (!size) return refuse(s, "scratch whose size is a number of the loop");
           if (!local(s, (qn_dtype)q->buffers[b].dtype, size, &x->buffers[b])) return false;
         }
       }
       for (l_val v = 1; v < q->n; v++) {
         const l_instr *n = &q->code[v];
         memory m;
-        if (n->code == L_ACC && ((n->a && !x->outside[n->a]) || (n->b && !x->outside[n->b])))
-          return refuse(s, "results whose count is a number of the loop");
         if (n->code != L_LOCAL) continue;
-        if (!x->outside[n->a]) return refuse(s, "scratch whose size is a number of the loop");
-        if (!local(s, (qn_dtype)n->dtype, x->outside[n->a], &m)) return false;
+        l_val size = x->outside[n->a] ? x->outside[n->a] : x->most[n->a];
+        if (!local(s, (qn_dtype)n->dtype, size, &m)) return false;
         x->outside[v] = (l_val)-m;
       }
     } else if (st->kind == STEP_REGIONS) {
@@ -384,6 +478,14 @@ static bool kernel_code(splicer *s, scope *c, const plan_step *st, step *x) {
       if (!(to[v] = c->slot[st->scalars[i.imm]])) return refuse(s, "a number that is not made before its reader");
       continue;
     case L_INT: to[v] = l_int(p, i.imm); continue;
+    case L_PARAM:
+      if (!(to[v] = scope_size(s, c, st->ints[i.imm]))) return out_of_memory(s);
+      continue;
+    case L_ACC:
+      i.a = x->outside[i.a] ? x->outside[i.a] : x->most[i.a];
+      i.b = x->outside[i.b] ? x->outside[i.b] : x->most[i.b];
+      to[v] = l_emit(p, i);
+      continue;
     case L_VAR:
       if (!to[i.a]) { /* the one instance */
         to[v] = s->zero;
@@ -811,7 +913,8 @@ static bool splice_all(splicer *s) {
       return false;
   for (uint32_t k = results - 2; k < results; k++)
     if (proj[k] && !outer_buffer(s, proj[k], WEAK_INT, BUF_OUT, &out[k])) return false;
-  if (!scope_open(s, header, header_plan, types) || !scope_open(s, body, body_plan, types)) return false;
+  *header = *body = (scope){.in = types};
+  if (!scope_open(s, header, header_plan) || !scope_open(s, body, body_plan)) return false;
 
   /* memory */
   (void)l_emit(p, (l_instr){.code = L_PHASE});
