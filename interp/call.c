@@ -873,6 +873,35 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
   return call_mixed(vm, n, base, extra, fp);
 }
 
+qn_value call_counting(qn_vm *vm, node *h, qn_value *fp, qn_value *bounds, bool *counts) {
+  n_call *n = (n_call *)h;
+  qn_value f = eval(vm, n->callee, fp);
+  *counts = false;
+  if (value_stops(f)) return f;
+  bool builtin = value_is(f, TAG_FN) && value_fn(f)->head.flags == FN_BUILTIN;
+  const builtin_info *info = builtin ? builtin_of(vm, value_fn(f)) : NULL;
+  if (!info || info->def.work != WORK_COUNT || info->sig.nparams != COUNT_BOUNDS || !laid_out(n, info, 0))
+    return call_node(vm, n, f, value_unset(), fp);
+  value_release(vm, f); /* the table keeps it alive */
+  if (!vm_enter(vm, COUNT_BOUNDS)) return raise_at(vm, h->at);
+  qn_value *args = vm->sp, r = value_nil();
+  for (int i = 0; i < COUNT_BOUNDS; i++) args[i] = value_retain(info->defaults[i]);
+  vm->sp = args + COUNT_BOUNDS;
+  for (const call_arg *a = n->args, *end = a + n->n; a < end; a++) {
+    qn_value v = argument(vm, a->value, fp);
+    if (value_stops(v)) return vm_pop_with(vm, args, v);
+    slot_set(vm, &args[a->slot], v);
+  }
+  rec_at(vm, h->at);
+  bool one = value_is(args[1], TAG_NIL);
+  bounds[0] = one ? value_int(0) : args[0], bounds[1] = args[one ? 0 : 1], bounds[2] = args[2];
+  int offers = rec_range(vm, bounds, &bounds[COUNT_FIRST], &bounds[COUNT_END]);
+  *counts = offers > 0;
+  if (offers < 0) r = raise_at(vm, h->at);
+  if (offers == 0 && value_is_error(r = run_builtin(vm, info, args, h->at))) note_arguments(vm, n, info, args, false);
+  return vm_pop_with(vm, args, r);
+}
+
 static __attribute__((noinline)) qn_value call_any(qn_vm *vm, n_call *n, qn_value *fp) {
   qn_value f = eval(vm, n->callee, fp);
   return value_stops(f) ? f : call_node(vm, n, f, value_unset(), fp);

@@ -275,7 +275,9 @@ typedef struct turn {
   qn_value *fp;
   node *cond, *body;
   lvalue *target;
-  qn_value over; /* what the loop iterates over; nil: the numbers themselves */
+  qn_value over; /* what the loop iterates over; nil: the numbers themselves, or */
+  const qn_value
+      *bounds; /* the items of a range with this start, end and step, host ints that may be traced; NULL: not so */
 } turn;
 
 static qn_value turn_test(void *ctx, rec_exit *how) {
@@ -285,10 +287,12 @@ static qn_value turn_test(void *ctx, rec_exit *how) {
   return v;
 }
 
-/* The item of a range of which all items times its step are ints (range_computes), with a traced number. Owned, or the error value. */
-static qn_value traced_item(qn_vm *vm, const qn_range *r, qn_value number) {
-  qn_value by = r->step == 1 ? number : op_binary(vm, OP_mul, number, value_int(r->step));
-  return value_is_error(by) || r->start == 0 ? by : op_binary(vm, OP_add, by, value_int(r->start));
+/* The item of a range of which all items times its step are ints (range_computes), with a number; any of them may be traced. Owned, or the error
+ * value. */
+static qn_value traced_item(qn_vm *vm, qn_value start, qn_value step, qn_value number) {
+  bool one = !value_node(step) && step.u.i == 1, from_0 = !value_node(start) && start.u.i == 0;
+  qn_value by = one ? number : op_binary(vm, OP_mul, number, step);
+  return value_is_error(by) || from_0 ? by : op_binary(vm, OP_add, by, start);
 }
 
 /* Are the items of a range computed without overflow? */
@@ -303,10 +307,12 @@ static qn_value turn_item(const turn *t, qn_value number) {
   case TAG_ARRAY:
     return value_node(number) ? rec_row(t->vm, t->over, number) : op_index_row(t->vm, t->over, number.u.i);
   case TAG_LIST: return value_retain(value_list(t->over)->items[number.u.i]);
-  case TAG_RANGE:
-    return value_node(number) ? traced_item(t->vm, value_range(t->over), number)
-                              : value_int(range_item(value_range(t->over), number.u.i));
-  default: return number;
+  case TAG_RANGE: {
+    const qn_range *r = value_range(t->over);
+    return value_node(number) ? traced_item(t->vm, value_int(r->start), value_int(r->step), number)
+                              : value_int(range_item(r, number.u.i));
+  }
+  default: return t->bounds ? traced_item(t->vm, t->bounds[0], t->bounds[2], number) : number;
   }
 }
 
@@ -353,12 +359,18 @@ static inline void part_after(qn_vm *vm, const site *s, qn_value *fp, rec_tries 
   if (!part_variables(vm, s, fp, tries)) *r = value_fail(vm, *r);
 }
 
-/* As offer_loop, for a loop over numbers or over the rows of an array. */
-static __attribute__((noinline)) rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, qn_value first,
-                                                      qn_value end, rec_tries *tries) {
-  turn t = {vm, fp, NULL, n->body, n->target, over};
+/* As offer_loop, for a loop over the items of a range with these bounds (NULL: over numbers), or over the rows of an array. */
+static __attribute__((noinline)) rec_answer offer_items(qn_vm *vm, n_for *n, qn_value *fp, qn_value over,
+                                                        const qn_value *bounds, qn_value first, qn_value end,
+                                                        rec_tries *tries) {
+  turn t = {.vm = vm, .fp = fp, .body = n->body, .target = n->target, .over = over, .bounds = bounds};
   rec_turns turns = {.counts = true, .first = first, .end = end};
   return offer_loop(vm, &n->h, n->site, &t, turns, tries);
+}
+
+static rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, qn_value first, qn_value end,
+                            rec_tries *tries) {
+  return offer_items(vm, n, fp, over, NULL, first, end, tries);
 }
 
 /* offer_for, from row i of an array on. How many rows there are need not be known, unless turns are captured one by one. */
@@ -407,22 +419,24 @@ static bool traced_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, qn_
   return ok;
 }
 
-/* Offers a loop whose bounds are not known. Where a turn changes what variables are, it is made as usual, and the loop is offered once more
+/* Offers a loop whose bounds are not known, over numbers or over the items of a range with these bounds. Where a turn changes what variables are, it is made as usual, and the loop is offered once more
  * behind it: then *first is the next number. False: the loop is over, with value *r. */
-static bool offer_traced(qn_vm *vm, n_for *n, qn_value *fp, qn_value *first, qn_value end, qn_value *r) {
+static bool offer_traced(qn_vm *vm, n_for *n, qn_value *fp, const qn_value *bounds, qn_value *first, qn_value end,
+                         qn_value *r) {
   rec_tries tries = rec_loop_begins(vm);
   bool rest = false;
   *r = parted_turn(vm, n->site, fp, &tries) ? value_nil() : value_error();
   while (!value_stops(*r)) {
-    rec_answer answer = offer_for(vm, n, fp, value_nil(), *first, end, &tries);
+    rec_answer answer = offer_items(vm, n, fp, value_nil(), bounds, *first, end, &tries);
     if (answer == REC_FAILED) *r = value_error();
     rest = answer == REC_NOT_YET && !tries.left;
     if (answer != REC_NOT_YET || rest) break;
     int goes = rec_turn_goes(vm, *first, end);
     if (goes < 0) *r = raise_at(vm, n->h.at);
     if (goes <= 0) break;
-    if (n->target->kind != LVALUE_NONE && !lvalue_bind(vm, n->target, fp, *first)) {
-      *r = value_error();
+    qn_value item = bounds ? traced_item(vm, bounds[0], bounds[2], *first) : *first;
+    if (value_is_error(item) || (n->target->kind != LVALUE_NONE && !lvalue_bind(vm, n->target, fp, item))) {
+      *r = raise_at(vm, n->h.at);
       break;
     }
     *r = eval(vm, n->body, fp);
@@ -444,7 +458,7 @@ static __attribute__((noinline)) bool for_traced(qn_vm *vm, n_for *n, qn_value *
   if (!traced_bound(vm, n->start, fp, RANGE_START, &first, r) || !traced_bound(vm, n->stop, fp, RANGE_END, &end, r))
     return false;
   *offered = value_node(first) || value_node(end);
-  if (*offered && !offer_traced(vm, n, fp, &first, end, r)) {
+  if (*offered && !offer_traced(vm, n, fp, NULL, &first, end, r)) {
     if (n->target->kind == LVALUE_LOCAL) slot_set(vm, &fp[n->target->slot], value_nil());
     return false;
   }
@@ -546,9 +560,37 @@ static __attribute__((cold)) qn_value fail_iterable(qn_vm *vm, qn_value v, node 
   return raise_text(vm, E_not_iterable, at->at, &t);
 }
 
+/* Evaluates a call in the header of a loop while something is recorded, and offers the loop if it is over a range that need not be known. Gives
+ * what the loop goes over, what is left of it; or what stops; or unset: the loop is over, with value *r. */
+static __attribute__((noinline)) qn_value range_traced(qn_vm *vm, n_for *n, qn_value *fp, qn_value *r) {
+  qn_value bounds[COUNT_VALUES];
+  int64_t known[COUNT_FIRST + 1];
+  bool counts;
+  qn_value it = call_counting(vm, n->iterable, fp, bounds, &counts);
+  if (!counts || value_stops(it)) return it;
+  if (!offer_traced(vm, n, fp, bounds, &bounds[COUNT_FIRST], bounds[COUNT_END], r)) return value_unset();
+  bool ok = true;
+  for (int k = 0; k <= COUNT_FIRST && ok; k++) ok = index_int(vm, bounds[k], RANGE_END, &known[k]);
+  int64_t next;
+  if (ok &&
+      (__builtin_mul_overflow(known[COUNT_FIRST], known[2], &next) || __builtin_add_overflow(next, known[0], &next)))
+    next = known[1]; /* it would be behind the end */
+  qn_range *range = ok ? range_new(vm, next, known[1], known[2]) : NULL;
+  return range ? value_obj(TAG_RANGE, range) : raise_at(vm, n->iterable->at);
+}
+
 qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
-  qn_value it = eval(vm, n->iterable, fp);
+  qn_value it, over;
+  if (__builtin_expect(op_deferred(vm), 0) && n->iterable->eval == eval_call) {
+    it = range_traced(vm, n, fp, &over);
+    if (value_is(it, TAG_UNSET)) {
+      for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
+      return over;
+    }
+  } else {
+    it = eval(vm, n->iterable, fp);
+  }
   if (value_stops(it)) return it;
   if (!rec_look(vm, it) || !rec_iterates(vm, &it)) return value_fail(vm, it);
   int64_t len = iterable_length(it);
@@ -683,7 +725,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
 }
 
 static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
-  turn t = {vm, fp, n->cond, n->body, NULL, value_nil()};
+  turn t = {.vm = vm, .fp = fp, .cond = n->cond, .body = n->body, .over = value_nil()};
   return offer_loop(vm, &n->h, n->site, &t, (rec_turns){.counts = false}, tries);
 }
 

@@ -340,6 +340,11 @@ typedef struct turn_parts {
       *block; /* of a part of a block, instead of `body`: statements from number `from` on, before `to`; else NULL */
   uint32_t from, to;
 } turn_parts;
+enum { COUNT_BOUNDS = 3, COUNT_FIRST = COUNT_BOUNDS, COUNT_END, COUNT_VALUES };
+/* Evaluates a call (eval_call) in the header of a loop while something is recorded. *counts: it is one of range, with bounds that need not be
+ * known (rec_range): then values[] are bounds, and the first number and the end of numbers that stand for the items, all host ints.
+ * Else gives the call's value. */
+QN_MUST_CHECK qn_value call_counting(qn_vm *vm, node *h, qn_value *fp, qn_value *values, bool *counts);
 /* How many turns are to pass before the next one is made by turn_called; INT64_MAX: none is asked about. */
 int64_t turns_pass(const qn_vm *vm, turn_code *t);
 /* So many turns, at most turns_pass, were made without it. */

@@ -536,6 +536,58 @@ void forget_operands(struct recording *r, rec_marked before) {
   rec_forget(r, before);
 }
 
+/* ---- ranges ---------------------------------------------------------------------------------------------------------------------- */
+
+enum {
+  BOUND_BITS = 62
+}; /* bounds of ranges have at most so many: then neither their difference nor a multiple of the step overflows */
+
+/* *all becomes *all and (a op b); unset is true. False with an error raised. */
+static bool and_condition(qn_vm *vm, qn_value *all, op_id op, qn_value a, int64_t b) {
+  qn_value c = op_binary(vm, op, a, value_int(b));
+  if (!value_is_error(c) && !value_is(*all, TAG_UNSET)) c = op_binary(vm, OP_bitand, *all, c);
+  *all = c;
+  return !value_is_error(c);
+}
+
+/* What must hold of the bounds of a range so that it can be computed with; unset: nothing, it does. */
+static qn_value range_condition(qn_vm *vm, const qn_value *bounds) {
+  const int64_t most = (int64_t)1 << BOUND_BITS;
+  qn_value all = value_unset();
+  for (int k = 0; k < 2; k++)
+    if (value_node(bounds[k]) &&
+        !(and_condition(vm, &all, OP_lt, bounds[k], most) && and_condition(vm, &all, OP_gt, bounds[k], -most)))
+      return all;
+  if (value_node(bounds[2])) (void)!and_condition(vm, &all, OP_ne, bounds[2], 0);
+  return all;
+}
+
+int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end) {
+  struct recording *r = vm->rec;
+  bool traced = false;
+  for (int k = 0; k < 3; k++) {
+    if (!value_is(bounds[k], TAG_INT)) return 0;
+    traced |= value_node(bounds[k]) && rec_count_traced(vm, bounds[k]);
+    if (!value_node(bounds[k]) && k < 2 && (bounds[k].u.i >> BOUND_BITS) + 1 > 1) return 0;
+  }
+  bool known = !value_node(bounds[2]);
+  if (!traced || !way_may_exit(r) || (known && bounds[2].u.i == 0)) return 0;
+  if (known && bounds[2].u.i == 1) {
+    *first = bounds[0], *end = bounds[1], bounds[0] = value_int(0);
+    return 1;
+  }
+  qn_value c = range_condition(vm, bounds);
+  if (value_is_error(c)) return -1;
+  bool here = !r->arm && !rec_is_data(r, c); /* then its value is known */
+  if (here && is_bool(c, false)) return 0;
+  if (!value_is(c, TAG_UNSET) && !way_expect(r, c, true)) return -1;
+  qn_value n = op_binary(vm, OP_sub, bounds[0], bounds[1]);
+  if (!value_is_error(n)) n = op_binary(vm, OP_floordiv, n, bounds[2]);
+  if (!value_is_error(n)) n = op_unary(vm, OP_neg, n);
+  *first = value_int(0), *end = n;
+  return value_is_error(n) ? -1 : 1;
+}
+
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;

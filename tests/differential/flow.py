@@ -775,7 +775,11 @@ class Program:
     def span(self, n):
         """Start, end and step of a range with at most max(n, 4) items."""
         r = self.random
-        number = lambda text: Expression("I", text, self.make(r.choice("IKK"), 1))  # noqa: E731
+
+        def number(text):
+            data = r.random() < 0.7
+            return Expression("I", text.format("int({})") if data else text, self.make("K" if data else "I", 1))
+
         step = r.choice(["2", "-1", "1", "-3", "{} % 5 - 2", "{} % 3 + 1", "{} % 3 - 3"])
         return [number("{} % 4") if r.random() < 0.8 else Expression("I", "0"), number(f"{{}} % {n + 1}"), number(step) if "{" in step else Expression("I", step)]
 
