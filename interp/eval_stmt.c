@@ -724,9 +724,11 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
   return vmap_loop_end(vm, lanes, r);
 }
 
-static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
+/* `goes` (borrowed): the condition as it was evaluated. */
+static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, qn_value goes,
+                                                        rec_tries *tries) {
   turn t = {.vm = vm, .fp = fp, .cond = n->cond, .body = n->body, .over = value_nil()};
-  return offer_loop(vm, &n->h, n->site, &t, (rec_turns){.counts = false}, tries);
+  return offer_loop(vm, &n->h, n->site, &t, (rec_turns){.counts = false, .first = goes}, tries);
 }
 
 /* The loop's value. */
@@ -739,7 +741,7 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
     int truth;
     if (__builtin_expect(tries->left | tries->apart, 0) && !value_stops(c)) {
       tries->apart &= c.head == TAG_BOOL && c.u.i;
-      rec_answer answer = offer_while(vm, n, fp, tries);
+      rec_answer answer = offer_while(vm, n, fp, c, tries);
       if (answer != REC_NOT_YET) {
         value_release(vm, c);
         if (answer == REC_FAILED) r = value_error();

@@ -16,6 +16,9 @@
  * behind what is carried: has the loop been left? The test asks it first. If one returns there is another flag, and then what it returns
  * (zeros until then); behind the loop, the way around it is left if the flag is set.
  *
+ * A condition that prints, or that rebinds variables, must not be evaluated once more than the program does. Then the loop begins with what the
+ * interpreter has found it to be, which is carried as well, and each turn ends with the condition of the next one.
+ *
  * A list to which the turns only append is longer after each, so buffers with a row for each item are carried in its place (grown.c). What these
  * must hold is known when the body has been recorded, so it is recorded again with them; turns must be known in number then.
  *
@@ -52,9 +55,13 @@ typedef struct loop {
   struct recording *in;            /* the arm whose carries the variables get */
   rec_way *around;                 /* the way that the loop stands in, or NULL */
   way_choices closed;              /* tells whether a turn has several ways that do not agree */
+  bool tested;                     /* a turn evaluates the condition of the next one */
+  bool rebinds;                    /* the condition rebinds variables */
+  qn_value *set;                   /* owned: what these hold before it is evaluated */
+  qn_value goes;                   /* owned: if it is `tested`: is there a first turn? A host bool */
   bool leaves, returns, parts;     /* an arm of the body leaves the loop; one returns; one leaves the turn */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
-  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; if it may be left, a flag; if it may return,
+  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts, or `goes`; if it may be left, a flag; if it may return,
    * a flag and what is returned. */
   uint32_t *outer, n, cap;
   uint32_t count, flag;            /* where the number and the first flag are among these */
@@ -91,6 +98,7 @@ static bool carry_all(loop *l) {
     if (!tree_each(l->vm, l->before[i], carry_leaf, l)) return false;
   l->count = l->n;
   bool ok = !l->turns.counts || add_carried(l, rec_node(l->r, l->turns.first));
+  ok = ok && (!l->tested || add_carried(l, rec_node(l->r, l->goes)));
   l->flag = l->n;
   return ok;
 }
@@ -291,31 +299,52 @@ static qn_value run_test(void *ctx, rec_exit *how) {
   return way_test(l->vm, &l->turns, how);
 }
 
+/* Evaluates the condition in an arm. Its node; 0: it is none, or an error is raised. */
+static uint32_t node_of_test(loop *l) {
+  rec_exit how = REC_VALUE;
+  qn_value v = run_test(l, &how);
+  uint32_t node = how == REC_VALUE && value_is(v, TAG_BOOL) && l->vm->rec == l->in ? rec_node(l->in, v) : 0;
+  if (how != REC_ERROR) value_release(l->vm, v);
+  return node;
+}
+
+/* As node_of_test, where a flag is not set; false where it is. */
+static uint32_t test_unless(loop *l, qn_value flag) {
+  const rec_branch asked = {.at = l->in->at,
+                            .then = {way_false, l},
+                            .otherwise = {run_test, l},
+                            .assigned = l->tested ? l->assigned : (rec_slots){NULL, 0},
+                            .used = true};
+  qn_value v = value_nil();
+  if (rec_if(l->vm, &asked, flag, &v) != REC_DONE) return 0;
+  uint32_t node = value_is(v, TAG_BOOL) && l->vm->rec == l->in ? rec_node(l->in, v) : 0;
+  value_release(l->vm, v);
+  return node;
+}
+
+/* The condition as it is known before the first turn, as a host bool. False if it is none. */
+static bool test_known(loop *l) {
+  qn_value v = l->turns.first, flat = value_unset();
+  if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1) {
+    flat = op_reshape(l->vm, v, 0, NULL);
+    v = value_is_error(flat) ? flat : rec_host_number(l->vm, flat, WEAK_BOOL);
+    value_release(l->vm, flat);
+  }
+  if (value_is(v, TAG_BOOL)) l->goes = v;
+  return l->tested = value_is(v, TAG_BOOL);
+}
+
 /* The test's node, a bool. 0: it is none, or an error is raised. */
 static uint32_t test_node(loop *l) {
-  qn_vm *vm = l->vm;
   struct recording *r = l->in;
+  if (l->tested) return r->g->inputs[l->count];
   if (l->turns.counts) {
     uint32_t end = rec_node(r, l->turns.end), node = end ? graph_op2(r->g, OP_lt, count_input(l), end) : 0;
     if (!l->leaves || !node) return node;
     uint32_t flag = flag_input(l);
     return graph_op2(r->g, OP_bitand, node, graph_op(r->g, OP_invert, &flag, 1, NULL, 0));
   }
-  rec_exit how = REC_VALUE;
-  qn_value v = value_nil();
-  if (l->leaves) {
-    const rec_branch asked = {.at = r->at, .then = {way_false, l}, .otherwise = {run_test, l}, .used = true};
-    if (rec_if(vm, &asked, rec_value_of(r, flag_input(l)), &v) != REC_DONE) how = REC_ERROR;
-  } else {
-    v = run_test(l, &how);
-  }
-  if (how != REC_VALUE) {
-    if (how != REC_ERROR) value_release(vm, v);
-    return 0;
-  }
-  uint32_t node = value_is(v, TAG_BOOL) && vm->rec == r ? rec_node(r, v) : 0;
-  value_release(vm, v);
-  return node;
+  return l->leaves ? test_unless(l, rec_value_of(r, flag_input(l))) : node_of_test(l);
 }
 
 /* Ends an arm. False if it cannot be captured. */
@@ -326,11 +355,18 @@ static bool arm_close(loop *l, bool ok) {
   return ok;
 }
 
+static bool same_value(qn_value a, qn_value b) { return a.head == b.head && a.u.i == b.u.i; }
+
 static bool run_header(loop *l) {
   qn_value *mark = l->vm->sp;
   bool ok = arm_open(l, &l->header);
   if (!l->header) return false;
+  ok = ok && (l->set = slots_keep(l->vm, l->assigned));
   uint32_t node = ok ? test_node(l) : 0;
+  for (int i = 0; i < l->assigned.n && node; i++) l->rebinds |= !same_value(l->set[i], *l->assigned.slots[i]);
+  slots_free(l->vm, l->assigned, l->set);
+  l->set = NULL;
+  if (l->rebinds) node = 0;
   if (!node) vm_pop_to(l->vm, mark);
   return arm_close(l, node && graph_output(l->header->g, node));
 }
@@ -411,6 +447,12 @@ static bool run_turn(loop *l, qn_value *parts) {
   return ok;
 }
 
+/* At the end of a turn, which may have left the loop: the node of the condition. 0: it is none, or an error is raised. */
+static uint32_t test_behind(loop *l, qn_value leaves) {
+  if (is_bool(leaves, false)) return node_of_test(l);
+  return is_bool(leaves, true) ? rec_node(l->in, value_bool(false)) : test_unless(l, leaves);
+}
+
 static bool run_body(loop *l) {
   qn_vm *vm = l->vm;
   qn_value *mark = vm->sp, parts[END_PARTS];
@@ -418,11 +460,14 @@ static bool run_body(loop *l) {
   bool left = l->leaves, ok = arm_open(l, &l->body);
   if (!l->body) return false;
   ok = ok && (!l->grown || grown_turn(l)) && run_turn(l, parts) && l->leaves == left;
+  uint32_t goes = ok && l->tested ? test_behind(l, parts[END_LEAVES]) : 0;
+  ok = ok && (!l->tested || goes);
   if (!ok) vm_pop_to(vm, mark);
   l->nouts = 0;
   for (int i = 0; i < l->assigned.n && ok; i++)
     ok = is_grown(l, i) ? match_grown(l, i) : match(l, l->before[i], *l->assigned.slots[i]);
   graph *g = l->body->g;
+  if (ok && l->tested) ok = add_out(l, goes);
   if (ok && l->turns.counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
   if (ok && l->leaves) ok = add_out(l, rec_node(l->body, parts[END_LEAVES]));
   if (ok && l->returns)
@@ -439,9 +484,15 @@ static void arms_free(loop *l) {
   if (!l->r->ended) l->vm->rec = l->r;
 }
 
-/* Runs both arms; once more with flags if the body leaves the loop. */
+/* Runs both arms; once more if the condition rebinds variables, and with flags if the body leaves the loop. */
 static bool run_arms(loop *l) {
   if (run_header(l) && run_body(l)) return true;
+  if (l->rebinds && !error_pending(l->vm)) {
+    l->rebinds = false;
+    arms_free(l);
+    if (!test_known(l) || !carry_all(l)) return false;
+    if (run_header(l) && run_body(l)) return true;
+  }
   if (!l->leaves || l->grown || error_pending(l->vm)) return false;
   arms_free(l);
   return carry_flags(l) && run_header(l) && run_body(l);
@@ -489,6 +540,7 @@ static void loop_free(loop *l) {
     if (lists[k]) mem_free(vm, lists[k], ((size_t)l->assigned.n + 1) * sizeof *lists[k]);
   }
   value_release(vm, l->returned);
+  slots_free(vm, l->assigned, l->set);
   mem_free(vm, l->outer, l->cap * sizeof *l->outer);
   mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
 }
@@ -591,7 +643,7 @@ int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end) {
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;
-  if (r && !turns->counts && rec_base(r)->taps.n != tries->taps) tries->left = 0; /* they have been made: not twice */
+  bool told = r && !turns->counts && rec_base(r)->taps.n != tries->taps; /* they have been made: not twice */
   bool known = turns->counts && !value_node(turns->first) && !value_node(turns->end);
   bool ended = known && (turns->end.u.i <= turns->first.u.i || turns->end.u.i - !turns->whole <= turns->first.u.i);
   if (!tries->left || ended) return REC_NOT_YET;
@@ -606,7 +658,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   vm_own(vm, &held, loop_drop, &l);
   if (!last) base->timid++;
   rec_marked before = rec_mark(r);
-  bool ok = loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
+  bool ok = (!told || test_known(&l)) && loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
   if (!last) base->timid--;
   if (few) tries->left = 0, tries->apart = false;
   if (ok && !few && l.looks) ok = run_grown(&l);
@@ -627,7 +679,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   loop_free(&l);
   if (answer == REC_DONE) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
-  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && vm->rec == r)
+  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !told && !l.tested && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries);
   return answer;
 }

@@ -327,7 +327,8 @@ typedef struct rec_turns {
   bool counts;
   bool whole; /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
   uint64_t grown; /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
-  /* of a loop that counts: host ints, which may be traced; the numbers run from `first` up, and end before `end` */
+  /* of a loop that counts: host ints, which may be traced; the numbers run from `first` up, and end before `end`; of another one `first` is the
+   * condition as it was evaluated for the next turn; unset: it is not known */
   qn_value first, end;
 } rec_turns;
 /* How often a loop is still to be asked about, and the captured way in which it runs. Every loop that has begun ends. */

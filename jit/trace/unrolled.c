@@ -44,6 +44,7 @@ static int goes_on(unrolled *u) {
   bool known = how == REC_VALUE && value_is(v, TAG_BOOL) && !value_node(v) && u->vm->rec == u->whole.r;
   int truth = known ? v.u.i != 0 : -1;
   if (how != REC_ERROR) value_release(u->vm, v);
+  u->turns.first = value_bool(true);
   return truth;
 }
 

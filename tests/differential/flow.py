@@ -97,7 +97,7 @@ class Program:
             self.has.add("step")
         self.own = random.Random(seed * 7 + 2)  # of what was added later
         if kind == "plain" and self.own.random() < 0.5:
-            self.has |= {"words", "spans"}
+            self.has |= {"words", "spans", "asks"}
         if kind != "plain":
             self.has -= {"print", "random", "text", "odd", "global"} | ({"error", "retype"} if kind == "grad" else set())
         if kind == "vmap":
@@ -783,6 +783,13 @@ class Program:
         step = r.choice(["2", "-1", "1", "-3", "{} % 5 - 2", "{} % 3 + 1", "{} % 3 - 3"])
         return [number("{} % 4") if r.random() < 0.8 else Expression("I", "0"), number(f"{{}} % {n + 1}"), number(step) if "{" in step else Expression("I", step)]
 
+    def asked(self, condition, name, rebind):
+        """A condition that may also print, or rebind a variable."""
+        if "asks" not in self.has or self.own.random() < 0.6:
+            return condition
+        extra = self.own.choice([f'print("asked", {name})', rebind, rebind, f'print("asked", {name}); {rebind}'])
+        return f"(if true {{{{ {extra}; {condition} }}}} else {{{{ false }}}})"
+
     def while_(self, depth):
         r = self.random
         if self.in_lambda:
@@ -803,21 +810,22 @@ class Program:
                 self.declare(v, "V", False)
                 look = r.choice([f"max(abs({v})) > 1", f"sum({v} * {v}) > 0.5", f"any({v} > 0.75)"]) if way == "shrinks" else f"float(max(abs({v}))) > 1"
                 shrink = Statement(f"{v} = {v} * 0.5", fixed=True)
-                return [before, Statement(f"while {look} {{}}", self.body(depth, 9, [shrink]))]
+                return [before, Statement(f"while {self.asked(look, f'sum({v})', f'{v} = {v} * 0.75')} {{}}", self.body(depth, 9, [shrink]))]
         if way == "array":
             self.declare(name, "K", False)
-            return [before, Statement(f"while {name} < {text} {{}}", self.body(depth, n, [step]))]
+            return [before, Statement(f"while {self.asked(f'{name} < {text}', name, step.text)} {{}}", self.body(depth, n, [step]))]
         if way == "both":
             condition = self.make("C", 2)
             self.declare(name, "I", False)
             order = r.random() < 0.5
-            return [before, Statement(f"while {'{} and ' if order else ''}{name} < {text}{'' if order else ' and {}'} {{}}", condition, self.body(depth, n, [step]))]
+            both = f"{'{} and ' if order else ''}{name} < {text}{'' if order else ' and {}'}"
+            return [before, Statement(f"while {self.asked(both, name, step.text)} {{}}", condition, self.body(depth, n, [step]))]
         self.declare(name, "I", False)
         if way == "forever":
             out = Statement("if {} {}", Expression("C", f"{name} > {text}"), Block([Statement("break")]), fixed=True)
             more = [Statement("if {} {}", self.make("C", 2), Block([Statement("break")]))] if r.random() < 0.6 else []
             return [before, Statement("while true {}", self.body(depth, n + 1, [step, out] + more))]
-        return [before, Statement(f"while {name} < {text} {{}}", self.body(depth, n, [step]))]
+        return [before, Statement(f"while {self.asked(f'{name} < {text}', name, step.text)} {{}}", self.body(depth, n, [step]))]
 
     # ---- functions -------------------------------------------------------------------------------------------------------------
     def function(self, name, parameters, result, size, depth):
