@@ -1055,6 +1055,20 @@ static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo
   return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, c, memo, cancel, why).ok;
 }
 
+static bool is_straight(const plan *p) {
+  bool straight = p->fixed && !p->taps && !p->nregions && !p->part;
+  for (uint32_t i = 0; i < p->nsteps && straight; i++) {
+    const plan_step *s = &p->steps[i];
+    straight = s->kind == STEP_KERNEL && !p->kernels[s->what].rows && !p->kernels[s->what].region;
+  }
+  for (uint32_t o = 0; o < p->noutputs && straight; o++) {
+    const plan_output *out = &p->outputs[o];
+    const plan_buffer *b = out->kind == OUT_BUFFER ? &p->buffers[out->index] : NULL;
+    straight = b ? b->where == WHERE_OUTPUT && b->index == o : out->kind == OUT_INPUT;
+  }
+  return straight;
+}
+
 /* Sets the most_* fields, and whether the plan is `few`, `fixed` and `known`. */
 static void sum_up(plan *p) {
   for (uint32_t i = 0; i < p->nsteps; i++) {
@@ -1078,6 +1092,7 @@ static void sum_up(plan *p) {
            p->noutputs <= PLAN_FEW && p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW &&
            p->most_scalars <= PLAN_FEW;
   p->fixed = p->few && t->n == 0;
+  p->straight = is_straight(p);
 }
 
 /* Removes results of branches that nobody takes, and what only they need in the arms. False when memory is short. */

@@ -160,6 +160,8 @@ typedef struct plan {
   bool late;                                      /* has it buffers that are WHERE_LATE? */
   bool few;   /* are tables of PLAN_FEW and PLAN_SIZES entries large enough to run it? */
   bool fixed; /* `few`, and all sizes are plain numbers */
+  /* `fixed`, all steps are kernels, which take their sizes and numbers as they are, and each output is an array of its own or an input */
+  bool straight;
   bool known; /* do all sizes follow from those of the inputs? Then they are computed once, before the steps */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */

@@ -659,13 +659,67 @@ static bool refuse(qn_vm *vm, plan *p, int device, qn_array *const *inputs, cons
   return false;
 }
 
+/* Where a buffer of a straight plan lies. */
+static inline void *straight_buffer(const plan_buffer *b, qn_array *const *inputs, const qn_value *outputs,
+                                    char *slab) {
+  if (b->where == WHERE_INPUT) return array_data(inputs[b->index]);
+  if (b->where == WHERE_OUTPUT) return array_data(value_array(outputs[b->index])) + b->offset;
+  return b->where == WHERE_CONST ? (void *)(uintptr_t)b->data : slab + b->offset;
+}
+
+device_answer plan_run_straight(qn_vm *vm, const plan *p, qn_array *const *inputs, const qk_scalar *scalars,
+                                qn_value *outputs) {
+  void *buffers[PLAN_FEW];
+  qk_scalar slots[PLAN_FEW], numbers[PLAN_FEW];
+  device_answer answer = DEVICE_DONE;
+  char *slab = p->arena_bytes ? host()->slab(vm, (size_t)p->arena_bytes) : NULL;
+  if (p->arena_bytes && !slab) return DEVICE_FAILS;
+  uint32_t made = 0;
+  for (; made < p->noutputs; made++) {
+    const plan_output *out = &p->outputs[made];
+    qn_array *a = out->kind == OUT_INPUT ? inputs[out->index]
+                                         : array_new(vm, (qn_dtype)out->type.dtype, out->type.rank, out->type.shape);
+    if (!a) break;
+    outputs[made] = value_obj(TAG_ARRAY, a);
+    if (out->kind == OUT_INPUT) a->head.refs++;
+  }
+  if (made < p->noutputs) answer = DEVICE_FAILS;
+  for (uint32_t i = 0, weak = 0; i < p->nscalars; i++) {
+    slots[i] = p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
+    if (!i)
+      for (uint32_t k = 0; k < p->graph->ninputs; k++) weak += inputs[k] == NULL;
+    if (i < weak) slots[i] = scalars[i];
+  }
+  for (uint32_t i = 0; i < p->nsteps && answer == DEVICE_DONE; i++) {
+    const plan_step *s = &p->steps[i];
+    plan_kernel *k = &p->kernels[s->what];
+    const plan_buffer *all = p->buffers;
+    void **to = buffers;
+    for (const uint32_t *b = s->buffers, *end = b + s->nbuffers; b < end; b++)
+      *to++ = straight_buffer(&all[*b], inputs, outputs, slab);
+    for (uint32_t n = 0; n < s->nscalars; n++) numbers[n] = slots[s->scalars[n]];
+    const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
+    kernel_failure failure;
+    if (!host()->launch(vm, k->program, &k->host_code, code, buffers, s->ints, numbers, &failure))
+      answer = failure.error == ~(uint64_t)0 ? DEVICE_FAILS : DEVICE_REFUSES;
+  }
+  if (slab) host()->slab_leave(vm);
+  while (answer != DEVICE_DONE && made-- > 0) value_release(vm, outputs[made]);
+  return answer;
+}
+
 bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, const qk_scalar *scalars,
               plan_taps *taps, qn_value *outputs) {
-  bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY, refused = false, arrays = false;
+  bool refused = false, arrays = false;
   int device = vm->device;
   for (uint32_t i = 0; i < p->graph->ninputs && !arrays; i++)
     if (inputs[i]) device = inputs[i]->device, arrays = true;
-  if (!device) return run_on(vm, p, NULL, inputs, scalars, taps, outputs, &refused);
+  if (!device) {
+    device_answer answer = p->straight ? plan_run_straight(vm, p, inputs, scalars, outputs) : DEVICE_REFUSES;
+    return answer == DEVICE_DONE ||
+           (answer == DEVICE_REFUSES && run_on(vm, p, NULL, inputs, scalars, taps, outputs, &refused));
+  }
+  bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
   if (plan_ready(vm, p, there, device, wait)) {
     if (run_on(vm, p, *there, inputs, scalars, taps, outputs, &refused)) return true;
     if (!refused) return false;

@@ -20,6 +20,11 @@
 QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, const qk_scalar *scalars,
                             plan_taps *taps, qn_value *outputs);
 
+/* Runs a plan that is `straight` (plan_data.h) on inputs in the CPU's memory, in the quickest way. REFUSES: a check has failed; nothing has been
+ * done, and plan_run finds it again and says what it is. */
+QN_MUST_CHECK device_answer plan_run_straight(qn_vm *vm, const plan *p, qn_array *const *inputs,
+                                              const qk_scalar *scalars, qn_value *outputs);
+
 /* Do all kernels of a plan have code for a device? Asks its compiler for what is missing; `wait`: until that is done. */
 bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait);
 void plan_forget(qn_vm *vm, device_plan **there);

@@ -87,7 +87,12 @@ static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_sit
     if (why) text_adds(why, "patterns have changed");
     return false;
   }
-  if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
+  c->flat = false;
+  bool quick = e->pattern.checks && !why &&
+               pattern_match_quick(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays,
+                                   c->scalars, &c->flat);
+  if (!quick &&
+      !pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
     return false;
   if (e->pattern.sizes && !pattern_sizes_hold(vm, &e->pattern, c->arrays, c->scalars, why)) return false;
   uint32_t random = e->random[RANDOM_DRAW] | e->random[RANDOM_KEY] | e->random[RANDOM_KEY + 1];
@@ -125,6 +130,16 @@ static void replay_left(qn_vm *vm, void *what) {
   call_inputs_free(vm, ((replay_owned *)what)->c);
 }
 
+/* The result of a call whose plan has given these outputs, which it takes over. */
+static qn_value result_of(qn_vm *vm, const specialization *e, const rec_call_site *site, const qn_value *out,
+                          uint32_t n) {
+  if (n == 1 && template_is_output(&e->result)) return out[0];
+  call_values call = {&e->pattern, site->fn, site->args};
+  qn_value result = template_build(vm, &e->result, out, &call);
+  for (uint32_t i = 0; i < n; i++) value_release(vm, out[i]);
+  return result;
+}
+
 qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c, tap_run *taps) {
   enum { FEW_OUTPUTS = 16 };
   plan *p = e->plan->plan;
@@ -132,9 +147,9 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   qn_value few[FEW_OUTPUTS], *out = few, result = value_error();
   replay_owned own = {.c = c, .bytes = nout * sizeof *out};
   if (nout > FEW_OUTPUTS && !(out = own.out = mem_alloc(vm, own.bytes))) return result;
-  const qk_scalar *weak = call_weak(c, n);
+  const qk_scalar *weak = c->flat ? NULL : call_weak(c, n);
   bool ok = true;
-  for (uint32_t i = 0; i < n && ok; i++) {
+  for (uint32_t i = 0; i < n && !c->flat && ok; i++) {
     if (!c->arrays[i] || c->arrays[i]->contiguous) continue;
     qn_array *flat = array_contiguous(vm, c->arrays[i]);
     if (!(ok = flat != NULL)) break;
@@ -147,11 +162,9 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   ok = ok && plan_run(vm, p, &e->there, c->arrays, weak, &taps->plan, out);
   if (p->taps) vm_disown(vm, &held);
   if (ok) {
-    call_values call = {&e->pattern, site->fn, site->args};
-    result = template_build(vm, &e->result, out, &call);
+    result = result_of(vm, e, site, out, nout);
     /* if building failed, the interpreter makes the call again, with the same random numbers */
     if (!value_is_error(result)) vm->draw += e->ndraws;
-    for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
   }
   replay_drop(vm, &own);
   return result;
@@ -689,6 +702,54 @@ static void count_exit(qn_vm *vm, specialization *e) {
   if (e->nleft < EXITS_KEPT) e->left[e->nleft++] = (exit_count){error->at, (int)error->id, 1};
 }
 
+/* The plan has failed, with an error raised, behind so many taps. */
+static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
+                           uint32_t taps) {
+  e->hits--, e->replays--;
+  list->calls[CALL_again]++;
+  if (error_catchable(vm)) count_exit(vm, e);
+  return error_repeats(vm) ? run_from_tap(vm, site, taps) : value_error();
+}
+
+/* Until how many hits may serve_quick serve the calls of a specialization that has just been served by its plan? */
+static uint64_t quick_until(const qn_vm *vm, const specialization *e, const call_inputs *c) {
+  const plan *p = e->plan->plan;
+  bool quick = c->flat && p->straight && !e->device && !e->pattern.sizes && !e->nguards && !e->ndraws &&
+               p->graph->ninputs <= PLAN_FEW;
+  if (!quick || vm->config.jit == QN_JIT_SYNC || specialization_rewritten(e)) return quick ? UINT64_MAX : 0;
+  return e->race.code && e->race.calls >= RACE_CALLS && !e->race.eager ? e->race.again : 0;
+}
+
+/* Serves the most common calls: a function of arrays, by kernels alone. It does what serve_call and serve_compiled do for
+ * them. False: it cannot, and nothing has been done. */
+static bool serve_quick(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
+                        qn_value *result) {
+  qn_array *inputs[PLAN_FEW];
+  const plan *p = e->plan->plan;
+  qn_value outputs[PLAN_FEW], *out = p->noutputs == 1 && template_is_output(&e->result) ? result : outputs;
+  bool flat;
+  if (e->epoch != jit_of(vm)->epoch || vm->config.jit == QN_JIT_VERIFY || vm->engine->trace_events ||
+      value_is(vm->asked.watched_fn, TAG_FN) ||
+      !pattern_match_quick(&e->pattern, false, site->fn, site->args, site->nargs, inputs, NULL, &flat) ||
+      inputs[0]->device)
+    return false;
+  device_answer answered = plan_run_straight(vm, p, inputs, NULL, out);
+  if (answered == DEVICE_REFUSES) return false;
+  e->hits++, e->replays++;
+  list->streak = list->rests = 0;
+  if (answered == DEVICE_FAILS)
+    *result = value_error();
+  else if (out != result)
+    *result = result_of(vm, e, site, out, p->noutputs);
+  if (value_is_error(*result)) {
+    e->running++;
+    *result = leave_plan(vm, site, list, e, 0);
+    e->running--;
+  }
+  answer(vm, e, BREAK_none);
+  return true;
+}
+
 /* Makes a call by its plan. If that fails, nothing has happened yet but some taps, and the interpreter makes the whole call again without
  * these, so that an error comes with its operands and its trace. */
 static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
@@ -701,12 +762,8 @@ static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_spec
   qn_value result = call_replay(vm, e, site, inputs, &taps);
   trace_events_end(vm->engine, TRACE_EVENTS_run, site->anchor->name, begin, "kernels", e->plan->plan->nkernels);
   if (!value_is_error(result)) return result;
-  e->hits--, e->replays--;
-  list->calls[CALL_again]++;
-  if (error_catchable(vm)) count_exit(vm, e);
-  if (!error_repeats(vm)) return result;
   call_inputs_free(vm, inputs);
-  return run_from_tap(vm, site, taps.plan.made);
+  return leave_plan(vm, site, list, e, taps.plan.made);
 }
 
 /* Makes a call that a specialization serves. `came`: when the call began (ns), 0 if nobody has looked at the clock. */
@@ -735,6 +792,7 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
     race_note(vm, e, trace_events_now() - start);
   else if (ready && e->hits >= e->race.again)
     e->race.calls = 0;
+  if (now && !value_is_error(result) && vm->config.jit != QN_JIT_VERIFY) e->quick_until = quick_until(vm, e, inputs);
   e->running--;
   answer(vm, e, BREAK_none);
   return result;
@@ -787,6 +845,8 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   if (a->state == ANCHOR_COLD && run_cold(vm, site, list, &result)) return result;
   if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;
   if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
+  if (list->first && list->first->hits < list->first->quick_until && serve_quick(vm, site, list, list->first, &result))
+    return result;
   int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
   call_inputs inputs;
   inputs.cap = 0;

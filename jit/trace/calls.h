@@ -15,6 +15,7 @@ typedef struct call_inputs {
   qn_array **copies; /* contiguous copies that a replay makes of inputs that do not lie contiguously */
   qk_scalar *weak;   /* what call_weak fills in */
   uint32_t cap;      /* how many inputs there is room for; 0: the pointers are not set yet */
+  bool flat;         /* all inputs are arrays, which lie contiguously */
   qn_array *few_arrays[CALL_INPUTS_FEW], *few_copies[CALL_INPUTS_FEW];
   qn_value few_scalars[CALL_INPUTS_FEW];
   qk_scalar few_weak[CALL_INPUTS_FEW];

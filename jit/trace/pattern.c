@@ -108,6 +108,8 @@ void pattern_free(qn_vm *vm, pattern *p) {
   mem_free(vm, p->pats, p->cap * sizeof *p->pats);
   mem_free(vm, p->dims, p->dims_cap * sizeof *p->dims);
   mem_free(vm, p->roots, p->roots_cap * sizeof *p->roots);
+  mem_free(vm, p->checks, p->nchecks * sizeof *p->checks);
+  mem_free(vm, p->others, p->nothers * sizeof *p->others);
   pattern_sizes_free(vm, p->sizes);
   memset(p, 0, sizeof *p);
 }
@@ -338,6 +340,96 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
     m.at = x->first;
     if (!match(&m, root_value(x, fn, args))) return false;
   }
+  return true;
+}
+
+/* The bytes of an array's header from `dtype` on, as one number. */
+static inline uint32_t type_bytes(const qn_array *a) {
+  uint32_t type;
+  _Static_assert(offsetof(qn_array, contiguous) == offsetof(qn_array, dtype) + 3, "four bytes, one after the other");
+  memcpy(&type, &a->dtype, sizeof type);
+  return type;
+}
+
+/* Is a root an argument that is one array of plain sizes, which may lie in memory in any way? */
+static bool is_plain_array(const pattern *p, const root *x) {
+  if (x->kind != ROOT_ARG || is_cut(p, x->first) || p->pats[x->first].kind != PAT_ARRAY) return false;
+  const pat *y = &p->pats[x->first];
+  bool plain = !y->layout && (y->n == PAT_ANY_DEVICE || y->n <= UINT8_MAX);
+  for (int i = 0; i < y->rank; i++) plain &= p->dims[y->dims + (uint32_t)i] >= 0;
+  return plain;
+}
+
+/* Is a root the function itself, without captures? */
+static bool is_plain_code(const pattern *p, const root *x) {
+  return x->kind == ROOT_FN && !is_cut(p, x->first) && p->pats[x->first].kind == PAT_FN && !p->pats[x->first].n;
+}
+
+void pattern_settle(qn_vm *vm, pattern *p) {
+  uint32_t n = 0, others = 0, own = 0;
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    n += is_plain_array(p, &p->roots[i]);
+    own += is_plain_code(p, &p->roots[i]);
+  }
+  if (!n || own > 1 || p->checks) return;
+  array_check *checks = mem_try_alloc(vm, n * sizeof *checks);
+  uint32_t *rest = checks ? mem_try_alloc(vm, (p->nroots - n - own) * sizeof *rest) : NULL;
+  if (!rest) {
+    mem_free(vm, checks, n * sizeof *checks);
+    return;
+  }
+  n = 0;
+  p->flat = true;
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    const root *x = &p->roots[i];
+    if (is_plain_code(p, x)) {
+      p->own = &p->pats[x->first];
+      continue;
+    }
+    if (!is_plain_array(p, x)) {
+      rest[others++] = i;
+      continue;
+    }
+    const pat *y = &p->pats[x->first];
+    bool any = y->n == PAT_ANY_DEVICE;
+    qn_array type = {.dtype = y->dtype, .rank = y->rank, .device = any ? 0 : (uint8_t)y->n, .contiguous = 1};
+    qn_array mask = {.dtype = UINT8_MAX, .rank = UINT8_MAX, .device = any ? 0 : UINT8_MAX, .contiguous = UINT8_MAX};
+    checks[n] = (array_check){x->arg, y->input, type_bytes(&type), type_bytes(&mask), p->dims + y->dims, y->rank};
+    p->flat &= y->input == n++; /* each input once, and no others between them */
+  }
+  p->flat &= n == p->ninputs;
+  p->checks = checks;
+  p->others = rest;
+  p->nchecks = n;
+  p->nothers = others;
+}
+
+bool pattern_match_quick(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                         qn_array **inputs, qn_value *scalars, bool *flat) {
+  if (nargs != (int)p->nargs) return false;
+  if (p->own) {
+    const qn_fn *f = value_fn(fn);
+    if (!value_is(fn, TAG_FN) || f->head.flags != p->own->tag || f->ncaptures || code_id(f) != p->own->layout)
+      return false;
+  }
+  for (const array_check *x = p->checks, *end = x + p->nchecks; x < end; x++) {
+    const qn_value *v = &args[x->arg];
+    if (!value_is(*v, TAG_ARRAY)) return false;
+    qn_array *a = value_array(*v);
+    if ((type_bytes(a) & x->mask) != x->type) return false;
+    const int64_t *is = a->shape, *wanted = x->sizes;
+    for (uint32_t left = x->rank; left; left--)
+      if (*is++ != *wanted++) return false;
+    inputs[x->input] = a;
+  }
+  matcher m = {.p = p, .inputs = inputs, .scalars = scalars};
+  for (uint32_t i = 0; i < p->nothers; i++) {
+    const root *x = &p->roots[p->others[i]];
+    if (x->by_value && !check_by_value) continue;
+    m.at = x->first;
+    if (!match(&m, root_value(x, fn, args))) return false;
+  }
+  *flat = p->flat;
   return true;
 }
 

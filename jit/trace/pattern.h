@@ -80,6 +80,15 @@ typedef struct pattern_sizes {
   uint32_t ninputs;
 } pattern_sizes;
 
+/* An argument that must be an array of plain sizes, as pattern_match_quick looks at it. */
+typedef struct array_check {
+  uint32_t arg, input;
+  uint32_t type,
+      mask; /* what the bytes of dtype, rank, device and contiguous must be, and those of them that must be so */
+  const int64_t *sizes; /* the first of its sizes, of which there are `rank` */
+  uint32_t rank;
+} array_check;
+
 /* Everything that the values of a call must fulfil; built while the call is recorded. */
 typedef struct pattern {
   pat *pats;
@@ -92,6 +101,11 @@ typedef struct pattern {
   uint32_t ninputs; /* how many graph inputs there are so far, weak ones included */
   uint32_t leaves;
   pattern_sizes *sizes; /* NULL: all sizes are plain numbers */
+  /* What pattern_settle makes: how the arguments that are arrays are looked at, and the roots that are something else. NULL: not made */
+  array_check *checks;
+  uint32_t *others, nchecks, nothers;
+  bool flat;      /* are these arrays all inputs that there are? */
+  const pat *own; /* the part of the function itself, if it has no captures: then it is no other either */
 } pattern;
 
 /* ---- result templates ---- */
@@ -133,6 +147,12 @@ typedef struct tpl_list {
  * difference. */
 bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                    qn_array **inputs, qn_value *scalars, text_buf *why);
+/* The pattern is finished: prepares pattern_match_quick. Where memory is short that stays as it was, with nothing raised. */
+void pattern_settle(qn_vm *vm, pattern *p);
+/* pattern_match for the most common calls, whose arrays lie contiguously. False: pattern_match has to find out. *flat: all inputs are arrays
+ * without gaps. */
+bool pattern_match_quick(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                         qn_array **inputs, qn_value *scalars, bool *flat);
 /* Does a call fit in all but the sizes of its arrays, which are on the CPU? These are put into `sizes`, where the pattern's are in `dims`. */
 bool pattern_match_but_sizes(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                              int64_t *sizes);
@@ -172,6 +192,10 @@ typedef struct call_values {
   const qn_value *args;
 } call_values;
 QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs, const call_values *call);
+/* Is the result output 0, and nothing else? */
+static inline bool template_is_output(const tpl_list *t) {
+  return t->n == 1 && t->tpls[0].kind == TPL_OUTPUT && t->tpls[0].output == 0;
+}
 /* Makes a template fit for a graph that has only the first `nargs` of the call's arguments: functions that the call reached in other ways
  * are put into it. */
 void template_bind(qn_vm *vm, tpl_list *t, uint32_t nargs, const call_values *call);

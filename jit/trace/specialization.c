@@ -318,6 +318,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     value_release(vm, r->pattern.roots[i].tracer);
     r->pattern.roots[i].tracer = value_nil();
   }
+  if (capture) pattern_settle(vm, &r->pattern);
   e->pattern = r->pattern;
   memset(&r->pattern, 0, sizeof r->pattern);
   e->epoch = jit_of(vm)->epoch;

@@ -93,6 +93,7 @@ struct specialization {
   uint32_t nleft;
   part_list parts; /* the calls inside of the recorded one, which each replay makes again */
   race race;
+  uint64_t quick_until; /* serve_quick may serve calls until it has so many hits; 0: none */
   bool outdated;        /* the patterns have changed since it was recorded, while a call of it was in progress */
   bool reported_copies; /* QUERN_LOG=copies has told which inputs are copied */
   double plan_ms;
