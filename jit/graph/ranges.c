@@ -4,7 +4,10 @@
  *
  * A loop counts by carry k if the body makes it from its own carry k by adding a constant c, and the test holds only if the carry is below (or, for
  * c < 0, above) an end: it is that comparison, or an `and` of it and other conditions. In the body the carry is then at least what it was
- * first, and below the end's largest value. */
+ * first, and below the end's largest value. Behind the loop it is what it was at the last test.
+ *
+ * What a condition says narrows ranges, too: in the arm of a branch that it chooses, and of what a loop's test says in its body. So in `if j > 0 and
+ * x[j - 1] > v` neither the difference nor the index needs a check. */
 #include <stdlib.h>
 
 #include "jit/graph/ranges.h"
@@ -101,10 +104,23 @@ static bool indices_hold(const graph *g, const graph_node *n, const range *r) {
   return true;
 }
 
+/* Is result `index` of an arm a constant that is `yes`? */
+static bool arm_gives(const graph *arm, uint32_t index, bool yes) {
+  const graph_node *n = &arm->nodes[arm->outputs[index]];
+  return n->kind == NODE_CONST && dtype_is_bool(n->type.dtype) && n->type.rank == 0 &&
+         (*(const uint8_t *)n->payload.data != 0) == yes;
+}
+
 /* If `test`, a node of a header, holds only as long as carry k is below (up) or above an end: where that lies. */
 static range end_of(const graph *header, const range *r, uint32_t test, uint32_t k, bool up, int left) {
   const graph_node *n = &header->nodes[test];
-  if (n->kind != NODE_OP || left == 0) return (range){0};
+  if (left == 0) return (range){0};
+  if (n->kind == NODE_PROJ && header->nodes[n->in[0]].kind == NODE_IF) { /* `a and b` */
+    const graph_node *branch = &header->nodes[n->in[0]];
+    if (!arm_gives(branch->payload.regions[1], n->payload.index, false)) return (range){0};
+    return end_of(header, r, branch->in[0], k, up, left - 1);
+  }
+  if (n->kind != NODE_OP) return (range){0};
   if (n->op == OP_bitand) {
     range x = end_of(header, r, n->in[0], k, up, left - 1);
     return x.known ? x : end_of(header, r, n->in[1], k, up, left - 1);
@@ -117,6 +133,39 @@ static range end_of(const graph *header, const range *r, uint32_t test, uint32_t
   op_id above = turned ? OP_lt : OP_gt, least = turned ? OP_le : OP_ge;
   if (n->op == (up ? below : above)) return end;
   return n->op == (up ? most : least) ? add(end, one(up ? 1 : -1)) : (range){0};
+}
+
+static bool is_host_int(const graph_node *n) { return n->type.weak && n->type.dtype == WEAK_INT; }
+
+static range narrowed(range x, int64_t low, int64_t high) {
+  if (!x.known) x = (range){true, INT64_MIN, INT64_MAX};
+  range r = {true, x.low > low ? x.low : low, x.high < high ? x.high : high};
+  return r.low <= r.high ? r : x; /* (what never happens) */
+}
+
+/* The range of host int x, `is` so far, where node `test`, a condition, is `yes`. */
+static range where_test(const graph *g, const range *r, uint32_t test, bool yes, uint32_t x, range is, int left) {
+  const graph_node *n = &g->nodes[test];
+  if (!left || !is_host_int(&g->nodes[x])) return is;
+  if (n->kind == NODE_PROJ && g->nodes[n->in[0]].kind == NODE_IF) { /* `a and b`: false unless a holds */
+    const graph_node *branch = &g->nodes[n->in[0]];
+    bool only = arm_gives(branch->payload.regions[yes], n->payload.index, !yes);
+    return only ? where_test(g, r, branch->in[0], yes, x, is, left - 1) : is;
+  }
+  if (n->kind != NODE_OP) return is;
+  if (n->op == (yes ? OP_bitand : OP_bitor) && dtype_is_bool(n->type.dtype)) {
+    is = where_test(g, r, n->in[0], yes, x, is, left - 1);
+    return where_test(g, r, n->in[1], yes, x, is, left - 1);
+  }
+  if (n->op != OP_lt && n->op != OP_le && n->op != OP_gt && n->op != OP_ge) return is;
+  uint32_t a = n->in[0], b = n->in[1];
+  if ((a != x && b != x) || a == b || !is_host_int(&g->nodes[a]) || !is_host_int(&g->nodes[b])) return is;
+  /* below: x lies below the other one, or is it, unless `apart` */
+  bool less = n->op == OP_lt || n->op == OP_le, apart = (n->op == OP_lt || n->op == OP_gt) == yes;
+  bool below = (less == (a == x)) == yes;
+  range other = r[a == x ? b : a];
+  if (!other.known || (below ? other.high == INT64_MIN : other.low == INT64_MAX)) return is;
+  return below ? narrowed(is, INT64_MIN, other.high - apart) : narrowed(is, other.low + apart, INT64_MAX);
 }
 
 /* What is added to carry k in each turn; 0: it is no such carry. */
@@ -139,6 +188,8 @@ typedef struct question {
 
 static bool prove(graph *g, const range *in, int left, const question *q);
 
+static range result_of_loop(const graph *g, const graph_node *proj, const range *r);
+
 /* Works through the graph of a region and sets r[n] of its nodes. */
 static void find_ranges(const graph *g, const range *in, range *r) {
   for (uint32_t n = 1; n < g->n; n++) {
@@ -147,6 +198,8 @@ static void find_ranges(const graph *g, const range *in, range *r) {
       r[n] = in ? in[node->payload.input] : (range){0};
     else if (node->kind == NODE_CONST)
       r[n] = constant(node);
+    else if (node->kind == NODE_PROJ)
+      r[n] = result_of_loop(g, node, r);
     else
       r[n] = node->kind == NODE_OP && node->nin ? of_op(node, r) : (range){0};
   }
@@ -171,9 +224,13 @@ static bool count(const graph_node *loop, range *in, range *header_in) {
       test.low = first.low;
     } else if (step < 0 && first.known && end.known && first.high > end.low) {
       mine = (range){true, end.low + 1, first.high};
+      test = add(mine, one(step)); /* what a turn leaves */
+      test.low = first.low < test.low ? first.low : test.low;
+      test.high = first.high;
     } else if (body->outputs[k] == body->inputs[k]) {
       mine = test = first;
     }
+    mine = where_test(header, r, header->outputs[0], true, header->inputs[k], mine, 8);
     in[k] = mine;
     header_in[k] = test;
   }
@@ -181,15 +238,33 @@ static bool count(const graph_node *loop, range *in, range *header_in) {
   return true;
 }
 
-static bool prove_regions(const graph_node *node, const range *r, int left, const question *q) {
+/* The range of a result of a loop: a carry is what it was when the test failed. */
+static range result_of_loop(const graph *g, const graph_node *proj, const range *r) {
+  const graph_node *loop = &g->nodes[proj->in[0]];
+  if (loop->kind != NODE_LOOP || !is_host_int(proj) || proj->payload.index >= graph_loop_carries(loop))
+    return (range){0};
+  range *in = calloc(2 * (size_t)loop->nin + 1, sizeof *in), is = {0};
+  if (!in) return is; /* (nothing is proven by it) */
+  for (uint32_t i = 0; i < loop->nin; i++) in[i] = r[loop->in[i]];
+  if (count(loop, in, in + loop->nin)) is = in[loop->nin + proj->payload.index];
+  free(in);
+  return is;
+}
+
+static bool prove_regions(const graph *g, const graph_node *node, const range *r, int left, const question *q) {
   uint32_t nin = node->nin;
   range *in = calloc(2 * (size_t)nin + 1, sizeof *in), *header_in = in + nin;
   if (!in) return false;
   for (uint32_t i = 0; i < nin; i++) in[i] = r[node->in[i]];
   bool ok;
-  if (node->kind == NODE_IF)
-    ok = prove(node->payload.regions[0], in + 1, left, q) && prove(node->payload.regions[1], in + 1, left, q);
-  else
+  if (node->kind == NODE_IF) {
+    for (uint32_t i = 1; i < nin; i++) {
+      range is = in[i];
+      in[i] = where_test(g, r, node->in[0], true, node->in[i], is, 8);
+      header_in[i] = where_test(g, r, node->in[0], false, node->in[i], is, 8);
+    }
+    ok = prove(node->payload.regions[0], in + 1, left, q) && prove(node->payload.regions[1], header_in + 1, left, q);
+  } else
     ok = count(node, in, header_in) && prove(node->payload.regions[0], header_in, left, q) &&
          prove(node->payload.regions[1], in, left, q);
   free(in);
@@ -257,7 +332,7 @@ static bool prove(graph *g, const range *in, int left, const question *q) {
   for (uint32_t n = 1; n < g->n && ok; n++) {
     const graph_node *node = &g->nodes[n];
     if (graph_kind_has_regions(node->kind)) {
-      ok = left == 0 || prove_regions(node, r, left - 1, q);
+      ok = left == 0 || prove_regions(g, node, r, left - 1, q);
     } else if (!q->why && node->kind == NODE_OP && graph_fallible(g, n)) {
       bool holds = host_ints_fail(node) ? r[n].known : indices_hold(g, node, r);
       if (node->op == OP_fit && node->type.dtype == WEAK_INT) holds = r[n].known;

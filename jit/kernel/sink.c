@@ -389,7 +389,10 @@ static bool indices(sinker *s, place *p, const graph_node *n, int count, k_form 
     k_val ok, v = one_element(s, &index->type) ? value_of(s, index) : refuse(s, "an array of indices"), c;
     if (!v || !(c = lower_index(&s->low, v, x->type.shape[i], &ok))) return false;
     at[i] = k_value_form(s->k, c);
-    if (!graph_node_fallible(p->g, n)) continue;
+    if (!graph_node_fallible(p->g, n)) { /* in this arm, if it is one: both are computed */
+      *in_range = both(s, *in_range, s->mask);
+      continue;
+    }
     *in_range = both(s, *in_range, ok);
     if (!check(s, ok, E_index)) return false;
   }

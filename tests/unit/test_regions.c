@@ -631,9 +631,22 @@ START_TEST(an_arm_that_changes_nothing_copies_nothing) {
 }
 END_TEST
 
+/* How many checks the kernels of a graph's plan have. */
+static uint32_t checks_in(qn_vm *vm, const char *text) {
+  char why[256] = "";
+  graph *g = graph_parse(text, why, sizeof why);
+  ck_assert_msg(g != NULL, "%s", why);
+  plan *p = plan_make(g, TARGET_CPU, vm->tune, NULL, why, sizeof why);
+  ck_assert_msg(p != NULL, "%s", why);
+  uint32_t n = 0;
+  for (uint32_t k = 0; k < p->nkernels; k++) n += p->kernels[k].program->nchecks;
+  plan_free(p);
+  return n;
+}
+
 /* y[i] = y[i - 1] + y[i] for i from `first` by `step` as long as `test` holds for i and `end`: how many checks its kernels have. */
 static uint32_t checks_of(qn_vm *vm, const char *first, const char *step, const char *test, const char *end) {
-  char text[2048], why[256] = "";
+  char text[2048];
   snprintf(text, sizeof text,
            "graph(%%1: f32[4]) {\n"
            "  %%2 = const %s : weak i64\n"
@@ -662,14 +675,7 @@ static uint32_t checks_of(qn_vm *vm, const char *first, const char *step, const 
            "  return %%4\n"
            "}\n",
            first, end, test, step);
-  graph *g = graph_parse(text, why, sizeof why);
-  ck_assert_msg(g != NULL, "%s", why);
-  plan *p = plan_make(g, TARGET_CPU, vm->tune, NULL, why, sizeof why);
-  ck_assert_msg(p != NULL, "%s", why);
-  uint32_t n = 0;
-  for (uint32_t k = 0; k < p->nkernels; k++) n += p->kernels[k].program->nchecks;
-  plan_free(p);
-  return n;
+  return checks_in(vm, text);
 }
 
 START_TEST(indices_that_a_loop_counts_need_no_checks) {
@@ -688,6 +694,120 @@ START_TEST(indices_that_a_loop_counts_need_no_checks) {
     uint32_t n = checks_of(vm, cases[i].first, cases[i].step, cases[i].test, cases[i].end);
     ck_assert_msg((n == 0) == cases[i].safe, "case %zu has %u checks", i, n);
   }
+  end(vm);
+}
+END_TEST
+
+/* x[j - 1] in an arm of a branch on two conditions. */
+static uint32_t checks_of_arm(qn_vm *vm, const char *low, const char *from, const char *both, const char *high,
+                              const char *to, bool first) {
+  char text[2048];
+  const char *element = "graph(%1: f32[4], %2: weak i64) {\n"
+                        "      %3 = const 1 : weak i64\n"
+                        "      %4 = sub %2, %3 : weak i64\n"
+                        "      %5 = fit %4 dtype=i64 : i64[]\n"
+                        "      %6 = index %1, %5 leading=[1] : f32[]\n"
+                        "      return %6\n"
+                        "    }\n";
+  const char *none = "graph(%1: f32[4], %2: weak i64) {\n"
+                     "      %3 = const 0 : f32[]\n"
+                     "      return %3\n"
+                     "    }\n";
+  snprintf(text, sizeof text,
+           "graph(%%1: f32[4], %%2: weak i64) {\n"
+           "  %%3 = const %s : weak i64\n"
+           "  %%4 = %s %%2, %%3 : weak bool\n"
+           "  %%5 = const %s : weak i64\n"
+           "  %%6 = %s %%2, %%5 : weak bool\n"
+           "  %%7 = %s %%4, %%6 : weak bool\n"
+           "  %%8 = if %%7, %%1, %%2 : bool[] {\n    %s  } {\n    %s  }\n"
+           "  %%9 = proj %%8 number=0 : f32[]\n"
+           "  return %%9\n"
+           "}\n",
+           from, low, to, high, both, first ? element : none, first ? none : element);
+  return checks_in(vm, text);
+}
+
+START_TEST(conditions_say_what_indices_can_be) {
+  qn_vm *vm = begin();
+  static const struct {
+    const char *low, *from, *both, *high, *to;
+    bool first, safe;
+  } cases[] = {
+      {"gt", "0", "bitand", "le", "4", true, true},   {"gt", "0", "bitand", "le", "5", true, false},
+      {"gt", "-4", "bitand", "lt", "5", true, true},  {"ge", "-4", "bitand", "lt", "5", true, false},
+      {"gt", "0", "bitor", "le", "4", true, false},   {"le", "0", "bitor", "gt", "4", false, true},
+      {"le", "-4", "bitor", "ge", "5", false, true},  {"lt", "-4", "bitor", "ge", "5", false, false},
+      {"le", "0", "bitand", "gt", "4", false, false}, {"gt", "0", "bitand", "le", "4", false, false},
+      {"gt", "4", "bitand", "lt", "3", true, false},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    uint32_t n =
+        checks_of_arm(vm, cases[i].low, cases[i].from, cases[i].both, cases[i].high, cases[i].to, cases[i].first);
+    ck_assert_msg((n == 0) == cases[i].safe, "case %zu has %u checks", i, n);
+  }
+  end(vm);
+}
+END_TEST
+
+/* `while j > end and x[j - 1] > v { x[j] = x[j - 1]; j -= 1 }; x[j] = v` for j from `first`. */
+static uint32_t checks_of_descent(qn_vm *vm, const char *first, const char *end) {
+  char text[4096];
+  snprintf(text, sizeof text,
+           "graph(%%1: f32[4], %%2: f32[]) {\n"
+           "  %%3 = const %s : weak i64\n"
+           "  %%4 = loop %%1, %%3, %%2 : bool[] {\n"
+           "    graph(%%1: f32[4], %%2: weak i64, %%3: f32[]) {\n"
+           "      %%4 = const %s : weak i64\n"
+           "      %%5 = gt %%2, %%4 : weak bool\n"
+           "      %%6 = if %%5, %%1, %%2, %%3 : bool[] {\n"
+           "        graph(%%1: f32[4], %%2: weak i64, %%3: f32[]) {\n"
+           "          %%4 = const 1 : weak i64\n"
+           "          %%5 = sub %%2, %%4 : weak i64\n"
+           "          %%6 = fit %%5 dtype=i64 : i64[]\n"
+           "          %%7 = index %%1, %%6 leading=[1] : f32[]\n"
+           "          %%8 = gt %%7, %%3 : bool[]\n"
+           "          %%9 = cast %%8 weak dtype=bool : weak bool\n"
+           "          return %%9\n"
+           "        }\n"
+           "      } {\n"
+           "        graph(%%1: f32[4], %%2: weak i64, %%3: f32[]) {\n"
+           "          %%4 = const false : weak bool\n"
+           "          return %%4\n"
+           "        }\n"
+           "      }\n"
+           "      %%7 = proj %%6 number=0 : weak bool\n"
+           "      return %%7\n"
+           "    }\n"
+           "  } {\n"
+           "    graph(%%1: f32[4], %%2: weak i64, %%3: f32[]) {\n"
+           "      %%4 = const 1 : weak i64\n"
+           "      %%5 = sub %%2, %%4 : weak i64\n"
+           "      %%6 = fit %%5 dtype=i64 : i64[]\n"
+           "      %%7 = index %%1, %%6 leading=[1] : f32[]\n"
+           "      %%8 = fit %%2 dtype=i64 : i64[]\n"
+           "      %%9 = scatter %%1, %%8, %%7 leading=[1] : f32[4]\n"
+           "      return %%9, %%5\n"
+           "    }\n"
+           "  }\n"
+           "  %%5 = proj %%4 number=0 : f32[4]\n"
+           "  %%6 = proj %%4 number=1 : weak i64\n"
+           "  %%7 = fit %%6 dtype=i64 : i64[]\n"
+           "  %%8 = scatter %%5, %%7, %%2 leading=[1] : f32[4]\n"
+           "  return %%8\n"
+           "}\n",
+           first, end);
+  return checks_in(vm, text);
+}
+
+START_TEST(a_loop_that_counts_down_ends_where_its_test_says) {
+  qn_vm *vm = begin();
+  ck_assert_uint_eq(checks_of_descent(vm, "3", "0"), 0);
+  ck_assert_uint_eq(checks_of_descent(vm, "3", "1"), 0);
+  ck_assert_uint_eq(checks_of_descent(vm, "3", "-4"), 0); /* -1 is the last element */
+  ck_assert_uint_ne(checks_of_descent(vm, "3", "-5"), 0);
+  ck_assert_uint_ne(checks_of_descent(vm, "4", "0"), 0);
+  ck_assert_uint_ne(checks_of_descent(vm, "-9", "0"), 0); /* no turn, but the element behind it */
   end(vm);
 }
 END_TEST
@@ -736,6 +856,9 @@ int main(void) {
       {tcase_create("what_a_turn_updates_is_not_copied"), what_a_turn_updates_is_not_copied},
       {tcase_create("a_turn_may_write_over_what_it_has_read"), a_turn_may_write_over_what_it_has_read},
       {tcase_create("indices_that_a_loop_counts_need_no_checks"), indices_that_a_loop_counts_need_no_checks},
+      {tcase_create("conditions_say_what_indices_can_be"), conditions_say_what_indices_can_be},
+      {tcase_create("a_loop_that_counts_down_ends_where_its_test_says"),
+       a_loop_that_counts_down_ends_where_its_test_says},
       {tcase_create("an_arm_that_changes_nothing_copies_nothing"), an_arm_that_changes_nothing_copies_nothing}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     tcase_add_test(cases[i].t, cases[i].f);
