@@ -172,7 +172,8 @@ static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const s
       return true;
     }
     if (!rec_size(m->vm, *slot, &known)) return false;
-    if (rec_sizes_equal(m->vm, known, any)) return true;
+    bool number = known < 0 && known == slot->u.i; /* no size, but what the program has given */
+    if (!number && rec_sizes_equal(m->vm, known, any)) return true;
   }
   int64_t size = rec_size_now(m->vm, any);
   switch ((dim_kind)d->kind) {

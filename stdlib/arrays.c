@@ -105,7 +105,7 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
       value_is(stop, TAG_INT)) {
     int64_t n; /* as many as a size counts */
     if (!rec_size(vm, stop, &n)) return value_error();
-    if (n < 0 && rec_size_hint(vm, n) > 0) return use_dtype(vm, op_steps(vm, n, 0, 1), dtype);
+    if (n != stop.u.i && rec_size_hint(vm, n) > 0) return use_dtype(vm, op_steps(vm, n, 0, 1), dtype);
   }
   if (traced && !observe_steps(vm, numbers)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];

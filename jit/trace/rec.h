@@ -193,7 +193,8 @@ static inline qn_value rec_size_number(qn_vm *vm, int64_t size) {
 }
 /* The size of axis 0 of an array as such a number. */
 qn_value rec_length(qn_vm *vm, qn_value x);
-/* A host int as a size for ops: symbolic if it is computed from sizes, else it is observed. False with an error raised. */
+/* A host int as a size for ops: symbolic if it is computed from sizes, else it is observed. No size is a number below 0, so that *size is
+ * symbolic where it is not `v`. False with an error raised. */
 QN_MUST_CHECK bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size);
 static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) {
   *size = v.u.i;

@@ -945,6 +945,10 @@ int rec_lists_equal(qn_vm *vm, qn_value a, qn_value b) {
     bool same = x->items[i].u.i == y->items[i].u.i;
     if (same != equal) continue; /* the first pair that differs decides, or all do */
     if (!rec_size(vm, x->items[i], &p) || !rec_size(vm, y->items[i], &q)) return -1;
+    if ((p < 0 && p == x->items[i].u.i) || (q < 0 && q == y->items[i].u.i)) { /* numbers below 0 */
+      if (!same) break;
+      continue;
+    }
     bool now = rec_sizes_equal(vm, p, q);
     if (!now && !rec_dims(vm)) continue;
     if (!now) {

@@ -138,6 +138,14 @@ def lanes(out, text):
     return compared, None
 
 
+class Suite:
+    """What is made and how it runs: a class of programs, made of a seed and a kind; the kinds, in turn; modes by name, of which each program
+    runs in the first one and in one of `turns`; whether all programs end without an error."""
+
+    def __init__(self, program, kinds, modes, turns, ends=False):
+        self.program, self.kinds, self.modes, self.turns, self.ends, self.first = program, kinds, modes, turns, ends, next(iter(modes))
+
+
 class Runner:
     """Runs programs in one process."""
 
@@ -150,8 +158,7 @@ class Runner:
         self.cache = {"compared": 0, "captured": 0, "known": 0}
 
     def flags(self, mode):
-        settings = ["jit.regions=1"] + self.o.set
-        return ["--jit", "off"] if mode == "off" else [text for s in settings for text in ("--set", s)] + MODES[mode]
+        return ["--jit", "off"] if mode == "off" else [text for s in self.o.set for text in ("--set", s)] + self.o.suite.modes[mode]
 
     def run(self, text, mode):
         with open(self.path, "w", encoding="utf-8") as f:
@@ -172,18 +179,20 @@ class Runner:
 
     def check(self, seed, kind, modes):
         """The report of what fails, or None."""
-        text = Program(seed, kind).text()
+        text = self.o.suite.program(seed, kind).text()
         want = self.run(text, "off")
-        bad = trouble(want, "off")
+        bad = trouble(want, "off") or (f"it does not run: {want.log[-400:]}" if self.o.suite.ends and want.status != 0 else None)
         if bad == "no end in time":
             return None if self.o.no_end else f"FAILED {kind} seed {seed} off: {bad}"
+        if bad:
+            return f"FAILED {kind} seed {seed} off: {bad}"
         for mode in ["off", *modes]:
             if mode == "off":
                 found = self.wrong(text, kind, mode)
                 self.cache["compared"] += self.compared
             else:
                 got = self.run(text, mode)
-                if mode == "loops":
+                if mode == self.o.suite.first:
                     self.cache["captured"] += got.breaks == 0
                 found = difference(want, got, kind)
             if found and any(text in found[1] for text in self.o.known):
@@ -193,7 +202,7 @@ class Runner:
         return None
 
     def report(self, seed, kind, mode, found):
-        program = Program(seed, kind)
+        program = self.o.suite.program(seed, kind)
         text, end = program.text(), time.monotonic() + self.o.shrink
         best = [text, found[1]]
 
@@ -236,14 +245,14 @@ def check(jobs):
     return [text for text in bad if text], {k: v - before[k] for k, v in runner.cache.items()}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(suite, about):
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--quern", default="build/quern")
     parser.add_argument("--seed", default="1", help="a number, or random")
     parser.add_argument("--count", type=int, default=1000000, help="programs at most")
     parser.add_argument("--seconds", type=float, default=60, help="time at most")
-    parser.add_argument("--kind", choices=sorted(set(KINDS)), help="only programs of this kind")
-    parser.add_argument("--mode", action="append", choices=list(MODES), default=[], help="instead of the usual ones")
+    parser.add_argument("--kind", choices=sorted(set(suite.kinds)), help="only programs of this kind")
+    parser.add_argument("--mode", action="append", choices=list(suite.modes), default=[], help="instead of the usual ones")
     parser.add_argument("--every-mode", action="store_true", help="all of them for each program")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a tunable of what is captured")
     parser.add_argument("--failures", metavar="FOLDER", help="keep programs that fail there, made smaller")
@@ -254,9 +263,10 @@ def main():
     parser.add_argument("--known", action="append", default=[], metavar="TEXT", help="failures whose report has this text are only counted")
     parser.add_argument("--show", action="store_true", help="print the program of the seed")
     o = parser.parse_args()
+    o.suite = suite
     seed = random.SystemRandom().randrange(1 << 30) if o.seed == "random" else int(o.seed)
     if o.show:
-        print(Program(seed, o.kind or KINDS[seed % len(KINDS)]).text(), end="")
+        print(suite.program(seed, o.kind or suite.kinds[seed % len(suite.kinds)]).text(), end="")
         return 0
     o.quern = os.path.abspath(o.quern)
     if o.failures:
@@ -268,8 +278,8 @@ def main():
             while len(running) < 2 * o.jobs and started < o.count and time.monotonic() < end and failed < o.most:
                 jobs = []
                 for i in range(seed + started, seed + min(started + 10, o.count)):
-                    modes = o.mode or (list(MODES) if o.every_mode else ["loops", TURNS[i % len(TURNS)]])
-                    jobs.append((i, o.kind or KINDS[i % len(KINDS)], modes))
+                    modes = o.mode or (list(suite.modes) if o.every_mode else [suite.first, suite.turns[i % len(suite.turns)]])
+                    jobs.append((i, o.kind or suite.kinds[i % len(suite.kinds)], modes))
                 running[pool.submit(check, jobs)] = len(jobs)
                 started += len(jobs)
             if not running:
@@ -288,4 +298,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Suite(Program, KINDS, MODES, TURNS), __doc__))
