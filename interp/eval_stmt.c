@@ -242,7 +242,7 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   vm_pop_to(vm, mark);
   trace_frame(vm, fp[-1]);
   qn_error_object *e = error_take(vm);
-  if (!rec_try_caught(vm, in, e)) {
+  if (!rec_try_caught(vm, in, e, n->error_slot >= 0)) {
     error_free(vm, e);
     return value_error();
   }

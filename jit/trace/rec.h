@@ -439,9 +439,9 @@ void rec_try_end(qn_vm *vm, struct recording *in);
 /* May a handler see the pending error? Not if it is an error of some lanes only, nor if vmap refuses what a lane alone could do (in a loop over
  * the lanes there would be no error), nor if a capture is given up by it. */
 bool rec_try_catches(const qn_vm *vm, const struct recording *in);
-/* The handler of a captured body is about to run. If other calls that meet the guards need not come here, the capture ends. False with an error
- * raised, which is not for the handler. */
-QN_MUST_CHECK bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e);
+/* The handler of a captured body is about to run; `seen`: it gets the error, whose words are made to be the same in all calls that meet the
+ * guards. If such calls need not come here, the capture ends. False with an error raised, which is not for the handler. */
+QN_MUST_CHECK bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e, bool seen);
 /* A builtin is about to run on these arguments, one for each parameter, which the caller owns. Traced numbers among them become plain,
  * unless the parameter is data. Before an effect (any builtin but PURE, HIGHER and CHOICE ones) pending work that can fail is done, and
  * inside a vmap arguments become those of all lanes. A TAP of a call that is captured gets arguments with data.

@@ -5,6 +5,7 @@
  * ops among such numbers are computed at once and also appended. When such a number decides what the program does, rec_observe makes its
  * value a guard. How pending nodes are executed, and what values nodes have, is in recording.c.
  */
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -500,8 +501,47 @@ bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
   return !rec_in_vmap(vm) || (!vm->rec->vmap_failed && vm->error->id != E_not_batched);
 }
 
-bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e) {
+/* Does a text hold a word? */
+static bool has_word(const char *text, const char *word) {
+  size_t n = strlen(word);
+  for (const char *at = strstr(text, word); at; at = strstr(at + 1, word))
+    if ((at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)at[n])) return true;
+  return false;
+}
+
+/* As messages show a host number. */
+static phrase number_words(qn_value v) {
+  if (value_is(v, TAG_FLOAT)) return phrase_float(v.u.f);
+  phrase p;
+  if (value_is(v, TAG_INT))
+    snprintf(p.text, sizeof p.text, "%lld", (long long)v.u.i);
+  else
+    snprintf(p.text, sizeof p.text, "%s", v.u.i ? "true" : "false");
+  return p;
+}
+
+/* The message of an error may be made of host numbers of the recording, and is the same only in calls that have the same ones: those whose
+ * words it has become guards. What a program raises in its own words needs none. False with an error raised. */
+static bool guard_words(qn_vm *vm, const qn_error_object *e) {
+  const char *text = e->message->text;
+  if (e->id == E_user || e->id == E_assertion) return true;
+  struct recording *in = vm->rec;
+  for (struct recording *r = in; r; r = r->arm ? r->outer : NULL)
+    for (uint32_t i = 1; i < r->g->n && i < r->vals_cap; i++) {
+      const graph_node *n = &r->g->nodes[i];
+      if (!n->type.weak || n->kind == NODE_CONST || !value_is_scalar(r->vals[i])) continue;
+      qn_value v = value_plain(r->vals[i]);
+      if (!has_word(text, number_words(v).text)) continue;
+      if (value_is_error(rec_guard(vm, value_traced(v, r->base + i)))) return false;
+      if (vm->rec != in || !rec_base(in)->capturing) return true; /* the capture has ended */
+    }
+  return true;
+}
+
+bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e, bool seen) {
   if (!in || !in->capturing) return true;
+  if (seen && !guard_words(vm, e)) return false;
+  if (!vm->rec) return true;
   /* (what sizes make a shape wrong is no guard; and there may be memory next time) */
   if (!rec_symbolic(vm) && e->id != E_memory && e->id != E_too_large) return true;
   return rec_break(vm->rec, BREAK_try_body, NULL);
