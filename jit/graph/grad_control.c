@@ -519,6 +519,32 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   return true;
 }
 
+bool grad_loop_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *marks) {
+  const graph_node *n = &g->nodes[node];
+  const graph *body = n->payload.regions[1];
+  uint32_t ncarries = graph_loop_carries(n);
+  memset(marks, 0, body->n * sizeof *marks);
+  for (uint32_t k = 0; k < body->noutputs; k++) marks[body->outputs[k]] |= given[k] != 0;
+  for (bool more = true; more;) { /* a carry that matters to a turn matters at the end of the turn before */
+    for (uint32_t i = body->n - 1; i > 0; i--) {
+      const graph_node *x = &body->nodes[i];
+      if (!marks[i] || (!dtype_is_float((qn_dtype)x->type.dtype) && !graph_kind_has_regions(x->kind))) continue;
+      for (int k = 0; k < x->nin; k++) marks[x->in[k]] = true;
+    }
+    more = false;
+    for (uint32_t k = 0; k < ncarries; k++) {
+      if (!marks[body->inputs[k]] || marks[body->outputs[k]]) continue;
+      marks[body->outputs[k]] = more = true;
+    }
+  }
+  bool any = false;
+  for (uint32_t k = 0; k < n->nin; k++) {
+    wanted[k] = wanted[k] && (marks[body->inputs[k]] || (k < ncarries && given[k])); /* (a loop may make no turn) */
+    any |= wanted[k];
+  }
+  return any;
+}
+
 static bool grad_loop(control_grad *c, op_refusal *why) {
   loop_grad l = {0};
   arena memory;
