@@ -103,7 +103,7 @@ static bool put_array(qn_vm *vm, qn_value *x, const index_item *items, path_step
   if (items->kind == INDEX_INT && n == 1 && !s->assign && op_put_element(vm, *x, items, (int)steps->n, s->v))
     return true;
   if (!op_part_of(vm, *x, items, (int)steps->n, &part)) {
-    if (n == 1 && !s->assign) op_put_refused(vm, *x, items, (int)steps->n, s->v);
+    if (n == 1 && !s->assign) op_put_refused(vm, *x, s->v);
     return false;
   }
   if (n == 1 && !s->assign) return op_detach(vm, value_array(*x), &s->v) && op_part_put(vm, x, &part, s->v);

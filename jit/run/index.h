@@ -101,9 +101,9 @@ QN_MUST_CHECK qn_value op_index_row(qn_vm *vm, qn_value x, int64_t i);
  * or says what is wrong. */
 bool op_put_item(qn_vm *vm, qn_value x, int64_t i, qn_value v);
 bool op_put_element(qn_vm *vm, qn_value x, const index_item *items, int n, qn_value v);
-/* Called after op_part_of has failed for x[items] = v. Outside of recordings a number that x cannot hold is reported before an element that x
- * does not have: if both are wrong, the pending error becomes that of the number. */
-void op_put_refused(qn_vm *vm, qn_value x, const index_item *items, int n, qn_value v);
+/* Called after op_part_of has failed for x[items] = v. A value that x cannot hold is reported before a place that x does not have, which recorded
+ * calls find out later: if both are wrong, the pending error becomes that of the value. */
+void op_put_refused(qn_vm *vm, qn_value x, qn_value v);
 /* x[by] = v (op: OP_COUNT) by an index array or mask, or x[by] += v or *= v by an index array, at few places in the CPU's memory. False: it is not
  * such a case, and nothing is stored (*x may be a copy of its own now); a part does it. Else *ok says whether it is stored or an error is raised. */
 bool op_put_at(qn_vm *vm, qn_value *x, qn_value by, op_id op, qn_value v, bool *ok);

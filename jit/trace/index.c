@@ -963,11 +963,9 @@ bool op_put_element(qn_vm *vm, qn_value x, const index_item *items, int n, qn_va
   return is_own(vm, a) && element_of(a, items, n, &at) && put_one(vm, a, at, v);
 }
 
-void op_put_refused(qn_vm *vm, qn_value x, const index_item *items, int n, qn_value v) {
+void op_put_refused(qn_vm *vm, qn_value x, qn_value v) {
   const qn_array *a = value_array(x);
-  bool element = n == a->rank;
-  for (int i = 0; element && i < n; i++) element = items[i].kind == INDEX_INT;
-  if (!element || op_deferred(vm) || !eager_here(a) || !value_is_scalar(v) || eager_may_store(a, v)) return;
+  if (!vm->error || vm->error->id != E_index || eager_may_store(a, v)) return;
   error_clear(vm);
   (void)fail_store(vm, a, v);
 }
