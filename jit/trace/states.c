@@ -711,7 +711,10 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
        ok = found && append(&s);
   rec_answer answer = REC_DONE;
   if (!ok && found && (r->arm || vm->rec != r || error_pending(vm))) { /* what has been appended stays */
-    if (!error_pending(vm) && vm->rec) (void)rec_give_up(vm->rec, BREAK_branch);
+    if (!error_pending(vm) && r->arm && vm->rec)
+      (void)rec_give_up(vm->rec, BREAK_branch);
+    else if (!error_pending(vm))
+      raise_memory(vm); /* which has ended the capture meanwhile: a loop inside was made by the interpreter */
     answer = REC_FAILED;
   } else if (!ok) {
     if (s.kept) restore(&s);
