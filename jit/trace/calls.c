@@ -487,6 +487,8 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   r->at = site->at;
   r->home = site->home;
   r->wish = wish;
+  r->all_sizes =
+      site->symbolic == REC_AT_ONCE && vm->tune[TUNE_jit_symbolic] && !value_is(vm->asked.watched_fn, TAG_FN);
   qn_value fn = site->fn, tracer;
   if (!trace_call(r, site, &tracer)) {
     rec_free(r);
@@ -638,7 +640,8 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
  * reason in `why`. NULL: there is no such specialization. */
 static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_specializations *list, call_inputs *c,
                            text_buf *why) {
-  if (!vm->tune[TUNE_jit_symbolic] || value_is(vm->asked.watched_fn, TAG_FN)) return NULL;
+  if (!vm->tune[TUNE_jit_symbolic] || site->symbolic == REC_NEVER || value_is(vm->asked.watched_fn, TAG_FN))
+    return NULL;
   for (specialization *e = list->first; e; e = e->next) {
     size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, why);
     if (!w) continue;

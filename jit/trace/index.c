@@ -123,7 +123,7 @@ static bool clip_bound(qn_vm *vm, int64_t v, bool symbolic, int64_t d, int64_t *
   return true;
 }
 
-/* What clip gives where a bound or the array's size is made of numbers of a turn. False with an error raised: it cannot be said. */
+/* What clip gives, as sizes, where a bound or the array's size is one, in particular where it is made of numbers of a turn. False with an error raised: it cannot be said. */
 static __attribute__((noinline)) bool clip_numbers(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
                                                    int64_t *count) {
   dim_table *t = rec_dims(vm);
@@ -173,6 +173,23 @@ static __attribute__((noinline)) void clip_symbolic(qn_vm *vm, const index_item 
   *start = from;
   int64_t way = s->step > 0 ? dim_sub(t, to, from) : dim_add(t, from, 1), each = s->step > 0 ? s->step : -s->step;
   *count = each == 1 ? way : dim_add(t, dim_make(t, DIM_FLOORDIV, dim_sub(t, way, 1), each), 1);
+}
+
+/* What clip gives where a bound is made of sizes of arrays, and neither is a number of a turn: as sizes, or as numbers, and then they are guarded.
+ * False with an error raised. */
+static __attribute__((noinline)) bool clip_sizes(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
+                                                 int64_t *count) {
+  const dim_table *t = rec_dims(vm);
+  index_item now = *s;
+  if (s->size_start) now.start = rec_size_hint(vm, s->start);
+  if (s->size_stop) now.stop = rec_size_hint(vm, s->stop);
+  clip(&now, rec_size_hint(vm, d), start, count);
+  if (*count >= 2 && s->step > 0 && !dim_is_late(t, d)) return clip_numbers(vm, s, d, start, count);
+  if (s->size_start) (void)rec_size_now(vm, s->start);
+  if (s->size_stop) (void)rec_size_now(vm, s->stop);
+  now.size_start = now.size_stop = false;
+  if (d < 0) clip_symbolic(vm, &now, d, start, count);
+  return true;
 }
 
 /* How far the walk over the items has come: the next axis of the array, and of the pick. */
@@ -257,7 +274,9 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
     if (item->kind == INDEX_SLICE) {
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
       if (deferred && (item->size_start || item->size_stop || rec_is_number(vm, w.sizes[w.axis]))) {
-        if (!clip_numbers(vm, item, w.sizes[w.axis], &at, &count)) return false;
+        bool numbers = rec_is_number(vm, w.sizes[w.axis]) || (item->size_start && rec_is_number(vm, item->start)) ||
+                       (item->size_stop && rec_is_number(vm, item->stop));
+        if (!(numbers ? clip_numbers : clip_sizes)(vm, item, w.sizes[w.axis], &at, &count)) return false;
       } else if (!deferred || w.sizes[w.axis] >= 0)
         clip(item, x->shape[w.axis], &at, &count);
       else

@@ -93,6 +93,9 @@ typedef struct rec_slots {
 } rec_slots;
 
 /* A call that the interpreter is about to make. `run` executes the body on the arguments, which may have been replaced by then. */
+/* When sizes of a call's arguments become symbolic: after their first change, at the first recording, or never. */
+typedef enum rec_when { REC_CHANGED, REC_AT_ONCE, REC_NEVER } rec_when;
+
 typedef struct rec_call_site {
   jit_anchor *anchor;
   /* the function value, borrowed. While recording, rec_call puts a tracer with traced captures here: `run` must take the function from
@@ -106,6 +109,7 @@ typedef struct rec_call_site {
   /* Globals that the call finds and leaves among its arguments and results: no reads of the recording. */
   rec_slots cells;
   const void *home;           /* if `fn` is no function: the unit that the code belongs to (fn_shared.home) */
+  uint8_t symbolic;           /* rec_when */
   bool rests;                 /* whoever makes the call asks anchor_wakes, so the anchor may rest */
   span at;                    /* the place of the call */
   qn_value (*run)(void *ctx); /* gives an owned result or the error value */

@@ -125,6 +125,7 @@ struct recording {
   uint32_t nobserved, observed_cap;
   /* symbolic sizes */
   struct size_wish *wish; /* which sizes are to be symbolic (owned by whoever records), or NULL */
+  bool all_sizes;         /* and all others of arguments are, too */
   struct size_place *size_places;
   uint32_t nsize_places, size_places_cap;
   struct size_input *size_inputs; /* inputs that are sizes as host numbers, made on demand */

@@ -1,6 +1,6 @@
 /* Symbolic sizes (sizes.h).
  *
- * The first recording of a function takes all sizes as they are. When a call misses it only because some sizes differ, these are symbolic in
+ * The first recording of a function takes all sizes as they are (but where jit's option `dynamic` asks for symbols of all arguments). When a call misses it only because some sizes differ, these are symbolic in
  * the next recording: the type of the input has a symbol in their place, from which the rules of shapes make the sizes of all other nodes.
  * The arrays that the program has keep the sizes of this call. Whatever needs to know more of a size than that is 2 or more notes a fact
  * (dim_assume), and the facts become guards:
@@ -133,23 +133,34 @@ static const uint32_t *classes_of(const struct recording *r, uint32_t part, int 
   return w->classes + w->parts[at].at;
 }
 
-bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_type *t) {
+/* A name for the symbol with this number; NULL if there is none. */
+static const char *class_name(uint32_t number) {
   static const char *const names[] = {"n", "m", "k", "l", "p", "q", "r", "s", "t", "u", "v", "w"};
+  return number < sizeof names / sizeof *names ? names[number] : NULL;
+}
+
+/* The symbol of a class, for axis k of an input: made for the first such axis. */
+static qn_dim symbol_of_class(struct recording *r, uint32_t c, uint32_t input, int k, int64_t size) {
+  qn_dim *symbol = &r->wish->symbols[c];
+  if (!*symbol) *symbol = dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, class_name(c - 1));
+  return *symbol;
+}
+
+bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_type *t) {
   const uint32_t *classes = r->wish ? classes_of(r, part, t->rank) : NULL;
-  for (int k = 0; classes && k < t->rank; k++) {
-    uint32_t c = classes[k];
-    if (!c) continue;
-    qn_dim *symbol = &r->wish->symbols[c];
-    if (!*symbol) {
-      const char *name = c <= sizeof names / sizeof *names ? names[c - 1] : NULL;
-      *symbol = dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, t->shape[k], name);
-    }
-    if (*symbol >= 0 || dim_hint(&r->g->dims, *symbol) != t->shape[k]) continue;
+  bool all = r->all_sizes && r->pattern.roots[r->pattern.nroots - 1].kind == ROOT_ARG;
+  for (int k = 0; k < t->rank; k++) {
+    uint32_t c = classes ? classes[k] : 0;
+    int64_t size = t->shape[k];
+    if (!c && (!all || size < SIZE_LEAST)) continue;
+    qn_dim symbol = c ? symbol_of_class(r, c, input, k, size)
+                      : dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, class_name(r->nsize_places));
+    if (symbol >= 0 || dim_hint(&r->g->dims, symbol) != size) continue;
     if (!mem_grow(r->vm, (void **)&r->size_places, &r->size_places_cap, r->nsize_places + (size_t)1,
                   sizeof *r->size_places))
       return false;
-    r->size_places[r->nsize_places++] = (struct size_place){input, (uint32_t)k, *symbol};
-    t->shape[k] = *symbol;
+    r->size_places[r->nsize_places++] = (struct size_place){input, (uint32_t)k, symbol};
+    t->shape[k] = symbol;
   }
   return true;
 }
@@ -862,6 +873,11 @@ static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int dep
   }
   qn_dim in[2];
   dim_op op;
+  if (n->kind == NODE_OP && n->op == OP_neg) {
+    if (!made_of_sizes(r, n->in[0], &in[0], depth + 1)) return false;
+    *d = dim_make(t, DIM_SUB, 0, in[0]);
+    return true;
+  }
   if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
   const uint32_t operands[2] = {n->in[0], n->in[1]}; /* nodes may be added */
   for (int k = 0; k < 2; k++)
@@ -874,37 +890,51 @@ bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d) {
   return r->nsize_inputs && made_of_sizes(r, node, d, 0);
 }
 
+/* A size of `from`, r or a recording around it, as one of r. False with an error raised. */
+static bool size_inwards(struct recording *r, const struct recording *from, qn_dim d, qn_dim *to) {
+  *to = d;
+  return r == from || (size_inwards(r->outer, from, d, &d) && size_into_arm(r, r->outer, d, to));
+}
+
+/* Makes a size of v if it is computed from sizes of the call's arrays alone, and is no constant. False: it is not, or an error is raised. */
+static bool size_of_sizes(qn_vm *vm, qn_value v, qn_dim *d) {
+  struct recording *r = vm->rec, *of;
+  int64_t c;
+  if (!r || !rec_base(r)->nsize_inputs || (r->arm && !arm_may_be_symbolic(r))) return false;
+  uint32_t node = node_around(vm, v, &of);
+  if (!node || !made_of_sizes(of, node, d, 0) || dim_is_const(&of->g->dims, *d, &c)) return false;
+  if (!of->arm && dim_hint(&of->g->dims, *d) != v.u.i) return false;
+  return size_inwards(r, of, *d, d) && !dim_is_const(&r->g->dims, *d, &c);
+}
+
 bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
   struct recording *r = vm->rec;
   if (size_in_arm(vm, v, size)) return *size >= 0 || rec_size_ordered(vm, 0, *size) || rec_give_up(r, BREAK_branch);
   if (error_pending(vm)) return false;
-  uint32_t node = r ? rec_traced(r, v) : 0;
-  qn_dim d;
-  int64_t c;
-  if (node && sizes_of_number(r, node, &d) && !dim_is_const(&r->g->dims, d, &c) && dim_hint(&r->g->dims, d) >= 0 &&
-      dim_hint(&r->g->dims, d) == v.u.i) {
-    if (least(&r->g->dims, d) < 0) dim_assume(&r->g->dims, 0, DIM_LE, d);
-    *size = d;
+  if (size_of_sizes(vm, v, size) && dim_hint(&r->g->dims, *size) >= 0) {
+    if (least(&r->g->dims, *size) < 0) dim_assume(&r->g->dims, 0, DIM_LE, *size);
     return true;
   }
+  if (error_pending(vm)) return false;
   v = rec_observe(vm, v);
   if (value_is_error(v)) return false;
   *size = v.u.i;
   return true;
 }
 
-bool rec_is_number(const qn_vm *vm, int64_t d) { return d < 0 && vm->rec && dim_is_number(&vm->rec->g->dims, d); }
-
-bool rec_unknown_size(qn_vm *vm) { return rec_give_up(vm->rec, BREAK_branch); }
-
 bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound) {
   int64_t c;
   *symbolic = size_in_arm(vm, v, bound) && !dim_is_const(&vm->rec->g->dims, *bound, &c);
+  if (!*symbolic && !error_pending(vm)) *symbolic = size_of_sizes(vm, v, bound);
   if (*symbolic || error_pending(vm)) return *symbolic;
   v = rec_observe(vm, v);
   *bound = v.u.i;
   return !value_is_error(v);
 }
+
+bool rec_is_number(const qn_vm *vm, int64_t d) { return d < 0 && vm->rec && dim_is_number(&vm->rec->g->dims, d); }
+
+bool rec_unknown_size(qn_vm *vm) { return rec_give_up(vm->rec, BREAK_branch); }
 
 int rec_sizes_equal(qn_vm *vm, int64_t a, int64_t b) {
   dim_table *t = rec_dims(vm);

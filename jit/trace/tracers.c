@@ -38,7 +38,7 @@ static qn_value tracer(struct recording *r, qn_value v, int depth, const step *a
 static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
   graph_type t = type_of_value(v);
   uint32_t part = (uint32_t)(x - r->pattern.pats);
-  if (r->wish && !t.weak && !sizes_of_input(r, part, r->g->ninputs, &t)) return 0;
+  if ((r->wish || r->all_sizes) && !t.weak && !sizes_of_input(r, part, r->g->ninputs, &t)) return 0;
   if (!pattern_set_input(r->vm, &r->pattern, x, &t, r->g->ninputs)) return 0;
   uint32_t node = graph_input(r->g, t, 0);
   if (!node || !rec_room(r)) return fail_memory(r->vm);

@@ -201,6 +201,8 @@ static qn_value call_jit(own_site *c) {
   option_is(options, "backend", &backend);
   int device = op_deferred(vm) ? -1 : backend_device(backend);
   bool full = option_is(options, "fullgraph", &option) && value_is(option, TAG_BOOL) && option.u.i;
+  if (option_is(options, "dynamic", &option) && value_is(option, TAG_BOOL))
+    c->site.symbolic = option.u.i ? REC_AT_ONCE : REC_NEVER;
   if (value_is(backend, TAG_FN) && !op_deferred(vm) && !vm->asked.nojit && !vm->asked.alone) {
     result = backend_call(vm, c->site.fn, backend, full, c->site.args, nargs, c->site.args[nargs]);
     vm->asked.served = NULL;

@@ -49,7 +49,9 @@ STATEMENTS = [
     "jacobian(fn(a) sum(a * a, axis: 0))({v}[:3])", "vjp(fn(a) a * a, {v})[1]({v})", "jvp(fn(a) a * len(a), {v}, {v})[1]",
     "checkpoint(fn(a) tanh(a) * a.shape[0])({v})", "grad(fn(a) sum(checkpoint(fn(b) tanh(b) * len(b))(a)))({v})",
     "stop_gradient({v}) + {v}", "named({v})", "typed({v}, {w})", "scores({v})", "update({v})", "looped({v})", "counted({v})", "{v} * GLOBAL",
-    "{v} + GLOBAL[:len({v})]", "accumulate({v})", "texts({v})",
+    "{v} + GLOBAL[:len({v})]", "accumulate({v})", "texts({v})", "{v}[len({v}) // 3:]", "{v}[:len({v}) - 1] * {v}[1:]", "{v}[len({w}) - 2:]",
+    "{v}[{v}.shape[0] // 3:2 * {v}.shape[0] // 3]", "{v}[1 - len({w}):]", "{v}[:len({v}) // 2:2]", "{v}[len({v}) - 2::-1]", "halves({v})", "lags({v})",
+    "grad(fn(a) sum(a[:len(a) // 2] * a[len(a) - len(a) // 2:]))({v})", "grad(fn(a) sum(lags(a)))({v})", "grad(fn(a) sum(halves(a) * a))({v})",
 ]
 FUNCTIONS = """fn named(x: [n, m]) = x.reshape(m, n) * n + m
 fn typed(x: [n, m], y: [k, m]) -> [n, k] = x @ y.T + n - k
@@ -69,6 +71,14 @@ fn counted(x) { let s = 0.0
 fn accumulate(x) { let out = ()
   for i in range(len(x)) { out = append(out, x[i] * 2) }
   if len(out) > 0 { stack(out) } else { x } }
+fn halves(x) { let y = x
+  let k = len(x) // 2
+  y[:k] = y[len(y) - k:] * 2
+  y[k:] += 1
+  y }
+fn lags(x) { let s = 0.0
+  for k in 1..3 { s = s + sum(x[k:] * x[:len(x) - k]) }
+  s * x }
 fn texts(x) = x + len("{x.shape}")
 """
 
@@ -84,7 +94,7 @@ def program(seed):
         body.append(f"  let v{i} = {text}")
         names.append(f"v{i}")
     shown = ", ".join(n for n in names[2:])
-    wrap = rng.choice(["f", "f", "f", "jit(f)", "value_and_grad(fn(x, y) sum(tree_leaves(f(x, y))[-1] * 1.0))"])
+    wrap = rng.choice(["f", "f", "f", "jit(f)", "jit(f, dynamic: true)", "jit(f, dynamic: true)", "jit(f, dynamic: false)", "value_and_grad(fn(x, y) sum(tree_leaves(f(x, y))[-1] * 1.0))"])
     calls, sizes = [], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 40, 63, 64, 65, 100]
     n = m = rng.choice(sizes)
     k = rng.choice([1, 4, 8])
@@ -211,6 +221,7 @@ ARMS = [
     "{v}[: n - 1].sum() + {v}", "if n > 4 {{ {v} * 2 }} else {{ {v} * 3 }}", "if {v}.shape == {w}.shape {{ {v} * {w} }} else {{ {v} }}", "{v} * len({w})",
     "{v}[0] + {v}", "{v}[-1] - {v}", "update({v})", "looped({v}) * {v}", "counted({v}) * 0.1 + {v}", "{v}[{v}.shape[0] // 2] * {w}", "{v} + x[:, :1]", "x", "{v} + y.sum()",
     "{v} * std({v}, axis: 0)", "vmap(fn(r) r * sum(r))({v})", "grad(fn(a) sum(tanh(a) * mean(a)))({v})", "{v} * argmax({v}, axis: 0)", "{v} + eye(n)[:, :1]", "x[1:].sum() * {v}",
+    "concat(({v}[n // 2:], {v}[:n // 2]))", "{v} + sum({v}[:n - 1] * {w}[1:])", "halves({v})", "lags({v})", "concat(({v}[:len({w}) // 3], {v}[len({w}) // 3:]))",
 ]
 
 
@@ -245,7 +256,7 @@ def block(rng, names, depth, indent):
 def arms_program(seed):
     rng = random.Random(seed)
     sizes = [rng.choice([2, 3, 5, 7, 9, 12, 17, 30, 65, 70]) for _ in range(rng.choice([3, 4, 5]))] + rng.sample([0, 1, 2], rng.choice([0, 0, 1]))
-    wrap = rng.choice(["f"] * 5 + ["jit(f)", "grad(fn(x, y) sum(f(x, y) * 1.0))"])
+    wrap = rng.choice(["f"] * 5 + ["jit(f)", "jit(f, dynamic: true)", "grad(fn(x, y) sum(f(x, y) * 1.0))"])
     return f"""{FUNCTIONS}fn rows(x) {{ let s = 0.0; for r in x {{ s = s * 0.5 + sum(r) }}; s }}
 fn f(x, y) {{
   let n = x.shape[0]
