@@ -63,6 +63,9 @@ qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   if (!arg_dtype(vm, "eye", args[2], DTYPE_FLOAT, &dtype)) return value_error();
   if (n < 0 || m < 0)
     return raise_error(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
+  if (!rec_size(vm, args[0], &n)) return value_error();
+  m = n;
+  if (!value_is(args[1], TAG_NIL) && !rec_size(vm, args[1], &m)) return value_error();
   return op_eye(vm, n, m, dtype);
 }
 

@@ -92,7 +92,7 @@ qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
     return value_error();
   if (value_list(args[1])->len == 0 && is_array(p)) {
     d.rank = value_array(p)->rank;
-    for (int i = 0; i < d.rank; i++) d.shape[i] = value_array(p)->shape[i];
+    rec_sizes(vm, p, d.shape);
   }
   d.dtype = is_array(p) && value_array(p)->dtype == DTYPE_WIDE ? DTYPE_WIDE : DTYPE_FLOAT;
   return use2(vm, OP_lt, op_draw(vm, OP_random_uniform, &d), value_retain(p), NULL);

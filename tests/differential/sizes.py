@@ -52,6 +52,9 @@ STATEMENTS = [
     "{v} + GLOBAL[:len({v})]", "accumulate({v})", "texts({v})", "{v}[len({v}) // 3:]", "{v}[:len({v}) - 1] * {v}[1:]", "{v}[len({w}) - 2:]",
     "{v}[{v}.shape[0] // 3:2 * {v}.shape[0] // 3]", "{v}[1 - len({w}):]", "{v}[:len({v}) // 2:2]", "{v}[len({v}) - 2::-1]", "halves({v})", "lags({v})",
     "grad(fn(a) sum(a[:len(a) // 2] * a[len(a) - len(a) // 2:]))({v})", "grad(fn(a) sum(lags(a)))({v})", "grad(fn(a) sum(halves(a) * a))({v})",
+    "{v} + randn({v}.shape)", "where(bernoulli(0.5, {v}.shape), {v}, 0)", "where(bernoulli({v}), {v}, 1)", "{v} * rand(len({v}), 1)", "randint(0, 9, len({v}))",
+    "eye(len({v}), {v}.shape[-1]) + {v}", "vmap(fn(r) r + randn(len(r)))({v})", "rand({v}.shape, key: key(3)) * {v}", "eye({v}.shape[0] - 1)",
+    "grad(fn(a) sum(where(bernoulli(0.7, a.shape), a, 0) ** 2))({v})",
 ]
 FUNCTIONS = """fn named(x: [n, m]) = x.reshape(m, n) * n + m
 fn typed(x: [n, m], y: [k, m]) -> [n, k] = x @ y.T + n - k
@@ -222,6 +225,7 @@ ARMS = [
     "{v}[0] + {v}", "{v}[-1] - {v}", "update({v})", "looped({v}) * {v}", "counted({v}) * 0.1 + {v}", "{v}[{v}.shape[0] // 2] * {w}", "{v} + x[:, :1]", "x", "{v} + y.sum()",
     "{v} * std({v}, axis: 0)", "vmap(fn(r) r * sum(r))({v})", "grad(fn(a) sum(tanh(a) * mean(a)))({v})", "{v} * argmax({v}, axis: 0)", "{v} + eye(n)[:, :1]", "x[1:].sum() * {v}",
     "concat(({v}[n // 2:], {v}[:n // 2]))", "{v} + sum({v}[:n - 1] * {w}[1:])", "halves({v})", "lags({v})", "concat(({v}[:len({w}) // 3], {v}[len({w}) // 3:]))",
+    "{v} + randn({v}.shape) * 0.1", "where(bernoulli(0.5, {v}.shape), {v}, 0)", "{v} * rand(n, 1)", "eye(n) @ {v}",
 ]
 
 
