@@ -937,6 +937,13 @@ static qn_value run_logic_arm(void *ctx, rec_exit *how) {
 
 /* a and b, a or b, if `a` (taken over) differs between lanes of a vmap: `b` is evaluated for the lanes in which `a` does not decide. */
 static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or) {
+  if (n->h.flag & LOGIC_ASSIGNS) {
+    value_release(vm, a);
+    return raise_error(
+        vm, E_not_batched, n->h.at,
+        "vmap: the right side of '%s' assigns a variable, which it would in some lanes only; write an if",
+        is_or ? "or" : "and");
+  }
   logic_arm keep = {.vm = vm, .fp = fp, .v = a}, other = {.vm = vm, .n = n->b, .fp = fp};
   rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
   qn_value result = value_nil();
@@ -974,7 +981,7 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   bool array = value_is(a, TAG_ARRAY);
   int truth;
   if (truth_kind(a) && rec_is_lane(vm, a)) return logic_lanes(vm, n, fp, a, is_or);
-  if (rec_may_branch(vm, a) && truth_kind(a)) {
+  if (!(h->flag & LOGIC_ASSIGNS) && rec_may_branch(vm, a) && truth_kind(a)) {
     qn_value result = value_nil();
     rec_answer answer = offer_logic(vm, n, fp, a, is_or, &result);
     if (answer != REC_NOT_YET) {

@@ -379,7 +379,11 @@ static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v)
 }
 
 /* eval_scalar.c: variables, constants, operators. The flag of `and` and `or`: which one it is; is the value only used as a condition? */
-enum { LOGIC_OR = 1, LOGIC_TEST = 2 };
+enum {
+  LOGIC_OR = 1,
+  LOGIC_TEST = 2,
+  LOGIC_ASSIGNS = 4 /* the right side assigns variables: it is no arm, since only statements say which */
+};
 evaluator eval_const, eval_nil, eval_local, eval_global, eval_capture, eval_self, eval_unary, eval_not, eval_logic;
 evaluator eval_add_global; /* x = x + e for a global x */
 /* The evaluator of a binary operator whose operands are of these kinds; `k` is the right one if it is a constant. */

@@ -60,7 +60,9 @@ static node *logic_expression(resolver *r, const ast_node *n) {
   out->mark = ast_mark(n);
   out->h.flag = n->kind == AST_or ? LOGIC_OR : 0;
   out->a = expression(r, n->kids[0]);
+  uint32_t mark = r->fn->uses.nevents;
   out->b = out->a ? expression(r, n->kids[1]) : NULL;
+  if (r->fn->uses.nevents != mark) out->h.flag |= LOGIC_ASSIGNS;
   return out->b ? &out->h : NULL;
 }
 

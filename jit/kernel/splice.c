@@ -68,8 +68,9 @@ struct scope {
   l_val *size;    /* by plan buffer: its elements at most, as an index made outside of the PAR; 0: not known there */
   l_val *slot;    /* by scalar slot: its value at the instruction at hand; 0: it has not been made */
   step *steps;
-  qn_dim *dim; /* by expression of its graph's dims: the size in the outer graph, if known[] is SIZE_FIXED */
-  uint8_t *known;
+  qn_dim *dim;  /* by expression of its graph's dims: the size in the outer graph, if known[] is SIZE_FIXED */
+  qn_dim *most; /* the same of sizes that are at least as large, if bounded[] is SIZE_FIXED */
+  uint8_t *known, *bounded;
 };
 enum { SIZE_UNSEEN, SIZE_FIXED, SIZE_IN_LOOP };
 
@@ -136,37 +137,47 @@ static bool outer_size(splicer *s, scope *c, qn_dim d, qn_dim *to) {
   return c->known[i] == SIZE_FIXED;
 }
 
-/* Sets *to to a size of the outer graph that is at least as large as a size of a scope, or a product of sizes. False if none is known. */
-static bool most_size(splicer *s, scope *c, qn_dim d, qn_dim *to, int left) {
-  if (outer_size(s, c, d, to)) return true;
+static bool most_size(splicer *s, scope *c, qn_dim d, qn_dim *to);
+
+/* What most_size does for a size that is found in the loop. */
+static bool find_most(splicer *s, scope *c, qn_dim d, qn_dim *to) {
   graph *g = c->p->graph;
   const dim_expr e = g->dims.exprs[~d];
-  if (!left) return false;
   for (uint32_t n = 1; n < g->n;
        n++) { /* a part of an array is no longer than that, an array's elements are those along its axes */
     const graph_node *x = &g->nodes[n];
     const graph_type *whole = x->kind == NODE_OP && x->op == OP_slice ? &g->nodes[x->in[0]].type : NULL;
     for (int a = 0; a < x->type.rank; a++)
-      if (whole && x->type.shape[a] == d && most_size(s, c, whole->shape[a], to, left - 1)) return true;
+      if (whole && x->type.shape[a] == d && most_size(s, c, whole->shape[a], to)) return true;
     if (x->type.rank < 2 || graph_elements(g, &x->type) != d) continue;
     bool ok = true;
     qn_dim all = 1, size;
     for (int a = 0; a < x->type.rank && ok; a++) {
-      ok = most_size(s, c, x->type.shape[a], &size, left - 1);
+      ok = most_size(s, c, x->type.shape[a], &size);
       if (ok) all = dim_mul(&s->g->dims, all, size);
     }
     *to = all;
     if (ok) return true;
   }
-  if (e.op == DIM_SYMBOL)
-    return e.source == DIM_FROM_INPUT && c->up && most_size(s, c->up, size_above(c, &e), to, left - 1);
+  if (e.op == DIM_SYMBOL) return e.source == DIM_FROM_INPUT && c->up && most_size(s, c->up, size_above(c, &e), to);
   qn_dim a, b;
   if (e.op == DIM_MUL && !dim_nonnegative(&g->dims, e.a) && !dim_nonnegative(&g->dims, e.b)) return false;
-  if ((e.op != DIM_ADD && e.op != DIM_MUL) || !most_size(s, c, e.a, &a, left - 1) ||
-      !most_size(s, c, e.b, &b, left - 1))
-    return false;
+  if ((e.op != DIM_ADD && e.op != DIM_MUL) || !most_size(s, c, e.a, &a) || !most_size(s, c, e.b, &b)) return false;
   *to = dim_make(&s->g->dims, (dim_op)e.op, a, b);
   return true;
+}
+
+/* Sets *to to a size of the outer graph that is at least as large as a size of a scope, or a product of sizes. False if none is known. Each
+ * size is looked at once; one that is asked for on the way to itself counts as not known. */
+static bool most_size(splicer *s, scope *c, qn_dim d, qn_dim *to) {
+  if (outer_size(s, c, d, to)) return true;
+  uint32_t i = (uint32_t)~d;
+  if (c->bounded[i] == SIZE_UNSEEN) {
+    c->bounded[i] = SIZE_IN_LOOP;
+    if (find_most(s, c, d, &c->most[i])) c->bounded[i] = SIZE_FIXED;
+  }
+  *to = c->most[i];
+  return c->bounded[i] == SIZE_FIXED;
 }
 
 /* A size of the outer graph as an index, made outside of the PAR. */
@@ -186,7 +197,7 @@ static l_val size_value(splicer *s, qn_dim d) {
 /* The most that a size of a scope can be, as an index made outside of the PAR. 0: that is not known, or memory is short. */
 static l_val scope_most(splicer *s, scope *c, qn_dim d) {
   qn_dim to;
-  return most_size(s, c, d, &to, SPLICE_WORDS) ? size_value(s, to) : 0;
+  return most_size(s, c, d, &to) ? size_value(s, to) : 0;
 }
 
 /* A size of a scope as an index, made where the code is at. */
@@ -306,7 +317,7 @@ static bool kernel_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
   for (uint32_t i = 0; i < st->nints; i++) {
     qn_dim d;
     if (outer_size(s, c, st->ints[i], &d) && !(sizes[i] = size_value(s, d))) return false;
-    if (sizes[i] || most_size(s, c, st->ints[i], &d, SPLICE_WORDS)) hints[i] = dim_hint(&s->g->dims, d);
+    if (sizes[i] || most_size(s, c, st->ints[i], &d)) hints[i] = dim_hint(&s->g->dims, d);
   }
   bool known = l_launch_values(q, hints, none, launch);
   x->fails = q->nchecks != 0;
@@ -357,7 +368,9 @@ static bool scope_open(splicer *s, scope *c, const plan *p) {
   c->steps = take(s, p->nsteps, sizeof *c->steps);
   c->dim = take(s, dims, sizeof *c->dim);
   c->known = take(s, dims, sizeof *c->known);
-  if (!c->buffer || !c->size || !c->slot || !c->steps || !c->dim || !c->known) return false;
+  c->most = take(s, dims, sizeof *c->most);
+  c->bounded = take(s, dims, sizeof *c->bounded);
+  if (!c->buffer || !c->size || !c->slot || !c->steps || !c->dim || !c->known || !c->most || !c->bounded) return false;
   for (uint32_t b = 0; b < p->nbuffers; b++) c->buffer[b] = NOWHERE;
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *st = &p->steps[i];

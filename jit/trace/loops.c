@@ -616,11 +616,12 @@ static qn_value range_condition(qn_vm *vm, const qn_value *bounds) {
 
 int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end) {
   struct recording *r = vm->rec;
+  if (!r) return 0; /* the arguments have ended the capture when they were evaluated */
   bool traced = false;
   for (int k = 0; k < 3; k++) {
     if (!value_is(bounds[k], TAG_INT)) return 0;
     traced |= value_node(bounds[k]) && rec_count_traced(vm, bounds[k]);
-    if (!value_node(bounds[k]) && k < 2 && (bounds[k].u.i >> BOUND_BITS) + 1 > 1) return 0;
+    if (!value_node(bounds[k]) && k < 2 && (uint64_t)((bounds[k].u.i >> BOUND_BITS) + 1) > 1) return 0;
   }
   bool known = !value_node(bounds[2]);
   if (!traced || !way_may_exit(r) || (known && bounds[2].u.i == 0)) return 0;
