@@ -101,7 +101,9 @@ static int64_t range_work(const bvm_frame *f, const bvm_phase *ph, uint32_t from
     case L_FOR:
     case L_VEC: {
       int64_t a = trips(f, o->in->a, 0), b = trips(f, o->in->b, a + 64), step = o->in->c ? trips(f, o->in->c, 1) : 1;
-      int64_t n = b > a ? (b - a) / (step > 0 ? step : 1) + 1 : 0;
+      const uint64_t most = (uint64_t)1 << 40; /* bounds may be as far apart as numbers can be */
+      uint64_t turns = b > a ? ((uint64_t)b - (uint64_t)a) / (uint64_t)(step > 0 ? step : 1) : 0;
+      int64_t n = b > a ? (int64_t)(turns < most ? turns : most) + 1 : 0;
       int64_t inner = o->code == L_VEC ? 1 + (int64_t)(o->end - k) / 4
                       : depth < 8      ? range_work(f, ph, k + 1, o->end, depth + 1)
                                        : 1;
