@@ -688,6 +688,21 @@ static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra)
   return n->laid ? n->laid == info : lay_out(n, info, extra);
 }
 
+/* Evaluates the arguments of a node that is laid out for a builtin to the places of its parameters, which have their defaults; those of
+ * `rest`, a place or NULL, to `items`. Nil, or what has stopped it. */
+static inline __attribute__((always_inline)) qn_value
+evaluate_arguments(qn_vm *vm, const n_call *n, qn_value *fp, qn_value *args, const qn_value *rest, qn_value *items) {
+  for (const call_arg *a = n->args, *end = a + n->n; a < end; a++) {
+    qn_value v = argument(vm, a->value, fp);
+    if (value_stops(v)) return v;
+    if (rest && rest == &args[a->slot])
+      *items++ = v;
+    else
+      slot_set(vm, &args[a->slot], v);
+  }
+  return value_nil();
+}
+
 /* Calls the builtin that the node is laid out for: evaluates the arguments into a frame with one value for each parameter. Takes over the
  * receiver (unset: there is none). */
 static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, const builtin_info *info,
@@ -705,14 +720,8 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
     *rest = value_obj(TAG_LIST, l);
     items = l->items;
   }
-  for (const call_arg *a = n->args, *end = a + n->n; a < end; a++) {
-    qn_value v = argument(vm, a->value, fp);
-    if (value_stops(v)) return vm_pop_with(vm, args, v);
-    if (rest == &args[a->slot])
-      *items++ = v;
-    else
-      slot_set(vm, &args[a->slot], v);
-  }
+  qn_value stopped = evaluate_arguments(vm, n, fp, args, rest, items);
+  if (value_stops(stopped)) return vm_pop_with(vm, args, stopped);
   if (info->moves) lent = lend_moved(vm, n, fp, info, args);
   qn_value r = run_builtin(vm, info, args, n->h.at);
   if (__builtin_expect(value_is_error(r), 0)) {
@@ -887,11 +896,8 @@ qn_value call_counting(qn_vm *vm, node *h, qn_value *fp, qn_value *bounds, bool 
   qn_value *args = vm->sp, r = value_nil();
   for (int i = 0; i < COUNT_BOUNDS; i++) args[i] = value_retain(info->defaults[i]);
   vm->sp = args + COUNT_BOUNDS;
-  for (const call_arg *a = n->args, *end = a + n->n; a < end; a++) {
-    qn_value v = argument(vm, a->value, fp);
-    if (value_stops(v)) return vm_pop_with(vm, args, v);
-    slot_set(vm, &args[a->slot], v);
-  }
+  qn_value stopped = evaluate_arguments(vm, n, fp, args, NULL, NULL);
+  if (value_stops(stopped)) return vm_pop_with(vm, args, stopped);
   rec_at(vm, h->at);
   bool one = value_is(args[1], TAG_NIL);
   bounds[0] = one ? value_int(0) : args[0], bounds[1] = args[one ? 0 : 1], bounds[2] = args[2];

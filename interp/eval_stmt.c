@@ -275,9 +275,8 @@ typedef struct turn {
   qn_value *fp;
   node *cond, *body;
   lvalue *target;
-  qn_value over; /* what the loop iterates over; nil: the numbers themselves, or */
-  const qn_value
-      *bounds; /* the items of a range with this start, end and step, host ints that may be traced; NULL: not so */
+  qn_value over;          /* what the loop iterates over; nil: `bounds`, or the numbers themselves */
+  const qn_value *bounds; /* start, end and step of a range, host ints that may be traced; NULL: there are none */
 } turn;
 
 static qn_value turn_test(void *ctx, rec_exit *how) {
@@ -419,8 +418,8 @@ static bool traced_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, qn_
   return ok;
 }
 
-/* Offers a loop whose bounds are not known, over numbers or over the items of a range with these bounds. Where a turn changes what variables are, it is made as usual, and the loop is offered once more
- * behind it: then *first is the next number. False: the loop is over, with value *r. */
+/* Offers a loop whose bounds are not known, over numbers or over the items of a range with these bounds. Where a turn changes what variables
+ * are, it is made as usual, and the loop is offered once more behind it: then *first is the next number. False: the loop is over, with value *r. */
 static bool offer_traced(qn_vm *vm, n_for *n, qn_value *fp, const qn_value *bounds, qn_value *first, qn_value end,
                          qn_value *r) {
   rec_tries tries = rec_loop_begins(vm);

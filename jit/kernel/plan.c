@@ -1055,6 +1055,7 @@ static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo
   return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, c, memo, cancel, why).ok;
 }
 
+/* Is a plan `straight`? (Its `fixed` has been set.) */
 static bool is_straight(const plan *p) {
   bool straight = p->fixed && !p->taps && !p->nregions && !p->part;
   for (uint32_t i = 0; i < p->nsteps && straight; i++) {
@@ -1069,7 +1070,7 @@ static bool is_straight(const plan *p) {
   return straight;
 }
 
-/* Sets the most_* fields, and whether the plan is `few`, `fixed` and `known`. */
+/* Sets the most_* fields, and whether the plan is `few`, `fixed`, `straight` and `known`. */
 static void sum_up(plan *p) {
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *s = &p->steps[i];

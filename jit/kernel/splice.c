@@ -143,8 +143,8 @@ static bool most_size(splicer *s, scope *c, qn_dim d, qn_dim *to);
 static bool find_most(splicer *s, scope *c, qn_dim d, qn_dim *to) {
   graph *g = c->p->graph;
   const dim_expr e = g->dims.exprs[~d];
-  for (uint32_t n = 1; n < g->n;
-       n++) { /* a part of an array is no longer than that, an array's elements are those along its axes */
+  for (uint32_t n = 1; n < g->n; n++) {
+    /* a part of an array is no longer than that, an array's elements are those along its axes */
     const graph_node *x = &g->nodes[n];
     const graph_type *whole = x->kind == NODE_OP && x->op == OP_slice ? &g->nodes[x->in[0]].type : NULL;
     for (int a = 0; a < x->type.rank; a++)

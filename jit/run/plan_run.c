@@ -659,6 +659,14 @@ static bool refuse(qn_vm *vm, plan *p, int device, qn_array *const *inputs, cons
   return false;
 }
 
+/* Sets the scalar slots to what they are before the first step. */
+static inline void take_numbers(const plan *p, qn_array *const *inputs, const qk_scalar *scalars, qk_scalar *slots) {
+  uint32_t weak = 0;
+  for (uint32_t i = 0; i < p->graph->ninputs; i++) weak += inputs[i] == NULL;
+  for (uint32_t i = 0; i < p->nscalars; i++)
+    slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
+}
+
 /* Where a buffer of a straight plan lies. */
 static inline void *straight_buffer(const plan_buffer *b, qn_array *const *inputs, const qn_value *outputs,
                                     char *slab) {
@@ -684,12 +692,7 @@ device_answer plan_run_straight(qn_vm *vm, const plan *p, qn_array *const *input
     if (out->kind == OUT_INPUT) a->head.refs++;
   }
   if (made < p->noutputs) answer = DEVICE_FAILS;
-  for (uint32_t i = 0, weak = 0; i < p->nscalars; i++) {
-    slots[i] = p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
-    if (!i)
-      for (uint32_t k = 0; k < p->graph->ninputs; k++) weak += inputs[k] == NULL;
-    if (i < weak) slots[i] = scalars[i];
-  }
+  if (p->nscalars) take_numbers(p, inputs, scalars, slots);
   for (uint32_t i = 0; i < p->nsteps && answer == DEVICE_DONE; i++) {
     const plan_step *s = &p->steps[i];
     plan_kernel *k = &p->kernels[s->what];
@@ -809,10 +812,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
     (void)frame_tables(f, open.memory);
   }
   for (uint32_t o = 0; o < p->noutputs; o++) f->arrays[o] = NULL;
-  uint32_t weak = 0;
-  for (uint32_t i = 0; i < p->graph->ninputs && p->nscalars; i++) weak += inputs[i] == NULL;
-  for (uint32_t i = 0; i < p->nscalars; i++)
-    f->slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
+  if (p->nscalars) take_numbers(p, inputs, scalars, f->slots);
   bool ok = (!device || device_kernels_of(device)->plan_begin(vm, there)) && frame_symbols(f, scalars) &&
             make_outputs(f) && take_arena(f);
   vm_owned held;

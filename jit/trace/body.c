@@ -441,9 +441,9 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
     }
   }
   ok = ok && body_append(r, b, nodes, outs);
-  r->handing_grads = true;
+  r->handing_out = true;
   for (; made < nouts && ok; made += ok) ok = !value_is_error(values[made] = rec_value_of(r, outs[made]));
-  r->handing_grads = false;
+  r->handing_out = false;
   ok = ok && rec_appended(r);
   call_values call = {&b->call.pattern, value_nil(), mark};
   if (ok) result = template_build(vm, &b->call.result, values, &call);

@@ -357,11 +357,11 @@ bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
     ok = s.copies && copy_all(vm, r->g, copy, arm->captures, s.copies);
     graph_free(copy);
   }
-  bool handing =
-      r->handing_grads; /* a number of the result is computed now, which is no read: what is behind it stays captured */
-  r->handing_grads = true;
+  /* A number of the result is computed now, which is no read: what is behind it stays captured. */
+  bool handing = r->handing_out;
+  r->handing_out = true;
   qn_value result = ok && copy ? tree_rebuild(vm, *v, result_leaf, &s) : value_error();
-  r->handing_grads = handing;
+  r->handing_out = handing;
   mem_free(vm, s.nodes, s.cap * sizeof *s.nodes);
   if (s.copies) mem_free(vm, s.copies, (s.n + (size_t)1) * sizeof *s.copies);
   value_release(vm, *v);

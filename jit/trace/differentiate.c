@@ -393,10 +393,10 @@ static qn_value grads_value(struct recording *r, forward *w, bool one) {
   qn_vm *vm = r->vm;
   qn_value grads[MOST_WRT];
   int made = 0;
-  r->handing_grads = true;
+  r->handing_out = true;
   w->in.at = 0;
   while (made < w->nargs && !value_is_error(grads[made] = tree_rebuild(vm, w->args[made], grad_leaf, &w->in))) made++;
-  r->handing_grads = false;
+  r->handing_out = false;
   if (made == w->nargs) return one ? grads[0] : list_of(vm, grads, (size_t)made);
   while (made-- > 0) value_release(vm, grads[made]);
   return value_error();
@@ -463,7 +463,7 @@ static qn_value bind_body(struct recording *r, graph_body *b, const node_list *b
   if (!f) return value_error();
   qn_value fn = value_obj(TAG_FN, f);
   if (!rec_hand_numbers(r, bound->nodes, bound->n)) return value_fail(vm, fn);
-  r->handing_grads = true;
+  r->handing_out = true;
   for (uint32_t i = 0; i < bound->n; i++) {
     f->captures[i] = rec_value_of(r, bound->nodes[i]);
     if (!value_is_error(f->captures[i])) continue;
@@ -471,7 +471,7 @@ static qn_value bind_body(struct recording *r, graph_body *b, const node_list *b
     fn = value_fail(vm, fn);
     break;
   }
-  r->handing_grads = false;
+  r->handing_out = false;
   return fn;
 }
 
@@ -621,9 +621,9 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   forward_go_on(r, &w);
   ok = ok && rec_hand_numbers(r, dy.grads, dy.n);
   if (ok) {
-    r->handing_grads = true;
+    r->handing_out = true;
     result = tree_rebuild(vm, w.y, grad_leaf, &dy);
-    r->handing_grads = false;
+    r->handing_out = false;
     if (!value_is_error(result)) result = result_with(vm, &w.y, result);
   }
   leaves_free(&dx);

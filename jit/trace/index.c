@@ -123,7 +123,8 @@ static bool clip_bound(qn_vm *vm, int64_t v, bool symbolic, int64_t d, int64_t *
   return true;
 }
 
-/* What clip gives, as sizes, where a bound or the array's size is one, in particular where it is made of numbers of a turn. False with an error raised: it cannot be said. */
+/* What clip gives, as sizes, where a bound or the array's size is one, in particular where it is made of numbers of a turn. False with an error
+ * raised: it cannot be said. */
 static __attribute__((noinline)) bool clip_numbers(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
                                                    int64_t *count) {
   dim_table *t = rec_dims(vm);

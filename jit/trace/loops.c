@@ -57,12 +57,12 @@ typedef struct loop {
   way_choices closed;              /* tells whether a turn has several ways that do not agree */
   bool tested;                     /* a turn evaluates the condition of the next one */
   bool rebinds;                    /* the condition rebinds variables */
-  qn_value *set;                   /* owned: what these hold before it is evaluated */
+  qn_value *untested;              /* owned: what these hold before it is evaluated */
   qn_value goes;                   /* owned: if it is `tested`: is there a first turn? A host bool */
   bool leaves, returns, parts;     /* an arm of the body leaves the loop; one returns; one leaves the turn */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
-  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts, or `goes`; if it may be left, a flag; if it may return,
-   * a flag and what is returned. */
+  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts, or `goes`; if it may be left, a flag; if it
+   * may return, a flag and what is returned. */
   uint32_t *outer, n, cap;
   uint32_t count, flag;            /* where the number and the first flag are among these */
   uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
@@ -361,11 +361,11 @@ static bool run_header(loop *l) {
   qn_value *mark = l->vm->sp;
   bool ok = arm_open(l, &l->header);
   if (!l->header) return false;
-  ok = ok && (l->set = slots_keep(l->vm, l->assigned));
+  ok = ok && (l->untested = slots_keep(l->vm, l->assigned));
   uint32_t node = ok ? test_node(l) : 0;
-  for (int i = 0; i < l->assigned.n && node; i++) l->rebinds |= !same_value(l->set[i], *l->assigned.slots[i]);
-  slots_free(l->vm, l->assigned, l->set);
-  l->set = NULL;
+  for (int i = 0; i < l->assigned.n && node; i++) l->rebinds |= !same_value(l->untested[i], *l->assigned.slots[i]);
+  slots_free(l->vm, l->assigned, l->untested);
+  l->untested = NULL;
   if (l->rebinds) node = 0;
   if (!node) vm_pop_to(l->vm, mark);
   return arm_close(l, node && graph_output(l->header->g, node));
@@ -540,7 +540,7 @@ static void loop_free(loop *l) {
     if (lists[k]) mem_free(vm, lists[k], ((size_t)l->assigned.n + 1) * sizeof *lists[k]);
   }
   value_release(vm, l->returned);
-  slots_free(vm, l->assigned, l->set);
+  slots_free(vm, l->assigned, l->untested);
   mem_free(vm, l->outer, l->cap * sizeof *l->outer);
   mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
 }
@@ -590,9 +590,8 @@ void forget_operands(struct recording *r, rec_marked before) {
 
 /* ---- ranges ---------------------------------------------------------------------------------------------------------------------- */
 
-enum {
-  BOUND_BITS = 62
-}; /* bounds of ranges have at most so many: then neither their difference nor a multiple of the step overflows */
+/* Bounds of ranges have at most so many bits: then neither their difference nor a multiple of the step overflows. */
+enum { BOUND_BITS = 62 };
 
 /* *all becomes *all and (a op b); unset is true. False with an error raised. */
 static bool and_condition(qn_vm *vm, qn_value *all, op_id op, qn_value a, int64_t b) {

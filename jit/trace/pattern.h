@@ -83,8 +83,8 @@ typedef struct pattern_sizes {
 /* An argument that must be an array of plain sizes, as pattern_match_quick looks at it. */
 typedef struct array_check {
   uint32_t arg, input;
-  uint32_t type,
-      mask; /* what the bytes of dtype, rank, device and contiguous must be, and those of them that must be so */
+  uint32_t type;        /* what the bytes of dtype, rank, device and contiguous must be, */
+  uint32_t mask;        /* and those of them that must be so */
   const int64_t *sizes; /* the first of its sizes, of which there are `rank` */
   uint32_t rank;
 } array_check;

@@ -92,10 +92,10 @@ typedef struct rec_slots {
   int n;
 } rec_slots;
 
-/* A call that the interpreter is about to make. `run` executes the body on the arguments, which may have been replaced by then. */
 /* When sizes of a call's arguments become symbolic: after their first change, at the first recording, or never. */
 typedef enum rec_when { REC_CHANGED, REC_AT_ONCE, REC_NEVER } rec_when;
 
+/* A call that the interpreter is about to make. `run` executes the body on the arguments, which may have been replaced by then. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
   /* the function value, borrowed. While recording, rec_call puts a tracer with traced captures here: `run` must take the function from
@@ -378,8 +378,8 @@ static inline bool rec_offers_count(const qn_vm *vm, qn_value v) {
   return rec_may_branch(vm, v) && rec_count_traced(vm, v);
 }
 /* May a loop over range(start, stop, step), bounds[0] to bounds[2] (borrowed), be offered without these being known, as a loop over numbers from
- * *first up to *end, of which each stands for the item start + number * step? (bounds[0] may have been replaced then.) Checks that nothing overflows, and that the step is not 0, become
- * a part of the graph (as rec_expect). 1; 0; -1 with an error raised. */
+ * *first up to *end, of which each stands for the item start + number * step? (bounds[0] may have been replaced then.) Checks that nothing
+ * overflows, and that the step is not 0, become a part of the graph (as rec_expect). 1; 0; -1 with an error raised. */
 QN_MUST_CHECK int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end);
 /* Before a turn that the interpreter makes of a loop whose numbers run from `first` up to `end`: is there one? It becomes a guard, or, if it
  * depends on data, a check that there is (as rec_expect). 1; 0; -1 with an error raised. */

@@ -908,7 +908,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     if (!vmap_advance(r) || !rec_room(r)) return false;
     const graph_node *n = &r->g->nodes[node];
     if (vmap_whole(r, node)) {
-      bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_grads;
+      bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_out;
       if (!read) { /* the number itself is not looked at */
         r->vals[node] = dtype_scalar(n->type.dtype, NAN, 0);
         return true;
@@ -950,7 +950,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
       ok = run_node(r, i);
     } else {
       qn_value v = rec_value_of(r, i);
-      ok = !value_is_error(v) && (r->handing_grads ? rec_run_pending(r) : array_force(vm, value_array(v)));
+      ok = !value_is_error(v) && (r->handing_out ? rec_run_pending(r) : array_force(vm, value_array(v)));
       value_release(vm, v);
     }
   }
@@ -1080,10 +1080,10 @@ bool rec_place(struct recording *r, int device) {
 
 qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype) {
   struct recording *r = vm->rec;
-  bool before = r->handing_grads;
-  r->handing_grads = true;
+  bool before = r->handing_out;
+  r->handing_out = true;
   qn_value number = op_apply(vm, OP_cast, &x, 1, &(op_attr){.dtype = (uint8_t)dtype, .flags = ATTR_WEAK});
-  r->handing_grads = before;
+  r->handing_out = before;
   return number;
 }
 

@@ -70,9 +70,10 @@ struct recording {
   uint64_t controls;     /* how many loops and branches on data have been run inside gradients */
   int grads;             /* how many gradients are in progress: meanwhile values of executed nodes are kept */
   const derived_by *wrt; /* what these differentiate by, the innermost first; NULL if nobody asks */
-  bool handing_grads; /* results of a gradient are being handed out: host floats among them do not break the capture */
-  int tries;          /* how many try bodies are in progress */
-  int held;           /* how many times it is held (rec_hold) */
+  bool
+      handing_out; /* results of a gradient, or of an arm, are handed out: host floats among them do not break the capture */
+  int tries;       /* how many try bodies are in progress */
+  int held;        /* how many times it is held (rec_hold) */
   /* The size of all pending results. When it passes jit.pending_bytes, those that nobody holds any more are subtracted. */
   size_t pending_bytes;
   uint8_t device; /* code of the device where its arrays are */
@@ -286,7 +287,7 @@ bool rec_traced_around(const struct recording *r, qn_value v);
 uint32_t key_number(const key_index *x, uint64_t key);
 /* Adds a key that is not there. False with an error raised. */
 QN_MUST_CHECK bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number);
-/* To be called before gradients become values (handing_grads): executes, at once, the array work that the numbers among these nodes (0:
+/* To be called before gradients become values (handing_out): executes, at once, the array work that the numbers among these nodes (0:
  * none) depend on. False with an error raised. */
 QN_MUST_CHECK bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n);
 qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why);

@@ -1,9 +1,9 @@
 /* Symbolic sizes (sizes.h).
  *
- * The first recording of a function takes all sizes as they are (but where jit's option `dynamic` asks for symbols of all arguments). When a call misses it only because some sizes differ, these are symbolic in
- * the next recording: the type of the input has a symbol in their place, from which the rules of shapes make the sizes of all other nodes.
- * The arrays that the program has keep the sizes of this call. Whatever needs to know more of a size than that is 2 or more notes a fact
- * (dim_assume), and the facts become guards:
+ * The first recording of a function takes all sizes as they are (but where jit's option `dynamic` asks for symbols of all arguments). When a call
+ * misses it only because some sizes differ, these are symbolic in the next recording: the type of the input has a symbol in their place, from
+ * which the rules of shapes make the sizes of all other nodes. The arrays that the program has keep the sizes of this call. Whatever needs to
+ * know more of a size than that is 2 or more notes a fact (dim_assume), and the facts become guards:
  *
  *   rules of shapes and builtins that are made for it ask by dims (rec_sizes), and note what they rely on;
  *   other code of the host looks at the sizes as they are, and says so before (rec_sizes_seen): then they are guarded by value;
