@@ -689,13 +689,13 @@ static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra)
 }
 
 /* Evaluates the arguments of a node that is laid out for a builtin to the places of its parameters, which have their defaults; those of
- * `rest`, a place or NULL, to `items`. Nil, or what has stopped it. */
+ * parameter `rest` to `items`, if that is not NULL. Nil, or what has stopped it. */
 static inline __attribute__((always_inline)) qn_value
-evaluate_arguments(qn_vm *vm, const n_call *n, qn_value *fp, qn_value *args, const qn_value *rest, qn_value *items) {
+evaluate_arguments(qn_vm *vm, const n_call *n, qn_value *fp, qn_value *args, uint32_t rest, qn_value *items) {
   for (const call_arg *a = n->args, *end = a + n->n; a < end; a++) {
     qn_value v = argument(vm, a->value, fp);
     if (value_stops(v)) return v;
-    if (rest && rest == &args[a->slot])
+    if (items && a->slot == rest)
       *items++ = v;
     else
       slot_set(vm, &args[a->slot], v);
@@ -710,17 +710,18 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
   uint32_t nparams = (uint32_t)info->sig.nparams;
   bool extra = receiver.head != TAG_UNSET;
   if (!vm_enter(vm, (size_t)nparams + 4)) return fail_call(vm, n, receiver, value_nil());
-  qn_value *args = vm->sp, *rest = info->rest ? &args[info->rest - 1] : NULL, *items = NULL, *lent = NULL;
+  qn_value *args = vm->sp, *items = NULL, *lent = NULL;
   for (uint32_t i = 0; i < nparams; i++) args[i] = value_retain(info->defaults[i]);
   if (extra) args[0] = receiver;
   vm->sp = args + nparams;
-  if (rest) {
+  if (info->rest) {
     qn_list *l = list_new(vm, n->nrest);
     if (!l) return vm_pop_with(vm, args, raise_at(vm, n->h.at));
-    *rest = value_obj(TAG_LIST, l);
+    args[info->rest - 1] = value_obj(TAG_LIST, l);
     items = l->items;
   }
-  qn_value stopped = evaluate_arguments(vm, n, fp, args, rest, items);
+  qn_value stopped = items ? evaluate_arguments(vm, n, fp, args, info->rest - 1u, items)
+                           : evaluate_arguments(vm, n, fp, args, 0, NULL);
   if (value_stops(stopped)) return vm_pop_with(vm, args, stopped);
   if (info->moves) lent = lend_moved(vm, n, fp, info, args);
   qn_value r = run_builtin(vm, info, args, n->h.at);
@@ -896,7 +897,7 @@ qn_value call_counting(qn_vm *vm, node *h, qn_value *fp, qn_value *bounds, bool 
   qn_value *args = vm->sp, r = value_nil();
   for (int i = 0; i < COUNT_BOUNDS; i++) args[i] = value_retain(info->defaults[i]);
   vm->sp = args + COUNT_BOUNDS;
-  qn_value stopped = evaluate_arguments(vm, n, fp, args, NULL, NULL);
+  qn_value stopped = evaluate_arguments(vm, n, fp, args, 0, NULL);
   if (value_stops(stopped)) return vm_pop_with(vm, args, stopped);
   rec_at(vm, h->at);
   bool one = value_is(args[1], TAG_NIL);

@@ -324,7 +324,7 @@ static qn_value no_field(qn_vm *vm, const char *fn, const qn_record *r, const qn
 }
 
 /* A list that may be changed: the argument itself if this call holds its last reference, else a copy. Owned. */
-static qn_value own_list(qn_vm *vm, qn_value v) {
+static inline qn_value own_list(qn_vm *vm, qn_value v) {
   qn_list *l = value_list(v);
   if (l->head.refs == 1) return value_retain(v);
   qn_value copy = list_value(list_from(vm, l->items, l->len));
