@@ -206,6 +206,10 @@ LENGTHS["element that a captured loop updates"] = (
     RECORDED + ["--set", "jit.regions=1", "--set", "jit.unroll=8"],
     "fn f(x, y, n) { for j in 1..n { if x[j] < 1e9 { y[j] = y[j - 1] + x[j] } }; y }\n"
     "let a = arange(COUNT) * 0.5\nfor _ in 0..4 { f(a, a, COUNT) }\nseed(0)\nf(a, a, COUNT)")
+LENGTHS["column that a captured loop stores into"] = (
+    RECORDED + ["--set", "jit.regions=1", "--set", "jit.unroll=8"],
+    "fn f(x, v, n) { for j in 0..n { x[:, j, :] = sin(v) * j }; x }\n"
+    "let (a, v) = (zeros(2, COUNT, 3), x[:3])\nfor _ in 0..4 { f(a, v, COUNT) }\nseed(0)\nf(a, v, COUNT)")
 FEW, MANY, LENGTH_BOUND = 250, 4000, 1.1
 START_BOUND = 5_000_000  # a process that runs an empty program, the system's loader included
 

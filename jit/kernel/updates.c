@@ -124,28 +124,30 @@ static bool is_worth_it(const updates_request *r, uint32_t n) {
 
 /* ---- assignments to views ----------------------------------------------------------------------------------------------------- */
 
-/* Who reads which node: users[at[n] .. at[n + 1]) read n. */
+/* Who reads which node: users[at[n] .. at[n + 1]) read n; node 0 does if n is a result of the graph. */
 typedef struct readers {
   uint32_t *at, *users;
 } readers;
 
 static bool find_readers(const graph *g, readers *r) {
-  size_t n = 0;
+  size_t n = g->noutputs;
   for (uint32_t i = 1; i < g->n; i++) n += g->nodes[i].nin;
   r->at = calloc(g->n + 2u, sizeof *r->at);
   r->users = malloc((n + 1) * sizeof *r->users);
   if (!r->at || !r->users) return false;
   for (uint32_t i = 1; i < g->n; i++)
     for (int k = 0; k < g->nodes[i].nin; k++) r->at[g->nodes[i].in[k] + 2]++;
+  for (uint32_t o = 0; o < g->noutputs; o++) r->at[g->outputs[o] + 2]++;
   for (uint32_t i = 2; i < g->n + 2u; i++) r->at[i] += r->at[i - 1];
   for (uint32_t i = 1; i < g->n; i++)
     for (int k = 0; k < g->nodes[i].nin; k++) r->users[r->at[g->nodes[i].in[k] + 1]++] = i;
+  for (uint32_t o = 0; o < g->noutputs; o++) r->users[r->at[g->outputs[o] + 1]++] = 0;
   return true;
 }
 
 /* The only reader of n; 0: there are more, or n is a result. */
-static uint32_t only_reader(const readers *r, const uint32_t *last, uint32_t n) {
-  return last[n] != UINT32_MAX && r->at[n + 1] - r->at[n] == 1 ? r->users[r->at[n]] : 0;
+static uint32_t only_reader(const readers *r, uint32_t n) {
+  return r->at[n + 1] - r->at[n] == 1 ? r->users[r->at[n]] : 0;
 }
 
 /* How a view lies in an array of the same rank: coordinate c of its axis i is coordinate start[i] + step[i] * c of axis[i]. */
@@ -171,10 +173,9 @@ static uint32_t view_of(const graph *g, uint32_t n, laid *v) {
 }
 
 /* Of a scatter to a view that lies so in array x: the node that is x with the view put back, if that alone reads the scatter; 0: there is none. */
-static uint32_t put_back(const graph *g, const readers *r, const uint32_t *last, uint32_t n, uint32_t x,
-                         const laid *v) {
+static uint32_t put_back(const graph *g, const readers *r, uint32_t n, uint32_t x, const laid *v) {
   int rank = g->nodes[n].type.rank, at[ARRAY_MAX_RANK]; /* by axis of x: the axis of the scatter */
-  uint32_t u = only_reader(r, last, n), from = n;
+  uint32_t u = only_reader(r, n), from = n;
   for (int i = 0; i < rank; i++) at[i] = i;
   if (u && is_op(&g->nodes[u], OP_permute)) {
     for (int i = 0; i < rank; i++) at[i] = (int)g->nodes[u].attr->d[i];
@@ -186,7 +187,7 @@ static uint32_t put_back(const graph *g, const readers *r, const uint32_t *last,
     whole = whole && v->start[at[i]] == 0 && v->step[at[i]] == 1;
   }
   if (whole) return from;
-  u = from == n ? u : only_reader(r, last, from);
+  u = from == n ? u : only_reader(r, from);
   if (!u || !is_op(&g->nodes[u], OP_slice_put) || g->nodes[u].in[0] != x || g->nodes[u].in[1] != from) return 0;
   const qn_dim *d = g->nodes[u].attr->d;
   for (int i = 0; i < rank; i++)
@@ -225,7 +226,7 @@ static void assign_to_view(const updates_request *r, const readers *users, uint3
   if (!is_op(node, OP_scatter) || node->type.weak) return;
   uint32_t x = view_of(g, node->in[0], &v);
   if (x == node->in[0] || !can_be_written(r, x) || reads_again(g, node, x)) return;
-  uint32_t u = put_back(g, users, r->last, n, x, &v);
+  uint32_t u = put_back(g, users, n, x, &v);
   if (!u || !read_before(g, users, r->last, x, n, u)) return;
   r->over[n] = x;
   r->over[u] = n;
