@@ -160,6 +160,21 @@ static inline bool call_asks(qn_vm *vm, fn_code *code, const qn_value *fp) {
   return false;
 }
 
+static void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n, uint32_t extra);
+
+/* A call that lanes of a vmap leave with an error. */
+typedef struct failing {
+  qn_vm *vm;
+  fn_code *code;
+  qn_value *fp;
+  span at;
+} failing;
+
+static void call_failed(void *ctx) {
+  const failing *c = ctx;
+  leave_failed(c->vm, c->fp, c->at, NULL, 0);
+}
+
 static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
   uint32_t refused;
   if (code->typed && !signature_bind(vm, code, fp, &refused)) {
@@ -171,7 +186,10 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   if (rec_enter(vm, at, &code->anchor)) {
     if (rec_in_vmap(vm)) {
       rec_frame frame;
-      rec_frame_enter(vm, &frame, false, (rec_slots){NULL, 0});
+      rec_frame_enter(vm, &frame, FRAME_CALL, (rec_slots){NULL, 0});
+      failing of = {vm, code, fp, at};
+      frame.failed = call_failed;
+      frame.ctx = &of;
       r = rec_call_leave(vm, &frame, run_body(vm, code, fp));
     } else {
       r = run_body(vm, code, fp);
@@ -327,7 +345,13 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
     r = value_fail(vm, r);
   interp_of(vm)->place.calling = outer;
   if (told) r = rec_told(vm, &info->def, told, r);
-  if (__builtin_expect(value_is_error(r), 0)) builtin_failed(vm, info, at);
+  if (__builtin_expect(value_is_error(r), 0)) {
+    builtin_failed(vm, info, at);
+    if (rec_in_vmap(vm)) {
+      raise_at(vm, at);
+      if (rec_lanes_raise(vm) == REC_DONE) r = value_nil();
+    }
+  }
   return r;
 }
 

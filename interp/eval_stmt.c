@@ -101,7 +101,7 @@ static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const sit
     mem_free(vm, l, sizeof *l);
     return raise_nothing(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
   }
-  rec_frame_enter(vm, &l->frame, true, (rec_slots){l->slots, count});
+  rec_frame_enter(vm, &l->frame, FRAME_LOOP, (rec_slots){l->slots, count});
   vm_own(vm, &l->held, vmap_loop_drop, l);
   *out = l;
   return true;
@@ -231,10 +231,54 @@ qn_value eval_tail(qn_vm *vm, node *h, qn_value *fp) {
 
 /* ---- try -------------------------------------------------------------------------------------------------------------------- */
 
+/* Runs the handler on an error (taken over). */
+static qn_value handle(qn_vm *vm, n_try *n, qn_value *fp, qn_error_object *e) {
+  qn_value record = n->error_slot >= 0 ? error_to_record(vm, e) : value_nil();
+  error_free(vm, e);
+  if (value_is_error(record)) return record;
+  if (n->error_slot >= 0) slot_set(vm, &fp[n->error_slot], record);
+  qn_value r = eval(vm, n->handler, fp);
+  if (n->error_slot >= 0) slot_set(vm, &fp[n->error_slot], value_nil());
+  return r;
+}
+
+static qn_value handle_lanes(void *ctx, qn_error_object *e, rec_exit *how) {
+  arm *a = ctx;
+  error_put_back(a->vm, e);
+  trace_frame(a->vm, a->fp[-1]);
+  qn_value v = handle(a->vm, (n_try *)a->n, a->fp, error_take(a->vm));
+  *how = exit_of(a->vm, &v);
+  return v;
+}
+
+/* A try inside a vmap. */
+static __attribute__((noinline)) qn_value try_lanes(qn_vm *vm, n_try *n, qn_value *fp) {
+  qn_value *slots[SITE_MAX], result = value_nil();
+  int count = site_slots(n->site, fp, slots);
+  if (count < 0)
+    return raise_error(vm, E_not_batched, n->h.at, "vmap: a try here rebinds at most %d variables", SITE_MAX - 1);
+  arm body = {vm, n->body, fp}, whole = {vm, &n->h, fp};
+  rec_handler h = {{run_arm, &body}, handle_lanes, &whole, {slots, count}, n->h.flag & TRY_USED};
+  rec_exit how = REC_VALUE;
+  switch (rec_try_lanes(vm, &h, &how, &result)) {
+  case REC_DONE: return result;
+  case REC_LEFT: return value_signal(SIGNAL_RETURN);
+  case REC_FAILED: return value_error();
+  default: break;
+  }
+  switch (how) {
+  case REC_RETURN: return returning(vm, result);
+  case REC_BREAK: return value_signal(SIGNAL_BREAK);
+  case REC_CONTINUE: return value_signal(SIGNAL_CONTINUE);
+  default: return result;
+  }
+}
+
 qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   n_try *n = (n_try *)h;
   qn_value *mark = vm->sp;
   struct recording *in;
+  if (rec_in_vmap(vm)) return try_lanes(vm, n, fp);
   if (!rec_try_begin(vm, &in)) return value_error();
   qn_value r = eval(vm, n->body, fp);
   rec_try_end(vm, in);
@@ -246,13 +290,7 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
     error_free(vm, e);
     return value_error();
   }
-  qn_value record = n->error_slot >= 0 ? error_to_record(vm, e) : value_nil();
-  error_free(vm, e);
-  if (value_is_error(record)) return record;
-  if (n->error_slot >= 0) slot_set(vm, &fp[n->error_slot], record);
-  r = eval(vm, n->handler, fp);
-  if (n->error_slot >= 0) slot_set(vm, &fp[n->error_slot], value_nil());
-  return r;
+  return handle(vm, n, fp, e);
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------------------- */

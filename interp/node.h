@@ -227,10 +227,13 @@ typedef struct n_if {
   site *site;
 } n_if;
 
+enum { TRY_USED = 1 }; /* something uses its value */
+
 typedef struct n_try {
   node h;
   node *body, *handler;
   int32_t error_slot; /* -1 in `catch _` */
+  site *site;
 } n_try;
 
 typedef struct n_block {

@@ -480,6 +480,9 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   n_try *out = node_new(r, sizeof *out, eval_try, n);
   if (!out) return NULL;
   function *f = r->fn;
+  site_mark mark;
+  if (!(out->site = site_begin(r, &mark))) return NULL;
+  if (used) out->h.flag |= TRY_USED;
   f->tries++;
   out->body = block_node(r, n->kids[AST_try_body], used, false);
   f->tries--;
@@ -498,7 +501,7 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   if (!out->handler) return NULL;
   forget(r, first);
   f->top = top;
-  return &out->h;
+  return site_end(r, out->site, &mark) ? &out->h : NULL;
 }
 
 /* Does a pattern bind a name? */

@@ -9,7 +9,7 @@
  *                appended
  *   gradients    rec_part_turn, rec_part_arm around turns and arms that are not captured
  *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
- *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
+ *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_lanes in place of a try
  *   try          rec_try_begin / rec_try_end around a body
  *   globals      rec_global when it reads a global while recording; captured values are inputs from the beginning
  *   places       rec_at before it evaluates an operation, so that nodes know where they come from
@@ -440,8 +440,7 @@ static inline bool rec_try_begin(qn_vm *vm, struct recording **in) {
   return __builtin_expect(vm->rec == NULL, 1) || rec_try_push(vm, in);
 }
 void rec_try_end(qn_vm *vm, struct recording *in);
-/* May a handler see the pending error? Not if it is an error of some lanes only, nor if vmap refuses what a lane alone could do (in a loop over
- * the lanes there would be no error), nor if a capture is given up by it. */
+/* May a handler see the pending error? Not if a capture is given up by it. */
 bool rec_try_catches(const qn_vm *vm, const struct recording *in);
 /* The handler of a captured body is about to run; `seen`: it gets the error, whose words are made to be the same in all calls that meet the
  * guards. If such calls need not come here, the capture ends. False with an error raised, which is not for the handler. */
@@ -474,19 +473,26 @@ bool rec_has_lanes(const qn_vm *vm);
 static inline bool rec_in_vmap(const qn_vm *vm) { return __builtin_expect(vm->rec != NULL, 0) && rec_has_lanes(vm); }
 /* Does this array or number differ between the lanes of a vmap? */
 bool rec_is_lane(const qn_vm *vm, qn_value v);
-/* A function body or loop in progress inside a vmap, on the stack of whoever runs it. Lanes that have left it early wait here with their
+typedef enum rec_frame_kind { FRAME_CALL, FRAME_LOOP, FRAME_TRY } rec_frame_kind;
+/* A function body, loop or try in progress inside a vmap, on the stack of whoever runs it. Lanes that have left it early wait here with their
  * values. */
 typedef struct rec_frame {
   struct recording *rec;
   struct rec_frame *outer;
-  rec_slots slots; /* for a loop: the variables that it may rebind */
-  bool loop;
-  bool parted;           /* some lanes have left it and something further out as well */
-  qn_value entry;        /* the lanes that were at work when it began */
-  qn_value gone, *left;  /* the lanes that have left it, and the values that they have left with */
-  qn_value again, *kept; /* for a loop: the lanes that wait for the next turn, and the values that they have */
+  const struct vmap_level *level;
+  rec_slots slots; /* for a loop or try: the variables that it may rebind */
+  rec_frame_kind kind;
+  bool parted; /* some lanes have left it and something further out as well */
+  void (*failed)(
+      void *ctx); /* for a call: tells the pending error that it leaves the call, if lanes leave it with that */
+  void *ctx;
+  qn_value entry;              /* the lanes that were at work when it began */
+  qn_value gone, *left;        /* the lanes that have left it, and the values that they have left with */
+  qn_value again, *kept;       /* for a loop: the lanes that wait for the next turn, and the values that they have */
+  struct lanes_raised *raised; /* for a try: the lanes that wait for its handler */
+  qn_value rest;               /* for a try: while assert raises an error: the lanes that go on */
 } rec_frame;
-void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots);
+void rec_frame_enter(qn_vm *vm, rec_frame *f, rec_frame_kind kind, rec_slots slots);
 /* The result of a function for all lanes, made of `v` (taken over; may be the error value), that of the lanes that came to its end. Owned. */
 QN_MUST_CHECK qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v);
 /* Does a loop inside a vmap go on? `truth` is the truth of the condition if that is the same in all lanes. 1; 0; -1 with an error raised;
@@ -502,8 +508,24 @@ void rec_frame_drop(rec_frame *f);
 /* Is a condition that differs between lanes true in all lanes at work? 1; 0, and then only the lanes where it is false are at work, so that
  * the error that the caller raises names one of them; -1 with an error raised. */
 QN_MUST_CHECK int rec_all_lanes(qn_vm *vm, qn_value condition);
-/* The pending error is one of the lanes at work: adds the number of the first one. */
+/* The pending error is one of the lanes at work: adds the number of the first one, if it is for no handler. */
 void rec_blame_lanes(qn_vm *vm);
+/* A builtin has raised the pending error, whose place is known. REC_DONE: only in some lanes (rec_all_lanes), which wait for the handler of a try
+ * now, and the builtin gives nil to the others; else the error stays: REC_NOT_YET, or REC_FAILED, which may be another error. */
+QN_MUST_CHECK rec_answer rec_lanes_raise(qn_vm *vm);
+/* A try inside a vmap. */
+typedef struct rec_handler {
+  rec_arm body;
+  qn_value (*handle)(void *ctx, qn_error_object *e,
+                     rec_exit *how); /* runs the handler on an error (taken over), as an arm */
+  void *ctx;
+  rec_slots assigned; /* what body and handler may rebind */
+  bool used;          /* something uses its value */
+} rec_handler;
+/* Runs the body and, for lanes that raise an error in it, the handler. REC_NOT_YET: no lane has; *how and *result (owned) say how the body has
+ * ended, perhaps with an error that is not for the handler. REC_DONE: *result is the value. REC_LEFT: no lane goes on. REC_FAILED with an
+ * error raised. */
+QN_MUST_CHECK rec_answer rec_try_lanes(qn_vm *vm, const rec_handler *h, rec_exit *how, qn_value *result);
 
 /* Appends what became of all functions that were called with arrays: compiled call shapes with their kernels, and what stays eager and why.
  * All of it (`all`), or what fits two screens. `file` is the script, whose name is left out before line numbers. Waits for plans that are

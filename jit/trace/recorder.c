@@ -498,7 +498,7 @@ void rec_try_end(qn_vm *vm, struct recording *in) {
 bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
   if (in && in->again) return false;
   if (in && vm->rec && vm->rec->arm) return way_raises(vm) && !value_is(vm->error->payload, TAG_UNSET);
-  return !rec_in_vmap(vm) || (!vm->rec->vmap_failed && vm->error->id != E_not_batched);
+  return true;
 }
 
 /* Does a text hold a word? */
@@ -812,7 +812,7 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
        i++) /* who knows whether it looks at them? */
     if (!tree_each_part(vm, args[i], look_at_texts, vm)) return REC_FAILED;
   bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE &&
-                 !(effect == BUILTIN_RAISES && vm->rec && vm->rec->arm);
+                 !(effect == BUILTIN_RAISES && vm->rec && (vm->rec->arm || vmap_catches(vm->rec)));
   /* their results only give back what they were given */
   bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE || effect == BUILTIN_RAISES;
   if (effects && vm->rec &&

@@ -1031,6 +1031,10 @@ bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n) {
 bool rec_appended(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->tries) return rec_run_pending(r);
+  if (r->unsure) {
+    r->unsure = false;
+    if (vmap_catches(r)) return rec_break(r, BREAK_try_body, NULL);
+  }
   if (r->held) return true;
   if (r->vmap_held.on) return true; /* a backward pass of tracers that have no values, of any length: nothing runs */
   if ((int64_t)r->g->n - r->row_nodes - (r->capturing ? 0 : r->done) > vm->tune[TUNE_jit_nodes])

@@ -136,6 +136,7 @@ struct recording {
   uint32_t vmap_seen;       /* nodes before this one have their counterparts, if they differ between lanes */
   vmap_pause vmap_held;     /* what vmap_hold has stopped */
   bool had_lanes;           /* a vmap has been recorded */
+  bool unsure;              /* nodes that can fail have been recorded since vmap_catches was asked */
   bool vmap_failed;         /* the pending error is one of some lanes only */
   uint32_t arm_from;        /* the first node of the innermost arm that is run for some lanes */
   qn_value active;          /* the lanes at work: nil: all; unset: none; or a bool that differs between lanes */

@@ -58,6 +58,9 @@ int vmap_name_first(struct recording *r, qn_value mask);
 
 /* ---- control flow that differs from lane to lane ---- */
 
+/* Is there a try in progress whose handler the lanes at work could leave to? */
+bool vmap_catches(const struct recording *r);
+
 enum { LANES_GUARDED = ARRAY_MAX_RANK + 3 }; /* how many operands an op that can fail has at most */
 /* If an op can fail on data and not all lanes are at work: fills safe[0..nin) with operands (owned) with which it cannot fail in the other
  * lanes. Returns how many of these are not the op's own operands; 0 if those can stay (`safe` is not filled in then); -1 with an error

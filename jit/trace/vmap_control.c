@@ -13,6 +13,10 @@
  * if not, the error did not happen. This reads data, which ends the capture, but not the call. If arms are nested deeply (recursion), it is
  * checked before an arm is run.
  *
+ * Inside a try nothing has to be checked: the lanes that raise an error wait in the frame of the try, in groups of one error each, with what the
+ * variables hold there, while the others go on. At the end of the body the handler runs for each group, and the values are selected. Only
+ * ops that can fail on data are run at once, and what fails there in some lanes is raised out of the vmap.
+ *
  * Selected numbers. A host float that differs between lanes stays a host float: it has a node that stands for the f64 numbers of all lanes,
  * and its own value means nothing. Ints and bools become arrays, as where(...) makes them.
  */
@@ -255,8 +259,116 @@ static int error_counts(qn_vm *vm) {
   return any != 0;
 }
 
-/* Raises an error to leave code in which no lane is at work. Only error_counts sees it. */
+/* Raises an error to leave code in which no lane is at work. Only error_counts and the end of a try see it. */
 static void raise_no_lane(qn_vm *vm) { raise_error(vm, E_not_batched, SPAN_NONE, "no lane comes here"); }
+
+/* Lanes that wait for the handler of a try: what they have raised, and what the variables of the frame held. All owned. */
+struct lanes_raised {
+  struct lanes_raised *next;
+  qn_error_object *error;
+  qn_value lanes, *values;
+};
+
+/* The frame of the innermost try, if lanes can leave to it: it stands in the same vmap. */
+static rec_frame *catching(const struct recording *r) {
+  rec_frame *f = r->frames;
+  while (f && f->kind != FRAME_TRY) f = f->outer;
+  return f && f->level == r->lanes ? f : NULL;
+}
+
+bool vmap_catches(const struct recording *r) { return r->lanes && catching(r); }
+
+/* May a handler of the lanes see the pending error? */
+static bool lanes_catch(const struct recording *r) {
+  const qn_vm *vm = r->vm;
+  return error_catchable(vm) && !r->vmap_failed && vm->error->id != E_not_batched && vm->error->id != E_memory;
+}
+
+static bool same_error(const qn_error_object *a, const qn_error_object *b) {
+  bool same = a->id == b->id && a->at.source == b->at.source && a->at.start == b->at.start && a->at.end == b->at.end &&
+              a->nframes == b->nframes && !value_is(a->payload, TAG_RECORD) && !value_is(b->payload, TAG_RECORD) &&
+              str_equal(a->message, b->message);
+  for (int i = 0; i < a->nframes && same; i++)
+    same = a->frames[i].at.source == b->frames[i].at.source && a->frames[i].at.start == b->frames[i].at.start;
+  return same;
+}
+
+static void values_free(qn_vm *vm, qn_value *values, int n) {
+  for (int i = 0; values && i < n; i++) value_release(vm, values[i]);
+  if (values) mem_free(vm, values, (size_t)n * sizeof *values + 1);
+}
+
+static void raised_free(qn_vm *vm, struct lanes_raised *list, int nslots) {
+  while (list) {
+    struct lanes_raised *g = list;
+    list = g->next;
+    values_free(vm, g->values, nslots);
+    value_release(vm, g->lanes);
+    if (g->error) error_free(vm, g->error);
+    mem_free(vm, g, sizeof *g);
+  }
+}
+
+/* Adds the lanes at work, with what the variables hold now, to lanes that wait with the same error. 1; 0: these values cannot be selected by
+ * lane; -1 with an error raised. */
+static int join_raised(struct recording *r, const rec_frame *f, struct lanes_raised *g) {
+  qn_vm *vm = r->vm;
+  int n = f->slots.n, made = 0;
+  qn_value *values = mem_alloc(vm, (size_t)n * sizeof *values + 1);
+  if (!values) return -1;
+  for (; made < n; made++)
+    if (value_is_error(values[made] = select_value(vm, r->active, *f->slots.slots[made], g->values[made]))) break;
+  qn_value both = made == n ? mask_or(vm, g->lanes, r->active) : value_error();
+  if (value_is_error(both)) {
+    for (int i = 0; i < made; i++) value_release(vm, values[i]);
+    mem_free(vm, values, (size_t)n * sizeof *values + 1);
+    if (!error_catchable(vm) || vm->error->id != E_not_batched) return -1;
+    error_clear(vm);
+    return 0;
+  }
+  values_free(vm, g->values, n);
+  g->values = values;
+  set_value(vm, &g->lanes, both);
+  return 1;
+}
+
+/* The pending error is one of the lanes at work. If they stand in a try, they leave to its handler, and none is at work any more: 1. 0: the error
+ * is not for a handler, and stays; -1 with another error raised. */
+static int catch_lanes(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  rec_frame *f = catching(r);
+  if (!f || !lanes_catch(r)) return 0;
+  for (rec_frame *x = r->frames; x != f; x = x->outer) {
+    x->parted = true;
+    if (x->failed) x->failed(x->ctx);
+  }
+  qn_error_object *e = error_take(vm);
+  int joined = 0;
+  for (struct lanes_raised *g = f->raised; g && !joined; g = g->next)
+    if (same_error(g->error, e)) joined = join_raised(r, f, g);
+  struct lanes_raised *g = joined ? NULL : mem_zalloc(vm, sizeof *g);
+  if (g && (g->values = mem_alloc(vm, (size_t)f->slots.n * sizeof *g->values + 1))) {
+    for (int i = 0; i < f->slots.n; i++) g->values[i] = value_retain(*f->slots.slots[i]);
+    g->error = e;
+    g->lanes = value_retain(r->active);
+    struct lanes_raised **last = &f->raised;
+    while (*last) last = &(*last)->next;
+    *last = g;
+    joined = 1;
+  } else {
+    if (g) mem_free(vm, g, sizeof *g);
+    error_free(vm, e);
+    if (!joined) joined = -1;
+  }
+  if (joined > 0) set_value(vm, &r->active, value_unset());
+  return joined;
+}
+
+/* As error_counts, where lanes may leave to a handler. */
+static int error_stays(qn_vm *vm) {
+  int caught = catch_lanes(vm);
+  return caught ? caught < 0 : error_counts(vm);
+}
 
 /* For tree_rebuild_parts: a value that differs between lanes becomes the array of all lanes; others stay. */
 static qn_value all_lanes(void *ctx, qn_value v) {
@@ -267,7 +379,7 @@ static qn_value all_lanes(void *ctx, qn_value v) {
 
 bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs) {
   qn_vm *vm = r->vm;
-  if (!r->lanes) return true;
+  if (!r->lanes || (def->effect == BUILTIN_RAISES && catching(r))) return true;
   if (value_is(r->active, TAG_ARRAY)) {
     int any = any_lane(vm, r->active);
     if (any == 0) raise_no_lane(vm);
@@ -293,6 +405,16 @@ int rec_all_lanes(qn_vm *vm, qn_value condition) {
     value_release(vm, bad);
     bad = here;
   }
+  rec_frame *f = value_is_error(bad) ? NULL : catching(r);
+  if (f) {
+    qn_value good = predicate_of(vm, condition), rest = value_error();
+    if (!value_is_error(good)) rest = mask_and(vm, r->active, good);
+    value_release(vm, good);
+    if (value_is_error(rest)) return value_release(vm, bad), -1;
+    set_value(vm, &f->rest, rest);
+    set_value(vm, &r->active, bad);
+    return 0;
+  }
   int any = value_is_error(bad) ? -1 : any_lane(vm, bad);
   if (any > 0) {
     set_value(vm, &r->active, bad);
@@ -302,9 +424,22 @@ int rec_all_lanes(qn_vm *vm, qn_value condition) {
   return any < 0 ? -1 : 1;
 }
 
+rec_answer rec_lanes_raise(qn_vm *vm) {
+  rec_frame *f = rec_in_vmap(vm) && error_pending(vm) ? catching(vm->rec) : NULL;
+  if (!f || value_is(f->rest, TAG_UNSET)) return REC_NOT_YET;
+  qn_value rest = f->rest;
+  f->rest = value_unset();
+  int caught = catch_lanes(vm);
+  if (caught > 0)
+    set_value(vm, &vm->rec->active, rest);
+  else
+    value_release(vm, rest);
+  return caught > 0 ? REC_DONE : REC_FAILED;
+}
+
 void rec_blame_lanes(qn_vm *vm) {
   struct recording *r = vm->rec;
-  if (!rec_in_vmap(vm) || !value_is(r->active, TAG_ARRAY)) return;
+  if (!rec_in_vmap(vm) || !value_is(r->active, TAG_ARRAY) || catching(r)) return;
   if (vmap_name_first(r, r->active))
     r->vmap_failed = true;
   else
@@ -313,19 +448,21 @@ void rec_blame_lanes(qn_vm *vm) {
 
 /* ---- frames ---------------------------------------------------------------------------------------------------------------------------- */
 
-void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots) {
+void rec_frame_enter(qn_vm *vm, rec_frame *f, rec_frame_kind kind, rec_slots slots) {
   struct recording *r = vm->rec;
   *f = (rec_frame){.rec = r,
                    .outer = r->frames,
-                   .loop = loop,
+                   .level = r->lanes,
+                   .kind = kind,
                    .slots = slots,
                    .entry = value_retain(r->active),
                    .gone = value_unset(),
-                   .again = value_unset()};
+                   .again = value_unset(),
+                   .rest = value_unset()};
   r->frames = f;
 }
 
-static uint32_t frame_values(const rec_frame *f) { return f->loop ? (uint32_t)f->slots.n : 1; }
+static uint32_t frame_values(const rec_frame *f) { return f->kind == FRAME_LOOP ? (uint32_t)f->slots.n : 1; }
 
 static void free_values(qn_vm *vm, qn_value **values, uint32_t n) {
   for (uint32_t i = 0; *values && i < n; i++) value_release(vm, (*values)[i]);
@@ -341,6 +478,8 @@ static void frame_free(struct recording *r, rec_frame *f) {
   value_release(vm, f->entry);
   value_release(vm, f->gone);
   value_release(vm, f->again);
+  value_release(vm, f->rest);
+  raised_free(vm, f->raised, f->slots.n);
 }
 
 void frames_drop(struct recording *r) {
@@ -357,12 +496,12 @@ static bool leave_with(qn_vm *vm, rec_frame *f, qn_value *who, qn_value **values
   uint32_t n = frame_values(f);
   if (!*values) {
     if (!(*values = mem_alloc(vm, n * sizeof **values + 1))) return false;
-    for (uint32_t i = 0; i < n; i++) (*values)[i] = value_retain(f->loop ? *f->slots.slots[i] : result);
+    for (uint32_t i = 0; i < n; i++) (*values)[i] = value_retain(f->kind == FRAME_LOOP ? *f->slots.slots[i] : result);
     set_value(vm, who, value_retain(mask));
     return true;
   }
   for (uint32_t i = 0; i < n; i++) {
-    qn_value v = select_value(vm, mask, f->loop ? *f->slots.slots[i] : result, (*values)[i]);
+    qn_value v = select_value(vm, mask, f->kind == FRAME_LOOP ? *f->slots.slots[i] : result, (*values)[i]);
     if (value_is_error(v)) return false;
     set_value(vm, &(*values)[i], v);
   }
@@ -378,7 +517,7 @@ static bool depart(qn_vm *vm, rec_exit how, qn_value v) {
   rec_frame *f = r->frames;
   bool ok = true;
   if (!is_none(r->active)) {
-    for (; f && how == REC_RETURN && f->loop; f = f->outer) f->parted = true;
+    for (; f && (f->kind == FRAME_TRY || (how == REC_RETURN && f->kind == FRAME_LOOP)); f = f->outer) f->parted = true;
     if (f && how == REC_CONTINUE)
       ok = leave_with(vm, f, &f->again, &f->kept, r->active, value_nil());
     else if (f)
@@ -391,7 +530,7 @@ static bool depart(qn_vm *vm, rec_exit how, qn_value v) {
 
 qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v) {
   struct recording *r = vm->rec;
-  if (value_is_error(v) && f->left && !error_counts(vm)) {
+  if (value_is_error(v) && f->left && !error_stays(vm)) {
     set_value(vm, &r->active, value_unset());
     v = value_nil();
   }
@@ -400,7 +539,15 @@ qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v) {
     value_release(vm, v);
     v = all;
   }
-  set_value(vm, &r->active, value_retain(f->entry));
+  if (!f->parted) {
+    set_value(vm, &r->active, value_retain(f->entry));
+  } else if (!value_is_error(v)) {
+    qn_value rest = mask_or(vm, r->active, f->gone);
+    bool none = is_none(rest);
+    if (value_is_error(rest) || none) v = value_fail(vm, v);
+    if (none) raise_no_lane(vm);
+    if (!value_is_error(rest)) set_value(vm, &r->active, rest);
+  }
   frame_free(r, f);
   return v;
 }
@@ -430,7 +577,7 @@ int rec_loop_test(qn_vm *vm, rec_frame *f, qn_value condition, int truth) {
 int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
   struct recording *r = vm->rec;
   if (how == REC_ERROR) {
-    if (is_all(r->active) || same_mask(r->active, f->entry) || error_counts(vm)) return -1;
+    if (is_all(r->active) || same_mask(r->active, f->entry) || error_stays(vm)) return -1;
     set_value(vm, &r->active, value_unset());
   } else if (how == REC_VALUE) {
     value_release(vm, v);
@@ -460,15 +607,16 @@ int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
 
 rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok) {
   struct recording *r = vm->rec;
+  if (!ok && (f->left || f->parted) && catch_lanes(vm) > 0) ok = true;
   for (int i = 0; ok && f->left && i < f->slots.n; i++) {
     qn_value all =
         is_none(r->active) ? value_retain(f->left[i]) : select_value(vm, f->gone, f->left[i], *f->slots.slots[i]);
     ok = !value_is_error(all);
     if (ok) set_value(vm, f->slots.slots[i], all);
   }
-  if (!ok || !f->parted) {
+  if (!f->parted) {
     set_value(vm, &r->active, value_retain(f->entry));
-  } else {
+  } else if (ok) {
     qn_value rest = mask_or(vm, r->active, f->gone);
     ok = !value_is_error(rest);
     set_value(vm, &r->active, ok ? rest : value_retain(f->entry));
@@ -508,12 +656,14 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
   r->arm_from = r->g->n;
   qn_value v = arm.run(arm.ctx, &how);
   r->arms--;
-  bool counts = how == REC_ERROR && error_counts(vm);
+  int caught = how == REC_ERROR && !is_none(r->active) ? catch_lanes(vm) : 0;
+  bool counts = how == REC_ERROR && (caught ? caught < 0 : error_counts(vm));
   r->arm_from = around;
   if (counts) return false;
   if (how == REC_ERROR) {
     v = value_nil();
     set_value(vm, &r->active, value_unset());
+    end->run = caught > 0;
   } else {
     end->run = true;
     if (how != REC_VALUE) {
@@ -627,4 +777,131 @@ rec_answer rec_if(qn_vm *vm, const rec_branch *branch, qn_value predicate, qn_va
   if_drop(vm, &o);
   if (!ok) raise_at(vm, at);
   return !ok ? REC_FAILED : left ? REC_LEFT : REC_DONE;
+}
+
+/* ---- try --------------------------------------------------------------------------------------------------------------------------------- */
+
+/* What a try owns while its body and handler run. */
+typedef struct try_owned {
+  rec_frame frame;
+  bool inside; /* the frame is one of those in progress */
+  struct lanes_raised *raised;
+  arm_end all, one; /* what the lanes so far have come to; what those of one group have */
+  qn_value entry;
+  int nslots;
+} try_owned;
+
+static void try_drop(qn_vm *vm, void *what) {
+  try_owned *o = what;
+  if (o->inside) rec_frame_drop(&o->frame);
+  raised_free(vm, o->raised, o->nslots);
+  arm_free(vm, &o->all, (uint32_t)o->nslots);
+  arm_free(vm, &o->one, (uint32_t)o->nslots);
+  value_release(vm, o->entry);
+}
+
+/* The handler of one group, as an arm. */
+typedef struct handling {
+  const rec_handler *of;
+  struct lanes_raised *group;
+} handling;
+
+static qn_value run_handler(void *ctx, rec_exit *how) {
+  const handling *h = ctx;
+  qn_error_object *e = h->group->error;
+  h->group->error = NULL;
+  return h->of->handle(h->of->ctx, e, how);
+}
+
+/* The handler runs for a group, and what its lanes come to is added to what the others have. *lost: some of them have not come to its end. False
+ * with an error raised. */
+static bool handle_group(qn_vm *vm, const rec_handler *h, try_owned *o, struct lanes_raised *g, bool *lost) {
+  const rec_slots s = h->assigned;
+  arm_end *all = &o->all, *one = &o->one;
+  handling of = {h, g};
+  slots_set(vm, s, g->values);
+  if (!run_arm(vm, (rec_arm){run_handler, &of}, value_retain(g->lanes), s, g->values, one)) return false;
+  *lost |= !one->run || !same_mask(one->active, g->lanes);
+  bool ok = true, first = is_none(all->active);
+  if (one->slots && !is_none(one->active)) {
+    for (int i = 0; i < s.n && ok; i++) {
+      qn_value v = first ? value_retain(one->slots[i]) : select_value(vm, g->lanes, one->slots[i], all->slots[i]);
+      ok = !value_is_error(v);
+      if (ok) set_value(vm, &all->slots[i], v);
+    }
+    qn_value v = !ok                 ? value_error()
+                 : first || !h->used ? value_retain(one->value)
+                                     : select_value(vm, g->lanes, one->value, all->value);
+    qn_value both = value_is_error(v) ? v : mask_or(vm, all->active, one->active);
+    if (!value_is_error(v)) set_value(vm, &all->value, v);
+    if (!value_is_error(both)) set_value(vm, &all->active, both);
+    ok = !value_is_error(both);
+  }
+  arm_free(vm, one, (uint32_t)o->nslots);
+  *one = (arm_end){.value = value_nil(), .active = value_unset()};
+  return ok;
+}
+
+/* The body has ended: no error is pending. The handler runs for all groups. As rec_try_lanes. */
+static rec_answer handle_all(qn_vm *vm, const rec_handler *h, try_owned *o, rec_exit how, bool lost, qn_value v) {
+  struct recording *r = vm->rec;
+  const rec_slots s = h->assigned;
+  o->all.value = v;
+  if (how != REC_VALUE) {
+    o->all.value = value_nil();
+    lost = true;
+    if (!depart(vm, how, v)) return REC_FAILED;
+  }
+  o->all.active = value_retain(r->active);
+  bool ok = save_slots(vm, s, &o->all.slots);
+  for (struct lanes_raised *g = o->raised; g && ok; g = g->next) ok = handle_group(vm, h, o, g, &lost);
+  if (!ok) return REC_FAILED;
+  slots_set(vm, s, o->all.slots);
+  set_value(vm, &r->active, value_retain(lost ? o->all.active : o->entry));
+  return is_none(r->active) ? REC_LEFT : REC_DONE;
+}
+
+rec_answer rec_try_lanes(qn_vm *vm, const rec_handler *h, rec_exit *how, qn_value *result) {
+  struct recording *r = vm->rec;
+  qn_value *mark = vm->sp;
+  const uint32_t around = r->arm_from;
+  try_owned o = {.all = {.value = value_nil(), .active = value_unset()},
+                 .one = {.value = value_nil(), .active = value_unset()},
+                 .entry = value_retain(r->active),
+                 .nslots = h->assigned.n};
+  rec_frame_enter(vm, &o.frame, FRAME_TRY, h->assigned);
+  o.inside = true;
+  vm_owned held;
+  vm_own(vm, &held, try_drop, &o);
+  r->arm_from = r->g->n; /* what stands before fails outside */
+  qn_value v = h->body.run(h->body.ctx, how);
+  r->arm_from = around;
+  bool raises = *how == REC_ERROR, caught = false;
+  if (raises && is_none(r->active) && error_catchable(vm)) {
+    error_clear(vm);
+    caught = true;
+  } else if (raises) {
+    caught = catch_lanes(vm) > 0;
+  }
+  bool lost = o.frame.parted;
+  o.raised = o.frame.raised;
+  o.frame.raised = NULL;
+  frame_free(r, &o.frame); /* errors of the handler are for others */
+  o.inside = false;
+  rec_answer answer = REC_NOT_YET;
+  *result = v;
+  if (caught) {
+    vm_pop_to(vm, mark);
+    *how = REC_VALUE;
+    *result = value_nil();
+    if (!o.raised) answer = REC_LEFT; /* no lane was at work, and those that were have left something further out */
+  }
+  if (o.raised && *how != REC_ERROR) {
+    answer = handle_all(vm, h, &o, *how, lost, *result);
+    *how = REC_VALUE;
+    *result = answer == REC_DONE ? value_retain(o.all.value) : value_nil();
+  }
+  vm_disown(vm, &held);
+  try_drop(vm, &o);
+  return answer;
 }

@@ -131,6 +131,7 @@ bool vmap_advance(struct recording *r) {
   bool any = false, ok = true;
   if (n - from > sizeof few && !(fallible = mem_alloc(vm, n - from))) return false;
   for (uint32_t i = from; i < n; i++) any |= fallible[i - from] = graph_fallible(r->g, i);
+  r->unsure |= any;
   uint32_t culprit = 0;
   op_refusal why = {0};
   if (!batch_advance(&outermost->batch, &culprit, &why)) {
