@@ -425,7 +425,7 @@ qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
                                                 : NULL;
     if (!i || i->head != TAG_INT) return NULL;
     const qn_value *x = peek(vm, f->object, fp, own);
-    if (!x || x->head != TAG_LIST) return NULL;
+    if (!x || x->head != TAG_LIST || value_is_stacked(*x)) return NULL;
     const qn_list *l = value_list(*x);
     uint64_t at = (uint64_t)(i->u.i < 0 ? i->u.i + (int64_t)l->len : i->u.i);
     return at >= l->len || (own && l->head.refs != 1) ? NULL : &l->items[at];
@@ -507,6 +507,15 @@ static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
   return r;
 }
 
+/* x[i] of a stacked list; takes over both. */
+static __attribute__((noinline)) qn_value index_stacked(qn_vm *vm, n_index *n, qn_value x, qn_value i) {
+  rec_at(vm, n->mark);
+  qn_value r = rec_stacked_get(vm, &x, i);
+  if (value_is(r, TAG_UNSET)) r = get_one(vm, x, i, n->mark);
+  value_release(vm, i);
+  return finish_index(vm, n, x, r);
+}
+
 /* x[i] with one expression in the brackets. The node's flag: evaluating that expression rebinds the variable x. */
 qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
@@ -518,6 +527,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
     if (!local) value_release(vm, x);
     return i;
   }
+  if (x.head == TAG_LIST && value_is_stacked(x)) return index_stacked(vm, n, local ? value_retain(x) : x, i);
   if (i.head == TAG_INT) {
     if (x.head == TAG_LIST) { /* reading an item of a list is not recorded */
       const qn_list *l = value_list(x);
@@ -543,6 +553,22 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r = get_one(vm, x, i, n->mark);
   value_release(vm, i);
   return finish_index(vm, n, x, r);
+}
+
+qn_value eval_count(qn_vm *vm, node *h, qn_value *fp) {
+  n_count *n = (n_count *)h;
+  qn_value *x = &fp[h->slot];
+  if (__builtin_expect(!value_is_stacked(*x), 1)) return eval(vm, &n->plain->h, fp);
+  qn_value f = eval(vm, n->plain->callee, fp);
+  if (value_stops(f)) return f;
+  bool known = value_is(f, TAG_FN) && value_fn(f)->code == n->def;
+  value_release(vm, f);
+  rec_at(vm, h->at);
+  if (known) return rec_length(vm, stacked_lead(*x));
+  qn_value list = rec_unstacked(vm, *x);
+  if (value_is_error(list)) return list;
+  slot_set(vm, x, list);
+  return eval(vm, &n->plain->h, fp);
 }
 
 static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n, qn_value *fp) {

@@ -338,12 +338,14 @@ static bool range_computes(const qn_range *r) {
   return !__builtin_mul_overflow(range_length(r), r->step, &last);
 }
 
-/* The item of the turn with this number; if it is traced, what is gone over is no list. Owned, or the error value. */
+/* The item of the turn with this number; if it is traced, what is gone over is no list but a stacked one. Owned, or the error value. */
 static qn_value turn_item(const turn *t, qn_value number) {
   switch (value_tag_of(t->over)) {
   case TAG_ARRAY:
     return value_node(number) ? rec_row(t->vm, t->over, number) : op_index_row(t->vm, t->over, number.u.i);
-  case TAG_LIST: return value_retain(value_list(t->over)->items[number.u.i]);
+  case TAG_LIST:
+    return value_is_stacked(t->over) ? rec_stacked_item(t->vm, t->over, number)
+                                     : value_retain(value_list(t->over)->items[number.u.i]);
   case TAG_RANGE: {
     const qn_range *r = value_range(t->over);
     return value_node(number) ? traced_item(t->vm, value_int(r->start), value_int(r->step), number)
@@ -410,11 +412,14 @@ static rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, qn
   return offer_items(vm, n, fp, over, NULL, first, end, tries);
 }
 
-/* offer_for, from row i of an array on. How many rows there are need not be known, unless turns are captured one by one. */
+/* The array whose rows are counted in a loop over an array or a stacked list. */
+static inline qn_value rows_of(qn_value over) { return value_is_stacked(over) ? stacked_lead(over) : over; }
+
+/* offer_for, from row i of an array, or item i of a stacked list, on. How many rows there are need not be known, unless turns are captured one by one. */
 static __attribute__((noinline)) rec_answer offer_rows(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t i,
                                                        rec_tries *tries) {
   bool apart = tries->apart;
-  qn_value end = tries->left ? rec_length(vm, over) : value_unset();
+  qn_value rows = rows_of(over), end = tries->left ? rec_length(vm, rows) : value_unset();
   if (value_is_error(end)) return REC_FAILED;
   if (value_node(end)) {
     tries->apart = false;
@@ -422,8 +427,8 @@ static __attribute__((noinline)) rec_answer offer_rows(qn_vm *vm, n_for *n, qn_v
     if (answer != REC_NOT_YET || !apart) return answer;
     tries->apart = true;
   }
-  if (!rec_length_seen(vm, over)) return REC_FAILED;
-  return offer_for(vm, n, fp, over, value_int(i), value_int(value_array(over)->shape[0]), tries);
+  if (!rec_length_seen(vm, rows)) return REC_FAILED;
+  return offer_for(vm, n, fp, over, value_int(i), value_int(value_array(rows)->shape[0]), tries);
 }
 
 /* The turns of a loop over items as calls. */
@@ -630,7 +635,8 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (value_stops(it)) return it;
   if (!rec_look(vm, it) || !rec_iterates(vm, &it)) return value_fail(vm, it);
-  int64_t len = iterable_length(it);
+  bool stacked = value_is_stacked(it);
+  int64_t len = iterable_length(stacked ? stacked_lead(it) : it);
   qn_value r = value_nil(), *mark = vm->sp;
   if (len < 0 || !vm_enter(vm, 1)) {
     r = len < 0 ? fail_iterable(vm, it, n->iterable) : value_error();
@@ -643,10 +649,10 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return vm_pop_with(vm, mark, value_error());
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   rec_tries tries = rec_loop_begins(vm);
-  bool recorded = op_deferred(vm), rows = recorded && value_is(it, TAG_ARRAY);
+  bool recorded = op_deferred(vm), rows = recorded && (value_is(it, TAG_ARRAY) || stacked);
   tries.apart = recorded && !lanes && !shown && !value_is(it, TAG_STR) && (h->flag & LOOP_LEAVES);
   bool counted = value_is(it, TAG_RANGE) && !shown && range_computes(value_range(it));
-  if (!value_is(it, TAG_ARRAY) && !counted) {
+  if (!value_is(it, TAG_ARRAY) && !counted && !stacked) {
     tries.left = 0;
     if (!(h->flag & LOOP_LEAVES)) tries.parts = NULL;
   }
@@ -665,7 +671,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       if (answer == REC_LEFT) r = value_signal(SIGNAL_RETURN);
       if (answer != REC_NOT_YET) break;
     }
-    if (__builtin_expect(rows, 0) && !tries.left && !rec_length_seen(vm, it)) { /* it is unrolled */
+    if (__builtin_expect(rows, 0) && !tries.left && !rec_length_seen(vm, rows_of(it))) { /* it is unrolled */
       r = raise_at(vm, h->at);
       break;
     }
@@ -673,7 +679,10 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     qn_value item;
     int64_t step = 1;
     switch (value_tag_of(it)) {
-    case TAG_LIST: item = value_retain(value_list(it)->items[i]); break;
+    case TAG_LIST:
+      if (stacked) rec_at(vm, n->iterable->at);
+      item = stacked ? rec_stacked_item(vm, it, value_int(i)) : value_retain(value_list(it)->items[i]);
+      break;
     case TAG_RANGE: item = value_int(range_item(value_range(it), i)); break;
     case TAG_ARRAY:
       rec_at(vm, n->iterable->at);
@@ -709,7 +718,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     r = value_nil();
   }
   if (n->turns && !recorded && i > asked) turns_passed(n->turns, i - asked);
-  if (rows && i == len && !value_is_error(r) && !rec_length_seen(vm, it)) r = value_fail(vm, r);
+  if (rows && i == len && !value_is_error(r) && !rec_length_seen(vm, rows_of(it))) r = value_fail(vm, r);
   rec_loop_ends(vm, &tries);
   r = vmap_loop_end(vm, lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);

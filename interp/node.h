@@ -304,6 +304,13 @@ typedef struct n_grow {
   node *items[];
 } n_grow;
 
+/* len(xs) for a local, in h.slot, that may hold a stacked list. */
+typedef struct n_count {
+  node h;
+  n_call *plain;                 /* the call */
+  const struct builtin_def *def; /* what its callee must mean: the builtin */
+} n_count;
+
 typedef struct n_for {
   node h;
   lvalue *target; /* where each item is stored */
@@ -404,7 +411,7 @@ void text_warning(qn_vm *vm, text_buf *t, span at, const char *message);
 
 /* eval_expr.c: lists, records, strings, fields, functions */
 evaluator eval_list, eval_list_spread, eval_record, eval_template, eval_range, eval_field, eval_fn_node;
-evaluator eval_index, eval_index_one;
+evaluator eval_index, eval_index_one, eval_count;
 /* How many values `..v` stands for: the items of a list or range, or the rows of an array; -1 for values that do not spread like this. */
 int64_t spread_length(qn_vm *vm, qn_value v);
 /* Value i of these. Owned, or the error value. */

@@ -222,6 +222,10 @@ bool note_read(resolver *r, function *f, variable *v) {
   return true;
 }
 
+void note_stackable(resolver *r, const node *read) {
+  if (read->kind == N_LOCAL && r->fn->outer && read->slot < STACKABLE_MAX) r->fn->stacked[read->slot]++;
+}
+
 bool note_grown(resolver *r, uint32_t slot) {
   function *f = r->fn;
   if (!mem_grow(r->vm, (void **)&f->grown, &f->grown_cap, (size_t)f->ngrown + 1, sizeof *f->grown)) return false;
@@ -860,6 +864,19 @@ static bool resolve_types(resolver *r, shape_names *s) {
   return true;
 }
 
+/* The parameters that stacked lists may be in: all that is done with them is noted as such, and they have no types. */
+static uint32_t stackable(const resolver *r, const fn_code *code) {
+  const function *f = r->fn;
+  uint32_t mask = 0;
+  for (uint32_t i = 0; i < code->nparams && i < STACKABLE_MAX; i++) {
+    const variable *v = &f->vars[i];
+    if (f->stacked[i] && v->slot == i && v->reads == f->stacked[i] && !v->captured && !code->params[i].type &&
+        !rebound_since(r, i, 0))
+      mask |= (uint32_t)1 << i;
+  }
+  return mask;
+}
+
 static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
   function *f = r->fn;
   shape_names s = {.code = code, .fn = n};
@@ -877,6 +894,7 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
     code->result = type_of(r, &s, result);
     if (!code->result || !type_expressions(r, code->result, result)) return false;
   }
+  code->anchor.stackable = stackable(r, code);
   code->nslots = f->most;
   code->unit = r->unit;
   code->uses = f->kept;

@@ -64,10 +64,11 @@ typedef struct function {
   uint32_t blocks;       /* how many blocks are open; a let at the top level outside of any block makes a global */
   uint32_t loops, tries; /* how many loops and try bodies are open */
   uint32_t loop_vars;    /* how many variables there were when the innermost loop began */
-  const struct loop_test *tests; /* the conditions of the while loops around, the innermost first */
-  uint32_t signals, returns;     /* how many nodes so far break, continue or return; how many return */
-  uint32_t breaks;               /* how many nodes so far break or continue the innermost loop */
-  uint32_t early;                /* how many early returns around have become branches, one inside the other */
+  const struct loop_test *tests;   /* the conditions of the while loops around, the innermost first */
+  uint32_t signals, returns;       /* how many nodes so far break, continue or return; how many return */
+  uint32_t breaks;                 /* how many nodes so far break or continue the innermost loop */
+  uint32_t stacked[STACKABLE_MAX]; /* of the first parameters: how many of their reads a stacked list may answer */
+  uint32_t early;                  /* how many early returns around have become branches, one inside the other */
 } function;
 
 /* A read of a global, which must be defined by the end of the text. */
@@ -173,6 +174,8 @@ QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
 QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);
 /* As site_end, for a loop: also makes *out, what its turns are as calls. */
 QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out);
+/* A node that has just been made reads a value only to go over its items, to count them or to take one: notes that, if it is a parameter. */
+void note_stackable(resolver *r, const node *read);
 /* Notes that a variable of the function f is read. False with an error raised. */
 QN_MUST_CHECK bool note_read(resolver *r, function *f, variable *v);
 
@@ -183,6 +186,8 @@ QN_MUST_CHECK node *expression(resolver *r, const ast_node *n);
 QN_MUST_CHECK node *condition_node(resolver *r, const ast_node *n);
 /* The node of one item of an index, which may be an expression, a slice, an ellipsis or a new axis. */
 QN_MUST_CHECK node *index_item_node(resolver *r, const ast_node *n);
+/* The builtin without effect that a name means here; NULL if it means something else. */
+const builtin_def *builtin_named(resolver *r, qn_str *name);
 QN_MUST_CHECK node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, bool left_rebound);
 /* The node that makes a function value. `name`: what the function is bound to, or NULL; `local`: inside of its body, that name means the
  * function itself. */

@@ -207,6 +207,21 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
   return true;
 }
 
+/* A call of a global by its name; as an n_count if it is len of a local. */
+static node *count_node(resolver *r, const ast_node *n, n_call *call) {
+  qn_str *name = n->kids[0]->u.s;
+  bool one = call->n == 1 && !call->args[0].keyword && call->args[0].value->kind == N_LOCAL;
+  const builtin_def *def = one && strcmp(name->text, "len") == 0 ? builtin_named(r, name) : NULL;
+  if (!def) return &call->h;
+  n_count *out = node_new(r, sizeof *out, eval_count, n);
+  if (!out) return NULL;
+  out->h.slot = call->args[0].value->slot;
+  out->plain = call;
+  out->def = def;
+  note_stackable(r, call->args[0].value);
+  return &out->h;
+}
+
 static node *call_expression(resolver *r, const ast_node *n) {
   bool method = n->kind == AST_method;
   n_call *out = node_new(r, sizeof *out + n->n * sizeof *out->args, method ? eval_method : eval_call, n);
@@ -223,7 +238,7 @@ static node *call_expression(resolver *r, const ast_node *n) {
   bool spread = false;
   for (uint32_t i = 0; i < out->n; i++) spread |= out->args[i].spread;
   if (!method && out->callee->kind == N_GLOBAL && !spread) out->direct = ((n_global *)out->callee)->cell;
-  return &out->h;
+  return out->direct && callee->kind == AST_name ? count_node(r, n, out) : &out->h;
 }
 
 static node *slice_node(resolver *r, const ast_node *at, const ast_node *start, const ast_node *stop,
@@ -270,6 +285,7 @@ static node *index_expression(resolver *r, const ast_node *n) {
   if (kind != N_SLICE && kind != N_ELLIPSIS && kind != N_NEW) {
     out->h.eval = eval_index_one;
     out->h.kind = N_INDEX;
+    note_stackable(r, out->object);
   }
   out->h.flag = out->object->kind == N_LOCAL && rebound_since(r, out->object->slot, mark);
   return &out->h;

@@ -52,6 +52,11 @@ static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
   return is_pure_cell(builtin_cell(r, name), def);
 }
 
+const builtin_def *builtin_named(resolver *r, qn_str *name) {
+  const builtin_def *def;
+  return is_pure(r, name, &def) ? def : NULL;
+}
+
 /* Is this a function defined at the prompt? It may run after later inputs, which may redefine names that mean builtins now. */
 static bool is_late(const resolver *r) { return r->prompt && r->fn->outer; }
 
@@ -565,6 +570,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   } else {
     out->iterable = expression(r, over);
     if (!out->iterable) return NULL;
+    note_stackable(r, out->iterable);
   }
   function *f = r->fn;
   site_mark mark;

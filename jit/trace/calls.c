@@ -24,6 +24,7 @@
 #include "jit/trace/rewrites.h"
 #include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
+#include "jit/trace/stacked.h"
 #include "jit/trace/tracers.h"
 #include "lang/trace_events.h"
 
@@ -174,7 +175,7 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
 static qn_value run_from_tap(qn_vm *vm, const rec_call_site *site, uint64_t made) {
   tap_frame frame;
   tap_frame_enter(vm, &frame, made, NULL);
-  qn_value result = site->run(site->ctx);
+  qn_value result = site_run(site);
   tap_frame_leave(vm, &frame);
   return result;
 }
@@ -212,7 +213,7 @@ static void answer(qn_vm *vm, specialization *served, break_reason refused) {
 /* Makes a call that no specialization serves in the interpreter. */
 static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why) {
   count_plain(vm, site->anchor, why);
-  qn_value result = site->run(site->ctx);
+  qn_value result = site_run(site);
   answer(vm, NULL, why);
   return result;
 }
@@ -230,7 +231,7 @@ static bool keep_call(qn_vm *vm, const rec_call_site *site) {
 static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   uint64_t before = vm->arrays_made;
   list->calls[CALL_early]++;
-  qn_value result = site->run(site->ctx);
+  qn_value result = site_run(site);
   list->watched = true;
   list->computes |= vm->arrays_made != before;
   return result;
@@ -476,6 +477,10 @@ static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
 /* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
  * specialization is made of it. */
 static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish) {
+  if (!stack_fill(site)) {
+    if (!error_repeats(vm)) return value_error();
+    return run_plain(vm, site, BREAK_memory);
+  }
   uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
   struct recording *r = rec_begin(vm, true);
   if (!r) { /* without memory for a recording the interpreter may still manage the call */
@@ -636,6 +641,12 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
   return NULL;
 }
 
+/* May lists among the arguments of a call be stacked? */
+static bool may_stack(const qn_vm *vm, const rec_call_site *site) {
+  return !op_deferred(vm) && vm->tune[TUNE_jit_symbolic] && site->symbolic != REC_NEVER &&
+         !value_is(vm->asked.watched_fn, TAG_FN);
+}
+
 /* Would a call fit a specialization if some of its sizes were others? Then these become symbolic: the wish for its recording, owned, with the
  * reason in `why`. NULL: there is no such specialization. */
 static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_specializations *list, call_inputs *c,
@@ -654,17 +665,42 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
   return NULL;
 }
 
-/* Is a call that nothing serves to be recorded? If so, the reason is noted for the log and for explain, and *wish (owned; may be NULL) says
- * which sizes are to be symbolic. */
-static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
-                        lookup_miss miss, size_wish **wish) {
+/* Nothing serves a call. Lists among its arguments whose lengths are others than in earlier calls are stacked (stacked.c) from now on, and the
+ * reason for its recording is that; appends it. */
+static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *list, text_buf *why) {
+  uint32_t wanted = 0, stackable = site->anchor->stackable & ~list->stacked;
+  int64_t before[STACKABLE_MAX];
+  for (int i = 0; i < site->nargs && i < STACKABLE_MAX; i++) {
+    if (!(stackable >> i & 1) || !value_is(site->args[i], TAG_LIST)) continue;
+    int64_t now = value_list(site->args[i])->len;
+    for (const specialization *e = list->first; e && !(wanted >> i & 1); e = e->next) {
+      before[i] = pattern_list_length(&e->pattern, (uint32_t)i);
+      if (before[i] >= 0 && before[i] != now) wanted |= (uint32_t)1 << i;
+    }
+  }
+  uint32_t got = wanted ? stack_args(vm, site, wanted) : 0;
+  error_clear(vm);
+  list->stacked |= got;
+  for (int i = 0; i < STACKABLE_MAX && got; i++) {
+    if (!(got >> i & 1)) continue;
+    text_addf(why, "length of argument %d was %lld, now %lld; now symbolic", i + 1, (long long)before[i],
+              (long long)value_array(stacked_lead(site->args[i]))->shape[0]);
+    break; /* one is enough */
+  }
+}
+
+/* Is a call that nothing serves to be recorded? If so, the reason (`why`, unless it has words already) is noted for the log and for explain,
+ * and *wish (owned; may be NULL) says which sizes are to be symbolic. */
+static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *list, call_inputs *c, lookup_miss miss,
+                        size_wish **wish) {
   if (miss == MISS_rules) return true;
   if (list->full || miss == MISS_memory) return false;
   if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
   if (!list->first) return true;
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
-  *wish = wish_for(vm, site, list, c, &why);
-  if (!*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
+  if (site->stacked && may_stack(vm, site)) stack_more(vm, site, list, &why);
+  if (!why.len) *wish = wish_for(vm, site, list, c, &why);
+  if (!why.len && !*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
     specialization_fits(vm, list->first, site, c, &why);
   if (!why.len) text_adds(&why, "a graph of this very call was asked for");
   text_add(&why, "", 1);
@@ -686,7 +722,7 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   short_call c;
   bool rests = !timed && rest_begin(vm, site, &c);
   vm->asked.alone += alone;
-  qn_value result = site->run(site->ctx);
+  qn_value result = site_run(site);
   vm->asked.alone -= alone;
   if (rests) rest_end(vm, site->anchor, list, &c);
   return result;
@@ -782,7 +818,11 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
   bool now = ready && runs_now(vm, list, e, &timed);
   /* an eager call needs no look-up, so the time of that counts for the plan */
   int64_t start = !timed ? 0 : now && came ? came : trace_events_now();
-  if (!now) {
+  bool failed = now && !stack_fill(site);
+  if (failed && error_repeats(vm)) now = failed = false;
+  if (failed) {
+    result = value_error();
+  } else if (!now) {
     call_inputs_free(vm, inputs);
     result = serve_eager(vm, site, list, e, ready, timed);
   } else if (vm->config.jit == QN_JIT_VERIFY) {
@@ -827,6 +867,42 @@ static bool run_cold(qn_vm *vm, const rec_call_site *site, anchor_specialization
   return cold || quiet;
 }
 
+/* Makes a call of a function that is hot. */
+static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
+  int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
+  if (site->stacked && list->stacked && may_stack(vm, site)) {
+    stack_args(vm, site, list->stacked);
+    error_clear(vm);
+  }
+  call_inputs inputs;
+  inputs.cap = 0;
+  lookup_miss miss;
+  specialization *e = look_up(vm, site, list, &inputs, &miss);
+  if (e) {
+    qn_value result = serve_call(vm, site, list, e, &inputs, came);
+    call_inputs_free(vm, &inputs);
+    return result;
+  }
+  size_wish *wish = NULL;
+  bool recorded = is_recorded(vm, site, list, &inputs, miss, &wish);
+  call_inputs_free(vm, &inputs);
+  if (!recorded) {
+    size_wish_free(vm, wish);
+    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
+  }
+  list->streak = list->rests = 0;
+  int64_t begin = trace_events_begin(vm->engine);
+  vm_owned held;
+  if (wish) vm_own(vm, &held, drop_wish, wish);
+  qn_value result = record(vm, site, list, wish);
+  if (wish) {
+    vm_disown(vm, &held);
+    size_wish_free(vm, wish);
+  }
+  trace_events_end(vm->engine, TRACE_EVENTS_recording, site->anchor->name, begin, NULL, 0);
+  return result;
+}
+
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   if (vm->asked.watched == a && !keep_call(vm, site)) {
@@ -850,33 +926,15 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
   if (list->first && list->first->hits < list->first->quick_until && serve_quick(vm, site, list, list->first, &result))
     return result;
-  int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
-  call_inputs inputs;
-  inputs.cap = 0;
-  lookup_miss miss;
-  specialization *e = look_up(vm, site, list, &inputs, &miss);
-  if (e) {
-    result = serve_call(vm, site, list, e, &inputs, came);
-    call_inputs_free(vm, &inputs);
-    return result;
-  }
-  size_wish *wish = NULL;
-  bool recorded = is_recorded(vm, site, list, &inputs, miss, &wish);
-  call_inputs_free(vm, &inputs);
-  if (!recorded) {
-    size_wish_free(vm, wish);
-    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
-  }
-  list->streak = list->rests = 0;
-  int64_t begin = trace_events_begin(vm->engine);
+  if (__builtin_expect(!a->stackable, 1)) return make_call(vm, site, list);
+  stacked_args stacked = {.vm = vm};
   vm_owned held;
-  if (wish) vm_own(vm, &held, drop_wish, wish);
-  result = record(vm, site, list, wish);
-  if (wish) {
-    vm_disown(vm, &held);
-    size_wish_free(vm, wish);
-  }
-  trace_events_end(vm->engine, TRACE_EVENTS_recording, a->name, begin, NULL, 0);
+  vm_own(vm, &held, stacked_drop, &stacked);
+  site->stacked = &stacked;
+  result = make_call(vm, site, list);
+  vm_disown(vm, &held);
+  stack_undo(site);
+  site->stacked = NULL;
   return result;
 }
 

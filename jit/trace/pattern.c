@@ -137,6 +137,9 @@ typedef struct matcher {
  * may be anything. */
 static bool is_cut(const pattern *p, uint32_t at) { return at >= p->n; }
 
+/* Is it the part of a stacked list? */
+static bool is_stack(const pat *x) { return x->kind == PAT_LIST && x->tag == TAG_SIGNAL; }
+
 /* Appends the path from part *at down to part `target`: ".w", "[2]". False if `target` is not below it: then *at is moved behind the
  * subtree. */
 static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf *out) {
@@ -148,6 +151,8 @@ static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf
     size_t len = out->len;
     if (x->kind == PAT_RECORD)
       text_addf(out, ".%s", record_name(value_record(x->value), i)->text);
+    else if (is_stack(x))
+      text_adds(out, ", stacked");
     else if (x->kind == PAT_LIST)
       text_addf(out, "[%u]", i);
     else
@@ -176,6 +181,15 @@ void pattern_print_place(const pattern *p, uint32_t target, text_buf *out) {
   print_root(x, out);
   uint32_t at = x->first;
   path_below(p, &at, target, out);
+}
+
+int64_t pattern_list_length(const pattern *p, uint32_t arg) {
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    const root *x = &p->roots[i];
+    if (x->kind == ROOT_ARG && x->arg == arg)
+      return is_cut(p, x->first) || p->pats[x->first].kind != PAT_LIST ? -1 : (int64_t)p->pats[x->first].n;
+  }
+  return -1;
 }
 
 void pattern_input_name(const pattern *p, uint32_t input, text_buf *out) {
@@ -214,7 +228,12 @@ static void print_expected(const pattern *p, const pat *x, text_buf *out) {
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY: print_array(p, x, out); break;
   case PAT_SCALAR: text_adds(out, x->tag == TAG_INT ? "an int" : "a float"); break;
-  case PAT_LIST: text_addf(out, "a list of %u", x->n); break;
+  case PAT_LIST:
+    if (is_stack(x))
+      text_adds(out, "a list of items that are alike");
+    else
+      text_addf(out, "a list of %u", x->n);
+    break;
   case PAT_FN: text_adds(out, "the function that it was"); break;
   case PAT_EXACT:
     if (x->tag == TAG_UNSET) {
@@ -230,7 +249,10 @@ static bool miss(matcher *m, qn_value v) {
   if (!m->why) return false;
   const pat *x = &m->p->pats[m->at - 1];
   pattern_print_place(m->p, m->at - 1, m->why);
-  text_addf(m->why, " is %s instead of ", phrase_kind(v).text);
+  if (value_is_stacked(v))
+    text_addf(m->why, " is a list of %lld, stacked, instead of ", (long long)value_array(stacked_lead(v))->shape[0]);
+  else
+    text_addf(m->why, " is %s instead of ", phrase_kind(v).text);
   print_expected(m->p, x, m->why);
   return false;
 }
@@ -293,7 +315,7 @@ static bool match(matcher *m, qn_value v) {
     return true;
   case PAT_EXACT: return ((v.head & 0xff) == x->tag && match_exact(x, v)) || miss(m, v);
   case PAT_LIST:
-    if (!value_is(v, TAG_LIST) || value_list(v)->len != x->n) return miss(m, v);
+    if (!value_is(v, TAG_LIST) || value_list(v)->len != x->n || value_is_stacked(v) != is_stack(x)) return miss(m, v);
     break;
   case PAT_RECORD:
     if (!value_is(v, TAG_RECORD) || !record_same_layout(value_record(v), value_record(x->value))) return miss(m, v);
@@ -652,8 +674,16 @@ static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
       text_kind(out, x->value);
     break;
   case PAT_FN: text_adds(out, "fn"); break;
-  case PAT_LIST: text_adds(out, "("); break;
+  case PAT_LIST: text_adds(out, is_stack(x) ? "stacked " : "("); break;
   case PAT_RECORD: text_adds(out, "{"); break;
+  }
+  if (is_stack(x)) { /* only its arrays show */
+    text_buf rest = {0};
+    at = print_pat(p, at, &rest);
+    if (!is_cut(p, at)) at = print_pat(p, at, out);
+    if (!is_cut(p, at)) at = print_pat(p, at, &rest);
+    text_free(&rest);
+    return at;
   }
   if (x->kind == PAT_LIST || x->kind == PAT_RECORD || (x->kind == PAT_FN && x->n)) {
     if (x->kind == PAT_FN) text_adds(out, " over (");

@@ -27,7 +27,7 @@ typedef enum pat_kind {
   PAT_ARRAY,  /* an array of this dtype, rank and sizes; it becomes graph input `input` */
   PAT_SCALAR, /* an int or a float (`tag`); it becomes the weak graph input `input` */
   PAT_EXACT,  /* a value equal to `value`: nil, bool, text, dtype, device, range, module, builtin function */
-  PAT_LIST,   /* a list of n items */
+  PAT_LIST,   /* a list of n items; if `tag` is TAG_SIGNAL, a stacked one (stacked.c) */
   PAT_RECORD, /* a record of n fields with the names of `value`, a record of nils */
   PAT_FN      /* a function with this code and n captures */
 } pat_kind;
@@ -156,6 +156,8 @@ bool pattern_match_quick(const pattern *p, bool check_by_value, qn_value fn, con
 /* Does a call fit in all but the sizes of its arrays, which are on the CPU? These are put into `sizes`, where the pattern's are in `dims`. */
 bool pattern_match_but_sizes(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                              int64_t *sizes);
+/* How long a list argument must be; -1 if it need be no list. */
+int64_t pattern_list_length(const pattern *p, uint32_t arg);
 /* Appends where a part of the pattern is: "argument 1.w", "global scale". */
 void pattern_print_place(const pattern *p, uint32_t part, text_buf *out);
 void pattern_free(qn_vm *vm, pattern *p);

@@ -64,7 +64,9 @@ typedef struct jit_anchor {
   uint8_t state;     /* anchor_state */
   bool
       composite; /* in graphs its calls are seen as one: it is a function of the library that has a name, or marked (composite) */
-  int64_t most;                   /* while it rests: a call on more elements than this is looked at all the same */
+  int64_t most; /* while it rests: a call on more elements than this is looked at all the same */
+  /* A bit for each of the first parameters that the body only goes over, counts or takes items of (STACKABLE_MAX). */
+  uint32_t stackable;
   const char *name;               /* the function's, for messages */
   span at;                        /* where the function is defined */
   void *entries;                  /* an anchor_specializations of jit/trace, or NULL */
@@ -114,6 +116,7 @@ typedef struct rec_call_site {
   span at;                    /* the place of the call */
   qn_value (*run)(void *ctx); /* gives an owned result or the error value */
   void *ctx;
+  struct stacked_args *stacked; /* while rec_call makes the call: what it has put in place of lists; else NULL */
 } rec_call_site;
 /* Makes the call: by a compiled specialization, or with the recorder on, or simply in the interpreter. Owned result, or the error value. */
 QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
@@ -401,6 +404,29 @@ QN_MUST_CHECK bool rec_list_as_array(qn_vm *vm, qn_value *v);
 static inline bool rec_iterates(qn_vm *vm, qn_value *v) {
   return __builtin_expect(vm->rec == NULL, 1) || !value_is(*v, TAG_LIST) || rec_list_as_array(vm, v);
 }
+/* Lists whose items are rows of arrays (stacked.c). A parameter marked as `stackable` in its function's anchor may hold one in place of a list; any
+ * other value of a program is none. */
+enum {
+  STACKABLE_MAX = 32,
+  STACKED_SHAPE = 0, /* an item, with unset in place of its arrays, and signals in place of its numbers */
+  STACKED_PARTS,     /* a list of arrays, one for each of these, in order: axis 0 counts the items */
+  STACKED_MARK,      /* a signal, which no value of a program is */
+  STACKED_N
+};
+static inline bool value_is_stacked(qn_value v) {
+  if (!value_is(v, TAG_LIST)) return false;
+  const qn_list *l = value_list(v);
+  return __builtin_expect(l->len == STACKED_N && value_is(l->items[STACKED_MARK], TAG_SIGNAL), 0);
+}
+/* The first of the arrays, which tells how many items there are; borrowed. */
+static inline qn_value stacked_lead(qn_value v) { return value_list(value_list(v)->items[STACKED_PARTS])->items[0]; }
+/* Item `number` of such a list, an int from 0 on below its length, perhaps the traced number of a loop's turn. Owned, or the error value. */
+QN_MUST_CHECK qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value number);
+/* list[i], for any value i; borrows both. Owned; the error value; or unset: the item is that of the ordinary list, which takes the place of *list
+ * (owned). */
+QN_MUST_CHECK qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i);
+/* The ordinary list with these items, whose number is guarded. Owned, or the error value. */
+QN_MUST_CHECK qn_value rec_unstacked(qn_vm *vm, qn_value list);
 /* Row i of x, where i is the traced number of a loop's turn, known to lie inside the first axis. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
 /* An array that was made of untraced host numbers, as by an array literal, becomes a constant of the graph. False with an error raised. */

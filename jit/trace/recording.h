@@ -127,6 +127,9 @@ struct recording {
   /* symbolic sizes */
   struct size_wish *wish; /* which sizes are to be symbolic (owned by whoever records), or NULL */
   bool all_sizes;         /* and all others of arguments are, too */
+  bool in_stack;          /* inputs that are made now are arrays of a stacked list, */
+  qn_dim stack_size;      /* which has so many items; 0: that is no symbol yet */
+  uint32_t nstacks;
   struct size_place *size_places;
   uint32_t nsize_places, size_places_cap;
   struct size_input *size_inputs; /* inputs that are sizes as host numbers, made on demand */

@@ -146,15 +146,26 @@ static qn_dim symbol_of_class(struct recording *r, uint32_t c, uint32_t input, i
   return *symbol;
 }
 
+/* The symbol of how many items a list has whose items are rows of arrays, of which this input is the first. */
+static qn_dim symbol_of_stack(struct recording *r, uint32_t input, int64_t size) {
+  static const char *const names[] = {"c", "d", "e", "f"};
+  const char *name = r->nstacks <= sizeof names / sizeof *names ? names[r->nstacks - 1] : NULL;
+  if (!r->stack_size) r->stack_size = dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, 0, size, name);
+  return r->stack_size;
+}
+
 bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_type *t) {
   const uint32_t *classes = r->wish ? classes_of(r, part, t->rank) : NULL;
   bool all = r->all_sizes && r->pattern.roots[r->pattern.nroots - 1].kind == ROOT_ARG;
   for (int k = 0; k < t->rank; k++) {
     uint32_t c = classes ? classes[k] : 0;
     int64_t size = t->shape[k];
-    if (!c && (!all || size < SIZE_LEAST)) continue;
-    qn_dim symbol = c ? symbol_of_class(r, c, input, k, size)
-                      : dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, class_name(r->nsize_places));
+    bool items = k == 0 && r->in_stack && size >= SIZE_LEAST;
+    if (!c && !items && (!all || size < SIZE_LEAST)) continue;
+    qn_dim symbol =
+        items ? symbol_of_stack(r, input, size)
+        : c   ? symbol_of_class(r, c, input, k, size)
+              : dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, class_name(r->nsize_places));
     if (symbol >= 0 || dim_hint(&r->g->dims, symbol) != size) continue;
     if (!mem_grow(r->vm, (void **)&r->size_places, &r->size_places_cap, r->nsize_places + (size_t)1,
                   sizeof *r->size_places))

@@ -38,7 +38,7 @@ static qn_value tracer(struct recording *r, qn_value v, int depth, const step *a
 static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
   graph_type t = type_of_value(v);
   uint32_t part = (uint32_t)(x - r->pattern.pats);
-  if ((r->wish || r->all_sizes) && !t.weak && !sizes_of_input(r, part, r->g->ninputs, &t)) return 0;
+  if ((r->wish || r->all_sizes || r->in_stack) && !t.weak && !sizes_of_input(r, part, r->g->ninputs, &t)) return 0;
   if (!pattern_set_input(r->vm, &r->pattern, x, &t, r->g->ninputs)) return 0;
   uint32_t node = graph_input(r->g, t, 0);
   if (!node || !rec_room(r)) return fail_memory(r->vm);
@@ -97,6 +97,7 @@ static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth,
   x->kind = fn ? PAT_FN : value_is(v, TAG_LIST) ? PAT_LIST : PAT_RECORD;
   const qn_value *from = value_parts(v.u.p, &x->n);
   uint32_t n = x->n;
+  if (value_is_stacked(v)) x->tag = TAG_SIGNAL;
   if (fn) {
     const qn_fn *f = value_fn(v);
     x->tag = f->head.flags;
@@ -111,11 +112,13 @@ static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth,
   qn_value copy = fn ? tracer_fn(r, value_fn(v), at) : parts_like(vm, v);
   if (value_is_error(copy)) return copy;
   qn_value *to = value_parts(copy.u.p, &n);
+  if (value_is_stacked(v)) r->in_stack = true, r->stack_size = 0, r->nstacks++;
   for (uint32_t i = 0; i < n; i++) {
     qn_value part = tracer(r, from[i], depth + 1, &(step){at, i});
     if (value_is_error(part)) return value_fail(vm, copy);
     to[i] = part;
   }
+  if (value_is_stacked(v)) r->in_stack = false;
   return copy;
 }
 

@@ -21,6 +21,7 @@
 #include "jit/trace/report.h"
 #include "jit/trace/repro.h"
 #include "jit/trace/specialization.h"
+#include "jit/trace/stacked.h"
 #include "jit/trace/taps.h"
 
 /* ---- the node to blame --------------------------------------------------------------------------------------------------- */
@@ -149,7 +150,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   vm_owned held;
   vm_own(vm, &held, verified_drop, v);
   tap_frame_enter(vm, &v->frame, 0, v->taps.kept);
-  qn_value eager = site->run(site->ctx);
+  qn_value eager = site_run(site);
   tap_frame_leave(vm, &v->frame);
   vm_disown(vm, &held);
   anchor_give_back(&lent);
@@ -239,7 +240,7 @@ static qn_value rewritten_ways(qn_vm *vm, rec_call_site *site, specialization *e
       error_clear(vm);
       vm->draw = draw;
       tap_frame_enter(vm, &v->frame, taps.plan.made, NULL);
-      compiled = site->run(site->ctx);
+      compiled = site_run(site);
       tap_frame_leave(vm, &v->frame);
     }
     vm_disown(vm, &held);

@@ -1,0 +1,283 @@
+/* Lists of any length as arguments of compiled calls.
+ *
+ * A list is a part of what a call looks like, with its length. So where a function only goes over the items of a parameter, counts them, or takes
+ * one (the interpreter finds this out from the text: jit_anchor.stackable), and calls have brought lists of different lengths, the items are
+ * stacked: each array of an item becomes a row of an array with one more axis, and the parameter holds a list of three parts (rec.h) with
+ * these arrays, which is traced and guarded like any other argument. The size of the new axis is symbolic from the first such recording
+ * on. Loops over the list are loops over rows, and len gives the size.
+ *
+ * Only what the interpreter cannot tell from the list is stacked: arrays of one dtype and shape, on one device, without gaps, and floats.
+ * Other parts of items have to be equal. All else is left to entries for one length. The elements are copied when it is certain that a
+ * plan runs, or that the call is recorded; whatever the interpreter runs itself gets the lists.
+ */
+#include "jit/trace/stacked.h"
+
+#include <string.h>
+
+#include "jit/run/door.h"
+#include "jit/run/index.h"
+
+enum { LEAVES_MAX = 64 /* arrays and floats in an item */ };
+
+/* The items of a list while they are looked at and copied. */
+typedef struct stacking {
+  qn_vm *vm;
+  qn_value first[LEAVES_MAX]; /* the leaves of the first item, borrowed */
+  uint32_t n, at;
+  const qn_list *parts; /* NULL: they are compared */
+  int64_t row;
+} stacking;
+
+/* ---- looking ----------------------------------------------------------------------------------------------------------------------- */
+
+/* A leaf of the first item, as the shape has it. The error value, with nothing raised, if it cannot be stacked. */
+static qn_value shape_leaf(void *ctx, qn_value v) {
+  stacking *s = ctx;
+  bool array = value_is(v, TAG_ARRAY), number = value_is(v, TAG_FLOAT);
+  if (!array && !number) {
+    bool plain = value_is(v, TAG_NIL) || value_is(v, TAG_BOOL) || value_is(v, TAG_STR) || value_is(v, TAG_DTYPE);
+    return plain ? value_retain(v) : value_error();
+  }
+  if (s->n == LEAVES_MAX) return value_error();
+  if (array) {
+    const qn_array *a = value_array(v);
+    if (a->rank == ARRAY_MAX_RANK || !a->contiguous || array_pending(a)) return value_error();
+  }
+  s->first[s->n++] = v;
+  return array ? value_unset() : (qn_value){.head = TAG_SIGNAL};
+}
+
+/* Copies a leaf of item s->row. False with an error raised. */
+static bool copy_leaf(stacking *s, qn_value v) {
+  qn_array *part = value_array(s->parts->items[s->at]);
+  if (value_is(v, TAG_FLOAT)) {
+    memcpy(array_data(part) + s->row * (int64_t)sizeof v.u.f, &v.u.f, sizeof v.u.f);
+    return true;
+  }
+  const qn_array *a = value_array(v);
+  int64_t bytes = a->size * (int64_t)dtype_rows[a->dtype].size;
+  if (!part->device) {
+    if (bytes) memcpy(array_data(part) + s->row * bytes, array_data(a), (size_t)bytes);
+    return true;
+  }
+  qn_array *row = array_view(s->vm, part, (qn_dtype)a->dtype, a->rank, a->shape, a->strides, s->row * a->size);
+  bool ok = row && array_copy_on(s->vm, row, a);
+  array_drop(s->vm, row);
+  return ok;
+}
+
+static bool same_leaf(const stacking *s, qn_value v) {
+  qn_value first = s->first[s->at];
+  if (value_tag_of(v) != value_tag_of(first)) return false;
+  if (!value_is(v, TAG_ARRAY)) return true;
+  const qn_array *a = value_array(v), *b = value_array(first);
+  return array_form(a) == array_form(b) && shape_equal(a, b) && !array_pending(a);
+}
+
+/* Compares an item with the shape, or copies it. False if they differ, or with an error raised. */
+static bool each_leaf(stacking *s, qn_value shape, qn_value v) {
+  if (value_is(shape, TAG_UNSET) || value_is(shape, TAG_SIGNAL)) {
+    bool ok = s->parts ? copy_leaf(s, v) : same_leaf(s, v);
+    s->at++;
+    return ok;
+  }
+  if (value_tag_of(shape) != value_tag_of(v)) return false;
+  if (value_is(v, TAG_STR)) return v.u.p == shape.u.p || str_equal(value_str(shape), value_str(v));
+  bool list = value_is(v, TAG_LIST);
+  if (!list && !value_is(v, TAG_RECORD)) return value_is(v, TAG_NIL) || shape.u.i == v.u.i;
+  if (!list && !record_same_layout(value_record(v), value_record(shape))) return false;
+  uint32_t n, m;
+  const qn_value *p = value_parts(shape.u.p, &n), *q = value_parts(v.u.p, &m);
+  if (n != m) return false;
+  for (uint32_t i = 0; i < n; i++)
+    if (!each_leaf(s, p[i], q[i])) return false;
+  return true;
+}
+
+/* A new array with room for n leaves like this one. */
+static qn_value part_like(qn_vm *vm, qn_value leaf, int64_t n) {
+  int64_t shape[ARRAY_MAX_RANK] = {n};
+  bool number = value_is(leaf, TAG_FLOAT);
+  const qn_array *a = number ? NULL : value_array(leaf);
+  for (int i = 0; a && i < a->rank; i++) shape[i + 1] = a->shape[i];
+  qn_array *out =
+      a ? array_new_on(vm, a->device, (qn_dtype)a->dtype, a->rank + 1, shape) : array_new(vm, QN_f64, 1, shape);
+  return out ? value_obj(TAG_ARRAY, out) : value_error();
+}
+
+/* The arrays of a list whose items all look like the first one. Owned, or the error value. */
+static qn_value new_parts(const stacking *s, int64_t n) {
+  qn_list *parts = list_new(s->vm, s->n);
+  if (!parts) return value_error();
+  for (uint32_t k = 0; k < s->n; k++) {
+    qn_value part = part_like(s->vm, s->first[k], n);
+    if (value_is_error(part)) return value_fail(s->vm, value_obj(TAG_LIST, parts));
+    parts->items[k] = part;
+  }
+  return value_obj(TAG_LIST, parts);
+}
+
+/* May these leaves be in one graph: is there an array, and do all lie on one device? Floats lie on the CPU. */
+static bool one_device(const stacking *s) {
+  int device = -1;
+  bool arrays = false;
+  for (uint32_t k = 0; k < s->n; k++) {
+    bool array = value_is(s->first[k], TAG_ARRAY);
+    int is = array ? value_array(s->first[k])->device : 0;
+    if (device >= 0 && is != device) return false;
+    device = is;
+    arrays |= array;
+  }
+  return arrays || (s->n && !s->vm->device);
+}
+
+/* What stands for a list, without elements. Owned; unset: it cannot be stacked; or the error value. */
+static qn_value stacked_of(qn_vm *vm, qn_value v) {
+  const qn_list *l = value_list(v);
+  if (l->len < 2 || l->head.aux == OBJ_PROGRESS || value_is_stacked(v)) return value_unset();
+  stacking s = {.vm = vm};
+  qn_value shape = tree_rebuild(vm, l->items[0], shape_leaf, &s);
+  if (value_is_error(shape)) return error_pending(vm) ? shape : value_unset();
+  bool same = one_device(&s);
+  for (uint32_t i = 0; i < l->len && same; i++) {
+    s.at = 0;
+    same = each_leaf(&s, shape, l->items[i]);
+  }
+  qn_value parts = same ? new_parts(&s, l->len) : value_unset();
+  qn_list *out = value_is(parts, TAG_LIST) ? list_new(vm, STACKED_N) : NULL;
+  if (!out) {
+    value_release(vm, shape);
+    value_release(vm, parts);
+    return same ? value_error() : value_unset();
+  }
+  out->items[STACKED_SHAPE] = shape;
+  out->items[STACKED_PARTS] = parts;
+  out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL};
+  return value_obj(TAG_LIST, out);
+}
+
+/* ---- arguments ---------------------------------------------------------------------------------------------------------------------- */
+
+uint32_t stack_args(qn_vm *vm, const rec_call_site *site, uint32_t wanted) {
+  uint32_t stacked = 0;
+  stacked_args *s = site->stacked;
+  for (int i = 0; i < site->nargs && i < STACKABLE_MAX && s->n < STACKED_ARGS; i++) {
+    qn_value *place = &site->args[i];
+    if (!(wanted >> i & 1) || !value_is(*place, TAG_LIST)) continue;
+    qn_value v = stacked_of(vm, *place);
+    if (value_is_error(v)) break;
+    if (!value_is(v, TAG_LIST)) continue;
+    s->of[s->n++] = (struct stacked_arg){.place = place, .list = *place, .stacked = v};
+    *place = value_retain(v);
+    stacked |= (uint32_t)1 << i;
+  }
+  return stacked;
+}
+
+bool stack_fill(const rec_call_site *site) {
+  stacked_args *s = site->stacked;
+  if (!s || s->filled) return true;
+  for (uint32_t k = 0; k < s->n; k++) {
+    const qn_list *l = value_list(s->of[k].list);
+    const qn_value *own = value_list(s->of[k].stacked)->items;
+    stacking w = {.vm = s->vm, .parts = value_list(own[STACKED_PARTS])};
+    for (; w.row < l->len; w.row++) {
+      w.at = 0;
+      if (!each_leaf(&w, own[STACKED_SHAPE], l->items[w.row])) return false;
+    }
+  }
+  return s->filled = true;
+}
+
+void stack_undo(const rec_call_site *site) {
+  stacked_args *s = site->stacked;
+  if (!s) return;
+  for (uint32_t k = 0; k < s->n; k++) {
+    value_release(s->vm, *s->of[k].place);
+    *s->of[k].place = s->of[k].list;
+    value_release(s->vm, s->of[k].stacked);
+  }
+  s->n = 0;
+}
+
+qn_value site_run(const rec_call_site *site) {
+  stack_undo(site);
+  return site->run(site->ctx);
+}
+
+void stacked_drop(qn_vm *vm, void *what) {
+  stacked_args *s = what;
+  for (uint32_t k = 0; k < s->n; k++) {
+    value_release(vm, s->of[k].list);
+    value_release(vm, s->of[k].stacked);
+  }
+  s->n = 0;
+}
+
+/* ---- items -------------------------------------------------------------------------------------------------------------------------- */
+
+/* An item while it is put together. */
+typedef struct item_walk {
+  qn_vm *vm;
+  const qn_list *parts;
+  uint32_t next;
+  qn_value number;
+  bool any; /* the number may be below 0, or outside */
+} item_walk;
+
+static qn_value row_of(const item_walk *w, qn_value part) {
+  bool traced = value_node(w->number) != 0;
+  if (!w->any) return traced ? rec_row(w->vm, part, w->number) : op_index_row(w->vm, part, w->number.u.i);
+  index_item item = {.kind = INDEX_INT, .start = w->number.u.i};
+  if (traced) item = (index_item){.kind = INDEX_ARRAY, .array = w->number};
+  return op_index(w->vm, part, &item, 1);
+}
+
+static qn_value item_leaf(void *ctx, qn_value v) {
+  item_walk *w = ctx;
+  bool number = value_is(v, TAG_SIGNAL);
+  if (!number && !value_is(v, TAG_UNSET)) return value_retain(v);
+  qn_value row = row_of(w, w->parts->items[w->next++]);
+  if (value_is_error(row) || !number) return row;
+  qn_value out = op_deferred(w->vm) ? rec_host_number(w->vm, row, WEAK_FLOAT) : op_number(w->vm, row, WEAK_FLOAT);
+  value_release(w->vm, row);
+  return out;
+}
+
+static qn_value item_of(qn_vm *vm, qn_value list, qn_value number, bool any) {
+  const qn_value *own = value_list(list)->items;
+  item_walk w = {.vm = vm, .parts = value_list(own[STACKED_PARTS]), .number = number, .any = any};
+  qn_value shape = own[STACKED_SHAPE];
+  return value_is(shape, TAG_UNSET) ? item_leaf(&w, shape) : tree_rebuild(vm, shape, item_leaf, &w);
+}
+
+qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value number) { return item_of(vm, list, number, false); }
+
+qn_value rec_unstacked(qn_vm *vm, qn_value list) {
+  qn_value lead = stacked_lead(list);
+  if (!rec_length_seen(vm, lead)) return value_error();
+  qn_list *out = list_new(vm, (size_t)value_array(lead)->shape[0]);
+  for (uint32_t i = 0; out && i < out->len; i++) {
+    qn_value item = item_of(vm, list, value_int(i), false);
+    if (value_is_error(item)) return value_fail(vm, value_obj(TAG_LIST, out));
+    out->items[i] = item;
+  }
+  return out ? value_obj(TAG_LIST, out) : value_error();
+}
+
+qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i) {
+  if (value_is(i, TAG_INT)) {
+    int64_t n = value_array(stacked_lead(*list))->shape[0];
+    bool known = !value_node(i);
+    if (!known || (i.u.i >= -n && i.u.i < n)) {
+      qn_value item = item_of(vm, *list, i, true);
+      if (!value_is_error(item) || !error_catchable(vm) || vm->error->id != E_index) return item;
+      error_clear(vm); /* in the words that lists have */
+    }
+  }
+  qn_value plain = rec_unstacked(vm, *list);
+  if (value_is_error(plain)) return plain;
+  value_release(vm, *list);
+  *list = plain;
+  return value_unset();
+}
