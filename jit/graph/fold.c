@@ -52,7 +52,7 @@ static bool fold_float(op_id op, qn_dtype d, const double *x, double *out) {
   case OP_sub: *out = x[0] - x[1]; break;
   case OP_mul: *out = x[0] * x[1]; break;
   case OP_div: *out = x[0] / x[1]; break;
-  case OP_smul: *out = x[0] == 0 || x[1] == 0 ? 0 : x[0] * x[1]; break;
+  case OP_smul: *out = (x[0] == 0 || x[1] == 0) && isnan(x[0] * x[1]) ? 0 : x[0] * x[1]; break;
   case OP_neg: *out = -x[0]; break;
   case OP_abs: *out = fabs(x[0]); break;
   case OP_minimum: *out = extremum(x[0], x[1], true); break;

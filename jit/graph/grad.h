@@ -6,7 +6,8 @@
  * gradients can be differentiated again.
  *
  * Strong zeros: a cotangent is multiplied by a derivative with make_smul, that is OP_smul, which is 0 where one factor is 0 even if the
- * other is inf or NaN. Contractions (dot) multiply plainly.
+ * other is inf or NaN, and the plain product otherwise, with the sign of its zeros. So whether a factor is known to be finite while the
+ * rule is applied (a constant) or only later (a host number that is an input) makes no difference. Contractions (dot) multiply plainly.
  */
 #ifndef JIT_GRAPH_GRAD_H
 #define JIT_GRAPH_GRAD_H

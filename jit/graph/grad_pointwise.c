@@ -30,11 +30,18 @@ void grad_mul(grad_ctx *c) {
 /* smul has the rule of mul, whose products have strong zeros, too, so second derivatives of guarded expressions are right as well. */
 void grad_smul(grad_ctx *c) { grad_mul(c); }
 
-/* Is a node a host number that nothing differentiates by? In a call that is not captured it is a constant. */
-static bool is_host_number(const grad_ctx *c, int operand) {
-  const graph_node *n = &c->g->nodes[c->in[operand]];
-  bool made = n->kind == NODE_OP && (n->op == OP_fit || n->op == OP_cast) && c->g->nodes[n->in[0]].type.weak;
-  return made && !n->type.weak && !grad_wants(c, operand);
+/* Is a node a host number, or what grad_div divides by in its place, that nothing differentiates by? In a call that is not captured it is a
+ * constant. */
+static bool is_host_number(const grad_ctx *c, uint32_t node) {
+  const graph_node *nodes = c->g->nodes, *n = &nodes[node];
+  if (n->kind != NODE_OP || n->type.weak) return false;
+  if (n->op == OP_where && n->type.rank == 0) {
+    const graph_node *plain = &nodes[n->in[0]];
+    bool chosen = plain->kind == NODE_OP && plain->op == OP_bitand && nodes[plain->in[0]].kind == NODE_OP &&
+                  nodes[plain->in[0]].op == OP_isfinite;
+    return chosen && nodes[plain->in[0]].in[0] == n->in[1] && is_host_number(c, n->in[1]);
+  }
+  return (n->op == OP_fit || n->op == OP_cast) && nodes[n->in[0]].type.weak;
 }
 
 /* Is such a number known to be finite and not 0, because it is a size? (jit/trace marks them: they fit any dtype.) */
@@ -47,11 +54,15 @@ void grad_div(grad_ctx *c) {
   uint32_t b = c->in[1];
   double k;
   if (grad_wants(c, 0)) {
-    if (grad_finite_constant(c, b, &k) || (is_host_number(c, 1) && is_size(c, b))) {
+    bool host = !grad_wants(c, 1) && is_host_number(c, b);
+    if (grad_finite_constant(c, b, &k) || (host && is_size(c, b))) {
       c->out[0] = make2(c, OP_div, c->ct, b);
-    } else if (is_host_number(c, 1)) { /* what is done for constants, chosen when the number is known */
+    } else if (
+        host) { /* what is done for constants, chosen when the number is known: a choice of numbers, so zeros keep their signs */
+      uint32_t one = make_number(c, 1);
       uint32_t plain = make2(c, OP_bitand, make1(c, OP_isfinite, b), make2(c, OP_ne, b, make_number(c, 0)));
-      c->out[0] = make3(c, OP_where, plain, make2(c, OP_div, c->ct, b), make_smul(c, c->ct, inverse(c, b)));
+      uint32_t quotient = make2(c, OP_div, c->ct, make3(c, OP_where, plain, b, one));
+      c->out[0] = make_smul(c, quotient, make3(c, OP_where, plain, one, inverse(c, b)));
     } else {
       c->out[0] = make_smul(c, c->ct, inverse(c, b));
     }
@@ -73,8 +84,6 @@ void grad_pow(grad_ctx *c) {
     if (!grad_finite_constant(c, b, &k)) {
       uint32_t less = make2(c, OP_sub, b, make_number(c, 1));
       c->out[0] = make_smul(c, c->ct, make_smul(c, b, make2(c, OP_pow, a, less)));
-    } else if (k == 1) {
-      c->out[0] = c->ct;
     } else {
       uint32_t power = k == 2 ? a : make2(c, OP_pow, a, make_number(c, k - 1));
       c->out[0] = make_smul(c, c->ct, times(c, k, power));

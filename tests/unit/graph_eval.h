@@ -187,7 +187,7 @@ static inline double eval_float_op(qn_dtype d, op_id op, double a, double b) {
   case OP_floordiv: return floor(a / b);
   case OP_mod: return a - b * floor(a / b);
   case OP_pow: return eval_pow(d, a, b);
-  case OP_smul: return a == 0 || b == 0 ? 0 : a * b;
+  case OP_smul: return (a == 0 || b == 0) && isnan(a * b) ? 0 : a * b;
   case OP_neg: return -a;
   case OP_abs: return fabs(a);
   case OP_sign: return a > 0 ? 1 : a < 0 ? -1 : a;
