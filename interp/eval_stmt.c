@@ -621,6 +621,32 @@ static __attribute__((noinline)) qn_value range_traced(qn_vm *vm, n_for *n, qn_v
   return range ? value_obj(TAG_RANGE, range) : raise_at(vm, n->iterable->at);
 }
 
+/* The characters of a text (taken over) as a list, for a loop that is offered to the recorder turn by turn. Owned, or the error value. */
+static __attribute__((noinline)) qn_value characters(qn_vm *vm, qn_value text) {
+  const qn_str *s = value_str(text);
+  uint32_t n = 0, code;
+  for (uint32_t at = 0; at < s->len; n++) at += (uint32_t)utf8_decode(s->text + at, &code);
+  qn_list *l = list_new(vm, n);
+  bool ok = l != NULL;
+  for (uint32_t i = 0, at = 0; i < n && ok; i++) {
+    uint32_t bytes = (uint32_t)utf8_decode(s->text + at, &code);
+    qn_str *one = str_new(vm, s->text + at, bytes);
+    ok = one != NULL;
+    if (ok) l->items[i] = value_obj(TAG_STR, one);
+    at += bytes;
+  }
+  value_release(vm, text);
+  if (ok) return value_obj(TAG_LIST, l);
+  return l ? value_fail(vm, value_obj(TAG_LIST, l)) : value_error();
+}
+
+/* Are the turns of a loop over this value offered one by one, if only it is a list? (Of a longer text most turns would be in vain.) */
+static bool offers_text(const qn_vm *vm, const node *h, qn_value it) {
+  enum { MOST = 4096 };
+  return op_deferred(vm) && value_is(it, TAG_STR) && (h->flag & LOOP_LEAVES) && value_str(it)->len <= MOST &&
+         !rec_in_vmap(vm);
+}
+
 qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   qn_value it, over;
@@ -635,6 +661,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (value_stops(it)) return it;
   if (!rec_look(vm, it) || !rec_iterates(vm, &it)) return value_fail(vm, it);
+  if (__builtin_expect(offers_text(vm, h, it), 0) && value_is_error(it = characters(vm, it))) return it;
   bool stacked = value_is_stacked(it);
   int64_t len = iterable_length(stacked ? stacked_lead(it) : it);
   qn_value r = value_nil(), *mark = vm->sp;

@@ -734,6 +734,10 @@ class Program:
         if way == "range":
             self.declare(name, "I", r.random() < 0.1)
             out = Statement(f"for {name} in {r.choice(['0', '0', '1', '-1'])}..{text} {{}}", self.body(depth, n + 1))
+        elif way == "argument" and self.own.random() < 0.2:
+            text = self.own.choice(["120", "3", "01234", "2102"])
+            self.declare(name, "I", False)
+            out = Statement(f'for {name}t in "{text}" {{}}', self.body(depth, len(text), [Statement(f"let {name} = int({name}t)", fixed=True)]))
         elif way == "argument":
             limit, number = min(n, 9), self.leaf("I")
             self.declare(name, "I", False)
