@@ -1318,9 +1318,7 @@ static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
     if (r->kind == NODE_IF)
       keeps = keeps && r->parts[1]->outputs[k].kind == OUT_INPUT && r->parts[1]->outputs[k].index == o->index;
     uint32_t operand = o->index + (r->kind == NODE_IF);
-    uint32_t times = 0;
-    for (int i = 0; keeps && i < of->nin; i++) times += of->in[i] == of->in[operand];
-    if (keeps && times == 1) kept[n] = of->in[operand];
+    if (keeps && updates_times(g, node->in[0], operand) == 1) kept[n] = of->in[operand];
   }
   bool ok = over && whole && last && kept && number &&
             updates_find(&(updates_request){.g = g,

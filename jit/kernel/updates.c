@@ -72,21 +72,29 @@ void updates_last_readers(const graph *g, uint32_t *last) {
   }
 }
 
-bool updates_operand_is_free(const graph *g, const uint32_t *last, uint32_t n, uint32_t i) {
+/* The array that node n is, perhaps in another shape: what may lie in one buffer with it (base_of of fuse.c). */
+static uint32_t root_of(const graph *g, uint32_t n) {
+  while (g->nodes[n].kind == NODE_OP && g->nodes[n].nin &&
+         (g->nodes[n].op == OP_reshape || g->nodes[n].op == OP_stop_gradient || g->nodes[n].op == OP_broadcast))
+    n = g->nodes[n].in[0];
+  return n;
+}
+
+uint32_t updates_times(const graph *g, uint32_t n, uint32_t i) {
   const graph_node *node = &g->nodes[n];
   uint32_t times = 0;
-  for (int k = 0; k < node->nin; k++) times += node->in[k] == node->in[i];
-  return times == 1 && last[node->in[i]] == n;
+  for (int k = 0; k < node->nin; k++) times += root_of(g, node->in[k]) == root_of(g, node->in[i]);
+  return times;
+}
+
+bool updates_operand_is_free(const graph *g, const uint32_t *last, uint32_t n, uint32_t i) {
+  return updates_times(g, n, i) == 1 && last[g->nodes[n].in[i]] == n;
 }
 
 /* Is one operand of node n, besides the first, the array `x` itself, perhaps in another shape? */
 static bool reads_again(const graph *g, const graph_node *n, uint32_t x) {
-  for (int i = 1; i < n->nin; i++) {
-    uint32_t y = n->in[i];
-    while (g->nodes[y].kind == NODE_OP && (g->nodes[y].op == OP_reshape || g->nodes[y].op == OP_stop_gradient))
-      y = g->nodes[y].in[0];
-    if (y == x) return true;
-  }
+  for (int i = 1; i < n->nin; i++)
+    if (root_of(g, n->in[i]) == x) return true;
   return false;
 }
 

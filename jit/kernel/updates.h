@@ -32,6 +32,8 @@ QN_MUST_CHECK bool updates_find(const updates_request *r);
 
 /* Sets last[node] for all nodes: the last node that reads it, UINT32_MAX if it is a result of the graph. Views read when their readers do. */
 void updates_last_readers(const graph *g, uint32_t *last);
+/* How often region node n reads the array that its operand i is: itself, or in another shape. */
+uint32_t updates_times(const graph *g, uint32_t n, uint32_t i);
 /* Is there anything that reads operand i of region node n after it, or a second time in it? */
 bool updates_operand_is_free(const graph *g, const uint32_t *last, uint32_t n, uint32_t i);
 
