@@ -372,7 +372,10 @@ static bool trace_call(struct recording *r, const rec_call_site *site, qn_value 
       value_release(r->vm, *fn);
       return false;
     }
-    value_release(r->vm, site->args[i]);
+    if (value_is(s, TAG_ARRAY))
+      value_release(r->vm, site->args[i]);
+    else
+      r->pattern.roots[r->pattern.nroots - 1].given = site->args[i];
     site->args[i] = s;
   }
   for (int i = 0; i < site->cells.n && !value_is_error(*fn); i++) {
@@ -393,7 +396,7 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
     const root *x = &r->pattern.roots[i];
     if (x->kind != ROOT_ARG) continue;
     value_release(vm, site->args[x->arg]);
-    site->args[x->arg] = value_retain(x->tracer);
+    site->args[x->arg] = value_retain(value_is(x->tracer, TAG_ARRAY) ? x->tracer : x->given);
   }
   uint64_t made = r->tap_run.plan.made;
   rec_free(r);

@@ -60,7 +60,7 @@ pat *pattern_add(qn_vm *vm, pattern *p) {
 root *pattern_add_root(qn_vm *vm, pattern *p, root_kind kind) {
   if (!mem_grow(vm, (void **)&p->roots, &p->roots_cap, p->nroots + 1, sizeof *p->roots)) return NULL;
   root *x = &p->roots[p->nroots++];
-  *x = (root){.kind = (uint8_t)kind, .first = p->n, .tracer = value_nil()};
+  *x = (root){.kind = (uint8_t)kind, .first = p->n, .tracer = value_nil(), .given = value_nil()};
   if (kind == ROOT_ARG) x->arg = p->nargs++;
   return x;
 }
@@ -103,6 +103,7 @@ void pattern_free(qn_vm *vm, pattern *p) {
     if (p->pats[i].kind != PAT_FN) value_release(vm, p->pats[i].value);
   for (uint32_t i = 0; i < p->nroots; i++) {
     value_release(vm, p->roots[i].tracer);
+    value_release(vm, p->roots[i].given);
     /* when the VM closes, cells may have been freed before */
     if (p->roots[i].cell && !vm->closing) p->roots[i].cell->roots--;
   }
@@ -636,6 +637,7 @@ bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t nargs, pattern *
     const root *x = &from->roots[i];
     if (x->kind != ROOT_ARG || x->arg >= nargs) continue;
     to->roots[to->nroots] = *x;
+    to->roots[to->nroots].given = value_nil();
     to->roots[to->nroots++].tracer = value_nil();
   }
   to->nargs = nargs < from->nargs ? nargs : from->nargs;

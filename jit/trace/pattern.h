@@ -59,6 +59,7 @@ typedef struct root {
    * or NULL. */
   qn_str *name;
   qn_value tracer; /* while recording: the tracer, which rec_global returns whenever the global is read again; owned */
+  qn_value given;  /* while recording: what an argument was, unless it is an array, whose tracer has the data; owned */
 } root;
 
 /* What a pattern asks of sizes that are symbolic. A symbol stands for the size of an axis of an input; all axes with the same symbol have the

@@ -316,7 +316,8 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   template_settle(&e->result, home_of(r, fn));
   for (uint32_t i = 0; i < r->pattern.nroots; i++) {
     value_release(vm, r->pattern.roots[i].tracer);
-    r->pattern.roots[i].tracer = value_nil();
+    value_release(vm, r->pattern.roots[i].given);
+    r->pattern.roots[i].tracer = r->pattern.roots[i].given = value_nil();
   }
   if (capture) pattern_settle(vm, &r->pattern);
   e->pattern = r->pattern;
