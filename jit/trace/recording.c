@@ -899,6 +899,13 @@ static bool result_number(struct recording *r, uint32_t node) {
   return false;
 }
 
+/* Is a host number the element of an array that differs from lane to lane? (What hands numbers on does not look at them.) */
+static bool reads_lane(const struct recording *r, uint32_t node) {
+  const graph_node *n = &r->g->nodes[node];
+  bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_out;
+  return read && vmap_whole(r, node);
+}
+
 /* Computes a host number, and the host numbers that it depends on, each after its operands. If one is made from a rank-0 array, that is a
  * host read. The exception is a gradient by a host number: it is computed now, but the graph goes on, and it only counts as read when the
  * program uses the number. */
@@ -908,8 +915,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     if (!vmap_advance(r) || !rec_room(r)) return false;
     const graph_node *n = &r->g->nodes[node];
     if (vmap_whole(r, node)) {
-      bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_out;
-      if (!read) { /* the number itself is not looked at */
+      if (!reads_lane(r, node)) { /* the number itself is not looked at */
         r->vals[node] = dtype_scalar(n->type.dtype, NAN, 0);
         return true;
       }
@@ -967,8 +973,17 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   }
   const graph_node *n = &r->g->nodes[node];
   if (n->type.weak) {
-    if (r->hollow && value_is(r->vals[node], TAG_UNSET)) /* any number will do, since nobody may look at it */
-      r->vals[node] = dtype_scalar(n->type.dtype, 1, 1);
+    if (r->hollow && value_is(r->vals[node], TAG_UNSET)) {
+      if (r->arm && r->lanes && !r->lenient) { /* an arm in which vmap refuses is none */
+        if (!vmap_advance(r) || !rec_room(r)) return value_error();
+        if (reads_lane(r, node)) {
+          (void)rec_give_up(r, BREAK_host_read);
+          return value_error();
+        }
+        n = &r->g->nodes[node];
+      }
+      r->vals[node] = dtype_scalar(n->type.dtype, 1, 1); /* any number will do, since nobody may look at it */
+    }
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
     return value_traced(value_plain(r->vals[node]), r->base + node);
   }
