@@ -564,7 +564,9 @@ qn_value eval_count(qn_vm *vm, node *h, qn_value *fp) {
   bool known = value_is(f, TAG_FN) && value_fn(f)->code == n->def;
   value_release(vm, f);
   rec_at(vm, h->at);
-  if (known) return rec_length(vm, stacked_lead(*x));
+  qn_value whole = value_list(*x)->items[STACKED_SHAPE];
+  if (known && !n->stacks) return rec_length(vm, stacked_lead(*x));
+  if (known && value_is(whole, TAG_UNSET)) return value_retain(stacked_lead(*x)); /* items are arrays */
   qn_value list = rec_unstacked(vm, *x);
   if (value_is_error(list)) return list;
   slot_set(vm, x, list);

@@ -369,7 +369,7 @@ static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, r
   qn_value *slots[SITE_MAX];
   int count = site_slots(s, t->fp, slots);
   if (count < 0) tries->left = 0;
-  turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown;
+  turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown, turns.stacks = s->stacks;
   if (count < 0) return REC_NOT_YET;
   rec_answer answer = tries->left ? rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries) : REC_NOT_YET;
   if (answer == REC_NOT_YET && tries->apart) {

@@ -63,6 +63,8 @@ void field_cache_set(qn_vm *vm, field_cache *c, const qn_record *r, uint32_t i);
 typedef struct site {
   /* Of a loop: a bit for each of the first locals to which its turns only add items at the end (n_grow), without looking at it. */
   uint64_t grown;
+  /* And for each of these that is also only gone over, counted, stacked or has items taken elsewhere. */
+  uint64_t stacks;
   uint32_t nlocals, nglobals;
   uint32_t *locals;
   global_cell **globals;
@@ -304,11 +306,12 @@ typedef struct n_grow {
   node *items[];
 } n_grow;
 
-/* len(xs) for a local, in h.slot, that may hold a stacked list. */
+/* len(xs) or stack(xs) for a local, in h.slot, that may hold a stacked list. */
 typedef struct n_count {
   node h;
   n_call *plain;                 /* the call */
   const struct builtin_def *def; /* what its callee must mean: the builtin */
+  bool stacks;                   /* it is stack */
 } n_count;
 
 typedef struct n_for {

@@ -97,6 +97,7 @@ static void function_end(resolver *r) {
     uses_free(vm, &f->uses);
   }
   mem_free(vm, f->grown, f->grown_cap * sizeof *f->grown);
+  mem_free(vm, f->growing, f->growing_cap * sizeof *f->growing);
   mem_free(vm, f->data, f->data_cap * sizeof *f->data);
   r->fn = f->outer;
 }
@@ -189,11 +190,23 @@ void warn_hidden(resolver *r, const qn_str *name, span at, span hidden) {
        name->text, where, name->text);
 }
 
+/* The scope of a variable ends: loops in which it grows as a list are told whether it may hold a stacked one behind them. */
+static void growing_ends(function *f, const variable *v) {
+  bool stacks = v->reads == v->stackable && !v->captured;
+  for (uint32_t i = f->ngrowing; i > 0; i--) {
+    const struct growing *g = &f->growing[i - 1];
+    if (g->slot != v->slot) continue;
+    if (stacks) g->site->stacks |= (uint64_t)1 << g->bit;
+    f->growing[i - 1] = f->growing[--f->ngrowing];
+  }
+}
+
 void forget(resolver *r, uint32_t first) {
   enum { ENDED_MAX = 10000 }; /* with more of them, messages are less helpful */
   function *f = r->fn;
   for (uint32_t i = first; i < f->nvars; i++) {
     const variable *v = &f->vars[i];
+    if (f->ngrowing) growing_ends(f, v);
     if (r->nended < ENDED_MAX && (v->expects_use || first > 0 || !f->outer)) { /* not a parameter */
       if (mem_grow(r->vm, (void **)&r->ended, &r->ended_cap, (size_t)r->nended + 1, sizeof *r->ended))
         r->ended[r->nended++] = (ended_name){v->name, v->decl, v->value, f->at};
@@ -222,12 +235,22 @@ bool note_read(resolver *r, function *f, variable *v) {
   return true;
 }
 
+/* The variable in this slot, which is in use. */
+static variable *variable_in(const function *f, uint32_t slot) {
+  for (uint32_t i = f->nvars; i > 0; i--)
+    if (f->vars[i - 1].slot == slot) return &f->vars[i - 1];
+  return NULL;
+}
+
 void note_stackable(resolver *r, const node *read) {
-  if (read->kind == N_LOCAL && r->fn->outer && read->slot < STACKABLE_MAX) r->fn->stacked[read->slot]++;
+  variable *v = read->kind == N_LOCAL ? variable_in(r->fn, read->slot) : NULL;
+  if (v) v->stackable++;
 }
 
 bool note_grown(resolver *r, uint32_t slot) {
   function *f = r->fn;
+  variable *v = variable_in(f, slot);
+  if (v) v->stackable++; /* n_grow reads it */
   if (!mem_grow(r->vm, (void **)&f->grown, &f->grown_cap, (size_t)f->ngrown + 1, sizeof *f->grown)) return false;
   f->grown[f->ngrown++] = slot;
   return true;
@@ -270,13 +293,6 @@ bool site_end(resolver *r, site *s, const site_mark *mark) {
   return true;
 }
 
-/* The variable in this slot, which is in use. */
-static variable *variable_in(const function *f, uint32_t slot) {
-  for (uint32_t i = f->nvars; i > 0; i--)
-    if (f->vars[i - 1].slot == slot) return &f->vars[i - 1];
-  return NULL;
-}
-
 /* Adds a variable, or a global, to those that the turns of a loop begin with, unless it is there or there are too many. */
 static void turn_variable_add(turn_code *t, turn_variable x) {
   if (t->n > TURN_VARIABLES) return;
@@ -303,8 +319,13 @@ static bool only_grows(const function *f, const site_mark *mark, uint32_t slot) 
 bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out) {
   const function *f = r->fn;
   if (!site_end(r, s, mark)) return false;
-  for (uint32_t i = 0; i < s->nlocals && i < 64; i++)
-    if (f->ngrown > mark->grown && only_grows(f, mark, s->locals[i])) s->grown |= (uint64_t)1 << i;
+  for (uint32_t i = 0; i < s->nlocals && i < 64; i++) {
+    if (f->ngrown <= mark->grown || !only_grows(f, mark, s->locals[i])) continue;
+    s->grown |= (uint64_t)1 << i;
+    if (!mem_grow(r->vm, (void **)&r->fn->growing, &r->fn->growing_cap, (size_t)f->ngrowing + 1, sizeof *f->growing))
+      return false;
+    r->fn->growing[r->fn->ngrowing++] = (struct growing){s, s->locals[i], i};
+  }
   turn_code t = {.n = 0};
   turn_variable all[TURN_VARIABLES];
   t.variables = all;
@@ -870,7 +891,7 @@ static uint32_t stackable(const resolver *r, const fn_code *code) {
   uint32_t mask = 0;
   for (uint32_t i = 0; i < code->nparams && i < STACKABLE_MAX; i++) {
     const variable *v = &f->vars[i];
-    if (f->stacked[i] && v->slot == i && v->reads == f->stacked[i] && !v->captured && !code->params[i].type &&
+    if (v->stackable && v->slot == i && v->reads == v->stackable && !v->captured && !code->params[i].type &&
         !rebound_since(r, i, 0))
       mask |= (uint32_t)1 << i;
   }

@@ -18,10 +18,11 @@ typedef struct variable {
   span decl;
   span value; /* in `let f = fn(...) ...`: the text of that function */
   uint32_t reads;
-  bool expects_use; /* made by let or fn, so that never reading it is worth a warning */
-  bool captured;    /* a function value has captured it */
-  bool warned;      /* a warning has said that it was rebound after that */
-  bool function;    /* the statement that made it bound it to a function */
+  uint32_t stackable; /* how many of these a stacked list may answer */
+  bool expects_use;   /* made by let or fn, so that never reading it is worth a warning */
+  bool captured;      /* a function value has captured it */
+  bool warned;        /* a warning has said that it was rebound after that */
+  bool function;      /* the statement that made it bound it to a function */
 } variable;
 
 typedef struct captured {
@@ -64,11 +65,15 @@ typedef struct function {
   uint32_t blocks;       /* how many blocks are open; a let at the top level outside of any block makes a global */
   uint32_t loops, tries; /* how many loops and try bodies are open */
   uint32_t loop_vars;    /* how many variables there were when the innermost loop began */
-  const struct loop_test *tests;   /* the conditions of the while loops around, the innermost first */
-  uint32_t signals, returns;       /* how many nodes so far break, continue or return; how many return */
-  uint32_t breaks;                 /* how many nodes so far break or continue the innermost loop */
-  uint32_t stacked[STACKABLE_MAX]; /* of the first parameters: how many of their reads a stacked list may answer */
-  uint32_t early;                  /* how many early returns around have become branches, one inside the other */
+  const struct loop_test *tests; /* the conditions of the while loops around, the innermost first */
+  uint32_t signals, returns;     /* how many nodes so far break, continue or return; how many return */
+  uint32_t breaks;               /* how many nodes so far break or continue the innermost loop */
+  struct growing {
+    site *site;
+    uint32_t slot, bit;
+  } * growing; /* loops in which a list only grows that is in scope */
+  uint32_t ngrowing, growing_cap;
+  uint32_t early; /* how many early returns around have become branches, one inside the other */
 } function;
 
 /* A read of a global, which must be defined by the end of the text. */
@@ -174,7 +179,7 @@ QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
 QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);
 /* As site_end, for a loop: also makes *out, what its turns are as calls. */
 QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out);
-/* A node that has just been made reads a value only to go over its items, to count them or to take one: notes that, if it is a parameter. */
+/* A node that has just been made reads a value only to go over its items, to count them or to take one: notes that, if it is a local. */
 void note_stackable(resolver *r, const node *read);
 /* Notes that a variable of the function f is read. False with an error raised. */
 QN_MUST_CHECK bool note_read(resolver *r, function *f, variable *v);

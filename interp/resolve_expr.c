@@ -207,17 +207,19 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
   return true;
 }
 
-/* A call of a global by its name; as an n_count if it is len of a local. */
+/* A call of a global by its name; as an n_count if it is len or stack of a local. */
 static node *count_node(resolver *r, const ast_node *n, n_call *call) {
   qn_str *name = n->kids[0]->u.s;
   bool one = call->n == 1 && !call->args[0].keyword && call->args[0].value->kind == N_LOCAL;
-  const builtin_def *def = one && strcmp(name->text, "len") == 0 ? builtin_named(r, name) : NULL;
+  bool stacks = strcmp(name->text, "stack") == 0;
+  const builtin_def *def = one && (stacks || strcmp(name->text, "len") == 0) ? builtin_named(r, name) : NULL;
   if (!def) return &call->h;
   n_count *out = node_new(r, sizeof *out, eval_count, n);
   if (!out) return NULL;
   out->h.slot = call->args[0].value->slot;
   out->plain = call;
   out->def = def;
+  out->stacks = stacks;
   note_stackable(r, call->args[0].value);
   return &out->h;
 }

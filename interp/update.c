@@ -353,6 +353,11 @@ static __attribute__((noinline, cold)) qn_value grow(qn_vm *vm, node *h, qn_valu
 }
 
 qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
+  if (value_is_stacked(fp[h->slot])) {
+    qn_value list = rec_unstacked(vm, fp[h->slot]);
+    if (value_is_error(list)) return raise_at(vm, h->at);
+    slot_set(vm, &fp[h->slot], list);
+  }
   return rec_grows(vm, fp[h->slot]) ? grow(vm, h, fp) : eval(vm, ((n_grow *)h)->plain, fp);
 }
 

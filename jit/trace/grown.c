@@ -246,6 +246,83 @@ bool grown_list(struct recording *r, uint32_t number, int64_t n, qn_value parts,
   return ok;
 }
 
+/* An item's shape as stacked lists have it. */
+static qn_value stacked_leaf(void *ctx, qn_value v) {
+  row_walk *w = ctx;
+  if (!value_is(v, TAG_UNSET)) return value_retain(v);
+  const graph_type *t = &w->of->types[w->next++];
+  return t->weak ? (qn_value){.head = TAG_SIGNAL, .u.i = t->dtype} : v;
+}
+
+/* Do these items look like those in the buffers? Then their leaves are put into `leaves`, one item behind the other. */
+static bool items_alike(struct recording *r, grown_items *g, const qn_list *l, qn_value *leaves) {
+  item_walk w = {.r = r, .of = g};
+  for (uint32_t i = 0; i < l->len; i++) {
+    uint32_t n = 0;
+    if (!same_shape(&w, g->shape, l->items[i], leaves + (size_t)i * g->n, &n)) return false;
+  }
+  return true;
+}
+
+/* The leaves of a list's items, in *bytes bytes of mem_alloc. NULL, with or without an error raised: they do not look like those in the
+ * buffers. */
+static qn_value *leaves_of(struct recording *r, grown_items *g, qn_value list, size_t *bytes) {
+  const qn_list *l = value_list(list);
+  *bytes = ((size_t)l->len * g->n + 1) * sizeof(qn_value);
+  qn_value *leaves = mem_alloc(r->vm, *bytes);
+  if (!leaves || items_alike(r, g, l, leaves)) return leaves;
+  mem_free(r->vm, leaves, *bytes);
+  return NULL;
+}
+
+bool grown_fits(struct recording *r, uint32_t number, qn_value list) {
+  size_t bytes;
+  qn_value *leaves = leaves_of(r, grown_of(r, number), list, &bytes);
+  if (leaves) mem_free(r->vm, leaves, bytes);
+  return leaves != NULL;
+}
+
+/* Buffer k behind the leaves with this number of n items in front of it. */
+static qn_value with_front(qn_vm *vm, const grown_items *g, uint32_t k, qn_value part, const qn_value *leaves,
+                           uint32_t n) {
+  enum { FEW = 16 };
+  qn_value in[FEW], both[2] = {value_error(), part};
+  if (n > FEW) return value_error();
+  for (uint32_t i = 0; i < n; i++) in[i] = leaves[(size_t)i * g->n + k];
+  both[0] = op_stack(vm, in, (int)n, 0, (qn_dtype)g->types[k].dtype);
+  if (value_is_error(both[0])) return both[0];
+  qn_value made = op_concat(vm, both, 2, 0);
+  value_release(vm, both[0]);
+  return made;
+}
+
+qn_value grown_stacked(struct recording *r, uint32_t number, qn_value parts, qn_value list) {
+  qn_vm *vm = r->vm;
+  const qn_list *l = value_list(list);
+  row_walk w = {.r = r, .of = grown_of(r, number)};
+  size_t bytes;
+  qn_value *leaves = leaves_of(r, grown_of(r, number), list, &bytes);
+  qn_list *all = leaves ? list_new(vm, w.of->n) : NULL, *out = all ? list_new(vm, STACKED_N) : NULL;
+  bool ok = out != NULL;
+  for (uint32_t k = 0; k < w.of->n && ok; k++) {
+    qn_value part = value_list(parts)->items[k];
+    part = l->len ? with_front(vm, w.of, k, part, leaves, l->len) : value_retain(part);
+    ok = !value_is_error(part);
+    if (ok) all->items[k] = part;
+  }
+  qn_value shape = ok ? tree_rebuild(vm, w.of->shape, stacked_leaf, &w) : value_error();
+  if (leaves) mem_free(vm, leaves, bytes);
+  if (value_is_error(shape)) {
+    if (all) value_release(vm, value_obj(TAG_LIST, all));
+    if (out) value_release(vm, value_obj(TAG_LIST, out));
+    return shape;
+  }
+  out->items[STACKED_SHAPE] = shape;
+  out->items[STACKED_PARTS] = value_obj(TAG_LIST, all);
+  out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL};
+  return value_obj(TAG_LIST, out);
+}
+
 /* ---- rows ---------------------------------------------------------------------------------------------------------------------------- */
 
 /* Is it row *at of array *of, along its first axis? As op_index_row records one. */

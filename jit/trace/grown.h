@@ -32,6 +32,10 @@ uint32_t grown_count(qn_value v);
 QN_MUST_CHECK qn_value grown_value(qn_vm *vm, uint32_t number, uint32_t count, qn_value base, qn_value parts);
 /* A list of new buffers with room for n items. Owned, or the error value, perhaps without an error raised: then there can be none. */
 QN_MUST_CHECK qn_value grown_buffers(struct recording *r, uint32_t number, int64_t n);
+/* Do the items of an ordinary list look like those in the buffers? */
+bool grown_fits(struct recording *r, uint32_t number, qn_value list);
+/* The stacked list of the items of a list that fits, which may be none, and those that lie in the buffers. Owned, or the error value. */
+QN_MUST_CHECK qn_value grown_stacked(struct recording *r, uint32_t number, qn_value parts, qn_value list);
 /* Appends the items that lie in the buffers to a list (owned, with one owner). False with an error raised. */
 QN_MUST_CHECK bool grown_list(struct recording *r, uint32_t number, int64_t n, qn_value parts, qn_value *list);
 

@@ -49,6 +49,7 @@ typedef struct loop {
   qn_value *before; /* owned: what the variables held before; in place of lists that grow what stands for them */
   qn_value *held;   /* owned: what they really held */
   uint64_t grown;   /* a bit for each variable that is a list which grows */
+  qn_dim size;      /* how many turns there are, if lists grow and that is a symbolic size; else 0 */
   uint32_t adds[GROWN_MAX];        /* how many items a turn adds to it */
   bool looks;                      /* the arms are recorded to find this out, without buffers */
   struct recording *header, *body; /* owned */
@@ -129,11 +130,47 @@ static bool bound_known(loop *l, qn_value *bound) {
   return guards >= 0 && !value_is_error(*bound);
 }
 
+/* Is it a list of a few items, which may stand in front of those that a loop of a symbolic number of turns adds? Then the variable holds a stacked
+ * list behind that. */
+static bool may_stack(const loop *l, int i) {
+  enum { FEW = 4 };
+  qn_value v = l->held[i];
+  return (l->turns.stacks >> i & 1) && !rec_grows(l->vm, v) && !value_is_stacked(v) && value_list(v)->len <= FEW;
+}
+
+/* The size that the number of turns is, if it may stay one: all lists that may grow can be stacked ones behind the loop. 0: it must be known; with
+ * or without an error raised. */
+static qn_dim turns_size(loop *l, uint64_t may) {
+  const rec_turns *t = &l->turns;
+  struct recording *r = l->r;
+  uint32_t node = !r->arm && t->first.head == TAG_INT && value_node(t->end) ? rec_traced(r, t->end) : 0;
+  qn_dim end;
+  if (!node || !sizes_of_number(r, node, &end) || end >= 0) return 0;
+  for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++)
+    if ((may >> i & 1) && value_is(l->held[i], TAG_LIST) && !may_stack(l, i)) return 0;
+  qn_dim size = dim_make(&r->g->dims, DIM_SUB, end, dim_const(&r->g->dims, t->first.u.i));
+  return size < 0 && dim_hint(&r->g->dims, size) > 1 ? size : 0;
+}
+
+/* A variable that holds a stacked list gets the list itself. False with an error raised. */
+static bool unstack(loop *l, int i) {
+  if (!value_is_stacked(l->held[i])) return true;
+  qn_value list = rec_unstacked(l->vm, l->held[i]);
+  if (value_is_error(list) || !set_before(l, i, value_retain(list))) return false;
+  value_release(l->vm, l->held[i]);
+  l->held[i] = list;
+  return true;
+}
+
 /* Lists that may grow are replaced by what stands for them while their items are not known. False with an error raised. */
 static bool grown_begin(loop *l) {
   uint64_t may = l->turns.counts ? l->turns.grown : 0;
-  if (may && !(bound_known(l, &l->turns.first) && bound_known(l, &l->turns.end))) return false;
-  if (!turns_known(l)) may = 0;
+  for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++)
+    if ((may >> i & 1) && !unstack(l, i)) return false;
+  if (may && !bound_known(l, &l->turns.first)) return false;
+  l->size = may ? turns_size(l, may) : 0;
+  if (may && !l->size && !bound_known(l, &l->turns.end)) return false;
+  if (!l->size && !turns_known(l)) may = 0;
   for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++) {
     qn_value v = l->held[i];
     if (!(may >> i & 1) || !value_is(v, TAG_LIST)) continue;
@@ -143,6 +180,12 @@ static bool grown_begin(loop *l) {
   }
   l->looks = l->grown != 0;
   return true;
+}
+
+/* How many items the loop adds to a list: a size. */
+static qn_dim rows_added(const loop *l, int i) {
+  if (!l->size || !l->adds[i]) return turns_known(l) * l->adds[i];
+  return dim_make(&l->r->g->dims, DIM_MUL, l->size, dim_const(&l->r->g->dims, l->adds[i]));
 }
 
 /* The arms have been recorded, and it is known what is added to lists: makes their buffers. *again: the arms must be recorded once more. False if
@@ -155,14 +198,14 @@ static bool grown_make(loop *l, bool *again) {
     if (!is_grown(l, i)) continue;
     qn_value held = l->held[i], parts = value_nil();
     bool within = rec_grows(vm, held);
-    int64_t n = turns_known(l) * l->adds[i];
+    int64_t n = rows_added(l, i);
     if (l->adds[i] == 0) {
       l->grown &= ~((uint64_t)1 << i);
       *again |= set_before(l, i, value_retain(held));
       continue;
     }
     uint32_t number = grown_number(l->before[i]);
-    if (n > INT32_MAX || !grown_of(l->r, number)->data) return false;
+    if (n > INT32_MAX || !grown_of(l->r, number)->data || (n < 0 && !grown_fits(l->r, number, held))) return false;
     if (within)
       parts = value_retain(value_list(held)->items[GROWN_PARTS]);
     else
@@ -209,8 +252,10 @@ static bool grown_end(loop *l) {
     if (!is_grown(l, i)) continue;
     qn_value held = l->held[i], *slot = l->assigned.slots[i], parts = value_list(*slot)->items[GROWN_PARTS], v;
     uint32_t number = grown_number(*slot);
-    int64_t n = turns_known(l) * l->adds[i];
-    if (rec_grows(vm, held)) {
+    int64_t n = rows_added(l, i);
+    if (n < 0) {
+      v = grown_stacked(l->r, number, parts, held);
+    } else if (rec_grows(vm, held)) {
       const qn_value *around = value_list(held)->items;
       if (n > INT32_MAX - (int64_t)grown_count(held)) return raise_false(vm, E_too_large, "a list has too many items");
       v = grown_value(vm, number, grown_count(held) + (uint32_t)n, value_retain(around[GROWN_BASE]),

@@ -334,7 +334,8 @@ typedef struct rec_turns {
   void *ctx;
   bool counts;
   bool whole; /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
-  uint64_t grown; /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
+  uint64_t grown;  /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
+  uint64_t stacks; /* and for each of these that may hold a stacked list behind the loop */
   /* of a loop that counts: host ints, which may be traced; the numbers run from `first` up, and end before `end`; of another one `first` is the
    * condition as it was evaluated for the next turn; unset: it is not known */
   qn_value first, end;
@@ -408,9 +409,10 @@ static inline bool rec_iterates(qn_vm *vm, qn_value *v) {
  * other value of a program is none. */
 enum {
   STACKABLE_MAX = 32,
-  STACKED_SHAPE = 0, /* an item, with unset in place of its arrays, and signals in place of its numbers */
-  STACKED_PARTS,     /* a list of arrays, one for each of these, in order: axis 0 counts the items */
-  STACKED_MARK,      /* a signal, which no value of a program is */
+  STACKED_SHAPE =
+      0,         /* an item, with unset in place of its arrays, and signals with their dtypes in place of its numbers */
+  STACKED_PARTS, /* a list of arrays, one for each of these, in order: axis 0 counts the items */
+  STACKED_MARK,  /* a signal, which no value of a program is */
   STACKED_N
 };
 static inline bool value_is_stacked(qn_value v) {

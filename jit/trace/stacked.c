@@ -44,7 +44,7 @@ static qn_value shape_leaf(void *ctx, qn_value v) {
     if (a->rank == ARRAY_MAX_RANK || !a->contiguous || array_pending(a)) return value_error();
   }
   s->first[s->n++] = v;
-  return array ? value_unset() : (qn_value){.head = TAG_SIGNAL};
+  return array ? value_unset() : (qn_value){.head = TAG_SIGNAL, .u.i = WEAK_FLOAT};
 }
 
 /* Copies a leaf of item s->row. False with an error raised. */
@@ -239,7 +239,8 @@ static qn_value item_leaf(void *ctx, qn_value v) {
   if (!number && !value_is(v, TAG_UNSET)) return value_retain(v);
   qn_value row = row_of(w, w->parts->items[w->next++]);
   if (value_is_error(row) || !number) return row;
-  qn_value out = op_deferred(w->vm) ? rec_host_number(w->vm, row, WEAK_FLOAT) : op_number(w->vm, row, WEAK_FLOAT);
+  qn_value out =
+      op_deferred(w->vm) ? rec_host_number(w->vm, row, (qn_dtype)v.u.i) : op_number(w->vm, row, (qn_dtype)v.u.i);
   value_release(w->vm, row);
   return out;
 }
