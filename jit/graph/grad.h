@@ -96,6 +96,13 @@ bool grad_loop_wants(const graph *g, uint32_t node, const uint32_t *given, bool 
 /* False: not differentiable, as `why` says, or memory is short. */
 QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 
+/* Chooses what a loop keeps of each turn for its gradient, besides its carries (keep.c). g is the gradient of a turn: its inputs are first
+ * the turn's `ncarries` carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first`
+ * that are better kept as rows than made once more. False: memory is short. */
+QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool *kept);
+/* The bytes of a node's value, or of one like it in the recorded call. */
+int64_t graph_row_bytes(const graph *g, uint32_t v);
+
 /* Reshapes or broadcasts (`op`) a node to the shape of `like`, unless it has that already. */
 uint32_t grad_view(grad_ctx *c, op_id op, uint32_t node, const graph_type *like);
 static inline uint32_t grad_reshape_to(grad_ctx *c, uint32_t node, const graph_type *like) {

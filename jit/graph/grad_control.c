@@ -8,8 +8,8 @@
  * its values once more. Its checks have passed the first time and are left out (ATTR_PROVEN).
  *
  * A loop keeps its carries at the beginning of turns as rows (keep_carries). Its gradient is a loop over the turns, from the last to the
- * first, whose body computes one turn once more from the kept carries and then differentiates it. Where a loop may make more turns than it
- * keeps rows, so that only every stride-th turn is kept, an outer loop goes over blocks of turns, from the last to the first, and first
+ * first, whose body computes one turn once more from the kept carries and then differentiates it. Values of a turn that cost more to make
+ * than to keep are rows, too (keep.c). Where a loop may make more turns than it keeps rows, so that only every stride-th turn is kept, an outer loop goes over blocks of turns, from the last to the first, and first
  * computes the carries of a block once more. So the gradient's graph has the same size however many turns there are, and holds each loop
  * of the body once: it does not double with each level of nesting.
  *
@@ -21,6 +21,7 @@
 #include <stdio.h>
 
 #include "jit/graph/grad.h"
+#include "jit/graph/inline.h"
 #include "jit/graph/region_builder.h"
 #include "lang/error.h"
 #include "lang/vm.h"
@@ -86,8 +87,12 @@ static bool region_vjp_root(region_vjp *x, uint32_t k, uint32_t seed) {
   return (x->seeds[x->nroots++] = seed) != 0;
 }
 
-/* The cotangents of `wrt` become the copy's results. Returns the copy, owned by the caller; NULL with `why`. Frees everything else. */
-static graph *region_vjp_end(region_vjp *x, op_refusal *why) {
+/* Chooses what is kept of a turn: called with the gradient of the turn, which may make nodes of the turn inputs. False when memory is short. */
+typedef bool region_vjp_keep(void *ctx, graph *g);
+
+/* The cotangents of `wrt` become the copy's results. `keep` may be NULL. Returns the copy, owned by the caller; NULL with `why`. Frees
+ * everything else. */
+static graph *region_vjp_end(region_vjp *x, region_vjp_keep *keep, void *ctx, op_refusal *why) {
   graph *g = x->g;
   uint32_t culprit;
   bool ok =
@@ -95,8 +100,9 @@ static graph *region_vjp_end(region_vjp *x, op_refusal *why) {
   if (ok) {
     g->noutputs = 0;
     for (int i = 0; i < x->nwrt; i++) (void)graph_output(g, x->grads[i] ? x->grads[i] : zeros(g, x->wrt[i]));
+    ok = (!g->failed && (!keep || keep(ctx, g))) || short_of_memory(why);
     graph_dce(g);
-    ok = !g->failed || short_of_memory(why);
+    ok = ok && (!g->failed || short_of_memory(why));
   } else if (why->id == E_memory) {
     short_of_memory(why);
   }
@@ -123,7 +129,7 @@ static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *
     if (c->so_far[1 + i]) ok = (x.onto[x.nwrt] = graph_input(x.g, x.g->nodes[input].type, 0)) != 0;
     x.wrt[x.nwrt++] = input;
   }
-  if (ok) return region_vjp_end(&x, why);
+  if (ok) return region_vjp_end(&x, NULL, NULL, why);
   short_of_memory(why);
   region_vjp_free(&x);
   return NULL;
@@ -165,12 +171,15 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
 
 /* What the parts of a loop's gradient share. */
 typedef struct loop_grad {
-  const graph *body; /* the loop's body, proven, with the carries of the next turn as its only results */
+  graph *
+      body; /* the loop's body, proven, with the carries of the next turn and then the kept values as its only results; owned */
   /* The gradient of one turn; owned. Its inputs are the turn's carries and captured values, the cotangents of the float carries that
-   * the turn gives, those of its rows, and those that captured values have so far; its results the cotangents of the float carries that it
-   * takes, then of captured values. */
+   * the turn gives, those of its rows, those that captured values have so far, and the kept values; its results the cotangents of the float
+   * carries that it takes, then of captured values. */
   graph *back;
   uint32_t ncarries, ncaptured, nrows;
+  uint32_t *values, nvalues; /* nodes of the loop's body that are kept besides its carries */
+  graph_type *types;         /* room for the types that these have in the graph at hand */
   /* float carries; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
   bool *weak;    /* by carry: is it a host number? */
@@ -207,7 +216,7 @@ static void capture_values(const loop_grad *l, region_builder *b, const loop_val
 
 /* Appends to g
  *     for t = hi - 1 down to lo: the gradient of turn t
- * where row t - lo of `kept` has the carries of turn t (of one that counts it is the carry of turn 0), and v->cts are the cotangents and sums behind turn hi - 1. Sets `cts` to those
+ * where row t - lo of `kept` has the carries of turn t (of one that counts it is the carry of turn 0) and its kept values, and v->cts are the cotangents and sums behind turn hi - 1. Sets `cts` to those
  * before turn lo. False: memory is short. */
 static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi,
                           const uint32_t *kept, uint32_t *cts) {
@@ -217,9 +226,9 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
   builder_open(&b, g);
   (void)builder_operand(&b, hi);
   uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
-           rows = builder_operands(&b, kept, l->ncarries);
+           rows = builder_operands(&b, kept, l->ncarries + l->nvalues);
   capture_values(l, &b, v, 1, &in);
-  uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + n + l->nrows);
+  uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + n + l->nrows + l->nvalues);
   uint32_t *outs = builder_list(&b, 1 + n);
   graph *head = b.part[0], *body = b.part[1];
   if (!b.failed) {
@@ -240,6 +249,8 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
     }
     for (uint32_t i = l->ncts; i < n; i++) args[k++] = builder_input(&b, 1, first + i);
+    for (uint32_t i = 0; i < l->nvalues; i++)
+      args[k++] = graph_row(body, builder_input(&b, 1, rows + l->ncarries + i), at, false);
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1);
@@ -249,18 +260,40 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
   return take_results(g, builder_close(&b, 0, &attr, 0), 1, n, v->cts, cts);
 }
 
+/* Sets l->types to those that the kept values have in g, where the loop's carries and captured values have the sizes of these nodes. False:
+ * memory is short. */
+static bool value_types(const loop_grad *l, graph *g, const uint32_t *carries, const uint32_t *captured) {
+  const graph *body = l->body;
+  size_map m;
+  uint32_t *map = calloc(body->n, sizeof *map);
+  bool ok = size_map_begin(&m, g, body, map) && map;
+  for (uint32_t i = 0; i < body->ninputs && ok; i++)
+    map[body->inputs[i]] = i < l->ncarries ? carries[i] : captured[i - l->ncarries];
+  for (uint32_t i = 0; i < l->nvalues && ok; i++) {
+    uint32_t node = body->outputs[l->ncarries + i];
+    l->types[i] = body->nodes[node].type;
+    size_map_type(&m, node, &l->types[i]);
+  }
+  ok = ok && !m.failed && !g->failed && !g->dims.arena->failed;
+  free(map);
+  size_map_end(&m);
+  return ok;
+}
+
 /* Appends to g
  *     for t in lo..hi: carries = body(carries)
- * carries[i] becomes the carry behind the last turn or, with `keep`, the array of what it was before each turn. False: memory is short. */
+ * carries[i] becomes the carry behind the last turn or, with `keep`, the array of what it was before each turn, followed by the arrays of the
+ * kept values of the turns. False: memory is short. */
 static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi, bool keep,
                           uint32_t *carries) {
   region_builder b;
-  uint32_t n = l->ncarries;
+  uint32_t n = l->ncarries, kept = keep ? l->nvalues : 0;
   builder_open(&b, g);
   (void)builder_operand(&b, lo);
   uint32_t first = builder_operands(&b, carries, n), to = builder_operand(&b, hi);
   uint32_t captured = builder_operands(&b, v->captured, l->ncaptured);
-  uint32_t *args = builder_list(&b, (size_t)n + l->ncaptured), *outs = builder_list(&b, 1 + n);
+  uint32_t *args = builder_list(&b, (size_t)n + l->ncaptured), *outs = builder_list(&b, 1 + n + l->nvalues);
+  b.failed = b.failed || !value_types(l, g, carries, v->captured);
   if (!b.failed) {
     graph *head = b.part[0], *body = b.part[1];
     uint32_t more = graph_op2(head, OP_lt, builder_input(&b, 0, 0), builder_input(&b, 0, to));
@@ -271,10 +304,14 @@ static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, ui
     outs[0] = graph_count(body, OP_add, builder_input(&b, 1, 0), graph_weak_int(body, 1));
     builder_outputs(&b, 1, outs, 1 + n);
     builder_outputs(&b, 1, args, keep ? n : 0);
+    builder_outputs(&b, 1, outs + 1 + n, kept);
   }
   op_attr attr = graph_loop_attr(n + 1, 0);
   uint32_t node = builder_close(&b, 0, keep ? &attr : NULL, 0);
-  return take_results(g, node, keep ? 1 + n : 1, n, carries, carries);
+  if (!take_results(g, node, keep ? 1 + n : 1, n, carries, carries)) return false;
+  for (uint32_t i = 0; i < kept; i++)
+    if (!(carries[n + i] = graph_proj(g, node, 1 + 2 * n + i, l->types[i], 0))) return false;
+  return true;
 }
 
 /* Sets *start to the kept turn from which a block of turns that ends before `hi` is computed once more, and *lo to the block's first turn.
@@ -299,7 +336,7 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
   loop_values in;
   uint32_t n = l->ncts + l->naccs;
   builder_open(&b, g);
-  uint32_t *carries = builder_list(&b, l->ncarries);
+  uint32_t *carries = builder_list(&b, l->ncarries + l->nvalues);
   (void)builder_operand(&b, turns);
   uint32_t first = builder_operands(&b, v->cts, n), rows = builder_operands(&b, kept, l->ncarries);
   capture_values(l, &b, v, 1, &in);
@@ -367,24 +404,25 @@ static bool counts_up(const graph *body, uint32_t k) {
          next->in[0] == body->inputs[k] && known_int(body, next->in[1], NULL, NULL, &by) && by == 1;
 }
 
-enum { KEPT_LEAST = 64, KEPT_MOST = 1 << 16 };
+enum { KEPT_LEAST = 64, KEPT_MANY = 1 << 12, KEPT_MOST = 1 << 16 };
 
-/* How many rows a loop with these carries that makes at most `turns` turns may keep: a power of two, so that they take about as many bytes as
- * the graph may keep. With fewer rows than the square root of the number of turns, the distance between kept turns would be longer than a
+/* How many rows of `bytes` a loop that makes at most `turns` turns may keep: a power of two, so that they take about as many bytes as the
+ * graph may keep. With fewer rows than the square root of the number of turns, the distance between kept turns would be longer than a
  * block, and a turn would be made again for each block behind it; so as many are kept in any case. */
-static int64_t slots_for(graph *g, const uint32_t *carries, uint32_t n, int64_t turns) {
+static int64_t slots_for(const graph *g, int64_t bytes, int64_t turns) {
   int64_t most = g->grad_bytes ? g->grad_bytes : tunable_rows[TUNE_grad_bytes].def;
-  int64_t bytes = 1, least = KEPT_LEAST, slots = KEPT_MOST;
+  int64_t least = KEPT_LEAST, slots = KEPT_MOST;
   while (turns != INT64_MAX && least < KEPT_MOST && least * least < turns) least *= 2;
-  for (uint32_t i = 0; i < n; i++) {
-    const graph_type *t = &g->nodes[carries[i]].type;
-    int64_t elements = 1;
-    for (int a = 0; a < t->rank; a++)
-      if (__builtin_mul_overflow(elements, dim_hint(&g->dims, t->shape[a]), &elements)) return least;
-    bytes += elements * (int64_t)dtype_size((qn_dtype)t->dtype);
-  }
-  while (slots > least && slots > most / bytes) slots /= 2;
+  while (slots > least && slots > most / (bytes + 1)) slots /= 2;
   return slots;
+}
+
+/* The bytes of a row of each of these nodes. */
+static int64_t rows_bytes(const graph *g, const uint32_t *nodes, uint32_t n) {
+  int64_t bytes = 0;
+  for (uint32_t i = 0; i < n; i++)
+    if (__builtin_add_overflow(bytes, graph_row_bytes(g, nodes[i]), &bytes)) return INT64_MAX - 1;
+  return bytes;
 }
 
 /* Makes a loop keep its carries of each turn as rows, unless it does so already. Returns the number of its result that is the first
@@ -399,7 +437,7 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
     if (same == carries && carries) return at;
   }
   int64_t slots = graph_loop_slots(n);
-  if (!n->attr) slots = slots_for(g, n->in, carries, most_turns(g, node));
+  if (!n->attr) slots = slots_for(g, rows_bytes(g, n->in, carries), most_turns(g, node));
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
@@ -410,9 +448,59 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
   return graph_set_attr(g, node, &attr) ? at : 0;
 }
 
+/* Chooses the values of a turn that are kept. */
+typedef struct value_choice {
+  loop_grad *l;
+  const graph *body; /* of the loop */
+  arena *memory;
+  int64_t turns, rows; /* the loop makes at most so many; rows of so many of them are kept at a time */
+} value_choice;
+
+/* region_vjp_keep. Values are kept where the bytes that may be kept suffice for rows of all turns or, where these are more than can be kept or
+ * nobody knows how many, for many: with blocks of so many turns, a loop makes no turn more than twice before it has made 2^28. */
+static bool keep_values(void *ctx, graph *back) {
+  value_choice *c = ctx;
+  loop_grad *l = c->l;
+  uint32_t n = c->body->n;
+  bool *kept = arena_alloc(c->memory, n * sizeof *kept);
+  if (!kept || !graph_keep(back, n, l->ncarries, kept)) return false;
+  for (uint32_t v = 1; v < n; v++) l->nvalues += kept[v];
+  l->values = arena_alloc(c->memory, l->nvalues * sizeof *l->values);
+  l->types = arena_alloc(c->memory, l->nvalues * sizeof *l->types);
+  if (!l->values || !l->types) return false;
+  l->nvalues = 0;
+  for (uint32_t v = 1; v < n; v++)
+    if (kept[v]) l->values[l->nvalues++] = v;
+  int64_t bytes = rows_bytes(back, back->inputs, l->ncarries), more;
+  if (__builtin_add_overflow(bytes, rows_bytes(back, l->values, l->nvalues), &more)) more = INT64_MAX - 1;
+  int64_t room = slots_for(back, more, c->turns), needed = c->rows;
+  if (needed > KEPT_MANY && (c->turns == INT64_MAX || needed < c->turns)) needed = KEPT_MANY;
+  if (room < needed) l->nvalues = 0;
+  if (l->nvalues && room < l->block) l->block = room;
+  for (uint32_t i = 0; i < l->nvalues; i++)
+    if (!graph_make_input(back, l->values[i])) return false;
+  return true;
+}
+
+/* Makes the body of a loop give the kept values as rows, too. Sets `result` to the numbers of the loop's results that they are. False:
+ * memory is short. */
+static bool keep_value_rows(graph *g, uint32_t node, const loop_grad *l, uint32_t *result) {
+  graph *body = g->nodes[node].payload.regions[1];
+  uint32_t made = body->noutputs;
+  for (uint32_t i = 0; i < l->nvalues; i++) {
+    result[i] = l->ncarries;
+    while (result[i] < body->noutputs && body->outputs[result[i]] != l->values[i]) result[i]++;
+    if (result[i] == body->noutputs && !graph_output(body, l->values[i])) return false;
+  }
+  for (uint32_t i = node + 1; i < g->n; i++) /* the number of turns and the stride come after all rows */
+    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index >= made)
+      g->nodes[i].payload.index += body->noutputs - made;
+  return true;
+}
+
 /* Makes loop_grad.back: the gradient of a turn. `rows`: which results of the body are the rows that have cotangents. NULL with `why`. */
 static graph *backward_body(const control_grad *c, const graph *body, const loop_grad *l, const uint32_t *rows,
-                            op_refusal *why) {
+                            value_choice *choice, op_refusal *why) {
   region_vjp x;
   uint32_t *seeds = calloc(2 * ((size_t)l->ncarries + 1), sizeof *seeds), *order = seeds + l->ncarries + 1;
   bool ok = region_vjp_begin(c->g, body, &x) && seeds;
@@ -441,7 +529,7 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
     ok = (x.onto[x.nwrt] = graph_input(g, g->nodes[input].type, 0)) != 0;
     x.wrt[x.nwrt++] = input;
   }
-  if (ok) return region_vjp_end(&x, why);
+  if (ok) return region_vjp_end(&x, keep_values, choice, why);
   short_of_memory(why);
   region_vjp_free(&x);
   return NULL;
@@ -461,7 +549,6 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t made = n.payload.regions[1]->noutputs;
   l->ncarries = graph_loop_carries(&n);
   l->ncaptured = n.nin - l->ncarries;
-  uint32_t *kept = arena_alloc(memory, l->ncarries * sizeof *kept);
   uint32_t *given_rows = arena_alloc(memory, made * sizeof *given_rows);
   uint32_t *float_carries = arena_alloc(memory, l->ncarries * sizeof *float_carries);
   uint32_t *wanted = arena_alloc(memory, n.nin * sizeof *wanted);
@@ -480,16 +567,23 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     if (c->wanted[i]) wanted[l->naccs++] = i;
   uint32_t rows = keep_carries(g, c->node);
   n = g->nodes[c->node];
-  graph *body;
   loop_values v;
-  if (!rows || !values_make(l, memory, &v) || !(l->body = body = graph_copy(n.payload.regions[1])) ||
-      !graph_prove(body))
+  int64_t slots = graph_loop_slots(&n), most = most_turns(g, c->node);
+  bool all = !slots || most <= slots; /* does it keep the carries of all turns? */
+  value_choice choice = {.l = l, .body = n.payload.regions[1], .memory = memory, .turns = most};
+  l->block = choice.rows = all ? most : slots;
+  if (!rows || !values_make(l, memory, &v) || !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
     return false;
-  body->noutputs = l->ncarries;
-  graph_dce(body);
-  l->block = graph_loop_slots(&n) ? graph_loop_slots(&n) : KEPT_LEAST;
-  if (!(l->back = backward_body(c, n.payload.regions[1], l, given_rows, why))) return false;
+  if (!(l->back = backward_body(c, n.payload.regions[1], l, given_rows, &choice, why))) return false;
   short_of_memory(why);
+  l->body->noutputs = l->ncarries;
+  for (uint32_t i = 0; i < l->nvalues; i++)
+    if (!graph_output(l->body, l->values[i])) return false;
+  graph_dce(l->body);
+  uint32_t *value_rows = arena_alloc(memory, l->nvalues * sizeof *value_rows);
+  uint32_t *kept = arena_alloc(memory, (l->ncarries + l->nvalues) * sizeof *kept);
+  if (!value_rows || !kept || (all && !keep_value_rows(g, c->node, l, value_rows))) return false;
+  n = g->nodes[c->node];
   uint32_t results = n.payload.regions[1]->noutputs;
   uint32_t turns = result_of(g, c->node, results, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   v.stride = result_of(g, c->node, results + 1, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
@@ -499,6 +593,9 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     else if (!(kept[k] = result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site)))
       return false;
   memcpy(v.captured, n.in + l->ncarries, l->ncaptured * sizeof *v.captured);
+  if (!value_types(l, g, n.in, v.captured)) return false;
+  for (uint32_t k = 0; k < l->nvalues && all; k++)
+    if (!(kept[l->ncarries + k] = result_of(g, c->node, value_rows[k], l->types[k], n.site))) return false;
   for (uint32_t k = 0; k < l->nrows; k++) v.row_cts[k] = c->given[given_rows[k]];
   for (uint32_t k = 0; k < l->ncts; k++) {
     uint32_t carry = float_carries[k];
@@ -509,7 +606,6 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     v.cts[l->ncts + k] = so_far ? so_far : zeros(g, n.in[wanted[k]]);
   }
   if (!turns || !v.stride || g->failed) return false;
-  bool all = !graph_loop_slots(&n) || most_turns(g, c->node) <= graph_loop_slots(&n);
   if (all ? !reverse_block(l, g, &v, graph_weak_int(g, 0), turns, kept, cts)
           : !reverse_blocks(l, g, &v, turns, kept, cts))
     return false;
@@ -551,7 +647,7 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
   arena_init(&memory, NULL);
   short_of_memory(why); /* what a failure is unless something else is said */
   bool ok = loop_gradient(c, &l, &memory, why);
-  graph_free((graph *)l.body);
+  graph_free(l.body);
   graph_free(l.back);
   arena_free(&memory);
   return ok;

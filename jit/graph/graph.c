@@ -108,6 +108,14 @@ uint32_t graph_input(graph *g, graph_type type, uint32_t site) {
   return node;
 }
 
+bool graph_make_input(graph *g, uint32_t node) {
+  graph_node *n = &g->nodes[node];
+  if (!grow(g, (void **)&g->inputs, &g->inputs_cap, g->ninputs, sizeof *g->inputs)) return false;
+  *n = (graph_node){.kind = NODE_INPUT, .site = n->site, .type = n->type, .payload.input = g->ninputs};
+  g->inputs[g->ninputs++] = node;
+  return true;
+}
+
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site) {
   size_t bytes = graph_const_bytes(&type);
   void *copy = take(g, bytes + ARRAY_TAIL);

@@ -168,6 +168,8 @@ void graph_cut(graph *g, uint32_t n);
  * nest and one test of g->failed at the end is enough. Inputs may be added at any time. */
 uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function, bool whole);
 uint32_t graph_input(graph *g, graph_type type, uint32_t site);
+/* Makes an op, or a result of a region, an input, the last one, whose value will be given instead. False when memory is short. */
+QN_MUST_CHECK bool graph_make_input(graph *g, uint32_t node);
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site); /* copies the elements */
 uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64_t i, uint32_t site);
 /* Appends an op with strict operands and a type that is already inferred. */
