@@ -352,7 +352,7 @@ static bool demand(states *s, qn_value condition, bool truth) {
   qn_vm *vm = s->vm;
   struct recording *r = vm->rec;
   if (is_bool(condition, truth) && !value_node(condition)) return true;
-  if (!value_node(condition)) return false;
+  if (!value_node(condition) || !r) return false; /* (!r: the capture has ended) */
   rec_way *way = way_of(r);
   rec_at(vm, s->at);
   if (way_chooses(way)) return way_require(vm, way, rec_site(r), condition, truth);
@@ -713,8 +713,10 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   if (!ok && found && (r->arm || vm->rec != r || error_pending(vm))) { /* what has been appended stays */
     if (!error_pending(vm) && r->arm && vm->rec)
       (void)rec_give_up(vm->rec, BREAK_branch);
-    else if (!error_pending(vm))
-      raise_memory(vm); /* which has ended the capture meanwhile: a loop inside was made by the interpreter */
+    else if (!error_pending(vm)) { /* the capture has ended meanwhile: a loop inside was made by the interpreter */
+      r->again = true;
+      raise_memory(vm);
+    }
     answer = REC_FAILED;
   } else if (!ok) {
     if (s.kept) restore(&s);
