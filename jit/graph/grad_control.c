@@ -7,11 +7,12 @@
  * so only the arm that was taken is differentiated, and nothing is stored between the forward and the backward pass: the arm computes
  * its values once more. Its checks have passed the first time and are left out (ATTR_PROVEN).
  *
- * A loop keeps its carries at the beginning of turns as rows (keep_carries). Its gradient is a loop over the turns, from the last to the
- * first, whose body computes one turn once more from the kept carries and then differentiates it. Values of a turn that cost more to make
- * than to keep are rows, too (keep.c). Where a loop may make more turns than it keeps rows, so that only every stride-th turn is kept, an outer loop goes over blocks of turns, from the last to the first, and first
- * computes the carries of a block once more. So the gradient's graph has the same size however many turns there are, and holds each loop
- * of the body once: it does not double with each level of nesting.
+ * A loop keeps its carries at the beginning of turns as rows (keep_carries), and with them the values of a turn that cost more to make than
+ * to keep (keep.c). Its gradient is a loop over the turns, from the last to the first, whose body computes what else it needs of one turn
+ * once more and then differentiates the turn. Where a loop may make more turns than it keeps rows, so that only the carries of every
+ * stride-th turn are kept, an outer loop goes over blocks of turns, from the last to the first, and first makes the turns of a block once
+ * more, keeping the rows of each. So the gradient's graph has the same size however many turns there are, and holds each loop of the body
+ * once: it does not double with each level of nesting.
  *
  * Regions inside regions are differentiated by graph_vjp when it meets them in the copy.
  */
@@ -216,8 +217,8 @@ static void capture_values(const loop_grad *l, region_builder *b, const loop_val
 
 /* Appends to g
  *     for t = hi - 1 down to lo: the gradient of turn t
- * where row t - lo of `kept` has the carries of turn t (of one that counts it is the carry of turn 0) and its kept values, and v->cts are the cotangents and sums behind turn hi - 1. Sets `cts` to those
- * before turn lo. False: memory is short. */
+ * where row t - lo of `kept` has the carries of turn t (of one that counts it is the carry of turn 0) and its kept values, and v->cts are the
+ * cotangents and sums behind turn hi - 1. Sets `cts` to those before turn lo. False: memory is short. */
 static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi,
                           const uint32_t *kept, uint32_t *cts) {
   region_builder b;
@@ -327,8 +328,8 @@ static void block_begins(const loop_grad *l, graph *g, uint32_t hi, uint32_t str
   *lo = graph_op2(g, OP_maximum, *start, least);
 }
 
-/* Appends to g the gradient of turns 0..turns where perhaps not every turn's carries were kept, in `kept` (as in reverse_block): a loop, from the last turn to the
- * first, over blocks of turns. Each computes all of its carries, then its gradient. Sets `cts` to the cotangents and sums before turn 0.
+/* Appends to g the gradient of turns 0..turns where perhaps not every turn's carries were kept, in `kept` (as in reverse_block, without kept
+ * values): a loop, from the last turn to the first, over blocks of turns. Each makes its turns and all of their rows, then its gradient. Sets `cts` to the cotangents and sums before turn 0.
  * False: memory is short. */
 static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
                            uint32_t *cts) {
@@ -425,6 +426,13 @@ static int64_t rows_bytes(const graph *g, const uint32_t *nodes, uint32_t n) {
   return bytes;
 }
 
+/* The body of a loop has come to give `added` more rows behind its result `at`: the number of turns and the stride come after all rows. */
+static void rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added) {
+  for (uint32_t i = node + 1; i < g->n; i++)
+    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index >= at)
+      g->nodes[i].payload.index += added;
+}
+
 /* Makes a loop keep its carries of each turn as rows, unless it does so already. Returns the number of its result that is the first
  * carry's rows; 0 when memory is short. */
 static uint32_t keep_carries(graph *g, uint32_t node) {
@@ -441,9 +449,7 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
-  for (uint32_t i = node + 1; i < g->n; i++) /* the number of turns and the stride come after all rows */
-    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index >= at)
-      g->nodes[i].payload.index += carries;
+  rows_added(g, node, at, carries);
   op_attr attr = graph_loop_attr(carries, slots);
   return graph_set_attr(g, node, &attr) ? at : 0;
 }
@@ -492,9 +498,7 @@ static bool keep_value_rows(graph *g, uint32_t node, const loop_grad *l, uint32_
     while (result[i] < body->noutputs && body->outputs[result[i]] != l->values[i]) result[i]++;
     if (result[i] == body->noutputs && !graph_output(body, l->values[i])) return false;
   }
-  for (uint32_t i = node + 1; i < g->n; i++) /* the number of turns and the stride come after all rows */
-    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index >= made)
-      g->nodes[i].payload.index += body->noutputs - made;
+  rows_added(g, node, made, body->noutputs - made);
   return true;
 }
 

@@ -9,8 +9,8 @@
  *     make(v) ── work ──> sink         cut: v is made once more
  *     make(v) ── inf ──> need(u)       for each operand u of v
  *
- * (R. Jain et al., "Checkmate", and the partitioner of PyTorch's AOTAutograd solve the same question.) The flow is found by Dinic's
- * algorithm. Values that are the same in all turns are never kept: a row of each turn would hold copies, and the planner makes them once.
+ * (PyTorch's AOTAutograd partitions straight-line graphs so.) The flow is found by Dinic's algorithm. Values that are the same in all turns are
+ * never kept: their rows would hold copies.
  *
  * Costs are in bytes of a row: what one costs to write and read back within the processor's caches is 2 of them, and in the time of that
  * a processor does about as many multiplications and additions. Only their order of magnitude matters. */
@@ -22,6 +22,7 @@ enum {
   ROW_COST = 32,        /* of any row, besides its bytes */
   FUNCTION_COST = 16,   /* of exp and its like, an element */
   LIBRARY_COST = 64,    /* of sorting and its like, an element */
+  INNER_TURNS = 16,     /* that a loop in the turn is taken to make */
   MOST_NODES = 1 << 14, /* of a turn; a longer one keeps its carries alone */
 };
 #define ENDLESS ((int64_t)1 << 60)
@@ -107,6 +108,8 @@ static int64_t times(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &r) || r > ENDLESS / 4 ? ENDLESS / 4 : r;
 }
 
+static int64_t plus(int64_t a, int64_t b) { return a + b > ENDLESS / 4 ? ENDLESS / 4 : a + b; }
+
 static int64_t elements(const graph *g, uint32_t v) {
   const graph_type *t = &g->nodes[v].type;
   int64_t n = 1;
@@ -118,12 +121,19 @@ int64_t graph_row_bytes(const graph *g, uint32_t v) {
   return times(elements(g, v), (int64_t)dtype_size((qn_dtype)g->nodes[v].type.dtype));
 }
 
+/* Elements of the largest of a node's operands and its value. */
 static int64_t most_elements(const graph *g, uint32_t v) {
   const graph_node *n = &g->nodes[v];
   int64_t most = elements(g, v);
   for (int k = 0; k < n->nin; k++)
     if (elements(g, n->in[k]) > most) most = elements(g, n->in[k]);
   return most;
+}
+
+/* Multiplications and additions of a matrix product. */
+static int64_t product_work(const graph *g, uint32_t v) {
+  const graph_type *x = &g->nodes[g->nodes[v].in[0]].type;
+  return times(times(elements(g, v), dim_hint(&g->dims, x->shape[x->rank - 1])), 2);
 }
 
 /* Is a pointwise op more than one primitive of a processor? */
@@ -136,40 +146,32 @@ static const bool is_function[OP_COUNT] = {
 #undef M
 };
 
-static int64_t node_work(const graph *g, uint32_t v);
-
-/* What all nodes of a region cost, made a few times. */
-static int64_t region_work(const graph *region) {
-  enum { TURNS = 16 };
-  int64_t work = 0;
-  for (uint32_t v = 1; v < region->n; v++) work += node_work(region, v) / TURNS;
-  return times(work, (int64_t)TURNS * TURNS);
+static int64_t op_work(const graph *g, uint32_t v) {
+  op_id op = (op_id)g->nodes[v].op;
+  switch ((op_class)op_rows[op].klass) {
+  case CLASS_POINTWISE: return times(elements(g, v), is_function[op] ? FUNCTION_COST : 1);
+  case CLASS_VIEW: return op == OP_pad || op == OP_concat ? elements(g, v) : 0;
+  case CLASS_INDEX:
+    return times(op == OP_index || op == OP_gather || op == OP_iota ? elements(g, v) : most_elements(g, v), 2);
+  case CLASS_REDUCE:
+  case CLASS_SCAN: return times(most_elements(g, v), 2);
+  case CLASS_DOT: return product_work(g, v);
+  case CLASS_LIBRARY: return op == OP_gemm ? product_work(g, v) : times(most_elements(g, v), LIBRARY_COST);
+  case CLASS_RANDOM: return times(elements(g, v), 2 * FUNCTION_COST);
+  }
+  return 0;
 }
 
 /* What it costs to make a value from its operands, in bytes (see above). */
 static int64_t node_work(const graph *g, uint32_t v) {
   const graph_node *n = &g->nodes[v];
-  if (graph_kind_has_regions(n->kind)) return region_work(n->payload.regions[0]) + region_work(n->payload.regions[1]);
-  if (n->kind != NODE_OP) return 0;
-  switch ((op_class)op_rows[n->op].klass) {
-  case CLASS_POINTWISE: return times(elements(g, v), is_function[n->op] ? FUNCTION_COST : 1);
-  case CLASS_VIEW: return n->op == OP_pad || n->op == OP_concat ? elements(g, v) : 0;
-  case CLASS_INDEX:
-    return times(n->op == OP_index || n->op == OP_gather || n->op == OP_iota ? elements(g, v) : most_elements(g, v), 2);
-  case CLASS_REDUCE:
-  case CLASS_SCAN: return times(most_elements(g, v), 2);
-  case CLASS_DOT: {
-    const graph_type *x = &g->nodes[n->in[0]].type;
-    return times(times(elements(g, v), dim_hint(&g->dims, x->shape[x->rank - 1])), 2);
+  if (!graph_kind_has_regions(n->kind)) return n->kind == NODE_OP ? op_work(g, v) : 0;
+  int64_t work = 0;
+  for (int k = 0; k < 2; k++) {
+    const graph *region = n->payload.regions[k];
+    for (uint32_t i = 1; i < region->n; i++) work = plus(work, node_work(region, i));
   }
-  case CLASS_LIBRARY: {
-    const graph_type *x = &g->nodes[n->in[0]].type;
-    if (n->op == OP_gemm) return times(times(elements(g, v), dim_hint(&g->dims, x->shape[x->rank - 1])), 2);
-    return times(most_elements(g, v), LIBRARY_COST);
-  }
-  case CLASS_RANDOM: return times(elements(g, v), 2 * FUNCTION_COST);
-  }
-  return 0;
+  return n->kind == NODE_LOOP ? times(work, INNER_TURNS) : work;
 }
 
 /* May a value be a row? Host numbers are too cheap, and the sizes of others are known only when they are there. */

@@ -35,7 +35,7 @@
   X(gelu_tanh, 1, REAL, PLAIN, T, "a / (1 + exp(-w)), w = 2 sqrt(2/pi) (a + 0.044715 a^3)")               \
   X(rsqrt, 1, REAL, PLAIN, T, "1 / sqrt(a)")                                                              \
   X(pow, 2, NUM, POW, T, "a to the power b")                                                              \
-  X(smul, 2, NUM, PLAIN, T, "a * b, 0 where 0 meets inf or nan")                                     \
+  X(smul, 2, NUM, PLAIN, T, "a * b, 0 where 0 meets inf or nan")                                          \
   X(sign, 1, NUM, PLAIN, T, "-1, 0, 1; nan of nan")                                                       \
   X(floordiv, 2, NUM, PLAIN, T, "floor(a / b)")                                                           \
   X(mod, 2, NUM, RARE, T, "a - b * floor(a / b), with the sign of b")                                     \
