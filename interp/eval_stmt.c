@@ -415,7 +415,8 @@ static rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, qn
 /* The array whose rows are counted in a loop over an array or a stacked list. */
 static inline qn_value rows_of(qn_value over) { return value_is_stacked(over) ? stacked_lead(over) : over; }
 
-/* offer_for, from row i of an array, or item i of a stacked list, on. How many rows there are need not be known, unless turns are captured one by one. */
+/* offer_for, from row i of an array, or item i of a stacked list, on. How many rows there are need not be known, unless turns are captured one
+ * by one. */
 static __attribute__((noinline)) rec_answer offer_rows(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, int64_t i,
                                                        rec_tries *tries) {
   bool apart = tries->apart;

@@ -302,25 +302,18 @@ qn_value grown_stacked(struct recording *r, uint32_t number, qn_value parts, qn_
   row_walk w = {.r = r, .of = grown_of(r, number)};
   size_t bytes;
   qn_value *leaves = leaves_of(r, grown_of(r, number), list, &bytes);
-  qn_list *all = leaves ? list_new(vm, w.of->n) : NULL, *out = all ? list_new(vm, STACKED_N) : NULL;
-  bool ok = out != NULL;
+  qn_list *all = leaves ? list_new(vm, w.of->n) : NULL;
+  bool ok = all != NULL;
   for (uint32_t k = 0; k < w.of->n && ok; k++) {
     qn_value part = value_list(parts)->items[k];
     part = l->len ? with_front(vm, w.of, k, part, leaves, l->len) : value_retain(part);
     ok = !value_is_error(part);
     if (ok) all->items[k] = part;
   }
-  qn_value shape = ok ? tree_rebuild(vm, w.of->shape, stacked_leaf, &w) : value_error();
   if (leaves) mem_free(vm, leaves, bytes);
-  if (value_is_error(shape)) {
-    if (all) value_release(vm, value_obj(TAG_LIST, all));
-    if (out) value_release(vm, value_obj(TAG_LIST, out));
-    return shape;
-  }
-  out->items[STACKED_SHAPE] = shape;
-  out->items[STACKED_PARTS] = value_obj(TAG_LIST, all);
-  out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL};
-  return value_obj(TAG_LIST, out);
+  qn_value whole = all ? value_obj(TAG_LIST, all) : value_error();
+  if (!ok) return value_fail(vm, whole);
+  return rec_stacked(vm, tree_rebuild(vm, w.of->shape, stacked_leaf, &w), whole);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------------------------------------------- */

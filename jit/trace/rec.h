@@ -405,16 +405,12 @@ QN_MUST_CHECK bool rec_list_as_array(qn_vm *vm, qn_value *v);
 static inline bool rec_iterates(qn_vm *vm, qn_value *v) {
   return __builtin_expect(vm->rec == NULL, 1) || !value_is(*v, TAG_LIST) || rec_list_as_array(vm, v);
 }
-/* Lists whose items are rows of arrays (stacked.c). A parameter marked as `stackable` in its function's anchor may hold one in place of a list; any
- * other value of a program is none. */
-enum {
-  STACKABLE_MAX = 32,
-  STACKED_SHAPE =
-      0,         /* an item, with unset in place of its arrays, and signals with their dtypes in place of its numbers */
-  STACKED_PARTS, /* a list of arrays, one for each of these, in order: axis 0 counts the items */
-  STACKED_MARK,  /* a signal, which no value of a program is */
-  STACKED_N
-};
+/* Lists whose items are rows of arrays (stacked.c). A parameter marked as `stackable` in its function's anchor may hold one in place of a list, and so
+ * may a variable that a loop has marked in `stacks`; any other value of a program is none. */
+enum { STACKABLE_MAX = 32 };
+/* Its parts: an item, with unset in place of arrays, and signals with their dtypes in place of numbers; a list of arrays, one for each of these, in
+ * order, whose axis 0 counts the items; a signal, which no value of a program is. */
+enum { STACKED_SHAPE, STACKED_PARTS, STACKED_MARK, STACKED_N };
 static inline bool value_is_stacked(qn_value v) {
   if (!value_is(v, TAG_LIST)) return false;
   const qn_list *l = value_list(v);
@@ -422,6 +418,8 @@ static inline bool value_is_stacked(qn_value v) {
 }
 /* The first of the arrays, which tells how many items there are; borrowed. */
 static inline qn_value stacked_lead(qn_value v) { return value_list(value_list(v)->items[STACKED_PARTS])->items[0]; }
+/* A stacked list of these parts (owned; the error value: it is handed on). Owned, or the error value. */
+QN_MUST_CHECK qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts);
 /* Item `number` of such a list, an int from 0 on below its length, perhaps the traced number of a loop's turn. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value number);
 /* list[i], for any value i; borrows both. Owned; the error value; or unset: the item is that of the ordinary list, which takes the place of *list

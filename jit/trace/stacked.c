@@ -131,6 +131,18 @@ static bool one_device(const stacking *s) {
   return arrays || (s->n && !s->vm->device);
 }
 
+qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts) {
+  qn_list *out = value_is_error(shape) || value_is_error(parts) ? NULL : list_new(vm, STACKED_N);
+  if (!out) {
+    value_release(vm, shape);
+    return value_fail(vm, parts);
+  }
+  out->items[STACKED_SHAPE] = shape;
+  out->items[STACKED_PARTS] = parts;
+  out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL};
+  return value_obj(TAG_LIST, out);
+}
+
 /* What stands for a list, without elements. Owned; unset: it cannot be stacked; or the error value. */
 static qn_value stacked_of(qn_vm *vm, qn_value v) {
   const qn_list *l = value_list(v);
@@ -143,17 +155,9 @@ static qn_value stacked_of(qn_vm *vm, qn_value v) {
     s.at = 0;
     same = each_leaf(&s, shape, l->items[i]);
   }
-  qn_value parts = same ? new_parts(&s, l->len) : value_unset();
-  qn_list *out = value_is(parts, TAG_LIST) ? list_new(vm, STACKED_N) : NULL;
-  if (!out) {
-    value_release(vm, shape);
-    value_release(vm, parts);
-    return same ? value_error() : value_unset();
-  }
-  out->items[STACKED_SHAPE] = shape;
-  out->items[STACKED_PARTS] = parts;
-  out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL};
-  return value_obj(TAG_LIST, out);
+  if (same) return rec_stacked(vm, shape, new_parts(&s, l->len));
+  value_release(vm, shape);
+  return value_unset();
 }
 
 /* ---- arguments ---------------------------------------------------------------------------------------------------------------------- */

@@ -715,7 +715,7 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
       (void)rec_give_up(vm->rec, BREAK_branch);
     else if (!error_pending(vm)) { /* the capture has ended meanwhile: a loop inside was made by the interpreter */
       r->again = true;
-      raise_memory(vm);
+      raise_memory(vm); /* seen only where no call can be made again */
     }
     answer = REC_FAILED;
   } else if (!ok) {
