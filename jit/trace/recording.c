@@ -814,6 +814,10 @@ bool rec_break(struct recording *r, break_reason why, const char *text) {
   if (r->arm && !r->lenient) return rec_give_up(r, why);
   bool captured = r->capturing;
   rec_stop_capture(r, why, text);
+  if (r->whole && captured) { /* at once: what the interpreter made from here on, it would make twice */
+    r->again = true;
+    return rec_give_up(r, why);
+  }
   bool ok = r->grads || r->lanes ? rec_run_pending(r) : rec_end(r);
   r->again |= captured && !ok;
   return ok;

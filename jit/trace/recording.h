@@ -93,6 +93,8 @@ struct recording {
   bool tried;       /* there have been some: where the graph fails, the call need not */
   bool
       again; /* pending work has failed before the program has seen anything of the call: it is made again without a recording */
+  bool
+      whole; /* a loop is being appended that must be captured to its end: else the call is made again without a recording */
   bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
   bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */

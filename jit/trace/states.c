@@ -708,15 +708,16 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   rec_marked before = rec_mark(r);
   bool found = begin(&s) && !(tries->left && next_is_plain(&s)) && !error_pending(vm) && find_all(&s) &&
                find_goal(&s) && may_append(&s),
-       ok = found && append(&s);
+       whole = r->whole;
+  r->whole = true;
+  bool ok = found && append(&s);
+  r->whole = whole;
   rec_answer answer = REC_DONE;
   if (!ok && found && (r->arm || vm->rec != r || error_pending(vm))) { /* what has been appended stays */
     if (!error_pending(vm) && r->arm && vm->rec)
       (void)rec_give_up(vm->rec, BREAK_branch);
-    else if (!error_pending(vm)) { /* the capture has ended meanwhile: a loop inside was made by the interpreter */
-      r->again = true;
-      raise_memory(vm); /* seen only where no call can be made again */
-    }
+    else if (!error_pending(vm))
+      raise_memory(vm); /* which has ended the capture meanwhile: a loop inside was made by the interpreter */
     answer = REC_FAILED;
   } else if (!ok) {
     if (s.kept) restore(&s);
