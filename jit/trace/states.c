@@ -563,6 +563,7 @@ static bool change_state(states *s, int k, int w, bool sure) {
   change c = {.s = s, .k = k, .w = w, .next = next_way(s, k, w, true), .before = keep(s), .sure = sure};
   if (!c.before) return false;
   bool ok = run_turn(s, &choices, way_of(s->vm->rec), s->number, parts);
+  c.sure &= !choices.required;
   if (ok) {
     turn_end e = {.s = s, .before = c.before, .parts = parts};
     s->left = parts[END_LEAVES];
@@ -572,7 +573,7 @@ static bool change_state(states *s, int k, int w, bool sure) {
     if (ok && c.next >= 0 && value_node(missed))
       ok = branch_on(s, missed, other_way, this_way, &c, false);
     else
-      ok = ok && (sure || demand(s, missed, false)) && advance(s, to);
+      ok = ok && (c.sure || demand(s, missed, false)) && advance(s, to);
     end_parts_free(s->vm, parts);
   }
   drop_kept(s);

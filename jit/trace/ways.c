@@ -533,6 +533,10 @@ int way_choose(const rec_way *w, int n) {
     return -1;
   }
   if (c->at >= c->n) c->made[c->at] = 0;
+  if (c->made[c->at] >= n) { /* made at another place: the turn does not come to the same ones as before */
+    c->many = true;
+    return -1;
+  }
   c->of[c->at] = (uint8_t)n;
   return c->made[c->at++];
 }
@@ -540,6 +544,7 @@ int way_choose(const rec_way *w, int n) {
 bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth) {
   struct recording *r = w->r;
   if (way_told(w->choices, r)) return rec_give_up(r, BREAK_branch);
+  w->choices->required = true;
   uint32_t predicate = rec_node(r, condition);
   way_end gone = {.r = predicate ? rec_arm_begin(r, NULL) : NULL};
   if (!gone.r) return false;

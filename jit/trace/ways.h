@@ -42,7 +42,9 @@ typedef struct way_choices {
   bool wanted;                                /* one was to be made */
   bool many;                                  /* more than CHOICES_MAX were to be made */
   bool again;                                 /* they differ from others only in arms that they do not take */
-  const struct recording *r;                  /* where the turn begins, and the number of its first node there */
+  bool
+      required; /* the turn is also missed where a condition is not what way_require wants, which no choice stands for */
+  const struct recording *r; /* where the turn begins, and the number of its first node there */
   uint32_t from;
 } way_choices;
 
