@@ -622,15 +622,8 @@ enum { ARENA_FIRST = 2048, ARENA_LARGEST = 256 << 10 };
 
 void arena_init(arena *a, qn_vm *vm) { *a = (arena){.vm = vm}; }
 
-/* Gives the arena a new block with room for `bytes`; the rest of the old block stays unused. */
-static bool arena_grow(arena *a, size_t bytes) {
-  size_t want = a->blocks ? a->blocks->bytes * 2 : ARENA_FIRST;
-  if (want > ARENA_LARGEST) want = ARENA_LARGEST;
-#ifdef QN_CHECKED
-  want = 176;
-#endif
-  if (bytes > PTRDIFF_MAX - sizeof(arena_block)) return false;
-  if (want < bytes + sizeof(arena_block)) want = bytes + sizeof(arena_block);
+/* Gives the arena a new block of `want` bytes; the rest of the old block stays unused. */
+static bool arena_add(arena *a, size_t want) {
   arena_block *b = a->vm ? mem_alloc(a->vm, want) : malloc(want);
   if (!b) return false;
   b->next = a->blocks;
@@ -639,6 +632,23 @@ static bool arena_grow(arena *a, size_t bytes) {
   a->at = (char *)(b + 1);
   a->end = (char *)b + want;
   return true;
+}
+
+/* Gives the arena a new block with room for `bytes`. */
+static bool arena_grow(arena *a, size_t bytes) {
+  size_t want = a->blocks ? a->blocks->bytes * 2 : ARENA_FIRST;
+  if (want > ARENA_LARGEST) want = ARENA_LARGEST;
+#ifdef QN_CHECKED
+  want = 176;
+#endif
+  if (bytes > PTRDIFF_MAX - sizeof(arena_block)) return false;
+  if (want < bytes + sizeof(arena_block)) want = bytes + sizeof(arena_block);
+  return arena_add(a, want);
+}
+
+bool arena_reserve(arena *a, size_t bytes) {
+  return (size_t)(a->end - a->at) >= bytes ||
+         (bytes <= PTRDIFF_MAX - sizeof(arena_block) && arena_add(a, bytes + sizeof(arena_block)));
 }
 
 void *arena_alloc(arena *a, size_t bytes) {

@@ -80,6 +80,33 @@ void l_free(l_program *p) {
   free(p);
 }
 
+/* A copy of `bytes` in an arena that has room for it. */
+static void *moved(arena *to, const void *from, size_t bytes) {
+  void *copy = bytes ? arena_alloc(to, bytes) : NULL;
+  if (copy) memcpy(copy, from, bytes);
+  return copy;
+}
+
+void l_tighten(l_program *p, size_t more) {
+  enum { PARTS = 5, ROUND = 16 };
+  size_t code = p->n * sizeof *p->code, buffers = p->nbuffers * sizeof *p->buffers, name = strlen(p->name) + 1;
+  size_t tiles = p->ntiles * sizeof *p->tiles, checks = p->nchecks * sizeof *p->checks;
+  arena to;
+  arena_init(&to, NULL);
+  if (!arena_reserve(&to, code + buffers + name + tiles + checks + more + PARTS * ROUND)) return;
+  p->code = moved(&to, p->code, code);
+  p->buffers = moved(&to, p->buffers, buffers);
+  p->tiles = moved(&to, p->tiles, tiles);
+  p->checks = moved(&to, p->checks, checks);
+  p->name = moved(&to, p->name, name);
+  p->cap = p->n;
+  p->buffers_cap = p->nbuffers;
+  p->tiles_cap = p->ntiles;
+  p->checks_cap = p->nchecks;
+  arena_free(&p->arena);
+  p->arena = to;
+}
+
 /* ---- emitting ---------------------------------------------------------------------------------------------------- */
 
 l_val l_emit(l_program *p, l_instr i) {

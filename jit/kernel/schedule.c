@@ -803,8 +803,10 @@ bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule
     ok = nest_has_loops(k) ? nest_loops(&nb, target) : build_kernel(&nb, target, grain);
   }
   if (ok && !p->failed) {
-    out->ints = arena_alloc(&p->arena, (nb.nints + 1) * sizeof *out->ints);
-    out->alias = arena_alloc(&p->arena, (size_t)k->nbuffers * k->nbuffers + 1);
+    size_t ints = (nb.nints + 1) * sizeof *out->ints, pairs = (size_t)k->nbuffers * k->nbuffers + 1;
+    l_tighten(p, ints + pairs + 32);
+    out->ints = arena_alloc(&p->arena, ints);
+    out->alias = arena_alloc(&p->arena, pairs);
     ok = out->ints && out->alias;
   }
   if (ok && !p->failed) {

@@ -1030,6 +1030,7 @@ bool splice(const splice_request *r, spliced *to, const char **why) {
   bool ok = s.p && splice_all(&s) && !s.p->failed;
   arena_free(&s.memory);
   if (ok) {
+    l_tighten(s.p, 0);
     *to = (spliced){.program = s.p,
                     .buffers = s.buffers,
                     .nbuffers = s.nbuffers,

@@ -217,6 +217,14 @@ START_TEST(arenas_with_and_without_a_vm) {
   fill_arena(&a);
   arena_free(&a);
   ck_assert_uint_eq(live(vm), start);
+  ck_assert(arena_reserve(&a, 3 * 48));
+  size_t reserved = live(vm);
+  for (int i = 0; i < 3; i++) ck_assert_ptr_nonnull(arena_alloc(&a, 40));
+  ck_assert_uint_eq(live(vm), reserved);
+  mem_fail_at(vm, 1);
+  ck_assert(!arena_reserve(&a, 1000));
+  ck_assert(!a.failed);
+  ck_assert_int_eq(taken_error(vm), E_memory);
   mem_fail_at(vm, 1);
   ck_assert_ptr_null(arena_alloc(&a, 10));
   ck_assert(a.failed);
