@@ -210,6 +210,10 @@ LENGTHS["column that a captured loop stores into"] = (
     RECORDED + ["--set", "jit.regions=1", "--set", "jit.unroll=8"],
     "fn f(x, v, n) { for j in 0..n { x[:, j, :] = sin(v) * j }; x }\n"
     "let (a, v) = (zeros(2, COUNT, 3), x[:3])\nfor _ in 0..4 { f(a, v, COUNT) }\nseed(0)\nf(a, v, COUNT)")
+LENGTHS["array that loops in a captured loop store into"] = (
+    RECORDED + ["--set", "jit.regions=1", "--set", "jit.unroll=8"],
+    "fn f(x, v, n) { for i in 0..n { for j in 0..9 { x[:, j, :] = sin(v) * i - j } }; x }\n"
+    "let (a, v) = (zeros(2, COUNT, 3), x[:3])\nfor _ in 0..4 { f(a, v, COUNT) }\nseed(0)\nf(a, v, COUNT)")
 FEW, MANY, LENGTH_BOUND = 250, 4000, 1.1
 START_BOUND = 5_000_000  # a process that runs an empty program, the system's loader included
 

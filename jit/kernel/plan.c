@@ -215,6 +215,7 @@ static bool make_buffers(planner *m) {
 /* ---- steps ------------------------------------------------------------------------------------------------------------------------ */
 
 static bool note_overlap(planner *m, uint32_t over, uint32_t by) {
+  if (over == by) return true;
   if (!arena_room(&m->arena, (void **)&m->overlaps, &m->overlaps_cap, m->noverlaps + 1, sizeof *m->overlaps))
     return out_of_memory(m);
   m->overlaps[m->noverlaps++] = (overlap){over, by};
@@ -251,10 +252,13 @@ static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_pr
     return false;
   }
   for (uint32_t i = 0; alias && i < k->nbuffers; i++)
-    for (uint32_t o = 0; o < k->nbuffers; o++)
-      if (i != o && alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN &&
-          (k->buffers[o].mode == BUF_OUT || k->buffers[o].mode == BUF_INOUT) && !note_overlap(m, bound[i], bound[o]))
-        return false;
+    for (uint32_t o = 0; o < k->nbuffers; o++) {
+      bool may = alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN &&
+                 (k->buffers[o].mode == BUF_OUT || k->buffers[o].mode == BUF_INOUT);
+      for (uint32_t j = 0; j < k->nbuffers && may; j++) /* an array may be there under several names */
+        if (k->buffers[j].mode == BUF_IN && bound[j] == bound[i]) may = alias[j * k->nbuffers + o];
+      if (may && !note_overlap(m, bound[i], bound[o])) return false;
+    }
   s->buffers = buffers;
   s->nbuffers = n;
   return true;
@@ -573,6 +577,8 @@ static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_st
   return ok;
 }
 
+static bool over_operand(const plan_region *r, uint32_t k) { return k < 64 && r->over >> k & 1; }
+
 /* A loop as a kernel. The steps that read its numbers take the room of the groups of its results, which have no steps of their own. */
 static bool sunk_step(planner *m, uint32_t n, plan_step *s) {
   plan_step bound = {0};
@@ -585,6 +591,8 @@ static bool sunk_step(planner *m, uint32_t n, plan_step *s) {
   k_free(k);
   if (!ok) return false;
   m->p->kernels[m->p->nkernels - 1].region = m->region_of[n] + 1;
+  for (uint32_t i = 0; i < r->ncarries && ok; i++)
+    if (over_operand(r, i) && r->proj[i]) ok = note_overlap(m, r->in[i], r->out[i]);
   for (uint32_t i = 0; i < r->nout && ok; i++)
     if (r->proj[i] && m->g->nodes[r->proj[i]].type.weak) ok = read_number(m, r->proj[i]);
   return ok;
@@ -1216,8 +1224,13 @@ static uint32_t *results_of(const graph *g, uint32_t n) {
   return proj;
 }
 
-/* Can the loop, node n, be a kernel? If not, *why says what is against it, or lower_ends(*why). */
-static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cancel, const char **why) {
+/* Is carry k of a loop, node n, an array that the loop gets under no other name? */
+static bool is_alone(const graph *g, uint32_t n, uint32_t k) {
+  return k < 64 && !g->nodes[g->nodes[n].in[k]].type.weak && updates_times(g, n, k) == 1;
+}
+
+/* Can the loop, node n, be a kernel? Then *over is plan_region.over. If not, *why says what is against it, or lower_ends(*why). */
+static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cancel, uint64_t *over, const char **why) {
   graph *g = p->graph;
   if (!tune[TUNE_fuse_loops] || !tune[TUNE_fuse_enabled]) {
     *why = "fuse.loops is 0";
@@ -1230,6 +1243,11 @@ static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cance
   k_kernel *k = sink(&(sink_request){g, n, proj, cancel}, why);
   bool ok = k && schedule(k, p->target, tune[TUNE_par_grain], &r, why);
   p->work += k ? k->n : 0;
+  for (uint32_t a = 0; ok && !k->nchecks && a < k->nbuffers; a++)
+    for (uint32_t b = 0; b < k->nbuffers; b++)
+      for (uint32_t c = 0; c < graph_loop_carries(&g->nodes[n]); c++)
+        if (r.alias[a * k->nbuffers + b] && k->buffers[a].ref == g->nodes[n].in[c] && k->buffers[b].ref == proj[c])
+          *over |= (uint64_t)is_alone(g, n, c) << (c & 63);
   if (ok) l_free(r.program);
   k_free(k);
   free(proj);
@@ -1237,8 +1255,7 @@ static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cance
 }
 
 /* Can the loop, node n, whose parts have plans, be a kernel that is made of theirs? */
-static bool can_splice(plan *p, uint32_t n, const plan_region *r, const int64_t *tune, cancel_flag cancel,
-                       const char **why) {
+static bool can_splice(plan *p, uint32_t n, plan_region *r, const int64_t *tune, cancel_flag cancel, const char **why) {
   if (!tune[TUNE_fuse_loops] || !tune[TUNE_fuse_enabled] || p->target == TARGET_GPU) return false;
   *why = lower_no_memory;
   uint32_t *proj = results_of(p->graph, n);
@@ -1251,6 +1268,9 @@ static bool can_splice(plan *p, uint32_t n, const plan_region *r, const int64_t 
   free(proj);
   if (!ok) return false;
   p->work += x.program->n;
+  /* it first copies what it carries; if it can fail, its operands must be there still, to find out how */
+  for (uint32_t k = 0; k < r->ncarries && !x.program->nchecks; k++)
+    r->over |= (uint64_t)is_alone(p->graph, n, k) << (k & 63);
   l_free(x.program);
   return true;
 }
@@ -1279,7 +1299,7 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
     if (node->kind == NODE_LOOP) {
       r->ncarries = graph_loop_carries(node);
       r->slots = graph_loop_slots(node);
-      r->sunk = can_sink(p, i, tune, cancel, &r->why);
+      r->sunk = can_sink(p, i, tune, cancel, &r->over, &r->why);
       ok = r->sunk || !lower_ends(r->why);
       if (!ok) *reason = r->why;
     }
@@ -1310,9 +1330,12 @@ static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
     if (node->kind != NODE_PROJ) continue;
     const graph_node *of = &g->nodes[node->in[0]];
     const plan_region *r = &p->regions[number[node->in[0]]];
-    if (r->sunk) continue;
     uint32_t k = node->payload.index;
     if (k >= r->nmade || (r->kind == NODE_LOOP && k >= r->ncarries)) continue;
+    if (r->sunk) {
+      if (over_operand(r, k) && updates_operand(of, k) == k) kept[n] = of->in[k];
+      continue;
+    }
     const plan_output *o = &r->parts[r->kind == NODE_LOOP]->outputs[k];
     bool keeps = o->kind == OUT_INPUT && (r->kind == NODE_LOOP ? o->index == k : true);
     if (r->kind == NODE_IF)

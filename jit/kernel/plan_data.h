@@ -110,10 +110,11 @@ typedef struct plan_output {
 
 /* A branch or loop. Operands and results are numbers of scalar slots if they are host numbers, else of buffers. */
 struct plan_region {
-  uint8_t kind;          /* graph_kind */
-  bool sunk;             /* is it a loop that is a kernel? */
-  bool spliced;          /* is it one that is made of the programs of its parts? */
-  const char *why;       /* if not, why not (a static text); NULL for branches */
+  uint8_t kind;    /* graph_kind */
+  bool sunk;       /* is it a loop that is a kernel? */
+  bool spliced;    /* is it one that is made of the programs of its parts? */
+  const char *why; /* if not, why not (a static text); NULL for branches */
+  uint64_t over;   /* if it is: bit k is set if the result of carry k may lie in the memory of operand k (k < 64) */
   struct plan *parts[2]; /* NULL if it is sunk and not spliced */
   uint32_t nin, nmade;   /* how many operands, and how many results of the arms or the body, there are */
   uint32_t ncarries;     /* of a loop: how many of these are carries; the others are rows that are kept */

@@ -738,19 +738,20 @@ static void note_lone_stores(nest_builder *nb, const nest *s) {
   }
 }
 
-/* May output o be stored over input b? It may if every load of b has the address of the only store to o, runs over the same axes without a
- * guard, and comes before the store in every instance. */
+/* May output o be stored over input b? It may if every load of b has the address of the first store to o, runs over the same axes without a
+ * guard, and comes before that store in every instance; and if that is the only store to o, or, in kernels with loops, others store one element
+ * each: these begin with copies of what they update. */
 static bool may_alias(const nest_builder *nb, uint32_t b, uint32_t o) {
   const k_kernel *k = nb->k;
   k_val store = 0;
   if (k->buffers[b].mode != BUF_IN || k->buffers[o].mode == BUF_IN) return false;
   if (dtype_size((qn_dtype)k->buffers[b].dtype) != dtype_size((qn_dtype)k->buffers[o].dtype)) return false;
+  bool loops = nest_has_loops(k);
   for (k_val v = 1; v < k->n; v++) {
     const k_node *n = &k->nodes[v];
-    if (n->code == K_STORE && n->buffer == (int32_t)o) {
-      if (store) return false;
-      store = v;
-    }
+    if (n->code != K_STORE || n->buffer != (int32_t)o) continue;
+    if (store && !(loops && !n->axes && k->nodes[store].axes)) return false;
+    if (!store) store = v;
   }
   if (!store || k->nodes[store].guard || nb->lone_store[o]) return false;
   for (k_val v = 1; v < k->n; v++) {

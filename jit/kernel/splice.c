@@ -17,11 +17,9 @@
  * Carried arrays have one place each. A body that does not write its new value over the old one (plan_output.over) makes it elsewhere, and the
  * turn ends with a copy. Tried instead: nothing yet; two places that take turns would need the body twice.
  *
- * A loop in the body that is a kernel has results of its own, so that an array which it updates is copied to them and back in each turn of the outer
- * loop. Tried: since its program begins by copying what it carries, results of one without checks may lie over operands that are read
- * under no other name, in this shape or another, and the copy of memory to itself is left out. That took 9% of the instructions of ADI and 8% of a
- * convolution by loops away; Gauss-Seidel by rows gained nothing, since kernels of sink.c store to what they update twice (the copy, the
- * update), which may_alias of schedule.c refuses.
+ * A loop in the body that is a kernel begins by copying what it carries. Results of one without checks lie over operands that are read under no
+ * other name, in this shape or another (plan_region.over), and a copy of memory to itself is left out. One that may fail needs its operands as
+ * they were, so its results are copied to the outer loop's array in each turn.
  *
  * What is the same in all turns is computed in each of them.
  *
@@ -483,6 +481,19 @@ static bool scope_memory(splicer *s, scope *c) {
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------------------- */
 
+/* The memory that instruction i of a kernel names; to[] is what the kernel's instructions have become. */
+static memory memory_named(const step *x, const l_val *to, const l_instr *i) {
+  return i->imm < 0 ? -(memory)to[-i->imm] : x->buffers[i->imm];
+}
+
+/* Does the VEC at v only copy memory to itself? Loops that are kernels begin so where their results lie over their operands. */
+static bool copies_to_itself(const l_program *q, l_val v, const step *x, const l_val *to) {
+  const l_instr *load = &q->code[v + 1], *store = &q->code[v + 2];
+  return q->code[v].code == L_VEC && load->code == L_LOAD && store->code == L_STORE && store[1].code == L_END &&
+         store->h == v + 1 && load->a == store->a && load->b == store->b && !load->c && !load->e && !load->g &&
+         !store->c && !store->e && !store->g && memory_named(x, to, load) == memory_named(x, to, store);
+}
+
 static bool kernel_code(splicer *s, scope *c, const plan_step *st, step *x) {
   const l_program *q = c->p->kernels[st->what].program;
   l_program *p = s->p;
@@ -493,6 +504,10 @@ static bool kernel_code(splicer *s, scope *c, const plan_step *st, step *x) {
   for (l_val v = 1; v < q->n; v++) {
     l_instr i = q->code[v];
     if ((to[v] = x->outside[v])) continue;
+    if (i.code == L_VEC && copies_to_itself(q, v, x, to)) {
+      v += 3;
+      continue;
+    }
     switch ((l_code)i.code) {
     case L_PHASE: continue;
     case L_SCALAR:
@@ -541,7 +556,7 @@ static bool kernel_code(splicer *s, scope *c, const plan_step *st, step *x) {
       if (*field) *field = to[*field];
     }
     switch (l_rows[i.code].imm) {
-    case 'b': i.imm = i.imm < 0 ? -(int64_t)to[-i.imm] : x->buffers[i.imm]; break;
+    case 'b': i.imm = memory_named(x, to, &i); break;
     case 'k': {
       l_check check = q->checks[i.imm];
       check.node = s->r->node;
