@@ -601,10 +601,35 @@ static void print_merge(emitter *e, const l_instr *i) {
   }
 }
 
+static bool is_one(const emitter *e, l_val v) { return at(e, v)->code == L_INT && at(e, v)->imm == 1; }
+
+/* Of a product with one result and operands of its own dtype: the chain itself if it is no longer than a chunk, since the call costs as much as
+ * some twenty terms; then what comes next is the other case. */
+static void print_chain(emitter *e, const l_tile *t, const char *x, const char *y) {
+  uint8_t d = at(e, t->out)->dtype;
+  if (!is_one(e, t->rows) || !is_one(e, t->cols) || emit_buffer_type(e, t->x) != d || emit_buffer_type(e, t->y) != d)
+    return;
+  char mul[48], sum[48];
+  const char *type = emit_type(d);
+  emit_prim(e, mul, KOP_mul, d, d);
+  line(e, "if (v%u <= %d) {", t->depth, ORDER_DOT_CHUNK);
+  line(e, "const %s *x = %s + v%u, *y = %s + v%u;", type, x, t->x_base, y, t->y_base);
+  line(e, "%s s = v%u > 0 ? %s(x[0], y[0]) : 0;", type, t->depth, mul);
+  if (dtype_is_float((qn_dtype)d))
+    line(e, "for (i64 k = 1; k < v%u; k++) s = %s(x[k * v%u], y[k * v%u], s);", t->depth,
+         emit_prim(e, sum, KOP_fma, d, d), t->x_k, t->y_k);
+  else
+    line(e, "for (i64 k = 1; k < v%u; k++) s = %s(s, %s(x[k * v%u], y[k * v%u]));", t->depth,
+         emit_prim(e, sum, KOP_add, d, d), mul, t->x_k, t->y_k);
+  line(e, "v%u[0] = s;", t->out);
+  line(e, "} else");
+}
+
 static void print_tile(emitter *e, const l_tile *t) {
   char x[24], y[24];
   emit_buffer(t->x, x);
   emit_buffer(t->y, y);
+  print_chain(e, t, x, y);
   line(e,
        "{ const qk_tile t = {%s + v%u, %s + v%u, v%u, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %d, %d, %d, %d}; "
        "a->tile(&t); "
