@@ -434,7 +434,32 @@ static __attribute__((noinline)) rec_answer offer_rows(qn_vm *vm, n_for *n, qn_v
 
 /* The turns of a loop over items as calls. */
 static turn_parts for_parts(const n_for *n) {
-  return (turn_parts){.target = n->target, .body = n->body, .at = n->h.at};
+  bool left = n->h.flag & (LOOP_LEAVES | LOOP_RETURNS);
+  bool alike = !left && !n->site->grown; /* which a list that is longer after each turn is not */
+  return (turn_parts){.target = n->target, .body = n->body, .at = n->h.at, .loop = alike ? n : NULL};
+}
+
+qn_value for_turns(qn_vm *vm, const n_for *n, qn_value *fp, qn_value over, qn_value first, qn_value end) {
+  turn t = {.vm = vm, .fp = fp, .body = n->body, .target = n->target, .over = over};
+  if (op_deferred(vm)) {
+    rec_tries tries = rec_loop_begins(vm);
+    tries.left = tries.left ? 1 : 0;
+    rec_answer answer =
+        offer_loop(vm, &n->h, n->site, &t, (rec_turns){.counts = true, .first = first, .end = end}, &tries);
+    rec_loop_ends(vm, &tries);
+    if (answer == REC_DONE) return value_nil();
+    if (answer != REC_NOT_YET || !rec_loop_refused(vm)) return value_error();
+  }
+  int64_t i, stop;
+  if (!index_int(vm, first, RANGE_START, &i) || !index_int(vm, end, RANGE_END, &stop)) return value_error();
+  for (; i < stop; i++) {
+    if (__builtin_expect(vm_poll_between(vm), 0)) return raise_at(vm, n->h.at);
+    rec_exit how;
+    qn_value v = turn_body(&t, value_int(i), &how);
+    if (how == REC_ERROR) return v;
+    value_release(vm, v);
+  }
+  return value_nil();
 }
 
 /* Of a loop over `end` items or numbers, the one before which is asked again, when `from` is next. */
@@ -549,8 +574,11 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
         turn_parts parts = for_parts(n);
         turns_passed(n->turns, i - asked);
         asked = i + 1;
-        if (!turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL)) break;
-        until = pass_until(vm, n, i + 1, stop);
+        int64_t many = turns_run(vm, n->turns, &parts, fp, value_nil(), i, stop);
+        if (many < 0) r = value_error();
+        if (many < 0 || (!many && !turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL))) break;
+        if (many) i += many - 1, asked = i + 1;
+        until = pass_until(vm, n, asked, stop);
         continue;
       } else {
         r = raise_at(vm, h->at);
@@ -702,6 +730,18 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     if (__builtin_expect(rows, 0) && !tries.left && !rec_length_seen(vm, rows_of(it))) { /* it is unrolled */
       r = raise_at(vm, h->at);
       break;
+    }
+    if (__builtin_expect(i >= until && !shown, 0) && (value_is(it, TAG_ARRAY) || counted)) {
+      turn_parts parts = for_parts(n);
+      int64_t many = turns_run(vm, n->turns, &parts, fp, it, i, len);
+      if (many < 0) r = value_error();
+      if (many < 0) break;
+      if (many) {
+        turns_passed(n->turns, i - asked);
+        asked = i += many;
+        until = pass_until(vm, n, i, len);
+        continue;
+      }
     }
     if (__builtin_expect(shown, 0)) vm->hooks.progress(vm, i, len);
     qn_value item;

@@ -222,7 +222,7 @@ typedef struct n_fn {
 /* Does anything use the value; may something in it break, continue or return; does the function end with it? */
 enum { IF_USED = 1, IF_LEAVES = 2, IF_LAST = 4 };
 /* Of a loop: something in its body breaks or continues it. */
-enum { LOOP_LEAVES = 1 };
+enum { LOOP_LEAVES = 1, LOOP_RETURNS = 2 };
 typedef struct n_if {
   node h;                        /* flag: IF_... */
   node *cond, *then, *otherwise; /* otherwise: NULL if there is no else */
@@ -352,6 +352,7 @@ typedef struct turn_parts {
   n_block
       *block; /* of a part of a block, instead of `body`: statements from number `from` on, before `to`; else NULL */
   uint32_t from, to;
+  const struct n_for *loop; /* that the turn belongs to, for turns_run; NULL: its turns are made one by one */
 } turn_parts;
 enum { COUNT_BOUNDS = 3, COUNT_FIRST = COUNT_BOUNDS, COUNT_END, COUNT_VALUES };
 /* Evaluates a call (eval_call) in the header of a loop while something is recorded. *counts: it is one of range, with bounds that need not be
@@ -366,6 +367,13 @@ void turns_passed(turn_code *t, int64_t n);
  * value of the loop: nil, the error value, or the signal of a return. */
 QN_MUST_CHECK bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item,
                                qn_value *r, qn_value *next);
+/* Makes many turns at once, as a call of which they are a loop, while a call that has left its plan is made again: turns of `loop` from number
+ * `first` on, before `end`, over `over` (borrowed; nil: the numbers are the items). How many were made, 0: none, the next one is to be asked
+ * about; -1: an error is raised. */
+QN_MUST_CHECK int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over,
+                                int64_t first, int64_t end);
+/* Makes them in the interpreter; bounds may be traced. Nil, or the error value. */
+qn_value for_turns(qn_vm *vm, const struct n_for *n, qn_value *fp, qn_value over, qn_value first, qn_value end);
 /* Is a part of a block to be made by part_called now? If not, that is counted. */
 bool part_asks(qn_vm *vm, turn_code *code);
 /* Makes part of a block as a call. Gives what evaluating its statements in turn gives. */

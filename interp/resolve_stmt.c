@@ -552,9 +552,10 @@ static void body_made(node *body) {
     ((n_block *)body)->code->loop = true;
 }
 
-/* Notes whether the body of a loop breaks or continues it; `breaks`: as counted before it. */
-static void loop_leaves(function *f, node *loop, uint32_t breaks) {
+/* Notes whether the body of a loop breaks or continues it, or returns; `breaks` and `returns`: as counted before it. */
+static void loop_leaves(function *f, node *loop, uint32_t breaks, uint32_t returns) {
   if (f->breaks != breaks) loop->flag |= LOOP_LEAVES;
+  if (f->returns != returns) loop->flag |= LOOP_RETURNS;
   f->breaks = breaks;
 }
 
@@ -575,7 +576,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   function *f = r->fn;
   site_mark mark;
   if (!(out->site = site_begin(r, &mark))) return NULL;
-  uint32_t vars = f->nvars, loop_vars = f->loop_vars, breaks = f->breaks;
+  uint32_t vars = f->nvars, loop_vars = f->loop_vars, breaks = f->breaks, returns = f->returns;
   out->first = f->top;
   f->blocks++;
   f->loops++;
@@ -586,7 +587,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   f->loops--;
   f->blocks--;
   f->loop_vars = loop_vars;
-  loop_leaves(f, &out->h, breaks);
+  loop_leaves(f, &out->h, breaks, returns);
   if (!out->body) return NULL;
   body_made(out->body);
   warn_lost_turn(r, n, n->kids[AST_for_body]);
@@ -602,7 +603,7 @@ static node *while_node(resolver *r, const ast_node *n) {
   out->cond = condition_node(r, n->kids[AST_while_cond]);
   if (!out->cond) return NULL;
   function *f = r->fn;
-  uint32_t loop_vars = f->loop_vars, breaks = f->breaks;
+  uint32_t loop_vars = f->loop_vars, breaks = f->breaks, returns = f->returns;
   loop_test test = {f->tests, n->kids[AST_while_cond]};
   f->loops++;
   f->loop_vars = f->nvars;
@@ -611,7 +612,7 @@ static node *while_node(resolver *r, const ast_node *n) {
   f->tests = test.outer;
   f->loop_vars = loop_vars;
   f->loops--;
-  loop_leaves(f, &out->h, breaks);
+  loop_leaves(f, &out->h, breaks, returns);
   if (!out->body) return NULL;
   body_made(out->body);
   return loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;

@@ -166,11 +166,12 @@ enum { TURN_VARIABLES = 64 };
 typedef struct turn_code {
   jit_anchor anchor;
   struct turn_code *next; /* the unit's list */
-  const struct unit *unit;
+  struct unit *unit;
   turn_variable *variables; /* those that are kept come first, then others that are rebound */
   uint32_t n;
-  bool computes; /* a turn that was watched made or changed an array */
-  int32_t quiet; /* how many turns pass unwatched after one that did not */
+  struct turn_code *run; /* many turns of the loop as one call; NULL: none was made yet, or this is one */
+  bool computes;         /* a turn that was watched made or changed an array */
+  int32_t quiet;         /* how many turns pass unwatched after one that did not */
 } turn_code;
 
 /* What the statements of a function read, assign and declare, in the order of its text. Freed with the unit. */

@@ -9,6 +9,11 @@
  * interpreter makes the turn, back again: an update in place finds the only owner of a value. `held` keeps the values meanwhile, so that the
  * variables have them again if the turn does not even begin, or if memory is too short to compute what a recorded turn has left in them. A turn of which nothing is recorded or compared leaves its results where they
  * are instead of packing them into a list.
+ *
+ * A call that has left its plan is made again by the interpreter, from its beginning (jit/trace/calls.c), and may have to make a loop of a
+ * million turns up to the one that fails. So its loops hand many turns at once to rec_call (jit.run): a call with the numbers of the first turn
+ * and the end among its arguments, whatever these are, which is captured as a loop. One that fails is made again in its turn, by the
+ * interpreter, which thus makes no more turns than these.
  */
 #include "interp/node.h"
 
@@ -20,6 +25,7 @@ typedef struct turn_call {
   const turn_parts *parts;
   qn_value *fp;
   rec_call_site site;
+  int lead; /* how many arguments come before the variables: the item; of many turns RUN_ARGS */
   qn_value *
       held; /* for each variable what it was before the turn; nil once a variable that the body may rebind has been given back */
   bool begun;    /* the interpreter has begun to make the turn */
@@ -28,6 +34,9 @@ typedef struct turn_call {
   rec_exit how;
   qn_value more; /* what is returned, or the next condition; owned */
 } turn_call;
+
+/* What many turns begin with, besides the variables: what the loop goes over, the first number, and the end. */
+enum { RUN_OVER, RUN_FIRST, RUN_END, RUN_ARGS };
 
 static inline qn_value *place_of(const turn_variable *x, qn_value *fp) {
   return x->cell ? &x->cell->value : &fp[x->slot];
@@ -84,7 +93,7 @@ static qn_value make_turn(void *ctx) {
   t->recorded |= recorded;
   for (uint32_t i = 0; i < t->code->n; i++) {
     const turn_variable *x = &t->code->variables[i];
-    qn_value *arg = &t->site.args[1 + i];
+    qn_value *arg = &t->site.args[t->lead + (int)i];
     if (x->rebound) {
       if (!recorded) slot_set(vm, &t->held[i], value_nil());
       slot_set(vm, place_of(x, t->fp), *arg);
@@ -93,13 +102,16 @@ static qn_value make_turn(void *ctx) {
       slot_set(vm, place_of(x, t->fp), value_retain(*arg));
     }
   }
+  bool many = t->lead == RUN_ARGS;
   qn_value own = t->fp[-1], item = t->site.args[0];
-  t->site.args[0] = value_nil();
+  if (!many) t->site.args[0] = value_nil();
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &own);
   t->fp[-1] = value_retain(t->site.fn); /* rec_call may have put a tracer there, whose captures are traced */
   qn_value v = value_error();
-  if (parts->block)
+  if (many)
+    v = for_turns(vm, parts->loop, t->fp, item, t->site.args[RUN_FIRST], t->site.args[RUN_END]);
+  else if (parts->block)
     v = block_run(vm, parts->block, t->fp, parts->from, parts->to);
   else if (!parts->target || lvalue_bind(vm, parts->target, t->fp, item))
     v = eval(vm, parts->body, t->fp);
@@ -181,10 +193,10 @@ static void unpack(turn_call *t, qn_value result) {
 }
 
 /* Takes what the turn begins with: the arguments, from the value stack on, and `held` behind them. */
-static void take(turn_call *t, qn_value item) {
+static void take(turn_call *t, const qn_value *lead) {
   qn_vm *vm = t->vm;
   t->site.args = vm->sp;
-  *vm->sp++ = item;
+  for (int i = 0; i < t->lead; i++) *vm->sp++ = lead[i];
   for (uint32_t i = 0; i < t->code->n; i++)
     if (t->code->variables[i].made) slot_set(vm, place_of(&t->code->variables[i], t->fp), value_nil());
   for (uint32_t i = 0; i < t->code->n; i++) *vm->sp++ = value_retain(*place_of(&t->code->variables[i], t->fp));
@@ -211,31 +223,32 @@ static qn_value watch(turn_call *t) {
   return result;
 }
 
-/* Makes a turn or part as a call. Takes over the item. False with an error raised; else t->how and t->more say how it has ended. */
-static bool make_call(turn_call *t, qn_value item) {
+/* Makes a turn, many turns or a part as a call. Takes over the first arguments. False with an error raised; else t->how and t->more say how it
+ * has ended. */
+static bool make_call(turn_call *t, const qn_value *lead) {
   qn_vm *vm = t->vm;
   turn_code *code = t->code;
   qn_value *mark = vm->sp;
-  if (!vm_enter(vm, 2 * (size_t)code->n + 1)) {
-    value_release(vm, item);
+  if (!vm_enter(vm, 2 * (size_t)code->n + (size_t)t->lead)) {
+    for (int i = 0; i < t->lead; i++) value_release(vm, lead[i]);
     return false;
   }
-  take(t, item);
+  take(t, lead);
   qn_value *cells[TURN_VARIABLES];
-  qn_str *names[1 + TURN_VARIABLES] = {NULL};
+  qn_str *names[RUN_ARGS + TURN_VARIABLES] = {NULL};
   int ncells = 0;
   for (uint32_t i = 0; i < code->n; i++) {
-    names[1 + i] = code->variables[i].name;
+    names[t->lead + (int)i] = code->variables[i].name;
     if (code->variables[i].cell) cells[ncells++] = &code->variables[i].cell->value;
   }
   t->site = (rec_call_site){.anchor = &code->anchor,
                             .fn = t->fp[-1],
                             .home = code->unit,
                             .args = t->site.args,
-                            .nargs = (int)code->n + 1,
+                            .nargs = (int)code->n + t->lead,
                             .names = names,
                             .cells = {cells, ncells},
-                            .rests = true,
+                            .rests = t->lead == 1,
                             .at = t->parts->at,
                             .run = make_turn,
                             .ctx = t};
@@ -253,10 +266,11 @@ static bool make_call(turn_call *t, qn_value item) {
 qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp) {
   /* The function around it is hot already: a part that computes with arrays is recorded as soon as that is known. */
   if ((code->computes || at_once(vm)) && code->anchor.state == ANCHOR_COLD) code->anchor.state = ANCHOR_ACTIVE;
-  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .more = value_nil()};
+  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .more = value_nil()};
   bool none = !vm->asked.served; /* what explain is told is not about parts */
   int refused = vm->asked.refused;
-  bool made = make_call(&t, value_nil());
+  qn_value item = value_nil();
+  bool made = make_call(&t, &item);
   if (none) vm->asked.served = NULL, vm->asked.refused = refused;
   if (!made) return value_error();
   switch (t.how) {
@@ -269,8 +283,8 @@ qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_val
 
 bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
                  qn_value *next) {
-  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .more = value_nil()};
-  bool failed = !make_call(&t, item);
+  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .more = value_nil()};
+  bool failed = !make_call(&t, &item);
   *r = failed ? value_error() : value_nil();
   if (failed) return false;
   bool on = t.how == REC_VALUE || t.how == REC_CONTINUE;
@@ -285,4 +299,36 @@ bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *
   }
   value_release(vm, t.more);
   return on;
+}
+
+/* The turns of a loop, many at once, as calls. NULL: they are made one by one. */
+static turn_code *run_of(qn_vm *vm, turn_code *code) {
+  static const char name[] = "turns";
+  turn_code *run = code->run;
+  if (!run) {
+    if (!(run = arena_alloc(&code->unit->nodes, sizeof *run))) {
+      error_clear(vm);
+      return NULL;
+    }
+    *run = (turn_code){.anchor = {.state = ANCHOR_ACTIVE, .name = name, .at = code->anchor.at},
+                       .variables = code->variables,
+                       .n = code->n,
+                       .computes = true,
+                       .next = code->unit->loops,
+                       .unit = code->unit};
+    code->unit->loops = code->run = run;
+  }
+  return run->anchor.state == ANCHOR_ACTIVE ? run : NULL;
+}
+
+int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over, int64_t first,
+                  int64_t end) {
+  int64_t most = vm->tune[TUNE_jit_run];
+  if (!parts->loop || !most || end - first < 2 * most || !vm->asked.taps || !code->computes || at_once(vm)) return 0;
+  turn_code *run = run_of(vm, code);
+  if (!run) return 0;
+  turn_call t = {.vm = vm, .code = run, .parts = parts, .fp = fp, .lead = RUN_ARGS, .more = value_nil()};
+  if (!make_call(&t, (qn_value[]){value_retain(over), value_int(first), value_int(first + most)})) return -1;
+  value_release(vm, t.more);
+  return most;
 }

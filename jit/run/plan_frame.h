@@ -29,8 +29,9 @@ typedef struct plan_frame {
   uint64_t sizes; /* counts how often symbols have changed; never 0 */
   const int64_t *const *step_ints; /* by step: the values of its ints; NULL: they are worked out when it runs */
   struct region_state *
-      *regions;    /* by region of the plan: what region_run.c keeps of it; NULL before the first one runs */
-  plan_taps *taps; /* NULL: effects are left out */
+      *regions;     /* by region of the plan: what region_run.c keeps of it; NULL before the first one runs */
+  plan_taps *taps;  /* NULL: effects are left out */
+  plan_taps *brief; /* plan_taps.brief; NULL: it is not set */
 } plan_frame;
 
 /* The value of a size expression of the frame's plan. */

@@ -118,11 +118,13 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
     if (k->region && !f->vm->error->at.source) frame_raise_site(f, s->node); /* an interrupt */
     return false;
   }
-  if (k->region) {
+  if (k->region && !f->brief) {
     region_raise(f, k->region - 1, s->node);
     return false;
   }
-  if (code) { /* again, for the offending value: what is stored is the same as before, or dropped with the error */
+  if (k->region) f->brief->vague = true;
+  if (code &&
+      !f->brief) { /* again, for the offending value: what is stored is the same as before, or dropped with the error */
     kernel_failure again;
     if (!host()->launch(f->vm, k->program, &k->host_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
       if (again.error == ~(uint64_t)0) return false;
@@ -790,6 +792,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
                            .device = device,
                            .there = there,
                            .taps = p->taps ? taps : NULL,
+                           .brief = taps && taps->brief ? taps : NULL,
                            .sizes = 1}};
   plan_frame *f = &open.f;
   struct {

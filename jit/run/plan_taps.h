@@ -13,6 +13,9 @@ typedef struct plan_taps {
    * only. May call the host. False with an error raised. */
   bool (*make)(struct plan_taps *taps, uint32_t number, const qn_value *values, uint32_t n);
   uint64_t seen, made;
+  /* Whoever runs the plan only wants to know that a check fails, and of which kind, since the call is made again for the error: then a loop that
+   * is a kernel is not run once more, turn by turn, to find the place. `vague`: the error has that of the loop in place of its own. */
+  bool brief, vague;
 } plan_taps;
 
 #endif

@@ -144,7 +144,13 @@ static bool part_there(region_part *x, plan_frame *outer, uint32_t region, int w
 static bool part_open(region_part *x, plan_frame *outer, plan *p, uint32_t region, int which) {
   qn_vm *vm = outer->vm;
   size_t bytes = 0, at[8];
-  *x = (region_part){.f = {.vm = vm, .p = p, .device = outer->device, .part = true, .sizes = 1, .taps = outer->taps},
+  *x = (region_part){.f = {.vm = vm,
+                           .p = p,
+                           .device = outer->device,
+                           .part = true,
+                           .sizes = 1,
+                           .taps = outer->taps,
+                           .brief = outer->brief},
                      .nin = p->graph->ninputs,
                      .nout = p->noutputs};
   const dim_table *dims = &p->graph->dims;

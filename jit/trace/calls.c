@@ -731,26 +731,31 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   return result;
 }
 
-/* Counts that a call has left the plan, for the pending error. */
-static void count_exit(qn_vm *vm, specialization *e) {
-  const qn_error_object *error = vm->error;
-  e->reentries++;
-  if (!e->left && !(e->left = mem_alloc(vm, EXITS_KEPT * sizeof *e->left))) return; /* the first error stays */
+/* Counts that a call has left the plan. */
+static void count_exit(specialization *e, exit_count x) {
   for (uint32_t i = 0; i < e->nleft; i++)
-    if (e->left[i].at.source == error->at.source && e->left[i].at.start == error->at.start) {
+    if (e->left[i].at.source == x.at.source && e->left[i].at.start == x.at.start) {
       e->left[i].hits++;
       return;
     }
-  if (e->nleft < EXITS_KEPT) e->left[e->nleft++] = (exit_count){error->at, (int)error->id, 1};
+  if (e->left && e->nleft < EXITS_KEPT) e->left[e->nleft++] = x;
 }
 
-/* The plan has failed, with an error raised, behind so many taps. */
+/* The plan has failed, with an error raised, behind so many taps. `vague`: the error has not the place where the call has left, but if that is
+ * one that the program raises, the interpreter comes to it. */
 static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
-                           uint32_t taps) {
+                           uint64_t taps, bool vague) {
   e->hits--, e->replays--;
   list->calls[CALL_again]++;
-  if (error_catchable(vm)) count_exit(vm, e);
-  return error_repeats(vm) ? run_from_tap(vm, site, taps) : value_error();
+  if (!error_catchable(vm)) return value_error();
+  exit_count left = {vm->error->at, (int)vm->error->id, 1};
+  e->reentries++;
+  if (!e->left) e->left = mem_alloc(vm, EXITS_KEPT * sizeof *e->left);
+  error_clear(vm);
+  qn_value result = run_from_tap(vm, site, taps);
+  if (vague && value_is_error(result) && error_catchable(vm) && vm->error->at.source) left.at = vm->error->at;
+  count_exit(e, left);
+  return result;
 }
 
 /* Until how many hits may serve_quick serve the calls of a specialization that has just been served by its plan? */
@@ -785,7 +790,7 @@ static bool serve_quick(qn_vm *vm, const rec_call_site *site, anchor_specializat
     *result = result_of(vm, e, site, out, p->noutputs);
   if (value_is_error(*result)) {
     e->running++;
-    *result = leave_plan(vm, site, list, e, 0);
+    *result = leave_plan(vm, site, list, e, 0, false);
     e->running--;
   }
   answer(vm, e, BREAK_none);
@@ -801,11 +806,12 @@ static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_spec
   int64_t begin = trace_events_begin(vm->engine);
   tap_run taps;
   tap_run_begin(vm, &taps, &e->taps, NULL);
+  taps.plan.brief = true;
   qn_value result = call_replay(vm, e, site, inputs, &taps);
   trace_events_end(vm->engine, TRACE_EVENTS_run, site->anchor->name, begin, "kernels", e->plan->plan->nkernels);
   if (!value_is_error(result)) return result;
   call_inputs_free(vm, inputs);
-  return leave_plan(vm, site, list, e, taps.plan.made);
+  return leave_plan(vm, site, list, e, taps.plan.made, taps.plan.vague);
 }
 
 /* Makes a call that a specialization serves. `came`: when the call began (ns), 0 if nobody has looked at the clock. */

@@ -685,6 +685,11 @@ int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end) {
   return value_is_error(n) ? -1 : 1;
 }
 
+bool rec_loop_refused(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  return !r || !r->capturing || rec_break(r, r->why ? r->why : BREAK_branch, NULL);
+}
+
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) tries->left = 0;

@@ -373,6 +373,8 @@ uint32_t rec_part_from(qn_vm *vm, qn_value predicate);
 QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
+/* A loop has been refused that is captured as a whole, or not at all: ends the capture. False with an error raised. */
+QN_MUST_CHECK bool rec_loop_refused(qn_vm *vm);
 /* Offers the turns of a loop that is left by break or continue in a branch, and that rec_loop has refused, one by one; `body` gets the numbers
  * that the interpreter counts by, untraced. There is a next turn: the condition of a loop that does not count has been found true. REC_NOT_YET: nothing has happened. REC_DONE and REC_LEFT as for rec_if: the loop is over. */
 QN_MUST_CHECK rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);

@@ -164,6 +164,29 @@ START_TEST(errors_are_the_interpreters) {
 }
 END_TEST
 
+/* A call that fails deep in a loop: the interpreter makes but the turns in which that is, and the first ones, which are counted. */
+START_TEST(the_interpreter_makes_few_turns_again) {
+  qn_vm *off = trace_vm(QN_JIT_OFF), *vm = trace_vm(QN_JIT_SYNC);
+  static const char program[] = "let x = f32([1, 2])\nfn f(x, n, most) {\n  let s = x[0]\n  for i in 0..n {\n"
+                                "    s = s * 0.999 + 1\n    assert(s < most - i, \"{s} at {i}\")\n  }\n  s\n}\n"
+                                "for k in 0..3 { f(x, 100, 1_000_000) }";
+  static const char call[] = "f(x, 500_000, 450_000)";
+  good(off, program);
+  good(vm, program);
+  ck_assert_int_eq(qn_eval(off, "test.qn", call, strlen(call), NULL), QN_ERROR);
+  for (int i = 0; i < 2; i++) {
+    uint64_t before = vm->steps;
+    ck_assert_int_eq(qn_eval(vm, "test.qn", call, strlen(call), NULL), QN_ERROR);
+    ck_assert_str_eq(qn_error_report(vm), qn_error_report(off));
+    ck_assert_uint_le(vm->steps - before, 5000); /* of 449,001: jit.turns, some that are recorded, up to jit.run */
+  }
+  ck_assert_uint_eq(entries_of(vm, "f")->calls[CALL_again], 2);
+  ck_assert_uint_ge(entries_of(vm, "turns")->first->replays, 800);
+  qn_vm_close(off);
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* Each allocation of a replay fails in turn: the call is right all the same, or its error is E601; nothing is lost, nothing counted
  * twice, and the draws of random numbers go on as if nothing had been. */
 START_TEST(allocations_fail) {
@@ -235,6 +258,7 @@ int main(void) {
   CASE(tcase_create("results_are_new"), results_are_new);
   CASE(tcase_create("functions_in_results"), functions_in_results);
   CASE(tcase_create("errors_are_the_interpreters"), errors_are_the_interpreters);
+  CASE(tcase_create("the_interpreter_makes_few_turns_again"), the_interpreter_makes_few_turns_again);
   CASE(tcase_create("allocations_fail"), allocations_fail);
   CASE(tcase_create("calls_within_calls"), calls_within_calls);
   return run_suite(s);
