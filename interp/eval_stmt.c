@@ -170,7 +170,7 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
   int truth;
   if (__builtin_expect(c.head == TAG_BOOL, 1)) {
     truth = c.u.i != 0;
-    uint32_t from = __builtin_expect(op_deferred(vm), 0) ? rec_part_from(vm, c) : 0;
+    uint32_t from = __builtin_expect(op_deferred(vm), 0) ? rec_part_from(vm, c, n->h.at) : 0;
     if (__builtin_expect(from != 0, 0)) return parted_arm(vm, n, fp, truth, from);
   } else {
     if (value_stops(c)) return c;
@@ -182,13 +182,13 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
         return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
       }
       if (answer == REC_THEN || answer == REC_OTHERWISE) {
-        uint32_t from = rec_part_from(vm, c);
+        uint32_t from = rec_part_from(vm, c, n->h.at);
         truth = answer == REC_THEN;
         value_release(vm, c);
         return from ? parted_arm(vm, n, fp, truth, from) : chosen_arm(vm, n, fp, truth);
       }
     }
-    uint32_t from = rec_part_from(vm, c);
+    uint32_t from = rec_part_from(vm, c, n->h.at);
     truth = condition(vm, c, n->cond);
     if (truth < 0) return value_error();
     if (__builtin_expect(from != 0, 0)) return parted_arm(vm, n, fp, truth, from);

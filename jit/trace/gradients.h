@@ -48,7 +48,7 @@ typedef struct leaves {
   const char *name;        /* the transform, for messages */
   uint32_t *nodes, *grads; /* their nodes (for arguments: alias nodes); the nodes of their gradients, 0: none */
   uint32_t n, cap, grads_cap, at;
-  bool controls; /* branches on data and loops were run by what is differentiated */
+  bool controls; /* branches, loops or try bodies were run by what is differentiated */
 } leaves;
 void leaves_free(leaves *l);
 void leaves_drop(qn_vm *vm, void *l); /* leaves_free in the form that vm_own needs */

@@ -13,6 +13,7 @@
 #include "jit/trace/gradients.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "lang/source.h"
 
 /* A walk over the leaves of some variables. */
 typedef struct parting {
@@ -84,12 +85,13 @@ int rec_derivatives(const struct recording *r) {
 
 bool parted_wanted(const struct recording *r) { return rec_derivatives(r) > 0; }
 
-/* (What an arm on data gives may be a plain number, which is data only where the branch is captured. So branches on plain values count, too; but
- * they contribute no zeros.) */
-uint32_t rec_part_from(qn_vm *vm, qn_value predicate) {
+/* (What `and`, `or`, a read or an arm on data gives may be a plain number, and an array may have its elements, which is data only where the branch
+ * is captured. So branches on plain values count, too; but not those of the library, which ask for types and settings.) */
+uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at) {
   struct recording *r = vm->rec;
   if (!r || !parted_wanted(r)) return 0;
-  if (rec_is_data(r, predicate)) rec_base(r)->controls++;
+  const source_text *text = source_get(vm, at.source);
+  if (rec_is_data(r, predicate) || !text || !text->library) rec_base(r)->controls++;
   return r->g->n;
 }
 

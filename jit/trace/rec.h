@@ -367,9 +367,9 @@ static inline void rec_loop_ends(const qn_vm *vm, const rec_tries *tries) {
 /* To be called before the first turn of a loop and after each, if tries->parts is set, with the variables that it may rebind: gives copies to
  * those that share a value (parted.c). False with an error raised. */
 QN_MUST_CHECK bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries);
-/* To be asked about the condition (borrowed) of a branch of which the interpreter runs one arm: if a gradient is in progress, what is not 0
- * is for rec_part_arm behind the arm, with the variables that the branch may rebind and its value (owned, replaced). */
-uint32_t rec_part_from(qn_vm *vm, qn_value predicate);
+/* To be asked about the condition (borrowed) of a branch at this place, of which the interpreter runs one arm: if a gradient is in progress,
+ * what is not 0 is for rec_part_arm behind the arm, with the variables that the branch may rebind and its value (owned, replaced). */
+uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at);
 QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);

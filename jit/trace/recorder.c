@@ -478,6 +478,7 @@ static bool try_possible(const struct recording *r) {
 
 bool rec_try_push(qn_vm *vm, struct recording **in) {
   struct recording *r = vm->rec;
+  if (parted_wanted(r)) rec_base(r)->controls++; /* a handler that was not run may be an arm (differentiate.c) */
   if (try_possible(r)) {
     *in = rec_base(r);
     (*in)->trying++;

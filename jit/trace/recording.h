@@ -67,7 +67,7 @@ struct recording {
   uint32_t done;         /* nodes before this one have been executed, as far as anybody needed them */
   bool reopened;         /* something needs one of those that were not */
   node_list parted;      /* nodes that variables of loops in progress hold (rec_part_turn) */
-  uint64_t controls;     /* how many loops and branches on data have been run inside gradients */
+  uint64_t controls;     /* how many loops, branches and try bodies have been run inside gradients */
   int grads;             /* how many gradients are in progress: meanwhile values of executed nodes are kept */
   const derived_by *wrt; /* what these differentiate by, the innermost first; NULL if nobody asks */
   bool
