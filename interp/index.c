@@ -9,6 +9,14 @@
 
 static bool is_int_array(qn_value v) { return value_is(v, TAG_ARRAY) && dtype_is_int((qn_dtype)value_array(v)->dtype); }
 
+/* A value that differs between lanes of a vmap may have its kind from an arm that no lane takes (of 1.5 and 0 it is made of floats). So that it
+ * is no index is not known: what is known is that it would have to be read in one lane. False with that error raised. */
+static bool kind_is_known(qn_vm *vm, qn_value v) {
+  if (!rec_is_lane(vm, v)) return true;
+  qn_value number = value_nil();
+  return value_is(v, TAG_ARRAY) ? array_item(vm, value_array(v), 0, &number) : !value_is_error(rec_observe(vm, v));
+}
+
 bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
   if (value_is(v, TAG_INT)) {
     v = rec_observe(vm, v);
@@ -22,6 +30,7 @@ bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
     *out = number.u.i;
     return true;
   }
+  if (!kind_is_known(vm, v)) return false;
   text_buf t = {.vm = vm};
   text_addf(&t, "%s is ", what);
   text_kind(&t, v);
@@ -51,11 +60,12 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
     return true;
   }
   bool array = value_is(v, TAG_ARRAY), mask = array && dtype_is_bool(value_array(v)->dtype);
-  if (!host && (array ? mask || is_int_array(v) : value_is(v, TAG_INT) && rec_number(vm, v))) {
+  if (!host && (array ? mask || is_int_array(v) : value_is(v, TAG_INT) && rec_index_stays(vm, v))) {
     *out = (index_item){.kind = INDEX_ARRAY, .array = v};
     return true;
   }
   if (!array || is_int_array(v)) return index_int(vm, v, "the index", &out->start);
+  if (!kind_is_known(vm, v)) return false;
   text_buf t = {.vm = vm};
   text_kind(&t, v);
   text_adds(

@@ -278,6 +278,11 @@ static qn_value number_outside(struct recording *r, uint32_t node, int *left) {
   return v;
 }
 
+bool rec_index_stays(const qn_vm *vm, qn_value v) {
+  const struct recording *r = vm->rec;
+  return rec_number(vm, v) && (r->arm || r->capturing || r->grads || rec_is_data(r, v) || rec_is_lane(vm, v));
+}
+
 bool rec_numbers_wait(const struct recording *r) {
   return arms_possible(r) || (!r->arm && r->capturing && !r->lanes && !r->tries && !r->vmap_held.on);
 }
