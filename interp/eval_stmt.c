@@ -676,6 +676,11 @@ static bool offers_text(const qn_vm *vm, const node *h, qn_value it) {
          !rec_in_vmap(vm);
 }
 
+/* Is it a list that other calls may be given as rows of arrays? Then gradients have the same bits either way if its turns are told apart, too. */
+static bool may_be_rows(qn_vm *vm, const n_for *n, qn_value it) {
+  return n->anchor && (n->anchor->stackable >> n->iterable->slot & 1) && rec_stacks(vm, it);
+}
+
 qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   qn_value it, over;
@@ -710,7 +715,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   bool counted = value_is(it, TAG_RANGE) && !shown && range_computes(value_range(it));
   if (!value_is(it, TAG_ARRAY) && !counted && !stacked) {
     tries.left = 0;
-    if (!(h->flag & LOOP_LEAVES)) tries.parts = NULL;
+    if (!(h->flag & LOOP_LEAVES) && !(tries.parts && may_be_rows(vm, n, it))) tries.parts = NULL;
   }
   /* in texts, `i` counts bytes */
   int64_t i = 0, asked = 0, until = recorded || value_is(it, TAG_STR) ? len : pass_until(vm, n, 0, len);

@@ -322,7 +322,8 @@ typedef struct n_for {
   uint32_t first, last; /* the slots of the variables in the pattern */
   node *body;
   site *site;
-  turn_code *turns; /* NULL: there are too many variables */
+  turn_code *turns;         /* NULL: there are too many variables */
+  const jit_anchor *anchor; /* if a local is gone over: of the function that it is in; else NULL */
 } n_for;
 
 typedef struct n_while {

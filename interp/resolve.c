@@ -916,6 +916,7 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
     if (!code->result || !type_expressions(r, code->result, result)) return false;
   }
   code->anchor.stackable = stackable(r, code);
+  if (code->rest && code->nparams <= STACKABLE_MAX) code->anchor.rest = (uint8_t)code->nparams;
   code->nslots = f->most;
   code->unit = r->unit;
   code->uses = f->kept;
@@ -952,6 +953,7 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   function_begin(r, &f);
   f.self = local ? name : NULL;
   f.at = n->at;
+  f.anchor = &code->anchor;
   bool ok = resolve_body(r, code, n);
   if (ok) {
     forget(r, 0);

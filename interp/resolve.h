@@ -73,7 +73,8 @@ typedef struct function {
     uint32_t slot, bit;
   } * growing; /* loops in which a list only grows that is in scope */
   uint32_t ngrowing, growing_cap;
-  uint32_t early; /* how many early returns around have become branches, one inside the other */
+  uint32_t early;           /* how many early returns around have become branches, one inside the other */
+  const jit_anchor *anchor; /* the function's; NULL for the top level */
 } function;
 
 /* A read of a global, which must be defined by the end of the text. */

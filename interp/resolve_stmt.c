@@ -572,6 +572,7 @@ static node *for_node(resolver *r, const ast_node *n) {
     out->iterable = expression(r, over);
     if (!out->iterable) return NULL;
     note_stackable(r, out->iterable);
+    if (out->iterable->kind == N_LOCAL && out->iterable->slot < STACKABLE_MAX) out->anchor = r->fn->anchor;
   }
   function *f = r->fn;
   site_mark mark;

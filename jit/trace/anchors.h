@@ -54,6 +54,7 @@ typedef struct anchor_specializations {
   /* How many calls were watched after the function had become hot and did nothing with arrays. While it is not 0 nothing is recorded. */
   uint8_t quiet;
   uint32_t stacked; /* a bit for each of the first arguments: lists among them are stacked (stacked.c) */
+  uint32_t apart;   /* likewise: they never are again, since stacking has been in vain */
   bool full;        /* too many specializations or recordings: calls that none of them fits stay eager */
   /* short calls in a row that stayed eager; how many times the anchor has rested since a longer one */
   uint32_t streak, rests;

@@ -138,7 +138,7 @@ static qn_value result_of(qn_vm *vm, const specialization *e, const rec_call_sit
   call_values call = {&e->pattern, site->fn, site->args};
   qn_value result = template_build(vm, &e->result, out, &call);
   for (uint32_t i = 0; i < n; i++) value_release(vm, out[i]);
-  return result;
+  return site->stacked ? stacked_results(vm, result) : result;
 }
 
 qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c, tap_run *taps) {
@@ -671,7 +671,7 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
 /* Nothing serves a call. Lists among its arguments whose lengths are others than in earlier calls are stacked (stacked.c) from now on, and the
  * reason for its recording is that; appends it. */
 static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *list, text_buf *why) {
-  uint32_t wanted = 0, stackable = site->anchor->stackable & ~list->stacked;
+  uint32_t wanted = 0, stackable = site->anchor->stackable & ~(list->stacked | list->apart);
   int64_t before[STACKABLE_MAX];
   for (int i = 0; i < site->nargs && i < STACKABLE_MAX; i++) {
     if (!(stackable >> i & 1) || !value_is(site->args[i], TAG_LIST)) continue;
@@ -904,6 +904,7 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
   vm_owned held;
   if (wish) vm_own(vm, &held, drop_wish, wish);
   qn_value result = record(vm, site, list, wish);
+  if (site->stacked) result = stacked_results(vm, result);
   if (wish) {
     vm_disown(vm, &held);
     size_wish_free(vm, wish);

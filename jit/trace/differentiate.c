@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "jit/run/eager.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
@@ -388,6 +389,108 @@ static uint32_t loss_node(struct recording *r, qn_value y, bool aux, const char 
   return UINT32_MAX;
 }
 
+/* ---- stacked lists --------------------------------------------------------------------------------------------------------------------
+ *
+ * Of a list, the cotangents of each item are added in the order of its uses. Of a stacked one (stacked.c) those of each row that is read are added
+ * first, and then the sums to the row. These are the same bits only where every item is read once, as where a single loop goes over the
+ * list. So a list that is differentiated stays stacked only then. */
+
+/* Is a node of a loop's body the number of the turn, which is another one in each? */
+static bool is_turn_number(const graph *body, uint32_t node, uint32_t carries) {
+  const graph_node *n = &body->nodes[node];
+  while (n->kind == NODE_OP && (n->op == OP_fit || n->op == OP_cast)) n = &body->nodes[n->in[0]];
+  if (n->kind != NODE_INPUT || n->payload.input >= carries) return false;
+  const graph_node *next = &body->nodes[body->outputs[n->payload.input]];
+  if (next->kind != NODE_OP || next->op != OP_add || &body->nodes[next->in[0]] != n) return false;
+  qn_value step;
+  return graph_const_value(body, next->in[1], &step) && value_is(step, TAG_INT) && step.u.i == 1;
+}
+
+/* Is each row of a node read once at most? `carries`: of the loop whose body the graph is; 0: it is none. */
+static bool rows_read_once(const graph *g, uint32_t node, uint32_t carries) {
+  const graph_node *user = NULL;
+  uint32_t uses = 0, operand = 0;
+  for (uint32_t k = 0; k < g->noutputs; k++) uses += carries && g->outputs[k] == node;
+  for (uint32_t i = node + 1; i < g->n; i++)
+    for (uint32_t k = 0; k < g->nodes[i].nin; k++) {
+      if (g->nodes[i].in[k] != node) continue;
+      uses++;
+      user = &g->nodes[i];
+      operand = k;
+    }
+  if (!uses || uses > 1) return !uses;
+  if (!user) return false;
+  if (user->kind == NODE_OP) {
+    bool row = user->op == OP_index && operand == 0 && user->nin == 2 && user->attr && user->attr->n == 1;
+    return !carries || (row && is_turn_number(g, user->in[1], carries));
+  }
+  if (!graph_kind_has_regions(user->kind) || carries) return false;
+  graph *const *regions = user->payload.regions;
+  if (user->kind == NODE_IF)
+    return operand && rows_read_once(regions[0], regions[0]->inputs[operand - 1], 0) &&
+           rows_read_once(regions[1], regions[1]->inputs[operand - 1], 0);
+  uint32_t own = graph_loop_carries(user), in_header = regions[0]->inputs[operand];
+  if (operand < own) return false;
+  for (uint32_t i = in_header + 1; i < regions[0]->n; i++)
+    for (uint32_t k = 0; k < regions[0]->nodes[i].nin; k++)
+      if (regions[0]->nodes[i].in[k] == in_header) return false;
+  return rows_read_once(regions[1], regions[1]->inputs[operand], own);
+}
+
+/* May the stacked lists among the differentiated arguments stay so? If not, the call is made again, by the interpreter, and lists like these are not
+ * stacked any more: false with an error raised. */
+static bool stacked_in_order(struct recording *r, const forward *w) {
+  uint32_t stacked = 0;
+  for (int k = 0; k < w->nall && k < STACKABLE_MAX; k++) stacked |= (uint32_t)value_is_stacked(w->all[k]) << k;
+  bool ok = true;
+  for (int k = 0; k < w->nargs && stacked && ok; k++) {
+    if (!value_is_stacked(w->args[k])) continue;
+    const qn_list *parts = value_list(value_list(w->args[k])->items[STACKED_PARTS]);
+    for (uint32_t i = 0; i < parts->len && ok; i++)
+      ok = !is_float_leaf(parts->items[i]) || rows_read_once(r->g, rec_traced(r, parts->items[i]), 0);
+  }
+  if (ok) return true;
+  anchor_specializations *of = rec_base(r)->of;
+  if (of) of->apart |= stacked, of->stacked &= ~stacked;
+  rec_base(r)->again = true;
+  return raise_false(r->vm, E_not_diff, "%s: the items of a list are read more than once", w->in.name);
+}
+
+/* What stands for the gradient of a stacked list, while it is made. */
+typedef struct stacked_grads {
+  struct recording *r;
+  const qn_list *parts;
+  qn_list *kept; /* of the parts those that have gradients */
+  uint32_t at, n;
+} stacked_grads;
+
+/* In the shape of items: what is no float has no gradient. */
+static qn_value grad_shape(void *ctx, qn_value v) {
+  stacked_grads *s = ctx;
+  if (!value_is(v, TAG_UNSET) && !value_is(v, TAG_SIGNAL)) return value_nil();
+  qn_value part = s->parts->items[s->at++];
+  if (!is_float_leaf(part)) return value_nil();
+  s->kept->items[s->n++] = value_retain(part);
+  return v;
+}
+
+/* A stacked list with the gradients of this one. Owned, or the error value. */
+static qn_value grads_stacked(struct recording *r, forward *w, qn_value v) {
+  qn_vm *vm = r->vm;
+  const qn_value *own = value_list(v)->items;
+  stacked_grads s = {.r = r, .parts = value_list(own[STACKED_PARTS])};
+  if (!(s.kept = list_new(vm, s.parts->len))) return value_error();
+  qn_value shape = tree_rebuild(vm, own[STACKED_SHAPE], grad_shape, &s), parts = value_obj(TAG_LIST, s.kept);
+  s.kept->len = s.n;
+  qn_value grads = value_is_error(shape) ? value_error() : tree_rebuild(vm, parts, grad_leaf, &w->in);
+  value_release(vm, parts);
+  return rec_stacked(vm, shape, grads);
+}
+
+static qn_value grads_like(struct recording *r, forward *w, qn_value v) {
+  return value_is_stacked(v) ? grads_stacked(r, w, v) : tree_rebuild(r->vm, v, grad_leaf, &w->in);
+}
+
 /* The gradients: for each differentiated argument a tree like it; in a list, unless it is `one` argument. Owned, or the error value. */
 static qn_value grads_value(struct recording *r, forward *w, bool one) {
   qn_vm *vm = r->vm;
@@ -395,7 +498,7 @@ static qn_value grads_value(struct recording *r, forward *w, bool one) {
   int made = 0;
   r->handing_out = true;
   w->in.at = 0;
-  while (made < w->nargs && !value_is_error(grads[made] = tree_rebuild(vm, w->args[made], grad_leaf, &w->in))) made++;
+  while (made < w->nargs && !value_is_error(grads[made] = grads_like(r, w, w->args[made]))) made++;
   r->handing_out = false;
   if (made == w->nargs) return one ? grads[0] : list_of(vm, grads, (size_t)made);
   while (made-- > 0) value_release(vm, grads[made]);
@@ -417,7 +520,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   vm_owned held;
   forward_begin(r, site, &w, &held);
   w.in.name = name;
-  if (forward_args(r, site, nargs, which, (int)nwrt, true, &w) && forward_run(r, site, &w))
+  if (forward_args(r, site, nargs, which, (int)nwrt, true, &w) && forward_run(r, site, &w) && stacked_in_order(r, &w))
     root = loss_node(r, w.y, aux, name);
   if (root != UINT32_MAX && rewrites_append(r, w.from, &root) && backward(r, w.from, &root, &seed, root != 0, &w.in) &&
       rec_hand_numbers(r, w.in.grads, w.in.n))

@@ -67,6 +67,8 @@ typedef struct jit_anchor {
   int64_t most; /* while it rests: a call on more elements than this is looked at all the same */
   /* A bit for each of the first parameters that the body only goes over, counts or takes items of (STACKABLE_MAX). */
   uint32_t stackable;
+  uint8_t
+      rest; /* the number of the parameter that collects further arguments + 1, if it is one of these; 0: there is none */
   const char *name;               /* the function's, for messages */
   span at;                        /* where the function is defined */
   void *entries;                  /* an anchor_specializations of jit/trace, or NULL */
@@ -422,6 +424,8 @@ static inline bool value_is_stacked(qn_value v) {
 }
 /* The first of the arrays, which tells how many items there are; borrowed. */
 static inline qn_value stacked_lead(qn_value v) { return value_list(value_list(v)->items[STACKED_PARTS])->items[0]; }
+/* May a list be stacked, as far as its items go: two or more of one structure, with arrays of one dtype and shape? */
+bool rec_stacks(qn_vm *vm, qn_value list);
 /* A stacked list of these parts (owned; the error value: it is handed on). Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts);
 /* Item `number` of such a list, an int from 0 on below its length, perhaps the traced number of a loop's turn. Owned, or the error value. */

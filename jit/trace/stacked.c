@@ -6,6 +6,9 @@
  * these arrays, which is traced and guarded like any other argument. The size of the new axis is symbolic from the first such recording
  * on. Loops over the list are loops over rows, and len gives the size.
  *
+ * Likewise where such a function is called through jit, grad or value_and_grad. Gradients by a stacked list are a stacked list in the recording, and
+ * a list for whoever has called; they have other bits where items are read more than once, and then the list is not stacked (differentiate.c).
+ *
  * Only what the interpreter cannot tell from the list is stacked: arrays of one dtype and shape, on one device, without gaps, and floats.
  * Other parts of items have to be equal. All else is left to entries for one length. The elements are copied when it is certain that a
  * plan runs, or that the call is recorded; whatever the interpreter runs itself gets the lists.
@@ -25,6 +28,7 @@ typedef struct stacking {
   qn_value first[LEAVES_MAX]; /* the leaves of the first item, borrowed */
   uint32_t n, at;
   const qn_list *parts; /* NULL: they are compared */
+  bool loose;           /* whatever their layout is, and whether they have been computed or not */
   int64_t row;
 } stacking;
 
@@ -41,7 +45,7 @@ static qn_value shape_leaf(void *ctx, qn_value v) {
   if (s->n == LEAVES_MAX) return value_error();
   if (array) {
     const qn_array *a = value_array(v);
-    if (a->rank == ARRAY_MAX_RANK || !a->contiguous || array_pending(a)) return value_error();
+    if (a->rank == ARRAY_MAX_RANK || (!s->loose && (!a->contiguous || array_pending(a)))) return value_error();
   }
   s->first[s->n++] = v;
   return array ? value_unset() : (qn_value){.head = TAG_SIGNAL, .u.i = WEAK_FLOAT};
@@ -71,7 +75,8 @@ static bool same_leaf(const stacking *s, qn_value v) {
   if (value_tag_of(v) != value_tag_of(first)) return false;
   if (!value_is(v, TAG_ARRAY)) return true;
   const qn_array *a = value_array(v), *b = value_array(first);
-  return array_form(a) == array_form(b) && shape_equal(a, b) && !array_pending(a);
+  if (!shape_equal(a, b)) return false;
+  return s->loose ? a->dtype == b->dtype : array_form(a) == array_form(b) && !array_pending(a);
 }
 
 /* Compares an item with the shape, or copies it. False if they differ, or with an error raised. */
@@ -143,21 +148,39 @@ qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts) {
   return value_obj(TAG_LIST, out);
 }
 
+/* The shape of the items of a list, if all have the same one: *shape, owned. False if they have not, perhaps with an error raised. */
+static bool shape_of(stacking *s, qn_value v, qn_value *shape) {
+  qn_vm *vm = s->vm;
+  const qn_list *l = value_list(v);
+  if (l->len < 2 || l->head.aux == OBJ_PROGRESS || value_is_stacked(v)) return false;
+  *shape = tree_rebuild(vm, l->items[0], shape_leaf, s);
+  bool same = !value_is_error(*shape);
+  for (uint32_t i = 0; i < l->len && same; i++) {
+    s->at = 0;
+    same = each_leaf(s, *shape, l->items[i]);
+  }
+  if (!same) value_release(vm, *shape);
+  return same;
+}
+
 /* What stands for a list, without elements. Owned; unset: it cannot be stacked; or the error value. */
 static qn_value stacked_of(qn_vm *vm, qn_value v) {
-  const qn_list *l = value_list(v);
-  if (l->len < 2 || l->head.aux == OBJ_PROGRESS || value_is_stacked(v)) return value_unset();
   stacking s = {.vm = vm};
-  qn_value shape = tree_rebuild(vm, l->items[0], shape_leaf, &s);
-  if (value_is_error(shape)) return error_pending(vm) ? shape : value_unset();
-  bool same = one_device(&s);
-  for (uint32_t i = 0; i < l->len && same; i++) {
-    s.at = 0;
-    same = each_leaf(&s, shape, l->items[i]);
-  }
-  if (same) return rec_stacked(vm, shape, new_parts(&s, l->len));
+  qn_value shape;
+  if (!shape_of(&s, v, &shape)) return error_pending(vm) ? value_error() : value_unset();
+  if (one_device(&s)) return rec_stacked(vm, shape, new_parts(&s, value_list(v)->len));
   value_release(vm, shape);
   return value_unset();
+}
+
+bool rec_stacks(qn_vm *vm, qn_value list) {
+  if (!value_is(list, TAG_LIST)) return false;
+  stacking s = {.vm = vm, .loose = true};
+  qn_value shape;
+  bool ok = shape_of(&s, list, &shape);
+  error_clear(vm);
+  if (ok) value_release(vm, shape);
+  return ok && s.n;
 }
 
 /* ---- arguments ---------------------------------------------------------------------------------------------------------------------- */
@@ -268,6 +291,40 @@ qn_value rec_unstacked(qn_vm *vm, qn_value list) {
     out->items[i] = item;
   }
   return out ? value_obj(TAG_LIST, out) : value_error();
+}
+
+/* How deep in a result gradients lie: value_and_grad gives (value, gradients), and these may be of several arguments. */
+enum { GRADIENTS_DEPTH = 2 };
+
+static bool holds_stacked(qn_value v, int depth) {
+  if (!value_is(v, TAG_LIST)) return false;
+  if (value_is_stacked(v)) return true;
+  const qn_list *l = value_list(v);
+  for (uint32_t i = 0; i < l->len && depth; i++)
+    if (holds_stacked(l->items[i], depth - 1)) return true;
+  return false;
+}
+
+/* Owned, or the error value. */
+static qn_value without_stacked(qn_vm *vm, qn_value v, int depth) {
+  if (!holds_stacked(v, depth)) return value_retain(v);
+  if (value_is_stacked(v)) return rec_unstacked(vm, v);
+  const qn_list *l = value_list(v);
+  qn_list *out = list_new(vm, l->len);
+  for (uint32_t i = 0; out && i < l->len; i++) {
+    out->items[i] = without_stacked(vm, l->items[i], depth - 1);
+    if (!value_is_error(out->items[i])) continue;
+    out->items[i] = value_nil();
+    return value_fail(vm, value_obj(TAG_LIST, out));
+  }
+  return out ? value_obj(TAG_LIST, out) : value_error();
+}
+
+qn_value stacked_results(qn_vm *vm, qn_value v) {
+  if (value_is_error(v) || !holds_stacked(v, GRADIENTS_DEPTH)) return v;
+  qn_value plain = without_stacked(vm, v, GRADIENTS_DEPTH);
+  value_release(vm, v);
+  return plain;
 }
 
 qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i) {
