@@ -252,8 +252,11 @@ typedef struct item_walk {
   bool any; /* the number may be below 0, or outside */
 } item_walk;
 
+/* Is it a number of the recording in progress? Where a capture has ended, variables still hold numbers that were traced, and stacked lists. */
+static bool is_traced(const qn_vm *vm, qn_value number) { return value_node(number) && op_deferred(vm); }
+
 static qn_value row_of(const item_walk *w, qn_value part) {
-  bool traced = value_node(w->number) != 0;
+  bool traced = is_traced(w->vm, w->number);
   if (!w->any) return traced ? rec_row(w->vm, part, w->number) : op_index_row(w->vm, part, w->number.u.i);
   index_item item = {.kind = INDEX_INT, .start = w->number.u.i};
   if (traced) item = (index_item){.kind = INDEX_ARRAY, .array = w->number};
@@ -330,7 +333,7 @@ qn_value stacked_results(qn_vm *vm, qn_value v) {
 qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i) {
   if (value_is(i, TAG_INT)) {
     int64_t n = value_array(stacked_lead(*list))->shape[0];
-    bool known = !value_node(i);
+    bool known = !is_traced(vm, i);
     if (!known || (i.u.i >= -n && i.u.i < n)) {
       qn_value item = item_of(vm, *list, i, true);
       if (!value_is_error(item) || !error_catchable(vm) || vm->error->id != E_index) return item;
