@@ -644,9 +644,9 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
   return NULL;
 }
 
-/* May lists among the arguments of a call be stacked? */
+/* May lists among the arguments of a call be stacked? (Not if it must be one graph: whether a stacked list will do is found out by recording it.) */
 static bool may_stack(const qn_vm *vm, const rec_call_site *site) {
-  return !op_deferred(vm) && vm->tune[TUNE_jit_symbolic] && site->symbolic != REC_NEVER &&
+  return !op_deferred(vm) && !vm->asked.whole && vm->tune[TUNE_jit_symbolic] && site->symbolic != REC_NEVER &&
          !value_is(vm->asked.watched_fn, TAG_FN);
 }
 
