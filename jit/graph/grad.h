@@ -102,6 +102,8 @@ QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool *kept);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);
+/* What it costs to make a node's value from its operands, in bytes that are written or read. */
+int64_t graph_node_work(const graph *g, uint32_t v);
 
 /* Reshapes or broadcasts (`op`) a node to the shape of `like`, unless it has that already. */
 uint32_t grad_view(grad_ctx *c, op_id op, uint32_t node, const graph_type *like);

@@ -162,14 +162,13 @@ static int64_t op_work(const graph *g, uint32_t v) {
   return 0;
 }
 
-/* What it costs to make a value from its operands, in bytes (see above). */
-static int64_t node_work(const graph *g, uint32_t v) {
+int64_t graph_node_work(const graph *g, uint32_t v) {
   const graph_node *n = &g->nodes[v];
   if (!graph_kind_has_regions(n->kind)) return n->kind == NODE_OP ? op_work(g, v) : 0;
   int64_t work = 0;
   for (int k = 0; k < 2; k++) {
     const graph *region = n->payload.regions[k];
-    for (uint32_t i = 1; i < region->n; i++) work = plus(work, node_work(region, i));
+    for (uint32_t i = 1; i < region->n; i++) work = plus(work, graph_node_work(region, i));
   }
   return n->kind == NODE_LOOP ? times(work, INNER_TURNS) : work;
 }
@@ -235,7 +234,8 @@ static void add_edges(turn_nodes *t) {
   for (uint32_t v = 1; v < g->n && t->ok; v++) {
     if (!t->read[v] || (v < t->first && !t->varies[v])) continue;
     if (v < t->first) {
-      int64_t row = can_be_row(g, v) ? times(graph_row_bytes(g, v), 2) + ROW_COST : ENDLESS, work = node_work(g, v);
+      int64_t row = can_be_row(g, v) ? times(graph_row_bytes(g, v), 2) + ROW_COST : ENDLESS,
+              work = graph_node_work(g, v);
       t->ok = add_edge(&t->w, need(v), make(v), row) && (!work || add_edge(&t->w, make(v), SINK, work));
     }
     for (int k = 0; k < g->nodes[v].nin; k++) edge_to(t, v, g->nodes[v].in[k]);

@@ -29,6 +29,11 @@ extern const int rule_count;
 /* Adds an op of strict operands with all rewriting: rules, constant folding, common subexpressions. Infers its type. Returns 0 where
  * op_infer refuses or memory is short. */
 uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
+/* Adds an op or a constant, whose operands are in the graph, with all rewriting. Returns 0 when memory is short. */
+uint32_t rewrite_node(rewriter *r, const graph_node *n);
+/* Moves what is the same in all turns of a loop (invariants.c) to before it, which is where r's graph ends: `parts` are its header and body, which
+ * are replaced, and *in its *nin operands. False when memory is short. */
+QN_MUST_CHECK bool invariants_move(rewriter *r, const graph_node *loop, uint32_t **in, uint32_t *nin, graph *parts[2]);
 /* Adds a reshape or broadcast (`op`) of `node` to the shape of `like`. */
 uint32_t rewrite_view(rewriter *r, op_id op, uint32_t node, const graph_node *like);
 /* Adds a scalar constant with the dtype and weakness of `like`: `f` if it is a float, else `i`. */

@@ -6,6 +6,7 @@
  *   3. the rules of rules.def for its op, in their order
  *   4. a node that the new graph has already takes its place (equal op, operands, attributes and type; operands of commutative
  *      ops in any order)
+ *   5. what is the same in all turns of a loop is made before it (invariants.c)
  *
  * Rules build their results through the same door, so what they make is simplified too. In the end nodes that nothing needs are
  * removed. Bits are kept, fallible nodes stay where they are in the order, unless a rule proves that they cannot fail.
@@ -148,6 +149,12 @@ static uint32_t rewrite(rewriter *r, const graph_node *n) {
   return other ? other : share(r, n);
 }
 
+uint32_t rewrite_node(rewriter *r, const graph_node *n) {
+  bool large = n->kind == NODE_CONST && graph_const_bytes(&n->type) > SHARED_CONST_BYTES;
+  if (large) return graph_const(r->g, n->type, n->payload.data, n->site);
+  return n->kind == NODE_CONST ? share(r, n) : rewrite(r, n);
+}
+
 uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site) {
   graph_type types[4];
   op_types o;
@@ -226,9 +233,10 @@ static uint32_t library_gemm(rewriter *r, const graph_node *n) {
 static uint32_t renew_regions(rewriter *r, const graph_node *n, const uint32_t *map) {
   graph *parts[2] = {graph_simplify(n->payload.regions[0], r->cancel), NULL};
   if (parts[0]) parts[1] = graph_simplify(n->payload.regions[1], r->cancel);
-  uint32_t *in = arena_alloc(r->scratch, (n->nin + 1u) * sizeof *in);
-  for (int k = 0; in && k < n->nin; k++) in[k] = map[n->in[k]];
-  if (in) return graph_regions(r->g, (graph_kind)n->kind, in, n->nin, parts[0], parts[1], n->attr, n->site);
+  uint32_t *in = arena_alloc(r->scratch, (n->nin + 1u) * sizeof *in), nin = n->nin;
+  for (uint32_t k = 0; in && k < nin; k++) in[k] = map[n->in[k]];
+  if (in && parts[1] && (n->kind != NODE_LOOP || invariants_move(r, n, &in, &nin, parts)))
+    return graph_regions(r->g, (graph_kind)n->kind, in, (int)nin, parts[0], parts[1], n->attr, n->site);
   graph_free(parts[0]);
   graph_free(parts[1]);
   return 0;

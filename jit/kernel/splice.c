@@ -21,8 +21,8 @@
  * other name, in this shape or another (plan_region.over), and a copy of memory to itself is left out. One that may fail needs its operands as
  * they were, so its results are copied to the outer loop's array in each turn.
  *
- * What is the same in all turns is computed in each of them, but for one thing: matrices that all turns multiply in an order in which products do
- * not take them as they lie (`a @ w`, whose sums run along rows of a, and `v @ a.T`) are turned once, before the loop. A turn of gradient descent
+ * What is the same in all turns has been moved out of the loop (jit/graph/invariants.c). Matrices that all turns multiply in an order in which products
+ * do not take them as they lie (`a @ w`, whose sums run along rows of a, and `v @ a.T`) are turned once, before the loop. A turn of gradient descent
  * with 32 unknowns takes half the time.
  *
  * Errors. A failed check does not end anything by itself (FAILED does at the end of the turn). Until then wrong numbers may be computed with: that is
