@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
-  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--turns]
+  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--turns | --arms | --lists]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
@@ -11,6 +11,7 @@ A program that fails is printed.
 
 With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
+With --lists a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
 """
 import argparse
 import os
@@ -279,6 +280,44 @@ for n in ({", ".join(map(str, sizes))},) {{
 """
 
 
+LIST_ITEMS = {"w": "f32([1, -0.5, 0.25]) * (i + 1) / 3", "w.a * w.s": "{a: f32([1, -0.5, 0.25]) * (i + 1) / 3, s: 0.5 + i / 4, k: \"t\"}", "w + 0": "0.5 + i / 4"}
+
+
+def list_expression(rng, depth=0):
+    kind = rng.random()
+    if kind < 0.45 or depth > 2:
+        return rng.choice(["x", "x", "y", "item", "item", "b", "0.5"])
+    if kind < 0.8:
+        return f"({list_expression(rng, depth + 1)} {rng.choice('+-*')} {list_expression(rng, depth + 1)})"
+    return f"{rng.choice(['tanh', 'sin', 'abs'])}({list_expression(rng, depth + 1)})"
+
+
+def list_loop(rng, item):
+    """A loop over the list ws that binds x and y anew."""
+    e = lambda: list_expression(rng)
+    turn = "; ".join(rng.choice([
+        f"x = {e()}", f"x = {e()}", f"y = {e()}", "x = item", "y = x", f"if sum(x) > {rng.randint(-2, 3)} {{ x = {e()} }}",
+        f"if sum(y) > {rng.randint(0, 9)} {{ {rng.choice(['break', 'continue', 'return sum(x)'])} }}", f"if i % 2 == 0 {{ y = {e()} }}",
+    ]) for _ in range(rng.randint(1, 3)))
+    bind = f"let item = {item}"
+    return rng.choice([f"for w in ws {{ {bind}; {turn} }}", f"for w in ws {{ {bind}; {turn} }}", f"for i in 0..len(ws) {{ let w = ws[i]; {bind}; {turn} }}",
+                       f"i = 0; while i < len(ws) {{ let w = ws[i]; i += 1; {bind}; {turn} }}"])
+
+
+def lists_program(seed):
+    rng = random.Random(seed)
+    item = rng.choice(["w", "w", *LIST_ITEMS])
+    loops = "; ".join(list_loop(rng, item) for _ in range(rng.choice([1, 1, 1, 1, 2])))
+    wrap = rng.choice(["f", "f", "grad(f)", "grad(f)", "value_and_grad(f, wrt: (0, 1, 2))", "grad(f, wrt: (2, 0))", "grad(f, wrt: 1)", "jit(f)", "jit(grad(f))"])
+    lengths = [rng.choice([0, 1, 2, 3, 4, 6, 9]) for _ in range(7)]
+    return f"""fn f(ws, x, b) {{ let y = {rng.choice(['x', 'b', 'x * 2', '0.25'])}; let i = 0; {loops}; sum(x * {rng.choice(['1', 'b', 'y'])}) + sum(y) }}
+let g = {wrap}
+for n in ({", ".join(map(str, lengths))}) {{
+  print(n, try {{ repr(g(map(0..n, fn(i) {LIST_ITEMS[item]}), f32([1, 0.5, -2]), f32([0.1, 0.7, -0.3]))) }} catch e {{ (e.id, e.message) }})
+}}
+"""
+
+
 def run(quern, flags, path):
     done = subprocess.run([quern, *flags, path], capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout, done.stderr
@@ -315,12 +354,15 @@ def main():
     p.add_argument("--regions", action="store_true", help="with jit.regions=1")
     p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
     p.add_argument("--arms", action="store_true", help="branches and loops on data")
+    p.add_argument("--lists", action="store_true", help="lists of many lengths")
     p.add_argument("--show", action="store_true", help="only print the programs")
     args = p.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if args.seed == "random" else int(args.seed)
     count = args.count if args.count is not None else 1 << 30 if args.seconds else 100
     more = ["--set", "jit.regions=1"] if args.regions else []
-    make = turns_program if args.turns else arms_program if args.arms else program
+    make = turns_program if args.turns else arms_program if args.arms else lists_program if args.lists else program
+    if args.lists:
+        more += ["--set", "jit.turns=1000000"]  # so that the loop of calls is none itself
     if args.turns or args.arms:
         more += ["--set", "jit.unroll=4"]
     for i in range(count if args.show else 0):
