@@ -5,7 +5,8 @@
  * call's static facts. The plan of the specialization runs if it is faster than the interpreter (see the race below); while the plan is
  * still being made, the interpreter runs the body. If no specialization fits, the call is recorded, which costs about as much as running
  * it, and the graph goes to the compiler threads (worker.c). After jit.entries specializations or jit.misses recordings the function stays
- * eager for all other calls, and the log says so. When a function's calls are short and stay eager, its anchor rests: most calls are then
+ * eager for all other calls, and the log says so. A specialization of symbolic sizes has code that knows none of them; sizes that come to it often
+ * get one of their own. When a function's calls are short and stay eager, its anchor rests: most calls are then
  * not looked at at all.
  */
 #include <stdio.h>
@@ -478,8 +479,9 @@ static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
 }
 
 /* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
- * specialization is made of it. */
-static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish) {
+ * specialization is made of it. `settled`: the hash of the call's sizes if it is recorded for just these, else 0. */
+static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish,
+                       uint64_t settled) {
   if (!stack_fill(site)) {
     if (!error_repeats(vm)) return value_error();
     return run_plain(vm, site, BREAK_memory);
@@ -536,13 +538,14 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   if (!e) {
     if (complete)
       error_clear(vm); /* there was no memory for the specialization; the call itself went well */
-    else
+    else if (!settled)
       give_up(vm, list, why);
     answer(vm, NULL, why);
     return result;
   }
   if (e->state != SPEC_BROKEN && rewrites_any(vm) && !apply_patterns(vm, e, &result)) return value_error();
   e->hash = (e->why == BREAK_no_arrays && pattern_any_text(&e->pattern)) || e->pattern.sizes ? 0 : hash;
+  e->settled = settled;
   list->failed = 0;
   e = anchor_add(vm, list, e);
   answer(vm, e, BREAK_none);
@@ -550,9 +553,8 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   return result;
 }
 
-/* Notes that a call is going to be recorded since no specialization fits, and `why`. False if the function has had too many of these: from
- * now on it stays eager for calls that nothing serves. */
-static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
+/* Notes, for the log and for explain, that a call is going to be recorded although earlier ones were, and `why`. */
+static void note_recording(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
   jit_anchor *a = site->anchor;
   int line;
   span at = site->at.source ? site->at : a->at;
@@ -567,6 +569,13 @@ static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializatio
   }
   if (vm_logs(vm, LOG_recompiles))
     vm_logf(vm, LOG_recompiles, "%s is recorded again: %s (%s:%d)", a->name ? a->name : "fn", why, name, line);
+}
+
+/* As note_recording, where no specialization fits. False if the function has had too many of these: from now on it stays eager for calls that
+ * nothing serves. */
+static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
+  const jit_anchor *a = site->anchor;
+  note_recording(vm, site, list, why);
   if (list->count < (uint64_t)vm->tune[TUNE_jit_entries] && ++list->misses <= (uint64_t)vm->tune[TUNE_jit_misses])
     return true;
   list->full = true;
@@ -585,6 +594,23 @@ static bool specialization_has_rules(const specialization *e) {
   return any;
 }
 
+/* Makes a call with a recording on, as record does. Takes over `wish`. */
+static qn_value record_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish,
+                            uint64_t settled) {
+  list->streak = list->rests = 0;
+  int64_t begin = trace_events_begin(vm->engine);
+  vm_owned held;
+  if (wish) vm_own(vm, &held, drop_wish, wish);
+  qn_value result = record(vm, site, list, wish, settled);
+  if (site->stacked) result = stacked_results(vm, result);
+  if (wish) {
+    vm_disown(vm, &held);
+    size_wish_free(vm, wish);
+  }
+  trace_events_end(vm->engine, TRACE_EVENTS_recording, site->anchor->name, begin, NULL, 0);
+  return result;
+}
+
 /* ---- look-up ------------------------------------------------------------------------------------------------------------------ */
 
 /* Why no specialization serves a call. */
@@ -595,6 +621,13 @@ typedef enum lookup_miss {
   MISS_memory /* memory for looking was short (no error is raised) */
 } lookup_miss;
 
+/* Is the code of a specialization for just some sizes there, and good? Until then one for any sizes serves its calls. */
+static bool settled_serves(qn_vm *vm, specialization *e) {
+  if (e->state != SPEC_READY) return false;
+  if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, false);
+  return best_code(vm, e->plan) && !specialization_stays_eager(e);
+}
+
 /* Takes the specialization at *at off the list and frees it. The calls that it has served stay counted. */
 static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at) {
   specialization *e = *at;
@@ -602,6 +635,14 @@ static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at
   list->count--;
   anchor_keep_counts(vm, list, e);
   specialization_free(vm, e);
+}
+
+/* Puts the specialization at *at in front of the list. */
+static void put_first(anchor_specializations *list, specialization **at) {
+  specialization *e = *at;
+  *at = e->next;
+  e->next = list->first;
+  list->first = e;
 }
 
 /* The specialization that serves the call, with the call's inputs in c; NULL with the reason in *miss. Moves it to the front of the list,
@@ -622,6 +663,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
       if (e->hash && e->hash != hash) continue;
     }
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
+    if (e->settled && !settled_serves(vm, e)) continue;
     if (asked && e->tried) continue;         /* and what may fail does */
     if (asked && e->pattern.sizes) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
@@ -634,14 +676,78 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
       *miss = own_rules ? MISS_rules : MISS_again;
       return NULL;
     }
-    if (e != list->first && e->state != SPEC_BROKEN) {
-      *at = e->next;
-      e->next = list->first;
-      list->first = e;
-    }
+    if (e != list->first && e->state != SPEC_BROKEN) put_first(list, at);
     return e;
   }
   return NULL;
+}
+
+/* ---- sizes that come often ----------------------------------------------------------------------------------------------------
+ *
+ * Code that knows its sizes is faster where these are small: rows that lie in registers, no rests of vectors to ask for. So sizes that come
+ * often to a specialization for which they are symbols are recorded as they are, in a specialization of their own, and the other one serves
+ * them until the new code is there. Which sizes come often is found as Misra and Gries do it ("Finding repeated elements", 1982): whatever comes
+ * more often than each fifth time stays among four candidates. */
+
+/* Counts a call with sizes of this hash. Has it come so often, more or less? */
+static bool comes_often(specialization *e, uint64_t hash, int64_t often) {
+  hot_sizes *room = NULL;
+  for (int i = 0; i < HOT_SIZES; i++) {
+    hot_sizes *x = &e->hot[i];
+    if (x->hash == hash) return ++x->calls >= often;
+    if (!x->calls) room = x;
+  }
+  if (room)
+    *room = (hot_sizes){hash, 1};
+  else
+    for (int i = 0; i < HOT_SIZES; i++) e->hot[i].calls--;
+  return often <= 1;
+}
+
+/* The specialization that was made for just the sizes of a call which e fits, for which they are symbols; e itself if none serves yet. Either
+ * way c has its inputs. *often: the hash of these sizes, if it is time to record the call for them; else 0. NULL: memory was short. */
+static specialization *settle(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
+                              call_inputs *c, uint64_t *often) {
+  enum { SETTLED_MOST = 4 };
+  *often = 0;
+  int64_t limit = vm->tune[TUNE_jit_hot_sizes];
+  if (!limit || site->symbolic == REC_AT_ONCE || list->stacked) return e;
+  uint64_t hash = pattern_sizes_hash(&e->pattern, c->arrays);
+  bool made = false, looked = false;
+  for (specialization **at = &list->first; *at && list->settled; at = &(*at)->next) {
+    specialization *s = *at;
+    if (s->settled != hash) continue;
+    made = true;
+    if (!settled_serves(vm, s)) continue;
+    looked = true;
+    if (!call_inputs_room(vm, c, s->pattern.ninputs) || !specialization_fits(vm, s, site, c, NULL)) continue;
+    if (s != list->first) put_first(list, at);
+    return s;
+  }
+  error_clear(vm);
+  if (looked && (!call_inputs_room(vm, c, e->pattern.ninputs) || !specialization_fits(vm, e, site, c, NULL))) {
+    error_clear(vm);
+    return NULL;
+  }
+  bool may = !made && !vm->asked.sync_once && e->state == SPEC_READY && (e->device || best_code(vm, e->plan)) &&
+             !list->full && list->settled < SETTLED_MOST && list->count < (uint64_t)vm->tune[TUNE_jit_entries];
+  if (may && comes_often(e, hash, limit)) *often = hash;
+  return e;
+}
+
+/* Records a call for just its sizes, which e, whose inputs c has, serves. */
+static qn_value record_settled(qn_vm *vm, rec_call_site *site, anchor_specializations *list, specialization *e,
+                               call_inputs *c, uint64_t hash) {
+  text_buf why TEXT_OWNED = {.vm = vm};
+  pattern_print_size(&e->pattern, c->arrays, &why);
+  text_add(&why, " so often that it is plain now", sizeof " so often that it is plain now");
+  error_clear(vm);
+  note_recording(vm, site, list, why.failed ? "sizes that come often" : why.text);
+  list->settled++;
+  for (int i = 0; i < HOT_SIZES; i++)
+    if (e->hot[i].hash == hash) e->hot[i].calls = 0;
+  call_inputs_free(vm, c);
+  return record_call(vm, site, list, NULL, hash);
 }
 
 /* May lists among the arguments of a call be stacked? (Not if it must be one graph: whether a stacked list will do is found out by recording it.) */
@@ -657,6 +763,7 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
   if (!vm->tune[TUNE_jit_symbolic] || site->symbolic == REC_NEVER || value_is(vm->asked.watched_fn, TAG_FN))
     return NULL;
   for (specialization *e = list->first; e; e = e->next) {
+    if (e->settled) continue; /* of its sizes more are plain than need be */
     size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, why);
     if (!w) continue;
     if (!why->len && call_inputs_room(vm, c, e->pattern.ninputs)) specialization_fits(vm, e, site, c, why);
@@ -886,7 +993,10 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
   call_inputs inputs;
   inputs.cap = 0;
   lookup_miss miss;
+  uint64_t often = 0;
   specialization *e = look_up(vm, site, list, &inputs, &miss);
+  if (e && e->pattern.sizes && !(e = settle(vm, site, list, e, &inputs, &often))) miss = MISS_memory;
+  if (often) return record_settled(vm, site, list, e, &inputs, often);
   if (e) {
     qn_value result = serve_call(vm, site, list, e, &inputs, came);
     call_inputs_free(vm, &inputs);
@@ -899,18 +1009,7 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
     size_wish_free(vm, wish);
     return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
   }
-  list->streak = list->rests = 0;
-  int64_t begin = trace_events_begin(vm->engine);
-  vm_owned held;
-  if (wish) vm_own(vm, &held, drop_wish, wish);
-  qn_value result = record(vm, site, list, wish);
-  if (site->stacked) result = stacked_results(vm, result);
-  if (wish) {
-    vm_disown(vm, &held);
-    size_wish_free(vm, wish);
-  }
-  trace_events_end(vm->engine, TRACE_EVENTS_recording, site->anchor->name, begin, NULL, 0);
-  return result;
+  return record_call(vm, site, list, wish, 0);
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
@@ -972,7 +1071,7 @@ void jit_cancel(qn_vm *vm) {
         p = &e->next;
         continue;
       }
-      a->misses = 0; /* what is dropped may be recorded again */
+      a->misses = a->settled = 0; /* what is dropped may be recorded again */
       a->full = false;
       drop_at(vm, a, p);
     }

@@ -547,6 +547,21 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
   return ok;
 }
 
+uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs) {
+  const pattern_sizes *s = p->sizes;
+  uint64_t h = s->nplaces;
+  for (uint32_t i = 0; i < s->nplaces; i++)
+    h = hash_mix(h, (uint64_t)inputs[s->places[i].input]->shape[s->places[i].axis]);
+  return h | 1;
+}
+
+void pattern_print_size(const pattern *p, qn_array *const *inputs, text_buf *out) {
+  if (!p->sizes->nplaces) return;
+  const struct size_place *x = &p->sizes->places[0];
+  print_axis(p, x, out);
+  text_addf(out, " is %lld", (long long)inputs[x->input]->shape[x->axis]);
+}
+
 /* Mixes a value into the hash h: no more than *left parts of lists, records and captures, which it counts down. */
 static uint64_t hash_value(uint64_t h, qn_value v, int depth, uint32_t *left) {
   h = hash_mix(h, v.head & 0xff);

@@ -59,6 +59,13 @@ typedef struct exit_count {
 } exit_count;
 enum { EXITS_KEPT = 32 };
 
+/* Sizes of calls, by their hash (pattern_sizes_hash), and how often they came. */
+typedef struct hot_sizes {
+  uint64_t hash;
+  uint32_t calls;
+} hot_sizes;
+enum { HOT_SIZES = 4 };
+
 enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
 
 struct specialization {
@@ -96,6 +103,9 @@ struct specialization {
   uint64_t quick_until; /* serve_quick may serve calls until it has so many hits; 0: none */
   bool outdated;        /* the patterns have changed since it was recorded, while a call of it was in progress */
   bool reported_copies; /* QUERN_LOG=copies has told which inputs are copied */
+  /* Sizes that come often to a specialization for which they are symbols; of one that was made for just these sizes, their hash, else 0. */
+  hot_sizes hot[HOT_SIZES];
+  uint64_t settled;
   double plan_ms;
   struct job *job; /* the job that makes its plan, or NULL */
   /* how many calls that it serves have not ended, or were left by an exception: while there are any it is not dropped */

@@ -28,12 +28,13 @@ MODES = {
     "on": ["--jit", "on", "--set", "jit.hot=1", *QUICK],
     "later": ["--jit", "sync", "--set", "jit.hot=2", "--set", "jit.turns=2", *QUICK],
     "exact_sizes": ["--jit", "sync", "--set", "jit.hot=1", "--set", "jit.symbolic=0", *QUICK],
+    "hot_sizes": ["--jit", "sync", "--set", "jit.hot=1", "--set", "jit.hot_sizes=1", *QUICK],
     "few_entries": ["--jit", "sync", "--set", "jit.hot=1", "--set", "jit.entries=2", *QUICK],
     "no_regions": ["--jit", "sync", "--set", "jit.hot=1", "--set", "jit.regions=0", *QUICK],
     "no_parts": ["--jit", "sync", "--set", "jit.hot=1", "--set", "jit.segments=0", *QUICK],
     "compiled": ["--jit", "sync", "--set", "jit.hot=1", "--threads", "2"],
 }
-TURNS = ("verify", "on", "verify", "later", "exact_sizes", "verify", "few_entries", "no_regions", "verify", "no_parts", "later", "compiled")
+TURNS = ("verify", "on", "verify", "later", "exact_sizes", "hot_sizes", "verify", "few_entries", "no_regions", "verify", "no_parts", "later", "compiled")
 
 X, Y = "f32([1.5, -2.0, 0.5])", "f32([0.5, 2.0, -1.0])"
 # Values by kind, and within a kind by what makes them differ; the first is the most usual one.
