@@ -255,6 +255,8 @@ static qn_value int_pow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return value_int(result);
 }
 
+static qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b);
+
 /* Two plain ints that fast_numbers does not handle: an overflow, a divisor that is not positive, or an operator without an inline function. */
 static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   int64_t x = a.u.i, y = b.u.i, r;
@@ -276,7 +278,7 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   case AST_OP_pow: return int_pow(vm, n, a, b);
   case AST_OP_bitor: return value_int(x | y);
   case AST_OP_bitand: return value_int(x & y);
-  default: return raise_error(vm, E_type, n->mark, "%s takes arrays, not two ints", ast_op_spelling((ast_op)n->op));
+  default: return fail_kinds(vm, n, a, b);
   }
 }
 
@@ -359,6 +361,8 @@ static void text_uncalled(qn_vm *vm, text_buf *t, qn_value v) {
 }
 
 static __attribute__((noinline, cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  if (value_is(a, TAG_INT) && value_is(b, TAG_INT))
+    return raise_error(vm, E_type, n->mark, "%s takes arrays, not two ints", ast_op_spelling((ast_op)n->op));
   text_buf t = {.vm = vm};
   text_addf(&t, "%s is not defined for %s and %s", ast_op_spelling((ast_op)n->op), phrase_kind(a).text,
             phrase_kind(b).text);
@@ -505,15 +509,18 @@ static const char *never_equal(qn_vm *vm, const n_binary *n, qn_value a, qn_valu
   return NULL;
 }
 
-/* Writes that warning, if there is one, but only once for each node. */
-static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
+/* Writes that warning, if there is one, but only once for each node. False with an error raised where nothing can be written, since the program is
+ * recorded where it may not come to (rec_once). */
+static bool warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   const char *why = n->warned ? NULL : never_equal(vm, n, a, b);
-  if (!why) return;
+  if (!why) return true;
+  if (!rec_once(vm, "warning")) return false;
   n->warned = true;
   text_buf t = {0};
   text_warning(vm, &t, n->mark, why);
   if (!t.failed && t.text) vm_write_later(vm, t.text, t.len);
   text_free(&t);
+  return true;
 }
 
 /* == and != by structure. Numbers and arrays in both values are observed by the recorder, since the answer depends on all of them. */
@@ -544,7 +551,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   bool array = value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY), numeric = value_is_operand(a) && value_is_operand(b);
   if (op == AST_OP_eq || op == AST_OP_ne) {
     if (numeric && (array || rec_number(vm, a) || rec_number(vm, b)) && op_equals(a, b)) return apply(vm, n, a, b);
-    if (value_tag_of(a) != value_tag_of(b)) warn_unequal(vm, (n_binary *)n, a, b);
+    if (value_tag_of(a) != value_tag_of(b) && !warn_unequal(vm, (n_binary *)n, a, b)) return value_error();
     return equal_trees(vm, n, a, b);
   }
   if (op == AST_OP_matmul && !(value_is(a, TAG_ARRAY) && value_is(b, TAG_ARRAY))) return fail_kinds(vm, n, a, b);

@@ -345,6 +345,10 @@ bool rec_callee(qn_vm *vm, jit_anchor *callee) {
   return false;
 }
 
+bool rec_once(qn_vm *vm, const char *what) {
+  return !vm->rec || !vm->rec->arm || rec_break(vm->rec, BREAK_effect, what);
+}
+
 bool rec_effect(qn_vm *vm, const char *what) { return !vm->rec || rec_break(vm->rec, BREAK_effect, what); }
 
 static void parts_forget_in(struct recording *r, uint32_t id) {
