@@ -166,6 +166,13 @@ static bool collide(lowering *l, uint32_t a, uint32_t b) {
   return false;
 }
 
+/* Is one class, of which two nodes are reshapes, split by both in the same way? (8 elements are 4 x 2, or 2 x 4.) */
+static bool same_parts(lowering *l, const uint32_t *a, const uint32_t *b, int n) {
+  for (int i = 0; i < n; i++)
+    if (l->classes[root(l, a[i])].extent != l->classes[root(l, b[i])].extent) return false;
+  return true;
+}
+
 static void link_slots(lowering *l, uint32_t a, uint32_t b, int depth) {
   axis_class *c = l->classes;
   a = root(l, a);
@@ -187,7 +194,7 @@ static void link_slots(lowering *l, uint32_t a, uint32_t b, int depth) {
   if (!c[a].nparts) {
     c[a].nparts = c[b].nparts;
     memcpy(c[a].parts, c[b].parts, sizeof c[a].parts);
-  } else if (c[a].nparts == c[b].nparts) {
+  } else if (c[a].nparts == c[b].nparts && same_parts(l, c[a].parts, c[b].parts, c[a].nparts)) {
     for (int i = 0; i < c[a].nparts; i++) link_slots(l, c[a].parts[i], c[b].parts[i], depth + 1);
   }
 }
@@ -245,9 +252,10 @@ static int reshape_groups(graph *g, const graph_type *in, const graph_type *out,
 
 static void join_parts(lowering *l, uint32_t whole, const uint32_t *parts, int n) {
   axis_class *c = &l->classes[root(l, whole)];
-  if (c->nparts == n) {
+  if (c->nparts) {
+    if (c->nparts != n || !same_parts(l, c->parts, parts, n)) return;
     for (int i = 0; i < n; i++) link_slots(l, c->parts[i], parts[i], 0);
-  } else if (!c->nparts) {
+  } else {
     c->nparts = (uint8_t)n;
     memcpy(c->parts, parts, (size_t)n * sizeof *parts);
   }
