@@ -942,21 +942,27 @@ static qn_value run_logic_arm(void *ctx, rec_exit *how) {
   return v;
 }
 
+/* The variables that b may rebind. -1: there are too many. */
+static int assigned_slots(const n_binary *n, qn_value *fp, qn_value **slots) {
+  const site *s = ((const n_logic *)n)->site;
+  return s ? site_slots(s, fp, slots) : 0;
+}
+
 /* a and b, a or b, if `a` (taken over) differs between lanes of a vmap: `b` is evaluated for the lanes in which `a` does not decide. */
 static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or) {
-  if (n->h.flag & LOGIC_ASSIGNS) {
+  qn_value *slots[SITE_MAX];
+  int count = assigned_slots(n, fp, slots);
+  if (count < 0) {
     value_release(vm, a);
-    return raise_error(
-        vm, E_not_batched, n->h.at,
-        "vmap: the right side of '%s' assigns a variable, which it would in some lanes only; write an if",
-        is_or ? "or" : "and");
+    return raise_error(vm, E_not_batched, n->h.at, "vmap: a branch here rebinds at most %d variables", SITE_MAX - 1);
   }
   logic_arm keep = {.vm = vm, .fp = fp, .v = a}, other = {.vm = vm, .n = n->b, .fp = fp};
   rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
   qn_value result = value_nil();
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &a);
-  const rec_branch branch = {.at = n->h.at, .then = arms[0], .otherwise = arms[1], .used = true};
+  const rec_branch branch = {
+      .at = n->h.at, .then = arms[0], .otherwise = arms[1], .assigned = {slots, count}, .used = true};
   rec_answer answer = rec_if(vm, &branch, a, &result);
   vm_disown(vm, &held);
   value_release(vm, a);
@@ -971,31 +977,22 @@ static __attribute__((noinline)) rec_answer offer_logic(qn_vm *vm, n_binary *n, 
   other.to_array = array;
   other.to_bool = !array && test;
   rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
+  qn_value *slots[SITE_MAX];
+  int count = assigned_slots(n, fp, slots);
+  if (count < 0) return REC_NOT_YET;
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &a);
-  const rec_branch branch = {.at = n->h.at, .then = arms[0], .otherwise = arms[1], .used = true};
-  rec_answer answer = rec_logic(vm, &branch, a, is_or, result);
+  const rec_branch branch = {
+      .at = n->h.at, .then = arms[0], .otherwise = arms[1], .assigned = {slots, count}, .used = true};
+  rec_answer answer = count ? rec_if(vm, &branch, a, result) : rec_logic(vm, &branch, a, is_or, result);
   vm_disown(vm, &held);
   return answer;
 }
 
-/* a and b; a or b if the flag has LOGIC_OR. The result is a bool, or a bool array of rank 0 if an evaluated operand was an array. */
-qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
-  n_binary *n = (n_binary *)h;
-  qn_value a = eval(vm, n->a, fp);
-  bool is_or = h->flag & LOGIC_OR;
-  if (value_stops(a)) return a;
+/* a and b, a or b, where the truth of `a` (taken over) is to be known. */
+static inline qn_value decide(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or) {
   bool array = value_is(a, TAG_ARRAY);
   int truth;
-  if (truth_kind(a) && rec_is_lane(vm, a)) return logic_lanes(vm, n, fp, a, is_or);
-  if (!(h->flag & LOGIC_ASSIGNS) && rec_may_branch(vm, a) && truth_kind(a)) {
-    qn_value result = value_nil();
-    rec_answer answer = offer_logic(vm, n, fp, a, is_or, &result);
-    if (answer != REC_NOT_YET) {
-      value_release(vm, a);
-      return answer == REC_DONE ? result : value_error();
-    }
-  }
   if (array) {
     truth = condition(vm, value_retain(a), n->a);
     if (truth < 0) return value_fail(vm, a);
@@ -1018,4 +1015,32 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   if (!array) return b;
   qn_array *r = array_settle(vm, array_from_scalar(vm, DTYPE_TEST, (qn_value){.head = TAG_BOOL, .u = b.u}));
   return r ? rec_literal(vm, r) : value_error();
+}
+
+/* Inside a gradient, behind the right side or in place of it: tells the variables that it may rebind apart (rec_part_arm). `v` is the value. */
+static __attribute__((noinline)) qn_value part_assigned(qn_vm *vm, n_binary *n, qn_value *fp, uint32_t from,
+                                                        qn_value v) {
+  qn_value *slots[SITE_MAX];
+  int count = value_stops(v) ? -1 : assigned_slots(n, fp, slots);
+  return count < 0 || rec_part_arm(vm, from, (rec_slots){slots, count}, &v) ? v : value_fail(vm, v);
+}
+
+/* a and b; a or b if the flag has LOGIC_OR. The result is a bool, or a bool array of rank 0 if an evaluated operand was an array. */
+qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
+  n_binary *n = (n_binary *)h;
+  qn_value a = eval(vm, n->a, fp);
+  bool is_or = h->flag & LOGIC_OR;
+  if (value_stops(a)) return a;
+  if (truth_kind(a) && rec_is_lane(vm, a)) return logic_lanes(vm, n, fp, a, is_or);
+  if (rec_may_branch(vm, a) && truth_kind(a)) {
+    qn_value result = value_nil();
+    rec_answer answer = offer_logic(vm, n, fp, a, is_or, &result);
+    if (answer != REC_NOT_YET) {
+      value_release(vm, a);
+      return answer == REC_DONE ? result : value_error();
+    }
+  }
+  uint32_t from = __builtin_expect(op_deferred(vm), 0) && ((n_logic *)n)->site ? rec_part_from(vm, a, h->at) : 0;
+  qn_value r = decide(vm, n, fp, a, is_or);
+  return __builtin_expect(from != 0, 0) ? part_assigned(vm, n, fp, from, r) : r;
 }

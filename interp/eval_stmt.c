@@ -36,10 +36,7 @@ qn_value eval_block(qn_vm *vm, node *h, qn_value *fp) {
 
 /* ---- the recorder's view of a site ------------------------------------------------------------------------------------- */
 
-enum { SITE_MAX = 64 };
-
-/* Fills in out[] with the addresses of the outer variables that a site may rebind, and returns how many they are; -1 if there are too many. */
-static int site_slots(const site *s, qn_value *fp, qn_value **out) {
+int site_slots(const site *s, qn_value *fp, qn_value **out) {
   if (s->nlocals + s->nglobals > SITE_MAX - 1) return -1;
   int n = 0;
   for (uint32_t i = 0; i < s->nlocals; i++) out[n++] = &fp[s->locals[i]];

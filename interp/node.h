@@ -105,6 +105,12 @@ typedef struct n_binary {
   bool warned;     /* a warning about kinds that are never equal has been written */
 } n_binary;
 
+/* a and b, a or b. */
+typedef struct n_logic {
+  n_binary h;
+  site *site; /* the variables that b may rebind; NULL: none */
+} n_logic;
+
 typedef struct n_range {
   node h;
   node *a, *b;
@@ -388,6 +394,11 @@ qn_value block_run(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t 
 bool block_steps(qn_vm *vm, qn_value fn, bool (*each)(void *ctx, const void *step), void *ctx);
 evaluator eval_block_parts; /* takes the place of other evaluators of a block that is cut */
 
+/* Fills in out[SITE_MAX] with the addresses of the outer variables that a site may rebind, and returns how many they are; -1 if there are too
+ * many. */
+enum { SITE_MAX = 64 };
+int site_slots(const site *s, qn_value *fp, qn_value **out);
+
 /* How an arm or body has ended that gave the value *v, which is then replaced by the value that the recorder gets (owned). */
 rec_exit exit_of(qn_vm *vm, qn_value *v);
 
@@ -401,11 +412,7 @@ static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v)
 }
 
 /* eval_scalar.c: variables, constants, operators. The flag of `and` and `or`: which one it is; is the value only used as a condition? */
-enum {
-  LOGIC_OR = 1,
-  LOGIC_TEST = 2,
-  LOGIC_ASSIGNS = 4 /* the right side assigns variables: it is no arm, since only statements say which */
-};
+enum { LOGIC_OR = 1, LOGIC_TEST = 2 };
 evaluator eval_const, eval_nil, eval_local, eval_global, eval_capture, eval_self, eval_unary, eval_not, eval_logic;
 evaluator eval_add_global; /* x = x + e for a global x */
 /* The evaluator of a binary operator whose operands are of these kinds; `k` is the right one if it is a constant. */

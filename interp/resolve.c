@@ -266,8 +266,12 @@ bool module_defines(const resolver *r, const global_cell *c) { return c->declare
 
 /* ---- sites -------------------------------------------------------------------------------------------------------------------- */
 
+site_mark site_here(const resolver *r) {
+  return (site_mark){r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown};
+}
+
 site *site_begin(resolver *r, site_mark *mark) {
-  *mark = (site_mark){r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown};
+  *mark = site_here(r);
   return unit_alloc(r, sizeof(site));
 }
 

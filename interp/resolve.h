@@ -176,6 +176,7 @@ QN_MUST_CHECK lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, 
 typedef struct site_mark {
   uint32_t events, top, reads, grown;
 } site_mark;
+site_mark site_here(const resolver *r);
 QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
 QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);
 /* As site_end, for a loop: also makes *out, what its turns are as calls. */

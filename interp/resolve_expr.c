@@ -55,14 +55,17 @@ static node *unary_expression(resolver *r, const ast_node *n) {
 }
 
 static node *logic_expression(resolver *r, const ast_node *n) {
-  n_binary *out = node_new(r, sizeof *out, eval_logic, n);
-  if (!out) return NULL;
+  n_logic *logic = node_new(r, sizeof *logic, eval_logic, n);
+  if (!logic) return NULL;
+  n_binary *out = &logic->h;
   out->mark = ast_mark(n);
   out->h.flag = n->kind == AST_or ? LOGIC_OR : 0;
   out->a = expression(r, n->kids[0]);
-  uint32_t mark = r->fn->uses.nevents;
+  site_mark mark = site_here(r);
   out->b = out->a ? expression(r, n->kids[1]) : NULL;
-  if (r->fn->uses.nevents != mark) out->h.flag |= LOGIC_ASSIGNS;
+  if (out->b && r->fn->uses.nevents != mark.events &&
+      (!(logic->site = unit_alloc(r, sizeof *logic->site)) || !site_end(r, logic->site, &mark)))
+    return NULL;
   return out->b ? &out->h : NULL;
 }
 
