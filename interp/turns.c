@@ -160,12 +160,15 @@ static bool is_lost(qn_vm *vm, qn_value v) {
 /* Gives the variables the values that they had before the turn: all of them if the interpreter has not begun it; else those that the body only
  * reads, which have been tracers meanwhile, and those whose values are lost. */
 static void give_back(turn_call *t, bool failed) {
-  for (uint32_t i = 0; i < t->code->n; i++) {
-    const turn_variable *x = &t->code->variables[i];
-    bool lost = failed && t->recorded && x->rebound && is_lost(t->vm, *place_of(x, t->fp));
-    if (x->rebound && t->begun && !lost) continue;
-    slot_set(t->vm, place_of(x, t->fp), t->held[i]);
-    t->held[i] = value_nil();
+  const turn_variable *variables = t->code->variables;
+  qn_value *fp = t->fp, *held = t->held;
+  bool begun = t->begun, looks = failed && t->recorded;
+  for (uint32_t i = 0, n = t->code->n; i < n; i++) {
+    const turn_variable *x = &variables[i];
+    qn_value *to = place_of(x, fp);
+    if (x->rebound && begun && !(looks && is_lost(t->vm, *to))) continue;
+    slot_set(t->vm, to, held[i]);
+    held[i] = value_nil();
   }
 }
 
@@ -195,18 +198,21 @@ static void unpack(turn_call *t, qn_value result) {
 /* Takes what the turn begins with: the arguments, from the value stack on, and `held` behind them. */
 static void take(turn_call *t, const qn_value *lead) {
   qn_vm *vm = t->vm;
-  t->site.args = vm->sp;
-  for (int i = 0; i < t->lead; i++) *vm->sp++ = lead[i];
-  for (uint32_t i = 0; i < t->code->n; i++)
-    if (t->code->variables[i].made) slot_set(vm, place_of(&t->code->variables[i], t->fp), value_nil());
-  for (uint32_t i = 0; i < t->code->n; i++) *vm->sp++ = value_retain(*place_of(&t->code->variables[i], t->fp));
-  t->held = vm->sp;
-  for (uint32_t i = 0; i < t->code->n; i++) {
-    const turn_variable *x = &t->code->variables[i];
-    qn_value *from = place_of(x, t->fp);
-    *vm->sp++ = x->rebound ? *from : value_retain(*from);
+  qn_value *arg = vm->sp, *fp = t->fp;
+  const turn_variable *variables = t->code->variables;
+  uint32_t n = t->code->n;
+  t->site.args = arg;
+  for (int i = 0; i < t->lead; i++) *arg++ = lead[i];
+  qn_value *held = t->held = arg + n;
+  for (uint32_t i = 0; i < n; i++) {
+    const turn_variable *x = &variables[i];
+    qn_value *from = place_of(x, fp);
+    if (x->made) slot_set(vm, from, value_nil());
+    arg[i] = value_retain(*from);
+    held[i] = x->rebound ? *from : value_retain(*from);
     if (x->rebound) *from = value_nil();
   }
+  vm->sp = held + n;
 }
 
 /* Makes a turn of a loop none of whose turns has made or changed an array while it was watched: as long as that is so the compiler hears
@@ -235,11 +241,13 @@ static bool make_call(turn_call *t, const qn_value *lead) {
   }
   take(t, lead);
   qn_value *cells[TURN_VARIABLES];
-  qn_str *names[RUN_ARGS + TURN_VARIABLES] = {NULL};
+  qn_str *names[RUN_ARGS + TURN_VARIABLES];
   int ncells = 0;
-  for (uint32_t i = 0; i < code->n; i++) {
-    names[t->lead + (int)i] = code->variables[i].name;
-    if (code->variables[i].cell) cells[ncells++] = &code->variables[i].cell->value;
+  for (int i = 0; i < t->lead; i++) names[i] = NULL;
+  const turn_variable *variables = code->variables;
+  for (uint32_t i = 0, n = code->n; i < n; i++) {
+    names[t->lead + (int)i] = variables[i].name;
+    if (variables[i].cell) cells[ncells++] = &variables[i].cell->value;
   }
   t->site = (rec_call_site){.anchor = &code->anchor,
                             .fn = t->fp[-1],
