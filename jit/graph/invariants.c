@@ -12,8 +12,9 @@
 #include "jit/graph/rewrite.h"
 
 enum {
-  MOVED_MOST = 64,        /* how many values of one loop are moved */
-  LARGE_BYTES = 64 << 10, /* larger ones are moved only if they are no larger than something that they are made of */
+  MOVED_MOST = 64, /* how many values of one loop are moved */
+  /* where larger ones are made they must be no larger than a captured value that they are made of: a loop of no turns needs none of them */
+  LARGE_BYTES = 64 << 10,
 };
 
 typedef struct mover {
@@ -24,6 +25,7 @@ typedef struct mover {
   bool *before;    /* by node: is it made before the loop? */
   int64_t *work;   /* by node that is fixed: to make it and what it is made of */
   int64_t *bytes;  /* the same: of the largest captured value that it is made of */
+  int64_t *most;   /* the same: of the largest value on the way to it, itself included */
   uint32_t *outer; /* by node: what it is before the loop; 0: nothing yet */
   uint32_t moved[MOVED_MOST], nmoved;
 } mover;
@@ -69,9 +71,11 @@ static void find_fixed(mover *m, uint32_t carries, const uint32_t *in) {
     if (n->kind == NODE_INPUT || !may_move(m, v)) continue;
     m->fixed[v] = true;
     m->work[v] = graph_node_work(b, v);
+    m->most[v] = n->kind == NODE_CONST || op_rows[n->op].klass == CLASS_VIEW ? 0 : graph_row_bytes(b, v);
     for (int k = 0; k < n->nin; k++) {
       m->work[v] += m->work[n->in[k]];
       if (m->bytes[n->in[k]] > m->bytes[v]) m->bytes[v] = m->bytes[n->in[k]];
+      if (m->most[n->in[k]] > m->most[v]) m->most[v] = m->most[n->in[k]];
     }
     if (m->work[v] > INT64_MAX / 1024) m->work[v] = INT64_MAX / 1024;
   }
@@ -81,7 +85,7 @@ static bool is_worth_it(const mover *m, uint32_t v) {
   const graph_node *n = &m->body->nodes[v];
   int64_t bytes = graph_row_bytes(m->body, v);
   return op_rows[n->op].klass != CLASS_VIEW && !n->type.weak && m->work[v] > 2 * bytes &&
-         (bytes <= LARGE_BYTES || bytes <= m->bytes[v]);
+         (m->most[v] <= LARGE_BYTES || m->most[v] <= m->bytes[v]);
 }
 
 /* Chooses what is moved: what turns need if it is worth it, else what is of its operands. */
@@ -151,9 +155,10 @@ bool invariants_move(rewriter *r, const graph_node *loop, uint32_t **in, uint32_
   m.needed = arena_alloc(r->scratch, b->n);
   m.before = arena_alloc(r->scratch, b->n);
   m.work = arena_alloc(r->scratch, b->n * sizeof *m.work);
+  m.most = arena_alloc(r->scratch, b->n * sizeof *m.most);
   m.bytes = arena_alloc(r->scratch, b->n * sizeof *m.bytes);
   m.outer = arena_alloc(r->scratch, b->n * sizeof *m.outer);
-  if (!m.fixed || !m.needed || !m.before || !m.work || !m.bytes || !m.outer) return false;
+  if (!m.fixed || !m.needed || !m.before || !m.work || !m.most || !m.bytes || !m.outer) return false;
   find_fixed(&m, carries, *in);
   choose(&m);
   if (!m.nmoved) return true;
