@@ -571,7 +571,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
         turn_parts parts = for_parts(n);
         turns_passed(n->turns, i - asked);
         asked = i + 1;
-        int64_t many = turns_run(vm, n->turns, &parts, fp, value_nil(), i, stop);
+        int64_t many = turns_may_run(vm) ? turns_run(vm, n->turns, &parts, fp, value_nil(), i, stop) : 0;
         if (many < 0) r = value_error();
         if (many < 0 || (!many && !turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL))) break;
         if (many) i += many - 1, asked = i + 1;
@@ -733,7 +733,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       r = raise_at(vm, h->at);
       break;
     }
-    if (__builtin_expect(i >= until && !shown, 0) && (value_is(it, TAG_ARRAY) || counted)) {
+    if (__builtin_expect(i >= until && !shown, 0) && turns_may_run(vm) && (value_is(it, TAG_ARRAY) || counted)) {
       turn_parts parts = for_parts(n);
       int64_t many = turns_run(vm, n->turns, &parts, fp, it, i, len);
       if (many < 0) r = value_error();

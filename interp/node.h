@@ -379,6 +379,8 @@ QN_MUST_CHECK bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *par
  * about; -1: an error is raised. */
 QN_MUST_CHECK int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over,
                                 int64_t first, int64_t end);
+/* Can there be such runs: is a call made again? */
+static inline bool turns_may_run(const qn_vm *vm) { return __builtin_expect(vm->asked.taps != NULL, 0); }
 /* Makes them in the interpreter; bounds may be traced. Nil, or the error value. */
 qn_value for_turns(qn_vm *vm, const struct n_for *n, qn_value *fp, qn_value over, qn_value first, qn_value end);
 /* Is a part of a block to be made by part_called now? If not, that is counted. */

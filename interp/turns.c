@@ -332,7 +332,7 @@ static turn_code *run_of(qn_vm *vm, turn_code *code) {
 int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over, int64_t first,
                   int64_t end) {
   int64_t most = vm->tune[TUNE_jit_run];
-  if (!parts->loop || !most || end - first < 2 * most || !vm->asked.taps || !code->computes || at_once(vm)) return 0;
+  if (!parts->loop || !most || end - first < 2 * most || !code->computes || at_once(vm)) return 0;
   turn_code *run = run_of(vm, code);
   if (!run) return 0;
   turn_call t = {.vm = vm, .code = run, .parts = parts, .fp = fp, .lead = RUN_ARGS, .more = value_nil()};
