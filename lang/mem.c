@@ -646,7 +646,8 @@ static bool arena_grow(arena *a, size_t bytes) {
   return arena_add(a, want);
 }
 
-bool arena_reserve(arena *a, size_t bytes) {
+bool arena_reserve(arena *a, size_t bytes, size_t parts) {
+  bytes += parts * 16; /* each is rounded up */
   return (size_t)(a->end - a->at) >= bytes ||
          (bytes <= PTRDIFF_MAX - sizeof(arena_block) && arena_add(a, bytes + sizeof(arena_block)));
 }

@@ -77,9 +77,9 @@ QN_MUST_CHECK void *arena_alloc(arena *a, size_t bytes);
 /* Does what mem_grow does for an array in the arena. If the array moves, the arena keeps the old copy until it is freed. False if memory is
  * short. */
 QN_MUST_CHECK bool arena_room(arena *a, void **p, uint32_t *cap, size_t need, size_t size);
-/* Makes what the next allocations take, if they are of `bytes` in all (each rounded up to 16), one block of just that size: for arenas that
- * live long. False, and nothing is changed, when memory is short. */
-QN_MUST_CHECK bool arena_reserve(arena *a, size_t bytes);
+/* Makes what the next `parts` allocations take, if they are of `bytes` in all, one block of just that size: for arenas that live long. False,
+ * and nothing is changed, when memory is short. */
+QN_MUST_CHECK bool arena_reserve(arena *a, size_t bytes, size_t parts);
 void arena_free(arena *a);
 
 #endif

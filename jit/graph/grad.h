@@ -96,6 +96,9 @@ bool grad_loop_wants(const graph *g, uint32_t node, const uint32_t *given, bool 
 /* False: not differentiable, as `why` says, or memory is short. */
 QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 
+/* Is carry k of a loop with this body a host int that goes up by one each turn? */
+bool graph_counts_up(const graph *body, uint32_t k);
+
 /* Chooses what a loop keeps of each turn for its gradient, besides its carries (keep.c). g is the gradient of a turn: its inputs are first
  * the turn's `ncarries` carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first`
  * that are better kept as rows than made once more. False: memory is short. */

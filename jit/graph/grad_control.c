@@ -397,8 +397,7 @@ static int64_t most_turns(const graph *g, uint32_t node) {
   return to > from ? to - from : 0;
 }
 
-/* Is carry k of a loop with this body a host int that goes up by one each turn? */
-static bool counts_up(const graph *body, uint32_t k) {
+bool graph_counts_up(const graph *body, uint32_t k) {
   const graph_node *next = &body->nodes[body->outputs[k]];
   int64_t by;
   return next->kind == NODE_OP && next->op == OP_add && next->type.weak && next->type.dtype == WEAK_INT &&
@@ -564,7 +563,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     if (c->given[k]) given_rows[l->nrows++] = k;
   for (uint32_t k = 0; k < l->ncarries; k++) {
     l->weak[k] = g->nodes[n.in[k]].type.weak;
-    l->counts[k] = counts_up(n.payload.regions[1], k);
+    l->counts[k] = graph_counts_up(n.payload.regions[1], k);
     if (dtype_is_float((qn_dtype)g->nodes[n.in[k]].type.dtype)) float_carries[l->ncts++] = k;
   }
   for (uint32_t i = l->ncarries; i < n.nin; i++)

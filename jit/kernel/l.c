@@ -87,13 +87,13 @@ static void *moved(arena *to, const void *from, size_t bytes) {
   return copy;
 }
 
-void l_tighten(l_program *p, size_t more) {
-  enum { PARTS = 5, ROUND = 16 };
+void l_tighten(l_program *p, size_t bytes, size_t parts) {
+  enum { OWN = 5 };
   size_t code = p->n * sizeof *p->code, buffers = p->nbuffers * sizeof *p->buffers, name = strlen(p->name) + 1;
   size_t tiles = p->ntiles * sizeof *p->tiles, checks = p->nchecks * sizeof *p->checks;
   arena to;
   arena_init(&to, NULL);
-  if (!arena_reserve(&to, code + buffers + name + tiles + checks + more + PARTS * ROUND)) return;
+  if (!arena_reserve(&to, code + buffers + name + tiles + checks + bytes, OWN + parts)) return;
   p->code = moved(&to, p->code, code);
   p->buffers = moved(&to, p->buffers, buffers);
   p->tiles = moved(&to, p->tiles, tiles);

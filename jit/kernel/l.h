@@ -227,9 +227,9 @@ typedef void (*qk_phase)(const qk_args *args, int64_t lo, int64_t hi);
 QN_MUST_CHECK const char *l_take_name(arena *a, const char *name);
 QN_MUST_CHECK l_program *l_new(const char *name);
 void l_free(l_program *p);
-/* Moves a program that is finished into memory of just its size, with room for `more` bytes beside (each allocation rounded up to 16):
- * plans keep thousands of them. Where memory is short it stays where it is. */
-void l_tighten(l_program *p, size_t more);
+/* Moves a program that is finished into memory of just its size, with room for `parts` more allocations of `bytes` in all: plans keep
+ * thousands of them. Where memory is short it stays where it is. */
+void l_tighten(l_program *p, size_t bytes, size_t parts);
 l_val l_emit(l_program *p, l_instr i); /* 0 when memory is short (p->failed); fills in type2 */
 /* Shorthands for l_emit. Index arithmetic folds constants and neutral elements, and returns an equal instruction if one is visible. */
 l_val l_int(l_program *p, int64_t value);

@@ -805,7 +805,7 @@ bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule
   }
   if (ok && !p->failed) {
     size_t ints = (nb.nints + 1) * sizeof *out->ints, pairs = (size_t)k->nbuffers * k->nbuffers + 1;
-    l_tighten(p, ints + pairs + 32);
+    l_tighten(p, ints + pairs, 2);
     out->ints = arena_alloc(&p->arena, ints);
     out->alias = arena_alloc(&p->arena, pairs);
     ok = out->ints && out->alias;

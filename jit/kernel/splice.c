@@ -87,10 +87,10 @@ struct scope {
 enum { SIZE_UNSEEN, SIZE_FIXED, SIZE_IN_LOOP };
 
 /* A matrix of the loop's operands, of rows that lie `width` elements apart, turned before the loop. */
-typedef struct turned {
+typedef struct turned_matrix {
   memory of, at;
   int64_t rows, width;
-} turned;
+} turned_matrix;
 
 typedef struct splicer {
   const splice_request *r;
@@ -104,7 +104,7 @@ typedef struct splicer {
   uint32_t *scalars, nscalars, scalars_cap;
   uint32_t *rows, nrows, room_node;
   int64_t room;
-  turned turned[TURNED];
+  turned_matrix turned[TURNED];
   uint32_t nturned;
   l_val zero, one, par; /* 0 and 1 as indices; the PAR */
   bool fails;           /* may a check have failed since the turn began? */
@@ -459,7 +459,7 @@ static bool starts_in_column(const splicer *s, const l_program *q, const step *x
 
 /* The number of the matrix in `from`, with rows of `width` elements, turned; it is made if there is none. *number is 0 if it cannot be, or need not
  * be. */
-static bool turn(splicer *s, memory from, qn_dtype dtype, int64_t width, uint32_t *number) {
+static bool turn_matrix(splicer *s, memory from, qn_dtype dtype, int64_t width, uint32_t *number) {
   int64_t elements;
   l_program *p = s->p;
   *number = 0;
@@ -469,8 +469,8 @@ static bool turn(splicer *s, memory from, qn_dtype dtype, int64_t width, uint32_
   const graph_type *t = &s->g->nodes[s->buffers[from]].type;
   if (!dim_is_const(&s->g->dims, graph_elements(s->g, t), &elements)) return true;
   if (elements > TURNED_MOST || elements % width || elements / width < TURNED_LEAST) return true;
-  turned *to = &s->turned[s->nturned];
-  *to = (turned){.of = from, .rows = elements / width, .width = width};
+  turned_matrix *to = &s->turned[s->nturned];
+  *to = (turned_matrix){.of = from, .rows = elements / width, .width = width};
   l_val rows = l_int(p, to->rows), wide = l_int(p, width);
   if (!local(s, dtype, l_int(p, elements), &to->at)) return false;
   l_val loop = l_emit(p, (l_instr){.code = L_FOR, .a = s->zero, .b = wide});
@@ -503,7 +503,7 @@ static bool turn_operands(splicer *s, step *x, const l_program *q) {
       if (!is_int(s, x->outside[y ? t->y_n : t->x_m], &width) || width < 2) continue;
       if (!is_int(s, x->outside[t->depth], &depth)) continue;
       if (!starts_in_column(s, q, x, y ? t->y_base : t->x_base, width, depth, &of, &times, &column)) continue;
-      if (!turn(s, x->buffers[b], d, width, &x->turned[n][y])) return false;
+      if (!turn_matrix(s, x->buffers[b], d, width, &x->turned[n][y])) return false;
     }
   return true;
 }
@@ -591,7 +591,7 @@ static void use_turned(splicer *s, const l_program *q, const step *x, const l_va
   l_program *p = s->p;
   for (int y = 0; y < 2; y++) {
     if (!x->turned[n][y]) continue;
-    const turned *m = &s->turned[x->turned[n][y] - 1];
+    const turned_matrix *m = &s->turned[x->turned[n][y] - 1];
     l_val of, base, rows = l_int(p, m->rows);
     int64_t depth, times, column;
     bool known = is_int(s, t->depth, &depth) && starts_in_column(s, q, x, y ? q->tiles[n].y_base : q->tiles[n].x_base,
@@ -1159,7 +1159,7 @@ bool splice(const splice_request *r, spliced *to, const char **why) {
   bool ok = s.p && splice_all(&s) && !s.p->failed;
   arena_free(&s.memory);
   if (ok) {
-    l_tighten(s.p, 0);
+    l_tighten(s.p, 0, 0);
     *to = (spliced){.program = s.p,
                     .buffers = s.buffers,
                     .nbuffers = s.nbuffers,

@@ -479,9 +479,8 @@ static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
 }
 
 /* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
- * specialization is made of it. `settled`: the hash of the call's sizes if it is recorded for just these, else 0. */
-static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish,
-                       uint64_t settled) {
+ * specialization is made of it. `exact`: the hash of the call's sizes if it is recorded for just these, else 0. */
+static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish, uint64_t exact) {
   if (!stack_fill(site)) {
     if (!error_repeats(vm)) return value_error();
     return run_plain(vm, site, BREAK_memory);
@@ -538,14 +537,14 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   if (!e) {
     if (complete)
       error_clear(vm); /* there was no memory for the specialization; the call itself went well */
-    else if (!settled)
+    else if (!exact)
       give_up(vm, list, why);
     answer(vm, NULL, why);
     return result;
   }
   if (e->state != SPEC_BROKEN && rewrites_any(vm) && !apply_patterns(vm, e, &result)) return value_error();
   e->hash = (e->why == BREAK_no_arrays && pattern_any_text(&e->pattern)) || e->pattern.sizes ? 0 : hash;
-  e->settled = settled;
+  e->exact = exact;
   list->failed = 0;
   e = anchor_add(vm, list, e);
   answer(vm, e, BREAK_none);
@@ -596,12 +595,12 @@ static bool specialization_has_rules(const specialization *e) {
 
 /* Makes a call with a recording on, as record does. Takes over `wish`. */
 static qn_value record_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish,
-                            uint64_t settled) {
+                            uint64_t exact) {
   list->streak = list->rests = 0;
   int64_t begin = trace_events_begin(vm->engine);
   vm_owned held;
   if (wish) vm_own(vm, &held, drop_wish, wish);
-  qn_value result = record(vm, site, list, wish, settled);
+  qn_value result = record(vm, site, list, wish, exact);
   if (site->stacked) result = stacked_results(vm, result);
   if (wish) {
     vm_disown(vm, &held);
@@ -622,7 +621,7 @@ typedef enum lookup_miss {
 } lookup_miss;
 
 /* Is the code of a specialization for just some sizes there, and good? Until then one for any sizes serves its calls. */
-static bool settled_serves(qn_vm *vm, specialization *e) {
+static bool exact_serves(qn_vm *vm, specialization *e) {
   if (e->state != SPEC_READY) return false;
   if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, false);
   return best_code(vm, e->plan) && !specialization_stays_eager(e);
@@ -663,7 +662,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
       if (e->hash && e->hash != hash) continue;
     }
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
-    if (e->settled && !settled_serves(vm, e)) continue;
+    if (e->exact && !exact_serves(vm, e)) continue;
     if (asked && e->tried) continue;         /* and what may fail does */
     if (asked && e->pattern.sizes) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
@@ -706,19 +705,19 @@ static bool comes_often(specialization *e, uint64_t hash, int64_t often) {
 
 /* The specialization that was made for just the sizes of a call which e fits, for which they are symbols; e itself if none serves yet. Either
  * way c has its inputs. *often: the hash of these sizes, if it is time to record the call for them; else 0. NULL: memory was short. */
-static specialization *settle(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
-                              call_inputs *c, uint64_t *often) {
-  enum { SETTLED_MOST = 4 };
+static specialization *exact_for(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
+                                 call_inputs *c, uint64_t *often) {
+  enum { EXACT_MOST = 4 };
   *often = 0;
   int64_t limit = vm->tune[TUNE_jit_hot_sizes];
   if (!limit || site->symbolic == REC_AT_ONCE || list->stacked) return e;
   uint64_t hash = pattern_sizes_hash(&e->pattern, c->arrays);
   bool made = false, looked = false;
-  for (specialization **at = &list->first; *at && list->settled; at = &(*at)->next) {
+  for (specialization **at = &list->first; *at && list->exact; at = &(*at)->next) {
     specialization *s = *at;
-    if (s->settled != hash) continue;
+    if (s->exact != hash) continue;
     made = true;
-    if (!settled_serves(vm, s)) continue;
+    if (!exact_serves(vm, s)) continue;
     looked = true;
     if (!call_inputs_room(vm, c, s->pattern.ninputs) || !specialization_fits(vm, s, site, c, NULL)) continue;
     if (s != list->first) put_first(list, at);
@@ -730,20 +729,21 @@ static specialization *settle(qn_vm *vm, const rec_call_site *site, anchor_speci
     return NULL;
   }
   bool may = !made && !vm->asked.sync_once && e->state == SPEC_READY && (e->device || best_code(vm, e->plan)) &&
-             !list->full && list->settled < SETTLED_MOST && list->count < (uint64_t)vm->tune[TUNE_jit_entries];
+             !list->full && list->exact < EXACT_MOST && list->count < (uint64_t)vm->tune[TUNE_jit_entries];
   if (may && comes_often(e, hash, limit)) *often = hash;
   return e;
 }
 
 /* Records a call for just its sizes, which e, whose inputs c has, serves. */
-static qn_value record_settled(qn_vm *vm, rec_call_site *site, anchor_specializations *list, specialization *e,
-                               call_inputs *c, uint64_t hash) {
+static qn_value record_exact(qn_vm *vm, rec_call_site *site, anchor_specializations *list, specialization *e,
+                             call_inputs *c, uint64_t hash) {
   text_buf why TEXT_OWNED = {.vm = vm};
   pattern_print_size(&e->pattern, c->arrays, &why);
-  text_add(&why, " so often that it is plain now", sizeof " so often that it is plain now");
+  text_adds(&why, " so often that it is plain now");
+  text_add(&why, "", 1);
   error_clear(vm);
   note_recording(vm, site, list, why.failed ? "sizes that come often" : why.text);
-  list->settled++;
+  list->exact++;
   for (int i = 0; i < HOT_SIZES; i++)
     if (e->hot[i].hash == hash) e->hot[i].calls = 0;
   call_inputs_free(vm, c);
@@ -763,7 +763,7 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
   if (!vm->tune[TUNE_jit_symbolic] || site->symbolic == REC_NEVER || value_is(vm->asked.watched_fn, TAG_FN))
     return NULL;
   for (specialization *e = list->first; e; e = e->next) {
-    if (e->settled) continue; /* of its sizes more are plain than need be */
+    if (e->exact) continue; /* of its sizes more are plain than need be */
     size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, why);
     if (!w) continue;
     if (!why->len && call_inputs_room(vm, c, e->pattern.ninputs)) specialization_fits(vm, e, site, c, why);
@@ -995,8 +995,8 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
   lookup_miss miss;
   uint64_t often = 0;
   specialization *e = look_up(vm, site, list, &inputs, &miss);
-  if (e && e->pattern.sizes && !(e = settle(vm, site, list, e, &inputs, &often))) miss = MISS_memory;
-  if (often) return record_settled(vm, site, list, e, &inputs, often);
+  if (e && e->pattern.sizes && !(e = exact_for(vm, site, list, e, &inputs, &often))) miss = MISS_memory;
+  if (often) return record_exact(vm, site, list, e, &inputs, often);
   if (e) {
     qn_value result = serve_call(vm, site, list, e, &inputs, came);
     call_inputs_free(vm, &inputs);
@@ -1071,7 +1071,7 @@ void jit_cancel(qn_vm *vm) {
         p = &e->next;
         continue;
       }
-      a->misses = a->settled = 0; /* what is dropped may be recorded again */
+      a->misses = a->exact = 0; /* what is dropped may be recorded again */
       a->full = false;
       drop_at(vm, a, p);
     }

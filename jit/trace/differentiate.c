@@ -19,6 +19,7 @@
  */
 #include <string.h>
 
+#include "jit/graph/grad.h"
 #include "jit/run/eager.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
@@ -399,11 +400,7 @@ static uint32_t loss_node(struct recording *r, qn_value y, bool aux, const char 
 static bool is_turn_number(const graph *body, uint32_t node, uint32_t carries) {
   const graph_node *n = &body->nodes[node];
   while (n->kind == NODE_OP && (n->op == OP_fit || n->op == OP_cast)) n = &body->nodes[n->in[0]];
-  if (n->kind != NODE_INPUT || n->payload.input >= carries) return false;
-  const graph_node *next = &body->nodes[body->outputs[n->payload.input]];
-  if (next->kind != NODE_OP || next->op != OP_add || &body->nodes[next->in[0]] != n) return false;
-  qn_value step;
-  return graph_const_value(body, next->in[1], &step) && value_is(step, TAG_INT) && step.u.i == 1;
+  return n->kind == NODE_INPUT && n->payload.input < carries && graph_counts_up(body, n->payload.input);
 }
 
 /* Is each row of a node read once at most? `carries`: of the loop whose body the graph is; 0: it is none. */

@@ -105,7 +105,7 @@ struct specialization {
   bool reported_copies; /* QUERN_LOG=copies has told which inputs are copied */
   /* Sizes that come often to a specialization for which they are symbols; of one that was made for just these sizes, their hash, else 0. */
   hot_sizes hot[HOT_SIZES];
-  uint64_t settled;
+  uint64_t exact;
   double plan_ms;
   struct job *job; /* the job that makes its plan, or NULL */
   /* how many calls that it serves have not ended, or were left by an exception: while there are any it is not dropped */
