@@ -222,6 +222,37 @@ static inline void govern_axis(const qn_array *x, walk *w, op_part *p) {
   p->before[k] = (int8_t)w->rank;
 }
 
+/* Something is wrong with a part, whose items have been gone through so far as p says, or with what is stored there. Traced numbers among these are
+ * only looked at when a graph runs, but are reported before it: appends an op that does so. False with an error raised. */
+static __attribute__((cold, noinline)) bool check_numbers(qn_vm *vm, qn_value array, const op_part *p) {
+  index_item items[ARRAY_MAX_RANK];
+  int rank = value_array(array)->rank;
+  bool any = false;
+  for (int i = 0; i < rank; i++) items[i] = (index_item){.kind = INDEX_SLICE, .step = 1};
+  for (int k = 0, axis = 0; k < p->pick.n; axis += axes_of(p->by[k++])) {
+    if (value_is(p->by[k]->array, TAG_ARRAY) && value_array(p->by[k]->array)->rank) continue;
+    index_item *number = &items[p->axis[axis]];
+    *number = *p->by[k];
+    if (!op_deferred(vm) && !value_is(number->array, TAG_ARRAY)) /* the recording has ended */
+      *number = (index_item){.kind = INDEX_INT, .start = number->array.u.i};
+    any = true;
+  }
+  qn_value checked = any ? op_index(vm, array, items, rank) : value_nil();
+  value_release(vm, checked);
+  return !value_is_error(checked);
+}
+
+/* An error is pending that a part, which was made in a recording, does not fit. If it is none of a kind that is reported before a traced number
+ * out of bounds, appends a check of such numbers. */
+static __attribute__((cold, noinline)) void numbers_first(qn_vm *vm, qn_value array, const op_part *p) {
+  if (!vm->error || (vm->error->id != E_broadcast && vm->error->id != E_rank)) return;
+  qn_error_object *e = error_take(vm);
+  if (check_numbers(vm, array, p))
+    error_put_back(vm, e);
+  else
+    error_free(vm, e);
+}
+
 /* How many axes ... stands for, where `axes` of the array are left and `n` other items follow. -1: there are too few axes for those, or
  * another one is among them. */
 static __attribute__((noinline)) int axes_between(int axes, const index_item *items, int n) {
@@ -257,7 +288,9 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
       bool mask = by && dtype_is_bool(by->dtype);
       int axes = mask ? by->rank : 1;
       if (w.axis + axes > x->rank) return fits_count(vm, x, items, n);
-      if (mask && !mask_fits(x, w.axis, by)) return fits_count(vm, x, items, n) && fail_mask(vm, x, w.axis, by);
+      if (mask && !mask_fits(x, w.axis, by))
+        return fits_count(vm, x, items, n) && (!deferred || check_numbers(vm, array, p)) &&
+               fail_mask(vm, x, w.axis, by);
       if (mask || !by || by->rank || deferred) {
         int k = p->pick.n++;
         if (k == 0) p->pick.lead = w.rank;
@@ -299,7 +332,8 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
         if (at < -INT64_MAX || at == INT64_MAX || !rec_size_ordered(vm, at < 0 ? -at : at + 1, w.sizes[w.axis]))
           return rec_unknown_size(vm);
       } else if (__builtin_expect((uint64_t)count >= (uint64_t)x->shape[w.axis], 0))
-        return fits_count(vm, x, items, n) && fail_element(vm, x, w.axis, at);
+        return fits_count(vm, x, items, n) && (!deferred || check_numbers(vm, array, p)) &&
+               fail_element(vm, x, w.axis, at);
       if (deferred && w.sizes[w.axis] < 0) {
         dim_table *t = rec_dims(vm);
         dim_assume(t, at < 0 ? -at : at + 1, DIM_LE, w.sizes[w.axis]); /* it is in bounds */
@@ -620,6 +654,7 @@ static inline __attribute__((always_inline)) qn_value get(qn_vm *vm, qn_value x,
 static __attribute__((noinline)) qn_value get_held(qn_vm *vm, qn_value x, op_part *p) {
   struct recording *held = rec_hold(vm);
   qn_value out = get(vm, x, p);
+  if (value_is_error(out)) numbers_first(vm, x, p);
   if (rec_let_go(vm, held, !value_is_error(out))) return out;
   return value_is_error(out) ? out : value_fail(vm, out);
 }
@@ -887,7 +922,9 @@ bool op_part_put(qn_vm *vm, qn_value *x, op_part *p, qn_value v) {
   if (__builtin_expect(!p->by_ops, 1)) return put(vm, x, p, v);
   part_follow(vm, value_array(*x), p);
   struct recording *held = rec_hold(vm);
-  return rec_let_go(vm, held, put(vm, x, p, v));
+  bool ok = put(vm, x, p, v);
+  if (!ok) numbers_first(vm, *x, p);
+  return rec_let_go(vm, held, ok);
 }
 
 bool op_part_apply(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
@@ -1084,5 +1121,7 @@ static bool combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
 bool op_part_combine(qn_vm *vm, qn_value *x, op_part *p, op_id op, qn_value v) {
   part_follow(vm, value_array(*x), p);
   struct recording *held = rec_hold(vm);
-  return rec_let_go(vm, held, combine(vm, x, p, op, v));
+  bool ok = combine(vm, x, p, op, v);
+  if (!ok) numbers_first(vm, *x, p);
+  return rec_let_go(vm, held, ok);
 }
