@@ -362,16 +362,16 @@ static qn_value turn_body(void *ctx, qn_value number, rec_exit *how) {
 }
 
 /* Offers the turns that are left to the recorder, with the variables that they may rebind. */
-static rec_answer offer_loop(qn_vm *vm, const node *h, const site *s, turn *t, rec_turns turns, rec_tries *tries) {
+static rec_answer offer_loop(qn_vm *vm, span at, const site *s, turn *t, rec_turns turns, rec_tries *tries) {
   qn_value *slots[SITE_MAX];
   int count = site_slots(s, t->fp, slots);
   if (count < 0) tries->left = 0;
   turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown, turns.stacks = s->stacks;
   if (count < 0) return REC_NOT_YET;
-  rec_answer answer = tries->left ? rec_loop(vm, h->at, &turns, (rec_slots){slots, count}, tries) : REC_NOT_YET;
+  rec_answer answer = tries->left ? rec_loop(vm, at, &turns, (rec_slots){slots, count}, tries) : REC_NOT_YET;
   if (answer == REC_NOT_YET && tries->apart) {
     tries->apart = false;
-    answer = rec_unroll(vm, h->at, &turns, (rec_slots){slots, count}, tries);
+    answer = rec_unroll(vm, at, &turns, (rec_slots){slots, count}, tries);
   }
   return answer;
 }
@@ -401,7 +401,7 @@ static __attribute__((noinline)) rec_answer offer_items(qn_vm *vm, n_for *n, qn_
                                                         rec_tries *tries) {
   turn t = {.vm = vm, .fp = fp, .body = n->body, .target = n->target, .over = over, .bounds = bounds};
   rec_turns turns = {.counts = true, .first = first, .end = end};
-  return offer_loop(vm, &n->h, n->site, &t, turns, tries);
+  return offer_loop(vm, n->h.at, n->site, &t, turns, tries);
 }
 
 static rec_answer offer_for(qn_vm *vm, n_for *n, qn_value *fp, qn_value over, qn_value first, qn_value end,
@@ -429,34 +429,66 @@ static __attribute__((noinline)) rec_answer offer_rows(qn_vm *vm, n_for *n, qn_v
   return offer_for(vm, n, fp, over, value_int(i), value_int(value_array(rows)->shape[0]), tries);
 }
 
-/* The turns of a loop over items as calls. */
+/* The turns of loops as calls. */
 static turn_parts for_parts(const n_for *n) {
-  bool left = n->h.flag & (LOOP_LEAVES | LOOP_RETURNS);
-  bool alike = !left && !n->site->grown; /* which a list that is longer after each turn is not */
-  return (turn_parts){.target = n->target, .body = n->body, .at = n->h.at, .loop = alike ? n : NULL};
+  return (turn_parts){.target = n->target,
+                      .body = n->body,
+                      .at = n->h.at,
+                      .run = n->site->grown ? NULL
+                                            : n->site, /* a list that is longer after each turn is not like before */
+                      .returns = n->h.flag & LOOP_RETURNS};
 }
 
-qn_value for_turns(qn_vm *vm, const n_for *n, qn_value *fp, qn_value over, qn_value first, qn_value end) {
-  turn t = {.vm = vm, .fp = fp, .body = n->body, .target = n->target, .over = over};
-  if (op_deferred(vm)) {
-    rec_tries tries = rec_loop_begins(vm);
-    tries.left = tries.left ? 1 : 0;
-    rec_answer answer =
-        offer_loop(vm, &n->h, n->site, &t, (rec_turns){.counts = true, .first = first, .end = end}, &tries);
-    rec_loop_ends(vm, &tries);
-    if (answer == REC_DONE) return value_nil();
-    if (answer != REC_NOT_YET || !rec_loop_refused(vm)) return value_error();
-  }
+static turn_parts while_parts(const n_while *n) {
+  return (turn_parts){.body = n->body,
+                      .cond = n->cond,
+                      .at = n->h.at,
+                      .run = n->site->grown ? NULL : n->site,
+                      .returns = n->h.flag & LOOP_RETURNS};
+}
+
+/* As loop_turns, while something is recorded: offers them to the recorder, and ends a capture that cannot have them. */
+static rec_answer offer_turns(qn_vm *vm, turn *t, const turn_parts *parts, qn_value first, qn_value end,
+                              rec_ends *ends) {
+  rec_tries tries = rec_loop_begins(vm);
+  tries.left = tries.left ? 1 : 0;
+  const rec_turns turns = {.counts = true, .tests = parts->cond != NULL, .ends = ends, .first = first, .end = end};
+  rec_answer answer = offer_loop(vm, parts->at, parts->run, t, turns, &tries);
+  rec_loop_ends(vm, &tries);
+  return answer == REC_NOT_YET && !rec_loop_refused(vm) ? REC_FAILED : answer;
+}
+
+bool loop_turns(qn_vm *vm, const turn_parts *parts, qn_value *fp, qn_value over, qn_value first, qn_value end,
+                rec_ends *ends) {
+  turn t = {.vm = vm, .fp = fp, .cond = parts->cond, .body = parts->body, .target = parts->target, .over = over};
+  *ends = (rec_ends){value_bool(false), value_bool(false), value_bool(true), value_nil()};
+  rec_answer answer = op_deferred(vm) ? offer_turns(vm, &t, parts, first, end, ends) : REC_NOT_YET;
+  if (answer != REC_NOT_YET) return answer == REC_DONE;
   int64_t i, stop;
-  if (!index_int(vm, first, RANGE_START, &i) || !index_int(vm, end, RANGE_END, &stop)) return value_error();
-  for (; i < stop; i++) {
-    if (__builtin_expect(vm_poll_between(vm), 0)) return raise_at(vm, n->h.at);
+  if (!index_int(vm, first, RANGE_START, &i) || !index_int(vm, end, RANGE_END, &stop)) return false;
+  for (bool goes = true; i < stop && goes; i++) {
+    if (__builtin_expect(vm_poll_between(vm), 0)) return raise_at(vm, parts->at), false;
     rec_exit how;
     qn_value v = turn_body(&t, value_int(i), &how);
-    if (how == REC_ERROR) return v;
-    value_release(vm, v);
+    if (parts->cond && (how == REC_VALUE || how == REC_CONTINUE)) {
+      value_release(vm, v);
+      v = turn_test(&t, &how);
+      int truth = how == REC_VALUE ? condition(vm, v, parts->cond) : 0;
+      if (truth < 0) return false;
+      if (how == REC_VALUE) v = value_nil();
+      goes = truth;
+    }
+    if (how == REC_ERROR) return false;
+    if (how == REC_RETURN)
+      ends->returned = v;
+    else
+      value_release(vm, v);
+    ends->returns = value_bool(how == REC_RETURN);
+    ends->left = value_bool(how == REC_RETURN || how == REC_BREAK);
+    goes &= !ends->left.u.i;
+    if (parts->cond) ends->goes = value_bool(goes);
   }
-  return value_nil();
+  return true;
 }
 
 /* Of a loop over `end` items or numbers, the one before which is asked again, when `from` is next. */
@@ -571,8 +603,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
         turn_parts parts = for_parts(n);
         turns_passed(n->turns, i - asked);
         asked = i + 1;
-        int64_t many = turns_may_run(vm) ? turns_run(vm, n->turns, &parts, fp, value_nil(), i, stop) : 0;
-        if (many < 0) r = value_error();
+        int64_t many = turns_may_run(vm) ? turns_run(vm, n->turns, &parts, fp, value_nil(), i, stop, &r, NULL) : 0;
         if (many < 0 || (!many && !turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL))) break;
         if (many) i += many - 1, asked = i + 1;
         until = pass_until(vm, n, asked, stop);
@@ -735,8 +766,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     }
     if (__builtin_expect(i >= until && !shown, 0) && turns_may_run(vm) && (value_is(it, TAG_ARRAY) || counted)) {
       turn_parts parts = for_parts(n);
-      int64_t many = turns_run(vm, n->turns, &parts, fp, it, i, len);
-      if (many < 0) r = value_error();
+      int64_t many = turns_run(vm, n->turns, &parts, fp, it, i, len, &r, NULL);
       if (many < 0) break;
       if (many) {
         turns_passed(n->turns, i - asked);
@@ -844,7 +874,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
 static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, qn_value goes,
                                                         rec_tries *tries) {
   turn t = {.vm = vm, .fp = fp, .cond = n->cond, .body = n->body, .over = value_nil()};
-  return offer_loop(vm, &n->h, n->site, &t, (rec_turns){.counts = false, .first = goes}, tries);
+  return offer_loop(vm, n->h.at, n->site, &t, (rec_turns){.counts = false, .first = goes}, tries);
 }
 
 /* The loop's value. */
@@ -878,8 +908,9 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
     }
     if (__builtin_expect(left <= 0, 0)) {
       turns_passed(n->turns, pass);
-      bool on = turn_called(vm, n->turns, &(turn_parts){.body = n->body, .cond = n->cond, .at = n->h.at}, fp,
-                            value_nil(), &r, &c);
+      turn_parts parts = while_parts(n);
+      int64_t many = turns_may_run(vm) ? turns_run(vm, n->turns, &parts, fp, value_nil(), 0, INT64_MAX, &r, &c) : 0;
+      bool on = many ? many > 0 : turn_called(vm, n->turns, &parts, fp, value_nil(), &r, &c);
       pass = left = turns_pass(vm, n->turns);
       if (!on) break;
       continue;

@@ -352,14 +352,15 @@ typedef struct n_import {
 
 /* What a turn of a loop consists of; or a part of a block. */
 typedef struct turn_parts {
-  const lvalue *target; /* where the item is stored; NULL: there is none */
+  lvalue *target; /* where the item is stored; NULL: there is none */
   node *body;
   node *cond; /* of a while loop, to be evaluated after the body; else NULL */
   span at;
   n_block
       *block; /* of a part of a block, instead of `body`: statements from number `from` on, before `to`; else NULL */
   uint32_t from, to;
-  const struct n_for *loop; /* that the turn belongs to, for turns_run; NULL: its turns are made one by one */
+  const site *run; /* of the loop, whose turns may be made many at once (turns_run); NULL: they are made one by one */
+  bool returns;    /* a turn may return */
 } turn_parts;
 enum { COUNT_BOUNDS = 3, COUNT_FIRST = COUNT_BOUNDS, COUNT_END, COUNT_VALUES };
 /* Evaluates a call (eval_call) in the header of a loop while something is recorded. *counts: it is one of range, with bounds that need not be
@@ -374,15 +375,17 @@ void turns_passed(turn_code *t, int64_t n);
  * value of the loop: nil, the error value, or the signal of a return. */
 QN_MUST_CHECK bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item,
                                qn_value *r, qn_value *next);
-/* Makes many turns at once, as a call of which they are a loop, while a call that has left its plan is made again: turns of `loop` from number
- * `first` on, before `end`, over `over` (borrowed; nil: the numbers are the items). How many were made, 0: none, the next one is to be asked
- * about; -1: an error is raised. */
+/* Makes many turns at once, as a call of which they are a loop, while a call that has left its plan is made again: turns from number `first`
+ * on, before `end`, over `over` (borrowed; nil: the numbers are the items; of a while loop they only count). How many were made, as many as
+ * were asked for unless *next is false: the condition of the next one, as turn_called gives it. 0: none, the next one is to be asked about. -1:
+ * the loop is over, with value *r. */
 QN_MUST_CHECK int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over,
-                                int64_t first, int64_t end);
+                                int64_t first, int64_t end, qn_value *r, qn_value *next);
 /* Can there be such runs: is a call made again? */
 static inline bool turns_may_run(const qn_vm *vm) { return __builtin_expect(vm->asked.taps != NULL, 0); }
-/* Makes them in the interpreter; bounds may be traced. Nil, or the error value. */
-qn_value for_turns(qn_vm *vm, const struct n_for *n, qn_value *fp, qn_value over, qn_value first, qn_value end);
+/* Makes them in the interpreter; bounds may be traced. False with an error raised; else *ends says how they have ended. */
+QN_MUST_CHECK bool loop_turns(qn_vm *vm, const turn_parts *parts, qn_value *fp, qn_value over, qn_value first,
+                              qn_value end, rec_ends *ends);
 /* Is a part of a block to be made by part_called now? If not, that is counted. */
 bool part_asks(qn_vm *vm, turn_code *code);
 /* Makes part of a block as a call. Gives what evaluating its statements in turn gives. */

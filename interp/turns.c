@@ -12,8 +12,9 @@
  *
  * A call that has left its plan is made again by the interpreter, from its beginning (jit/trace/calls.c), and may have to make a loop of a
  * million turns up to the one that fails. So its loops hand many turns at once to rec_call (jit.run): a call with the numbers of the first turn
- * and the end among its arguments, whatever these are, which is captured as a loop. One that fails is made again in its turn, by the
- * interpreter, which thus makes no more turns than these.
+ * and the end among its arguments, whatever these are, which is captured as a loop. Its result begins with how the loop has ended: whether a
+ * turn has left it, and in a while loop the next condition. One that fails is made again in its turn, by the interpreter, which thus makes no
+ * more turns than these.
  */
 #include "interp/node.h"
 
@@ -33,10 +34,13 @@ typedef struct turn_call {
   bool packed;   /* the last one that it made has given a list */
   rec_exit how;
   qn_value more; /* what is returned, or the next condition; owned */
+  bool goes;     /* of many turns: the next condition */
 } turn_call;
 
 /* What many turns begin with, besides the variables: what the loop goes over, the first number, and the end. */
 enum { RUN_OVER, RUN_FIRST, RUN_END, RUN_ARGS };
+/* What the list of results begins with: how a turn has ended, and what is returned or the next condition; of many turns what rec_ends has. */
+enum { END_HOW, END_MORE, TURN_ENDS, END_RETURNS = TURN_ENDS, END_GOES, RUN_ENDS };
 
 static inline qn_value *place_of(const turn_variable *x, qn_value *fp) {
   return x->cell ? &x->cell->value : &fp[x->slot];
@@ -70,24 +74,71 @@ void turns_passed(turn_code *t, int64_t n) {
   a->countdown = n < a->countdown ? a->countdown - (int32_t)n : 0;
 }
 
-/* The results of a turn as a list; takes over `more`. */
-static qn_value pack(turn_call *t, rec_exit how, qn_value more) {
+/* The results of a turn as a list: n values (taken over), which say how it has ended, and the variables. */
+static qn_value pack(turn_call *t, const qn_value *ends, uint32_t n) {
   qn_vm *vm = t->vm;
-  qn_value all[2 + TURN_VARIABLES] = {value_int(how), more};
-  uint32_t n = 2;
+  qn_value all[RUN_ENDS + TURN_VARIABLES];
+  memcpy(all, ends, n * sizeof *ends);
   for (uint32_t i = 0; i < t->code->n && t->code->variables[i].kept; i++)
     all[n++] = *place_of(&t->code->variables[i], t->fp);
   qn_list *l = list_from(vm, all, n);
-  value_release(vm, more);
+  value_release(vm, ends[END_MORE]);
   t->packed = true;
   return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
+/* Notes how a turn, or many, have ended; takes over what is returned. */
+static inline void note_ends(turn_call *t, const qn_value *ends) {
+  t->more = ends[END_MORE];
+  if (t->lead != RUN_ARGS) {
+    t->how = (rec_exit)ends[END_HOW].u.i;
+    return;
+  }
+  t->how = ends[END_RETURNS].u.i ? REC_RETURN : ends[END_HOW].u.i ? REC_BREAK : REC_VALUE;
+  t->goes = ends[END_GOES].u.i != 0;
+}
+
+/* Makes many turns, over `over` (borrowed). False with an error raised. */
+static bool run_turns(turn_call *t, qn_value over, qn_value *ends) {
+  const qn_value *args = t->site.args;
+  rec_ends e;
+  if (!loop_turns(t->vm, t->parts, t->fp, over, args[RUN_FIRST], args[RUN_END], &e)) return false;
+  ends[END_HOW] = e.left;
+  ends[END_MORE] = e.returned;
+  ends[END_RETURNS] = e.returns;
+  ends[END_GOES] = e.goes;
+  return true;
+}
+
+/* Makes one turn, or a part; *v, owned: what is returned, or the next condition; the error value. */
+static rec_exit one_turn(turn_call *t, qn_value item, qn_value *result) {
+  qn_vm *vm = t->vm;
+  const turn_parts *parts = t->parts;
+  qn_value v = value_error();
+  if (parts->block)
+    v = block_run(vm, parts->block, t->fp, parts->from, parts->to);
+  else if (!parts->target || lvalue_bind(vm, parts->target, t->fp, item))
+    v = eval(vm, parts->body, t->fp);
+  rec_exit how = exit_of(vm, &v);
+  if (parts->cond && (how == REC_VALUE || how == REC_CONTINUE)) {
+    value_release(vm, v);
+    v = eval(vm, parts->cond, t->fp);
+    if (value_stops(v)) how = exit_of(vm, &v);
+  } else if (how != REC_RETURN && how != REC_ERROR &&
+             !(how == REC_VALUE && parts->block && parts->to == parts->block->n)) {
+    value_release(vm, v);
+    v = value_nil();
+  }
+  /* What a function ends with is returned, whether it says so or not: a captured rest of a function always says so. */
+  if (how == REC_RETURN && parts->block && parts->block->code->tail && parts->to == parts->block->n) how = REC_VALUE;
+  *result = v;
+  return how;
 }
 
 /* Makes the turn in the interpreter: rec_call_site.run. */
 static qn_value make_turn(void *ctx) {
   turn_call *t = ctx;
   qn_vm *vm = t->vm;
-  const turn_parts *parts = t->parts;
   bool recorded = rec_hears_calls(vm), packs = recorded || vm->config.jit == QN_JIT_VERIFY;
   t->begun = true;
   t->recorded |= recorded;
@@ -108,33 +159,20 @@ static qn_value make_turn(void *ctx) {
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &own);
   t->fp[-1] = value_retain(t->site.fn); /* rec_call may have put a tracer there, whose captures are traced */
-  qn_value v = value_error();
+  qn_value v = value_error(), ends[RUN_ENDS];
+  rec_exit how = REC_ERROR;
   if (many)
-    v = for_turns(vm, parts->loop, t->fp, item, t->site.args[RUN_FIRST], t->site.args[RUN_END]);
-  else if (parts->block)
-    v = block_run(vm, parts->block, t->fp, parts->from, parts->to);
-  else if (!parts->target || lvalue_bind(vm, parts->target, t->fp, item))
-    v = eval(vm, parts->body, t->fp);
-  rec_exit how = exit_of(vm, &v);
-  if (parts->cond && (how == REC_VALUE || how == REC_CONTINUE)) {
-    value_release(vm, v);
-    v = eval(vm, parts->cond, t->fp);
-    if (value_stops(v)) how = exit_of(vm, &v);
-  } else if (how != REC_RETURN && how != REC_ERROR &&
-             !(how == REC_VALUE && parts->block && parts->to == parts->block->n)) {
-    value_release(vm, v);
-    v = value_nil();
-  }
-  /* What a function ends with is returned, whether it says so or not: a captured rest of a function always says so. */
-  if (how == REC_RETURN && parts->block && parts->block->code->tail && parts->to == parts->block->n) how = REC_VALUE;
+    how = run_turns(t, item, ends) ? REC_VALUE : REC_ERROR;
+  else
+    how = one_turn(t, item, &v);
   vm_disown(vm, &held);
   value_release(vm, t->fp[-1]);
   t->fp[-1] = own;
   t->packed = false;
-  if (how == REC_ERROR) return v;
-  if (packs) return pack(t, how, v);
-  t->how = how;
-  t->more = v;
+  if (how == REC_ERROR) return value_error();
+  if (!many) ends[END_HOW] = value_int(how), ends[END_MORE] = v;
+  if (packs) return pack(t, ends, many ? RUN_ENDS : TURN_ENDS);
+  note_ends(t, ends);
   return value_nil();
 }
 
@@ -183,14 +221,14 @@ static void turn_drop(qn_vm *vm, void *what) {
 static void unpack(turn_call *t, qn_value result) {
   qn_vm *vm = t->vm;
   const qn_list *l = value_list(result);
-  t->how = (rec_exit)l->items[0].u.i;
-  t->more = value_retain(l->items[1]);
-  for (uint32_t i = 0; i + 2 < l->len; i++) {
+  value_retain(l->items[END_MORE]);
+  note_ends(t, l->items);
+  for (uint32_t i = 0, at = t->lead == RUN_ARGS ? RUN_ENDS : TURN_ENDS; at < l->len; i++, at++) {
     const turn_variable *x = &t->code->variables[i];
     if (x->cell)
-      cell_set(vm, x->cell, value_retain(l->items[i + 2]));
+      cell_set(vm, x->cell, value_retain(l->items[at]));
     else
-      slot_set(vm, &t->fp[x->slot], value_retain(l->items[i + 2]));
+      slot_set(vm, &t->fp[x->slot], value_retain(l->items[at]));
   }
   value_release(vm, result);
 }
@@ -330,13 +368,24 @@ static turn_code *run_of(qn_vm *vm, turn_code *code) {
 }
 
 int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over, int64_t first,
-                  int64_t end) {
+                  int64_t end, qn_value *r, qn_value *next) {
   int64_t most = vm->tune[TUNE_jit_run];
-  if (!parts->loop || !most || end - first < 2 * most || !code->computes || at_once(vm)) return 0;
+  uint64_t left = end > first ? (uint64_t)end - (uint64_t)first : 0;
+  if (!parts->run || !most || left < 2 * (uint64_t)most || !code->computes || at_once(vm)) return 0;
+  /* Whatever the compiler gives in place of what is not returned, it is not what is compared. */
+  if (parts->returns && vm->config.jit == QN_JIT_VERIFY) return 0;
   turn_code *run = run_of(vm, code);
   if (!run) return 0;
   turn_call t = {.vm = vm, .code = run, .parts = parts, .fp = fp, .lead = RUN_ARGS, .more = value_nil()};
+  *r = value_error();
   if (!make_call(&t, (qn_value[]){value_retain(over), value_int(first), value_int(first + most)})) return -1;
+  *r = value_nil();
+  if (t.how == REC_RETURN) {
+    slot_set(vm, &interp_of(vm)->returned, t.more);
+    *r = value_signal(SIGNAL_RETURN);
+    return -1;
+  }
   value_release(vm, t.more);
-  return most;
+  if (next) *next = value_bool(t.goes);
+  return t.how == REC_VALUE ? most : -1;
 }

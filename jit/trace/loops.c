@@ -62,10 +62,10 @@ typedef struct loop {
   qn_value goes;                   /* owned: if it is `tested`: is there a first turn? A host bool */
   bool leaves, returns, parts;     /* an arm of the body leaves the loop; one returns; one leaves the turn */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
-  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts, or `goes`; if it may be left, a flag; if it
-   * may return, a flag and what is returned. */
+  /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; `goes`, if it is `tested`; if it may be left, a
+   * flag; if it may return, a flag and what is returned. */
   uint32_t *outer, n, cap;
-  uint32_t count, flag;            /* where the number and the first flag are among these */
+  uint32_t count, asked, flag;     /* where the number, `goes` and the first flag are among these */
   uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
   uint32_t leaf, node;             /* the next ones while trees are walked; the loop's node */
 } loop;
@@ -99,6 +99,7 @@ static bool carry_all(loop *l) {
     if (!tree_each(l->vm, l->before[i], carry_leaf, l)) return false;
   l->count = l->n;
   bool ok = !l->turns.counts || add_carried(l, rec_node(l->r, l->turns.first));
+  l->asked = l->n;
   ok = ok && (!l->tested || add_carried(l, rec_node(l->r, l->goes)));
   l->flag = l->n;
   return ok;
@@ -382,9 +383,11 @@ static bool test_known(loop *l) {
 /* The test's node, a bool. 0: it is none, or an error is raised. */
 static uint32_t test_node(loop *l) {
   struct recording *r = l->in;
-  if (l->tested) return r->g->inputs[l->count];
+  uint32_t goes = l->tested ? r->g->inputs[l->asked] : 0; /* false, too, if the loop has been left */
+  if (goes && !l->turns.counts) return goes;
   if (l->turns.counts) {
     uint32_t end = rec_node(r, l->turns.end), node = end ? graph_op2(r->g, OP_lt, count_input(l), end) : 0;
+    if (goes) return node ? graph_op2(r->g, OP_bitand, node, goes) : 0;
     if (!l->leaves || !node) return node;
     uint32_t flag = flag_input(l);
     return graph_op2(r->g, OP_bitand, node, graph_op(r->g, OP_invert, &flag, 1, NULL, 0));
@@ -476,6 +479,7 @@ static bool run_turn(loop *l, qn_value *parts) {
   way_begin(&turn, WAY_TURN, l->in, l->around, l->assigned);
   turn.returned = returned;
   turn.choices = &l->closed;
+  turn.may_return |= l->turns.ends != NULL;
   qn_value v = l->turns.body(l->turns.ctx, number, &how);
   bool ok = way_close(vm, &turn, how, v, parts) && vm->rec == l->in;
   vm_disown(vm, &held);
@@ -512,8 +516,8 @@ static bool run_body(loop *l) {
   for (int i = 0; i < l->assigned.n && ok; i++)
     ok = is_grown(l, i) ? match_grown(l, i) : match(l, l->before[i], *l->assigned.slots[i]);
   graph *g = l->body->g;
-  if (ok && l->tested) ok = add_out(l, goes);
   if (ok && l->turns.counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
+  if (ok && l->tested) ok = add_out(l, goes);
   if (ok && l->leaves) ok = add_out(l, rec_node(l->body, parts[END_LEAVES]));
   if (ok && l->returns)
     ok = add_out(l, rec_node(l->body, parts[END_RETURNS])) && match(l, l->returned, parts[END_RETURNED]);
@@ -614,6 +618,24 @@ qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {
   return op_apply(vm, OP_index, (qn_value[]){x, i}, 2, &(op_attr){.n = 1, .flags = ATTR_PROVEN, .d = {1}});
 }
 
+/* What is carried in place k, as it is behind the loop. The error value if memory is short. */
+static qn_value carried_behind(loop *l, uint32_t k) {
+  uint32_t proj = graph_proj(l->r->g, l->node, k, l->r->g->nodes[l->outer[k]].type, rec_site(l->r));
+  return rec_value_of(l->r, proj);
+}
+
+/* Tells how the loop has ended. False with an error raised. */
+static bool tell_ends(loop *l) {
+  rec_ends e = {value_bool(false), value_bool(false), value_bool(true), value_nil()};
+  if (l->leaves) e.left = carried_behind(l, l->flag);
+  if (l->tested) e.goes = carried_behind(l, l->asked);
+  if (l->returns) e.returns = carried_behind(l, l->flag + 1), e.returned = returned_with(l, leaf_of_result);
+  bool ok = !value_is_error(e.left) && !value_is_error(e.goes) && !value_is_error(e.returns);
+  if (ok && !value_is_error(e.returned)) *l->turns.ends = e;
+  if (!ok && !value_is_error(e.returned)) value_release(l->vm, e.returned);
+  return ok && !value_is_error(e.returned) && rec_appended(l->r);
+}
+
 /* Behind a loop that may have returned: leaves the way around it if it has. False with an error raised. */
 static bool leave(loop *l, uint32_t site) {
   qn_vm *vm = l->vm;
@@ -701,6 +723,8 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   struct recording *base = rec_base(r);
   loop l = {.vm = vm, .r = r, .turns = *turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
   l.closed.closed = true;
+  l.tested = turns->tests;
+  l.goes = value_bool(true);
   rec_at(vm, at);
   uint32_t site = rec_site(r);
   rec_answer answer = REC_NOT_YET;
@@ -715,7 +739,9 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
     answer = l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l)) &&
-                     (l.returns ? leave(&l, site) : rec_appended(r))
+                     (turns->ends ? tell_ends(&l)
+                      : l.returns ? leave(&l, site)
+                                  : rec_appended(r))
                  ? REC_DONE
                  : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
@@ -729,7 +755,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   loop_free(&l);
   if (answer == REC_DONE) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
-  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !told && !l.tested && vm->rec == r)
+  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !turns->ends && !told && !l.tested && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries);
   return answer;
 }

@@ -333,6 +333,13 @@ static inline bool rec_may_leave(const qn_vm *vm) { return vm->rec != NULL; }
 /* Offers the rest of a function to the recorder, from a statement on that may return. `assigned`: what it may rebind. REC_NOT_YET: nothing has
  * happened, and the interpreter goes on as usual. REC_DONE: it has become part of the graph, and *result is what the function returns. */
 QN_MUST_CHECK rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result);
+/* How turns of a loop have ended that are captured by themselves, without what follows: as bools and a value that depend on data perhaps. */
+typedef struct rec_ends {
+  qn_value left;     /* has one broken the loop, or returned? */
+  qn_value returns;  /* has one returned? */
+  qn_value goes;     /* the condition of the next one (rec_turns.tests); true of a loop without one */
+  qn_value returned; /* owned: what is returned. If nothing is, nil, or zeros in its structure */
+} rec_ends;
 /* A loop, of which the next turn is about to begin, as the recorder sees it. */
 typedef struct rec_turns {
   qn_value (*test)(void *ctx, rec_exit *how); /* evaluates the condition (owned); unused in a loop that counts */
@@ -340,6 +347,9 @@ typedef struct rec_turns {
   qn_value (*body)(void *ctx, qn_value number, rec_exit *how);
   void *ctx;
   bool counts;
+  bool
+      tests; /* it counts, and behind each turn the condition of the next one is evaluated, which is true before the first */
+  rec_ends *ends; /* to be set; or NULL: a return leaves what is around the loop */
   bool whole; /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
   uint64_t grown;  /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
   uint64_t stacks; /* and for each of these that may hold a stacked list behind the loop */
