@@ -889,6 +889,64 @@ static bool resolve_types(resolver *r, shape_names *s) {
   return true;
 }
 
+/* Does a type (may be NULL) name sizes, or compute them from named ones? */
+static bool names_sizes(const type_sig *t) {
+  bool any = false;
+  for (uint32_t i = 0; t && t->kind == SIG_ARRAY && i < t->n; i++)
+    any |= t->dims[i].kind == DIM_NAME || t->dims[i].kind == DIM_PARAM || t->dims[i].kind == DIM_EXPR;
+  for (uint32_t i = 0; t && (t->kind == SIG_LIST || t->kind == SIG_RECORD) && i < t->n; i++)
+    any |= names_sizes(t->items[i]);
+  return any;
+}
+
+/* Makes *out what the compiler is told of the sizes that a type (may be NULL) names; NULL if it names none. False with an error raised. */
+static bool sizes_of_type(resolver *r, const fn_code *code, const type_sig *t, const size_names **out) {
+  *out = NULL;
+  if (!names_sizes(t)) return true;
+  size_names *x = unit_alloc(r, sizeof *x);
+  if (!x) return false;
+  *x = (size_names){.n = t->n, .rest = t->n, .fields = t->kind == SIG_RECORD ? t->fields : NULL};
+  if (t->kind == SIG_ARRAY) {
+    uint32_t *axes = unit_alloc(r, t->n * sizeof *axes);
+    if (!axes) return false;
+    for (uint32_t i = 0; i < t->n; i++) {
+      const sig_dim *d = &t->dims[i];
+      axes[i] = d->kind == DIM_EXPR ? SIZE_COMPUTED : d->kind == DIM_PARAM ? code->ndims + d->slot + 1 : 0;
+      if (d->kind == DIM_REST) x->rest = i;
+      for (uint32_t k = 0; d->kind == DIM_NAME && k < code->ndims; k++)
+        if (code->dims[k].slot == d->slot) axes[i] = k + 1;
+    }
+    x->axes = axes;
+  } else {
+    const size_names **items = unit_alloc(r, t->n * sizeof *items);
+    if (!items) return false;
+    for (uint32_t i = 0; i < t->n; i++)
+      if (!sizes_of_type(r, code, t->items[i], &items[i])) return false;
+    x->items = items;
+  }
+  *out = x;
+  return true;
+}
+
+/* Tells the compiler which sizes of the parameters are named. False with an error raised. */
+static bool name_sizes(resolver *r, fn_code *code) {
+  bool any = false;
+  for (uint32_t i = 0; i < code->nparams; i++) any |= names_sizes(code->params[i].type);
+  if (!any) return true;
+  named_sizes *s = unit_alloc(r, sizeof *s);
+  const size_names **args = s ? unit_alloc(r, code->nparams * sizeof *args) : NULL;
+  const char **names = args ? unit_alloc(r, (code->ndims + code->nparams) * sizeof *names) : NULL;
+  if (!names) return false;
+  for (uint32_t i = 0; i < code->nparams; i++) {
+    if (!sizes_of_type(r, code, code->params[i].type, &args[i])) return false;
+    names[code->ndims + i] = code->params[i].name->text;
+  }
+  for (uint32_t i = 0; i < code->ndims; i++) names[i] = code->dims[i].name->text;
+  *s = (named_sizes){args, names, code->nparams, code->ndims + code->nparams};
+  code->anchor.sizes = s;
+  return true;
+}
+
 /* The parameters that stacked lists may be in: all that is done with them is noted as such, and they have no types. */
 static uint32_t stackable(const resolver *r, const fn_code *code) {
   const function *f = r->fn;
@@ -907,7 +965,7 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
   shape_names s = {.code = code, .fn = n};
   for (uint32_t i = 0; i < code->nparams; i++)
     if (!declare(r, code->params[i].name, code->params[i].at, false)) return false;
-  if (!resolve_types(r, &s)) return false;
+  if (!resolve_types(r, &s) || !name_sizes(r, code)) return false;
   const ast_node *body = n->kids[AST_fn_body], *result = n->kids[AST_fn_result];
   f->blocks++;
   code->body = block_node(r, body, true, true);

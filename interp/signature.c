@@ -159,9 +159,50 @@ static bool is_ints(qn_value v) {
   return true;
 }
 
+/* Is a size (rec_size) what its place in a type computes from other ones? */
+static bool match_expr(const matcher *m, const type_sig *sig, qn_value v, const sig_dim *d, int axis, int64_t any) {
+  if (!m->exprs) return true;
+  qn_value e = eval(m->vm, d->expr, m->fp);
+  int64_t want, known = 0;
+  bool ok = !value_stops(e);
+  if (ok && value_is(e, TAG_INT) && value_node(e)) {
+    ok = rec_size(m->vm, e, &known);
+    bool number = known < 0 && known == e.u.i; /* no size */
+    if (ok && !number && rec_sizes_equal(m->vm, known, any)) return true;
+  }
+  ok = ok && index_int(m->vm, e, "a size", &want);
+  if (!value_stops(e)) value_release(m->vm, e);
+  if (!ok) {
+    raise_at(m->vm, d->at);
+    return false;
+  }
+  int64_t size = rec_size_now(m->vm, any);
+  if (want == size) return true;
+  text_buf t = {.vm = m->vm};
+  text_span(m->vm, &t, d->at);
+  refuse(m, sig, v, "%s is %lld, axis %d is %lld", t.text ? t.text : "", (long long)want, axis, (long long)size);
+  text_free(&t);
+  return false;
+}
+
+/* Is a size that may be another one in other calls what an int parameter says? That becomes a guard, and the parameter the size. False with or
+ * without an error raised. */
+static bool match_varying(const matcher *m, const sig_dim *d, int64_t any) {
+  qn_value *p = &m->fp[d->slot], size = rec_size_number(m->vm, any);
+  if (value_is_error(size)) return false;
+  if (value_node(*p) == value_node(size)) return true;
+  const qn_value in[2] = {*p, size};
+  qn_value same = op_apply(m->vm, OP_eq, in, 2, NULL);
+  bool fits = !value_is_error(same) && rec_truth(m->vm, same, d->at) == 1;
+  value_release(m->vm, same);
+  if (fits) *p = size;
+  return fits;
+}
+
 /* Does a size (rec_size) fit its place in a type? */
 static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const sig_dim *d, int axis, int64_t any) {
   if (d->kind == DIM_ANY || d->kind == DIM_REST) return true;
+  if (d->kind == DIM_EXPR) return match_expr(m, sig, v, d, axis, any);
   if (d->kind == DIM_NAME && (any < 0 || value_node(m->fp[d->slot]))) {
     qn_value *slot = &m->fp[d->slot];
     int64_t known;
@@ -175,10 +216,15 @@ static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const s
     bool number = known < 0 && known == slot->u.i; /* no size, but what the program has given */
     if (!number && rec_sizes_equal(m->vm, known, any)) return true;
   }
+  if (d->kind == DIM_PARAM && any < 0 && value_is(m->fp[d->slot], TAG_INT) && value_node(m->fp[d->slot])) {
+    if (match_varying(m, d, any)) return true;
+    if (error_pending(m->vm)) return false;
+  }
   int64_t size = rec_size_now(m->vm, any);
   switch ((dim_kind)d->kind) {
   case DIM_ANY:
-  case DIM_REST: return true;
+  case DIM_REST:
+  case DIM_EXPR: return true;
   case DIM_SIZE:
     return size == d->size || refuse(m, sig, v, "axis %d is %lld, not %lld", axis, (long long)size, (long long)d->size);
   case DIM_NAME: {
@@ -197,27 +243,6 @@ static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const s
     if (!index_int(m->vm, p, d->name->text, &want)) return false;
     return want == size ||
            refuse(m, sig, v, "%s is %lld, axis %d is %lld", d->name->text, (long long)want, axis, (long long)size);
-  }
-  case DIM_EXPR: {
-    if (!m->exprs) return true;
-    qn_value e = eval(m->vm, d->expr, m->fp);
-    if (value_stops(e)) {
-      raise_at(m->vm, d->at);
-      return false;
-    }
-    int64_t want;
-    bool ok = index_int(m->vm, e, "a size", &want);
-    value_release(m->vm, e);
-    if (!ok) {
-      raise_at(m->vm, d->at);
-      return false;
-    }
-    if (want == size) return true;
-    text_buf t = {.vm = m->vm};
-    text_span(m->vm, &t, d->at);
-    refuse(m, sig, v, "%s is %lld, axis %d is %lld", t.text ? t.text : "", (long long)want, axis, (long long)size);
-    text_free(&t);
-    return false;
   }
   }
   return true;

@@ -165,6 +165,18 @@ static uint32_t chain_stackable(const jit_anchor *inner, const void *const *chai
   return inner->rest ? inner->stackable & ~((uint32_t)1 << (inner->rest - 1)) : inner->stackable;
 }
 
+/* The named sizes of a function within these transforms, if its arguments are theirs. (Behind these a call has its keywords, where the names of a
+ * parameter that it leaves out may be looked for in vain.) */
+static const named_sizes *chain_sizes(const jit_anchor *inner, const void *const *chain, uint32_t depth) {
+  for (uint32_t i = 0; i < depth; i++) {
+    transform_kind kind = ((const transform_def *)chain[i])->kind;
+    if (kind != TRANSFORM_GRAD && kind != TRANSFORM_VALUE_AND_GRAD && kind != TRANSFORM_JIT &&
+        kind != TRANSFORM_CHECKPOINT)
+      return NULL;
+  }
+  return inner ? inner->sizes : NULL;
+}
+
 jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   const void *chain[8];
   uint32_t depth = 0;
@@ -205,6 +217,7 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   c->anchor.name = builtin ? ((const builtin_def *)code)->name : inner->name;
   if (inner) c->anchor.at = inner->at;
   if (!graph) c->anchor.stackable = chain_stackable(inner, chain, depth);
+  if (!graph) c->anchor.sizes = chain_sizes(inner, chain, depth);
   c->next = j->chains;
   j->chains = c;
   return &c->anchor;

@@ -387,6 +387,20 @@ static bool trace_call(struct recording *r, const rec_call_site *site, qn_value 
   return !value_is_error(*fn);
 }
 
+/* May sizes of the call be symbolic in a recording of it? */
+static bool may_vary(const qn_vm *vm, const rec_call_site *site) {
+  return vm->tune[TUNE_jit_symbolic] && site->symbolic != REC_NEVER && !value_is(vm->asked.watched_fn, TAG_FN);
+}
+
+/* Sizes that the function's signature names are to be symbols, unless the call is recorded for just its sizes. False with an error raised. */
+static bool name_sizes(struct recording *r, const rec_call_site *site, uint64_t exact) {
+  const named_sizes *sizes = site->anchor->sizes;
+  if (!sizes || exact || !may_vary(r->vm, site)) return true;
+  if (sizes->nnames && !(r->name_symbols = mem_zalloc(r->vm, sizes->nnames * sizeof *r->name_symbols))) return false;
+  r->sizes = sizes;
+  return true;
+}
+
 /* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet but taps, the interpreter makes the call again,
  * with the random numbers from `draw` on: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
 static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, uint64_t draw) {
@@ -496,8 +510,12 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   r->at = site->at;
   r->home = site->home;
   r->wish = wish;
-  r->all_sizes =
-      site->symbolic == REC_AT_ONCE && vm->tune[TUNE_jit_symbolic] && !value_is(vm->asked.watched_fn, TAG_FN);
+  r->all_sizes = site->symbolic == REC_AT_ONCE && may_vary(vm, site);
+  if (!name_sizes(r, site, exact)) {
+    rec_free(r);
+    error_clear(vm);
+    return run_plain(vm, site, BREAK_memory);
+  }
   qn_value fn = site->fn, tracer;
   if (!trace_call(r, site, &tracer)) {
     rec_free(r);
@@ -752,16 +770,14 @@ static qn_value record_exact(qn_vm *vm, rec_call_site *site, anchor_specializati
 
 /* May lists among the arguments of a call be stacked? (Not if it must be one graph: whether a stacked list will do is found out by recording it.) */
 static bool may_stack(const qn_vm *vm, const rec_call_site *site) {
-  return !op_deferred(vm) && !vm->asked.whole && vm->tune[TUNE_jit_symbolic] && site->symbolic != REC_NEVER &&
-         !value_is(vm->asked.watched_fn, TAG_FN);
+  return !op_deferred(vm) && !vm->asked.whole && may_vary(vm, site);
 }
 
 /* Would a call fit a specialization if some of its sizes were others? Then these become symbolic: the wish for its recording, owned, with the
  * reason in `why`. NULL: there is no such specialization. */
 static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_specializations *list, call_inputs *c,
                            text_buf *why) {
-  if (!vm->tune[TUNE_jit_symbolic] || site->symbolic == REC_NEVER || value_is(vm->asked.watched_fn, TAG_FN))
-    return NULL;
+  if (!may_vary(vm, site)) return NULL;
   for (specialization *e = list->first; e; e = e->next) {
     if (e->exact) continue; /* of its sizes more are plain than need be */
     size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, why);

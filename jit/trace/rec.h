@@ -48,6 +48,23 @@ QN_MUST_CHECK bool rec_let_go(qn_vm *vm, struct recording *held, bool ok);
 
 /* ---- anchors --------------------------------------------------------------------------------------------------------------- */
 
+/* What the signature of a function says of the sizes of an argument, or of a part of one: of an array's axes, of a list's items, or of a record's
+ * items with the names `fields`. */
+typedef struct size_names {
+  uint32_t n;           /* how many axes or items */
+  uint32_t rest;        /* axes: which of them stands for any number of axes; n: none */
+  const uint32_t *axes; /* numbers of names + 1, SIZE_COMPUTED, or 0: a plain size, or one that is not told */
+  const struct size_names *const *items; /* NULL where nothing of one is named */
+  qn_str *const *fields;
+} size_names;
+enum { SIZE_COMPUTED = INT32_MAX /* an expression of named sizes */ };
+/* The named sizes of a function's signature, int parameters that are sizes among them. These may vary, and are symbolic from the first recording on. */
+typedef struct named_sizes {
+  const size_names *const *args; /* by parameter; NULL where nothing is named */
+  const char *const *names;
+  uint32_t nargs, nnames;
+} named_sizes;
+
 /* What counts how hot a function is, and where its specializations hang. One lies in the code object of each function of the program,
  * zeroed at first and freed by anchor_close; transforms and graphs have theirs (anchors.h). */
 typedef enum anchor_state {
@@ -69,6 +86,7 @@ typedef struct jit_anchor {
   uint32_t stackable;
   uint8_t
       rest; /* the number of the parameter that collects further arguments + 1, if it is one of these; 0: there is none */
+  const named_sizes *sizes;       /* NULL: its signature names none */
   const char *name;               /* the function's, for messages */
   span at;                        /* where the function is defined */
   void *entries;                  /* an anchor_specializations of jit/trace, or NULL */

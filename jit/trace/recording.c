@@ -248,6 +248,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
   mem_free(vm, r->size_places, r->size_places_cap * sizeof *r->size_places);
   mem_free(vm, r->size_inputs, r->size_inputs_cap * sizeof *r->size_inputs);
+  if (r->sizes) mem_free(vm, r->name_symbols, r->sizes->nnames * sizeof *r->name_symbols);
   rewrite_notes_free(vm, &r->rewritten);
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);

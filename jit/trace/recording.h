@@ -129,8 +129,12 @@ struct recording {
   /* symbolic sizes */
   struct size_wish *wish; /* which sizes are to be symbolic (owned by whoever records), or NULL */
   bool all_sizes;         /* and all others of arguments are, too */
-  bool in_stack;          /* inputs that are made now are arrays of a stacked list, */
-  qn_dim stack_size;      /* which has so many items; 0: that is no symbol yet */
+  /* and those that the signature names: the names, those of the value that is being traced, and the symbols made so far (0: none) */
+  const named_sizes *sizes;
+  const size_names *names;
+  qn_dim *name_symbols;
+  bool in_stack;     /* inputs that are made now are arrays of a stacked list, */
+  qn_dim stack_size; /* which has so many items; 0: that is no symbol yet */
   uint32_t nstacks;
   struct size_place *size_places;
   uint32_t nsize_places, size_places_cap;

@@ -1,7 +1,7 @@
 /* Symbolic sizes (sizes.h).
  *
- * The first recording of a function takes all sizes as they are (but where jit's option `dynamic` asks for symbols of all arguments). When a call
- * misses it only because some sizes differ, these are symbolic in the next recording: the type of the input has a symbol in their place, from
+ * The first recording of a function takes all sizes as they are, but those that its signature names (named_sizes; and where jit's option `dynamic`
+ * asks for it, all of its arguments'), which are symbols at once. When a call misses it only because some sizes differ, these are symbolic in the next recording: the type of the input has a symbol in their place, from
  * which the rules of shapes make the sizes of all other nodes. The arrays that the program has keep the sizes of this call. Whatever needs to
  * know more of a size than that is 2 or more notes a fact (dim_assume), and the facts become guards:
  *
@@ -133,17 +133,47 @@ static const uint32_t *classes_of(const struct recording *r, uint32_t part, int 
   return w->classes + w->parts[at].at;
 }
 
-/* A name for the symbol with this number; NULL if there is none. */
-static const char *class_name(uint32_t number) {
+/* A name for one more symbol that the program has not named; NULL if there are no more. */
+static const char *fresh_name(const struct recording *r) {
   static const char *const names[] = {"n", "m", "k", "l", "p", "q", "r", "s", "t", "u", "v", "w"};
-  return number < sizeof names / sizeof *names ? names[number] : NULL;
+  const dim_table *t = &r->g->dims;
+  for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
+    bool taken = false;
+    for (uint32_t k = 0; k < t->n && !taken; k++) taken = t->exprs[k].name && strcmp(t->exprs[k].name, names[i]) == 0;
+    for (uint32_t k = 0; r->sizes && k < r->sizes->nnames && !taken; k++)
+      taken = strcmp(r->sizes->names[k], names[i]) == 0;
+    if (!taken) return names[i];
+  }
+  return NULL;
 }
 
 /* The symbol of a class, for axis k of an input: made for the first such axis. */
 static qn_dim symbol_of_class(struct recording *r, uint32_t c, uint32_t input, int k, int64_t size) {
   qn_dim *symbol = &r->wish->symbols[c];
-  if (!*symbol) *symbol = dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, class_name(c - 1));
+  if (!*symbol) *symbol = dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, fresh_name(r));
   return *symbol;
+}
+
+/* What the signature says of axis k of an array that is being traced: the number of a name + 1, SIZE_COMPUTED or 0. */
+static uint32_t name_of_axis(const struct recording *r, int rank, int k) {
+  const size_names *x = r->names;
+  if (!x || !x->axes) return 0;
+  uint32_t axis = (uint32_t)k, have = (uint32_t)rank;
+  if (x->rest == x->n) return have == x->n ? x->axes[axis] : 0;
+  if (have + 1 < x->n) return 0;
+  if (axis >= x->rest && axis < have + 1 - (x->n - x->rest)) return 0;
+  return x->axes[axis < x->rest ? axis : x->n - (have - axis)];
+}
+
+/* The symbol of a size that the signature names or computes, for axis k of an input: made for the first axis of a name. */
+static qn_dim symbol_of_name(struct recording *r, uint32_t name, uint32_t input, int k, int64_t size) {
+  bool computed = name == SIZE_COMPUTED;
+  qn_dim *symbol = computed ? NULL : &r->name_symbols[name - 1];
+  if (symbol && *symbol) return *symbol;
+  qn_dim made = dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size,
+                           computed ? fresh_name(r) : r->sizes->names[name - 1]);
+  if (symbol) *symbol = made;
+  return made;
 }
 
 /* The symbol of how many items a list has whose items are rows of arrays, of which this input is the first. */
@@ -161,11 +191,12 @@ bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_ty
     uint32_t c = classes ? classes[k] : 0;
     int64_t size = t->shape[k];
     bool items = k == 0 && r->in_stack && size >= SIZE_LEAST;
-    if (!c && !items && (!all || size < SIZE_LEAST)) continue;
-    qn_dim symbol =
-        items ? symbol_of_stack(r, input, size)
-        : c   ? symbol_of_class(r, c, input, k, size)
-              : dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, class_name(r->nsize_places));
+    uint32_t name = size >= SIZE_LEAST ? name_of_axis(r, t->rank, k) : 0;
+    if (!c && !items && !name && (!all || size < SIZE_LEAST)) continue;
+    qn_dim symbol = items  ? symbol_of_stack(r, input, size)
+                    : name ? symbol_of_name(r, name, input, k, size)
+                    : c    ? symbol_of_class(r, c, input, k, size)
+                           : dim_symbol(&r->g->dims, DIM_FROM_INPUT, input, (uint16_t)k, size, fresh_name(r));
     if (symbol >= 0 || dim_hint(&r->g->dims, symbol) != size) continue;
     if (!mem_grow(r->vm, (void **)&r->size_places, &r->size_places_cap, r->nsize_places + (size_t)1,
                   sizeof *r->size_places))
@@ -972,29 +1003,40 @@ int64_t rec_size_now(qn_vm *vm, int64_t d) {
   return hint;
 }
 
+/* What a host int is in this call. In an arm its value says nothing, but the size that it is does. False with an error raised. */
+static bool int_now(qn_vm *vm, qn_value v, int64_t *now) {
+  *now = v.u.i;
+  if (!vm->rec->arm || !value_node(v)) return true;
+  int64_t size;
+  if (!rec_size(vm, v, &size)) return false;
+  *now = size == v.u.i ? size : rec_size_hint(vm, size);
+  return true;
+}
+
 int rec_lists_equal(qn_vm *vm, qn_value a, qn_value b) {
   if (!value_is(a, TAG_LIST) || !value_is(b, TAG_LIST) || !rec_dims(vm)) return -2;
   const qn_list *x = value_list(a), *y = value_list(b);
   uint32_t n = x->len < y->len ? x->len : y->len;
-  bool equal = x->len == y->len;
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     if (!value_is(x->items[i], TAG_INT) || !value_is(y->items[i], TAG_INT)) return -2;
-    equal = equal && x->items[i].u.i == y->items[i].u.i;
-  }
-  for (uint32_t i = 0; i < n && x->len == y->len; i++) {
+  bool equal = x->len == y->len;
+  uint32_t from = 0, to = equal ? n : 0; /* the first pair that differs decides, or all do */
+  for (uint32_t i = 0; i < to && equal; i++) {
     int64_t p, q;
-    bool same = x->items[i].u.i == y->items[i].u.i;
-    if (same != equal) continue; /* the first pair that differs decides, or all do */
+    if (!int_now(vm, x->items[i], &p) || !int_now(vm, y->items[i], &q)) return -1;
+    if (p != q) equal = false, from = i, to = i + 1;
+  }
+  for (uint32_t i = from; i < to; i++) {
+    int64_t p, q, apart = 0;
     if (!rec_size(vm, x->items[i], &p) || !rec_size(vm, y->items[i], &q)) return -1;
-    if ((p < 0 && p == x->items[i].u.i) || (q < 0 && q == y->items[i].u.i)) { /* numbers below 0 */
-      if (!same) break;
-      continue;
-    }
-    bool now = rec_sizes_equal(vm, p, q);
-    if (!now && !rec_dims(vm)) continue;
-    if (!now) {
-      if (p != q) (void)dim_equal(rec_dims(vm), p, q);
-      break;
+    if ((p < 0 && p == x->items[i].u.i) || (q < 0 && q == y->items[i].u.i)) continue; /* numbers below 0 */
+    dim_table *t = rec_dims(vm);
+    if (p == q || !t) continue;
+    if (dim_is_number(t, p) || dim_is_number(t, q)) {
+      bool never = dim_is_const(t, dim_make(t, DIM_SUB, p, q), &apart) && apart != 0;
+      if (equal || !never) return rec_unknown_size(vm) ? equal : -1;
+    } else {
+      (void)dim_equal(t, p, q); /* notes what was found */
     }
   }
   return equal;

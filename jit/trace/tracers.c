@@ -38,7 +38,8 @@ static qn_value tracer(struct recording *r, qn_value v, int depth, const step *a
 static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
   graph_type t = type_of_value(v);
   uint32_t part = (uint32_t)(x - r->pattern.pats);
-  if ((r->wish || r->all_sizes || r->in_stack) && !t.weak && !sizes_of_input(r, part, r->g->ninputs, &t)) return 0;
+  if ((r->wish || r->all_sizes || r->in_stack || r->names) && !t.weak && !sizes_of_input(r, part, r->g->ninputs, &t))
+    return 0;
   if (!pattern_set_input(r->vm, &r->pattern, x, &t, r->g->ninputs)) return 0;
   uint32_t node = graph_input(r->g, t, 0);
   if (!node || !rec_room(r)) return fail_memory(r->vm);
@@ -90,6 +91,15 @@ static const struct fn_place *place_of(const struct recording *r, qn_value fn) {
   return i && i <= r->nfns && r->fns[i - 1].tracer.u.p == fn.u.p ? &r->fns[i - 1] : NULL;
 }
 
+/* The names of sizes in item i of a list or record, given those of the whole; NULL where there are none. */
+static const size_names *names_of_item(const size_names *names, qn_value v, uint32_t i) {
+  if (!names || !names->items) return NULL;
+  if (value_is(v, TAG_LIST)) return !names->fields && i < names->n ? names->items[i] : NULL;
+  for (uint32_t k = 0; names->fields && value_is(v, TAG_RECORD) && k < names->n; k++)
+    if (record_find(value_record(v), names->fields[k]) == (int)i) return names->items[k];
+  return NULL;
+}
+
 /* The tracer of a list, a record or a function: one like it whose parts are tracers. Owned, or the error value. */
 static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth, const step *at) {
   qn_vm *vm = r->vm;
@@ -113,11 +123,14 @@ static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth,
   if (value_is_error(copy)) return copy;
   qn_value *to = value_parts(copy.u.p, &n);
   if (value_is_stacked(v)) r->in_stack = true, r->stack_size = 0, r->nstacks++;
+  const size_names *names = r->names;
   for (uint32_t i = 0; i < n; i++) {
+    r->names = names_of_item(names, v, i);
     qn_value part = tracer(r, from[i], depth + 1, &(step){at, i});
     if (value_is_error(part)) return value_fail(vm, copy);
     to[i] = part;
   }
+  r->names = names;
   if (value_is_stacked(v)) r->in_stack = false;
   return copy;
 }
@@ -155,7 +168,10 @@ qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value 
   x->cell = cell;
   x->name = name;
   if (cell) cell->roots++;
+  bool named = kind == ROOT_ARG && r->sizes && p->roots[index].arg < r->sizes->nargs;
+  r->names = named ? r->sizes->args[p->roots[index].arg] : NULL;
   qn_value s = tracer(r, v, 0, NULL);
+  r->names = NULL;
   if (value_is_error(s)) return s;
   x = &p->roots[index];
   x->by_value = kind == ROOT_GLOBAL && p->leaves == leaves;

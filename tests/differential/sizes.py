@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
-  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--turns | --arms | --lists]
+  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--turns | --arms | --lists]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
@@ -11,6 +11,7 @@ A program that fails is printed.
 
 With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
+With --named the function has a signature that names sizes, which are symbolic from the first recording on.
 With --lists a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
 """
 import argparse
@@ -318,6 +319,16 @@ for n in ({", ".join(map(str, lengths))}) {{
 """
 
 
+NAMED = ["x: [s0, s1], y: [s0, ...]", "x: [s0, ...], y: [s0, ...]", "x: [s0, s1], y: [s2, s3]", "x: [..., s1], y: [..., s3]", "x: [s0, _], y"]
+
+
+def name_sizes(seed, text):
+    """The program with a signature that names sizes."""
+    rng = random.Random(seed)
+    text = text.replace("\nfn f(x, y) {", f"\nfn f({rng.choice(NAMED)}) {{", 1)
+    return text.replace("fn f(A, b) {", f"fn f({rng.choice(['A: [s0, s0], b: [s0]', 'A: [s0, s1], b: [s2]', 'A, b: [s0]'])}) {{", 1)
+
+
 def run(quern, flags, path):
     done = subprocess.run([quern, *flags, path], capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout, done.stderr
@@ -355,12 +366,16 @@ def main():
     p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
     p.add_argument("--arms", action="store_true", help="branches and loops on data")
     p.add_argument("--lists", action="store_true", help="lists of many lengths")
+    p.add_argument("--named", action="store_true", help="with signatures that name sizes")
     p.add_argument("--show", action="store_true", help="only print the programs")
     args = p.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if args.seed == "random" else int(args.seed)
     count = args.count if args.count is not None else 1 << 30 if args.seconds else 100
     more = ["--set", "jit.regions=1"] if args.regions else []
     make = turns_program if args.turns else arms_program if args.arms else lists_program if args.lists else program
+    plain = make
+    if args.named:
+        make = lambda seed: name_sizes(seed, plain(seed))
     if args.lists:
         more += ["--set", "jit.turns=1000000"]  # so that the loop of calls is none itself
     if args.turns or args.arms:
