@@ -55,7 +55,7 @@ typedef struct anchor_specializations {
   uint8_t quiet;
   uint32_t stacked; /* a bit for each of the first arguments: lists among them are stacked (stacked.c) */
   uint32_t apart;   /* likewise: they never are again, since stacking has been in vain */
-  uint8_t exact;    /* how many times calls were recorded for code of just their sizes (calls.c) */
+  uint8_t exact;    /* how many of the specializations are of code for just some sizes (calls.c) */
   bool full;        /* too many specializations or recordings: calls that none of them fits stay eager */
   /* short calls in a row that stayed eager; how many times the anchor has rested since a longer one */
   uint32_t streak, rests;

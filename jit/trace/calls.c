@@ -455,12 +455,13 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
     vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
 }
 
-/* As call_again. A function whose recorded calls all fail is recorded without bodies of try, if it has some, and then not any more. */
+/* As call_again. A function whose recorded calls all fail is recorded without bodies of try, if it has some, and then not any more. (`exact`: the
+ * call has been recorded although there is code that serves it.) */
 static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
-                            uint64_t draw) {
+                            uint64_t draw, bool exact) {
   enum { FAILURES = 8 };
   bool memory = vm->error && vm->error->id == E_memory;
-  if (!memory && ++list->failed == FAILURES) {
+  if (!memory && !exact && ++list->failed == FAILURES) {
     if (r->tried && !list->tries_apart)
       list->tries_apart = true, list->failed = 0;
     else
@@ -540,13 +541,13 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     ended = rec_end(r);
   vm_disown(vm, &held);
   if (failed) {
-    if (r->again) return call_failed(vm, site, list, r, draw);
+    if (r->again) return call_failed(vm, site, list, r, draw, exact);
     rec_free(r);
     return result;
   }
   if (!ended) {
     value_release(vm, result);
-    return call_failed(vm, site, list, r, draw);
+    return call_failed(vm, site, list, r, draw, exact);
   }
   specialization *e = complete ? specialization_make(r, fn, result) : NULL;
   if (value_is_scalar(result)) result.head &= 0xff;
@@ -650,6 +651,7 @@ static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at
   specialization *e = *at;
   *at = e->next;
   list->count--;
+  list->exact -= e->exact != 0;
   anchor_keep_counts(vm, list, e);
   specialization_free(vm, e);
 }
@@ -761,7 +763,6 @@ static qn_value record_exact(qn_vm *vm, rec_call_site *site, anchor_specializati
   text_add(&why, "", 1);
   error_clear(vm);
   note_recording(vm, site, list, why.failed ? "sizes that come often" : why.text);
-  list->exact++;
   for (int i = 0; i < HOT_SIZES; i++)
     if (e->hot[i].hash == hash) e->hot[i].calls = 0;
   call_inputs_free(vm, c);
@@ -1087,7 +1088,7 @@ void jit_cancel(qn_vm *vm) {
         p = &e->next;
         continue;
       }
-      a->misses = a->exact = 0; /* what is dropped may be recorded again */
+      a->misses = 0; /* what is dropped may be recorded again */
       a->full = false;
       drop_at(vm, a, p);
     }

@@ -396,18 +396,24 @@ static uint32_t loss_node(struct recording *r, qn_value y, bool aux, const char 
  * first, and then the sums to the row. These are the same bits only where every item is read once, as where a single loop goes over the
  * list. So a list that is differentiated stays stacked only then. */
 
-/* Is a node of a loop's body the number of the turn, which is another one in each? */
-static bool is_turn_number(const graph *body, uint32_t node, uint32_t carries) {
+/* Is a node of a loop's body the number of the turn, which is another one in each and never counts from the end? g: where the loop is. */
+static bool is_turn_number(const graph *g, const graph_node *loop, uint32_t node) {
+  const graph *body = loop->payload.regions[1];
   const graph_node *n = &body->nodes[node];
-  while (n->kind == NODE_OP && (n->op == OP_fit || n->op == OP_cast)) n = &body->nodes[n->in[0]];
-  return n->kind == NODE_INPUT && n->payload.input < carries && graph_counts_up(body, n->payload.input);
+  while (n->kind == NODE_OP && (n->op == OP_fit || n->op == OP_cast) &&
+         (n->type.dtype == QN_i64 || n->type.dtype == QN_i32))
+    n = &body->nodes[n->in[0]];
+  uint32_t k = n->kind == NODE_INPUT ? n->payload.input : UINT32_MAX;
+  qn_value first;
+  return k < graph_loop_carries(loop) && graph_counts_up(body, k) && graph_const_value(g, loop->in[k], &first) &&
+         value_is(first, TAG_INT) && first.u.i >= 0;
 }
 
-/* Is each row of a node read once at most? `carries`: of the loop whose body the graph is; 0: it is none. */
-static bool rows_read_once(const graph *g, uint32_t node, uint32_t carries) {
+/* Is each row of a node read once at most? `loop`: the loop of graph `around` whose body g is; NULL: it is none. */
+static bool rows_read_once(const graph *g, uint32_t node, const graph *around, const graph_node *loop) {
   const graph_node *user = NULL;
   uint32_t uses = 0, operand = 0;
-  for (uint32_t k = 0; k < g->noutputs; k++) uses += carries && g->outputs[k] == node;
+  for (uint32_t k = 0; k < g->noutputs; k++) uses += loop && g->outputs[k] == node;
   for (uint32_t i = node + 1; i < g->n; i++)
     for (uint32_t k = 0; k < g->nodes[i].nin; k++) {
       if (g->nodes[i].in[k] != node) continue;
@@ -419,19 +425,19 @@ static bool rows_read_once(const graph *g, uint32_t node, uint32_t carries) {
   if (!user) return false;
   if (user->kind == NODE_OP) {
     bool row = user->op == OP_index && operand == 0 && user->nin == 2 && user->attr && user->attr->n == 1;
-    return !carries || (row && is_turn_number(g, user->in[1], carries));
+    return !loop || (row && is_turn_number(around, loop, user->in[1]));
   }
-  if (!graph_kind_has_regions(user->kind) || carries) return false;
+  if (!graph_kind_has_regions(user->kind) || loop) return false;
   graph *const *regions = user->payload.regions;
   if (user->kind == NODE_IF)
-    return operand && rows_read_once(regions[0], regions[0]->inputs[operand - 1], 0) &&
-           rows_read_once(regions[1], regions[1]->inputs[operand - 1], 0);
-  uint32_t own = graph_loop_carries(user), in_header = regions[0]->inputs[operand];
-  if (operand < own) return false;
+    return operand && rows_read_once(regions[0], regions[0]->inputs[operand - 1], NULL, NULL) &&
+           rows_read_once(regions[1], regions[1]->inputs[operand - 1], NULL, NULL);
+  uint32_t in_header = regions[0]->inputs[operand];
+  if (operand < graph_loop_carries(user)) return false;
   for (uint32_t i = in_header + 1; i < regions[0]->n; i++)
     for (uint32_t k = 0; k < regions[0]->nodes[i].nin; k++)
       if (regions[0]->nodes[i].in[k] == in_header) return false;
-  return rows_read_once(regions[1], regions[1]->inputs[operand], own);
+  return rows_read_once(regions[1], regions[1]->inputs[operand], g, user);
 }
 
 /* May the stacked lists among the differentiated arguments stay so? If not, the call is made again, by the interpreter, and lists like these are not
@@ -444,7 +450,7 @@ static bool stacked_in_order(struct recording *r, const forward *w) {
     if (!value_is_stacked(w->args[k])) continue;
     const qn_list *parts = value_list(value_list(w->args[k])->items[STACKED_PARTS]);
     for (uint32_t i = 0; i < parts->len && ok; i++)
-      ok = !is_float_leaf(parts->items[i]) || rows_read_once(r->g, rec_traced(r, parts->items[i]), 0);
+      ok = !is_float_leaf(parts->items[i]) || rows_read_once(r->g, rec_traced(r, parts->items[i]), NULL, NULL);
   }
   if (ok) return true;
   anchor_specializations *of = rec_base(r)->of;

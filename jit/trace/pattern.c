@@ -550,8 +550,10 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
 uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs) {
   const pattern_sizes *s = p->sizes;
   uint64_t h = s->nplaces;
-  for (uint32_t i = 0; i < s->nplaces; i++)
-    h = hash_mix(h, (uint64_t)inputs[s->places[i].input]->shape[s->places[i].axis]);
+  for (uint32_t i = 0; i < s->nplaces; i++) {
+    const qn_array *a = inputs[s->places[i].input];
+    h = hash_mix(h, (uint64_t)a->dtype << 56 ^ (uint64_t)a->shape[s->places[i].axis]);
+  }
   return h | 1;
 }
 

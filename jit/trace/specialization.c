@@ -377,6 +377,7 @@ specialization *anchor_add(qn_vm *vm, anchor_specializations *list, specializati
     return first;
   }
   list->count++;
+  list->exact += e->exact != 0;
   e->next = *at;
   *at = e;
   return e;
