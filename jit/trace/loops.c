@@ -755,7 +755,7 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   loop_free(&l);
   if (answer == REC_DONE) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
-  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !turns->ends && !told && !l.tested && vm->rec == r)
+  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !told && (!l.tested || turns->tests) && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries);
   return answer;
 }

@@ -16,6 +16,9 @@
  * First the states are found: the turn is recorded in each way from each of them, in arms that are dropped. Loops with more than jit.states of them
  * are not captured. Ways back to a state that was left are left out: where the program takes one, the interpreter makes the call again.
  *
+ * Turns that are captured by themselves (rec_turns.ends) begin in one state, and most of them end in it: they are captured as the turns that stay
+ * in it.
+ *
  * A recorded call that does not come to the goal fails; the next recording of the function captures no loop in this manner (it is cut).
  */
 #include "jit/trace/states.h"
@@ -198,6 +201,7 @@ static bool run_turn(states *s, way_choices *c, const rec_way *around, qn_value 
   c->at = 0;
   way_begin(&turn, WAY_TURN, r, around, s->assigned);
   turn.choices = c;
+  turn.may_return |= s->turns->ends != NULL;
   qn_value v = s->turns->body(s->turns->ctx, number, &how);
   if (way_close(vm, &turn, how, v, parts) && vm->rec == r) return true;
   end_parts_free(vm, parts);
@@ -278,6 +282,7 @@ static bool find_ways(states *s, int k) {
 }
 
 static bool find_all(states *s) {
+  if (s->turns->ends) return find_ways(s, 0); /* of which only those that stay are made */
   for (uint32_t k = 0; k < s->n; k++) {
     if (!s->list[k].open || s->list[k].known) continue;
     if (!find_ways(s, (int)k)) return false;
@@ -325,6 +330,7 @@ static bool may_end(const states *s, int k) {
 
 /* Decides in which state the loop is to end. */
 static bool find_goal(states *s) {
+  if (s->turns->ends) return s->list[0].stays >= 0;
   int candidates[UINT8_MAX], n = 0;
   const rec_way *way = way_of(s->r);
   bool chooses = way_chooses(way);
@@ -515,6 +521,8 @@ static bool run_state(states *s, int k, bool plain) {
                            .body = plain ? plain_turn : state_turn,
                            .ctx = s,
                            .counts = s->turns->counts,
+                           .tests = s->turns->tests,
+                           .ends = s->turns->ends,
                            .whole = true,
                            .first = s->number,
                            .end = s->end};

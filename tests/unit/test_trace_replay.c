@@ -176,6 +176,10 @@ START_TEST(the_interpreter_makes_few_turns_again) {
       "if "
       "i == n "
       "{ break } }",
+      "let b = 0; for i in 0..n { s = s * 0.999 + 1; if s > 90 { b = s }; assert(s < most - i, \"{b}\") }",
+      "let b = 0; let i = 0; while i < n { s = s * 0.999 + 1; if s > 90 { b = s; if b > 2000 { return b } }; assert(s "
+      "< "
+      "most - i, \"{b}\"); i += 1 }; s = b",
   };
   qn_vm *off = trace_vm(QN_JIT_OFF), *vm = trace_vm(QN_JIT_SYNC);
   char program[512];
@@ -272,7 +276,7 @@ int main(void) {
   CASE(tcase_create("functions_in_results"), functions_in_results);
   CASE(tcase_create("errors_are_the_interpreters"), errors_are_the_interpreters);
   TCase *few = tcase_create("the_interpreter_makes_few_turns_again");
-  tcase_add_loop_test(few, the_interpreter_makes_few_turns_again, 0, 6);
+  tcase_add_loop_test(few, the_interpreter_makes_few_turns_again, 0, 8);
   suite_add_tcase(s, few);
   CASE(tcase_create("allocations_fail"), allocations_fail);
   CASE(tcase_create("calls_within_calls"), calls_within_calls);
