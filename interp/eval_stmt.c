@@ -764,7 +764,8 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       r = raise_at(vm, h->at);
       break;
     }
-    if (__builtin_expect(i >= until && !shown, 0) && turns_may_run(vm) && (value_is(it, TAG_ARRAY) || counted)) {
+    if (__builtin_expect(i >= until && !shown, 0) && turns_may_run(vm) &&
+        (value_is(it, TAG_ARRAY) || value_is(it, TAG_LIST) || counted)) {
       turn_parts parts = for_parts(n);
       int64_t many = turns_run(vm, n->turns, &parts, fp, it, i, len, &r, NULL);
       if (many < 0) break;

@@ -376,7 +376,7 @@ void turns_passed(turn_code *t, int64_t n);
 QN_MUST_CHECK bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item,
                                qn_value *r, qn_value *next);
 /* Makes many turns at once, as a call of which they are a loop, while a call that has left its plan is made again: turns from number `first`
- * on, before `end`, over `over` (borrowed; nil: the numbers are the items; of a while loop they only count). How many were made, as many as
+ * on, before `end`, over `over` (borrowed: an array, a list or a range; nil: the numbers are the items; of a while loop they only count). How many were made, as many as
  * were asked for unless *next is false: the condition of the next one, as turn_called gives it. 0: none, the next one is to be asked about. -1:
  * the loop is over, with value *r. */
 QN_MUST_CHECK int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over,

@@ -171,7 +171,8 @@ typedef struct turn_code {
   uint32_t n;
   struct turn_code *run; /* many turns of the loop as one call; NULL: none was made yet, or this is one */
   bool computes;         /* a turn that was watched made or changed an array */
-  int32_t quiet;         /* how many turns pass unwatched after one that did not */
+  int32_t
+      quiet; /* how many turns pass unwatched after one that did not; of many turns: untried, where items cannot be stacked */
 } turn_code;
 
 /* What the statements of a function read, assign and declare, in the order of its text. Freed with the unit. */

@@ -13,7 +13,7 @@
  * A call that has left its plan is made again by the interpreter, from its beginning (jit/trace/calls.c), and may have to make a loop of a
  * million turns up to the one that fails. So its loops hand many turns at once to rec_call (jit.run): a call with the numbers of the first turn
  * and the end among its arguments, whatever these are, which is captured as a loop. Its result begins with how the loop has ended: whether a
- * turn has left it, and in a while loop the next condition. One that fails is made again in its turn, by the interpreter, which thus makes no
+ * turn has left it, and in a while loop the next condition. The items of a list are stacked for it, if they are alike. One that fails is made again in its turn, by the interpreter, which thus makes no
  * more turns than these.
  */
 #include "interp/node.h"
@@ -35,6 +35,9 @@ typedef struct turn_call {
   rec_exit how;
   qn_value more; /* what is returned, or the next condition; owned */
   bool goes;     /* of many turns: the next condition */
+  qn_value
+      list;     /* of many turns over the items of a list, which are stacked in the arguments: it, borrowed; else nil */
+  int64_t from; /* the number of the first of these items */
 } turn_call;
 
 /* What many turns begin with, besides the variables: what the loop goes over, the first number, and the end. */
@@ -102,7 +105,12 @@ static inline void note_ends(turn_call *t, const qn_value *ends) {
 static bool run_turns(turn_call *t, qn_value over, qn_value *ends) {
   const qn_value *args = t->site.args;
   rec_ends e;
-  if (!loop_turns(t->vm, t->parts, t->fp, over, args[RUN_FIRST], args[RUN_END], &e)) return false;
+  qn_value first = args[RUN_FIRST], end = args[RUN_END];
+  if (value_is(t->list, TAG_LIST) && !op_deferred(t->vm)) { /* the items themselves */
+    over = t->list;
+    first = value_int(t->from), end = value_int(t->from + end.u.i);
+  }
+  if (!loop_turns(t->vm, t->parts, t->fp, over, first, end, &e)) return false;
   ends[END_HOW] = e.left;
   ends[END_MORE] = e.returned;
   ends[END_RETURNS] = e.returns;
@@ -376,9 +384,23 @@ int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value 
   if (parts->returns && vm->config.jit == QN_JIT_VERIFY) return 0;
   turn_code *run = run_of(vm, code);
   if (!run) return 0;
-  turn_call t = {.vm = vm, .code = run, .parts = parts, .fp = fp, .lead = RUN_ARGS, .more = value_nil()};
+  turn_call t = {
+      .vm = vm, .code = run, .parts = parts, .fp = fp, .lead = RUN_ARGS, .more = value_nil(), .list = value_nil()};
+  qn_value lead[RUN_ARGS] = {over, value_int(first), value_int(first + most)};
+  if (value_is(over, TAG_LIST)) {
+    if (run->quiet > 0 && run->quiet--) return 0;
+    lead[RUN_OVER] = most <= INT32_MAX ? rec_stack_items(vm, over, (uint32_t)first, (uint32_t)most) : value_unset();
+    if (value_is(lead[RUN_OVER], TAG_UNSET)) {
+      run->quiet = (int32_t)most; /* so many turns pass before items are looked at again */
+      return 0;
+    }
+    lead[RUN_FIRST] = value_int(0), lead[RUN_END] = value_int(most);
+    t.list = over, t.from = first;
+  } else {
+    value_retain(over);
+  }
   *r = value_error();
-  if (!make_call(&t, (qn_value[]){value_retain(over), value_int(first), value_int(first + most)})) return -1;
+  if (!make_call(&t, lead)) return -1;
   *r = value_nil();
   if (t.how == REC_RETURN) {
     slot_set(vm, &interp_of(vm)->returned, t.more);

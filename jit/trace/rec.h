@@ -459,6 +459,9 @@ static inline qn_value stacked_lead(qn_value v) { return value_list(value_list(v
 bool rec_stacks(qn_vm *vm, qn_value list);
 /* A stacked list of these parts (owned; the error value: it is handed on). Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts);
+/* Such a list of n items of a list from one on, two or more: their elements are copied. Owned; unset: they cannot be stacked, or memory is
+ * short. */
+QN_MUST_CHECK qn_value rec_stack_items(qn_vm *vm, qn_value list, uint32_t from, uint32_t n);
 /* Item `number` of such a list, an int from 0 on below its length, perhaps the traced number of a loop's turn. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value number);
 /* list[i], for any value i; borrows both. Owned; the error value; or unset: the item is that of the ordinary list, which takes the place of *list

@@ -201,19 +201,34 @@ uint32_t stack_args(qn_vm *vm, const rec_call_site *site, uint32_t wanted) {
   return stacked;
 }
 
+/* Copies the items of a list to the arrays of what stands for it. False with an error raised. */
+static bool fill(qn_vm *vm, qn_value list, qn_value stacked) {
+  const qn_list *l = value_list(list);
+  const qn_value *own = value_list(stacked)->items;
+  stacking w = {.vm = vm, .parts = value_list(own[STACKED_PARTS])};
+  for (; w.row < l->len; w.row++) {
+    w.at = 0;
+    if (!each_leaf(&w, own[STACKED_SHAPE], l->items[w.row])) return false;
+  }
+  return true;
+}
+
 bool stack_fill(const rec_call_site *site) {
   stacked_args *s = site->stacked;
   if (!s || s->filled) return true;
-  for (uint32_t k = 0; k < s->n; k++) {
-    const qn_list *l = value_list(s->of[k].list);
-    const qn_value *own = value_list(s->of[k].stacked)->items;
-    stacking w = {.vm = s->vm, .parts = value_list(own[STACKED_PARTS])};
-    for (; w.row < l->len; w.row++) {
-      w.at = 0;
-      if (!each_leaf(&w, own[STACKED_SHAPE], l->items[w.row])) return false;
-    }
-  }
+  for (uint32_t k = 0; k < s->n; k++)
+    if (!fill(s->vm, s->of[k].list, s->of[k].stacked)) return false;
   return s->filled = true;
+}
+
+qn_value rec_stack_items(qn_vm *vm, qn_value list, uint32_t from, uint32_t n) {
+  qn_list *l = list_from(vm, value_list(list)->items + from, n);
+  qn_value part = l ? value_obj(TAG_LIST, l) : value_error(), v = l ? stacked_of(vm, part) : part;
+  if (value_is(v, TAG_LIST) && !fill(vm, part, v)) v = value_fail(vm, v);
+  if (l) value_release(vm, part);
+  if (!value_is_error(v)) return v;
+  error_clear(vm);
+  return value_unset();
 }
 
 void stack_undo(const rec_call_site *site) {

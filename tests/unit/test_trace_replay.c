@@ -204,6 +204,28 @@ START_TEST(the_interpreter_makes_few_turns_again) {
 }
 END_TEST
 
+/* Likewise a loop over the items of a list, which are stacked, jit.run at once. */
+START_TEST(few_turns_over_lists) {
+  qn_vm *off = trace_vm(QN_JIT_OFF), *vm = trace_vm(QN_JIT_SYNC);
+  static const char program[] =
+      "fn f(l, most) { let s = f32(0); for (v, k) in l { s = s * 0.999 + v * k; assert(s < most, \"{s}\") }; s }\n"
+      "let l = map(0..20_000, fn(i) (f32(i), 0.5))\nfor n in 9..12 { f(l[:n], 1e9) }\nf(l, 1e9)";
+  static const char call[] = "f(l, 9e6)";
+  good(off, program);
+  good(vm, program);
+  ck_assert_int_eq(qn_eval(off, "test.qn", call, strlen(call), NULL), QN_ERROR);
+  for (int i = 0; i < 2; i++) {
+    uint64_t before = vm->steps;
+    ck_assert_int_eq(qn_eval(vm, "test.qn", call, strlen(call), NULL), QN_ERROR);
+    ck_assert_str_eq(qn_error_report(vm), qn_error_report(off));
+    ck_assert_uint_le(vm->steps - before, 3000); /* of 18,989 */
+  }
+  ck_assert_uint_ge(entries_of(vm, "turns")->first->replays, 20);
+  qn_vm_close(off);
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* Each allocation of a replay fails in turn: the call is right all the same, or its error is E601; nothing is lost, nothing counted
  * twice, and the draws of random numbers go on as if nothing had been. */
 START_TEST(allocations_fail) {
@@ -278,6 +300,7 @@ int main(void) {
   TCase *few = tcase_create("the_interpreter_makes_few_turns_again");
   tcase_add_loop_test(few, the_interpreter_makes_few_turns_again, 0, 8);
   suite_add_tcase(s, few);
+  CASE(tcase_create("few_turns_over_lists"), few_turns_over_lists);
   CASE(tcase_create("allocations_fail"), allocations_fail);
   CASE(tcase_create("calls_within_calls"), calls_within_calls);
   return run_suite(s);
