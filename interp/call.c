@@ -644,6 +644,18 @@ error:
   return vm_pop_with(vm, base, value_error());
 }
 
+/* As call_mixed where all arguments are positional. */
+static __attribute__((noinline)) qn_value call_plain(qn_vm *vm, n_call *n, qn_value *base, uint32_t npos,
+                                                     qn_value *fp) {
+  if (!vm_enter(vm, (size_t)n->n + 2)) return vm_pop_with(vm, base, value_error());
+  for (uint32_t i = 0, count = n->n; i < count; i++) {
+    qn_value v = argument(vm, n->args[i].value, fp);
+    if (value_stops(v)) return vm_pop_with(vm, base, v);
+    *vm->sp++ = v;
+  }
+  return call_bound(vm, base, npos + n->n, 0, n->h.at, n, fp);
+}
+
 /* ---- calls of builtins that are laid out ---------------------------------------------------------------------------------------- */
 
 /* Is it a variable or a constant, whose value can be read without evaluating anything? */
@@ -904,7 +916,7 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
   qn_value *base = vm->sp;
   *vm->sp++ = f;
   if (extra) *vm->sp++ = receiver;
-  return call_mixed(vm, n, base, extra, fp);
+  return (n->h.flag & CALL_MIXED ? call_mixed : call_plain)(vm, n, base, extra, fp);
 }
 
 qn_value call_counting(qn_vm *vm, node *h, qn_value *fp, qn_value *bounds, bool *counts) {

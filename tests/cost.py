@@ -7,8 +7,8 @@ one process; `seed(0)` stands between them, at which callgrind writes its counte
 
   eager ops       each row of the op table, on tiny arrays, through the forms in which programs write it: at most TINY
   turns           programs of the interpreter alone: per turn of a loop, per update of a value with one owner, per call
-  compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels: as it stands, and as
-                  a turn of a loop outside functions, which is a compiled call itself
+  compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels: as it stands, as
+                  jit(f)(...), and as a turn of a loop outside functions, which is a compiled call itself
   start           of a process that runs an empty program
   long calls      what a call costs for each of its layers, globals, branches: as much where there are many as where there are few
 
@@ -223,7 +223,8 @@ let y = x
 fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
 for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
 """
-COMPILED_BOUND, TURN_BOUND = 1600, 2500
+JIT_SETUP = CALLS_SETUP.replace("fn f(", "fn inner(").replace("for _", "let f = jit(inner)\nfor _")
+COMPILED_BOUND, JIT_BOUND, TURN_BOUND = 1600, 1950, 2500
 WHILE_COMPILING, CALLS = 1.25, 150
 
 
@@ -269,14 +270,14 @@ def length_cost(quern, folder, options, program, count):
     return totals(out + ".2") / count
 
 
-def compiled_call(quern, folder, *flags):
+def compiled_call(quern, folder, *flags, setup=CALLS_SETUP):
     """A call of a compiled function, less what its kernels take."""
     flags, costs = ["--jit", "sync", "--set", "jit.hot=2", "--threads", "1", *flags], []
     env = {"QUERN_CACHE": os.path.join(folder, "cache")}
     script, out = os.path.join(folder, "calls.qn"), os.path.join(folder, "calls")
     for count in (0, 300, 1300):  # the first fills the kernel cache, so that no compiler runs in the others
         with open(script, "w", encoding="utf-8") as f:
-            f.write(CALLS_SETUP + f"for _ in 0..{count} {{ y = f(x, x, x, x, x, x, x, x) }}\n")
+            f.write(setup + f"for _ in 0..{count} {{ y = f(x, x, x, x, x, x, x, x) }}\n")
         collected = re.search(r"Collected\s*:\s*(\d+)", callgrind([quern, *flags, script], out, env=env))
         costs.append(int(collected.group(1)) - kernel_share(out))
     return (costs[2] - costs[1]) / 1000
@@ -359,6 +360,7 @@ def main():
                 failed.append(f"{name}: {many:.0f} of {MANY} exceed {few:.0f} of {FEW}")
         if not options.pattern:
             check("compiled call", compiled_call(quern, folder, "--set", "jit.turns=0"), COMPILED_BOUND)
+            check("compiled call of jit(f)", compiled_call(quern, folder, "--set", "jit.turns=0", setup=JIT_SETUP), JIT_BOUND)
             check("compiled turn", compiled_call(quern, folder), TURN_BOUND)
             empty, out = os.path.join(folder, "empty.qn"), os.path.join(folder, "empty")
             open(empty, "w", encoding="utf-8").close()

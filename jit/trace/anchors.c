@@ -107,6 +107,7 @@ static void chain_take(vm_jit *j, chain_anchor **at, chain_anchor **gone) {
 /* Frees chains that have been taken out of the list. All of them must be out of it first: a specialization of one may hold the last
  * function or graph of another one, which then takes itself out of the list. */
 static void chains_free(qn_vm *vm, chain_anchor *gone) {
+  if (gone) memset(jit_of(vm)->found, 0, sizeof jit_of(vm)->found);
   for (chain_anchor *c; (c = gone);) {
     gone = c->next;
     anchor_close(vm, &c->anchor);
@@ -177,7 +178,8 @@ static const named_sizes *chain_sizes(const jit_anchor *inner, const void *const
   return inner ? inner->sizes : NULL;
 }
 
-jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
+/* As anchor_of_value, by all that makes the function. */
+static jit_anchor *find_chain(qn_vm *vm, qn_value fn) {
   const void *chain[8];
   uint32_t depth = 0;
   uint64_t hash = 14695981039346656037u;
@@ -221,6 +223,16 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   c->next = j->chains;
   j->chains = c;
   return &c->anchor;
+}
+
+jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
+  const qn_fn *f = value_fn(fn);
+  if (f->head.flags != FN_TRANSFORM) return find_chain(vm, fn);
+  struct chain_found *x = &jit_of(vm)->found[f->id % CHAINS_FOUND];
+  if (x->id == f->id && x->anchor) return x->anchor;
+  jit_anchor *a = find_chain(vm, fn);
+  *x = (struct chain_found){f->id, a};
+  return a;
 }
 
 void anchors_forget(qn_vm *vm, uint64_t code) {

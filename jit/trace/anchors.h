@@ -66,11 +66,18 @@ typedef struct anchor_specializations {
   uint32_t nrecompiles, recompiles_cap;
 } anchor_specializations;
 
+enum { CHAINS_FOUND = 16 /* a power of two */ };
+
 typedef struct vm_jit {
   uint64_t epoch; /* goes up when a watched global is rebound */
   anchor_specializations *anchors;
   struct chain_anchor *chains;
-  uint32_t chains_left;  /* how many of these belong to graphs of which none is alive */
+  uint32_t chains_left; /* how many of these belong to graphs of which none is alive */
+  /* the anchors of functions within transforms that were looked up last, by the functions' ids; cleared when any is freed */
+  struct chain_found {
+    uint64_t id;
+    jit_anchor *anchor;
+  } found[CHAINS_FOUND];
   struct made *made;     /* what functions used as backends have made, the latest first (backend.c) */
   struct mailbox *box;   /* where compiler threads put what they have made for this VM */
   struct parcel *unsent; /* jobs that could not be queued yet, since a planner held the lock */

@@ -269,6 +269,8 @@ static bool best_code(const qn_vm *vm, const shared_plan *s) {
  * kernels are compiled, and from time to time after that, the more seldom the clearer and the older the outcome: what rounds
  * after the first take more than the faster way alone is a hundredth of the calls between them.
  *
+ * jit(f, mode: "reduce-overhead") asks for no race once the kernels are compiled: calls look at no clock, and the quickest way stays open.
+ *
  * --jit sync and --jit verify run every plan that there is and never look at a clock. On a device launches return before the
  * work is done, so time tells nothing: its plans run as soon as their kernels are compiled, and not before. */
 
@@ -303,7 +305,7 @@ static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
 
 static bool race_on(const qn_vm *vm, const specialization *e) {
   return vm->config.jit == QN_JIT_ON && e->state == SPEC_READY && !e->device && e->race.calls < RACE_CALLS &&
-         !specialization_rewritten(e);
+         !specialization_rewritten(e) && !(e->mode == REC_AT_HAND && e->race.code);
 }
 
 /* Is the plan to run (true), or the interpreter (false)? *timed: the call is part of a round, and must be timed. */
@@ -314,6 +316,7 @@ static bool runs_now(qn_vm *vm, const anchor_specializations *list, specializati
   if (wait || specialization_rewritten(e)) return true;
   race *r = &e->race;
   if (!r->code && best_code(vm, e->plan)) *r = (race){.code = true};
+  if (r->code && e->mode == REC_AT_HAND) return true;
   /* calls so short that they would not earn back what the block VM prepares for a plan */
   if (!r->code && list->streak) return false;
   *timed = r->calls < RACE_CALLS;
@@ -564,6 +567,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   if (e->state != SPEC_BROKEN && rewrites_any(vm) && !apply_patterns(vm, e, &result)) return value_error();
   e->hash = (e->why == BREAK_no_arrays && pattern_any_text(&e->pattern)) || e->pattern.sizes ? 0 : hash;
   e->exact = exact;
+  e->mode = site->mode;
   list->failed = 0;
   e = anchor_add(vm, list, e);
   answer(vm, e, BREAK_none);
@@ -887,7 +891,8 @@ static uint64_t quick_until(const qn_vm *vm, const specialization *e, const call
   const plan *p = e->plan->plan;
   bool quick = c->flat && p->straight && !e->device && !e->pattern.sizes && !e->nguards && !e->ndraws &&
                p->graph->ninputs <= PLAN_FEW;
-  if (!quick || vm->config.jit == QN_JIT_SYNC || specialization_rewritten(e)) return quick ? UINT64_MAX : 0;
+  bool stays = vm->config.jit == QN_JIT_SYNC || specialization_rewritten(e) || (e->mode == REC_AT_HAND && e->race.code);
+  if (!quick || stays) return quick ? UINT64_MAX : 0;
   return e->race.code && e->race.calls >= RACE_CALLS && !e->race.eager ? e->race.again : 0;
 }
 

@@ -112,6 +112,7 @@ void pattern_free(qn_vm *vm, pattern *p) {
   mem_free(vm, p->roots, p->roots_cap * sizeof *p->roots);
   mem_free(vm, p->checks, p->nchecks * sizeof *p->checks);
   mem_free(vm, p->others, p->nothers * sizeof *p->others);
+  if (p->own) value_release(vm, p->options);
   pattern_sizes_free(vm, p->sizes);
   memset(p, 0, sizeof *p);
 }
@@ -372,16 +373,42 @@ static bool is_plain_array(const pattern *p, const root *x) {
   return plain;
 }
 
-/* Is a root the function itself, without captures? */
-static bool is_plain_code(const pattern *p, const root *x) {
-  return x->kind == ROOT_FN && !is_cut(p, x->first) && p->pats[x->first].kind == PAT_FN && !p->pats[x->first].n;
+/* Is it a record of numbers, texts and the like, which keeps no code alive? */
+static bool is_plain_record(qn_value v) {
+  if (!value_is(v, TAG_RECORD)) return false;
+  bool plain = true;
+  for (uint32_t i = 0; i < value_record(v)->len; i++) {
+    qn_value x = value_record(v)->items[i];
+    plain &= !value_is_heap(x) || value_is(x, TAG_STR);
+  }
+  return plain;
 }
 
-void pattern_settle(qn_vm *vm, pattern *p) {
+/* Is a root the function itself, without captures, or such a function in a transform with options (jit)? */
+static bool is_plain_code(const pattern *p, const root *x, qn_value fn) {
+  if (x->kind != ROOT_FN || is_cut(p, x->first + 1) || p->pats[x->first].kind != PAT_FN) return false;
+  const pat *y = &p->pats[x->first];
+  if (!y->n) return true;
+  bool optional = y->tag == FN_TRANSFORM && y->n == 2 && value_is(fn, TAG_FN) && value_fn(fn)->ncaptures == 2;
+  return optional && y[1].kind == PAT_FN && !y[1].n && is_plain_record(value_fn(fn)->captures[1]);
+}
+
+/* Is a function the one of the pattern, as far as can be seen at a glance? */
+static inline bool is_own(const pattern *p, qn_value fn) {
+  const qn_fn *f = value_fn(fn);
+  const pat *x = p->own;
+  if (!value_is(fn, TAG_FN) || f->head.flags != x->tag || f->ncaptures != x->n) return false;
+  if (!x->n) return code_id(f) == x->layout;
+  if ((uint64_t)(uintptr_t)f->code != x->layout || f->captures[1].u.p != p->options.u.p) return false;
+  f = value_fn(f->captures[0]);
+  return f->head.flags == x[1].tag && !f->ncaptures && code_id(f) == x[1].layout;
+}
+
+void pattern_settle(qn_vm *vm, pattern *p, qn_value fn) {
   uint32_t n = 0, others = 0, own = 0;
   for (uint32_t i = 0; i < p->nroots; i++) {
     n += is_plain_array(p, &p->roots[i]);
-    own += is_plain_code(p, &p->roots[i]);
+    own += is_plain_code(p, &p->roots[i], fn);
   }
   if (!n || own > 1 || p->checks) return;
   array_check *checks = mem_try_alloc(vm, n * sizeof *checks);
@@ -394,8 +421,9 @@ void pattern_settle(qn_vm *vm, pattern *p) {
   p->flat = true;
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
-    if (is_plain_code(p, x)) {
+    if (is_plain_code(p, x, fn)) {
       p->own = &p->pats[x->first];
+      if (p->own->n) p->options = value_retain(value_fn(fn)->captures[1]);
       continue;
     }
     if (!is_plain_array(p, x)) {
@@ -419,11 +447,7 @@ void pattern_settle(qn_vm *vm, pattern *p) {
 bool pattern_match_quick(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                          qn_array **inputs, qn_value *scalars, bool *flat) {
   if (nargs != (int)p->nargs) return false;
-  if (p->own) {
-    const qn_fn *f = value_fn(fn);
-    if (!value_is(fn, TAG_FN) || f->head.flags != p->own->tag || f->ncaptures || code_id(f) != p->own->layout)
-      return false;
-  }
+  if (p->own && !is_own(p, fn)) return false;
   for (const array_check *x = p->checks, *end = x + p->nchecks; x < end; x++) {
     const qn_value *v = &args[x->arg];
     if (!value_is(*v, TAG_ARRAY)) return false;

@@ -105,8 +105,11 @@ typedef struct pattern {
   /* What pattern_settle makes: how the arguments that are arrays are looked at, and the roots that are something else. NULL: not made */
   array_check *checks;
   uint32_t *others, nchecks, nothers;
-  bool flat;      /* are these arrays all inputs that there are? */
-  const pat *own; /* the part of the function itself, if it has no captures: then it is no other either */
+  bool flat; /* are these arrays all inputs that there are? */
+  /* The part of the function itself, if that has no captures, or is one within transforms whose options (owned; nil: there are none) are the same
+   * value: then it is no other either. */
+  const pat *own;
+  qn_value options;
 } pattern;
 
 /* ---- result templates ---- */
@@ -148,8 +151,8 @@ typedef struct tpl_list {
  * difference. */
 bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                    qn_array **inputs, qn_value *scalars, text_buf *why);
-/* The pattern is finished: prepares pattern_match_quick. Where memory is short that stays as it was, with nothing raised. */
-void pattern_settle(qn_vm *vm, pattern *p);
+/* The pattern of a call of `fn` is finished: prepares pattern_match_quick. Where memory is short that stays as it was, with nothing raised. */
+void pattern_settle(qn_vm *vm, pattern *p, qn_value fn);
 /* pattern_match for the most common calls, whose arrays lie contiguously. False: pattern_match has to find out. *flat: all inputs are arrays
  * without gaps. */
 bool pattern_match_quick(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,

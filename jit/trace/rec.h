@@ -117,6 +117,10 @@ typedef struct rec_slots {
 /* When sizes of a call's arguments become symbolic: after their first change, at the first recording, or never. */
 typedef enum rec_when { REC_CHANGED, REC_AT_ONCE, REC_NEVER } rec_when;
 
+/* What the option `mode` of jit asks for: plans that have to earn their place; that are used as soon as they have their code, whatever eager
+ * calls take; or of which the fastest of several is looked for (calls.c). */
+typedef enum rec_mode { REC_EARN, REC_AT_HAND, REC_TUNED } rec_mode;
+
 /* A call that the interpreter is about to make. `run` executes the body on the arguments, which may have been replaced by then. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
@@ -132,6 +136,7 @@ typedef struct rec_call_site {
   rec_slots cells;
   const void *home;           /* if `fn` is no function: the unit that the code belongs to (fn_shared.home) */
   uint8_t symbolic;           /* rec_when */
+  uint8_t mode;               /* rec_mode */
   bool rests;                 /* whoever makes the call asks anchor_wakes, so the anchor may rest */
   span at;                    /* the place of the call */
   qn_value (*run)(void *ctx); /* gives an owned result or the error value */
@@ -646,8 +651,8 @@ extern const transform_def transform_defs[];
  * VMAP: fn, in_axes, out_axes; and of those that jacobian makes the dtype that host floats come out in. JACOBIAN: fn, wrt. HESSIAN: the
  * function's gradient by wrt, wrt. */
 QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n);
-QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
-                                      span at);
+/* Calls a transform or graph, which stays alive meanwhile. The arguments lie on the value stack, which owns them; others may be there afterwards. */
+QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, qn_value *args, int nargs, qn_value kwargs, span at);
 
 /* The function that takes the arguments of a call of `fn`: what is inside all transforms that pass their arguments on; or `fn` itself. */
 const qn_fn *transform_within(qn_value fn);

@@ -319,7 +319,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     value_release(vm, r->pattern.roots[i].given);
     r->pattern.roots[i].tracer = r->pattern.roots[i].given = value_nil();
   }
-  if (capture) pattern_settle(vm, &r->pattern);
+  if (capture) pattern_settle(vm, &r->pattern, fn);
   e->pattern = r->pattern;
   memset(&r->pattern, 0, sizeof r->pattern);
   e->epoch = jit_of(vm)->epoch;

@@ -20,6 +20,39 @@
 #include "lang/mem.h"
 #include "lang/source.h"
 
+/* The options of jit, as its calls look at them: bits of the function's head.aux. */
+enum {
+  JIT_WHOLE = 1,    /* fullgraph */
+  JIT_DYNAMIC = 2,  /* dynamic: true */
+  JIT_FIXED = 4,    /* dynamic: false */
+  JIT_BACKEND = 8,  /* there is a backend */
+  JIT_AT_HAND = 16, /* mode: "reduce-overhead" */
+  JIT_TUNED = 32    /* mode: "max-autotune" */
+};
+
+static bool option_is(qn_value options, const char *name, qn_value *out) {
+  if (!value_is(options, TAG_RECORD)) return false;
+  const qn_record *r = value_record(options);
+  for (uint32_t i = 0; i < r->len; i++)
+    if (strcmp(record_name(r, i)->text, name) == 0) {
+      *out = r->items[i];
+      return true;
+    }
+  return false;
+}
+
+static uint16_t jit_bits(qn_value options) {
+  uint16_t bits = 0;
+  qn_value v;
+  if (option_is(options, "fullgraph", &v) && value_is(v, TAG_BOOL) && v.u.i) bits |= JIT_WHOLE;
+  if (option_is(options, "dynamic", &v) && value_is(v, TAG_BOOL)) bits |= v.u.i ? JIT_DYNAMIC : JIT_FIXED;
+  if (option_is(options, "backend", &v) && !value_is(v, TAG_NIL)) bits |= JIT_BACKEND;
+  if (!option_is(options, "mode", &v) || !value_is(v, TAG_STR)) return bits;
+  if (strcmp(value_str(v)->text, "reduce-overhead") == 0) bits |= JIT_AT_HAND;
+  if (strcmp(value_str(v)->text, "max-autotune") == 0) bits |= JIT_TUNED;
+  return bits;
+}
+
 qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n) {
   if (!value_is(captures[0], TAG_FN))
     return raise_error(vm, E_type, SPAN_NONE, "%s takes a function, not %s", transform_defs[kind].name,
@@ -27,6 +60,7 @@ qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures,
   qn_fn *f = fn_new(vm, FN_TRANSFORM, (void *)(uintptr_t)&transform_defs[kind], (uint32_t)n);
   if (!f) return value_error();
   for (int i = 0; i < n; i++) f->captures[i] = value_retain(captures[i]);
+  if (kind == TRANSFORM_JIT && n > 1) f->head.aux = jit_bits(captures[1]);
   return value_obj(TAG_FN, f);
 }
 
@@ -64,17 +98,6 @@ static qn_value inner_run(void *ctx) {
 
 /* A call of checkpoint or custom_grad, which differ from the inner function only where something may differentiate them: in a recording. */
 static qn_value region_run(void *ctx) { return op_deferred(((own_site *)ctx)->vm) ? within_run(ctx) : inner_run(ctx); }
-
-static bool option_is(qn_value options, const char *name, qn_value *out) {
-  if (!value_is(options, TAG_RECORD)) return false;
-  const qn_record *r = value_record(options);
-  for (uint32_t i = 0; i < r->len; i++)
-    if (strcmp(record_name(r, i)->text, name) == 0) {
-      *out = r->items[i];
-      return true;
-    }
-  return false;
-}
 
 /* The statements that cannot be captured, each once, without the one that the error is about. */
 typedef struct cuts {
@@ -192,17 +215,14 @@ static qn_value call_compiled(own_site *c, bool full) {
   return full && !value_is_error(result) ? check_fullgraph(vm, a, c->site.fn, result) : result;
 }
 
-/* Calls jit(f, options): on the device, or by the function, that the option `backend` names. */
-static qn_value call_jit(own_site *c) {
+/* Calls jit(f, backend: ...): on the device, or by the function, that the option names. */
+static qn_value call_on_backend(own_site *c, bool full) {
   qn_vm *vm = c->vm;
   const qn_fn *f = value_fn(c->site.fn);
-  qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil(), backend = value_nil(), option, result;
+  qn_value backend = value_nil(), result;
   int nargs = c->site.nargs - 1, before = 0;
-  option_is(options, "backend", &backend);
+  option_is(f->captures[1], "backend", &backend);
   int device = op_deferred(vm) ? -1 : backend_device(backend);
-  bool full = option_is(options, "fullgraph", &option) && value_is(option, TAG_BOOL) && option.u.i;
-  if (option_is(options, "dynamic", &option) && value_is(option, TAG_BOOL))
-    c->site.symbolic = option.u.i ? REC_AT_ONCE : REC_NEVER;
   if (value_is(backend, TAG_FN) && !op_deferred(vm) && !vm->asked.nojit && !vm->asked.alone) {
     result = backend_call(vm, c->site.fn, backend, full, c->site.args, nargs, c->site.args[nargs]);
     vm->asked.served = NULL;
@@ -221,19 +241,35 @@ static qn_value call_jit(own_site *c) {
   return result;
 }
 
+/* Calls jit(f, options). */
+static qn_value call_jit(own_site *c) {
+  uint16_t asks = value_fn(c->site.fn)->head.aux;
+  bool full = (asks & JIT_WHOLE) != 0;
+  c->site.symbolic = asks & JIT_DYNAMIC ? REC_AT_ONCE : asks & JIT_FIXED ? REC_NEVER : REC_CHANGED;
+  c->site.mode = asks & JIT_AT_HAND ? REC_AT_HAND : asks & JIT_TUNED ? REC_TUNED : REC_EARN;
+  return asks & JIT_BACKEND ? call_on_backend(c, full) : call_compiled(c, full);
+}
+
 /* Calls a transform that makes a new function (grad and the like): at its anchor if that wants it, else directly. */
 static qn_value call_derived(own_site *c) {
   c->site.anchor = anchor_if_any(c->vm, c->site.fn);
   return rec_callee(c->vm, c->site.anchor) ? rec_call(c->vm, &c->site) : c->site.run(c);
 }
 
-qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at) {
+qn_value transform_call(qn_vm *vm, qn_value fn, qn_value *args, int nargs, qn_value kwargs, span at) {
   const qn_fn *f = value_fn(fn);
   if (f->head.flags == FN_GRAPH) return body_call(vm, fn, args, nargs, kwargs, at);
   const transform_def *def = f->code;
   own_site c;
-  qn_value *mark, result;
-  if (!own_site_begin(&c, vm, fn, args, nargs, kwargs, at, &mark)) return value_error();
+  qn_value *mark = vm->sp, result;
+  if (args + nargs == vm->sp) { /* they need not be copied: the keywords come behind them */
+    if (!vm_enter(vm, 1)) return value_error();
+    *vm->sp++ = value_retain(kwargs);
+    c.vm = vm;
+    c.site = (rec_call_site){.fn = fn, .args = args, .nargs = nargs + 1, .at = at, .ctx = &c};
+  } else if (!own_site_begin(&c, vm, fn, args, nargs, kwargs, at, &mark)) {
+    return value_error();
+  }
   c.site.run = def->run;
   if (def->kind == TRANSFORM_NOJIT)
     result = call_nojit(&c);
