@@ -339,9 +339,13 @@ static uint32_t indexed(grad_ctx *c, op_id op, uint32_t x, int k, uint32_t v, sc
 
 static uint32_t picked(grad_ctx *c, uint32_t x, int k) { return indexed(c, OP_index, x, k, 0, SCATTER_SET); }
 
+/* Adds each cotangent to the place that it was taken from. Where that is one place the cotangent is stored, which keeps the signs of its zeros
+ * as grad_slice does: whether a number that names a place is known (a slice) or an operand makes no difference. */
 void grad_index(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]);
-  c->out[0] = indexed(c, OP_scatter, grad_full(c, &x, 0), c->nin - 1, c->ct, SCATTER_ADD);
+  bool one = true;
+  for (int i = 1; i < c->nin; i++) one &= grad_type_of(c, c->in[i]).rank == 0;
+  c->out[0] = indexed(c, OP_scatter, grad_full(c, &x, 0), c->nin - 1, c->ct, one ? SCATTER_SET : SCATTER_ADD);
 }
 
 /* A bool array that says which of the values stored by a scatter are still there afterwards: the last one stored to each place. It
