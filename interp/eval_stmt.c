@@ -152,10 +152,17 @@ static inline qn_value chosen_arm(qn_vm *vm, n_if *n, qn_value *fp, int truth) {
   return n->otherwise ? eval(vm, n->otherwise, fp) : value_nil();
 }
 
+/* Does a value that stops say that the function returns? */
+static inline bool is_return(qn_value r) { return !value_is_error(r) && r.u.i == SIGNAL_RETURN; }
+
 /* As chosen_arm, for a branch inside a gradient; `from` is what rec_part_from gave. */
 static __attribute__((noinline)) qn_value parted_arm(qn_vm *vm, n_if *n, qn_value *fp, int truth, uint32_t from) {
   qn_value *slots[SITE_MAX], v = chosen_arm(vm, n, fp, truth);
-  int count = value_stops(v) ? -1 : site_slots(n->site, fp, slots);
+  if (value_stops(v)) { /* what is returned from an arm is told apart */
+    bool ok = !is_return(v) || rec_part_arm(vm, from, (rec_slots){NULL, 0}, &interp_of(vm)->returned);
+    return ok ? v : value_error();
+  }
+  int count = site_slots(n->site, fp, slots);
   if (count < 0 || rec_part_arm(vm, from, (rec_slots){slots, count}, &v)) return v;
   value_release(vm, v);
   return value_error();
@@ -215,15 +222,25 @@ static __attribute__((noinline)) rec_answer offer_tail(qn_vm *vm, n_tail *n, qn_
   return count < 0 ? REC_NOT_YET : rec_tail(vm, n->h.at, (rec_arm){run_tail, &a}, (rec_slots){slots, count}, result);
 }
 
+/* eval_tail while something is recorded. Inside a gradient what the function returns is told apart, wherever it is that it returns. */
+static __attribute__((noinline)) qn_value recorded_tail(qn_vm *vm, n_tail *n, qn_value *fp) {
+  rec_since since = n->leads ? rec_part_tail(vm) : (rec_since){NULL, 0};
+  qn_value result = value_nil();
+  rec_answer answer = offer_tail(vm, n, fp, &result);
+  if (answer == REC_FAILED) return value_error();
+  if (answer != REC_DONE) {
+    if (!since.from) return eval(vm, n->first, fp);
+    arm a = {vm, &n->h, fp};
+    rec_exit how;
+    result = run_tail(&a, &how);
+    if (how == REC_ERROR) return result;
+  }
+  return rec_part_returned(vm, since, &result) ? returning(vm, result) : value_fail(vm, result);
+}
+
 qn_value eval_tail(qn_vm *vm, node *h, qn_value *fp) {
   n_tail *n = (n_tail *)h;
-  qn_value result = value_nil();
-  if (__builtin_expect(rec_may_leave(vm), 0)) {
-    rec_answer answer = offer_tail(vm, n, fp, &result);
-    if (answer == REC_FAILED) return value_error();
-    if (answer == REC_DONE) return returning(vm, result);
-  }
-  return eval(vm, n->first, fp);
+  return __builtin_expect(rec_may_leave(vm), 0) ? recorded_tail(vm, n, fp) : eval(vm, n->first, fp);
 }
 
 /* ---- try -------------------------------------------------------------------------------------------------------------------- */
@@ -388,11 +405,14 @@ static inline bool parted_turn(qn_vm *vm, const site *s, qn_value *fp, rec_tries
   return __builtin_expect(tries->parts == NULL, 1) || part_variables(vm, s, fp, tries);
 }
 
-/* Likewise after a body that has given *r, unless it has left the function or failed: then *r becomes the error value. */
+/* Likewise after a body that has given *r, unless it has failed. If it has left the function what that returns is told apart. If memory is
+ * short *r becomes the error value. */
 static inline void part_after(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries, qn_value *r) {
   if (__builtin_expect(tries->parts == NULL, 1) || value_is_error(*r)) return;
-  if (value_stops(*r) && r->u.i == SIGNAL_RETURN) return;
-  if (!part_variables(vm, s, fp, tries)) *r = value_fail(vm, *r);
+  bool returns = value_stops(*r) && is_return(*r);
+  if (returns ? !rec_part_returned(vm, (rec_since){tries->parts, tries->from}, &interp_of(vm)->returned)
+              : !part_variables(vm, s, fp, tries))
+    *r = value_fail(vm, *r);
 }
 
 /* As offer_loop, for a loop over the items of a range with these bounds (NULL: over numbers), or over the rows of an array. */

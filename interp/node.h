@@ -259,6 +259,7 @@ typedef struct n_tail {
   n_block *block; /* what follows: the items of this block from number `next` on */
   uint32_t next;
   site *site; /* of all this */
+  bool leads; /* it is the first one of its block */
 } n_tail;
 
 /* Where an assignment, let or loop stores a value. */

@@ -697,13 +697,14 @@ static bool ends_in_return(const ast_node *block) {
 }
 
 /* The statement `first` of a block that the function ends with, as what the recorder is asked about before it runs. */
-static node *tail_node(resolver *r, const ast_node *n, node *first, n_block *block, site *s) {
+static node *tail_node(resolver *r, const ast_node *n, node *first, n_block *block, site *s, bool leads) {
   n_tail *out = node_new(r, sizeof *out, eval_tail, n);
   if (!out) return NULL;
   out->first = first;
   out->block = block;
   out->next = block->n + 1;
   out->site = s;
+  out->leads = leads;
   return &out->h;
 }
 
@@ -777,8 +778,9 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
     } else {
       item = statement(r, kid, last && used, last && tail);
       bool may_return = tail && r->fn->returns != returns && has_body(kid) && !(last && kid->kind == AST_if);
-      if (item && may_return && !rebound) rebound = site_begin(r, &at);
-      if (item && may_return) item = rebound ? tail_node(r, kid, item, out, rebound) : NULL;
+      bool leads = !rebound;
+      if (item && may_return && leads) rebound = site_begin(r, &at);
+      if (item && may_return) item = rebound ? tail_node(r, kid, item, out, rebound, leads) : NULL;
     }
     if (!item) {
       raise_at(r->vm, kid->at);

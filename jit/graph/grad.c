@@ -302,11 +302,8 @@ static bool step_control(backward *b, uint32_t i) {
   *b->culprit = i;
   if (!any) return true;
   for (uint32_t k = 0; k < n.nin; k++) c.wanted[k] = is_float(g, n.in[k]) && is_active(b, n.in[k]);
-  if (n.kind == NODE_LOOP) {
-    bool *marks = arena_alloc(&b->scratch, n.payload.regions[1]->n * sizeof *marks);
-    if (!marks) return out_of_memory(b->why, b->culprit);
-    if (!grad_loop_wants(g, i, c.given, c.wanted, marks)) return true;
-  }
+  if (!grad_control_wants(g, i, c.given, c.wanted, &any)) return out_of_memory(b->why, b->culprit);
+  if (!any) return true;
   for (uint32_t k = 0; k < n.nin; k++) {
     if (k < ncarries || !c.wanted[k]) continue;
     node_state *s = state_of(b, n.in[k]);

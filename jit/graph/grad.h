@@ -89,10 +89,10 @@ typedef struct control_grad {
   uint32_t *so_far;
   uint32_t *out;
 } control_grad;
-/* Of the operands of loop `node` that are `wanted`, leaves those on which a result with a cotangent depends by floats all the way: what only decides
- * how long the loop runs has none, not even zeros, as where the turns are nodes of the graph. Returns whether any is left. `marks` has room for
- * the nodes of the loop's body. */
-bool grad_loop_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *marks);
+/* Of the operands of `node` that are `wanted`, leaves those on which a result with a cotangent depends by floats all the way: what only decides
+ * how long a loop runs, or which arm, has none, not even zeros, as where the turns are nodes of the graph. *any: is one left? False: memory
+ * is short. */
+QN_MUST_CHECK bool grad_control_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *any);
 /* False: not differentiable, as `why` says, or memory is short. */
 QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 

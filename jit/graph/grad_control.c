@@ -618,30 +618,92 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   return true;
 }
 
-bool grad_loop_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *marks) {
-  const graph_node *n = &g->nodes[node];
+/* ---- what a result depends on ------------------------------------------------------------------------------------------- */
+
+static bool region_needs(const graph_node *n, const bool *results, bool *operands);
+
+/* Marks the nodes on which marked ones depend by floats all the way. False: memory is short. */
+static bool mark_needed(const graph *g, bool *marks) {
+  uint32_t most = 1, *proj_of = NULL; /* as those of grad.c */
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (!graph_kind_has_regions(n->kind)) continue;
+    if (graph_nresults(n) > most) most = graph_nresults(n);
+    if (n->nin > most) most = n->nin;
+    if (!proj_of && !(proj_of = calloc(g->n, sizeof *proj_of))) return false;
+  }
+  bool *lists = proj_of ? calloc(2 * (size_t)most, sizeof *lists) : NULL;
+  bool ok = !proj_of || lists;
+  for (uint32_t i = 1; i < g->n && proj_of; i++) {
+    if (g->nodes[i].kind != NODE_PROJ) continue;
+    proj_of[i] = proj_of[g->nodes[i].in[0]];
+    proj_of[g->nodes[i].in[0]] = i;
+  }
+  for (uint32_t i = g->n; i-- > 1 && ok;) {
+    const graph_node *n = &g->nodes[i];
+    if (graph_kind_has_regions(n->kind)) {
+      bool *results = lists, *operands = lists + most;
+      memset(lists, 0, 2 * (size_t)most * sizeof *lists);
+      for (uint32_t x = proj_of[i]; x; x = proj_of[x])
+        if (dtype_is_float((qn_dtype)g->nodes[x].type.dtype)) results[g->nodes[x].payload.index] |= marks[x];
+      ok = region_needs(n, results, operands);
+      for (int k = 0; k < n->nin; k++) marks[n->in[k]] |= operands[k];
+    } else if (marks[i] && n->kind != NODE_PROJ && dtype_is_float((qn_dtype)n->type.dtype)) {
+      for (int k = 0; k < n->nin; k++) marks[n->in[k]] = true;
+    }
+  }
+  free(proj_of);
+  free(lists);
+  return ok;
+}
+
+static bool branch_needs(const graph_node *n, const bool *results, bool *operands) {
+  bool ok = true;
+  for (int a = 0; a < 2 && ok; a++) {
+    const graph *arm = n->payload.regions[a];
+    bool *marks = calloc(arm->n, sizeof *marks);
+    for (uint32_t k = 0; k < arm->noutputs && marks; k++) marks[arm->outputs[k]] |= results[k];
+    ok = marks && mark_needed(arm, marks);
+    for (uint32_t i = 0; i < arm->ninputs && ok; i++) operands[1 + i] |= marks[arm->inputs[i]];
+    free(marks);
+  }
+  return ok;
+}
+
+static bool loop_needs(const graph_node *n, const bool *results, bool *operands) {
   const graph *body = n->payload.regions[1];
   uint32_t ncarries = graph_loop_carries(n);
-  memset(marks, 0, body->n * sizeof *marks);
-  for (uint32_t k = 0; k < body->noutputs; k++) marks[body->outputs[k]] |= given[k] != 0;
-  for (bool more = true; more;) { /* a carry that matters to a turn matters at the end of the turn before */
-    for (uint32_t i = body->n - 1; i > 0; i--) {
-      const graph_node *x = &body->nodes[i];
-      if (!marks[i] || (!dtype_is_float((qn_dtype)x->type.dtype) && !graph_kind_has_regions(x->kind))) continue;
-      for (int k = 0; k < x->nin; k++) marks[x->in[k]] = true;
-    }
+  bool *marks = calloc(body->n, sizeof *marks), ok = marks != NULL;
+  for (uint32_t k = 0; k < body->noutputs && ok; k++) marks[body->outputs[k]] |= results[k];
+  for (bool more = true; more && ok;) { /* a carry that matters to a turn matters at the end of the turn before */
+    ok = mark_needed(body, marks);
     more = false;
-    for (uint32_t k = 0; k < ncarries; k++) {
+    for (uint32_t k = 0; k < ncarries && ok; k++) {
       if (!marks[body->inputs[k]] || marks[body->outputs[k]]) continue;
       marks[body->outputs[k]] = more = true;
     }
   }
-  bool any = false;
-  for (uint32_t k = 0; k < n->nin; k++) {
-    wanted[k] = wanted[k] && (marks[body->inputs[k]] || (k < ncarries && given[k])); /* (a loop may make no turn) */
-    any |= wanted[k];
-  }
-  return any;
+  for (uint32_t k = 0; k < n->nin && ok; k++)
+    operands[k] = marks[body->inputs[k]] || (k < ncarries && results[k]); /* (a loop may make no turn) */
+  free(marks);
+  return ok;
+}
+
+/* Sets operands[k] to whether some of these results of a branch or loop depend on operand k by floats all the way. False: memory is short. */
+static bool region_needs(const graph_node *n, const bool *results, bool *operands) {
+  return n->kind == NODE_IF ? branch_needs(n, results, operands) : loop_needs(n, results, operands);
+}
+
+bool grad_control_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *any) {
+  const graph_node *n = &g->nodes[node];
+  uint32_t nout = graph_nresults(n);
+  bool *results = calloc((size_t)nout + n->nin + 1, sizeof *results), *operands = results + nout;
+  for (uint32_t k = 0; k < nout && results; k++) results[k] = given[k] != 0;
+  bool ok = results && region_needs(n, results, operands);
+  *any = false;
+  for (uint32_t k = 0; k < n->nin && ok; k++) *any |= wanted[k] &= operands[k];
+  free(results);
+  return ok;
 }
 
 static bool grad_loop(control_grad *c, op_refusal *why) {

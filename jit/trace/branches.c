@@ -123,6 +123,9 @@ typedef struct branch {
 /* Has the arm left in any case? */
 static bool is_gone(const branch *b, int k) { return is_bool(b->left[k], true); }
 
+/* How many of the joined variables, the first ones, the arms may rebind. */
+static int own_slots(const branch *b) { return b->of->last ? 0 : b->of->assigned.n; }
+
 /* Runs arm k, the first or the second that is run. False: it is no region, or an error is raised that counts. */
 static bool run_arm(branch *b, int k, rec_arm arm) {
   qn_vm *vm = b->vm;
@@ -137,6 +140,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   if (c && !b->ran[which]) b->from[which] = c->at;
   if (!(end->r = rec_arm_begin(b->r, k ? b->ends[0].r : NULL))) return false;
   way_begin(&way, WAY_ARM, end->r, b->around, b->held);
+  way.own = own_slots(b);
   rec_exit how = REC_VALUE;
   qn_value v = arm.run(arm.ctx, &how);
   if (how == REC_RETURN && b->of->last) how = REC_VALUE;
@@ -232,7 +236,7 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   qn_value *joined = mem_zalloc(vm, n * sizeof *joined);
   if (!joined) return REC_FAILED;
   uint32_t from = b->r->g->n;
-  rec_answer answer = ends_join(b->r, ends, b->turned, predicate, site, joined);
+  rec_answer answer = ends_join(b->r, ends, gone ? w->own : own_slots(b), b->turned, predicate, site, joined);
   qn_value *parts = joined + slots.n;
   if (answer == REC_DONE) {
     slots_set(vm, slots, joined);

@@ -4,7 +4,9 @@
  * there the uses through one variable are summed before they meet those through another. An unrolled loop, or a branch of which only the arm
  * that was taken is recorded, would sum them as they come, and get other bits. So while a gradient is in progress, variables that such a loop
  * or branch may rebind get copies (views) of the values that they share: of what is older than the turn or arm, unless the variable has held
- * it all along, and of what another variable holds already. Lanes of a vmap get the same copies, behind what selects by lane.
+ * it all along, and of what another variable holds already. What a function returns from an arm or turn, or behind one that may have returned, is
+ * told apart likewise (rec_part_tail): where these are captured, it is a result of theirs. Lanes of a vmap get the same copies, behind what selects
+ * by lane.
  * jit/graph/grad_control.c adds the cotangents of regions in the same order.
  *
  * Gradients by programs with such loops and branches have no negative zeros (differentiate.c): a sum that begins with a zero, as that of a
@@ -85,6 +87,13 @@ int rec_derivatives(const struct recording *r) {
 
 bool parted_wanted(const struct recording *r) { return rec_derivatives(r) > 0; }
 
+bool parted_leaf(const struct recording *r, qn_value v) {
+  if (!parted_wanted(r) || !is_float_leaf(v)) return false;
+  for (; r; r = r->arm ? r->outer : NULL)
+    if (rec_traced(r, v)) return true;
+  return false;
+}
+
 /* (What `and`, `or`, a read or an arm on data gives may be a plain number, and an array may have its elements, which is data only where the branch
  * is captured. So branches on plain values count, too; but not those of the library, which ask for types and settings.) */
 uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at) {
@@ -93,6 +102,11 @@ uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at) {
   const source_text *text = source_get(vm, at.source);
   if (rec_is_data(r, predicate) || !text || !text->library) rec_base(r)->controls++;
   return r->g->n;
+}
+
+rec_since rec_part_tail(const qn_vm *vm) {
+  const struct recording *r = vm->rec;
+  return (rec_since){r, r && parted_wanted(r) ? r->g->n : 0};
 }
 
 static bool part_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value) {
@@ -113,6 +127,10 @@ bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *v
 bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value) {
   struct recording *r = vm->rec;
   return !r || !parted_wanted(r) || (part_arm(r, from, slots, value) && rec_appended(r));
+}
+
+bool rec_part_returned(qn_vm *vm, rec_since since, qn_value *value) {
+  return !since.from || vm->rec != since.in || rec_part_arm(vm, since.from, (rec_slots){NULL, 0}, value);
 }
 
 bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {

@@ -329,6 +329,8 @@ bool rec_is_data(const struct recording *r, qn_value v);
 int rec_derivatives(const struct recording *r);
 /* Are variables that share a value parted where a loop or branch may be captured (parted.c)? */
 bool parted_wanted(const struct recording *r);
+/* Is a gradient in progress in which this value, a leaf, is a float that may be derived, and older than what is recorded in r? */
+bool parted_leaf(const struct recording *r, qn_value v);
 /* Parts the first n variables, and *value, behind an arm that is recorded in r, where nodes below `from` are older. False with an error
  * raised. */
 QN_MUST_CHECK bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value);

@@ -149,12 +149,17 @@ typedef struct join {
   qn_value *values;                      /* owned: the values of the results, when the node is there */
   uint32_t leaf[2], out; /* while trees are walked: the numbers of the next leaf of each way, and of the next result */
   int from;              /* while a value is filled in: the way that has it */
+  uint32_t own;          /* of the variables the first ones, which the ways may rebind */
+  bool part, kept;       /* the value is one of the parts of an end, not a variable; it is that or one of `own` */
   bool build;            /* the walk makes the final values; else it only finds out whether the ways agree */
 } join;
 
-/* Is it a value from outside that both ways have left as it was? */
+/* Is it a value from outside that both ways have left as it was? Inside a gradient a float that is derived becomes a result all the same, if it
+ * is what the ways return or a variable that they may rebind: where other variables hold it in one way only, its uses through this one are
+ * summed in their order only if it is a result as they are (parted.c). */
 static bool is_outer(const join *j, qn_value x, qn_value y) {
-  return x.head == y.head && x.u.i == y.u.i && !rec_traced(j->ends[0]->r, x) && !rec_traced(j->ends[1]->r, y);
+  return x.head == y.head && x.u.i == y.u.i && !rec_traced(j->ends[0]->r, x) && !rec_traced(j->ends[1]->r, y) &&
+         !(j->kept && parted_leaf(j->r, x));
 }
 
 /* Adds a result of the branch. False with an error raised. */
@@ -235,7 +240,7 @@ static qn_value fill_leaf(void *ctx, qn_value v) {
   join *j = ctx;
   const way_end *has = j->ends[j->from], *lacks = j->ends[!j->from];
   uint32_t node = has->nodes[j->leaf[j->from]++];
-  if (!node || !rec_traced(has->r, v)) return value_retain(v);
+  if (!node || (!rec_traced(has->r, v) && !(j->part && parted_leaf(j->r, v)))) return value_retain(v);
   if (j->build) return value_retain(j->values[j->out++]);
   graph_type t = has->r->g->nodes[node].type;
   uint32_t zeros = take_inputs(j->ends[0]->r, j->ends[1]->r) && sizes_in_other(has->r, lacks->r, &t)
@@ -252,6 +257,8 @@ static qn_value join_held(join *j, uint32_t i) {
   const way_end *const *ends = (const way_end *const *)j->ends;
   qn_value x = ends[0]->held[i], y = ends[1]->held[i];
   uint32_t before = j->nouts;
+  j->part = i + END_PARTS >= ends[0]->nheld;
+  j->kept = j->part || i < j->own;
   for (int k = 0; k < 2; k++) j->leaf[k] = ends[k]->first[i];
   bool unset[2] = {value_is(x, TAG_UNSET), value_is(y, TAG_UNSET)};
   if (unset[0] && unset[1]) return value_unset();
@@ -328,9 +335,9 @@ static bool make_node(join *j, bool turned, uint32_t predicate, uint32_t site) {
   return ok;
 }
 
-rec_answer ends_join(struct recording *r, way_end *const ends[2], bool turned, uint32_t predicate, uint32_t site,
-                     qn_value *joined) {
-  join j = {.vm = r->vm, .r = r, .ends = ends};
+rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool turned, uint32_t predicate,
+                     uint32_t site, qn_value *joined) {
+  join j = {.vm = r->vm, .r = r, .ends = ends, .own = (uint32_t)own};
   uint32_t n = ends[0]->nheld;
   for (uint32_t i = 0; i < n; i++) {
     joined[i] = value_nil();
@@ -421,6 +428,7 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
   *w = (rec_way){
       .outer = base->way, .r = r, .slots = slots, .calls = calls_in(r), .kind = kind, .returned = value_unset()};
   if (around) w->returned = around->returned;
+  w->own = slots.n;
   w->may_return = kind == WAY_TAIL || (around && around->may_return);
   w->may_break = kind == WAY_TURN || (kind == WAY_ARM && around && around->may_break && !around->inner);
   w->turn = kind == WAY_TURN ? w : kind == WAY_ARM && around ? around->turn : NULL;
@@ -560,12 +568,12 @@ bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool 
 static rec_answer ends_join_or_choose(struct recording *r, rec_way *w, way_end *const ends[2],
                                       const struct open_branch *o, qn_value *joined) {
   qn_vm *vm = r->vm;
-  rec_answer answer = ends_join(r, ends, o->turned, o->predicate, o->site, joined);
+  rec_answer answer = ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined);
   if (answer != REC_NOT_YET || error_pending(vm)) return answer;
   int k = way_choose(w, 2);
   if (k < 0 || has_taps(ends[!k]->r->g, 1)) return answer;
   if (!end_miss(vm, ends[!k], w)) return REC_FAILED;
-  return ends_join(r, ends, o->turned, o->predicate, o->site, joined);
+  return ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined);
 }
 
 /* Joins the branch that was opened last. parts: those of the arm that goes on, and then those of both. `dead`: the end of the arm that goes on

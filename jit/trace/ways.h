@@ -54,6 +54,7 @@ struct rec_way {
   rec_way *outer;      /* the one in progress when it began */
   struct recording *r; /* where what stands directly in it is recorded now */
   rec_slots slots;     /* the variables that matter behind it */
+  int own;             /* of these the first ones, which it may rebind; others belong to what is around it */
   rec_way *
       whole; /* of a turn of a loop that is captured turn by turn: the way of the loop, which break leaves (unrolled.c) */
   const rec_way *turn; /* the turn that break and continue leave; NULL: there is none */
@@ -116,11 +117,10 @@ QN_MUST_CHECK bool way_expect(struct recording *r, qn_value condition, bool trut
 QN_MUST_CHECK bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w);
 void end_free(qn_vm *vm, way_end *end);
 /* Two ways come together: a branch node is appended to r, whose results replace what differs. ends[k]: as they were recorded; `turned`: the
- * first one is that of the second arm. `more`: the recording goes on, so limits are not looked at yet. joined[i] gets the value of held
- * value i, owned. REC_DONE; REC_NOT_YET: they do not agree, or an error is raised that arms_refused looks at; REC_FAILED with an error
- * raised. */
-QN_MUST_CHECK rec_answer ends_join(struct recording *r, way_end *const ends[2], bool turned, uint32_t predicate,
-                                   uint32_t site, qn_value *joined);
+ * first one is that of the second arm. The first `own` variables are those that the ways may rebind. joined[i] gets the value of held value i,
+ * owned. REC_DONE; REC_NOT_YET: they do not agree, or an error is raised that arms_refused looks at; REC_FAILED with an error raised. */
+QN_MUST_CHECK rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool turned,
+                                   uint32_t predicate, uint32_t site, qn_value *joined);
 
 /* What variables hold, owned; NULL with an error raised. */
 QN_MUST_CHECK qn_value *slots_keep(qn_vm *vm, rec_slots s);
