@@ -27,6 +27,7 @@
 #include "jit/trace/specialization.h"
 #include "jit/trace/stacked.h"
 #include "jit/trace/tracers.h"
+#include "jit/trace/trials.h"
 #include "lang/trace_events.h"
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------------------ */
@@ -252,16 +253,6 @@ static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializ
   return result;
 }
 
-/* Do the plan's kernels have compiled code? All of them get it at once. */
-static bool compiled(plan *p) {
-  return p->nkernels == 0 || atomic_load_explicit(&p->kernels[0].code, memory_order_relaxed);
-}
-
-/* Does the plan have the best code that it will get: compiled kernels, or none since compiling them has failed or is switched off? */
-static bool best_code(const qn_vm *vm, const shared_plan *s) {
-  return compiled(s->plan) || !vm->tune[TUNE_jit_cc] || atomic_load_explicit(&s->compile_us, memory_order_relaxed);
-}
-
 /* ---- which way a call takes ---------------------------------------------------------------------------------------------
  *
  * The JIT may not make a program slower, so a plan has to earn its place: calls are done in both ways in turn, and timed; the way
@@ -270,6 +261,8 @@ static bool best_code(const qn_vm *vm, const shared_plan *s) {
  * after the first take more than the faster way alone is a hundredth of the calls between them.
  *
  * jit(f, mode: "reduce-overhead") asks for no race once the kernels are compiled: calls look at no clock, and the quickest way stays open.
+ *
+ * mode: "max-autotune" asks for more: other plans are tried against the one in use (trials.h).
  *
  * --jit sync and --jit verify run every plan that there is and never look at a clock. On a device launches return before the
  * work is done, so time tells nothing: its plans run as soon as their kernels are compiled, and not before. */
@@ -315,7 +308,7 @@ static bool runs_now(qn_vm *vm, const anchor_specializations *list, specializati
   if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, wait);
   if (wait || specialization_rewritten(e)) return true;
   race *r = &e->race;
-  if (!r->code && best_code(vm, e->plan)) *r = (race){.code = true};
+  if (!r->code && plan_has_best_code(vm, e->plan)) *r = (race){.code = true};
   if (r->code && e->mode == REC_AT_HAND) return true;
   /* calls so short that they would not earn back what the block VM prepares for a plan */
   if (!r->code && list->streak) return false;
@@ -428,7 +421,7 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
 /* Hands the graph of a specialization to the compiler threads. False: it stays eager, since memory is short. */
 static bool begin_plan(qn_vm *vm, const jit_anchor *a, specialization *e, bool sync) {
   graph *copy = graph_copy(e->graph);
-  if (copy && job_submit(vm, e, copy, a->name, sync)) return true;
+  if (copy && job_submit(vm, e, copy, a->name, sync, NULL)) return true;
   e->state = SPEC_BROKEN;
   e->why = BREAK_memory;
   error_clear(vm);
@@ -647,7 +640,7 @@ typedef enum lookup_miss {
 static bool exact_serves(qn_vm *vm, specialization *e) {
   if (e->state != SPEC_READY) return false;
   if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, false);
-  return best_code(vm, e->plan) && !specialization_stays_eager(e);
+  return plan_has_best_code(vm, e->plan) && !specialization_stays_eager(e);
 }
 
 /* Takes the specialization at *at off the list and frees it. The calls that it has served stay counted. */
@@ -752,8 +745,9 @@ static specialization *exact_for(qn_vm *vm, const rec_call_site *site, anchor_sp
     error_clear(vm);
     return NULL;
   }
-  bool may = !made && !vm->asked.sync_once && e->state == SPEC_READY && (e->device || best_code(vm, e->plan)) &&
-             !list->full && list->exact < EXACT_MOST && list->count < (uint64_t)vm->tune[TUNE_jit_entries];
+  bool may = !made && !vm->asked.sync_once && e->state == SPEC_READY &&
+             (e->device || plan_has_best_code(vm, e->plan)) && !list->full && list->exact < EXACT_MOST &&
+             list->count < (uint64_t)vm->tune[TUNE_jit_entries];
   if (may && comes_often(e, hash, limit)) *often = hash;
   return e;
 }
@@ -893,6 +887,7 @@ static uint64_t quick_until(const qn_vm *vm, const specialization *e, const call
                p->graph->ninputs <= PLAN_FEW;
   bool stays = vm->config.jit == QN_JIT_SYNC || specialization_rewritten(e) || (e->mode == REC_AT_HAND && e->race.code);
   if (!quick || stays) return quick ? UINT64_MAX : 0;
+  if (trials_go_on(e)) return 0;
   return e->race.code && e->race.calls >= RACE_CALLS && !e->race.eager ? e->race.again : 0;
 }
 
@@ -954,8 +949,10 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
     jit_drain(vm);
   bool ready = e->state == SPEC_READY && vm->config.jit != QN_JIT_OFF, timed = false;
   bool now = ready && runs_now(vm, list, e, &timed);
+  trial_turn trial = ready && !timed && e->mode == REC_TUNED ? trial_takes(vm, list->anchor->name, e) : TRIAL_NONE;
+  now |= trial != TRIAL_NONE;
   /* an eager call needs no look-up, so the time of that counts for the plan */
-  int64_t start = !timed ? 0 : now && came ? came : trace_events_now();
+  int64_t start = !timed && !trial ? 0 : timed && now && came ? came : trace_events_now();
   bool failed = now && !stack_fill(site);
   if (failed && error_repeats(vm)) now = failed = false;
   if (failed) {
@@ -967,7 +964,11 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
     e->verified++;
     result = call_verified(vm, site, e, inputs);
   } else {
+    if (trial == TRIAL_OTHER) trial_swap(e);
     result = serve_compiled(vm, site, list, e, inputs);
+    int64_t took = trial ? trace_events_now() - start : 0;
+    if (trial == TRIAL_OTHER) trial_swap(e);
+    if (trial) trial_note(e, took);
   }
   if (timed)
     race_note(vm, e, trace_events_now() - start);
@@ -1088,7 +1089,7 @@ void jit_cancel(qn_vm *vm) {
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     for (specialization **p = &a->first; *p;) {
       specialization *e = *p;
-      bool compiling = e->plan && !e->device && !best_code(vm, e->plan);
+      bool compiling = e->plan && !e->device && !plan_has_best_code(vm, e->plan);
       if (!e->job && !compiling) {
         p = &e->next;
         continue;

@@ -20,6 +20,7 @@
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
+#include "jit/trace/trials.h"
 
 /* ---- building records ---------------------------------------------------------------------------------------------------------- */
 
@@ -261,6 +262,14 @@ static double three_digits(double x) {
   return round(x / unit * parts) * unit / parts;
 }
 
+static qn_value trial_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const trial_result *x = (const trial_result *)ctx + i;
+  bool timed = x->end == TRIAL_SLOWER || x->end == TRIAL_TAKEN;
+  return FIELDS_RECORD(vm, {"plan", text_value(vm, x->plan)}, {"end", text_value(vm, trial_ends[x->end])},
+                       {"us", timed ? value_float(three_digits((double)x->least[1] * 1e-3)) : value_nil()},
+                       {"against_us", timed ? value_float(three_digits((double)x->least[0] * 1e-3)) : value_nil()});
+}
+
 /* How many kernels of the plan have compiled code. */
 static uint32_t kernels_compiled(qn_vm *vm, specialization *e) {
   plan *p = e->plan->plan;
@@ -280,6 +289,8 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
   uint32_t compiled = p ? kernels_compiled(vm, e) : 0;
   bool timed = e && race_timed(&e->race);
+  uint32_t ntrials;
+  const trial_result *trials = trial_results(e, &ntrials);
   qn_value result = FIELDS_RECORD(
       vm, {"graphs", value_int(p != NULL)}, {"kernels", list_of_items(vm, p ? p->nkernels : 0, kernel_item, p)},
       {"steps", step_records(vm, &s)}, {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
@@ -290,6 +301,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
       {"replays", value_int(e ? (int64_t)e->replays : 0)}, {"reentries", value_int(e ? (int64_t)e->reentries : 0)},
       {"compiled_us", timed ? value_float(three_digits((double)e->race.least[0] * 1e-3)) : value_nil()},
       {"eager_us", timed ? value_float(three_digits((double)e->race.least[1] * 1e-3)) : value_nil()},
+      {"trials", list_of_items(vm, ntrials, trial_item, trials)},
       {"eager_is_faster", value_bool(e && specialization_stays_eager(e))},
       {"compile_ms", value_float(three_digits(ms))}, {"peak_bytes", value_int(p ? p->peak_bytes : 0)},
       {"eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0)},

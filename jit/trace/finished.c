@@ -11,6 +11,7 @@
 #include "jit/trace/repro.h"
 #include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
+#include "jit/trace/trials.h"
 
 void jit_drain(qn_vm *vm) {
   parcel *reports, *jobs = job_take_mail(vm, &reports);
@@ -18,11 +19,12 @@ void jit_drain(qn_vm *vm) {
   for (parcel *p; (p = parcel_pop(&jobs));) {
     job *done = (job *)p;
     specialization *e = done->entry; /* NULL: nobody wants the plan any more */
-    if (e) {
-      e->job = NULL;
-      e->plan_ms = done->ms;
-    }
-    if (e && done->plan) {
+    if (e) e->job = NULL;
+    if (e && !done->trial) e->plan_ms = done->ms;
+    if (e && done->trial) {
+      trial_planned(e, done->plan);
+      done->plan = NULL;
+    } else if (e && done->plan) {
       e->plan = done->plan;
       done->plan = NULL;
       e->state = SPEC_READY;

@@ -22,6 +22,11 @@ typedef struct mailbox {
   atomic_bool closed;
   _Atomic(parcel *) jobs, reports; /* finished jobs; finished tasks, each with its report */
 } mailbox;
+/* A tunable that one plan is made with. */
+typedef struct tune_change {
+  int tunable;
+  int64_t value;
+} tune_change;
 /* A graph that is to be planned; when it is finished, the plan. */
 typedef struct job {
   parcel line; /* must be the first member */
@@ -30,6 +35,7 @@ typedef struct job {
       *entry;   /* what the plan is for; only the VM's thread looks at it. NULL: nobody wants the plan any more */
   graph *graph; /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
+  bool trial;                /* the plan is one to be tried against that which the specialization has (trials.h) */
   bool spawn;                /* the VM may start a compiler */
   uint8_t device;            /* code of the device that runs the plan; kernels are compiled here for the CPU only */
   const char *name;          /* the function's, for the log; lives as long as the specialization */
@@ -54,8 +60,9 @@ static inline parcel *parcel_pop(parcel **list) {
   if (p) *list = p->after;
   return p;
 }
-/* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */
-bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync);
+/* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. `trial`: what is different in a plan that is to be tried;
+ * else NULL. False: memory was short. */
+bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync, const tune_change *trial);
 /* Frees the jobs that nobody wants any more among those that have come back or were never queued. jit_drain does so, too. */
 void jobs_drop(qn_vm *vm);
 /* Empties the VM's mailbox: a list of finished jobs, and one of finished tasks, which the caller frees. */

@@ -66,6 +66,7 @@ void specialization_free(qn_vm *vm, specialization *e) {
   for (vm_host *h = vm->host; h; h = h->outer)
     if (h->asked.served == e) h->asked.served = NULL;
   job_cancel(vm, e);
+  trials_free(vm, e);
   plan_forget(vm, &e->there);
   if (e->plan) shared_plan_release(e->plan);
   specialization_clear(vm, e);

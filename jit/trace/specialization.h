@@ -16,6 +16,13 @@ typedef struct shared_plan {
   plan *plan;
 } shared_plan;
 void shared_plan_release(shared_plan *s);
+/* Has it the best code that it will get: compiled kernels, or none since compiling them has failed or is switched off? */
+static inline bool plan_has_best_code(const qn_vm *vm, const shared_plan *s) {
+  const plan *p = s->plan;
+  /* all kernels get their code at once */
+  return p->nkernels == 0 || atomic_load_explicit(&p->kernels[0].code, memory_order_relaxed) != NULL ||
+         !vm->tune[TUNE_jit_cc] || atomic_load_explicit(&s->compile_us, memory_order_relaxed);
+}
 
 typedef enum specialization_state {
   SPEC_COMPILING, /* the plan is being made; calls are eager meanwhile */
@@ -108,7 +115,8 @@ struct specialization {
   hot_sizes hot[HOT_SIZES];
   uint64_t exact;
   double plan_ms;
-  struct job *job; /* the job that makes its plan, or NULL */
+  struct job *job;       /* the job that makes its plan, or one to be tried, or NULL */
+  struct trials *trials; /* plans that are tried against its own (trials.h); NULL: none so far */
   /* how many calls that it serves have not ended, or were left by an exception: while there are any it is not dropped */
   uint32_t running;
   region_list regions;     /* the regions of the graph as recorded */
@@ -144,6 +152,7 @@ specialization *anchor_add(qn_vm *vm, anchor_specializations *list, specializati
  * the recording. NULL with an error raised. */
 QN_MUST_CHECK specialization *specialization_make(struct recording *r, qn_value fn, qn_value result);
 void specialization_free(qn_vm *vm, specialization *e);
+void trials_free(qn_vm *vm, specialization *e);
 /* Has the patterns of the VM changed what it computes? Then it is not compared with the interpreter, neither in time nor in bits. */
 static inline bool specialization_rewritten(const specialization *e) { return e->rewritten.applied != 0; }
 /* The patterns have changed: what was compiled before serves no calls any more. */

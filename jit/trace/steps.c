@@ -12,6 +12,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/report.h"
+#include "jit/trace/trials.h"
 #include "lang/error.h"
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------------ */
@@ -298,6 +299,23 @@ static const char *own_file(qn_vm *vm, const jit_anchor *a) {
   return place_line(vm, a->at, &line);
 }
 
+/* Appends what became of each plan that was tried (trials.h). */
+static void report_trials(text_buf *t, const specialization *e) {
+  uint32_t n;
+  const trial_result *all = trial_results(e, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    size_t from = t->len;
+    text_addf(t, "tried: %s, %s", all[i].plan, trial_ends[all[i].end]);
+    if (all[i].end == TRIAL_SLOWER || all[i].end == TRIAL_TAKEN) {
+      text_adds(t, ": ");
+      add_time(t, all[i].least[1]);
+      text_adds(t, " against ");
+      add_time(t, all[i].least[0]);
+    }
+    end_line(t, from);
+  }
+}
+
 /* The first line: "f (line 3): one graph, 2 kernels; 20 calls, 12 compiled, re-entered 0 times". */
 static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compiled, bool parts) {
   const specialization *e = s->entry;
@@ -345,6 +363,7 @@ static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compi
   text_adds(t, ", node by node ");
   add_bytes(t, p->eager_peak_bytes);
   end_line(t, from);
+  report_trials(t, e);
 }
 
 qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled) {

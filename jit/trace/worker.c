@@ -454,7 +454,7 @@ bool engine_jit_open(qn_vm *vm) {
   return true;
 }
 
-bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync) {
+bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync, const tune_change *trial) {
   job *j = calloc(1, sizeof *j);
   if (!j) {
     graph_free(g);
@@ -468,6 +468,8 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
   j->device = e->device;
   j->spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0;
   memcpy(j->tune, vm->tune, sizeof j->tune);
+  j->trial = trial != NULL;
+  if (trial) j->tune[trial->tunable] = trial->value;
   e->job = j;
   engine_jit *ej = vm->engine->jit;
   if (sync) {
