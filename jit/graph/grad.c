@@ -117,6 +117,7 @@ typedef struct backward {
   uint32_t *proj_of;
   graph_region *regions; /* those that begin at `from` or later and lie in no other, by descending end */
   uint32_t nregions;
+  uint32_t fresh; /* nodes from here on were made by the step in progress, and none of them is a cotangent yet */
   arena scratch;
   uint32_t *culprit;
   op_refusal *why;
@@ -277,6 +278,8 @@ static bool mark_active(backward *b) {
 /* Adds `ct` to the cotangent of the active node j; the sum gets `site`. */
 static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t site) {
   node_state *s = state_of(b, j);
+  if (b->rules && b->rules->apart && ct < b->fresh) ct = graph_alias(b->g, ct, site);
+  if (ct >= b->fresh) b->fresh = ct + 1;
   const uint32_t in[] = {s->cotangent, ct};
   s->cotangent = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
 }
@@ -288,7 +291,7 @@ static bool step_control(backward *b, uint32_t i) {
   graph *g = b->g;
   graph_node n = g->nodes[i];
   uint32_t nout = graph_nresults(&n), ncarries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : 0;
-  control_grad c = {.g = g, .node = i};
+  control_grad c = {.g = g, .node = i, .apart = b->rules && b->rules->apart};
   c.given = arena_alloc(&b->scratch, (nout + 1u) * sizeof *c.given);
   c.wanted = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.wanted);
   c.so_far = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.so_far);
@@ -504,6 +507,7 @@ static bool region_rule(backward *b, const graph_region *x) {
   for (uint32_t k = 0; k < x->nouts; k++) given[k] = x->outs[k] ? cotangent_of(b, x->outs[k]) : 0;
   *b->culprit = x->end - 1;
   if (!b->rules->apply(b->rules->ctx, x, given, grads, b->why)) return false;
+  b->fresh = g->n;
   for (uint32_t k = 0; k < x->nargs; k++)
     if (grads[k] && is_active(b, x->args[k])) contribute(b, x->args[k], grads[k], g->nodes[x->end - 1].site);
   return !g->failed || out_of_memory(b->why, b->culprit);
@@ -523,6 +527,7 @@ static bool step_region(backward *b, const graph_region *x) {
 static bool walk(backward *b) {
   uint32_t next = 0; /* of b->regions: the next one that the walk reaches */
   for (uint32_t i = b->last; i >= b->from && i > 0; i--) {
+    b->fresh = b->g->n;
     while (next < b->nregions && b->regions[next].first > i) next++;
     if (next < b->nregions && i < b->regions[next].end) {
       if (!step_region(b, &b->regions[next])) return false;

@@ -88,6 +88,7 @@ typedef struct control_grad {
   bool *wanted;
   uint32_t *so_far;
   uint32_t *out;
+  bool apart; /* graph_rules.apart */
 } control_grad;
 /* Of the operands of `node` that are `wanted`, leaves those on which a result with a cotangent depends by floats all the way: what only decides
  * how long a loop runs, or which arm, has none, not even zeros, as where the turns are nodes of the graph. *any: is one left? False: memory

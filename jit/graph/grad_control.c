@@ -40,6 +40,7 @@ typedef struct region_vjp {
   /* as graph_vjp_onto takes them; one allocation, owned by `roots` */
   uint32_t *roots, *seeds, *wrt, *onto, *grads;
   int nroots, nwrt;
+  graph_rules rules;
 } region_vjp;
 
 static void region_vjp_free(region_vjp *x) {
@@ -47,12 +48,12 @@ static void region_vjp_free(region_vjp *x) {
   graph_free(x->g);
 }
 
-/* Copies a region of a node of `outer`. False when memory is short; region_vjp_free in any case. */
-static bool region_vjp_begin(const graph *outer, const graph *region, region_vjp *x) {
+/* Copies a region of the node. False when memory is short; region_vjp_free in any case. */
+static bool region_vjp_begin(const control_grad *c, const graph *region, region_vjp *x) {
   size_t most = (size_t)region->noutputs + region->ninputs + 1;
-  *x = (region_vjp){.g = graph_copy(region), .roots = calloc(5 * most, sizeof *x->roots)};
+  *x = (region_vjp){.g = graph_copy(region), .roots = calloc(5 * most, sizeof *x->roots), .rules = {.apart = c->apart}};
   if (!x->g || !x->roots || !graph_prove(x->g)) return false;
-  x->g->grad_bytes = outer->grad_bytes;
+  x->g->grad_bytes = c->g->grad_bytes;
   x->seeds = x->roots + most;
   x->wrt = x->seeds + most;
   x->onto = x->wrt + most;
@@ -97,7 +98,7 @@ static graph *region_vjp_end(region_vjp *x, region_vjp_keep *keep, void *ctx, op
   graph *g = x->g;
   uint32_t culprit;
   bool ok =
-      graph_vjp_onto(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->onto, x->nwrt, NULL, x->grads, &culprit, why);
+      graph_vjp_onto(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->onto, x->nwrt, &x->rules, x->grads, &culprit, why);
   if (ok) {
     g->noutputs = 0;
     for (int i = 0; i < x->nwrt; i++) (void)graph_output(g, x->grads[i] ? x->grads[i] : zeros(g, x->wrt[i]));
@@ -117,7 +118,7 @@ static graph *region_vjp_end(region_vjp *x, region_vjp_keep *keep, void *ctx, op
 static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *why) {
   region_vjp x;
   uint32_t nout = arm->noutputs, *seeds = calloc(2 * ((size_t)nout + 1), sizeof *seeds), *order = seeds + nout + 1;
-  bool ok = region_vjp_begin(c->g, arm, &x) && seeds;
+  bool ok = region_vjp_begin(c, arm, &x) && seeds;
   for (uint32_t k = 0; k < nout && ok; k++)
     if (c->given[k]) ok = (seeds[k] = graph_input(x.g, x.g->nodes[x.g->outputs[k]].type, 0)) != 0;
   if (ok) root_order(arm, nout, false, order);
@@ -506,7 +507,7 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
                             value_choice *choice, op_refusal *why) {
   region_vjp x;
   uint32_t *seeds = calloc(2 * ((size_t)l->ncarries + 1), sizeof *seeds), *order = seeds + l->ncarries + 1;
-  bool ok = region_vjp_begin(c->g, body, &x) && seeds;
+  bool ok = region_vjp_begin(c, body, &x) && seeds;
   graph *g = x.g;
   for (uint32_t k = 0; k < l->ncarries && ok; k++) {
     if (!dtype_is_float((qn_dtype)g->nodes[g->inputs[k]].type.dtype)) continue;

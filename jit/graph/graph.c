@@ -137,6 +137,17 @@ uint32_t graph_full(graph *g, const graph_type *like, double x, uint32_t site) {
   return number && attr.n ? graph_op(g, OP_broadcast, &number, 1, &attr, site) : number;
 }
 
+uint32_t graph_alias(graph *g, uint32_t node, uint32_t site) {
+  if (!node) return 0;
+  graph_type t = g->nodes[node].type;
+  if (t.weak) {
+    const uint32_t in[] = {node, graph_const_scalar(g, (qn_dtype)t.dtype, true, 1.0, 0, 0)};
+    return graph_op(g, OP_mul, in, 2, NULL, site);
+  }
+  op_attr attr = graph_shape_attr(t.rank, t.shape);
+  return graph_node_raw(g, OP_reshape, &node, 1, &attr, t, site);
+}
+
 bool graph_const_value(const graph *g, uint32_t node, qn_value *value) {
   const graph_node *n = &g->nodes[node];
   if (n->kind != NODE_CONST) return false;

@@ -181,6 +181,8 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
 /* Appends an array of one number in every element, with the dtype and shape of `like`. */
 uint32_t graph_full(graph *g, const graph_type *like, double x, uint32_t site);
+/* A node that is the same float value as this one (0: it is 0, too). */
+uint32_t graph_alias(graph *g, uint32_t node, uint32_t site);
 /* Replaces the flags of a node's attributes. False when memory is short. */
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
 /* Replaces a node's attributes by a copy of `attr`. False when memory is short. */
@@ -339,6 +341,9 @@ typedef struct graph_rules {
   bool (*apply)(void *ctx, const graph_region *region, const uint32_t *cotangents, uint32_t *grads, op_refusal *why);
   /* Told of a copy of a region, made because a region around it is computed once more. False: memory is short. */
   bool (*add)(void *ctx, const graph_region *copy);
+  /* Each node gets a cotangent of its own, also where a rule passes on that of its user. So in the transpose of what is appended, which computes
+   * tangents, contributions meet at the node that they belong to, and their sums have the order of its rule, whatever else the graph holds. */
+  bool apart;
   uint64_t *work; /* NULL, or a count to which steps of loops over regions are added (tests look at it) */
 } graph_rules;
 

@@ -12,7 +12,8 @@
  *
  * jvp: the pullback is linear in the cotangents. So its own backward pass, which begins with the tangents of the arguments, gives the
  * tangents of the result, and needs no values of the cotangents: forward mode without rules of its own. Nodes that only led to the pullback
- * are dead.
+ * are dead. Each node of the pullback belongs to one node of the function (graph_rules.apart), so the tangent of a node is the sum of what its
+ * operands contribute, in the order of its op's rule: the same bits whether branches and loops are nodes or their parts are.
  *
  * jacobian: all unit vectors go through the pullback at once (vmap); or, if the argument is smaller than the result, through the
  * pushforward, which is the graph that jvp appends. A hessian is the jacobian of a gradient.
@@ -55,16 +56,7 @@ void leaves_drop(qn_vm *vm, void *l) {
 }
 
 uint32_t alias_of_node(struct recording *r, uint32_t node) {
-  graph_type t = node ? r->g->nodes[node].type : (graph_type){0};
-  uint32_t made = 0;
-  if (node && t.weak) {
-    uint32_t in[2] = {node, graph_const_scalar(r->g, WEAK_FLOAT, true, 1.0, 0, 0)};
-    made = in[1] ? graph_op(r->g, OP_mul, in, 2, NULL, rec_site(r)) : 0;
-  } else if (node) {
-    op_attr a = {.n = t.rank};
-    memcpy(a.d, t.shape, t.rank * sizeof *a.d);
-    made = graph_node_raw(r->g, OP_reshape, &node, 1, &a, t, rec_site(r));
-  }
+  uint32_t made = graph_alias(r->g, node, rec_site(r));
   return made ? made : fail_memory(r->vm);
 }
 
@@ -153,7 +145,7 @@ static bool settle_zeros(struct recording *r, leaves *wrt) {
 /* graph_vjp for nodes of the recording, with those of its regions that end after `from`. (The list is copied: rules may add regions
  * meanwhile.) Fills in wrt->grads. False with an error raised. */
 static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
-                     leaves *wrt) {
+                     bool apart, leaves *wrt) {
   qn_vm *vm = r->vm;
   uint32_t low = r->regions.n, culprit = 0;
   while (low && r->regions.list[low - 1].end > from) low--; /* the others end before `from` */
@@ -164,7 +156,8 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
     return false;
   }
   if (n) memcpy(regions, r->regions.list + low, n * sizeof *regions);
-  graph_rules rules = {.regions = regions, .n = n, .ctx = r, .apply = region_apply_rule, .add = add_region};
+  graph_rules rules = {
+      .regions = regions, .n = n, .ctx = r, .apply = region_apply_rule, .add = add_region, .apart = apart};
   op_refusal why = {0};
   vm_memory copies = {regions, (n + 1) * sizeof *regions};
   vm_owned held;
@@ -184,7 +177,7 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
 /* Appends the backward pass from n roots, each with a seed; a root that is 0, or whose seed is, passes nothing on. Fills in wrt->grads.
  * False with an error raised. */
 static bool backward_from(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, uint32_t n,
-                          leaves *wrt) {
+                          bool apart, leaves *wrt) {
   qn_vm *vm = r->vm;
   vm_memory both = {.bytes = 2 * (n + (size_t)1) * sizeof *roots};
   uint32_t *some = both.p = mem_alloc(vm, both.bytes), *theirs = some + n + 1;
@@ -197,7 +190,7 @@ static bool backward_from(struct recording *r, uint32_t from, const uint32_t *ro
   }
   vm_owned held;
   vm_own(vm, &held, vm_drop_memory, &both);
-  bool ok = backward(r, from, some, theirs, count, wrt);
+  bool ok = backward(r, from, some, theirs, count, apart, wrt);
   vm_disown(vm, &held);
   mem_free(vm, some, both.bytes);
   return ok;
@@ -358,12 +351,13 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
                      w->in.name, kind_said(w->y).text);
 }
 
-/* Appends the backward pass from tracers of the cotangents, which nobody knows yet. False with an error raised. */
-static bool forward_transpose(struct recording *r, forward *w) {
+/* Appends the backward pass from tracers of the cotangents, which nobody knows yet. `tangents`: it is appended for forward_push. False with an
+ * error raised. */
+static bool forward_transpose(struct recording *r, bool tangents, forward *w) {
   if (!(w->held = vmap_hold(r, &w->pause))) return false;
   w->before = rec_mark(r);
   return leaves_room(&w->out) && tree_each(r->vm, w->y, tracer_leaf, &w->out) &&
-         backward_from(r, w->from, w->out.nodes, w->out.grads, w->out.n, &w->in);
+         backward_from(r, w->from, w->out.nodes, w->out.grads, w->out.n, tangents, &w->in);
 }
 
 /* Ends what vmap_hold began: nodes of lanes get counterparts again. Nodes that were removed meanwhile got none. */
@@ -525,8 +519,8 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   w.in.name = name;
   if (forward_args(r, site, nargs, which, (int)nwrt, true, &w) && forward_run(r, site, &w) && stacked_in_order(r, &w))
     root = loss_node(r, w.y, aux, name);
-  if (root != UINT32_MAX && rewrites_append(r, w.from, &root) && backward(r, w.from, &root, &seed, root != 0, &w.in) &&
-      rec_hand_numbers(r, w.in.grads, w.in.n))
+  if (root != UINT32_MAX && rewrites_append(r, w.from, &root) &&
+      backward(r, w.from, &root, &seed, root != 0, false, &w.in) && rec_hand_numbers(r, w.in.grads, w.in.n))
     result = grads_value(r, &w, one);
   if (!value_is_error(result) && def->kind != TRANSFORM_GRAD) result = result_with(vm, &w.y, result);
   forward_free(vm, &w, &held, mark);
@@ -651,7 +645,8 @@ static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
   forward w;
   vm_owned held;
   forward_begin(r, site, &w, &held);
-  if (forward_call(r, site, site->nargs - 1, NULL, 0, &w) && forward_transpose(r, &w)) back = pullback_of(r, site, &w);
+  if (forward_call(r, site, site->nargs - 1, NULL, 0, &w) && forward_transpose(r, false, &w))
+    back = pullback_of(r, site, &w);
   qn_value result = value_is_error(back) ? back : result_with(vm, &w.y, back);
   forward_free(vm, &w, &held, mark);
   return result;
@@ -667,7 +662,7 @@ static bool forward_push(struct recording *r, const forward *w, leaves *dx, leav
   vm_owned held[2];
   vm_own(vm, &held[0], leaves_drop, dx);
   vm_own(vm, &held[1], leaves_drop, dy);
-  bool ok = backward_from(r, w->before.n, w->in.grads, dx->grads, w->in.n, dy);
+  bool ok = backward_from(r, w->before.n, w->in.grads, dx->grads, w->in.n, false, dy);
   vm_disown(vm, &held[0]);
   return ok;
 }
@@ -717,7 +712,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   forward w;
   vm_owned held;
   forward_begin(r, site, &w, &held);
-  bool ok = forward_call(r, site, n, NULL, 0, &w) && forward_transpose(r, &w);
+  bool ok = forward_call(r, site, n, NULL, 0, &w) && forward_transpose(r, true, &w);
   leaves dx = {.r = r, .n = w.in.n}, dy = {.r = r};
   tangents t = {r, &w.in, &dx};
   ok = ok && leaves_room(&dx);
@@ -889,7 +884,7 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
     own[Y] = value_retain(w.y);
   }
   ok = ok && !value_is_error(own[X]) && tree_each(vm, own[X], leaf_list_float, &xs) &&
-       tree_each(vm, own[Y], leaf_list_float, &ys) && forward_transpose(r, &w) &&
+       tree_each(vm, own[Y], leaf_list_float, &ys) && forward_transpose(r, xs.elements < ys.elements, &w) &&
        !value_is_error(own[CELLS] = list_value(list_new(vm, (size_t)xs.n * ys.n)));
   if (ok) {
     bool turn = xs.elements < ys.elements; /* fewer unit vectors go through the pushforward than through the pullback */
