@@ -298,6 +298,7 @@ int main(void) {
   CASE(tcase_create("functions_in_results"), functions_in_results);
   CASE(tcase_create("errors_are_the_interpreters"), errors_are_the_interpreters);
   TCase *few = tcase_create("the_interpreter_makes_few_turns_again");
+  tcase_set_timeout(few, 120);
   tcase_add_loop_test(few, the_interpreter_makes_few_turns_again, 0, 8);
   suite_add_tcase(s, few);
   CASE(tcase_create("few_turns_over_lists"), few_turns_over_lists);
