@@ -67,6 +67,7 @@ TESTS = {
     "differential.aliasing": Test(15, 1300, "differential/aliasing.py"),
     "differential.sizes": Test(15, 150, "differential/sizes.py"),
     "differential.sizes_named": Test(10, 100, "differential/sizes.py", "--named"),
+    "differential.sizes_arms": Test(10, 80, "differential/sizes.py", "--arms"),
     "differential.lists": Test(10, 100, "differential/sizes.py", "--lists"),
     "differential.sorting": Test(10, 12, "differential/sorting.py"),
     "differential.sorting_threads": Test(10, 8, "differential/sorting.py", "--threads", "5", "--set", "par.grain=1"),
