@@ -256,7 +256,7 @@ static qn_value handle(qn_vm *vm, n_try *n, qn_value *fp, qn_error_object *e) {
   return r;
 }
 
-static qn_value handle_lanes(void *ctx, qn_error_object *e, rec_exit *how) {
+static qn_value handle_arm(void *ctx, qn_error_object *e, rec_exit *how) {
   arm *a = ctx;
   error_put_back(a->vm, e);
   trace_frame(a->vm, a->fp[-1]);
@@ -272,7 +272,7 @@ static __attribute__((noinline)) qn_value try_lanes(qn_vm *vm, n_try *n, qn_valu
   if (count < 0)
     return raise_error(vm, E_not_batched, n->h.at, "vmap: a try here rebinds at most %d variables", SITE_MAX - 1);
   arm body = {vm, n->body, fp}, whole = {vm, &n->h, fp};
-  rec_handler h = {{run_arm, &body}, handle_lanes, &whole, {slots, count}, n->h.flag & TRY_USED};
+  rec_handler h = {{run_arm, &body}, handle_arm, &whole, {slots, count}, n->h.flag & TRY_USED};
   rec_exit how = REC_VALUE;
   switch (rec_try_lanes(vm, &h, &how, &result)) {
   case REC_DONE: return result;
@@ -288,11 +288,25 @@ static __attribute__((noinline)) qn_value try_lanes(qn_vm *vm, n_try *n, qn_valu
   }
 }
 
+/* Offers the recorder a try in whose body arms may raise errors. */
+static __attribute__((noinline)) rec_answer offer_try(qn_vm *vm, n_try *n, qn_value *fp, qn_value *result) {
+  qn_value *slots[SITE_MAX];
+  int count = site_slots(n->site, fp, slots);
+  if (count < 0) return REC_NOT_YET;
+  arm body = {vm, n->body, fp}, whole = {vm, &n->h, fp};
+  rec_handler h = {{run_arm, &body}, handle_arm, &whole, {slots, count}, n->h.flag & TRY_USED};
+  return rec_try_arms(vm, n->h.at, &h, result);
+}
+
 qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   n_try *n = (n_try *)h;
-  qn_value *mark = vm->sp;
+  qn_value *mark = vm->sp, result = value_nil();
   struct recording *in;
   if (rec_in_vmap(vm)) return try_lanes(vm, n, fp);
+  if (n->h.flag & TRY_RAISES && rec_may_leave(vm)) {
+    rec_answer answer = offer_try(vm, n, fp, &result);
+    if (answer != REC_NOT_YET) return answer == REC_DONE ? result : value_error();
+  }
   if (!rec_try_begin(vm, &in)) return value_error();
   qn_value r = eval(vm, n->body, fp);
   rec_try_end(vm, in);

@@ -235,7 +235,8 @@ typedef struct n_if {
   site *site;
 } n_if;
 
-enum { TRY_USED = 1 }; /* something uses its value */
+/* Something uses its value; its body itself calls assert or error, and nothing in it breaks, continues or returns. */
+enum { TRY_USED = 1, TRY_RAISES = 2 };
 
 typedef struct n_try {
   node h;

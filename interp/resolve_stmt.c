@@ -57,6 +57,12 @@ const builtin_def *builtin_named(resolver *r, qn_str *name) {
   return is_pure(r, name, &def) ? def : NULL;
 }
 
+bool raises_named(resolver *r, qn_str *name) {
+  const builtin_def *def;
+  (void)is_pure_cell(builtin_cell(r, name), &def);
+  return def && (def->effect == BUILTIN_RAISES || def->work == WORK_CHECK);
+}
+
 /* Is this a function defined at the prompt? It may run after later inputs, which may redefine names that mean builtins now. */
 static bool is_late(const resolver *r) { return r->prompt && r->fn->outer; }
 
@@ -488,9 +494,11 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   site_mark mark;
   if (!(out->site = site_begin(r, &mark))) return NULL;
   if (used) out->h.flag |= TRY_USED;
+  uint32_t raises = f->raises, signals = f->signals;
   f->tries++;
   out->body = block_node(r, n->kids[AST_try_body], used, false);
   f->tries--;
+  bool may_raise = f->raises != raises;
   if (!out->body) return NULL;
   const ast_node *name = n->kids[AST_try_name];
   uint32_t first = f->nvars, top = f->top;
@@ -504,6 +512,7 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   out->handler = block_node(r, n->kids[AST_try_handler], used, false);
   f->blocks--;
   if (!out->handler) return NULL;
+  if (may_raise && f->signals == signals) out->h.flag |= TRY_RAISES;
   forget(r, first);
   f->top = top;
   return site_end(r, out->site, &mark) ? &out->h : NULL;

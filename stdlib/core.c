@@ -389,6 +389,11 @@ qn_value builtin_insert(qn_vm *vm, const qn_value *args) {
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------ */
 
+typedef struct assertion {
+  qn_vm *vm;
+  const qn_str *message;
+} assertion;
+
 static qn_value raise_exactly(qn_vm *vm, error_id id, const qn_str *message) {
   text_buf t = {.vm = vm};
   text_add(&t, message->text, message->len);
@@ -402,9 +407,21 @@ qn_value builtin_error(qn_vm *vm, const qn_value *args) {
   return raise_exactly(vm, E_user, message);
 }
 
+static qn_value raise_assertion(void *ctx, rec_exit *how) {
+  const assertion *a = ctx;
+  *how = REC_ERROR;
+  return raise_exactly(a->vm, E_assertion, a->message);
+}
+
 qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
+  assertion a = {.vm = vm};
   qn_str *message;
   if (!arg_str(vm, "assert", "a message", args[1], &message)) return value_error();
+  if (rec_may_branch(vm, args[0])) {
+    a.message = message;
+    rec_answer answer = rec_assert(vm, args[0], (rec_arm){raise_assertion, &a});
+    if (answer != REC_NOT_YET) return answer == REC_DONE ? value_nil() : value_error();
+  }
   if (rec_expected(vm, args[0])) return error_pending(vm) ? value_error() : value_nil();
   int good = rec_is_lane(vm, args[0]) ? rec_all_lanes(vm, args[0]) : rec_truth(vm, args[0], SPAN_NONE);
   if (good < 0) return value_error();

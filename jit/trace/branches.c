@@ -6,7 +6,7 @@
  * appended, and where the arms differ its results become the values of the variables. Values from outside the arms are inputs of their
  * graphs.
  *
- * An arm may leave the turn of a captured loop, or the function: ways.c tells how. A function can only be left if all that follows is captured,
+ * An arm may leave the turn of a captured loop, the function, or a try (by an error; tries.c): ways.c tells how. A function can only be left if all that follows is captured,
  * too; so where something may return, the rest of the function is tried first, in an arm of its own, whose nodes then join the graph
  * (rec_tail).
  *
@@ -111,7 +111,7 @@ typedef struct branch {
   const rec_branch *of;
   rec_way *around;  /* the way that the arms may leave, or NULL */
   rec_slots held;   /* owned: the variables that are joined */
-  qn_value *before; /* owned: what the variables held */
+  qn_value *before; /* owned: what the variables held that may be rebound */
   way_end ends[2];  /* as they have been run */
   qn_value left[2]; /* owned: has the arm left what is around the branch? */
   bool turned;      /* the second arm of the branch was run first */
@@ -125,6 +125,9 @@ static bool is_gone(const branch *b, int k) { return is_bool(b->left[k], true); 
 
 /* How many of the joined variables, the first ones, the arms may rebind. */
 static int own_slots(const branch *b) { return b->of->last ? 0 : b->of->assigned.n; }
+
+/* The variables that the arms may rebind; so may the handlers of what is around. */
+static rec_slots slots_within(const branch *b) { return b->around && b->around->catches ? b->held : b->of->assigned; }
 
 /* Runs arm k, the first or the second that is run. False: it is no region, or an error is raised that counts. */
 static bool run_arm(branch *b, int k, rec_arm arm) {
@@ -143,6 +146,13 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   way.own = own_slots(b);
   rec_exit how = REC_VALUE;
   qn_value v = arm.run(arm.ctx, &how);
+  if (how == REC_ERROR && vm->rec == way.r && way_catches(vm, &way)) {
+    vm_pop_to(vm, mark);
+    how = REC_RETURN; /* as which a try is left */
+    rec_exit handled = REC_VALUE;
+    v = way_catch(vm, &way, &handled);
+    if (handled != REC_VALUE) how = handled;
+  }
   if (how == REC_RETURN && b->of->last) how = REC_VALUE;
   if (how == REC_VALUE && !b->of->used) {
     value_release(vm, v);
@@ -156,7 +166,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   ok = ok && end_note(end, is_gone(b, k) ? b->around->slots : b->held, parts, is_gone(b, k) ? b->around : NULL);
   end_parts_free(vm, parts);
   rec_arm_end(end->r);
-  slots_set(vm, b->of->assigned, b->before);
+  slots_set(vm, slots_within(b), b->before);
   if (c) b->end[which] = c->at;
   if (c && c->at < behind) c->at = behind;
   b->ran[which] = true;
@@ -181,10 +191,16 @@ static bool run_arms(branch *b) {
   return run_arm(b, 0, arms[1]) && run_arm(b, 1, arms[0]) && is_gone(b, 0) && !is_gone(b, 1);
 }
 
-/* The variables that are joined: those that the arms may rebind and, if an arm may leave the turn, those of the turn. */
+/* Those of the turn or the try that an arm may leave. */
+static rec_slots slots_around(const branch *b) {
+  const rec_slots none = {NULL, 0};
+  if (b->around && b->around->turn) return b->around->turn->slots;
+  return b->around && b->around->catches ? b->around->catches->of->assigned : none;
+}
+
+/* The variables that are joined: those that the arms may rebind and, if an arm may leave what is around, those of that. */
 static bool find_held(branch *b) {
-  const rec_slots own = b->of->assigned, none = {NULL, 0},
-                  turn = b->around && b->around->turn ? b->around->turn->slots : none;
+  const rec_slots own = b->of->assigned, turn = slots_around(b);
   if (b->of->last) return true;
   if (!(b->held.slots = mem_alloc(b->vm, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots))) return false;
   for (int i = 0; i < own.n; i++) b->held.slots[b->held.n++] = own.slots[i];
@@ -197,10 +213,9 @@ static bool find_held(branch *b) {
 }
 
 static void branch_free(branch *b) {
-  const rec_slots own = b->of->assigned, none = {NULL, 0},
-                  turn = b->around && b->around->turn ? b->around->turn->slots : none;
+  const rec_slots own = b->of->assigned, turn = slots_around(b);
   arms_free(b);
-  slots_free(b->vm, own, b->before);
+  slots_free(b->vm, slots_within(b), b->before);
   if (b->held.slots) mem_free(b->vm, b->held.slots, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots);
 }
 
@@ -287,7 +302,9 @@ bool rec_expect(qn_vm *vm, qn_value condition) {
 rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
   qn_vm *vm = r->vm;
   if (!is_captured(r, predicate)) return REC_NOT_YET;
-  branch b = {.vm = vm, .r = r, .of = of, .around = of->leaves || way_chooses(way_of(r)) ? way_of(r) : NULL};
+  rec_way *here = way_of(r);
+  branch b = {.vm = vm, .r = r, .of = of};
+  if (of->leaves || way_chooses(here) || (here && here->catches)) b.around = here;
   for (int k = 0; k < 2; k++) b.left[k] = value_bool(false);
   qn_value condition = value_retain(predicate);
   rec_answer answer;
@@ -302,7 +319,7 @@ rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value pr
     condition = flat;
   }
   bool ok = !value_is_error(condition) && (predicate_node = rec_node(r, condition)) != 0 && find_held(&b) &&
-            (b.before = slots_keep(vm, of->assigned)) && run_arms(&b);
+            (b.before = slots_keep(vm, slots_within(&b))) && run_arms(&b);
   if (!ok && b.raises && of->asks && way_may_exit(r)) { /* then the other arm is the one that is captured */
     bool truth = b.turned != (b.ends[1].r != NULL);     /* has the second arm raised it? */
     error_clear(vm);

@@ -301,6 +301,8 @@ bool rec_index_stays(const qn_vm *vm, qn_value v);
 QN_MUST_CHECK qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype);
 /* Can branches and loops be captured as nodes with regions now? */
 bool arms_possible(const struct recording *r);
+/* Can the body of a try be captured? */
+bool try_possible(const struct recording *r);
 /* Need numbers that are made of arrays not be known until they are observed, since a call is being captured? */
 bool rec_numbers_wait(const struct recording *r);
 /* The truth of a condition: 1, 0, or -1 with an error raised. Accepts bools and bool arrays of one element, else E302. Works outside
@@ -607,6 +609,13 @@ typedef struct rec_handler {
  * ended, perhaps with an error that is not for the handler. REC_DONE: *result is the value. REC_LEFT: no lane goes on. REC_FAILED with an
  * error raised. */
 QN_MUST_CHECK rec_answer rec_try_lanes(qn_vm *vm, const rec_handler *h, rec_exit *how, qn_value *result);
+
+/* Offers a try outside of vmap in whose body arms may raise errors of the program, and that nothing in it leaves by break, continue or return.
+ * REC_NOT_YET: the interpreter runs it (rec_try_begin). REC_DONE: the variables and *result (owned) are set. REC_FAILED with an error raised. */
+QN_MUST_CHECK rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result);
+/* Offers an assertion to such a try; `raise` raises its error. REC_NOT_YET: the condition is to be looked at as elsewhere. REC_DONE: what follows is
+ * recorded where it holds. Others as for rec_if. */
+QN_MUST_CHECK rec_answer rec_assert(qn_vm *vm, qn_value condition, rec_arm raise);
 
 /* Appends what became of all functions that were called with arrays: compiled call shapes with their kernels, and what stays eager and why.
  * All of it (`all`), or what fits two screens. `file` is the script, whose name is left out before line numbers. Waits for plans that are

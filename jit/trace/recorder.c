@@ -472,9 +472,9 @@ static bool carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
 
 /* ---- control flow and effects --------------------------------------------------------------------------------------------------------------- */
 
-/* Can the body of a try be captured? Not if the graph is for somebody who has no interpreter that makes calls again, nor if the function's calls
- * mostly ended in handlers. */
-static bool try_possible(const struct recording *r) {
+/* (Not if the graph is for somebody who has no interpreter that makes calls again, nor if the function's calls
+ * mostly ended in handlers.) */
+bool try_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   bool asked = value_is(r->vm->asked.watched_fn, TAG_FN), refused = base->of && base->of->tries_apart;
   return base->capturing && r->vm->tune[TUNE_jit_regions] && !asked && !refused && !r->lanes && !base->lanes &&

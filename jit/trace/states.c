@@ -123,10 +123,17 @@ static void states_drop(qn_vm *vm, void *what) {
 
 /* ---- states --------------------------------------------------------------------------------------------------------------------- */
 
+/* The node of x, a value of r, while an arm in r is in progress, which may have captured it. 0 with an error raised. */
+static uint32_t node_around(struct recording *r, const struct recording *arm, qn_value x) {
+  uint32_t captured = rec_traced(arm, x);
+  const graph_node *n = &arm->g->nodes[captured];
+  return captured && n->kind == NODE_INPUT ? arm->captures[n->payload.input] : rec_node(r, x);
+}
+
 /* Has y, a value of arm `to`, the structure, dtypes and shapes of x, a value of r? */
 static bool is_like(struct recording *r, qn_value x, struct recording *to, qn_value y) {
   if (value_is_operand(x) || value_is_operand(y)) {
-    uint32_t n = value_is_operand(x) && value_is_operand(y) ? rec_node(r, x) : 0, m = n ? rec_node(to, y) : 0;
+    uint32_t n = value_is_operand(x) && value_is_operand(y) ? node_around(r, to, x) : 0, m = n ? rec_node(to, y) : 0;
     return m && graph_type_same(&r->g->nodes[n].type, &to->g->nodes[m].type);
   }
   if (value_tag_of(x) != value_tag_of(y)) return false;

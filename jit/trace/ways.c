@@ -46,9 +46,9 @@ static bool note_leaf(void *ctx, qn_value v) {
 }
 
 /* Are the variables and parts at an end that has left, seen from way w, of no use? Only what the turn carries on is read, and that only if the
- * function does not return. */
+ * function does not return; and all of them behind a try. */
 static bool is_idle(const rec_way *w, const qn_value *variable, const qn_value *parts) {
-  if (!w || !is_bool(parts[END_LEFT], true)) return false;
+  if (!w || w->catches || !is_bool(parts[END_LEFT], true)) return false;
   if (is_bool(parts[END_MISSED], true)) return true;
   if (is_bool(parts[END_RETURNS], true) || !w->turn) return true;
   for (int i = 0; i < w->turn->slots.n; i++)
@@ -59,7 +59,7 @@ static bool is_idle(const rec_way *w, const qn_value *variable, const qn_value *
 static size_t held_bytes(size_t n) { return n * (sizeof(qn_value) + sizeof(uint32_t) + 1); }
 
 /* Parts of an end as whatever comes behind way w sees them: a turn that was left is a turn like others, and what the rest of a function
- * returns is its value. */
+ * returns, or a try is left with, is its value. */
 static void parts_settle(qn_vm *vm, const rec_way *w, qn_value *parts) {
   if (!w || w->kind == WAY_ARM) return;
   bool left = is_bool(parts[END_LEFT], true);
@@ -429,9 +429,10 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
       .outer = base->way, .r = r, .slots = slots, .calls = calls_in(r), .kind = kind, .returned = value_unset()};
   if (around) w->returned = around->returned;
   w->own = slots.n;
-  w->may_return = kind == WAY_TAIL || (around && around->may_return);
+  w->may_return = kind == WAY_TAIL || kind == WAY_TRY || (around && around->may_return);
   w->may_break = kind == WAY_TURN || (kind == WAY_ARM && around && around->may_break && !around->inner);
   w->turn = kind == WAY_TURN ? w : kind == WAY_ARM && around ? around->turn : NULL;
+  w->catches = kind == WAY_ARM && around ? around->catches : NULL;
   for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
   w->sp = r->vm->sp;
   const rec_way *here = r->arm && kind == WAY_ARM ? way_of(r->outer) : NULL;

@@ -29,7 +29,8 @@ typedef struct way_end {
 typedef enum way_kind {
   WAY_TURN, /* a turn of a loop: left by break, continue and return */
   WAY_ARM,  /* an arm of a branch: left by what leaves the turn or the function around it */
-  WAY_TAIL  /* the rest of a function: left by return */
+  WAY_TAIL, /* the rest of a function: left by return */
+  WAY_TRY   /* the body of a try: left by errors, behind whose handlers its value is what these give (tries.c) */
 } way_kind;
 
 /* One way through a turn where branches do not agree in what they make of variables (states.c): which part is taken at each of these, in the
@@ -48,6 +49,13 @@ typedef struct way_choices {
   uint32_t from;
 } way_choices;
 
+/* What catches the errors of arms in a try that is captured as a way (tries.c). */
+typedef struct way_handler {
+  const rec_handler *of;
+  uint32_t trying; /* recording.trying in it: more, while another try is in progress there */
+  bool caught;     /* it has run */
+} way_handler;
+
 /* A part of the program that is being captured. While one of its branches goes on, the other one having left the part, what follows is
  * recorded in the arm that goes on. */
 struct rec_way {
@@ -57,8 +65,9 @@ struct rec_way {
   int own;             /* of these the first ones, which it may rebind; others belong to what is around it */
   rec_way *
       whole; /* of a turn of a loop that is captured turn by turn: the way of the loop, which break leaves (unrolled.c) */
-  const rec_way *turn; /* the turn that break and continue leave; NULL: there is none */
-  uint32_t calls;      /* how many calls are in progress in r; in other calls are other functions */
+  const rec_way *turn;  /* the turn that break and continue leave; NULL: there is none */
+  way_handler *catches; /* of the try that errors leave; NULL: there is none */
+  uint32_t calls;       /* how many calls are in progress in r; in other calls are other functions */
   way_kind kind;
   qn_value *sp; /* of the value stack, when it began */
   int inner;    /* loops in it that the interpreter runs as usual */
@@ -107,6 +116,10 @@ QN_MUST_CHECK bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value co
 
 /* Is the pending error one that the program raises whenever it comes here? (Not, for one, that an arm cannot be captured.) */
 bool way_raises(const qn_vm *vm);
+/* Does the try that w stands in catch the pending error, so that an arm that ends with it leaves the try? */
+bool way_catches(const qn_vm *vm, const rec_way *w);
+/* Runs its handler on that error; w leaves the try, unless the handler ends otherwise (*how). Owned: its value. */
+QN_MUST_CHECK qn_value way_catch(qn_vm *vm, rec_way *w, rec_exit *how);
 /* Can the call that is captured be made again by the interpreter, if it does not go as captured? */
 bool way_may_exit(const struct recording *r);
 /* From here on the captured call goes on only if a condition has this truth: else 1 is divided by 0, whereupon the interpreter makes the call
