@@ -414,6 +414,121 @@ static void print_row_loop(emitter *e, l_val loop, l_val vec, int many) {
   if (!private) line(e, "SYNC");
 }
 
+/* ---- loops over short rows --------------------------------------------------------------------------------------------- */
+
+enum { FLAT_ROW = 512, FLAT_MOST = 1 << 20 };
+
+/* May a loop's body load, with instruction v, what another turn stores, or what this one has stored before? */
+static bool loads_stored(const emitter *e, l_val loop, l_val v) {
+  for (l_val k = loop + 1; k < e->end[loop]; k++) {
+    const l_instr *s = at(e, k), *i = at(e, v);
+    if (s->code == L_STORE && s->imm == i->imm && (k < v || !i->b || s->a != i->a || s->b != i->b || i->c)) return true;
+  }
+  return false;
+}
+
+/* Does an index of a loop's body come from a value? */
+static bool from_value(const emitter *e, l_val loop, l_val v) {
+  const l_instr *i = at(e, v);
+  if (v <= loop || l_rows[i->code].result != 'I') return false;
+  if (i->code == L_IVALUE) return true;
+  return i->code != L_VAR && (from_value(e, loop, i->a) || (i->b && from_value(e, loop, i->b)));
+}
+
+/* The only VEC of a FOR, if it ends the body, and turns and elements can be made in any order by any thread: the FOR computes, loads and stores, but
+ * not where data say. How often both run must be known. Else 0. */
+static l_val flat_loop(const emitter *e, l_val loop, int64_t *rows, int64_t *row) {
+  const l_instr *l = at(e, loop), *from = at(e, l->a), *to = at(e, l->b);
+  l_val vec = 0, end = e->end[loop];
+  *rows = *row = 0;
+  if (from->code != L_INT || to->code != L_INT || (l->c && at(e, l->c)->code != L_INT)) return 0;
+  int64_t step = l->c ? at(e, l->c)->imm : 1;
+  if (step < 1 || to->imm <= from->imm || from->imm < 0 || to->imm > FLAT_MOST) return 0;
+  *rows = (to->imm - from->imm - 1) / step + 1;
+  for (l_val k = loop + 1; k < end; k++) {
+    const l_instr *i = at(e, k);
+    if (vec && k == e->end[vec]) continue;
+    if (vec && k > e->end[vec]) return 0;
+    switch ((l_code)i->code) {
+    case L_VEC:
+      if (vec || at(e, i->a)->code != L_INT || at(e, i->b)->code != L_INT) return 0;
+      vec = k;
+      *row = at(e, i->b)->imm - at(e, i->a)->imm;
+      break;
+    case L_LOAD:
+      if (loads_stored(e, loop, k)) return 0;
+      break;
+    case L_STORE:
+      if (i->c || (vec && emit_is_ordered(e, i)) || from_value(e, loop, i->a)) return 0;
+      break;
+    case L_CONST:
+    case L_SCALAR:
+    case L_IOTA:
+    case L_KOP:
+    case L_MATH:
+    case L_POLL: break;
+    default:
+      if (l_rows[i->code].result != 'I') return 0;
+    }
+  }
+  return vec && *row > 0 && *row <= FLAT_ROW && *rows * *row <= FLAT_MOST ? vec : 0;
+}
+
+/* Prints [from, to) of such a loop for one element; stores only note what is to be stored, and where. `once`: if this element is the one that
+ * does what its whole turn does. */
+static void print_flat_part(emitter *e, l_val from, l_val to, const char *once) {
+  char where[EMIT_TEXT], cond[EMIT_TEXT];
+  for (l_val k = from; k < to; k++) {
+    const l_instr *i = at(e, k);
+    if (i->code == L_POLL || i->code == L_VEC) continue;
+    if (i->code != L_STORE) {
+      emit_instr(e, k);
+      continue;
+    }
+    emit_address(e, i, where);
+    emit_guard(e, i, cond);
+    line(e, "flat%u_at[u] = %s; flat%u_on[u] = %s%s%s; flat%u[u] = v%u;", k, where, k, once,
+         once[0] && cond[0] ? " && " : "",
+         cond[0]   ? cond
+         : once[0] ? ""
+                   : "1",
+         k, i->h);
+  }
+}
+
+/* Prints a loop over rows as one over all their elements, which the threads share: a row may be shorter than the threads are many, and no thread
+ * waits for others between rows. Several elements' stores come after all that these load. */
+static void print_flat(emitter *e, l_val loop, l_val vec, int64_t rows, int64_t row) {
+  const l_instr *l = at(e, loop);
+  l_val end = e->end[vec];
+  int many = end - loop > 80 ? 1 : end - loop > 40 ? 2 : end - loop > 24 ? 4 : 8;
+  char buffer[24], step[24] = "1";
+  if (l->c) snprintf(step, sizeof step, "v%u", l->c);
+  line(e, "SYNC for (int f0_ = t; f0_ < %d; f0_ += %d) {", (int)(rows * row), 64 * many);
+  for (l_val k = loop + 1; k < end; k++)
+    if (at(e, k)->code == L_STORE)
+      line(e, "%s flat%u[%d]; i64 flat%u_at[%d]; b8 flat%u_on[%d];", emit_type(emit_buffer_type(e, at(e, k)->imm)), k,
+           many, k, many, k, many);
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", many);
+  line(e, "const int f_ = f0_ + 64 * u; if (f_ >= %d) break;", (int)(rows * row));
+  line(e, "const i64 x%u = v%u + (i64)(f_ / %d) * %s, j = f_ %% %d;", loop, l->a, (int)row, step, (int)row);
+  print_flat_part(e, loop + 1, vec, "j == 0");
+  e->vec = vec;
+  print_flat_part(e, vec + 1, end, "");
+  e->vec = 0;
+  line(e, "}");
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", many);
+  line(e, "if (f0_ + 64 * u >= %d) break;", (int)(rows * row));
+  for (l_val k = loop + 1; k < end; k++) {
+    if (at(e, k)->code != L_STORE) continue;
+    emit_buffer(at(e, k)->imm, buffer);
+    line(e, "if (flat%u_on[u]) %s[flat%u_at[u]] = flat%u[u];", k, buffer, k, k);
+  }
+  line(e, "}");
+  line(e, "}");
+  line(e, "SYNC");
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------------------------------- */
 
 static void print_partial(emitter *e, const l_instr *i) {
@@ -585,6 +700,13 @@ static void print_block(emitter *e, l_val from, l_val to) {
     case L_FOR: {
       if (is_merge_loop(e, v)) {
         print_merge_loop(e, v);
+        v = e->end[v];
+        break;
+      }
+      int64_t rows = 0, row = 0;
+      l_val flat = flat_loop(e, v, &rows, &row);
+      if (flat) {
+        print_flat(e, v, flat, rows, row);
         v = e->end[v];
         break;
       }

@@ -225,7 +225,7 @@ static bool print_few(emitter *e, const l_tile *t) {
   line(e, "const b8 mine = row < x_most && col < y_most; %s s[1] = {%s}, tree[24]; u64 leaves = 0;", T, id);
   print_few_way(e, 'x', w.x, T, t->tile_rows, deep, t->x_base, t->x_m, t->x_k, w.cast);
   print_few_way(e, 'y', w.y, T, t->tile_cols, deep, t->y_base, t->y_n, t->y_k, w.cast);
-  line(e, "LOAD_x(0) LOAD_y(0)");
+  line(e, "SYNC LOAD_x(0) LOAD_y(0)"); /* in a loop other threads may have stored the operands */
   line(e, "for (i64 k0 = 0; k0 < depth; k0 += %d) {", deep);
   line(e, "SYNC");
   line(e, "#pragma unroll");
@@ -284,6 +284,24 @@ static void print_plain(emitter *e, const l_tile *t) {
   words w;
   words_of(e, t, &w);
   const char *T = emit_type(w.to);
+  const l_instr *deep = at(e, t->depth);
+  if (deep->code == L_INT && deep->imm > 0 &&
+      deep->imm <= ORDER_DOT_CHUNK) { /* one chain, whose loads come ahead of it */
+    line(e, "SYNC for (int o_ = t; o_ < %d; o_ += 64) {", t->tile_rows * t->tile_cols);
+    line(e, "const int row = o_ / %d, col = o_ %% %d; %s s = %s;", t->tile_cols, t->tile_cols, T, w.id);
+    line(e, "if (row >= v%u || col >= v%u) continue;", t->rows, t->cols);
+    line(e, "const %s *const xs = %s + (v%u + row * v%u); const %s *const ys = %s + (v%u + col * v%u);",
+         emit_type(w.from), w.x, t->x_base, t->x_m, emit_type(w.from), w.y, t->y_base, t->y_n);
+    line(e, "_Pragma(\"unroll 16\") for (int k = 0; k < %d; k++) {", (int)deep->imm);
+    line(e, "const %s x = %s(xs[k * v%u]), y = %s(ys[k * v%u]);", T, w.cast, t->x_k, w.cast, t->y_k);
+    step_text(e, &w, "s", "x", "y", step);
+    line(e, "s = %s;", step);
+    line(e, "}");
+    line(e, "v%u[o_] = s;", t->out);
+    line(e, "}");
+    line(e, "SYNC");
+    return;
+  }
   line(e, "SYNC for (i64 o_ = t; o_ < v%u * v%u; o_ += 64) {", t->rows, t->cols);
   line(e, "const i64 row = o_ / v%u, col = o_ %% v%u, depth = v%u; %s s[1] = {%s}, tree[24]; u64 leaves = 0;", t->cols,
        t->cols, t->depth, T, w.id);
@@ -325,6 +343,7 @@ static void print_registers(emitter *e, const l_tile *t, const shape *s) {
   line(e, "%s s[%d], x_in[%d], y_in[%d]; u64 leaves = 0; int left = depth < %d ? (int)depth : %d;", T, s->rm * s->rn,
        s->nx, s->ny, s->deep, s->deep);
   print_each(e, s, "(void)own; s[o] = %s;", w.id);
+  line(e, "SYNC");
   print_loads(e, s, w.cast, T);
   line(e, "SYNC for (i64 k0 = 0; k0 < depth; k0 += %d) {", s->deep);
   line(e,

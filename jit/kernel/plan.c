@@ -540,7 +540,8 @@ static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_st
   uint32_t *node = take(m, 1, sizeof *node), *buffers;
   if (!node) return false;
   *node = n;
-  if (!splice(&(splice_request){g, n, r->parts, r->proj, m->tune, &p->arena, m->cancel}, &x, &m->why)) return false;
+  if (!splice(&(splice_request){g, n, r->parts, r->proj, p->target, m->tune, &p->arena, m->cancel}, &x, &m->why))
+    return false;
   plan_kernel *to = &p->kernels[p->nkernels];
   s->what = p->nkernels++;
   *to = (plan_kernel){.program = x.program, .nops = 1, .nodes = node, .graph = g, .nphases = 1};
@@ -1256,14 +1257,14 @@ static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cance
 
 /* Can the loop, node n, whose parts have plans, be a kernel that is made of theirs? */
 static bool can_splice(plan *p, uint32_t n, plan_region *r, const int64_t *tune, cancel_flag cancel, const char **why) {
-  if (!tune[TUNE_fuse_loops] || !tune[TUNE_fuse_enabled] || p->target == TARGET_GPU) return false;
+  if (!tune[TUNE_fuse_loops] || !tune[TUNE_fuse_enabled]) return false;
   *why = lower_no_memory;
   uint32_t *proj = results_of(p->graph, n);
   if (!proj) return false;
   spliced x = {0};
   arena lists;
   arena_init(&lists, NULL);
-  bool ok = splice(&(splice_request){p->graph, n, r->parts, proj, tune, &lists, cancel}, &x, why);
+  bool ok = splice(&(splice_request){p->graph, n, r->parts, proj, p->target, tune, &lists, cancel}, &x, why);
   arena_free(&lists);
   free(proj);
   if (!ok) return false;

@@ -3,12 +3,14 @@
 #define JIT_KERNEL_SPLICE_H
 
 #include "jit/kernel/plan_data.h"
+#include "jit/kernel/schedule.h"
 
 typedef struct splice_request {
   graph *g;             /* around the loop; expressions are added to its table of dims */
   uint32_t node;        /* the loop */
   plan *const *parts;   /* the plans of its header and its body */
   const uint32_t *proj; /* by result of the loop: the node that takes it; 0: none does */
+  schedule_target target;
   const int64_t *tune;
   arena *arena; /* for the lists below */
   cancel_flag cancel;

@@ -7,6 +7,9 @@
  *
  * The signature (device_gemm) follows from shapes and flags alone. Operands whose address is no multiple of 16 are copied, so addresses do not
  * belong to it.
+ *
+ * Products of few multiplications (gpu.small) are our own kernels' (on an H200: a loop of 1,024 turns of an LSTM of 32 units, 7.1 ms turn by turn, is one
+ * kernel that takes 2.6).
  */
 #include "jit/run/gemm.h"
 
@@ -81,6 +84,22 @@ static bool runs_across(const qn_array *a) {
   return r > 1 && a->shape[r - 2] > 1 && a->shape[r - 1] > 1 && a->strides[r - 2] == 1 && a->strides[r - 1] != 1;
 }
 
+/* A library's call costs more than a small product, and no kernel can be one with it: a loop's body that has one is no part of a kernel. Long chains are
+ * left to the library, which cuts them. */
+static bool are_small(const qn_vm *vm, const product_sizes *s, uint8_t dtype) {
+  enum { CHAIN = 512 };
+  int64_t n = s->total;
+  return (dtype == QN_f32 || dtype == QN_f64) && s->k <= CHAIN && !__builtin_mul_overflow(n, s->m, &n) &&
+         !__builtin_mul_overflow(n, s->n, &n) && !__builtin_mul_overflow(n, s->k, &n) && n <= vm->tune[TUNE_gpu_small];
+}
+
+bool gemm_is_small(const qn_vm *vm, const qn_array *x, const qn_array *y) {
+  const qn_array *const in[2] = {x, y};
+  product_sizes s;
+  sizes_of(in, false, 0, &s);
+  return are_small(vm, &s, x->dtype);
+}
+
 uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
   const qn_array *const in[2] = {x, y};
   product_sizes s;
@@ -89,7 +108,7 @@ uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
   if (runs_across(x)) flags |= ATTR_X_ACROSS;
   if (runs_across(y)) flags |= ATTR_Y_ACROSS;
   sizes_of(in, false, flags, &s);
-  if (s.total < 1 || s.m < 1 || s.n < 1 || s.k < 1) return 0;
+  if (s.total < 1 || s.m < 1 || s.n < 1 || s.k < 1 || are_small(vm, &s, x->dtype)) return 0;
   device_gemm p = signature_of(&s, x->dtype, flags);
   const device_kernels *d = device_kernels_of(x->device);
   return d->has_gemm && d->has_gemm(vm, x->device, &p) ? flags : 0;

@@ -10,6 +10,9 @@
 /* The flags for x @ y, of strict operands on a device: ATTR_LIBRARY and how they lie in memory; 0: our own kernel makes it. */
 uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y);
 
+/* Is x @ y, of strict operands on a device, so small that our own kernel makes it, however they lie in memory? */
+bool gemm_is_small(const qn_vm *vm, const qn_array *x, const qn_array *y);
+
 /* x @ y by the library, with such flags; operands that do not lie as these say are copied. A new array; NULL: *refused by the device, or with an
  * error raised. */
 QN_MUST_CHECK qn_array *gemm_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool *refused);

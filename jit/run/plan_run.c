@@ -88,11 +88,20 @@ static bool rows_make(plan_frame *f, const kernel_rows *rows) {
   return true;
 }
 
-/* Tells how many rows there are. */
-static void rows_tell(plan_frame *f, const kernel_rows *rows) {
+/* Tells how many rows there are, on a device once its kernels are through. */
+static bool rows_tell(plan_frame *f, const kernel_rows *rows) {
   int64_t turns;
-  memcpy(&turns, f->buffers[rows->turns], sizeof turns);
+  if (!f->device) {
+    memcpy(&turns, f->buffers[rows->turns], sizeof turns);
+  } else {
+    frame_view from;
+    qn_value v;
+    frame_array(f, &from, f->device, f->buffers[rows->turns], &(graph_type){.dtype = QN_i64});
+    if (!frame_checks(f, true) || !array_item(f->vm, &from.a, 0, &v)) return false;
+    turns = v.u.i;
+  }
   for (uint32_t k = 0; k < rows->n; k++) frame_tell(f, rows->nodes[k], 1, &turns);
+  return true;
 }
 
 static bool run_kernel_step(plan_frame *f, const plan_step *s) {
@@ -111,8 +120,7 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
   kernel_failure failure;
   if (host()->launch(f->vm, k->program, &k->host_code, code, f->step_buffers, ints, f->step_scalars, &failure)) {
-    if (k->rows) rows_tell(f, k->rows);
-    return true;
+    return !k->rows || rows_tell(f, k->rows);
   }
   if (failure.error == ~(uint64_t)0) {
     if (k->region && !f->vm->error->at.source) frame_raise_site(f, s->node); /* an interrupt */
@@ -384,14 +392,16 @@ static bool call_gemm(const device_call *call, uint32_t step, device_gemm *p) {
 }
 
 /* Runs the longest stretch of steps from `first` on that are kernels, host scalars or (if these `join`) products: the scalars at once, then the
- * others together on the device. Returns the number of steps. 0: a step failed or was refused, after those before it; or *apart: the
+ * others together on the device. It ends behind a loop that keeps rows, whose number the next step may need. Returns the number of steps. 0: a step failed or was refused, after those before it; or *apart: the
  * device refuses products together with kernels, and nothing but scalars has run. */
 static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apart) {
   const plan *p = f->p;
   uint32_t n = 0, kernels = 0, products = 0;
   qn_error_object *error = NULL;
-  for (; first + n < p->nsteps && !error; n++) {
+  const kernel_rows *rows = NULL;
+  for (; first + n < p->nsteps && !error && !rows; n++) {
     const plan_step *s = &p->steps[first + n];
+    if (s->kind == STEP_KERNEL && (rows = p->kernels[s->what].rows) && !rows_make(f, rows)) return 0;
     if ((s->kind == STEP_KERNEL || (join && is_product(s))) && p->late && !late_make_all(f, s)) return 0;
     if (s->kind == STEP_KERNEL)
       kernels++;
@@ -412,7 +422,7 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
   *apart = answer == DEVICE_REFUSES && products;
   f->refused = answer == DEVICE_REFUSES && !products;
   error_settle(f, error, answer == DEVICE_DONE);
-  return answer == DEVICE_DONE && !error ? n : 0;
+  return answer == DEVICE_DONE && !error && (!rows || rows_tell(f, rows)) ? n : 0;
 }
 
 /* run_stretch with products joined, if the device takes that, else without. */

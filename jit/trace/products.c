@@ -23,7 +23,7 @@ typedef struct layouts {
   int device;
   product *products;
   uint32_t n, cap;
-  bool varies;
+  bool varies, sized;
 } layouts;
 
 enum { TURNS = 16 /* that are gone through at most */ };
@@ -171,6 +171,10 @@ static bool note(layouts *l, graph *g, uint32_t node, const header *at) {
   const graph_node *n = &g->nodes[node];
   const header *x = &at[n->in[0]], *y = &at[n->in[1]];
   if (graph_attr(n).flags || !dtype_is_float((qn_dtype)n->type.dtype)) return true;
+  header small[2];
+  for (int k = 0; k < 2; k++) fresh(l, &g->nodes[n->in[k]].type, &small[k]);
+  if (is_known(&small[0]) && is_known(&small[1]) && gemm_is_small(l->vm, &small[0], &small[1])) return true;
+  l->sized |= !is_known(&small[0]) || !is_known(&small[1]);
   if (!is_known(x) || !is_known(y)) {
     l->varies = true;
     return true;
@@ -233,9 +237,10 @@ static bool has_product(const graph *g, bool fixed) {
 
 bool products_any(const graph *g) { return has_product(g, true); }
 
-products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value *in) {
+products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value *in, bool *sized) {
   const graph_node *n = &g->nodes[node];
   layouts l = {.vm = vm};
+  *sized = false;
   for (int k = 0; k < n->nin && !l.device; k++)
     if (value_is(in[k], TAG_ARRAY)) l.device = value_array(in[k])->device;
   if (!l.device || !device_kernels_of(l.device)->has_gemm ||
@@ -249,6 +254,7 @@ products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value 
   for (uint32_t k = 0; k < l.n && ok && !l.varies; k++)
     if (l.products[k].flags && !graph_fix_gemm(l.products[k].g, l.products[k].node, l.products[k].flags))
       ok = (raise_memory(vm), false);
+  *sized = l.sized;
   mem_free(vm, l.products, l.cap * sizeof *l.products);
   if (at) mem_free(vm, (void *)at, (n->nin + 1u) * sizeof *at);
   if (out) mem_free(vm, (void *)out, (made(n) + 1u) * sizeof *out);

@@ -12,8 +12,9 @@ typedef enum products_answer {
 } products_answer;
 
 /* Node `node` of g is a branch or loop, which is going to be executed on these operands. Writes to each product in it, and in the regions in
- * it, how the device's library computes it (graph_fix_gemm): as it would if the interpreter ran the region. */
-products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value *in);
+ * it, how the device's library computes it (graph_fix_gemm): as it would if the interpreter ran the region. *sized: this
+ * follows from sizes that are symbols, so those of the node's operands must stay what they are. */
+products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value *in, bool *sized);
 /* Is a product in a graph, or in its regions, computed by a device's library? */
 bool products_any(const graph *g);
 

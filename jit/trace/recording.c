@@ -623,8 +623,13 @@ static bool run_node(struct recording *r, uint32_t i) {
     if (r->device && device_kernels_of(r->device)->has_gemm) pin_product(r, i);
   }
   if (ok && r->device && graph_kind_has_regions(n->kind)) { /* the same for products in regions */
-    products_answer fixed = products_fix(vm, r->g, i, in);
+    bool sized;
+    products_answer fixed = products_fix(vm, r->g, i, in, &sized);
     ok = fixed != PRODUCTS_FAIL;
+    for (int k = 0; sized && k < n->nin; k++) {
+      graph_type t = r->g->nodes[n->in[k]].type;
+      if (!t.weak) rec_pin_type(r, &t);
+    }
     if (fixed == PRODUCTS_VARY) rec_stop_capture(r, BREAK_products, NULL);
   }
   vm_memory more = {in != few ? in : NULL, n->nin * sizeof *in};
