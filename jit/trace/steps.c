@@ -189,9 +189,23 @@ static uint32_t find_exits(const graph *g, exit_count out[EXITS_SHOWN], uint32_t
   return n;
 }
 
+/* A check of a way that is not taken divides by zero where it is. A kernel of a loop knows the place of the loop alone: then x is counted at the
+ * first way in it. */
+static bool is_way_within(exit_count *way, const exit_count *x) {
+  return x->id == E_div_zero && !way->id && way->at.source == x->at.source && x->at.start <= way->at.start &&
+         way->at.end <= x->at.end;
+}
+
 static uint32_t exits_of(const specialization *e, exit_count out[EXITS_SHOWN]) {
   uint32_t n = e && e->exits && e->graph ? find_exits(e->graph, out, 0) : 0;
-  for (uint32_t i = 0; e && i < e->nleft; i++) n = add_exit(out, n, e->left[i]);
+  for (uint32_t i = 0; e && i < e->nleft; i++) {
+    uint32_t k = 0;
+    while (k < n && !is_way_within(&out[k], &e->left[i])) k++;
+    if (k < n)
+      out[k].hits += e->left[i].hits;
+    else
+      n = add_exit(out, n, e->left[i]);
+  }
   return n;
 }
 
