@@ -160,14 +160,13 @@ static uint32_t lane_number(batching *c, int rank) {
 
 /* ---- rules: elements, axes, views ---------------------------------------------------------------------------------------------- */
 
-/* POINTWISE ops. A host float that differs from lane to lane is an f64 array here (and a comparison of such numbers a bool array), so
- * what converts between host numbers and arrays in a lane becomes a plain cast. */
+/* POINTWISE ops. A host float that differs from lane to lane is an f64 array here, a host int an i64 array (and a comparison of such numbers a bool
+ * array), so what converts between host numbers and arrays in a lane becomes a plain cast. */
 static uint32_t batch_elementwise(batching *c) {
   uint32_t in[3] = {0};
   bool read = c->op == OP_cast && (c->attr.flags & ATTR_WEAK) && !lane_type(c, 0)->weak;
-  if ((c->type.weak && c->type.dtype == WEAK_INT) || (read && c->type.dtype != WEAK_FLOAT))
-    return refuse(c, E_not_batched, "vmap: a host %s cannot differ from lane to lane; keep it in an array",
-                  c->type.dtype == WEAK_INT ? "integer" : "bool");
+  if (read && dtype_is_bool(c->type.dtype))
+    return refuse(c, E_not_batched, "vmap: a host bool cannot differ from lane to lane; keep it in an array");
   for (int k = 0; k < c->nin; k++) in[k] = aligned(c, k, c->type.rank);
   if (c->op != OP_cast && c->op != OP_fit) return make(c, c->op, in, c->nin, &c->attr);
   if (!in[0]) return 0;

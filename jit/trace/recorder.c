@@ -100,7 +100,7 @@ static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   return !value_is_error(test) && !value_is_error(rec_observe(r->vm, test));
 }
 
-/* An op on host numbers failed while an arm was recorded. An arm's numbers are placeholders, so the op may succeed in the program: clears the
+/* An op on host numbers failed that are an arm's or of lanes. These are placeholders, so the op may succeed in the program: clears the
  * error and gives some number of the result's type. The error value if that is not possible. */
 static qn_value any_number(struct recording *r, op_id op, const qn_value *in, int nin) {
   graph_type types[3];
@@ -116,10 +116,17 @@ static qn_value any_number(struct recording *r, op_id op, const qn_value *in, in
 /* An op on host numbers only: computed at once, and appended if one of them is traced. The result, or the error value. */
 static qn_value apply_to_numbers(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
-  bool traced = false;
-  for (int k = 0; k < nin; k++) traced |= rec_traced(r, in[k]) || rec_around(r, in[k]);
+  bool traced = false, lanes = false;
+  for (int k = 0; k < nin; k++) {
+    traced |= rec_traced(r, in[k]) || rec_around(r, in[k]);
+    lanes |= r->lanes && rec_is_lane(vm, in[k]);
+  }
+  qn_value safe[3];
+  int guarded = lanes ? vmap_guard(r, op, in, nin, attr, safe) : 0;
+  if (guarded < 0) return value_error();
+  if (guarded) in = safe; /* numbers, which nobody owns */
   qn_value out = scalar_apply(vm, op, in, nin);
-  if (value_is_error(out) && traced && r->arm) out = any_number(r, op, in, nin);
+  if (value_is_error(out) && traced && (r->arm || lanes)) out = any_number(r, op, in, nin);
   if (!traced || value_is_error(out)) return out;
   if (op == OP_div && !divisor_stays(r, in[0], in[1])) return value_error();
   uint32_t nodes[3];

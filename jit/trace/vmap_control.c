@@ -115,16 +115,16 @@ static int same_part(qn_vm *vm, qn_value a, qn_value b) {
   return value_is(a, TAG_FN) && value_is(b, TAG_FN) ? rec_same_fn(vm, a, b) : same_value(a, b);
 }
 
-/* where(mask, a, b) of two host floats, as a host float. Owned, or the error value. */
-static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
-  op_attr f64 = {.dtype = WEAK_FLOAT};
-  qn_value in[3] = {mask, op_apply(vm, OP_cast, &a, 1, &f64), value_error()}, out = value_error();
-  if (!value_is_error(in[1])) in[2] = op_apply(vm, OP_cast, &b, 1, &f64);
+/* where(mask, a, b) of two host numbers of a kind, as a host number. Owned, or the error value. */
+static qn_value select_numbers(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn_dtype kind) {
+  op_attr as = {.dtype = (uint8_t)kind};
+  qn_value in[3] = {mask, op_apply(vm, OP_cast, &a, 1, &as), value_error()}, out = value_error();
+  if (!value_is_error(in[1])) in[2] = op_apply(vm, OP_cast, &b, 1, &as);
   if (!value_is_error(in[2])) out = op_apply(vm, OP_where, in, 3, NULL);
   value_release(vm, in[1]);
   value_release(vm, in[2]);
   if (value_is_error(out)) return out;
-  qn_value number = rec_host_number(vm, out, WEAK_FLOAT);
+  qn_value number = rec_host_number(vm, out, kind);
   value_release(vm, out);
   return number;
 }
@@ -132,7 +132,8 @@ static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) 
 static qn_value select_leaf(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   bool array_a = value_is(a, TAG_ARRAY), array_b = value_is(b, TAG_ARRAY);
   if (!(array_a || value_is_scalar(a)) || !(array_b || value_is_scalar(b))) return raise_select(vm, a, b);
-  if (value_is(a, TAG_FLOAT) && value_is(b, TAG_FLOAT)) return select_floats(vm, mask, a, b);
+  if (value_is(a, TAG_FLOAT) && value_is(b, TAG_FLOAT)) return select_numbers(vm, mask, a, b, WEAK_FLOAT);
+  if (value_is(a, TAG_INT) && value_is(b, TAG_INT)) return select_numbers(vm, mask, a, b, WEAK_INT);
   if (array_a && array_b) {
     const qn_array *x = value_array(a), *y = value_array(b);
     if (x->dtype != y->dtype || !shape_equal(x, y)) return raise_select(vm, a, b);
@@ -181,15 +182,16 @@ static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
 /* ---- operands that cannot fail ------------------------------------------------------------------------------------------------ */
 
 /* Can operand k make the op fail on data? *harmless gets a number with which it never does. */
-static bool may_fail(op_id op, const qn_value *in, int nin, int k, int64_t *harmless) {
+static bool may_fail(struct recording *r, op_id op, const qn_value *in, int nin, int k, int64_t *harmless) {
   bool ints = true;
   for (int i = 0; i < nin; i++)
     ints &= !value_is(in[i], TAG_FLOAT) &&
             !(value_is(in[i], TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(in[i])->dtype));
+  bool known = k == 1 && value_is(in[1], TAG_INT) && !rec_is_lane(r->vm, in[1]);
   *harmless = 0;
   switch ((op_raises)op_rows[op].raises) {
-  case RAISES_int_div: *harmless = 1; return ints && k == 1 && !(value_is(in[1], TAG_INT) && in[1].u.i);
-  case RAISES_int_pow: return ints && k == 1 && !(value_is(in[1], TAG_INT) && in[1].u.i >= 0);
+  case RAISES_int_div: *harmless = 1; return ints && k == 1 && !(known && in[1].u.i);
+  case RAISES_int_pow: return ints && k == 1 && !(known && in[1].u.i >= 0);
   case RAISES_shift: return k == 1;
   case RAISES_bounds: return op_operand_role(op, k, nin) == ROLE_INDEX;
   case RAISES_to_int: return op == OP_cast && !ints;
@@ -204,8 +206,9 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
   if (!r->lanes || !value_is(r->active, TAG_ARRAY) || op_rows[op].raises == RAISES_never || nin > LANES_GUARDED)
     return 0;
   if (op == OP_cast && !dtype_is_int((qn_dtype)attr->dtype)) return 0;
-  bool any = false;
-  for (int k = 0; k < nin && !any; k++) any = may_fail(op, in, nin, k, &harmless);
+  bool any = false, numbers = true;
+  for (int k = 0; k < nin && !any; k++) any = may_fail(r, op, in, nin, k, &harmless);
+  for (int k = 0; k < nin; k++) numbers &= value_is_scalar(in[k]);
   if (!any) return 0;
   /* An op on operands that all lanes share stays shared: they are made safe if no lane at all is at work. */
   qn_value mask = value_retain(r->active);
@@ -222,8 +225,9 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
   bool ok = !value_is_error(mask);
   for (int k = 0; k < nin && ok; k++) {
     safe[k] = value_retain(in[k]);
-    if (!may_fail(op, in, nin, k, &harmless)) continue;
-    qn_value three[3] = {mask, in[k], value_int(harmless)}, v = op_apply(vm, OP_where, three, 3, NULL);
+    if (!may_fail(r, op, in, nin, k, &harmless)) continue;
+    qn_value three[3] = {mask, in[k], value_int(harmless)};
+    qn_value v = numbers ? select_value(vm, mask, in[k], three[2]) : op_apply(vm, OP_where, three, 3, NULL);
     /* A number beside an array has the dtype of the array. */
     const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
     if (!value_is_error(v) && value_is_scalar(in[k]) && first && k == 1 && op_rows[op].klass == CLASS_POINTWISE &&
