@@ -503,6 +503,8 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   const ast_node *name = n->kids[AST_try_name];
   uint32_t first = f->nvars, top = f->top;
   out->error_slot = -1;
+  /* Where the handler is captured it runs in the middle of the body, whose variables keep their slots. */
+  if (may_raise) f->top = f->most;
   f->blocks++;
   if (strcmp(name->u.s->text, "_") != 0) {
     variable *v = declare(r, name->u.s, name->at, false);

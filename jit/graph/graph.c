@@ -613,3 +613,13 @@ uint64_t graph_hash(const graph *g) {
   for (uint32_t i = 0; i < g->noutputs; i++) h = mix(h, g->outputs[i]);
   return mix(h, g->noutputs);
 }
+
+bool graph_has_taps(const graph *g, uint32_t from) {
+  for (uint32_t i = from; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_TAP) return true;
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      if (graph_has_taps(n->payload.regions[k], 1)) return true;
+  }
+  return false;
+}

@@ -223,6 +223,8 @@ graph_type graph_result_type(const graph_node *n, uint32_t index);
 uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site);
 /* Appends an effect, which is made with the values of these nodes. */
 uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, uint32_t site);
+/* Are there taps among the nodes from this one on, or in their regions? */
+bool graph_has_taps(const graph *g, uint32_t from);
 /* Appends a node that takes the result which n took, a node that has been removed from this graph. */
 uint32_t graph_proj_again(graph *g, const graph_node *n);
 /* Appends a copy of n with other operands; attributes and regions are copied. n may lie in another graph and is no input or constant. */

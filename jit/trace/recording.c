@@ -729,6 +729,12 @@ static void need_size(void *ctx, uint32_t j) {
   if (j != ((pending_walk *)ctx)->node) need_operand(ctx, j);
 }
 
+/* Does a node with regions hold taps? */
+static bool region_tells(const graph_node *n) {
+  if (!graph_kind_has_regions(n->kind)) return false;
+  return graph_has_taps(n->payload.regions[0], 1) || graph_has_taps(n->payload.regions[1], 1);
+}
+
 /* As rec_run_pending; computes a result of a region, too, and keeps it and all others of the region (0: none). */
 static bool run_pending_and(struct recording *r, uint32_t also) {
   qn_vm *vm = r->vm;
@@ -784,7 +790,8 @@ static bool run_pending_and(struct recording *r, uint32_t also) {
     for (int k = 0; k < node->nin; k++) {
       uint32_t j = node->in[k];
       bool whole = value_is(r->vals[j], TAG_ARRAY) || graph_kind_has_regions(g->nodes[j].kind);
-      if (--uses[j] == 0 && !r->grads && graph_is_run(&g->nodes[j]) && whole && !held(r, j)) let_go(r, j);
+      if (--uses[j] || r->grads || !graph_is_run(&g->nodes[j]) || !whole || held(r, j)) continue;
+      if (!region_tells(&g->nodes[j])) let_go(r, j); /* what is let go may be made once more */
     }
   }
   vm->rec = active;

@@ -514,20 +514,10 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
   return false;
 }
 
-static bool has_taps(const graph *g, uint32_t from) {
-  for (uint32_t i = from; i < g->n; i++) {
-    const graph_node *n = &g->nodes[i];
-    if (n->kind == NODE_TAP) return true;
-    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
-      if (has_taps(n->payload.regions[k], 1)) return true;
-  }
-  return false;
-}
-
 bool way_told(const way_choices *c, const struct recording *r) {
   for (;; r = r->outer) {
     bool last = r == c->r || !r->arm;
-    if (has_taps(r->g, last ? c->from : 1)) return true;
+    if (graph_has_taps(r->g, last ? c->from : 1)) return true;
     if (last) return false;
   }
 }
@@ -572,7 +562,7 @@ static rec_answer ends_join_or_choose(struct recording *r, rec_way *w, way_end *
   rec_answer answer = ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined);
   if (answer != REC_NOT_YET || error_pending(vm)) return answer;
   int k = way_choose(w, 2);
-  if (k < 0 || has_taps(ends[!k]->r->g, 1)) return answer;
+  if (k < 0 || graph_has_taps(ends[!k]->r->g, 1)) return answer;
   if (!end_miss(vm, ends[!k], w)) return REC_FAILED;
   return ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined);
 }
