@@ -451,18 +451,21 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
     vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
 }
 
-/* As call_again. A function whose recorded calls all fail is recorded without bodies of try, if it has some, and then not any more. (`exact`: the
- * call has been recorded although there is code that serves it.) */
+/* A recorded call has failed with the pending error. A function whose recorded calls all fail is recorded without bodies of try, if it has some,
+ * and then not any more. */
+static void count_failure(qn_vm *vm, anchor_specializations *list, const struct recording *r) {
+  enum { FAILURES = 8 };
+  if (!error_catchable(vm) || vm->error->id == E_memory || ++list->failed < FAILURES) return;
+  if (r->tried && !list->tries_apart)
+    list->tries_apart = true, list->failed = 0;
+  else
+    give_up(vm, list, BREAK_errors);
+}
+
+/* As call_again, and counts the failure; not if the call was recorded although there is code that serves it (`exact`). */
 static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
                             uint64_t draw, bool exact) {
-  enum { FAILURES = 8 };
-  bool memory = vm->error && vm->error->id == E_memory;
-  if (!memory && !exact && ++list->failed == FAILURES) {
-    if (r->tried && !list->tries_apart)
-      list->tries_apart = true, list->failed = 0;
-    else
-      give_up(vm, list, BREAK_errors);
-  }
+  if (!exact) count_failure(vm, list, r);
   return call_again(vm, site, r, draw);
 }
 
@@ -538,6 +541,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   vm_disown(vm, &held);
   if (failed) {
     if (r->again) return call_failed(vm, site, list, r, draw, exact);
+    if (!exact) count_failure(vm, list, r);
     rec_free(r);
     return result;
   }
