@@ -449,9 +449,9 @@ static void place_free(region_state *x, uint32_t p) {
   c->free = p + 1;
 }
 
-/* Can the memory of carry k's result be one of its places? */
+/* Can the memory of carry k's result be one of its places? (A result without elements has no address of its own, by which places are told apart.) */
 static bool has_result(const region_state *x, uint32_t k) {
-  return x->r->proj[k] && x->carries[k].alone && may_hold(x, k);
+  return x->r->proj[k] && x->carries[k].alone && may_hold(x, k) && type_bytes(x->f, x->types[k]);
 }
 
 /* Lays out places and rows, as large as the operands say. */
