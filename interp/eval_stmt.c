@@ -909,7 +909,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
 static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, qn_value goes,
                                                         rec_tries *tries) {
   turn t = {.vm = vm, .fp = fp, .cond = n->cond, .body = n->body, .over = value_nil()};
-  return offer_loop(vm, n->h.at, n->site, &t, (rec_turns){.counts = false, .first = goes}, tries);
+  return offer_loop(vm, n->h.at, n->site, &t, (rec_turns){.breaks = n->h.flag & LOOP_LEAVES, .first = goes}, tries);
 }
 
 /* The loop's value. */

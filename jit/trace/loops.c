@@ -61,6 +61,7 @@ typedef struct loop {
   qn_value *untested;              /* owned: what these hold before it is evaluated */
   qn_value goes;                   /* owned: if it is `tested`: is there a first turn? A host bool */
   bool leaves, returns, parts;     /* an arm of the body leaves the loop; one returns; one leaves the turn */
+  bool ends;                       /* the condition may be false */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
   /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; `goes`, if it is `tested`; if it may be left, a
    * flag; if it may return, a flag and what is returned. */
@@ -341,8 +342,10 @@ static uint32_t flag_input(const loop *l) { return l->in->g->inputs[l->flag]; }
 
 /* The test, as an arm: a host bool, if it is a condition at all. */
 static qn_value run_test(void *ctx, rec_exit *how) {
-  const loop *l = ctx;
-  return way_test(l->vm, &l->turns, how);
+  loop *l = ctx;
+  qn_value v = way_test(l->vm, &l->turns, how);
+  l->ends |= *how != REC_VALUE || !is_bool(v, true);
+  return v;
 }
 
 /* Evaluates the condition in an arm. Its node; 0: it is none, or an error is raised. */
@@ -636,17 +639,29 @@ static bool tell_ends(loop *l) {
   return ok && !value_is_error(e.returned) && rec_appended(l->r);
 }
 
-/* Behind a loop that may have returned: leaves the way around it if it has. False with an error raised. */
-static bool leave(loop *l, uint32_t site) {
+/* Behind a loop that may have returned: leaves the way around it if it has. REC_DONE: what follows is recorded where it has not; REC_LEFT: nothing
+ * follows, since only a return ends the loop; REC_FAILED with an error raised. */
+static rec_answer leave(loop *l, uint32_t site) {
   qn_vm *vm = l->vm;
+  rec_way *w = l->around;
+  if (!l->turns.counts && !l->tested && !l->ends && !l->turns.breaks) {
+    qn_value returned = returned_with(l, leaf_of_result);
+    if (value_is_error(returned)) return REC_FAILED;
+    w->parted[END_VALUE] = value_unset();
+    w->parted[END_RETURNED] = returned;
+    w->parted[END_LEFT] = value_bool(true);
+    w->parted[END_LEAVES] = w->parted[END_RETURNS] = value_bool(w->turn != NULL);
+    w->parted[END_MISSED] = value_bool(false);
+    w->gone = w->parts = true;
+    return rec_appended(l->r) ? REC_LEFT : REC_FAILED;
+  }
   uint32_t flag = graph_proj(l->r->g, l->node, l->flag + 1, l->r->g->nodes[l->outer[l->flag + 1]].type, site);
   qn_value parts[END_PARTS] = {
       value_unset(),    returned_with(l, leaf_of_result), rec_value_of(l->r, flag), value_bool(true), value_bool(true),
       value_bool(false)};
-  bool ok =
-      !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, l->around, site, parts);
+  bool ok = !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, w, site, parts);
   value_release(vm, parts[END_RETURNED]);
-  return ok;
+  return ok ? REC_DONE : REC_FAILED;
 }
 
 void forget_operands(struct recording *r, rec_marked before) {
@@ -738,22 +753,22 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (ok && !few && l.looks) ok = run_grown(&l);
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
-    answer = l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l)) &&
-                     (turns->ends ? tell_ends(&l)
-                      : l.returns ? leave(&l, site)
-                                  : rec_appended(r))
-                 ? REC_DONE
-                 : REC_FAILED;
+    ok = l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l));
+    if (ok && l.returns && !turns->ends)
+      answer = leave(&l, site);
+    else
+      answer = ok && (turns->ends ? tell_ends(&l) : rec_appended(r)) ? REC_DONE : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
     r->unrolled += unrolled(&l);
   } else if (!few) { /* few: nothing is wrong, and no error is raised */
     answer = arms_refused(r);
   }
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
-  if (answer != REC_DONE && l.held && l.looks | (l.grown != 0)) slots_set(vm, assigned, l.held);
+  bool done = answer == REC_DONE || answer == REC_LEFT;
+  if (!done && l.held && l.looks | (l.grown != 0)) slots_set(vm, assigned, l.held);
   vm_disown(vm, &held);
   loop_free(&l);
-  if (answer == REC_DONE) vm->rec = now;
+  if (done) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
   if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !told && (!l.tested || turns->tests) && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries);

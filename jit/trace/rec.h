@@ -375,6 +375,7 @@ typedef struct rec_turns {
   bool
       tests; /* it counts, and behind each turn the condition of the next one is evaluated, which is true before the first */
   rec_ends *ends; /* to be set; or NULL: a return leaves what is around the loop */
+  bool breaks;    /* something in its body may break or continue it */
   bool whole; /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
   uint64_t grown;  /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
   uint64_t stacks; /* and for each of these that may hold a stacked list behind the loop */
