@@ -609,6 +609,10 @@ static void one(translator *t, l_val v) {
     break;
   }
   case L_CHECK: ADD(VM_CHECK, (uint16_t)i->imm, at(t, i->a), at(t, i->b), or_zero(t, i->c)); break;
+  case L_FAILED:
+    t->where[v] = changing(t);
+    ADD(VM_FAILED, t->where[v]);
+    break;
   case L_SYNC: ADD(VM_SYNC, 0); break;
   case L_POLL: ADD(VM_POLL, 0); break;
   default: break; /* LOCAL: declared; SET: at the loop's end */

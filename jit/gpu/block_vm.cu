@@ -722,6 +722,11 @@ extern "C" __global__ void __launch_bounds__(64, 16)
             fail(a0, (int)OP_D, CELL(OP_B) + CELL(OP_C) * (j + 64 * u));
         break;
       }
+      case VM_FAILED: {
+        const int failed = __syncthreads_or(*(const volatile u64 *)a0->error != ~(u64)0);
+        shared_[OP_D] = failed != 0;
+        break;
+      }
 #define VALUE_(o) vm_get((u64)AT(char, o) + ((o) & VM_VECTOR ? (u64)(t * (a->size - 1)) : 0), u * STEP(o), a->size)
 /* A case with the accumulator `a` whose description is operand o. EACH_OF: for each strip u in which the thread's element is in `set`. */
 #define CASE_ACC(N, o, ...) \

@@ -775,7 +775,8 @@ static const char preamble[] =
     "#define SYNC __syncthreads();\n"
     /* a phase that is interrupted leaves its results unfinished, so later phases must not run */
     "HELP int stopped_(u64 *cell) { if (cell) atomicMin(cell, (u64)0); return 1; }\n"
-    "#define FAILED (*(const volatile u64 *)a->error != ~(u64)0)\n"
+    /* all threads of a block must agree: one of them may have failed in the next turn already */
+    "#define FAILED (__syncthreads_or(*(const volatile u64 *)a->error != ~(u64)0) != 0)\n"
     "#define STOPPED (*(const volatile int *)a->interrupt && stopped_(a->error))\n"
     "#define POLLED(n) (a->interrupt && ++n % 256 == 0)\n"
     /* and neither must phases after a failed check */

@@ -237,7 +237,9 @@ static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result
   if (!parted_arm(on, 0, b->of->assigned, result)) return false;
   end->r = NULL;
   if (!way_leave(vm, b->around, &b->ends[0], on, predicate, site, b->turned)) return false;
-  return is_bool(parts[END_LEFT], false) || way_split(vm, b->around, site, parts);
+  if (is_bool(parts[END_LEFT], false)) return true;
+  rec_at(vm, b->of->at); /* the arm has sites of its own */
+  return way_split(vm, b->around, rec_site(b->around->r), parts);
 }
 
 /* Joins the arms. */
