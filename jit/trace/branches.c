@@ -6,9 +6,9 @@
  * appended, and where the arms differ its results become the values of the variables. Values from outside the arms are inputs of their
  * graphs.
  *
- * An arm may leave the turn of a captured loop, the function, or a try (by an error; tries.c): ways.c tells how. A function can only be left if all that follows is captured,
- * too; so where something may return, the rest of the function is tried first, in an arm of its own, whose nodes then join the graph
- * (rec_tail).
+ * An arm may leave the turn of a captured loop, the function, or a try (by an error; tries.c): ways.c tells how. A function can only be
+ * left if all that follows is captured, too; so where something may return, the rest of the function is tried first, in an arm of its own,
+ * whose nodes then join the graph (rec_tail).
  *
  * Where an arm raises an error, the branch becomes a check that the other one is taken, which then is run in its place.
  *
@@ -257,9 +257,8 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   qn_value *parts = joined + slots.n;
   if (answer == REC_DONE) {
     slots_set(vm, slots, joined);
-    if (gone) { /* nothing follows: the interpreter goes to the end of the way */
-      for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_retain(parts[i]);
-      w->gone = w->parts = true;
+    if (gone) {
+      way_all_left(w, parts);
       answer = rec_appended(b->r) ? REC_LEFT : REC_FAILED;
     } else {
       *result = value_retain(parts[END_VALUE]);
@@ -367,6 +366,21 @@ static qn_value result_leaf(void *ctx, qn_value v) {
 }
 
 static bool waits_for_no_text(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
+
+bool arm_values(struct recording *arm, rec_slots s, const qn_value *more, int n, qn_value *values) {
+  qn_vm *vm = arm->vm;
+  qn_list *l = list_new(vm, (uint32_t)(s.n + n));
+  *values = value_nil();
+  if (!l) return false;
+  for (int i = 0; i < s.n; i++) l->items[i] = value_retain(*s.slots[i]);
+  for (int i = 0; i < n; i++) l->items[s.n + i] = value_retain(more[i]);
+  qn_value made = value_obj(TAG_LIST, l);
+  if (tree_each_part(vm, made, waits_for_no_text, arm))
+    *values = made;
+  else
+    value_release(vm, made);
+  return value_is(*values, TAG_LIST);
+}
 
 bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
   qn_vm *vm = r->vm;

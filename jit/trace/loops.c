@@ -647,12 +647,10 @@ static rec_answer leave(loop *l, uint32_t site) {
   if (!l->turns.counts && !l->tested && !l->ends && !l->turns.breaks) {
     qn_value returned = returned_with(l, leaf_of_result);
     if (value_is_error(returned)) return REC_FAILED;
-    w->parted[END_VALUE] = value_unset();
-    w->parted[END_RETURNED] = returned;
-    w->parted[END_LEFT] = value_bool(true);
-    w->parted[END_LEAVES] = w->parted[END_RETURNS] = value_bool(w->turn != NULL);
-    w->parted[END_MISSED] = value_bool(false);
-    w->gone = w->parts = true;
+    const qn_value gone[END_PARTS] = {value_unset(),    returned,         value_bool(true),
+                                      value_bool(true), value_bool(true), value_bool(false)};
+    way_all_left(w, gone);
+    value_release(vm, returned);
     return rec_appended(l->r) ? REC_LEFT : REC_FAILED;
   }
   uint32_t flag = graph_proj(l->r->g, l->node, l->flag + 1, l->r->g->nodes[l->outer[l->flag + 1]].type, site);

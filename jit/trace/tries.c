@@ -84,16 +84,6 @@ static bool run_body(caught *c, qn_value *parts) {
   return way_close(vm, &way, how, v, parts) && vm->rec == c->arm;
 }
 
-/* What the variables hold and the value of the try, as one list. Owned, or the error value. */
-static qn_value made(const caught *c, const qn_value *parts) {
-  int n = c->of->assigned.n;
-  qn_list *l = list_new(c->vm, (uint32_t)n + 1);
-  if (!l) return value_error();
-  for (int i = 0; i < n; i++) l->items[i] = value_retain(*c->of->assigned.slots[i]);
-  l->items[n] = value_retain(parts[END_VALUE]);
-  return value_obj(TAG_LIST, l);
-}
-
 static void caught_free(caught *c) {
   if (c->before) slots_free(c->vm, c->of->assigned, c->before);
   if (c->arm) rec_free(c->arm);
@@ -104,8 +94,6 @@ static void caught_drop(qn_vm *vm, void *what) {
   (void)vm;
   caught_free(what);
 }
-
-static bool waits_for_no_text(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
 
 rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result) {
   struct recording *r = vm->rec;
@@ -120,12 +108,7 @@ rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *resu
   bool ok = (c.before = slots_keep(vm, h->assigned)) && (c.arm = rec_arm_begin(r, NULL)) && run_body(&c, parts) &&
             !c.arm->regions.n && !c.arm->g->failed && !c.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
-  if (ok) {
-    values = made(&c, parts);
-    /* what a text of the arm waits for would be lost */
-    ok = !value_is_error(values) && tree_each_part(vm, values, waits_for_no_text, c.arm);
-    if (value_is_error(values)) values = value_nil();
-  }
+  ok = ok && arm_values(c.arm, h->assigned, &parts[END_VALUE], 1, &values);
   end_parts_free(vm, parts);
   if (c.arm) rec_arm_end(c.arm);
   if (c.before) slots_set(vm, h->assigned, c.before);

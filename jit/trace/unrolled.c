@@ -106,18 +106,7 @@ static bool make_turns(unrolled *u, qn_value *parts) {
   return way_close(vm, &u->whole, how == REC_ERROR ? REC_ERROR : REC_VALUE, value_nil(), parts) && vm->rec == u->arm;
 }
 
-/* What the variables hold, and what is returned and whether, as one list. Owned, or the error value. */
-static qn_value made(unrolled *u, const qn_value *parts) {
-  int n = u->assigned.n;
-  qn_list *l = list_new(u->vm, (uint32_t)n + 2);
-  if (!l) return value_error();
-  for (int i = 0; i < n; i++) l->items[i] = value_retain(*u->assigned.slots[i]);
-  l->items[n] = value_retain(parts[END_RETURNED]);
-  l->items[n + 1] = value_retain(parts[END_RETURNS]);
-  return value_obj(TAG_LIST, l);
-}
-
-/* The arm has joined the graph, and `made` are its values there. */
+/* The arm has joined the graph, and `made` are its values there: what the variables hold, what is returned and whether. */
 static rec_answer go_on(unrolled *u, qn_value made) {
   qn_vm *vm = u->vm;
   const qn_value *items = value_list(made)->items;
@@ -128,9 +117,7 @@ static rec_answer go_on(unrolled *u, qn_value made) {
   if (is_bool(items[n + 1], false)) return rec_appended(u->r) ? REC_DONE : REC_FAILED;
   rec_way *w = u->around;
   if (!is_bool(items[n + 1], true)) return way_split(vm, w, rec_site(u->r), parts) ? REC_DONE : REC_FAILED;
-  for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_retain(parts[i]);
-  if (!w->turn) w->parted[END_LEAVES] = w->parted[END_RETURNS] = value_bool(false);
-  w->gone = w->parts = true;
+  way_all_left(w, parts);
   return rec_appended(u->r) ? REC_LEFT : REC_FAILED;
 }
 
@@ -144,8 +131,6 @@ static void unrolled_drop(qn_vm *vm, void *what) {
   (void)vm;
   unrolled_free(what);
 }
-
-static bool waits_for_no_text(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
 
 rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
@@ -162,10 +147,8 @@ rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assi
             !u.arm->regions.n && !u.arm->g->failed && !u.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
   if (ok) {
-    values = made(&u, parts);
-    /* what a text of the arm waits for would be lost */
-    ok = !value_is_error(values) && tree_each_part(vm, values, waits_for_no_text, u.arm);
-    if (value_is_error(values)) values = value_nil();
+    const qn_value returned[] = {parts[END_RETURNED], parts[END_RETURNS]};
+    ok = arm_values(u.arm, assigned, returned, 2, &values);
   }
   end_parts_free(vm, parts);
   if (u.arm) rec_arm_end(u.arm);

@@ -495,6 +495,12 @@ bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint3
   return true;
 }
 
+void way_all_left(rec_way *w, const qn_value *parts) {
+  for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_retain(parts[i]);
+  if (!w->turn) w->parted[END_LEAVES] = w->parted[END_RETURNS] = value_bool(false);
+  w->gone = w->parts = true;
+}
+
 bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
   struct recording *r = w->r;
   uint32_t predicate = rec_node(r, parts[END_LEFT]);

@@ -99,6 +99,8 @@ QN_MUST_CHECK bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recordi
 /* As way_open; but if w is a turn, and the arm has left its loop, it is that which the arm leaves (rec_way.whole). */
 QN_MUST_CHECK bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate,
                              uint32_t site, bool turned);
+/* All ways have left w, with these parts (borrowed) of an end: nothing follows, and the interpreter goes to the end of the way. */
+void way_all_left(rec_way *w, const qn_value *parts);
 /* Behind a branch or loop that may have left w, as parts[END_LEFT] tells, which depends on data: what follows is recorded in the arm that
  * goes on. Borrows the parts. False with an error raised. */
 QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
@@ -138,6 +140,9 @@ QN_MUST_CHECK rec_answer ends_join(struct recording *r, way_end *const ends[2], 
 /* What variables hold, owned; NULL with an error raised. */
 QN_MUST_CHECK qn_value *slots_keep(qn_vm *vm, rec_slots s);
 void slots_free(qn_vm *vm, rec_slots s, qn_value *kept);
+/* What the variables hold at the end of an arm, and n more values, as one list for arm_splice: *values, owned; nil where this gives false. False with
+ * an error raised, or without one if a text among them waits for the arm, which would be lost. */
+QN_MUST_CHECK bool arm_values(struct recording *arm, rec_slots s, const qn_value *more, int n, qn_value *values);
 /* The nodes of an arm join the recording around it. *v (owned), a value of the arm, becomes one of that; the error value, and false, with an
  * error raised. */
 QN_MUST_CHECK bool arm_splice(struct recording *r, struct recording *arm, qn_value *v);

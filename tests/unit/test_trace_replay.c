@@ -164,6 +164,17 @@ START_TEST(errors_are_the_interpreters) {
 }
 END_TEST
 
+/* A call fails, twice, as in `off`, and the interpreter makes at most so many steps of each. */
+static void fails_in_few_steps(qn_vm *off, qn_vm *vm, const char *call, uint64_t most) {
+  ck_assert_int_eq(qn_eval(off, "test.qn", call, strlen(call), NULL), QN_ERROR);
+  for (int i = 0; i < 2; i++) {
+    uint64_t before = vm->steps;
+    ck_assert_int_eq(qn_eval(vm, "test.qn", call, strlen(call), NULL), QN_ERROR);
+    ck_assert_str_eq(qn_error_report(vm), qn_error_report(off));
+    ck_assert_uint_le(vm->steps - before, most);
+  }
+}
+
 /* A call that fails deep in a loop: the interpreter makes but the turns in which that is, and the first ones, which are counted. */
 START_TEST(the_interpreter_makes_few_turns_again) {
   static const char *const loops[] = {
@@ -189,14 +200,7 @@ START_TEST(the_interpreter_makes_few_turns_again) {
   static const char call[] = "f(x, 500_000, 450_000)";
   good(off, program);
   good(vm, program);
-  ck_assert_int_eq(qn_eval(off, "test.qn", call, strlen(call), NULL), QN_ERROR);
-  for (int i = 0; i < 2; i++) {
-    uint64_t before = vm->steps;
-    ck_assert_int_eq(qn_eval(vm, "test.qn", call, strlen(call), NULL), QN_ERROR);
-    ck_assert_str_eq(qn_error_report(vm), qn_error_report(off));
-    ck_assert_uint_le(vm->steps - before,
-                      5000); /* of 449,001 or so: jit.turns, some that are recorded, up to jit.run */
-  }
+  fails_in_few_steps(off, vm, call, 5000); /* of 449,001 or so: jit.turns, some that are recorded, up to jit.run */
   ck_assert_uint_eq(entries_of(vm, "f")->calls[CALL_again], 2);
   ck_assert_uint_ge(entries_of(vm, "turns")->first->replays, 800);
   qn_vm_close(off);
@@ -213,13 +217,7 @@ START_TEST(few_turns_over_lists) {
   static const char call[] = "f(l, 9e6)";
   good(off, program);
   good(vm, program);
-  ck_assert_int_eq(qn_eval(off, "test.qn", call, strlen(call), NULL), QN_ERROR);
-  for (int i = 0; i < 2; i++) {
-    uint64_t before = vm->steps;
-    ck_assert_int_eq(qn_eval(vm, "test.qn", call, strlen(call), NULL), QN_ERROR);
-    ck_assert_str_eq(qn_error_report(vm), qn_error_report(off));
-    ck_assert_uint_le(vm->steps - before, 3000); /* of 18,989 */
-  }
+  fails_in_few_steps(off, vm, call, 3000); /* of 18,989 */
   ck_assert_uint_ge(entries_of(vm, "turns")->first->replays, 20);
   qn_vm_close(off);
   qn_vm_close(vm);
