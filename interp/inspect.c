@@ -104,6 +104,22 @@ void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char
   }
 }
 
+qn_str *interp_name_of(qn_vm *vm, qn_value f, bool captured, uint32_t i) {
+  const qn_fn *fn = value_fn(f);
+  if (fn->head.flags == FN_USER) {
+    const fn_code *code = fn->code;
+    if (!captured) return i < code->nparams ? code->params[i].name : NULL;
+    if (i < code->ncaptures) return code->capture_names[i];
+    for (uint32_t k = 0; k < code->nparams; k++)
+      if (code->params[k].initial == (int32_t)(i - code->ncaptures)) return code->params[k].name;
+  } else if (fn->head.flags == FN_BUILTIN && !captured) {
+    const builtin_info *info = builtin_of(vm, fn);
+    if (!info) error_clear(vm);
+    if (info && i < (uint32_t)info->sig.nparams) return info->sig.params[i].name;
+  }
+  return NULL;
+}
+
 /* ---- memory ---------------------------------------------------------------------------------------------------------------- */
 
 /* The objects that have been counted; values can share them. */

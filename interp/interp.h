@@ -50,6 +50,8 @@ void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *
 /* Calls `each` for every parameter that can be given by its name; `position` is its number among positional arguments (INT32_MAX: it has
  * none). */
 void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char *name, int position), void *ctx);
+/* vm_hooks.name_of. Defaults, which stand behind what a function captures, have the names of their parameters. */
+qn_str *interp_name_of(qn_vm *vm, qn_value f, bool captured, uint32_t i);
 /* Where the program defines a function of this name which none of its code mentions; SPAN_NONE if there is none. */
 span interp_unread_function(qn_vm *vm, const char *name);
 /* How many bytes a value takes with all that it holds. Each shared part counts once. */

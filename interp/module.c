@@ -921,6 +921,7 @@ bool interp_open(qn_vm *vm, const builtin_table *table) {
   vm->hooks.fn_name = fn_name;
   vm->hooks.steps = block_steps;
   vm->hooks.parameters = interp_parameters;
+  vm->hooks.name_of = interp_name_of;
   vm->hooks.highlights = parse_highlights;
   vm->hooks.unwound = interp_unwound;
   ip->returned = value_nil();

@@ -61,6 +61,9 @@ typedef struct vm_hooks {
   /* The parameters of a function that can be given by name; `position` is where they can be given without it (INT32_MAX: nowhere)
    * (interp). */
   void (*parameters)(qn_vm *vm, qn_value fn, void (*each)(void *ctx, const char *name, int position), void *ctx);
+  /* What the code of a function that is neither a transform nor a graph calls its parameter i (the one that collects the rest included), or,
+   * `captured`, what stands i-th among its captures; borrowed, and NULL if that has no name (interp). */
+  qn_str *(*name_of)(qn_vm *vm, qn_value fn, bool captured, uint32_t i);
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
   /* Tells `each`, in the order of the text, of the parts into which blocks of an FN_USER value's code are cut, and of the cuts (a block_step of

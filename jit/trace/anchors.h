@@ -69,7 +69,8 @@ typedef struct anchor_specializations {
 enum { CHAINS_FOUND = 16 /* a power of two */ };
 
 typedef struct vm_jit {
-  uint64_t epoch; /* goes up when a watched global is rebound */
+  qn_str *keywords; /* what messages call the argument of a transform that has what is given by keywords; owned */
+  uint64_t epoch;   /* goes up when a watched global is rebound */
   anchor_specializations *anchors;
   struct chain_anchor *chains;
   uint32_t chains_left; /* how many of these belong to graphs of which none is alive */

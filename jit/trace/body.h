@@ -42,5 +42,11 @@ void body_open(qn_vm *vm);
 QN_MUST_CHECK qn_value body_value(qn_vm *vm, graph_body *b, const qn_value *values);
 /* Names the body's arguments; `params` is a list of texts (retained). */
 void body_name_params(graph_body *b, qn_value params);
+/* The name of argument i of a graph, borrowed; NULL: it has none. */
+static inline qn_str *body_param_name(const qn_fn *graph, uint32_t i) {
+  const graph_body *b = graph->code;
+  bool named = value_is(b->params, TAG_LIST) && i < value_list(b->params)->len;
+  return named ? value_str(value_list(b->params)->items[i]) : NULL;
+}
 
 #endif

@@ -362,9 +362,14 @@ static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *lis
 
 /* Replaces the arguments by tracers; *fn gets the tracer of the function, owned. False with an error raised. */
 static bool trace_call(struct recording *r, const rec_call_site *site, qn_value *fn) {
+  *fn = value_error();
+  for (int i = 0; i < site->nargs; i++) {
+    qn_str *name = site->names ? site->names[i] : argument_name(r->vm, site->fn, i, site->nargs);
+    if (!pattern_add_name(r->vm, &r->pattern, name)) return false;
+  }
   *fn = pattern_root(r, ROOT_FN, site->fn, NULL, NULL, NULL);
   for (int i = 0; i < site->nargs && !value_is_error(*fn); i++) {
-    qn_value s = pattern_root(r, ROOT_ARG, site->args[i], NULL, NULL, site->names ? site->names[i] : NULL);
+    qn_value s = pattern_root(r, ROOT_ARG, site->args[i], NULL, NULL, r->pattern.names[i]);
     if (value_is_error(s)) {
       value_release(r->vm, *fn);
       return false;
@@ -812,7 +817,9 @@ static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   list->stacked |= got;
   for (int i = 0; i < STACKABLE_MAX && got; i++) {
     if (!(got >> i & 1)) continue;
-    text_addf(why, "length of argument %d was %lld, now %lld; now symbolic", i + 1, (long long)before[i],
+    text_adds(why, "length of ");
+    pattern_print_arg_name(&list->first->pattern, (uint32_t)i, why);
+    text_addf(why, " was %lld, now %lld; now symbolic", (long long)before[i],
               (long long)value_array(stacked_lead(site->args[i]))->shape[0]);
     break; /* one is enough */
   }

@@ -97,14 +97,17 @@ static qn_value result_with(qn_vm *vm, qn_value *y, qn_value made) {
   return list_of(vm, pair, 2);
 }
 
-static bool fail_not_float(qn_vm *vm, const char *name, int position, qn_value x) {
+/* `of`: the transform that is called. */
+static bool fail_not_float(qn_vm *vm, qn_value of, int position, qn_value x) {
+  const char *name = ((const transform_def *)value_fn(of)->code)->name;
   bool tree = value_is(x, TAG_LIST) || value_is(x, TAG_RECORD);
   return raise_false(
       vm, E_not_diff,
-      tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
-             "convert them with f32(...)"
-           : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
-      name, position + 1, kind_said(x).text);
+      tree
+          ? "%s differentiates by floats, and %s, %s, has none; write its numbers as floats (1.0) or convert them with "
+            "f32(...)"
+          : "%s differentiates by floats, and %s is %s; pass a float or convert it with f32(...)",
+      name, argument_said(vm, value_fn(of)->captures[0], position, 0).text, kind_said(x).text);
 }
 
 /* For tree_each: counts the numbers and arrays, in *ctx. */
@@ -115,10 +118,10 @@ static bool count_number(void *ctx, qn_value v) {
 
 /* Called for an argument without float leaves. If it holds ints or bools, differentiating by it would give nil everywhere, so nothing would
  * be learnt: false with an error raised. If it holds no numbers at all, it simply has no gradient: true. */
-static bool has_float(qn_vm *vm, const char *name, int position, qn_value x) {
+static bool has_float(qn_vm *vm, qn_value of, int position, qn_value x) {
   uint32_t numbers = 0;
   if (!tree_each(vm, x, count_number, &numbers)) return false;
-  return !numbers || fail_not_float(vm, name, position, x);
+  return !numbers || fail_not_float(vm, of, position, x);
 }
 
 static bool add_region(void *ctx, const graph_region *copy) {
@@ -315,16 +318,16 @@ static bool forward_args(struct recording *r, const rec_call_site *site, int nar
     qn_value x = w->all[i];
     uint32_t before = w->in.n;
     if (each && !is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD))
-      return fail_not_float(vm, name, i, x);
+      return fail_not_float(vm, site->fn, i, x);
     qn_value aliased = tree_rebuild(vm, x, leaves_alias, &w->in);
     if (value_is_error(aliased)) return false;
     value_release(vm, x);
     w->all[i] = aliased;
     *vm->sp++ = value_retain(aliased);
-    if (each && w->in.n == before && !has_float(vm, name, i, aliased)) return false;
+    if (each && w->in.n == before && !has_float(vm, site->fn, i, aliased)) return false;
   }
   if (each || w->in.n) return true;
-  if (nargs) return fail_not_float(vm, name, which ? which[0] : 0, w->args[0]);
+  if (nargs) return fail_not_float(vm, site->fn, which ? which[0] : 0, w->args[0]);
   return raise_false(vm, E_arity, "%s takes the function and its arguments: %s(f, x)", name, name);
 }
 

@@ -57,6 +57,13 @@ pat *pattern_add(qn_vm *vm, pattern *p) {
   return x;
 }
 
+bool pattern_add_name(qn_vm *vm, pattern *p, qn_str *name) {
+  if (!mem_grow(vm, (void **)&p->names, &p->names_cap, p->nnames + 1, sizeof *p->names)) return false;
+  if (name) value_retain(value_obj(TAG_STR, name));
+  p->names[p->nnames++] = name;
+  return true;
+}
+
 root *pattern_add_root(qn_vm *vm, pattern *p, root_kind kind) {
   if (!mem_grow(vm, (void **)&p->roots, &p->roots_cap, p->nroots + 1, sizeof *p->roots)) return NULL;
   root *x = &p->roots[p->nroots++];
@@ -107,6 +114,9 @@ void pattern_free(qn_vm *vm, pattern *p) {
     /* when the VM closes, cells may have been freed before */
     if (p->roots[i].cell && !vm->closing) p->roots[i].cell->roots--;
   }
+  for (uint32_t i = 0; i < p->nnames; i++)
+    if (p->names[i]) value_release(vm, value_obj(TAG_STR, p->names[i]));
+  mem_free(vm, p->names, p->names_cap * sizeof *p->names);
   mem_free(vm, p->pats, p->cap * sizeof *p->pats);
   mem_free(vm, p->dims, p->dims_cap * sizeof *p->dims);
   mem_free(vm, p->roots, p->roots_cap * sizeof *p->roots);
@@ -142,6 +152,15 @@ static bool is_cut(const pattern *p, uint32_t at) { return at >= p->n; }
 /* Is it the part of a stacked list? */
 static bool is_stack(const pat *x) { return x->kind == PAT_LIST && x->tag == TAG_SIGNAL; }
 
+/* Appends what function x has as its i-th captured value: ", captured scale". What a transform is of is no part of its own. */
+static void print_captured(const pattern *p, const pat *x, uint32_t i, text_buf *out) {
+  const qn_str *name = x->dims ? p->names[x->dims - 1 + i] : NULL;
+  if (name)
+    text_addf(out, ", captured %s", name->text);
+  else if (i || x->tag != FN_TRANSFORM)
+    text_addf(out, ", captured value %u", i + 1);
+}
+
 /* Appends the path from part *at down to part `target`: ".w", "[2]". False if `target` is not below it: then *at is moved behind the
  * subtree. */
 static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf *out) {
@@ -158,21 +177,21 @@ static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf
     else if (x->kind == PAT_LIST)
       text_addf(out, "[%u]", i);
     else
-      text_addf(out, ", captured value %u", i + 1);
+      print_captured(p, x, i, out);
     if (path_below(p, at, target, out)) return true;
     out->len = len;
   }
   return false;
 }
 
-/* Appends what a root is: "argument 1", "argument x" (of a graph), "global scale", "function". */
+/* Appends what a root is: "x", "argument 1" (it has no name), "global scale", "function". */
 static void print_root(const root *x, text_buf *out) {
   if (x->kind == ROOT_ARG && !x->name)
     text_addf(out, "argument %u", x->arg + 1);
   else if (x->kind == ROOT_FN)
     text_adds(out, "function");
   else
-    text_addf(out, "%s %s", x->kind == ROOT_ARG ? "argument" : "global", x->name ? x->name->text : "?");
+    text_addf(out, "%s%s", x->kind == ROOT_ARG ? "" : "global ", x->name ? x->name->text : "?");
 }
 
 void pattern_print_place(const pattern *p, uint32_t target, text_buf *out) {
@@ -183,6 +202,11 @@ void pattern_print_place(const pattern *p, uint32_t target, text_buf *out) {
   print_root(x, out);
   uint32_t at = x->first;
   path_below(p, &at, target, out);
+}
+
+void pattern_print_arg_name(const pattern *p, uint32_t arg, text_buf *out) {
+  for (uint32_t i = 0; i < p->nroots; i++)
+    if (p->roots[i].kind == ROOT_ARG && p->roots[i].arg == arg) print_root(&p->roots[i], out);
 }
 
 int64_t pattern_list_length(const pattern *p, uint32_t arg) {
@@ -522,7 +546,7 @@ static bool is_fixed(const pattern_sizes *s, qn_dim symbol) {
   return fixed;
 }
 
-/* Appends where a symbolic axis is: "axis 0 of argument 1". */
+/* Appends where a symbolic axis is: "axis 0 of x". */
 static void print_axis(const pattern *p, const struct size_place *x, text_buf *out) {
   text_addf(out, "axis %u of ", x->axis);
   pattern_input_name(p, x->input, out);
@@ -671,9 +695,11 @@ bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t nargs, pattern *
     to->pats[i].layout = from->pats[i].kind == PAT_ARRAY ? 0 : from->pats[i].layout;
     if (from->pats[i].kind != PAT_FN) value_retain(to->pats[i].value);
   }
-  if (from->ndims) memcpy(to->dims, from->dims, from->ndims * sizeof *to->dims);
   to->n = from->n;
+  if (from->ndims) memcpy(to->dims, from->dims, from->ndims * sizeof *to->dims);
   to->ndims = from->ndims;
+  for (uint32_t i = 0; i < from->nnames; i++)
+    if (!pattern_add_name(vm, to, from->names[i])) return false;
   for (uint32_t i = 0; i < from->nroots; i++) {
     const root *x = &from->roots[i];
     if (x->kind != ROOT_ARG || x->arg >= nargs) continue;

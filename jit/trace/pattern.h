@@ -37,7 +37,8 @@ typedef struct pat {
   /* For a container: how many items; for an array: the code of its device, or PAT_ANY_DEVICE; for a text: 1 if any text fits. */
   uint32_t n;
   uint32_t input; /* the number of the graph input */
-  uint32_t dims;  /* where its `rank` sizes begin in pattern.dims */
+  uint32_t
+      dims; /* where its `rank` sizes begin in pattern.dims; for a function: where the names of its captures do in pattern.names, + 1 */
   /* For an array: the layout that it must have in memory (layout_code), 0 if any will do. For a graph its hash, for a function of the
    * program the id of its code (code_id). */
   uint64_t layout;
@@ -55,9 +56,8 @@ typedef struct root {
   uint32_t first; /* where its parts begin in pattern.pats */
   qn_value *slot; /* for a global: where its value is */
   rec_cell *cell;
-  /* For a global its name (borrowed: names live as long as the VM); for an argument of a graph its name, which is in the body's `params`;
-   * or NULL. */
-  qn_str *name;
+  qn_str *
+      name; /* of a global or an argument, borrowed (from pattern.names, or a body's `params`, or names that live long); or NULL */
   qn_value tracer; /* while recording: the tracer, which rec_global returns whenever the global is read again; owned */
   qn_value given;  /* while recording: what an argument was, unless it is an array, whose tracer has the data; owned */
 } root;
@@ -105,7 +105,9 @@ typedef struct pattern {
   /* What pattern_settle makes: how the arguments that are arrays are looked at, and the roots that are something else. NULL: not made */
   array_check *checks;
   uint32_t *others, nchecks, nothers;
-  bool flat; /* are these arrays all inputs that there are? */
+  bool flat;      /* are these arrays all inputs that there are? */
+  qn_str **names; /* what the program calls arguments and what functions capture; each owned or NULL */
+  uint32_t nnames, names_cap;
   /* The part of the function itself, if that has no captures, or is one within transforms whose options (owned; nil: there are none) are the same
    * value: then it is no other either. */
   const pat *own;
@@ -160,14 +162,17 @@ bool pattern_match_quick(const pattern *p, bool check_by_value, qn_value fn, con
 /* Does a call fit in all but the sizes of its arrays, which are on the CPU? These are put into `sizes`, where the pattern's are in `dims`. */
 bool pattern_match_but_sizes(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                              int64_t *sizes);
+/* Appends what argument `arg` is called. */
+void pattern_print_arg_name(const pattern *p, uint32_t arg, text_buf *out);
 /* How long a list argument must be; -1 if it need be no list. */
 int64_t pattern_list_length(const pattern *p, uint32_t arg);
-/* Appends where a part of the pattern is: "argument 1.w", "global scale". */
+/* Appends where a part of the pattern is, by the names that the program has for it: "p.w", "l[2]", "global scale"; "argument 1" where it has
+ * none. */
 void pattern_print_place(const pattern *p, uint32_t part, text_buf *out);
 void pattern_free(qn_vm *vm, pattern *p);
 /* A hash of the symbolic sizes of inputs that pattern_match has found; not 0. */
 uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs);
-/* Appends one of these sizes: "axis 0 of argument 1 is 64". */
+/* Appends one of these sizes: "axis 0 of x is 64". */
 void pattern_print_size(const pattern *p, qn_array *const *inputs, text_buf *out);
 /* Do the symbolic sizes of inputs that pattern_match has found fulfil what is asked of them? Fills in the inputs that are sizes. `why` as
  * there. To be called if p->sizes is set. */
@@ -191,7 +196,7 @@ void pattern_print(const pattern *p, text_buf *out);
 void pattern_print_arg(const pattern *p, uint32_t arg, text_buf *out);
 /* Appends what the result of graph g looks like. */
 void template_print(const tpl_list *t, const graph *g, text_buf *out);
-/* Appends where a graph input comes from: "argument 1.w", "global scale". */
+/* Appends where a graph input comes from, in the same words. */
 void pattern_input_name(const pattern *p, uint32_t input, text_buf *out);
 
 /* Makes a value from a template. `outputs` are the values of the outputs (borrowed); `call`: the values of the call, which fit the pattern;
@@ -227,6 +232,8 @@ QN_MUST_CHECK bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t na
  * added. NULL with an error raised. */
 QN_MUST_CHECK root *pattern_add_root(qn_vm *vm, pattern *p, root_kind kind);
 QN_MUST_CHECK pat *pattern_add(qn_vm *vm, pattern *p);
+/* Adds a name (retained; may be NULL) to those that the pattern keeps. False with an error raised. */
+QN_MUST_CHECK bool pattern_add_name(qn_vm *vm, pattern *p, qn_str *name);
 /* Fills in a part as an array (on any device) or number that becomes the graph input of this number and type. False with an error raised. */
 QN_MUST_CHECK bool pattern_set_input(qn_vm *vm, pattern *p, pat *x, const graph_type *t, uint32_t input);
 /* Adds one more argument, which becomes the graph input of this number and type. False with an error raised. */

@@ -674,6 +674,13 @@ QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, qn_value *args, in
 
 /* The function that takes the arguments of a call of `fn`: what is inside all transforms that pass their arguments on; or `fn` itself. */
 const qn_fn *transform_within(qn_value fn);
+/* What argument i of a call with `nargs` (0: they do not say what was given by keywords) is called in the code of the function, through transforms and graphs; borrowed, NULL: it has no name.
+ * And the same for messages: "argument x", or "argument 2". */
+qn_str *argument_name(qn_vm *vm, qn_value fn, int i, int nargs);
+typedef struct argument_text {
+  char text[64];
+} argument_text;
+argument_text argument_said(qn_vm *vm, qn_value fn, int i, int nargs);
 
 /* Runs the text of a reproduction (vm_hooks.repro) again, with the settings that it has: appends what was wrong then and what comes out now.
  * *agrees: nothing is wrong any more. False with an error raised if it cannot be run. */

@@ -930,6 +930,7 @@ static void jit_close(qn_vm *vm) {
   j->chains = NULL;
   backends_close(vm);
   rewrites_close(vm);
+  if (j->keywords) value_release(vm, value_obj(TAG_STR, j->keywords));
   mem_free(vm, j, sizeof *j);
   vm->jit = NULL;
   devices_close(vm);
@@ -945,5 +946,6 @@ bool jit_open(qn_vm *vm) {
   if (!devices_open(vm)) return false;
   vm->jit = mem_zalloc(vm, sizeof(vm_jit));
   if (!vm->jit) return false;
-  return engine_jit_open(vm);
+  jit_of(vm)->keywords = str_intern(vm, "keywords", strlen("keywords"));
+  return jit_of(vm)->keywords && engine_jit_open(vm);
 }

@@ -66,7 +66,7 @@ void size_wish_free(qn_vm *vm, size_wish *w) {
   mem_free(vm, w, sizeof *w);
 }
 
-/* Appends that axis k of a part has another size: "axis 0 of argument 1 was 32, now 64; now symbolic". */
+/* Appends that axis k of a part has another size: "axis 0 of x was 32, now 64; now symbolic". */
 static void print_change(const pattern *p, uint32_t part, int k, int64_t now, text_buf *why) {
   if (why->len) return; /* one is enough */
   text_addf(why, "axis %d of ", k);
@@ -142,6 +142,8 @@ static const char *fresh_name(const struct recording *r) {
     for (uint32_t k = 0; k < t->n && !taken; k++) taken = t->exprs[k].name && strcmp(t->exprs[k].name, names[i]) == 0;
     for (uint32_t k = 0; r->sizes && k < r->sizes->nnames && !taken; k++)
       taken = strcmp(r->sizes->names[k], names[i]) == 0;
+    for (uint32_t k = 0; k < r->pattern.nnames && !taken; k++)
+      taken = r->pattern.names[k] && strcmp(r->pattern.names[k]->text, names[i]) == 0;
     if (!taken) return names[i];
   }
   return NULL;

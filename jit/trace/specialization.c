@@ -201,7 +201,7 @@ static bool same_scalar(qn_value a, qn_value b) {
          (a.u.i == b.u.i || (value_is(a, TAG_FLOAT) && a.u.f == b.u.f && a.u.f != 0));
 }
 
-/* Appends the expression of a guard: "argument 2", "add(argument 2, int 1)". */
+/* Appends the expression of a guard: "n", "add(n, int 1)". */
 static void print_guard(const specialization *e, uint32_t i, text_buf *out, int depth) {
   const scalar_guard *x = &e->guards[i];
   if (x->op == GUARD_INPUT) {

@@ -114,6 +114,11 @@ static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth,
     x->value.u.p = f->code;
     x->layout = code_id(f);
     if (f->head.flags == FN_BUILTIN) return value_retain(v); /* a builtin is the only function with its code */
+    if (f->head.flags == FN_USER && n) {
+      x->dims = r->pattern.nnames + 1;
+      for (uint32_t i = 0; i < n; i++)
+        if (!pattern_add_name(vm, &r->pattern, vm->hooks.name_of(vm, v, true, i))) return value_error();
+    }
   } else if (x->kind == PAT_RECORD) {
     qn_value names = parts_like(vm, v);
     if (value_is_error(names)) return names;

@@ -75,6 +75,28 @@ const qn_fn *transform_within(qn_value fn) {
   return f;
 }
 
+/* Calls of a transform have what is given by keywords in an argument of its own, the last one. */
+qn_str *argument_name(qn_vm *vm, qn_value fn, int i, int nargs) {
+  if (i < 0 || !value_is(fn, TAG_FN)) return NULL;
+  const qn_fn *f = value_fn(fn);
+  if (f->head.flags == FN_TRANSFORM && i + 1 == nargs) return jit_of(vm)->keywords;
+  f = transform_within(fn);
+  if (f->head.flags == FN_GRAPH) return body_param_name(f, (uint32_t)i);
+  if (f->head.flags == FN_TRANSFORM) return NULL;
+  return vm->hooks.name_of(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)f), false, (uint32_t)i);
+}
+
+argument_text argument_said(qn_vm *vm, qn_value fn, int i, int nargs) {
+  argument_text t;
+  const qn_str *name = argument_name(vm, fn, i, nargs);
+  if (name)
+    snprintf(t.text, sizeof t.text, "argument %.*s",
+             (int)utf8_valid_prefix(name->text, name->len < 48 ? name->len : 48), name->text);
+  else
+    snprintf(t.text, sizeof t.text, "argument %d", i + 1);
+  return t;
+}
+
 /* The anchor of a function value, or NULL: without memory for one the call is simply not compiled. */
 static jit_anchor *anchor_if_any(qn_vm *vm, qn_value fn) {
   jit_anchor *a = anchor_of_value(vm, fn);

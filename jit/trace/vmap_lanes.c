@@ -319,7 +319,7 @@ typedef struct lane_walk {
   qn_dim lanes;             /* how many lanes there are then */
   qn_value whole;           /* the whole value that is walked; `seen`: how many of its places were walked */
   uint64_t seen;
-  char path[128]; /* the place of the present part, for messages: "argument 2.w" */
+  char path[128]; /* the place of the present part, for messages: "argument p.w" */
   size_t len;
   char first[256];        /* the place and shape of the first mapped array, for messages */
   qn_dtype floats;        /* the dtype of arrays that host floats in the result become */
@@ -452,9 +452,9 @@ static qn_value lane_in(lane_walk *m, qn_value v, qn_value axes) {
   return walk_parts(m, "in_axes", v, axes, one, m->level != NULL, lane_in);
 }
 
-/* Walks all arguments of a call: positional ones, then the keywords (a record or nil). If there is a level, mapped arrays are replaced by
+/* Walks all arguments of a call of `fn`: positional ones, then the keywords (a record or nil). If there is a level, mapped arrays are replaced by
  * tracers. False with an error raised. */
-static bool vmap_in(lane_walk *m, qn_value in_axes, qn_value *args, int nargs) {
+static bool vmap_in(lane_walk *m, qn_value fn, qn_value in_axes, qn_value *args, int nargs) {
   qn_vm *vm = m->r->vm;
   bool each = value_is(in_axes, TAG_LIST);
   if (each && value_list(in_axes)->len != (uint32_t)nargs)
@@ -466,7 +466,7 @@ static bool vmap_in(lane_walk *m, qn_value in_axes, qn_value *args, int nargs) {
     qn_value axes = !each ? in_axes : i < nargs ? value_list(in_axes)->items[i] : value_int(0);
     path_pop(m, 0);
     if (i < nargs)
-      path_push(m, "argument %d", i + 1);
+      path_push(m, "%s", argument_said(vm, fn, i, 0).text);
     else
       path_push(m, "keywords");
     m->whole = args[i];
@@ -713,10 +713,10 @@ qn_value vmap_call(struct recording *r, const rec_call_site *site) {
   bool open = false;
   if (value_is_error(out_axes) || !vm_enter(vm, (size_t)nargs + 1)) goto done;
   for (int i = 0; i <= nargs; i++) *vm->sp++ = value_retain(site->args[i]);
-  if (!vmap_in(&m, in_axes, mark, nargs)) goto done;
+  if (!vmap_in(&m, f->captures[0], in_axes, mark, nargs)) goto done;
   if (!(open = open_lanes(r, &l, m.lanes))) goto done;
   m.level = &l;
-  if (!vmap_in(&m, in_axes, mark, nargs)) goto done;
+  if (!vmap_in(&m, f->captures[0], in_axes, mark, nargs)) goto done;
   vm_owned held[4];
   vm_own(vm, &held[0], level_drop, &l);
   vm_own(vm, &held[1], vm_drop_value, &active);

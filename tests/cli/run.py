@@ -566,12 +566,12 @@ def case_log_channels(p):
     """Every channel says what it is there for; what is no channel is misuse that names the channels."""
     want = {
         "breaks": r"^\[breaks\] g stays eager for this call shape: effect that must happen in order: time \(.*script\.qn:4\)$",
-        "recompiles": r"^\[recompiles\] f is recorded again: axis 1 of argument 1 was 1, now 2; now symbolic \(.*script\.qn:7\)$",
-        "guards": r"^\[guards\] f:\nargument 1: f32\[3, 1\]\nargument 2: int$",
+        "recompiles": r"^\[recompiles\] f is recorded again: axis 1 of x was 1, now 2; now symbolic \(.*script\.qn:7\)$",
+        "guards": r"^\[guards\] f:\nx: f32\[3, 1\]\nn: int$",
         "fusion": r"^\[fusion\] f:\nplan: 1 kernels",
         "kernels": r"^\[kernels\] f: 1 kernel (compiled|loaded from the cache), \d",
         "code": r"^\[code\] f:\n",
-        "copies": r"^\[copies\] f: argument 1 does not lie contiguously and is copied before each call$",
+        "copies": r"^\[copies\] f: x does not lie contiguously and is copied before each call$",
         "graph": r"^\[graph\] f, as recorded:\n(.*\n)*\[graph\] f, simplified:\n",
         "cache": r"^\[cache\] f: [0-9a-f]{64} (found, \d+ bytes|not found; compiled and stored)$",
     }
@@ -615,7 +615,7 @@ def case_explain(p):
     for mode in ("on", "sync", "verify"):
         result = p.run("--jit", mode, "explain", "--all", script)
         need(result.status == 0 and result.out.startswith("8.0\n") and not result.err, "the script's output first", result)
-        for text in ("f (", "one graph, 1 kernel", "where argument 1: f32[4]", "tanh_mul_sum_f32: 3 operations", "line 1",
+        for text in ("f (", "one graph, 1 kernel", "where x: f32[4]", "tanh_mul_sum_f32: 3 operations", "line 1",
                      "stays eager: a condition is an array's element", "told.qn:3", "not recorded: seldom"):
             need(text in result.out, f"the report should say {text}", result)
         lines = len(result.out.splitlines()) - 1
@@ -721,7 +721,7 @@ def case_explain_groups(p):
             "stays eager: a condition is an array's element\n  line 18 in both, in adapt\n",
             "compiled:\n  verlet (line 7): one graph, ", "\n    for (f32[20, 2], f32[20, 2])\n    lines 3-4, 6, 9: ",
             "  many (line 25): one graph, 1 kernel, N calls; 3 call shapes\n    mostly for (f32[n])\n",
-            "    recorded again 2 times, last: argument 1 is f32[1] instead of f32[n] (line 37)\n",
+            "    recorded again 2 times, last: x is f32[1] instead of f32[n] (line 37)\n",
             "accelerate (line 6) in verlet", "compute nothing with arrays: size (line 24)\n", "not recorded: settle (line 26)\n",
             "calls:\n     100 many (line 25): 90 compiled, 7 before it was recorded, 3 recorded\n")
     at = 0
@@ -889,7 +889,7 @@ def case_export(p):
     os.rename(p.path("w.npy"), p.path("moved.npy"))  # nothing but the file is needed
     check = 'let w = load("moved.npy"); let x = load("x.npy"); let f = load("net.qnx")\n'
     result = p.run("-e", check + 'print(all(f(x) == tanh(x @ w) * 2), all(f(scale: 3.0, x: x) == tanh(x @ w) * 3)); f(x[:4])')
-    need(result.out == "true true\n" and result.error == "E317" and "argument x is f32[4, 64] instead of f32[8, 64]" in result.err, "its bits, and only for its sizes", result)
+    need(result.out == "true true\n" and result.error == "E317" and "x is f32[4, 64] instead of f32[8, 64]" in result.err, "its bits, and only for its sizes", result)
     os.rename(p.path("moved.npy"), p.path("w.npy"))
     for mode in ("off", "sync", "verify"):
         with open(p.path("net.qnx"), "rb") as f:
@@ -977,7 +977,7 @@ def case_export_golden(p):
     golden = os.path.join(ROOT, "tests", "golden", "exported.qnx")
     result = p.run(p.write("use.qn", GOLDEN_USE), golden)
     want = ("[11.000, -0.697] [0.125, -1.000, 0.000] 1.0 (nil, \"text\", 0..3) [4, 2, 3] [0.89468, 0.87411]\nf32[2, 3] cpu\n[[30.0, 30.0, 30.0],\n [30.0, 30.0, 30.0]]\n1.0\nthe graph was recorded with other numbers, "
-            "which steered the program: argument n is int 3 instead of int 2\n")
+            "which steered the program: n is int 3 instead of int 2\n")
     need(result.status == 0 and result.out == want, "it is read", result)
     with open(golden, "rb") as a, open(p.path("again.qnx"), "rb") as b:
         need(a.read() == b.read(), "the same bytes again")

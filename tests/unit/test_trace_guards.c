@@ -37,69 +37,63 @@ typedef struct guard_case {
 
 static const guard_case cases[] = {
     /* arrays: dtype, rank, sizes */
-    {"fn f(x) = x * 2", "(ones(2, 3),)", "(zeros(2, 3),)", "(ones(2, 4),)",
-     "argument 1 is f32[2, 4] instead of f32[2, 3]"},
+    {"fn f(x) = x * 2", "(ones(2, 3),)", "(zeros(2, 3),)", "(ones(2, 4),)", "x is f32[2, 4] instead of f32[2, 3]"},
     {"fn f(x) = x * 2", "(ones(2, 3),)", "(zeros(3, 2).T,)", "(f64(ones(2, 3)),)",
-     "argument 1 is f64[2, 3] instead of f32[2, 3]"},
-    {"fn f(x) = x * 2", "(ones(2, 3),)", "(rand(2, 3),)", "(ones(3),)", "argument 1 is f32[3] instead of f32[2, 3]"},
-    {"fn f(x) = x * 2", "(ones(1),)", "(zeros(1),)", "(ones(2),)", "argument 1 is f32[2] instead of f32[1]"},
-    {"fn f(x, y) = x * y", "(ones(2), ones(2))", "(zeros(2), ones(2))", "(ones(2), 3)",
-     "argument 2 is int 3 instead of f32[2]"},
+     "x is f64[2, 3] instead of f32[2, 3]"},
+    {"fn f(x) = x * 2", "(ones(2, 3),)", "(rand(2, 3),)", "(ones(3),)", "x is f32[3] instead of f32[2, 3]"},
+    {"fn f(x) = x * 2", "(ones(1),)", "(zeros(1),)", "(ones(2),)", "x is f32[2] instead of f32[1]"},
+    {"fn f(x, y) = x * y", "(ones(2), ones(2))", "(zeros(2), ones(2))", "(ones(2), 3)", "y is int 3 instead of f32[2]"},
     /* numbers by kind */
-    {"fn f(x, y) = x * y", "(ones(2), 2)", "(ones(2), -7)", "(ones(2), 2.0)",
-     "argument 2 is float 2.0 instead of an int"},
-    {"fn f(x, y) = x * y", "(ones(2), 2.5)", "(ones(2), inf)", "(ones(2), 2)",
-     "argument 2 is int 2 instead of a float"},
-    {"fn f(x, y) = x * y", "(ones(2), 2)", "(ones(2), 3)", "(ones(2), ones(2))",
-     "argument 2 is f32[2] instead of an int"},
+    {"fn f(x, y) = x * y", "(ones(2), 2)", "(ones(2), -7)", "(ones(2), 2.0)", "y is float 2.0 instead of an int"},
+    {"fn f(x, y) = x * y", "(ones(2), 2.5)", "(ones(2), inf)", "(ones(2), 2)", "y is int 2 instead of a float"},
+    {"fn f(x, y) = x * y", "(ones(2), 2)", "(ones(2), 3)", "(ones(2), ones(2))", "y is f32[2] instead of an int"},
     /* other values by what they are */
     {"fn f(x, b) = if b { x * 2 } else { x * 3 }", "(ones(2), true)", "(zeros(2), true)", "(ones(2), false)",
-     "argument 2 is bool false instead of bool true"},
+     "b is bool false instead of bool true"},
     {"fn f(x, b) = if b == nil { x * 2 } else { x * 3 }", "(ones(2), nil)", "(zeros(2), nil)", "(ones(2), 3)",
-     "argument 2 is int 3 instead of nil"},
+     "b is int 3 instead of nil"},
     {"fn f(x, s) = if s == \"ab\" { x * 2 } else { x }", "(ones(2), \"ab\")", "(ones(2), \"a\" + \"b\")",
-     "(ones(2), \"abc\")", "argument 2 is str \"abc\" instead of str \"ab\""},
+     "(ones(2), \"abc\")", "s is str \"abc\" instead of str \"ab\""},
     {"fn f(x, t) = t(x * 2)", "(ones(2), f64)", "(zeros(2), f64)", "(ones(2), f16)",
-     "argument 2 is dtype f16 instead of dtype f64"},
+     "t is dtype f16 instead of dtype f64"},
     {"fn f(x, r) { let s = x; for i in r { s = s + i }; s }", "(ones(2), 0..3)", "(ones(2), 0..3)", "(ones(2), 0..4)",
-     "argument 2 is range 0..4 instead of range 0..3"},
+     "r is range 0..4 instead of range 0..3"},
     {"fn f(x, g) = g(x)", "(ones(2), sin)", "(zeros(2), sin)", "(ones(2), cos)",
-     "argument 2 is fn cos instead of the function that it was"},
+     "g is fn cos instead of the function that it was"},
     {"let one = fn(x) x * 2\nlet two = fn(x) x * 3\nfn f(x, g) = g(x)", "(ones(2), one)", "(zeros(2), one)",
-     "(ones(2), two)", "argument 2 is fn instead of the function that it was"},
+     "(ones(2), two)", "g is fn instead of the function that it was"},
     /* what functions have captured */
     {"fn maker(n) = fn(x) x * n\nfn f(x, g) = g(x)", "(ones(2), maker(2))", "(ones(2), maker(5))",
-     "(ones(2), maker(2.0))", "argument 2, captured value 1 is float 2.0 instead of an int"},
+     "(ones(2), maker(2.0))", "g, captured n is float 2.0 instead of an int"},
     {"fn maker(n) = fn(x) x * n\nfn f(x, g) = g(x)", "(ones(2), maker(ones(2)))", "(ones(2), maker(zeros(2)))",
-     "(ones(2), maker(ones(1)))", "argument 2, captured value 1 is f32[1] instead of f32[2]"},
+     "(ones(2), maker(ones(1)))", "g, captured n is f32[1] instead of f32[2]"},
     /* structure */
     {"fn f(l) = l[0] * 2", "((ones(2), 1),)", "((ones(2), 9),)", "((ones(2), 1, 2),)",
-     "argument 1 is list of 3 instead of a list of 2"},
+     "l is list of 3 instead of a list of 2"},
     {"fn f(l) = l[0] * 2", "((ones(2), (1, ones(3))),)", "((ones(2), (5, zeros(3))),)", "((ones(2), (1.0, ones(3))),)",
-     "argument 1[1][0] is float 1.0 instead of an int"},
-    {"fn f(l) = l[0] * 2", "((ones(2), 1),)", "((ones(2), 9),)", "(ones(2),)",
-     "argument 1 is f32[2] instead of a list of 2"},
+     "l[1][0] is float 1.0 instead of an int"},
+    {"fn f(l) = l[0] * 2", "((ones(2), 1),)", "((ones(2), 9),)", "(ones(2),)", "l is f32[2] instead of a list of 2"},
     {"fn f(p) = p.w * 2", "({w: ones(2), b: 1},)", "({w: zeros(2), b: 3},)", "({w: ones(3), b: 1},)",
-     "argument 1.w is f32[3] instead of f32[2]"},
+     "p.w is f32[3] instead of f32[2]"},
     {"fn f(p) = p.w * 2", "({w: ones(2)},)", "({w: zeros(2)},)", "({w: ones(2), b: 1},)",
-     "argument 1 is record {w, b} instead of record {w}"},
+     "p is record {w, b} instead of record {w}"},
     {"fn f(p) = p.w * 2", "({w: ones(2), b: 1},)", "({w: ones(2), b: 3},)", "({b: 1, w: ones(2)},)",
-     "argument 1 is record {b, w} instead of record {w, b}"},
+     "p is record {b, w} instead of record {w, b}"},
     /* numbers that steer: as far as they lead the same way */
     {"fn f(x, n) = if n > 2 { x * 2 } else { x * 3 }", "(ones(2), 3)", "(ones(2), 4)", "(ones(2), 1)",
-     "gt(argument 2, int 2) is bool false instead of bool true"},
+     "gt(n, int 2) is bool false instead of bool true"},
     {"fn f(x, n) = if n > 2 { x * 2 } else { x * 3 }", "(ones(2), 0.5)", "(ones(2), -inf)", "(ones(2), 2.5)",
-     "gt(argument 2, float 2.0) is bool true instead of bool false"},
+     "gt(n, float 2.0) is bool true instead of bool false"},
     {"fn f(x, n) = if n * 2 + 1 > 6 { x * 2 } else { x * 3 }", "(ones(2), 3)", "(ones(2), 30)", "(ones(2), 1)",
-     "gt(add(mul(argument 2, int 2), int 1), int 6) is bool false instead of bool true"},
+     "gt(add(mul(n, int 2), int 1), int 6) is bool false instead of bool true"},
     {"fn f(x, n) = x.reshape(n, -1)", "(ones(2, 3), 3)", "(zeros(2, 3), 3)", "(ones(2, 3), 2)",
-     "argument 2 is int 2 instead of int 3"},
+     "n is int 2 instead of int 3"},
     {"fn f(x, n) { let s = x; for i in list(0..n) { s = s + i }; s }", "(ones(2), 3)", "(zeros(2), 3)", "(ones(2), 4)",
-     "argument 2 is int 4 instead of int 3"},
+     "n is int 4 instead of int 3"},
     {"fn f(x, p) = if p[0] < p[1].k { x * 2 } else { x }", "(ones(2), (1, {k: 2}))", "(ones(2), (-5, {k: 0}))",
-     "(ones(2), (3, {k: 2}))", "lt(argument 2[0], argument 2[1].k) is bool false instead of bool true"},
+     "(ones(2), (3, {k: 2}))", "lt(p[0], p[1].k) is bool false instead of bool true"},
     {"fn f(x, n) = if 12 // n > 2 { x * 2 } else { x }", "(ones(2), 3)", "(ones(2), 4)", "(ones(2), 0)",
-     "floordiv(int 12, argument 2) cannot be computed"},
+     "floordiv(int 12, n) cannot be computed"},
 };
 
 START_TEST(each_kind_of_guard) {
@@ -201,7 +195,7 @@ START_TEST(builtins_that_become_hidden) {
   specialization *e = entry_at(vm, "f", 0);
   text_buf t = {0};
   specialization_guards(e, &t);
-  ck_assert_str_eq(t.text, "argument 1: f32[3]\n");
+  ck_assert_str_eq(t.text, "x: f32[3]\n");
   text_free(&t);
   qn_vm_close(vm);
 }
@@ -211,13 +205,12 @@ END_TEST
 START_TEST(guards_as_text) {
   static const char *const list[][3] = {
       {"fn f(x, n) = if n * 2 > 6 { x * 2 } else { x * 3 }", "f(ones(2), 4)",
-       "argument 1: f32[2]\nargument 2: int\ngt(mul(argument 2, int 2), int 6) is bool true\n"},
+       "x: f32[2]\nn: int\ngt(mul(n, int 2), int 6) is bool true\n"},
       {"fn f(p) = p.w[0] * p.k", "f({w: (ones(2), nil), k: 2.5, name: \"n\"})",
-       "argument 1: {w: (f32[2], nil), k: float, name: str \"n\"}\n"},
+       "p: {w: (f32[2], nil), k: float, name: str \"n\"}\n"},
       {"let a = ones(2)\nlet b = \"text\"\nfn f(x) = x * a * len(b)", "f(ones(2))",
-       "argument 1: f32[2]\nglobal a: f32[2]\nglobal b: str \"text\"\n"},
-      {"fn maker(n) = fn(x) x * n\nfn f(x, g) = g(x)", "f(ones(2), maker(3))",
-       "argument 1: f32[2]\nargument 2: fn over (int)\n"},
+       "x: f32[2]\nglobal a: f32[2]\nglobal b: str \"text\"\n"},
+      {"fn maker(n) = fn(x) x * n\nfn f(x, g) = g(x)", "f(ones(2), maker(3))", "x: f32[2]\ng: fn over (int)\n"},
   };
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     qn_vm *vm = trace_vm(QN_JIT_SYNC);
@@ -242,7 +235,7 @@ START_TEST(places_and_layouts) {
   qn_value there = value_of(vm, "(zeros(3),)"), here = value_of(vm, "(zeros(3).to(cpu),)");
   ck_assert_msg(fits(vm, "f", e, there, true, why, sizeof why), "%s", why);
   ck_assert(!fits(vm, "f", e, here, true, why, sizeof why));
-  ck_assert_str_eq(why, "argument 1 is f32[3] instead of f32[3]");
+  ck_assert_str_eq(why, "x is f32[3] instead of f32[3]");
   qn_release(vm, there);
   qn_release(vm, here);
   good(vm, "fn g(x, y) = x @ y + 1\nlet out2 = g(ones(4, 4), ones(4, 4))");
@@ -251,7 +244,7 @@ START_TEST(places_and_layouts) {
   qn_value turned = value_of(vm, "(zeros(4, 4), ones(4, 4).T)");
   ck_assert_msg(fits(vm, "g", e, there, true, why, sizeof why), "%s", why);
   ck_assert(!fits(vm, "g", e, turned, true, why, sizeof why));
-  ck_assert_str_eq(why, "argument 2 lies in memory otherwise");
+  ck_assert_str_eq(why, "y lies in memory otherwise");
   qn_release(vm, there);
   qn_release(vm, turned);
   qn_vm_close(vm);

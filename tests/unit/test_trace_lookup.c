@@ -64,7 +64,7 @@ START_TEST(most_recently_used_first) {
   ck_assert_uint_eq(one->hits, 1);
   ck_assert_uint_eq(entries_of(vm, "f")->calls[CALL_recorded], 4);
   ck_assert_uint_eq(entries_of(vm, "f")->nrecompiles, 3); /* the first is no miss */
-  ck_assert_str_eq(entries_of(vm, "f")->recompiles[2].text, "argument 1 is f32[4] instead of f32[3]");
+  ck_assert_str_eq(entries_of(vm, "f")->recompiles[2].text, "x is f32[4] instead of f32[3]");
   qn_vm_close(vm);
 }
 END_TEST
@@ -237,7 +237,7 @@ START_TEST(too_many_misses) {
   order(vm, "3 2 1"); /* the first was no miss */
   ck_assert(list->full);
   ck_assert_uint_eq(list->refused[BREAK_too_many_shapes], 3);
-  ck_assert_str_eq(list->recompiles[list->nrecompiles - 1].text, "argument 1 is f32[4] instead of f32[3]");
+  ck_assert_str_eq(list->recompiles[list->nrecompiles - 1].text, "x is f32[4] instead of f32[3]");
   calls(vm, "f", "(ones(1),)", 2);
   order(vm, "1 3 2");
   qn_vm_close(vm);
