@@ -61,7 +61,7 @@ void field_cache_set(qn_vm *vm, field_cache *c, const qn_record *r, uint32_t i);
 
 /* The variables outside of a branch or loop that it may rebind; the recorder must know them. */
 typedef struct site {
-  /* Of a loop: a bit for each of the first locals to which its turns only add items at the end (n_grow), without looking at it. */
+  /* Of a loop: a bit for each of the first locals, and globals behind these, to which its turns only add items at the end (n_grow), without looking at it. */
   uint64_t grown;
   /* And for each of these that is also only gone over, counted, stacked or has items taken elsewhere. */
   uint64_t stacks;
@@ -303,11 +303,13 @@ typedef struct n_assign {
   uint8_t row; /* op_id */
 } n_assign;
 
-/* xs = append(xs, v), xs = xs.append(v) or xs += (v, w) for a local, in h.slot. While a loop is captured in which a list only grows, the
- * local holds what the recorder puts there (rec_grows), and the items are handed to it. */
+/* xs = append(xs, v), xs = xs.append(v) or xs += (v, w) for a local, in h.slot, or a global. While a loop is captured in which a list only grows,
+ * the variable holds what the recorder puts there (rec_grows), and the items are handed to it. While a turn is recorded whose results are the
+ * items that it adds to a global (turn_code.grown), they are added without a look at the list. */
 typedef struct n_grow {
   node h;
   node *plain;                   /* the assignment */
+  global_cell *cell;             /* of a global */
   const global_cell *callee;     /* the variable `append` means, or NULL for a sum */
   const struct builtin_def *def; /* what it must mean: the builtin */
   uint32_t n;
@@ -485,7 +487,7 @@ evaluator eval_signal; /* break or continue, by the node's flag (signal_kind) */
 int condition(qn_vm *vm, qn_value v, node *n);
 
 /* update.c: assignments */
-evaluator eval_set_local, eval_set_global, eval_destructure, eval_grow;
+evaluator eval_set_local, eval_set_global, eval_destructure, eval_grow, eval_grow_global;
 evaluator eval_update;      /* of a path, by = or by an operator with = */
 evaluator eval_update_path; /* the same of a path that is no variable with an index */
 evaluator eval_update_one;  /* x[i] = v for a local x */

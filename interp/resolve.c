@@ -247,12 +247,12 @@ void note_stackable(resolver *r, const node *read) {
   if (v) v->stackable++;
 }
 
-bool note_grown(resolver *r, uint32_t slot) {
+bool note_grown(resolver *r, global_cell *cell, uint32_t slot) {
   function *f = r->fn;
-  variable *v = variable_in(f, slot);
+  variable *v = cell ? NULL : variable_in(f, slot);
   if (v) v->stackable++; /* n_grow reads it */
   if (!mem_grow(r->vm, (void **)&f->grown, &f->grown_cap, (size_t)f->ngrown + 1, sizeof *f->grown)) return false;
-  f->grown[f->ngrown++] = slot;
+  f->grown[f->ngrown++] = (event){cell, slot};
   return true;
 }
 
@@ -297,11 +297,18 @@ bool site_end(resolver *r, site *s, const site_mark *mark) {
   return true;
 }
 
-/* Adds a variable, or a global, to those that the turns of a loop begin with, unless it is there or there are too many. */
-static void turn_variable_add(turn_code *t, turn_variable x) {
+/* Adds a variable, or a global, to those that the turns of a loop begin with, unless it is there or there are too many, or to those whose lists
+ * they add to. */
+static void turn_variable_add(turn_code *t, turn_variable x, bool grows) {
   if (t->n > TURN_VARIABLES) return;
   for (uint32_t i = 0; i < t->n; i++)
     if (t->variables[i].cell == x.cell && t->variables[i].slot == x.slot) return;
+  for (uint32_t i = 0; i < t->ngrown; i++)
+    if (t->grown[i].cell == x.cell && t->grown[i].slot == x.slot) return;
+  if (grows && t->ngrown < TURN_GROWN) {
+    t->grown[t->ngrown++] = x;
+    return;
+  }
   if (t->n < TURN_VARIABLES) t->variables[t->n] = x;
   t->n++;
 }
@@ -312,46 +319,64 @@ static uint32_t count_of(const uint32_t *slots, uint32_t from, uint32_t n, uint3
   return count;
 }
 
-/* Do the turns of a loop use the local in a slot only to add items to it? Each such assignment reads it once. */
-static bool only_grows(const function *f, const site_mark *mark, uint32_t slot) {
-  uint32_t n = count_of(f->grown, mark->grown, f->ngrown, slot), assigned = 0;
+static uint32_t count_events(const event *events, uint32_t from, uint32_t n, event e) {
+  uint32_t count = 0;
+  for (uint32_t i = from; i < n; i++) count += events[i].cell == e.cell && (e.cell || events[i].slot == e.slot);
+  return count;
+}
+
+/* Do the turns of a loop use a variable only to add items to it? Each such assignment reads it once. (Whether something else reads a global is
+ * seen when it does: rec_global.) */
+static bool only_grows(const function *f, const site_mark *mark, event x) {
+  uint32_t n = count_events(f->grown, mark->grown, f->ngrown, x);
   const fn_uses *u = &f->uses;
-  for (uint32_t i = mark->events; i < u->nevents; i++) assigned += !u->events[i].cell && u->events[i].slot == slot;
-  return n > 0 && assigned == n && count_of(u->reads, mark->reads, u->nreads, slot) == n;
+  return n > 0 && count_events(u->events, mark->events, u->nevents, x) == n &&
+         (x.cell || count_of(u->reads, mark->reads, u->nreads, x.slot) == n);
 }
 
 bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out) {
   const function *f = r->fn;
   if (!site_end(r, s, mark)) return false;
-  for (uint32_t i = 0; i < s->nlocals && i < 64; i++) {
-    if (f->ngrown <= mark->grown || !only_grows(f, mark, s->locals[i])) continue;
+  for (uint32_t i = 0; i < s->nlocals + s->nglobals && i < 64 && f->ngrown > mark->grown; i++) {
+    bool local = i < s->nlocals;
+    event x = {local ? NULL : s->globals[i - s->nlocals], local ? s->locals[i] : 0};
+    if (!only_grows(f, mark, x)) continue;
     s->grown |= (uint64_t)1 << i;
+    if (!local) continue;
     if (!mem_grow(r->vm, (void **)&r->fn->growing, &r->fn->growing_cap, (size_t)f->ngrowing + 1, sizeof *f->growing))
       return false;
     r->fn->growing[r->fn->ngrowing++] = (struct growing){s, s->locals[i], i};
   }
   turn_code t = {.n = 0};
-  turn_variable all[TURN_VARIABLES];
-  t.variables = all;
+  turn_variable all[TURN_VARIABLES], grown[TURN_GROWN];
+  t.variables = all, t.grown = grown;
   for (uint32_t i = 0; i < s->nlocals; i++)
-    turn_variable_add(&t, (turn_variable){.slot = s->locals[i], .kept = true, .rebound = true});
-  for (uint32_t i = 0; i < s->nglobals; i++)
+    turn_variable_add(&t, (turn_variable){.slot = s->locals[i], .kept = true, .rebound = true},
+                      i < 64 && (s->grown >> i & 1));
+  for (uint32_t k = 0, i = s->nlocals; k < s->nglobals; k++, i++)
     turn_variable_add(
-        &t, (turn_variable){.cell = s->globals[i], .kept = true, .rebound = true, .name = s->globals[i]->name});
+        &t, (turn_variable){.cell = s->globals[k], .kept = true, .rebound = true, .name = s->globals[k]->name},
+        i < 64 && (s->grown >> i & 1));
   for (uint32_t i = mark->reads; i < f->uses.nreads; i++)
-    if (f->uses.reads[i] < mark->top) turn_variable_add(&t, (turn_variable){.slot = f->uses.reads[i]});
+    if (f->uses.reads[i] < mark->top) turn_variable_add(&t, (turn_variable){.slot = f->uses.reads[i]}, false);
   *out = NULL;
   if (t.n > TURN_VARIABLES) return true;
   turn_code *made = unit_alloc(r, sizeof *made);
-  turn_variable *kept = made ? unit_alloc(r, t.n * sizeof *kept) : NULL;
+  turn_variable *kept = made ? unit_alloc(r, (t.n + t.ngrown) * sizeof *kept) : NULL;
   if (!kept) return false;
   for (uint32_t i = 0; i < t.n; i++) {
     const variable *v = all[i].cell ? NULL : variable_in(f, all[i].slot);
     kept[i] = all[i];
     if (v) kept[i].name = v->name;
   }
-  *made = (turn_code){
-      .anchor = {.name = "loop", .at = loop->at}, .variables = kept, .n = t.n, .next = r->unit->loops, .unit = r->unit};
+  if (t.ngrown) memcpy(kept + t.n, grown, t.ngrown * sizeof *kept);
+  *made = (turn_code){.anchor = {.name = "loop", .at = loop->at},
+                      .variables = kept,
+                      .n = t.n,
+                      .grown = kept + t.n,
+                      .ngrown = t.ngrown,
+                      .next = r->unit->loops,
+                      .unit = r->unit};
   r->unit->loops = made;
   *out = made;
   return true;

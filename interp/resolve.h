@@ -57,7 +57,7 @@ typedef struct function {
   fn_uses *kept;            /* where `uses` goes when the function ends, since blocks refer to it; or NULL */
   struct block_code *block; /* the innermost block of several statements in progress, or NULL */
   uint32_t item;            /* which of its statements */
-  uint32_t *grown;          /* the slots of locals to which an n_grow that the walk has met adds items */
+  event *grown;             /* variables to which an n_grow that the walk has met adds items */
   uint32_t ngrown, grown_cap;
   global_cell **data;
   uint32_t ndata, data_cap;
@@ -157,7 +157,7 @@ bool is_self(const function *f, const qn_str *name);
 /* Notes an assignment to a global, or, with cell NULL, to the local in a slot, for the sites around it. False with an error raised. */
 QN_MUST_CHECK bool note_assigned(resolver *r, global_cell *cell, uint32_t slot);
 /* Notes that the assignment to the local in a slot, which was noted last, only adds items to a list. False with an error raised. */
-QN_MUST_CHECK bool note_grown(resolver *r, uint32_t slot);
+QN_MUST_CHECK bool note_grown(resolver *r, global_cell *cell, uint32_t slot);
 /* Has the local in this slot been assigned since there were `mark` events? */
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark);
 /* Does the module define the name, perhaps further down in this text? */

@@ -392,13 +392,14 @@ static bool appends(resolver *r, const ast_node *value, const n_call *call, cons
   return (*c = scope_cell(r->vm, r->scope, name)) != NULL;
 }
 
-/* An assignment to a local that does nothing but add items to its list becomes an n_grow; any other one stays as it is. `settled` as for
+/* An assignment to a local or global that does nothing but add items to its list becomes an n_grow; any other one stays as it is. `settled` as for
  * reads_lvalue. NULL with an error raised. */
 static node *growing_node(resolver *r, const ast_node *n, node *plain, bool settled) {
   const n_assign *a = (const n_assign *)plain;
   const lvalue *p = a->target;
   const ast_node *value = n->kids[AST_assign_value];
-  if (p->kind != LVALUE_LOCAL || !settled || r->fn->loops == 0) return plain;
+  bool global = p->kind == LVALUE_GLOBAL && !p->defines;
+  if ((p->kind != LVALUE_LOCAL && !global) || !settled || r->fn->loops == 0) return plain;
   n_grow g = {.n = 0};
   node *const *items = NULL;
   const n_call *call = (const n_call *)a->value;
@@ -413,9 +414,10 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
     g.n = ((const n_items *)b->b)->n;
   }
   if (!g.n) return plain;
-  n_grow *out = node_new(r, sizeof *out + g.n * sizeof *out->items, eval_grow, n);
-  if (!out || !note_grown(r, p->slot)) return NULL;
+  n_grow *out = node_new(r, sizeof *out + g.n * sizeof *out->items, global ? eval_grow_global : eval_grow, n);
+  if (!out || !note_grown(r, global ? p->cell : NULL, p->slot)) return NULL;
   out->h.slot = p->slot;
+  out->cell = global ? p->cell : NULL;
   out->plain = plain;
   out->callee = g.callee;
   out->def = g.def;

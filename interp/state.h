@@ -162,13 +162,16 @@ typedef struct turn_variable {
 
 /* The turns of a loop that runs outside recordings, as calls, or a part of a block: what they begin with, and where they are counted
  * (turns.c). */
-enum { TURN_VARIABLES = 64 };
+enum { TURN_VARIABLES = 64, TURN_GROWN = 4 /* further lists are like other variables */ };
 typedef struct turn_code {
   jit_anchor anchor;
   struct turn_code *next; /* the unit's list */
   struct unit *unit;
   turn_variable *variables; /* those that are kept come first, then others that are rebound */
   uint32_t n;
+  /* Variables whose lists a turn only adds items to (site.grown): these items are a part of its result, and the lists stay where they are. */
+  turn_variable *grown;
+  uint32_t ngrown;
   struct turn_code *run; /* many turns of the loop as one call; NULL: none was made yet, or this is one */
   bool computes;         /* a turn that was watched made or changed an array */
   int32_t

@@ -10,6 +10,9 @@
  * variables have them again if the turn does not even begin, or if memory is too short to compute what a recorded turn has left in them. A turn of which nothing is recorded or compared leaves its results where they
  * are instead of packing them into a list.
  *
+ * A list to which the turns only add items is no argument: it stays where it is, whatever its length, and the items that a turn adds are a part of
+ * its result.
+ *
  * A call that has left its plan is made again by the interpreter, from its beginning (jit/trace/calls.c), and may have to make a loop of a
  * million turns up to the one that fails. So its loops hand many turns at once to rec_call (jit.run): a call with the numbers of the first turn
  * and the end among its arguments, whatever these are, which is captured as a loop. Its result begins with how the loop has ended: whether a
@@ -29,9 +32,10 @@ typedef struct turn_call {
   int lead; /* how many arguments come before the variables: the item; of many turns RUN_ARGS */
   qn_value *
       held; /* for each variable what it was before the turn; nil once a variable that the body may rebind has been given back */
-  bool begun;    /* the interpreter has begun to make the turn */
-  bool recorded; /* it has made it with a recording on */
-  bool packed;   /* the last one that it made has given a list */
+  uint32_t had[TURN_GROWN]; /* how long the lists were to which the turn adds items */
+  bool begun;               /* the interpreter has begun to make the turn */
+  bool recorded;            /* it has made it with a recording on */
+  bool packed;              /* the last one that it made has given a list */
   rec_exit how;
   qn_value more; /* what is returned, or the next condition; owned */
   bool goes;     /* of many turns: the next condition */
@@ -80,14 +84,35 @@ void turns_passed(turn_code *t, int64_t n) {
 /* The results of a turn as a list: n values (taken over), which say how it has ended, and the variables. */
 static qn_value pack(turn_call *t, const qn_value *ends, uint32_t n) {
   qn_vm *vm = t->vm;
-  qn_value all[RUN_ENDS + TURN_VARIABLES];
+  qn_value all[RUN_ENDS + TURN_VARIABLES + TURN_GROWN], *mark = vm->sp;
   memcpy(all, ends, n * sizeof *ends);
   for (uint32_t i = 0; i < t->code->n && t->code->variables[i].kept; i++)
     all[n++] = *place_of(&t->code->variables[i], t->fp);
-  qn_list *l = list_from(vm, all, n);
+  bool ok = vm_enter(vm, t->code->ngrown);
+  for (uint32_t i = 0; i < t->code->ngrown && ok; i++) {
+    const qn_list *grown = value_list(*place_of(&t->code->grown[i], t->fp));
+    qn_list *added = list_from(vm, grown->items + t->had[i], grown->len - t->had[i]);
+    ok = added != NULL;
+    if (ok) *vm->sp++ = all[n++] = value_obj(TAG_LIST, added);
+  }
+  qn_list *l = ok ? list_from(vm, all, n) : NULL;
+  vm_pop_to(vm, mark);
   value_release(vm, ends[END_MORE]);
   t->packed = true;
   return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
+/* A variable's list becomes as long as it was before the turn, and gets `added` items. False with an error raised. */
+static bool set_grown(turn_call *t, uint32_t i, const qn_value *added, uint32_t n) {
+  qn_vm *vm = t->vm;
+  global_cell *cell = t->code->grown[i].cell;
+  qn_value *place = place_of(&t->code->grown[i], t->fp);
+  bool ok = list_own(vm, place);
+  qn_list *l = value_list(*place);
+  while (ok && l->len > t->had[i]) value_release(vm, l->items[--l->len]);
+  for (uint32_t k = 0; k < n && ok; k++) ok = list_push(vm, l, value_retain(added[k]));
+  if (cell && cell->rec.watched) rec_global_changed(vm, &cell->rec, value_unset(), *place);
+  return ok;
 }
 
 /* Notes how a turn, or many, have ended; takes over what is returned. */
@@ -216,6 +241,8 @@ static void give_back(turn_call *t, bool failed) {
     slot_set(t->vm, to, held[i]);
     held[i] = value_nil();
   }
+  for (uint32_t i = 0; looks && begun && i < t->code->ngrown; i++)
+    if (is_lost(t->vm, *place_of(&t->code->grown[i], fp))) (void)!set_grown(t, i, NULL, 0);
 }
 
 /* An exception of a host passes. */
@@ -225,20 +252,27 @@ static void turn_drop(qn_vm *vm, void *what) {
   value_release(vm, t->more);
 }
 
-/* Stores the results of a turn, a list, which is taken over, in the variables. */
-static void unpack(turn_call *t, qn_value result) {
+/* Stores the results of a turn, a list, which is taken over, in the variables. False with an error raised. */
+static bool unpack(turn_call *t, qn_value result) {
   qn_vm *vm = t->vm;
   const qn_list *l = value_list(result);
   value_retain(l->items[END_MORE]);
   note_ends(t, l->items);
-  for (uint32_t i = 0, at = t->lead == RUN_ARGS ? RUN_ENDS : TURN_ENDS; at < l->len; i++, at++) {
+  uint32_t at = t->lead == RUN_ARGS ? RUN_ENDS : TURN_ENDS;
+  for (uint32_t i = 0; at < l->len - t->code->ngrown; i++, at++) {
     const turn_variable *x = &t->code->variables[i];
     if (x->cell)
       cell_set(vm, x->cell, value_retain(l->items[at]));
     else
       slot_set(vm, &t->fp[x->slot], value_retain(l->items[at]));
   }
+  bool ok = true;
+  for (uint32_t i = 0; i < t->code->ngrown && ok; i++, at++) {
+    const qn_list *added = value_list(l->items[at]);
+    ok = set_grown(t, i, added->items, added->len);
+  }
   value_release(vm, result);
+  return ok;
 }
 
 /* Takes what the turn begins with: the arguments, from the value stack on, and `held` behind them. */
@@ -259,6 +293,16 @@ static void take(turn_call *t, const qn_value *lead) {
     if (x->rebound) *from = value_nil();
   }
   vm->sp = held + n;
+}
+
+/* Notes how long the lists are that the turn adds items to. False if one of the variables holds something else. */
+static bool note_grown_lists(turn_call *t) {
+  for (uint32_t i = 0; i < t->code->ngrown; i++) {
+    qn_value v = *place_of(&t->code->grown[i], t->fp);
+    if (!value_is(v, TAG_LIST) || value_list(v)->head.aux == OBJ_PROGRESS) return false;
+    t->had[i] = value_list(v)->len;
+  }
+  return true;
 }
 
 /* Makes a turn of a loop none of whose turns has made or changed an array while it was watched: as long as that is so the compiler hears
@@ -286,15 +330,18 @@ static bool make_call(turn_call *t, const qn_value *lead) {
     return false;
   }
   take(t, lead);
-  qn_value *cells[TURN_VARIABLES];
+  qn_value *cells[TURN_VARIABLES + TURN_GROWN];
   qn_str *names[RUN_ARGS + TURN_VARIABLES];
   int ncells = 0;
+  uint8_t ngrown = 0;
   for (int i = 0; i < t->lead; i++) names[i] = NULL;
   const turn_variable *variables = code->variables;
   for (uint32_t i = 0, n = code->n; i < n; i++) {
     names[t->lead + (int)i] = variables[i].name;
     if (variables[i].cell) cells[ncells++] = &variables[i].cell->value;
   }
+  for (uint32_t i = 0; i < code->ngrown; i++)
+    if (code->grown[i].cell) cells[ncells + ngrown++] = &code->grown[i].cell->value;
   t->site = (rec_call_site){.anchor = &code->anchor,
                             .fn = t->fp[-1],
                             .home = code->unit,
@@ -302,17 +349,22 @@ static bool make_call(turn_call *t, const qn_value *lead) {
                             .nargs = (int)code->n + t->lead,
                             .names = names,
                             .cells = {cells, ncells},
+                            .ngrown = ngrown,
                             .rests = t->lead == 1,
                             .at = t->parts->at,
                             .run = make_turn,
                             .ctx = t};
   vm_owned held;
   vm_own(vm, &held, turn_drop, t);
-  qn_value result = code->computes || at_once(vm) ? rec_call(vm, &t->site) : watch(t);
+  qn_value result = value_error();
+  if (code->ngrown && !note_grown_lists(t))
+    result = make_turn(t);
+  else
+    result = code->computes || at_once(vm) ? rec_call(vm, &t->site) : watch(t);
   vm_disown(vm, &held);
   bool failed = value_is_error(result);
   give_back(t, failed);
-  if (!failed && value_is(result, TAG_LIST)) unpack(t, result);
+  if (!failed && value_is(result, TAG_LIST)) failed = !unpack(t, result);
   vm_pop_to(vm, mark);
   return !failed;
 }

@@ -339,15 +339,14 @@ qn_value eval_set_local(qn_vm *vm, node *h, qn_value *fp) {
   return value_nil();
 }
 
-/* As eval_grow, where the list grows in a recording. */
-static __attribute__((noinline, cold)) qn_value grow(qn_vm *vm, node *h, qn_value *fp) {
-  n_grow *n = (n_grow *)h;
+/* As eval_grow, where the list in *x grows in a recording. */
+static __attribute__((noinline, cold)) qn_value grow(qn_vm *vm, n_grow *n, qn_value *fp, qn_value *x) {
   qn_value f = n->callee ? cell_get(n->callee) : value_nil();
   bool known = !n->callee || (value_is(f, TAG_FN) && value_fn(f)->code == n->def);
   for (uint32_t i = 0; i < n->n; i++) {
     qn_value v = known ? eval(vm, n->items[i], fp) : value_unset();
     if (value_stops(v)) return v;
-    if (!rec_append(vm, &fp[h->slot], v)) return raise_at(vm, h->at);
+    if (!rec_append(vm, x, v)) return raise_at(vm, n->h.at);
   }
   return value_nil();
 }
@@ -358,7 +357,33 @@ qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
     if (value_is_error(list)) return raise_at(vm, h->at);
     slot_set(vm, &fp[h->slot], list);
   }
-  return rec_grows(vm, fp[h->slot]) ? grow(vm, h, fp) : eval(vm, ((n_grow *)h)->plain, fp);
+  return rec_grows(vm, fp[h->slot]) ? grow(vm, (n_grow *)h, fp, &fp[h->slot]) : eval(vm, ((n_grow *)h)->plain, fp);
+}
+
+/* Adds items to the list of a global, whose length is nothing that the recording in progress knows. */
+static __attribute__((noinline, cold)) qn_value grow_unseen(qn_vm *vm, n_grow *n, qn_value *fp) {
+  qn_value *mark = vm->sp;
+  if (!vm_enter(vm, n->n)) return raise_at(vm, n->h.at);
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = eval(vm, n->items[i], fp);
+    if (value_stops(v)) return vm_pop_with(vm, mark, v);
+    *vm->sp++ = v;
+  }
+  global_cell *c = n->cell;
+  bool ok = list_own(vm, &c->value);
+  for (uint32_t i = 0; i < n->n && ok; i++) ok = list_push(vm, value_list(c->value), value_retain(mark[i]));
+  if (c->rec.watched) rec_global_changed(vm, &c->rec, value_unset(), c->value);
+  return vm_pop_with(vm, mark, ok ? value_nil() : raise_at(vm, n->h.at));
+}
+
+qn_value eval_grow_global(qn_vm *vm, node *h, qn_value *fp) {
+  n_grow *n = (n_grow *)h;
+  qn_value *x = &n->cell->value;
+  if (__builtin_expect(!rec_hears_globals(vm), 1) || !value_is(*x, TAG_LIST)) return eval(vm, n->plain, fp);
+  if (rec_grows(vm, *x)) return grow(vm, n, fp, x);
+  qn_value f = n->callee ? cell_get(n->callee) : value_nil();
+  bool known = !n->callee || (value_is(f, TAG_FN) && value_fn(f)->code == n->def);
+  return known && rec_grows_unseen(vm, x) ? grow_unseen(vm, n, fp) : eval(vm, n->plain, fp);
 }
 
 qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {

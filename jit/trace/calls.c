@@ -380,8 +380,9 @@ static bool trace_call(struct recording *r, const rec_call_site *site, qn_value 
       r->pattern.roots[r->pattern.nroots - 1].given = site->args[i];
     site->args[i] = s;
   }
-  for (int i = 0; i < site->cells.n && !value_is_error(*fn); i++) {
-    if (key_add(r->vm, &r->globals, (uintptr_t)site->cells.slots[i], GLOBAL_CARRIED)) continue;
+  for (int i = 0; i < site->cells.n + site->ngrown && !value_is_error(*fn); i++) {
+    uint32_t is = i < site->cells.n ? GLOBAL_CARRIED : GLOBAL_GROWN;
+    if (key_add(r->vm, &r->globals, (uintptr_t)site->cells.slots[i], is)) continue;
     value_release(r->vm, *fn);
     return false;
   }

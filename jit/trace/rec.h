@@ -134,9 +134,12 @@ typedef struct rec_call_site {
   qn_str *const *names;
   /* Globals that the call finds and leaves among its arguments and results: no reads of the recording. */
   rec_slots cells;
-  const void *home;           /* if `fn` is no function: the unit that the code belongs to (fn_shared.home) */
-  uint8_t symbolic;           /* rec_when */
-  uint8_t mode;               /* rec_mode */
+  const void *home; /* if `fn` is no function: the unit that the code belongs to (fn_shared.home) */
+  uint8_t symbolic; /* rec_when */
+  uint8_t mode;     /* rec_mode */
+  /* So many globals stand behind `cells` to whose lists the call adds items, which are a part of its result; it does nothing else with them, and a
+   * recording that meets one elsewhere ends. */
+  uint8_t ngrown;
   bool rests;                 /* whoever makes the call asks anchor_wakes, so the anchor may rest */
   span at;                    /* the place of the call */
   qn_value (*run)(void *ctx); /* gives an owned result or the error value */
@@ -447,6 +450,8 @@ static inline bool rec_grows(const qn_vm *vm, qn_value v) {
   const qn_list *l = value_list(v);
   return l->len && value_is(l->items[0], TAG_SIGNAL);
 }
+/* Is this global, which holds a list, one of rec_call_site.ngrown of the recording in progress? */
+bool rec_grows_unseen(const qn_vm *vm, const qn_value *slot);
 /* Adds an item (taken over) to such a list. False with an error raised: it cannot be captured, as with an item that is unset. */
 QN_MUST_CHECK bool rec_append(qn_vm *vm, qn_value *list, qn_value item);
 /* If the recording in progress knows that of n values the first ones, `least` or more, are rows of one array, one behind the other: these rows of

@@ -855,7 +855,9 @@ qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   struct recording *r = rec_base(vm->rec);
   if (!r->capturing) return value_retain(*slot);
   uint32_t known = key_number(&r->globals, (uintptr_t)slot);
-  if (known == GLOBAL_CARRIED) return value_retain(*slot);
+  if (rec_grows(vm, *slot)) return rec_give_up(vm->rec, BREAK_grows), value_error();
+  if (known == GLOBAL_GROWN && !rec_break(vm->rec, BREAK_grows, name->text)) return value_error();
+  if (known == GLOBAL_CARRIED || known == GLOBAL_GROWN) return value_retain(*slot);
   if (known) return value_retain(r->pattern.roots[known - 1].tracer);
   known = r->pattern.nroots + 1;
   qn_value v = pattern_root(r, ROOT_GLOBAL, *slot, slot, cell, name);
@@ -863,6 +865,11 @@ qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   if (!value_is_error(v)) r->pattern.roots[known - 1].library = reader && place_in_library(vm, reader->at);
   if (value_is_error(v) || key_add(vm, &r->globals, (uintptr_t)slot, known)) return v;
   return value_fail(vm, v);
+}
+
+bool rec_grows_unseen(const qn_vm *vm, const qn_value *slot) {
+  const struct recording *r = vm->rec ? rec_base(vm->rec) : NULL;
+  return r && r->capturing && key_number(&r->globals, (uintptr_t)slot) == GLOBAL_GROWN;
 }
 
 void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now) {

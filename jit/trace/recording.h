@@ -37,7 +37,7 @@ typedef struct derived_by {
 
 typedef struct rec_way rec_way; /* ways.h */
 
-enum { GLOBAL_CARRIED = INT32_MAX };
+enum { GLOBAL_CARRIED = INT32_MAX, GLOBAL_GROWN = INT32_MAX - 1 };
 struct recording {
   qn_vm *vm;
   struct recording *outer; /* the recording that waits until this one has ended; its values are inputs here */
@@ -117,7 +117,8 @@ struct recording {
   span why_at;
   char why_text[64]; /* more about `why`, such as the name of a function */
   pattern pattern;
-  /* The number of a global's root in the pattern, by the address of its value. GLOBAL_CARRIED: it is an argument of the call. */
+  /* The number of a global's root in the pattern, by the address of its value. GLOBAL_CARRIED: it is an argument of the call; GLOBAL_GROWN:
+   * rec_call_site.ngrown. */
   key_index globals;
   key_index output_numbers; /* the number of an output of the graph, by its node */
   key_index observed_nodes; /* the number of a guard in `observed`, by its node */

@@ -707,6 +707,10 @@ def case_explain_tells_of_loops(p):
     need(re.search(r"^  loop \(line 3\): one graph, 1 kernel, 1\d\d calls", result.out, re.M), "the loop of a function", result)
     need("line 12" not in result.out, "a loop over numbers is no matter for the compiler", result)
     need(p.run("--jit", "sync", "--set", "jit.turns=0", "explain", script).out.count("loop (line") == 0, "no turns", result)
+    script = p.write("losses.qn", "fn step(w) = w - 0.01 * tanh(w)\nlet (w, losses) = (ones(3), ())\n"
+                     "for i in 0..300 {\n  w = step(w)\n  losses = append(losses, sum(w))\n}\n")
+    result = p.run("--jit", "sync", "explain", script)
+    need(re.search(r"^ +300 loop \(line 3\): 2\d\d compiled, \d\d before it was recorded, 1 recorded$", result.out, re.M), "a loop that appends", result)
 
 
 def case_explain_groups(p):
