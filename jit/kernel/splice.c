@@ -40,6 +40,7 @@
 #include "jit/kernel/launch.h"
 #include "jit/kernel/lower.h"
 #include "jit/kernel/sink.h"
+#include "jit/kernel/small_rows.h"
 #include "lang/vm.h"
 
 enum {
@@ -1210,6 +1211,7 @@ bool splice(const splice_request *r, spliced *to, const char **why) {
   bool ok = s.p && splice_all(&s) && !s.p->failed;
   arena_free(&s.memory);
   if (ok) {
+    small_rows(&s.p);
     l_tighten(s.p, 0, 0);
     *to = (spliced){.program = s.p,
                     .buffers = s.buffers,

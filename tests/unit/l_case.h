@@ -107,7 +107,7 @@ static void case_of(l_case *c, l_program *p, rnd_info info, uint64_t seed) {
   case_need(known, seed, why);
 }
 
-static void case_open(l_case *c, uint64_t seed) {
+static inline void case_open(l_case *c, uint64_t seed) {
   rnd_info info;
   l_program *p = rnd_program(seed, &info);
   case_of(c, p, info, seed);

@@ -336,7 +336,7 @@ static inline void rnd_push(rnd *g, l_val acc, l_val k) {
 
 static inline void rnd_vec_begin(rnd *g) {
   g->from = l_index(g->p, L_IADD, g->base, l_index(g->p, L_ISUB, g->c, g->one));
-  l_int(g->p, -1); /* numbers stand outside */
+  l_emit(g->p, (l_instr){.code = L_INT, .imm = -1}); /* numbers stand outside, and near enough to be found */
   l_emit(g->p, (l_instr){.code = L_VEC, .a = g->zero, .b = g->c});
   g->vec = true;
   g->outer = g->npool;
