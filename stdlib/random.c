@@ -117,10 +117,8 @@ qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_seed(qn_vm *vm, const qn_value *args) {
   int64_t n;
-  if (!arg_int(vm, "seed", "an int", args[0], &n)) return value_error();
-  vm->seed = (uint64_t)n;
-  vm->draw = 0;
-  return value_nil();
+  if (!value_is(args[0], TAG_INT) && !arg_int(vm, "seed", "an int", args[0], &n)) return value_error();
+  return rec_seed(vm, value_is(args[0], TAG_INT) ? args[0] : value_int(n)) ? value_nil() : value_error();
 }
 
 qn_value builtin_key(qn_vm *vm, const qn_value *args) {

@@ -18,6 +18,7 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/calls.h"
+#include "jit/trace/draws.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/pattern.h"
@@ -92,7 +93,7 @@ void body_finish(graph_body *b) {
     h = hash_mix(hash_mix(h, (uint64_t)x->op << 8 | x->compare), x->value.head ^ (uint64_t)x->value.u.i);
     for (int k = 0; k < 3; k++) h = hash_mix(h, x->in[k]);
   }
-  for (int i = 0; i < RANDOM_INPUTS; i++) h = hash_mix(h, e->random[i]);
+  for (int i = 0; i < RANDOM_INPUTS; i++) h = hash_mix(hash_mix(h, e->random[i]), e->drawn[i]);
   h = hash_mix(h, e->ndraws);
   for (uint32_t i = 0; i < b->call.regions.n; i++) {
     const graph_region *x = &b->call.regions.list[i];
@@ -444,6 +445,8 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
   r->handing_out = true;
   for (; made < nouts && ok; made += ok) ok = !value_is_error(values[made] = rec_value_of(r, outs[made]));
   r->handing_out = false;
+  for (int i = 0; i < RANDOM_INPUTS && ok; i++)
+    if (b->call.drawn[i]) ok = draws_set(vm, i, values[b->call.drawn[i] - 1]);
   ok = ok && rec_appended(r);
   call_values call = {&b->call.pattern, value_nil(), mark};
   if (ok) result = template_build(vm, &b->call.result, values, &call);

@@ -12,12 +12,13 @@
  *
  * Where an arm raises an error, the branch becomes a check that the other one is taken, which then is run in its place.
  *
- * An arm that needs data, has an effect or draws random numbers is no region: what has been recorded of it is forgotten, as if it had
- * not been looked at, and the branch ends the capture as before.
+ * An arm that needs data or has an effect is no region: what has been recorded of it is forgotten, as if it had not been looked at, and the
+ * branch ends the capture as before. (The state of the random numbers is a variable: draws.c.)
  */
 #include <string.h>
 
 #include "jit/trace/breaks.h"
+#include "jit/trace/draws.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -198,13 +199,14 @@ static rec_slots slots_around(const branch *b) {
   return b->around && b->around->catches ? b->around->catches->of->assigned : none;
 }
 
-/* The variables that are joined: those that the arms may rebind and, if an arm may leave what is around, those of that. */
+/* The variables that are joined: those that the arms may rebind and, if an arm may leave what is around, those of that. Behind the last statement
+ * of a function nobody reads variables of the program. */
 static bool find_held(branch *b) {
   const rec_slots own = b->of->assigned, turn = slots_around(b);
-  if (b->of->last) return true;
   if (!(b->held.slots = mem_alloc(b->vm, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots))) return false;
-  for (int i = 0; i < own.n; i++) b->held.slots[b->held.n++] = own.slots[i];
-  for (int i = 0; i < turn.n; i++) {
+  for (int i = 0; i < own.n; i++)
+    if (!b->of->last || draws_is_slot(b->r, own.slots[i])) b->held.slots[b->held.n++] = own.slots[i];
+  for (int i = 0; i < turn.n && !b->of->last; i++) {
     bool known = false;
     for (int k = 0; k < own.n && !known; k++) known = own.slots[k] == turn.slots[i];
     if (!known) b->held.slots[b->held.n++] = turn.slots[i];
@@ -300,9 +302,8 @@ bool rec_expect(qn_vm *vm, qn_value condition) {
   return true;
 }
 
-rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
+static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
   qn_vm *vm = r->vm;
-  if (!is_captured(r, predicate)) return REC_NOT_YET;
   rec_way *here = way_of(r);
   branch b = {.vm = vm, .r = r, .of = of};
   if (of->leaves || way_chooses(here) || (here && here->catches)) b.around = here;
@@ -340,6 +341,20 @@ rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value pr
   else if (!r->ended)
     vm->rec = r;
   value_release(vm, condition);
+  return answer;
+}
+
+rec_answer branch_capture(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
+  if (!is_captured(r, predicate)) return REC_NOT_YET;
+  drawn_slots s;
+  rec_branch with = *of;
+  rec_answer answer = REC_FAILED;
+  do {
+    if (draws_begin(r, of->assigned, &s)) {
+      with.assigned = s.all;
+      answer = capture_once(r, &with, predicate, result);
+    }
+  } while (draws_again(r, answer));
   return answer;
 }
 
@@ -433,15 +448,18 @@ static void arm_left(qn_vm *vm, void *arm) {
 rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or, qn_value *result) {
   struct recording *r = vm->rec;
   if (!r || !is_captured(r, a)) return REC_NOT_YET;
+  if (!r->arm && !draws_gather(r)) return REC_FAILED;
   rec_arm other = is_or ? branch->otherwise : branch->then;
   qn_value *mark = vm->sp, b = value_nil();
   struct recording *arm = rec_arm_begin(r, NULL);
   if (!arm) return arms_refused(r);
   rec_exit how = REC_VALUE;
+  drawn_kept random = draws_keep(r);
   vm_owned held;
   vm_own(vm, &held, arm_left, arm);
   b = other.run(other.ctx, &how);
-  bool ok = how == REC_VALUE && vm->rec == arm && !arm->regions.n && !arm->g->failed && is_cheap(arm->g);
+  bool drawn = draws_put_back(r, &random);
+  bool ok = how == REC_VALUE && !drawn && vm->rec == arm && !arm->regions.n && !arm->g->failed && is_cheap(arm->g);
   if (!ok) vm_pop_to(vm, mark);
   rec_arm_end(arm);
   rec_answer answer = REC_NOT_YET;
@@ -462,18 +480,19 @@ rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or
     vm->rec = now;
   else if (!r->ended)
     vm->rec = r;
-  return answer == REC_NOT_YET && how != REC_ERROR ? rec_if(vm, branch, a, result) : answer;
+  bool again = how != REC_ERROR || (!r->arm && r->drawn_wanted > r->drawn_slots);
+  return answer == REC_NOT_YET && again ? rec_if(vm, branch, a, result) : answer;
 }
 
 /* ---- the rest of a function ----------------------------------------------------------------------------------------------------------- */
 
-/* Runs the rest of a function as a way of r. */
-static bool run_tail(struct recording *r, rec_arm tail, qn_value *result) {
+/* Runs the rest of a function as a way of r; `slots`: the state of the random numbers. */
+static bool run_tail(struct recording *r, rec_arm tail, rec_slots slots, qn_value *result) {
   qn_vm *vm = r->vm;
   rec_way way;
   rec_exit how = REC_VALUE;
   qn_value *mark = vm->sp, parts[END_PARTS];
-  way_begin(&way, WAY_TAIL, r, NULL, (rec_slots){NULL, 0});
+  way_begin(&way, WAY_TAIL, r, NULL, slots);
   qn_value v = tail.run(tail.ctx, &how);
   bool ok = way_close(vm, &way, how, v, parts);
   if (ok) *result = value_retain(parts[END_VALUE]);
@@ -503,14 +522,12 @@ static rec_answer tail_failed(qn_vm *vm, qn_value *result) {
   return REC_FAILED;
 }
 
-rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result) {
-  struct recording *r = vm->rec;
-  if (!r || !arms_possible(r)) return REC_NOT_YET;
-  const rec_way *around = way_of(r);
-  if (around && around->kind == WAY_TAIL) return REC_NOT_YET; /* it is a part of that */
+static rec_answer tail_once(struct recording *r, span at, rec_arm tail, const drawn_slots *slots, qn_value *result) {
+  qn_vm *vm = r->vm;
+  const rec_slots assigned = slots->all, drawn = slots->own;
   *result = value_nil();
   if (r->arm) { /* if it cannot be captured, nor can what the arm is a part of */
-    if (run_tail(r, tail, result)) return REC_DONE;
+    if (run_tail(r, tail, drawn, result)) return REC_DONE;
     value_release(vm, *result);
     if (!error_pending(vm)) (void)rec_give_up(r, BREAK_branch);
     return REC_FAILED;
@@ -518,22 +535,30 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
   rec_at(vm, at);
   tail_owned own = {assigned, slots_keep(vm, assigned), NULL};
   struct recording *arm = own.arm = own.before ? rec_arm_begin(r, NULL) : NULL;
-  vm_owned held, held_result;
+  qn_value values = value_nil();
+  vm_owned held, held_result, held_values;
   vm_own(vm, &held, tail_left, &own);
   vm_own(vm, &held_result, vm_drop_value, result);
-  bool ok = arm && run_tail(arm, tail, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict;
-  ok = ok && tree_each_part(vm, *result, waits_for_no_text, arm); /* what a text of the arm waits for would be lost */
+  vm_own(vm, &held_values, vm_drop_value, &values);
+  bool ok = arm && run_tail(arm, tail, drawn, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict;
+  ok = ok && arm_values(arm, drawn, result, 1, &values);
+  value_release(vm, *result);
+  *result = value_nil();
   if (arm) rec_arm_end(arm);
   if (own.before) slots_set(vm, assigned, own.before);
-  rec_answer answer = REC_DONE;
+  rec_answer answer = REC_FAILED;
   if (!ok) {
-    value_release(vm, *result);
     answer = arms_refused(r);
-  } else if (!arm_splice(r, arm, result)) {
-    answer = REC_FAILED;
+  } else if (!arm_splice(r, arm, &values)) {
+    values = value_nil();
+  } else {
+    slots_set(vm, drawn, value_list(values)->items);
+    *result = value_retain(value_list(values)->items[drawn.n]);
+    answer = REC_DONE;
   }
   struct recording *now = vm->rec;
   vm_disown(vm, &held);
+  value_release(vm, values);
   tail_left(vm, &own);
   if (answer == REC_DONE)
     vm->rec = now;
@@ -544,4 +569,17 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
   bool on = rec_appended(r);
   vm->sp--;
   return on ? REC_DONE : tail_failed(vm, result);
+}
+
+rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result) {
+  struct recording *r = vm->rec;
+  if (!r || !arms_possible(r)) return REC_NOT_YET;
+  const rec_way *around = way_of(r);
+  if (around && around->kind == WAY_TAIL) return REC_NOT_YET; /* it is a part of that */
+  drawn_slots s;
+  rec_answer answer = REC_FAILED;
+  do
+    if (draws_begin(r, assigned, &s)) answer = tail_once(r, at, tail, &s, result);
+  while (draws_again(r, answer));
+  return answer;
 }

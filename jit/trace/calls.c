@@ -143,6 +143,16 @@ static qn_value result_of(qn_vm *vm, const specialization *e, const rec_call_sit
   return site->stacked ? stacked_results(vm, result) : result;
 }
 
+/* The random numbers behind a call whose plan has given these outputs. */
+static random_state random_behind(const qn_vm *vm, const specialization *e, const qn_value *out) {
+  random_state s = {vm->seed, vm->draw + e->ndraws};
+  const uint32_t *at = e->drawn, *key = &e->drawn[RANDOM_KEY];
+  if (at[RANDOM_DRAW]) s.draw = (uint64_t)out[at[RANDOM_DRAW] - 1].u.i;
+  if (key[0]) s.seed = (s.seed & ~UINT64_C(0xffffffff)) | (uint64_t)out[key[0] - 1].u.i;
+  if (key[1]) s.seed = (s.seed & 0xffffffffu) | (uint64_t)out[key[1] - 1].u.i << 32;
+  return s;
+}
+
 qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c, tap_run *taps) {
   enum { FEW_OUTPUTS = 16 };
   plan *p = e->plan->plan;
@@ -165,9 +175,10 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   ok = ok && plan_run(vm, p, &e->there, c->arrays, weak, &taps->plan, out);
   if (p->taps) vm_disown(vm, &held);
   if (ok) {
+    random_state now = random_behind(vm, e, out);
     result = result_of(vm, e, site, out, nout);
     /* if building failed, the interpreter makes the call again, with the same random numbers */
-    if (!value_is_error(result)) vm->draw += e->ndraws;
+    if (!value_is_error(result)) random_restore(vm, now);
   }
   replay_drop(vm, &own);
   return result;
@@ -404,8 +415,8 @@ static bool name_sizes(struct recording *r, const rec_call_site *site, uint64_t 
 }
 
 /* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet but taps, the interpreter makes the call again,
- * with the random numbers from `draw` on: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
-static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, uint64_t draw) {
+ * with the same random numbers: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
+static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, random_state random) {
   bool memory = vm->error && vm->error->id == E_memory;
   bool again = (r->capturing || r->again) && error_repeats(vm);
   /* the body may have changed its parameters: restores what they were */
@@ -418,7 +429,7 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
   uint64_t made = r->tap_run.plan.made;
   rec_free(r);
   if (!again) return value_error();
-  vm->draw = draw;
+  random_restore(vm, random);
   qn_value result = run_from_tap(vm, site, made);
   answer(vm, NULL, memory ? BREAK_memory : BREAK_errors);
   return result;
@@ -470,9 +481,9 @@ static void count_failure(qn_vm *vm, anchor_specializations *list, const struct 
 
 /* As call_again, and counts the failure; not if the call was recorded although there is code that serves it (`exact`). */
 static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
-                            uint64_t draw, bool exact) {
+                            random_state random, bool exact) {
   if (!exact) count_failure(vm, list, r);
-  return call_again(vm, site, r, draw);
+  return call_again(vm, site, r, random);
 }
 
 static void drop_specialization(qn_vm *vm, void *e) { specialization_free(vm, e); }
@@ -528,7 +539,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     return value_error();
   }
   bool complete = r->capturing; /* the capture went on to the end, so that the pattern describes the whole call */
-  uint64_t draw = vm->draw;
+  random_state random = random_kept(vm);
   vm_owned held, held_tracer;
   vm_own(vm, &held, rec_drop, r);
   vm_own(vm, &held_tracer, vm_drop_value, &tracer);
@@ -546,14 +557,14 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     ended = rec_end(r);
   vm_disown(vm, &held);
   if (failed) {
-    if (r->again) return call_failed(vm, site, list, r, draw, exact);
+    if (r->again) return call_failed(vm, site, list, r, random, exact);
     if (!exact) count_failure(vm, list, r);
     rec_free(r);
     return result;
   }
   if (!ended) {
     value_release(vm, result);
-    return call_failed(vm, site, list, r, draw, exact);
+    return call_failed(vm, site, list, r, random, exact);
   }
   specialization *e = complete ? specialization_make(r, fn, result) : NULL;
   if (value_is_scalar(result)) result.head &= 0xff;
@@ -896,7 +907,7 @@ static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_speciali
 static uint64_t quick_until(const qn_vm *vm, const specialization *e, const call_inputs *c) {
   const plan *p = e->plan->plan;
   bool quick = c->flat && p->straight && !e->device && !e->pattern.sizes && !e->nguards && !e->ndraws &&
-               p->graph->ninputs <= PLAN_FEW;
+               !e->drawn[RANDOM_DRAW] && p->graph->ninputs <= PLAN_FEW;
   bool stays = vm->config.jit == QN_JIT_SYNC || specialization_rewritten(e) || (e->mode == REC_AT_HAND && e->race.code);
   if (!quick || stays) return quick ? UINT64_MAX : 0;
   if (trials_go_on(e)) return 0;

@@ -107,11 +107,11 @@ typedef struct asking {
   uint8_t state;
   int32_t countdown;
   bool sync_once;
-  uint64_t draw;
+  random_state random;
 } asking;
 
 static void asking_begin(qn_vm *vm, jit_anchor *a, asking *k) {
-  *k = (asking){vm, a, a->state, a->countdown, vm->asked.sync_once, vm->draw};
+  *k = (asking){vm, a, a->state, a->countdown, vm->asked.sync_once, random_kept(vm)};
   a->state = ANCHOR_ACTIVE;
   a->countdown = 0;
   vm->asked.sync_once = true;
@@ -121,7 +121,7 @@ static void asking_end(asking *k) {
   qn_vm *vm = k->vm;
   if (!vm) return;
   k->vm = NULL;
-  vm->draw = k->draw;
+  random_restore(vm, k->random);
   vm->asked.sync_once = k->sync_once;
   if (k->state == ANCHOR_ACTIVE) return;
   k->anchor->state = k->state;

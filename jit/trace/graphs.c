@@ -94,6 +94,7 @@ static bool copy_call(qn_vm *vm, const specialization *from, uint32_t nargs, uin
     if (to->guards[i].op == GUARD_INPUT) to->guards[i].in[0] += more;
   }
   for (int i = 0; i < RANDOM_INPUTS; i++) to->random[i] = from->random[i] ? from->random[i] + more : 0;
+  memcpy(to->drawn, from->drawn, sizeof to->drawn);
   to->ndraws = from->ndraws;
   return true;
 }

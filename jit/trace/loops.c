@@ -22,12 +22,13 @@
  * A list to which the turns only append is longer after each, so buffers with a row for each item are carried in its place (grown.c). What these
  * must hold is known when the body has been recorded, so it is recorded again with them; turns must be known in number then.
  *
- * A body that needs data, has an effect, draws random numbers or fails is no region, and one whose turns make few nodes together
+ * A body that needs data, has an effect or fails is no region, and one whose turns make few nodes together
  * (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
  */
 #include <string.h>
 
 #include "jit/graph/region_builder.h"
+#include "jit/trace/draws.h"
 #include "jit/trace/grown.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -725,10 +726,10 @@ bool rec_loop_refused(qn_vm *vm) {
   return !r || !r->capturing || rec_break(r, r->why ? r->why : BREAK_branch, NULL);
 }
 
-rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
-  struct recording *r = vm->rec;
-  if (!r || !arms_possible(r)) tries->left = 0;
-  bool told = r && !turns->counts && rec_base(r)->taps.n != tries->taps; /* they have been made: not twice */
+static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns, rec_slots assigned,
+                            rec_tries *tries) {
+  qn_vm *vm = r->vm;
+  bool told = !turns->counts && rec_base(r)->taps.n != tries->taps; /* they have been made: not twice */
   bool known = turns->counts && !value_node(turns->first) && !value_node(turns->end);
   bool ended = known && (turns->end.u.i <= turns->first.u.i || turns->end.u.i - !turns->whole <= turns->first.u.i);
   if (!tries->left || ended) return REC_NOT_YET;
@@ -770,5 +771,19 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
   if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !told && (!l.tested || turns->tests) && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries);
+  return answer;
+}
+
+rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
+  struct recording *r = vm->rec;
+  if (!r || !arms_possible(r)) tries->left = 0;
+  if (!tries->left) return REC_NOT_YET;
+  const rec_tries before = *tries;
+  drawn_slots s;
+  rec_answer answer = REC_FAILED;
+  do {
+    *tries = before;
+    if (draws_begin(r, assigned, &s)) answer = loop_once(r, at, turns, s.all, tries);
+  } while (draws_again(r, answer));
   return answer;
 }

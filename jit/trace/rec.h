@@ -630,11 +630,13 @@ QN_MUST_CHECK bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *o
 
 /* ---- randomness (also outside recordings) ------------------------------------------------------------------------------------------ */
 
-/* Take the VM's next n draw numbers (n is at least 1) and give the first one; and give the words of the key, which is made of the VM's
+/* Take the VM's next n draw numbers and give the first one; and give the words of the key, which is made of the VM's
  * seed. Both are operands of RANDOM ops: while recording they are inputs of the graph, so that a replayed call takes new draw numbers.
  * Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_draws(qn_vm *vm, uint64_t n);
 void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1);
+/* Starts the VM's random numbers anew, with a host int that may be traced. False with an error raised. */
+QN_MUST_CHECK bool rec_seed(qn_vm *vm, qn_value n);
 
 /* ---- life of a VM's compiler state ------------------------------------------------------------------------------------------------ */
 

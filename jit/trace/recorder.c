@@ -1,5 +1,5 @@
-/* What the interpreter and the builtins tell a recording: ops, constants, guarded numbers, globals, effects, random draws. rec.h says when
- * each of these functions is called.
+/* What the interpreter and the builtins tell a recording: ops, constants, guarded numbers, globals, effects. rec.h says when each of
+ * these functions is called.
  *
  * An op on values of the recording is checked, gets a node and gives a pending array. A traced host number has its value beside its node:
  * ops among such numbers are computed at once and also appended. When such a number decides what the program does, rec_observe makes its
@@ -589,6 +589,7 @@ static void step_aside(struct recording *r) {
   jit_of(vm)->tapping = r;
   /* A host that it calls may record calls of its own: their nodes get other ids. */
   if (vm->next_node < r->base + r->g->n) vm->next_node = r->base + r->g->n;
+  draws_settle(r);
   vm->rec = NULL;
 }
 
@@ -824,7 +825,8 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
   for (int i = 0; i < sig->nparams && vm->rec && rec_base(vm->rec)->ntexts;
        i++) /* who knows whether it looks at them? */
     if (!tree_each_part(vm, args[i], look_at_texts, vm)) return REC_FAILED;
-  bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE &&
+  bool followed = def->work == WORK_RANDOM && vm->rec && taps_possible(vm->rec);
+  bool effects = !followed && effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE &&
                  !(effect == BUILTIN_RAISES && vm->rec && (vm->rec->arm || vmap_catches(vm->rec)));
   /* their results only give back what they were given */
   bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE || effect == BUILTIN_RAISES;
@@ -875,46 +877,6 @@ bool rec_grows_unseen(const qn_vm *vm, const qn_value *slot) {
 void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now) {
   (void)old, (void)now;
   if (cell->watched && vm->jit) jit_of(vm)->epoch++;
-}
-
-/* ---- randomness --------------------------------------------------------------------------------------------------------------------------------- */
-
-static uint32_t weak_int_input(struct recording *r, int64_t concrete) {
-  graph_type t = {.dtype = WEAK_INT, .weak = true};
-  uint32_t node = graph_input(r->g, t, rec_site(r));
-  r->pattern.ninputs = r->g->ninputs;
-  return rec_keep(r, node, value_int(concrete));
-}
-
-qn_value rec_draws(qn_vm *vm, uint64_t n) {
-  struct recording *r = vm->rec;
-  if (r && r->arm && !r->lenient)
-    return rec_give_up(r, BREAK_effect), value_error(); /* how many numbers are drawn must not depend on data */
-  int64_t draw = (int64_t)vm->draw;
-  vm->draw += n;
-  if (!r || !r->capturing) return value_int(draw);
-  if (!r->draw_input) {
-    r->draw_start = (uint64_t)draw;
-    r->draw_input = weak_int_input(r, draw);
-    if (!r->draw_input) return value_int(draw); /* the graph has failed, which the next op reports */
-  }
-  r->ndraws = vm->draw - r->draw_start;
-  qn_value start = value_traced(value_int((int64_t)r->draw_start), r->base + r->draw_input);
-  if (draw == (int64_t)r->draw_start) return start;
-  qn_value in[2] = {start, value_int(draw - (int64_t)r->draw_start)};
-  return rec_apply(r, OP_add, in, 2, &(op_attr){0});
-}
-
-void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1) {
-  struct recording *r = vm->rec;
-  *k0 = value_int((int64_t)(vm->seed & 0xffffffffu));
-  *k1 = value_int((int64_t)(vm->seed >> 32));
-  if (!r || !r->capturing) return;
-  qn_value *keys[2] = {k0, k1};
-  for (int i = 0; i < 2; i++) {
-    if (!r->key_inputs[i]) r->key_inputs[i] = weak_int_input(r, keys[i]->u.i);
-    if (r->key_inputs[i]) *keys[i] = value_traced(*keys[i], r->base + r->key_inputs[i]);
-  }
 }
 
 /* ---- life of the VM's part ------------------------------------------------------------------------------------------------------------------------ */

@@ -117,6 +117,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   r->active = value_nil();
   tap_run_begin(vm, &r->tap_run, &r->taps, NULL);
   r->text_parts = value_nil();
+  for (int i = 0; i < RANDOM_INPUTS; i++) r->drawn[i] = value_unset();
   vm->rec = r;
   jit_of(vm)->recordings++;
   return r;
@@ -147,9 +148,19 @@ static bool hides(const struct recording *r, uint32_t node) {
   return r->capturing && !r->ending && graph_is_run(&r->g->nodes[node]);
 }
 
+void draws_settle(struct recording *r) {
+  qn_vm *vm = r->vm;
+  const qn_value *v = r->drawn;
+  if (!r->drawn_slots || (value_node(v[RANDOM_DRAW]) && !rec_traced(r, v[RANDOM_DRAW]))) return; /* (it is an arm's) */
+  if (!value_is(v[RANDOM_DRAW], TAG_UNSET)) vm->draw = (uint64_t)v[RANDOM_DRAW].u.i + r->ahead;
+  if (r->drawn_slots > RANDOM_KEY) vm->seed = (uint64_t)v[RANDOM_KEY].u.i | (uint64_t)v[RANDOM_KEY + 1].u.i << 32;
+  if (!r->capturing && !r->drawn_open) r->drawn_slots = 0; /* from here on the VM has it */
+}
+
 void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   if (!r->capturing) return;
   r->capturing = false;
+  draws_settle(r);
   r->tries += r->trying;
   r->why = why;
   r->why_at = r->at;
@@ -203,6 +214,7 @@ void rec_drop(qn_vm *vm, void *recording) {
 bool rec_end(struct recording *r) {
   if (r->ended) return true;
   r->ending = true;
+  draws_settle(r);
   show_values(r);
   bool ok = rec_run_pending(r);
   r->ended = true;

@@ -37,6 +37,9 @@ typedef struct derived_by {
 
 typedef struct rec_way rec_way; /* ways.h */
 
+/* The state of the random numbers: the number of the next draw, and the two words of the key. */
+enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
+
 enum { GLOBAL_CARRIED = INT32_MAX, GLOBAL_GROWN = INT32_MAX - 1 };
 struct recording {
   qn_vm *vm;
@@ -156,10 +159,15 @@ struct recording {
   uint32_t nvmap_kept, vmap_kept_cap, vmap_looked; /* nodes before vmap_looked have been looked through for these */
   struct lane_check *checks;                       /* ops of lanes that can fail: what their errors are worded from */
   uint32_t nchecks, checks_cap;
-  /* random numbers: inputs made on demand */
-  uint32_t draw_input, key_inputs[2]; /* their nodes; 0: not made yet */
-  uint64_t draw_start, ndraws;
-  const void *home; /* of a call without a function: the unit of its code */
+  /* Of the recording around all arms: random numbers (draws.c). */
+  uint32_t random[RANDOM_INPUTS]; /* nodes of inputs, made on demand; 0: not made yet */
+  /* Numbers that the state is now, of the recording in progress; unset: as when the call began. */
+  qn_value drawn[RANDOM_INPUTS];
+  uint64_t ahead; /* how many numbers have been drawn since drawn[RANDOM_DRAW] was set */
+  /* how many of these are variables of the regions that are captured; and how many are to be */
+  uint8_t drawn_slots, drawn_wanted;
+  uint32_t drawn_open; /* how many regions are being captured in it, one in the other */
+  const void *home;    /* of a call without a function: the unit of its code */
   /* Effects that its nodes, or those of its arms, stand for, and how many were made. While one is made by the interpreter vm->rec is NULL, and
    * this is vm_jit.tapping; `tapping` is what was that before. */
   /* Of the recording around all arms: texts that wait, and their numbers by their addresses. */
@@ -185,6 +193,13 @@ struct recording {
   part_list parts;
   struct anchor_specializations *of; /* or NULL */
 };
+
+/* What the random numbers of a VM were before a call that may be made again. */
+typedef struct random_state {
+  uint64_t seed, draw;
+} random_state;
+static inline random_state random_kept(const qn_vm *vm) { return (random_state){vm->seed, vm->draw}; }
+static inline void random_restore(qn_vm *vm, random_state s) { vm->seed = s.seed, vm->draw = s.draw; }
 
 /* ---- what a recording can do ---- */
 
@@ -245,6 +260,8 @@ QN_MUST_CHECK bool rec_place(struct recording *r, int device);
 uint32_t rec_node(struct recording *r, qn_value v);
 /* The node of a value that is traced in this recording; 0 if it is not. */
 uint32_t rec_traced(const struct recording *r, qn_value v);
+/* The VM's random numbers are in the state that r, the recording around all arms, has come to (draws.c). */
+void draws_settle(struct recording *r);
 /* As rec_break, but executes nothing: for when a pattern is still being made. */
 void rec_stop_capture(struct recording *r, break_reason why, const char *text);
 /* The tracer (owned) of an array that becomes input `node`: a header that has no data until the capture ends or breaks, so that the program

@@ -251,7 +251,7 @@ static bool compare(qn_vm *vm, const rewrite_rule *rule, const dim_table *dims, 
 /* Records both functions for x->types. False with an error raised that nothing catches. */
 static bool instance_record(qn_vm *vm, instance *x) {
   const rewrite_rule *rule = x->rule;
-  uint64_t draw = vm->draw;
+  random_state random = random_kept(vm);
   struct recording *r = rec_begin(vm, false);
   if (!r) return false;
   arguments a = {.n = 0};
@@ -285,8 +285,8 @@ static bool instance_record(qn_vm *vm, instance *x) {
   const graph *g = r->g;
   bool late = false;
   for (uint32_t i = ndims; i < g->dims.n; i++) late |= g->dims.exprs[i].op == DIM_SYMBOL;
-  if (x->find && x->replace && (late || r->draw_input || g->failed)) {
-    snprintf(x->why, sizeof x->why, "%s", late ? "a shape depends on data" : "random numbers are drawn");
+  if (x->find && x->replace && (late || g->failed)) {
+    snprintf(x->why, sizeof x->why, "a shape depends on data");
     x->find = 0;
   }
   if (x->find) {
@@ -331,7 +331,7 @@ static bool instance_record(qn_vm *vm, instance *x) {
   vm_disown(vm, &held[0]);
   arguments_drop(vm, &a);
   rec_free(r);
-  vm->draw = draw;
+  random_restore(vm, random);
   ok = error_told(vm, x->why, sizeof x->why, "find");
   if (ok && x->find && x->replace && rule->verify && !compare(vm, rule, &x->g->dims, x->types, x->why, sizeof x->why)) {
     x->replace = 0;

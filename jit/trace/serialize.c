@@ -951,14 +951,32 @@ static bool ar_bound(body_archive *r) {
   return true;
 }
 
+/* How many numbers are drawn; with the highest bit set, the outputs follow that are the state behind a call. */
+static bool ar_drawn(body_archive *r, specialization *e) {
+  const uint64_t outputs = (uint64_t)1 << 63;
+  bool any = false;
+  for (int i = 0; i < RANDOM_INPUTS; i++) any |= e->drawn[i] != 0;
+  uint64_t n = e->ndraws | (any ? outputs : 0);
+  if (!ar_int(r->a, 8, &n)) return false;
+  e->ndraws = n & ~outputs;
+  const graph *g = e->graph;
+  for (int i = 0; i < RANDOM_INPUTS && (n & outputs); i++) {
+    if (!ar_u32(r->a, &e->drawn[i])) return false;
+    if (!e->drawn[i] || !reads(r->a)) continue;
+    const graph_type *t = e->drawn[i] > g->noutputs ? NULL : &g->nodes[g->outputs[e->drawn[i] - 1]].type;
+    if (!t || !t->weak || t->dtype != WEAK_INT) return wrong(r->a, "random numbers are no output");
+  }
+  return true;
+}
+
 static bool ar_draws(body_archive *r) {
   specialization *e = &r->b->call;
   graph_type t = {.dtype = WEAK_INT, .weak = true};
   for (int i = 0; i < RANDOM_INPUTS; i++)
     if (!ar_u32(r->a, &e->random[i]) || (e->random[i] && !claim(r, e->random[i] - 1, &t, 2))) return false;
-  return ar_int(r->a, 8, &e->ndraws) &&
-         (!reads(r->a) || !e->random[RANDOM_DRAW] || (e->ndraws >= 1 && e->ndraws <= UINT32_MAX) ||
-          wrong(r->a, "it draws no numbers"));
+  if (!ar_drawn(r, e)) return false;
+  return !reads(r->a) || !e->random[RANDOM_DRAW] || e->drawn[RANDOM_DRAW] ||
+         (e->ndraws >= 1 && e->ndraws <= UINT32_MAX) || wrong(r->a, "it draws no numbers");
 }
 
 /* Do the parameters, `named` of which have names, agree with the pattern that was read? */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/graph/region_builder.h"
 #include "jit/run/eager.h"
 #include "jit/run/plan_run.h"
 #include "jit/trace/anchors.h"
@@ -278,6 +279,23 @@ static const void *home_of(const struct recording *r, qn_value fn) {
   return f->head.flags == FN_USER ? ((const fn_shared *)f->code)->home : NULL;
 }
 
+/* What the call leaves of the random numbers: how many it draws, or the state as outputs of the graph. False with an error raised. */
+static bool draws_of(struct recording *r, specialization *e) {
+  for (int i = 0; i < RANDOM_INPUTS; i++) {
+    qn_value v = r->drawn[i];
+    if (value_is(v, TAG_UNSET)) continue;
+    uint64_t ahead = i == RANDOM_DRAW ? r->ahead : 0;
+    uint32_t node = rec_node(r, v);
+    if (node && node == r->random[i]) {
+      e->ndraws += ahead;
+      continue;
+    }
+    if (node && ahead) node = graph_count(r->g, OP_add, node, graph_weak_int(r->g, (int64_t)ahead));
+    if (!node || !rec_room(r) || !template_output(r, node, &e->drawn[i])) return fail_memory(r->vm);
+  }
+  return true;
+}
+
 specialization *specialization_make(struct recording *r, qn_value fn, qn_value result) {
   qn_vm *vm = r->vm;
   specialization *e = mem_zalloc(vm, sizeof *e);
@@ -302,6 +320,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
       broken = BREAK_memory;
+    if (broken == BREAK_none && !draws_of(r, e)) broken = BREAK_memory;
     if (broken == BREAK_none && !guards_make(r, e, &broken)) e->why_at = r->at;
     if (broken == BREAK_none && !pattern_fix_layouts(r)) broken = BREAK_memory;
     if (broken != BREAK_none) {
@@ -324,11 +343,8 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   e->pattern = r->pattern;
   memset(&r->pattern, 0, sizeof r->pattern);
   e->epoch = jit_of(vm)->epoch;
-  const graph *g = r->g;
-  const uint32_t random[RANDOM_INPUTS] = {r->draw_input, r->key_inputs[0], r->key_inputs[1]};
   for (int i = 0; i < RANDOM_INPUTS; i++)
-    if (random[i]) e->random[i] = g->nodes[random[i]].payload.input + 1;
-  e->ndraws = r->ndraws;
+    if (r->random[i]) e->random[i] = r->g->nodes[r->random[i]].payload.input + 1;
   e->device = r->device;
   e->state = capture ? SPEC_COMPILING : SPEC_BROKEN;
   if (capture) {

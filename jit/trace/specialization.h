@@ -73,8 +73,6 @@ typedef struct hot_sizes {
 } hot_sizes;
 enum { HOT_SIZES = 4 };
 
-enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
-
 struct specialization {
   struct specialization *next;
   uint8_t state;  /* specialization_state */
@@ -95,7 +93,9 @@ struct specialization {
   char why_text[64];
   /* The inputs for random numbers, as input numbers + 1 (0: none): the number of the first draw, and the two words of the key. */
   uint32_t random[RANDOM_INPUTS];
-  uint64_t ndraws;
+  uint64_t ndraws; /* how many are drawn, if that is the same in each call */
+  /* The outputs that are the state behind the call, as output numbers + 1; 0: it is what it was, but for `ndraws`. */
+  uint32_t drawn[RANDOM_INPUTS];
   bool exits; /* some check in the graph fails where the interpreter need not fail in the same way (recording.exits) */
   bool tried; /* it holds bodies of try, so a call that leaves it need not fail */
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */

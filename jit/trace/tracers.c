@@ -245,6 +245,13 @@ static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t no
   return fail_memory(r->vm);
 }
 
+bool template_output(struct recording *r, uint32_t node, uint32_t *number) {
+  tpl x;
+  bool ok = output_of(r, NULL, &x, node);
+  *number = ok ? x.output + 1 : 0;
+  return ok;
+}
+
 /* Adds to a template a function that the call was given. False with an error raised. */
 static bool give(struct recording *r, tpl_list *out, const struct fn_place *f) {
   qn_vm *vm = r->vm;

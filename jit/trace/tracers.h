@@ -13,6 +13,8 @@ QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_valu
 QN_MUST_CHECK bool pattern_fix_layouts(struct recording *r);
 /* Makes the template of a result, and the outputs of the graph. False: *broken says why it cannot be done, or an error is raised. */
 QN_MUST_CHECK bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken);
+/* A node becomes an output of the graph, if it is none: *number is 1 + its number. False with an error raised. */
+QN_MUST_CHECK bool template_output(struct recording *r, uint32_t node, uint32_t *number);
 /* As template_make, but outputs are numbers of a list of nodes, which grows; the graph gets none. */
 QN_MUST_CHECK bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes);
 /* As template_of_nodes for the arguments of a tap, a list; the nodes become its operands. False: *broken says why it cannot be done, or an error

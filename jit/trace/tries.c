@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "jit/trace/breaks.h"
+#include "jit/trace/draws.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -95,9 +96,8 @@ static void caught_drop(qn_vm *vm, void *what) {
   caught_free(what);
 }
 
-rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result) {
-  struct recording *r = vm->rec;
-  if (!r || !arms_possible(r) || !try_possible(r) || parted_wanted(r) || way_chooses(way_of(r))) return REC_NOT_YET;
+static rec_answer try_once(struct recording *r, span at, const rec_handler *h, qn_value *result) {
+  qn_vm *vm = r->vm;
   caught c = {.vm = vm, .r = r, .of = h};
   qn_value parts[END_PARTS], values = value_nil(), *mark = vm->sp;
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
@@ -130,6 +130,21 @@ rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *resu
     vm->rec = now;
   else if (!r->ended)
     vm->rec = r;
+  return answer;
+}
+
+rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result) {
+  struct recording *r = vm->rec;
+  if (!r || !arms_possible(r) || !try_possible(r) || parted_wanted(r) || way_chooses(way_of(r))) return REC_NOT_YET;
+  drawn_slots s;
+  rec_handler with = *h;
+  rec_answer answer = REC_FAILED;
+  do {
+    if (draws_begin(r, h->assigned, &s)) {
+      with.assigned = s.all;
+      answer = try_once(r, at, &with, result);
+    }
+  } while (draws_again(r, answer));
   return answer;
 }
 

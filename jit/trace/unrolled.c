@@ -8,6 +8,7 @@
  * forgotten, and the interpreter makes the turns as usual. When some turns have been made, those that are left may be a loop of the graph
  * (rec_loop), since by then variables are what they stay.
  */
+#include "jit/trace/draws.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/ways.h"
@@ -132,10 +133,9 @@ static void unrolled_drop(qn_vm *vm, void *what) {
   unrolled_free(what);
 }
 
-rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
-  struct recording *r = vm->rec;
-  if (!r || !arms_possible(r)) return REC_NOT_YET;
-  if (turns->counts && (value_node(turns->first) || value_node(turns->end))) return REC_NOT_YET;
+static rec_answer unroll_once(struct recording *r, span at, const rec_turns *turns, rec_slots assigned,
+                              rec_tries *tries) {
+  qn_vm *vm = r->vm;
   unrolled u = {.vm = vm, .r = r, .at = at, .turns = *turns, .assigned = assigned, .tries = tries, .around = way_of(r)};
   qn_value parts[END_PARTS], values = value_nil(), *mark = vm->sp;
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
@@ -168,5 +168,19 @@ rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assi
     vm->rec = now;
   else if (!r->ended)
     vm->rec = r;
+  return answer;
+}
+
+rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
+  struct recording *r = vm->rec;
+  if (!r || !arms_possible(r)) return REC_NOT_YET;
+  if (turns->counts && (value_node(turns->first) || value_node(turns->end))) return REC_NOT_YET;
+  const rec_tries before = *tries;
+  drawn_slots s;
+  rec_answer answer = REC_FAILED;
+  do {
+    *tries = before;
+    if (draws_begin(r, assigned, &s)) answer = unroll_once(r, at, turns, s.all, tries);
+  } while (draws_again(r, answer));
   return answer;
 }

@@ -137,12 +137,12 @@ static void verified_drop(qn_vm *vm, void *what) {
 static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, verified_call *v) {
   call_inputs *c = v->inputs;
   const char *name = site->anchor->name ? site->anchor->name : "fn";
-  uint64_t draw = vm->draw;
+  random_state random = random_kept(vm);
   qn_value compiled = call_replay(vm, e, site, c, &v->taps);
-  uint64_t after = vm->draw;
+  random_state after = random_kept(vm);
   if (value_is_error(compiled) && (!error_catchable(vm) || vm->error->id == E_memory)) return compiled;
   qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
-  vm->draw = draw;
+  random_restore(vm, random);
   ANCHOR_LENT(lent, site->anchor);
   site->anchor->state = ANCHOR_NEVER; /* calls of the same function inside this one are eager, too */
   v->compiled = compiled;
@@ -194,7 +194,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
     snprintf(where, sizeof where, "an effect");
     same = false;
   }
-  if (same && after == vm->draw) {
+  if (same && after.draw == vm->draw && after.seed == vm->seed) {
     value_release(vm, compiled);
     return eager;
   }
@@ -203,7 +203,8 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   if (error_pending(vm)) return value_error();
   first_difference(vm, e, c, node, sizeof node);
   raise_error(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
-              where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
+              where[0] ? where : "the random numbers to come", node[0] ? "; the first node that differs is " : "",
+              node);
   return repro_of_call(vm, e, c), value_error();
 }
 
@@ -234,12 +235,12 @@ static qn_value rewritten_ways(qn_vm *vm, rec_call_site *site, specialization *e
   vm_own(vm, &held, verified_drop, v);
   tap_run taps; /* they are made */
   tap_run_begin(vm, &taps, &e->taps, NULL);
-  uint64_t draw = vm->draw;
+  random_state random = random_kept(vm);
   qn_value compiled = call_replay(vm, e, site, v->inputs, &taps);
   if (value_is_error(compiled)) { /* as always, the interpreter makes the call again, and words the error */
     if (error_catchable(vm)) {
       error_clear(vm);
-      vm->draw = draw;
+      random_restore(vm, random);
       tap_frame_enter(vm, &v->frame, taps.plan.made, NULL);
       compiled = site_run(site);
       tap_frame_leave(vm, &v->frame);

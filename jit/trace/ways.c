@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "jit/trace/breaks.h"
+#include "jit/trace/draws.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
 
@@ -50,6 +51,7 @@ static bool note_leaf(void *ctx, qn_value v) {
 static bool is_idle(const rec_way *w, const qn_value *variable, const qn_value *parts) {
   if (!w || w->catches || !is_bool(parts[END_LEFT], true)) return false;
   if (is_bool(parts[END_MISSED], true)) return true;
+  if (draws_is_slot(w->r, variable)) return false;
   if (is_bool(parts[END_RETURNS], true) || !w->turn) return true;
   for (int i = 0; i < w->turn->slots.n; i++)
     if (w->turn->slots.slots[i] == variable) return false;

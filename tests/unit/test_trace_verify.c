@@ -99,7 +99,7 @@ START_TEST(draws_that_differ) {
   qn_vm *vm = trace_vm(QN_JIT_VERIFY);
   good(vm, "fn f(x) = x + rand(2)\nf(ones(2))\nf(ones(2))");
   entry_at(vm, "f", 0)->ndraws++;
-  differs(vm, "(ones(2),)", "compiled and eager results of f differ at the random counter");
+  differs(vm, "(ones(2),)", "compiled and eager results of f differ at the random numbers to come");
   qn_vm_close(vm);
 }
 END_TEST
