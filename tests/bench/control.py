@@ -4,11 +4,12 @@
   control.py [--quern build/quern] [--row NAME] [--rounds N] [--python PYTHON] [--device gpu] [--without off] [--set NAME=VALUE ...]
 
 Each row is one program, written as one would write it in each language. Participants are processes of their own that take turns, round
-after round; each warms up (quern until its plan is there and compiled) and prints the median microseconds of a call. JAX is left out where
-it is not installed; so is Quern's `off`, the interpreter alone, for no row.
+after round; each warms up (quern until its plan is there and compiled) and prints the median microseconds of a call. JAX and NumPy are left out
+where they are not installed, NumPy also for gradients, which it has not.
 
   off     quern --jit off
   quern   quern --jit on (on a GPU --jit sync, since its compiler may take longer than warming up), with jit.turns=0 (else a loop that calls f and drops what it gives is compiled, and does nothing); `graphs` says into how many graphs the call went, with the breaks: 1/0 has no way back into the interpreter
+  numpy   the same program in Python, with updates in place
   jax     jax.jit on the CPU, or with --device gpu on the GPU, like Quern (whose time() waits for the device)
 """
 import argparse
@@ -49,6 +50,17 @@ def timed(n):
 n = max(1, min(2000, int(100000 / (timed(1) + 1))))
 print("=", sorted(timed(n) for _ in range(5))[2])
 """
+NUMPY = """
+import time, numpy as np
+{body}
+inputs = tuple(np.asarray(a, np.float32) if np.ndim(a) else a for a in inputs)
+def timed(n):
+    t = time.perf_counter()
+    for _ in range(n): f(*inputs)
+    return (time.perf_counter() - t) / n * 1e6
+n = max(1, min(2000, int(100000 / (timed(1) + 1))))
+print("=", sorted(timed(n) for _ in range(5))[2])
+"""
 
 ROWS = {
     "newton": ("Newton's root, until it moves no more", """
@@ -57,6 +69,12 @@ let inputs = (f32(7.0),)
 """, """
 def f(x): return lax.while_loop(lambda y: jnp.abs(y * y - x) > 1e-5 * x, lambda y: 0.5 * (y + x / y), x)
 inputs = (jnp.float32(7.0),)
+""", """
+def f(x):
+    y = x
+    while abs(y * y - x) > np.float32(1e-5) * x: y = np.float32(0.5) * (y + x / y)
+    return y
+inputs = (np.float32(7),)
 """),
     "branch": ("a branch on mean(x) > 0, 4,096 elements", """
 fn f(x) = if mean(x) > 0 { tanh(x) * 2 } else { x - 1 }
@@ -64,6 +82,9 @@ let inputs = (arange(4096) / 4096,)
 """, """
 def f(x): return lax.cond(jnp.mean(x) > 0, lambda x: jnp.tanh(x) * 2, lambda x: x - 1, x)
 inputs = (jnp.arange(4096, dtype=jnp.float32) / 4096,)
+""", """
+def f(x): return np.tanh(x) * 2 if np.mean(x) > 0 else x - 1
+inputs = (np.arange(4096) / 4096,)
 """),
     "rows": ("rows until their sum passes a bound, 256 of 512 x 64", """
 fn f(m) { let s = zeros(64); for r in m { s = s + r; if sum(s) > 16000 { break } }; s }
@@ -73,6 +94,14 @@ def f(m):
     def body(c): return c[0] + 1, c[1] + m[c[0]]
     return lax.while_loop(lambda c: (c[0] < 512) & (jnp.sum(c[1]) <= 16000), body, (0, jnp.zeros(64)))[1]
 inputs = (jnp.ones((512, 64)),)
+""", """
+def f(m):
+    s = np.zeros(64, np.float32)
+    for r in m:
+        s = s + r
+        if np.sum(s) > 16000: break
+    return s
+inputs = (np.ones((512, 64)),)
 """),
     "sort": ("insertion sort by hand, 200 elements", """
 fn f(x) {
@@ -94,6 +123,17 @@ def f(x):
         return x.at[j].set(v)
     return lax.fori_loop(1, x.shape[0], outer, x)
 inputs = ((jnp.arange(200) * 37 % 101).astype(jnp.float32),)
+""", """
+def f(x):
+    x = x.copy()
+    for i in range(1, x.shape[0]):
+        v, j = x[i], i
+        while j > 0 and x[j - 1] > v:
+            x[j] = x[j - 1]
+            j -= 1
+        x[j] = v
+    return x
+inputs = (np.arange(200) * 37 % 101,)
 """),
     "rnn": ("an RNN of 128 steps, batch 1, 64 units", """
 fn f(x, wx, wh, b) { let h = zeros(64); for r in x { h = tanh(r @ wx + h @ wh + b) }; h }
@@ -103,6 +143,13 @@ import numpy as np
 def f(x, wx, wh, b): return lax.scan(lambda h, r: (jnp.tanh(r @ wx + h @ wh + b), None), jnp.zeros(64), x)[0]
 r = np.random.default_rng(0).random
 inputs = tuple(jnp.asarray(a, jnp.float32) for a in (r((128, 64)), r((64, 64)) * 0.1, r((64, 64)) * 0.1, np.zeros(64)))
+""", """
+def f(x, wx, wh, b):
+    h = np.zeros(64, np.float32)
+    for r in x: h = np.tanh(r @ wx + h @ wh + b)
+    return h
+r = np.random.default_rng(0).random
+inputs = (r((128, 64)), r((64, 64)) * 0.1, r((64, 64)) * 0.1, np.zeros(64))
 """),
     "rnn_grad": ("its gradient by the weights", """
 fn run(x, wx, wh, b) { let h = zeros(64); for r in x { h = tanh(r @ wx + h @ wh + b) }; sum(h) }
@@ -117,17 +164,26 @@ inputs = tuple(jnp.asarray(a, jnp.float32) for a in (r((128, 64)), r((64, 64)) *
 """),
     "descent": ("gradient descent to a tolerance, 32 unknowns", """
 fn loss(w, a, b) = sum((a @ w - b) ** 2)
-fn f(w, a, b) { let g = w + 1; while sum(g * g) > 1e-6 { g = grad(loss)(w, a, b); w = w - 0.01 * g }; w }
+fn f(w, a, b) { let g = w + 1; while sum(g * g) > 1e-6 { g = grad(loss)(w, a, b); w = w - 0.008 * g }; w }
 let inputs = (zeros(32), arange(32 * 32).reshape(32, 32) % 7 * 0.1 + (arange(32).reshape(32, 1) == arange(32)), ones(32))
 """, """
 def loss(w, a, b): return jnp.sum((a @ w - b) ** 2)
 def f(w, a, b):
     def body(c):
         g = jax.grad(loss)(c[0], a, b)
-        return c[0] - 0.01 * g, g
+        return c[0] - 0.008 * g, g
     return lax.while_loop(lambda c: jnp.sum(c[1] * c[1]) > 1e-6, body, (w, w + 1))[0]
 i = jnp.arange(32)
 inputs = (jnp.zeros(32), jnp.arange(1024).reshape(32, 32) % 7 * 0.1 + (i[:, None] == i), jnp.ones(32))
+""", """
+def f(w, a, b):
+    g = w + 1
+    while np.sum(g * g) > 1e-6:
+        g = 2 * (a @ w - b) @ a
+        w = w - np.float32(0.008) * g
+    return w
+i = np.arange(32)
+inputs = (np.zeros(32), np.arange(1024).reshape(32, 32) % 7 * 0.1 + (i[:, None] == i), np.ones(32))
 """),
     "bisect": ("bisection of a cubic, 40 steps", """
 fn f(a, b) { for _ in 0..40 { let m = (a + b) / 2; if m * m * m - m - 2 > 0 { b = m } else { a = m } }; a }
@@ -140,6 +196,14 @@ def f(a, b):
         return jnp.where(up, c[0], m), jnp.where(up, m, c[1])
     return lax.fori_loop(0, 40, body, (a, b))[0]
 inputs = (jnp.float32(1), jnp.float32(2))
+""", """
+def f(a, b):
+    for _ in range(40):
+        m = (a + b) / np.float32(2)
+        if m * m * m - m - 2 > 0: b = m
+        else: a = m
+    return a
+inputs = (np.float32(1), np.float32(2))
 """),
     "power": ("a recursive power by a host number", """
 fn power(x, n) = if n == 0 { 1 } else { x * power(x, n - 1) }
@@ -149,6 +213,10 @@ let inputs = (ones(1000),)
 def power(x, n): return 1 if n == 0 else x * power(x, n - 1)
 def f(x): return power(x, 20)
 inputs = (jnp.ones(1000),)
+""", """
+def power(x, n): return 1 if n == 0 else x * power(x, n - 1)
+def f(x): return power(x, 20)
+inputs = (np.ones(1000),)
 """),
     "jacobi": ("Jacobi by slice updates, 64 x 64, 100 sweeps", """
 fn f(u) { for _ in 0..100 { u[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]) }; u }
@@ -156,6 +224,12 @@ let inputs = (arange(4096).reshape(64, 64) / 4096,)
 """, """
 def f(u): return lax.fori_loop(0, 100, lambda _, u: u.at[1:-1, 1:-1].set(0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])), u)
 inputs = (jnp.arange(4096, dtype=jnp.float32).reshape(64, 64) / 4096,)
+""", """
+def f(u):
+    u = u.copy()
+    for _ in range(100): u[1:-1, 1:-1] = np.float32(0.25) * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+    return u
+inputs = (np.arange(4096).reshape(64, 64) / 4096,)
 """),
     "prefix": ("a recurrence over elements in place, 10,000", """
 fn f(x) { for i in 1..x.shape[0] { x[i] = 0.5 * x[i - 1] + x[i] }; x }
@@ -163,6 +237,12 @@ let inputs = (ones(10_000),)
 """, """
 def f(x): return lax.fori_loop(1, x.shape[0], lambda i, x: x.at[i].set(0.5 * x[i - 1] + x[i]), x)
 inputs = (jnp.ones(10000),)
+""", """
+def f(x):
+    x = x.copy()
+    for i in range(1, x.shape[0]): x[i] = np.float32(0.5) * x[i - 1] + x[i]
+    return x
+inputs = (np.ones(10000),)
 """),
     "scalar": ("a scalar loop over an array's elements, 10,000", """
 fn f(x) { let (s, most) = (0, 0); for v in x { s = 0.9 * s + v; if s > most { most = s } }; (s, most) }
@@ -174,6 +254,14 @@ def f(x):
         return (s, jnp.maximum(s, c[1])), None
     return lax.scan(step, (jnp.float32(0), jnp.float32(0)), x)[0]
 inputs = ((jnp.arange(10000) % 17).astype(jnp.float32),)
+""", """
+def f(x):
+    s, most = np.float32(0), np.float32(0)
+    for v in x:
+        s = np.float32(0.9) * s + v
+        if s > most: most = s
+    return s, most
+inputs = (np.arange(10000) % 17,)
 """),
     "solve": ("a triangular solve by rows, 200 x 200", """
 fn f(l, b) { let x = zeros(200); for i in 0..200 { x[i] = (b[i] - l[i, :] @ x) / l[i, i] }; x }
@@ -182,6 +270,13 @@ let inputs = (arange(200 * 200).reshape(200, 200) % 5 * 0.01 + (arange(200).resh
 def f(l, b): return lax.fori_loop(0, 200, lambda i, x: x.at[i].set((b[i] - l[i] @ x) / l[i, i]), jnp.zeros(200))
 i = jnp.arange(200)
 inputs = (jnp.arange(40000).reshape(200, 200) % 5 * 0.01 + (i[:, None] == i), jnp.ones(200))
+""", """
+def f(l, b):
+    x = np.zeros(200, np.float32)
+    for i in range(200): x[i] = (b[i] - l[i, :] @ x) / l[i, i]
+    return x
+i = np.arange(200)
+inputs = (np.arange(40000).reshape(200, 200) % 5 * 0.01 + (i[:, None] == i), np.ones(200))
 """),
     "sweep": ("Gauss-Seidel over a line, 20 sweeps of 1,000", """
 fn f(u, b) { for _ in 0..20 { for i in 1..999 { u[i] = 0.5 * (u[i - 1] + u[i + 1] - b[i]) } }; u }
@@ -191,6 +286,13 @@ def f(u, b):
     def one(i, u): return u.at[i].set(0.5 * (u[i - 1] + u[i + 1] - b[i]))
     return lax.fori_loop(0, 20, lambda _, u: lax.fori_loop(1, 999, one, u), u)
 inputs = (jnp.zeros(1000), jnp.ones(1000) * 0.001)
+""", """
+def f(u, b):
+    u = u.copy()
+    for _ in range(20):
+        for i in range(1, 999): u[i] = np.float32(0.5) * (u[i - 1] + u[i + 1] - b[i])
+    return u
+inputs = (np.zeros(1000), np.ones(1000) * 0.001)
 """),
     "rk4": ("Runge-Kutta over 1,000 steps of a pendulum", """
 fn d(y) = stack((y[1], -sin(y[0])))
@@ -214,6 +316,17 @@ def f(y):
         return y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
     return lax.fori_loop(0, 1000, step, y)
 inputs = (jnp.array([1.0, 0.0]),)
+""", """
+def d(y): return np.stack((y[1], -np.sin(y[0])))
+def f(y):
+    for _ in range(1000):
+        h, k1 = np.float32(0.01), d(y)
+        k2 = d(y + h / 2 * k1)
+        k3 = d(y + h / 2 * k2)
+        k4 = d(y + h * k3)
+        y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return y
+inputs = (np.array([1, 0]),)
 """),
     "list": ("a list that grows, then is stacked, 100 rows", """
 fn f(x, w) { let out = (); for i in 0..100 { x = tanh(x @ w); out = append(out, x) }; stack(out) }
@@ -225,6 +338,14 @@ def f(x, w):
         return x, x
     return lax.scan(step, x, None, length=100)[1]
 inputs = (jnp.ones(32), jnp.ones((32, 32)) * 0.03)
+""", """
+def f(x, w):
+    out = []
+    for i in range(100):
+        x = np.tanh(x @ w)
+        out.append(x)
+    return np.stack(out)
+inputs = (np.ones(32), np.ones((32, 32)) * 0.03)
 """),
     "lstm": ("an LSTM of 1,024 steps, batch 1, 32 units", """
 fn sig(x) = 1 / (1 + exp(-x))
@@ -250,6 +371,17 @@ def run(x, wx, wh, b):
 f = run
 a = jnp.arange(1024 * 32, dtype=jnp.float32)
 inputs = (jnp.sin(a).reshape(1024, 32), jnp.cos(a[:4096]).reshape(32, 128) * 0.1, jnp.sin(a[:4096] * 3).reshape(32, 128) * 0.1, jnp.zeros(128))
+""", """
+def sig(x): return 1 / (1 + np.exp(-x))
+def f(x, wx, wh, b):
+    h = c = np.zeros(32, np.float32)
+    for r in x:
+        z = r @ wx + h @ wh + b
+        c = sig(z[32:64]) * c + sig(z[:32]) * np.tanh(z[64:96])
+        h = sig(z[96:]) * np.tanh(c)
+    return h
+a = np.arange(1024 * 32)
+inputs = (np.sin(a).reshape(1024, 32), np.cos(a[:4096]).reshape(32, 128) * 0.1, np.sin(a[:4096] * 3).reshape(32, 128) * 0.1, np.zeros(128))
 """),
     "lstm_grad": ("its gradient by the weights", """
 fn sig(x) = 1 / (1 + exp(-x))
@@ -294,6 +426,14 @@ def f(a, b):
         return a.at[1:-1].set(0.33333 * (b[:-2] + b[1:-1] + b[2:])), b
     return lax.fori_loop(0, 100, sweep, (a, b))
 inputs = (jnp.arange(1000.0) / 1000, jnp.arange(1000.0) / 500)
+""", """
+def f(a, b):
+    a, b = a.copy(), b.copy()
+    for _ in range(100):
+        b[1:-1] = np.float32(0.33333) * (a[:-2] + a[1:-1] + a[2:])
+        a[1:-1] = np.float32(0.33333) * (b[:-2] + b[1:-1] + b[2:])
+    return a, b
+inputs = (np.arange(1000) / 1000, np.arange(1000) / 500)
 """),
     "seidel_2d": ("Gauss-Seidel of 60 x 60, 10 sweeps", """
 fn f(a) {
@@ -314,6 +454,15 @@ def f(a):
         return lax.fori_loop(1, 59, lambda j, a: a.at[i, j].set((a[i, j] + a[i, j - 1]) / 9), a)
     return lax.fori_loop(0, 10, lambda _, a: lax.fori_loop(1, 59, row, a), a)
 inputs = (jnp.arange(3600.0).reshape(60, 60) % 17 / 17,)
+""", """
+def f(a):
+    a = a.copy()
+    for _ in range(10):
+        for i in range(1, 59):
+            a[i, 1:-1] += a[i - 1, :-2] + a[i - 1, 1:-1] + a[i - 1, 2:] + a[i, 2:] + a[i + 1, :-2] + a[i + 1, 1:-1] + a[i + 1, 2:]
+            for j in range(1, 59): a[i, j] = (a[i, j] + a[i, j - 1]) / 9
+    return a
+inputs = (np.arange(3600).reshape(60, 60) % 17 / 17,)
 """),
     "lu": ("LU by elements, 40 x 40", """
 fn f(a) {
@@ -333,6 +482,15 @@ def f(a):
         return lax.fori_loop(i, 40, up, lax.fori_loop(0, i, low, a))
     return lax.fori_loop(0, 40, row, a)
 inputs = (jnp.arange(1600.0).reshape(40, 40) % 7 * 0.01 + (k[:, None] == k) * 2,)
+""", """
+def f(a):
+    a = a.copy()
+    for i in range(40):
+        for j in range(i): a[i, j] = (a[i, j] - a[i, :j] @ a[:j, j]) / a[j, j]
+        for j in range(i, 40): a[i, j] -= a[i, :i] @ a[:i, j]
+    return a
+k = np.arange(40)
+inputs = (np.arange(1600).reshape(40, 40) % 7 * 0.01 + (k[:, None] == k) * 2,)
 """),
     "gauss": ("LU by rows and outer products, 64 x 64", """
 fn f(a) {
@@ -354,6 +512,15 @@ def f(a):
         return a.at[:, i].set(jnp.where(k > i, factor, a[:, i]))
     return lax.fori_loop(0, 63, step, a)
 inputs = (jnp.arange(4096.0).reshape(64, 64) % 7 * 0.01 + (k[:, None] == k) * 2,)
+""", """
+def f(a):
+    a = a.copy()
+    for i in range(63):
+        a[i + 1:, i] /= a[i, i]
+        a[i + 1:, i + 1:] -= np.outer(a[i + 1:, i], a[i, i + 1:])
+    return a
+k = np.arange(64)
+inputs = (np.arange(4096).reshape(64, 64) % 7 * 0.01 + (k[:, None] == k) * 2,)
 """),
     "syrk": ("a symmetric product by parts of columns, 40 x 30", """
 fn f(c, a) {
@@ -372,6 +539,14 @@ def f(c, a):
         return c.at[i].set(lax.fori_loop(0, 30, lambda k, r: jnp.where(j <= i, r + 1.5 * a[i, k] * a[:, k], r), r))
     return lax.fori_loop(0, 40, row, c)
 inputs = (jnp.arange(1600.0).reshape(40, 40) % 7, jnp.arange(1200.0).reshape(40, 30) % 5)
+""", """
+def f(c, a):
+    c = c.copy()
+    for i in range(40):
+        c[i, :i + 1] *= np.float32(1.2)
+        for k in range(30): c[i, :i + 1] += np.float32(1.5) * a[i, k] * a[:i + 1, k]
+    return c
+inputs = (np.arange(1600).reshape(40, 40) % 7, np.arange(1200).reshape(40, 30) % 5)
 """),
     "syr2k": ("a symmetric product of two, 40 x 30", """
 fn f(c, a, b) {
@@ -391,6 +566,14 @@ def f(c, a, b):
         return c.at[i].set(lax.fori_loop(0, 30, add, r))
     return lax.fori_loop(0, 40, row, c)
 inputs = (jnp.arange(1600.0).reshape(40, 40) % 7, jnp.arange(1200.0).reshape(40, 30) % 5, jnp.arange(1200.0).reshape(40, 30) % 3)
+""", """
+def f(c, a, b):
+    c, w = c.copy(), np.float32(1.5)
+    for i in range(40):
+        c[i, :i + 1] *= np.float32(1.2)
+        for k in range(30): c[i, :i + 1] += a[:i + 1, k] * w * b[i, k] + b[:i + 1, k] * w * a[i, k]
+    return c
+inputs = (np.arange(1600).reshape(40, 40) % 7, np.arange(1200).reshape(40, 30) % 5, np.arange(1200).reshape(40, 30) % 3)
 """),
     "symm": ("a product with a symmetric matrix, 30 x 40", """
 fn f(c, a, b) {
@@ -413,6 +596,15 @@ def f(c, a, b):
         return c.at[i, j].add(1.5 * b[i, j] * a[i, i] + 1.5 * (b[:, j] @ part))
     return lax.fori_loop(0, 30, lambda i, c: lax.fori_loop(0, 40, lambda j, c: element(i, j, c), c), c * 1.2)
 inputs = (jnp.arange(1200.0).reshape(30, 40) % 7, jnp.arange(900.0).reshape(30, 30) % 5, jnp.arange(1200.0).reshape(30, 40) % 3)
+""", """
+def f(c, a, b):
+    c, w = c * np.float32(1.2), np.float32(1.5)
+    for i in range(30):
+        for j in range(40):
+            c[:i, j] += w * b[i, j] * a[i, :i]
+            c[i, j] += w * b[i, j] * a[i, i] + w * (b[:i, j] @ a[i, :i])
+    return c
+inputs = (np.arange(1200).reshape(30, 40) % 7, np.arange(900).reshape(30, 30) % 5, np.arange(1200).reshape(30, 40) % 3)
 """),
     "trmm": ("a product with a triangular matrix in place, 30 x 40", """
 fn f(a, b) {
@@ -426,6 +618,13 @@ def f(a, b):
     def element(i, j, b): return b.at[i, j].add(jnp.where(k > i, a[:, i], 0) @ b[:, j])
     return lax.fori_loop(0, 30, lambda i, b: lax.fori_loop(0, 40, lambda j, b: element(i, j, b), b), b) * 1.5
 inputs = (jnp.arange(900.0).reshape(30, 30) % 5 * 0.1, jnp.arange(1200.0).reshape(30, 40) % 3)
+""", """
+def f(a, b):
+    b = b.copy()
+    for i in range(30):
+        for j in range(40): b[i, j] += a[i + 1:, i] @ b[i + 1:, j]
+    return b * np.float32(1.5)
+inputs = (np.arange(900).reshape(30, 30) % 5 * 0.1, np.arange(1200).reshape(30, 40) % 3)
 """),
     "correlation": ("a correlation by columns, 100 x 60", """
 fn f(x) {
@@ -450,6 +649,14 @@ def f(x):
         return c.at[i].set(jnp.where(j > i, r, c[i])).at[:, i].set(jnp.where(j > i, r, c[:, i]))
     return lax.fori_loop(0, 59, one, jnp.zeros((60, 60)))
 inputs = (jnp.arange(6000.0).reshape(100, 60) % 13,)
+""", """
+def f(x):
+    d = x - np.mean(x, axis=0)
+    d = d / (np.float32(10) * np.sqrt(np.mean(d * d, axis=0)) + np.float32(0.1))
+    c = np.zeros((60, 60), np.float32)
+    for i in range(59): c[i, i + 1:] = c[i + 1:, i] = d[:, i] @ d[:, i + 1:]
+    return c
+inputs = (np.arange(6000).reshape(100, 60) % 13,)
 """),
     "adi": ("alternating directions, 40 x 40, 10 steps", """
 fn f(u) {
@@ -500,6 +707,28 @@ def f(u):
     z = jnp.zeros((40, 40))
     return lax.fori_loop(0, 10, step, (u, z, z, z))[0]
 inputs = (jnp.arange(1600.0).reshape(40, 40) % 7 / 7,)
+""", """
+def f(u):
+    u = u.copy()
+    v, p, q = (np.zeros((40, 40), np.float32) for _ in range(3))
+    for _ in range(10):
+        v[0, 1:-1] = 1
+        p[1:-1, 0] = 0
+        q[1:-1, 0] = v[0, 1:-1]
+        for j in range(1, 39):
+            p[1:-1, j] = 0.5 / (2 - 0.5 * p[1:-1, j - 1])
+            q[1:-1, j] = (0.3 * u[j, :-2] + 0.4 * u[j, 1:-1] + 0.3 * u[j, 2:] + 0.5 * q[1:-1, j - 1]) / (2 - 0.5 * p[1:-1, j - 1])
+        v[39, 1:-1] = 1
+        for j in range(38, 0, -1): v[j, 1:-1] = p[1:-1, j] * v[j + 1, 1:-1] + q[1:-1, j]
+        u[1:-1, 0] = 1
+        q[1:-1, 0] = u[1:-1, 0]
+        for j in range(1, 39):
+            p[1:-1, j] = 0.4 / (2 - 0.4 * p[1:-1, j - 1])
+            q[1:-1, j] = (0.3 * v[:-2, j] + 0.4 * v[1:-1, j] + 0.3 * v[2:, j] + 0.4 * q[1:-1, j - 1]) / (2 - 0.4 * p[1:-1, j - 1])
+        u[1:-1, 39] = 1
+        for j in range(38, 0, -1): u[1:-1, j] = p[1:-1, j] * u[1:-1, j + 1] + q[1:-1, j]
+    return u
+inputs = (np.arange(1600).reshape(40, 40) % 7 / 7,)
 """),
     "vadv": ("tridiagonal sweeps down and up, 32 x 32 columns of 40", """
 fn f(a, b, c, d) {
@@ -525,6 +754,18 @@ def f(a, b, c, d):
     return lax.fori_loop(1, 40, lambda m, d: d.at[39 - m].set((d[39 - m] - c[39 - m] * d[40 - m]) / b[39 - m]), d)
 z = jnp.arange(40960.0).reshape(40, 32, 32) % 11 / 11
 inputs = (z, z + 3, 1 - z, z * z)
+""", """
+def f(a, b, c, d):
+    b, d = b.copy(), d.copy()
+    for k in range(1, 40):
+        w = a[k] / b[k - 1]
+        b[k] -= w * c[k - 1]
+        d[k] -= w * d[k - 1]
+    d[39] /= b[39]
+    for k in range(38, -1, -1): d[k] = (d[k] - c[k] * d[k + 1]) / b[k]
+    return d
+z = np.arange(40960).reshape(40, 32, 32) % 11 / 11
+inputs = (z, z + 3, 1 - z, z * z)
 """),
     "conv": ("a convolution by loops, 4 x 16 x 16 x 3, 8 filters of 3 x 3", """
 fn f(x, w) {
@@ -540,6 +781,13 @@ def f(x, w):
         return out.at[:, i, j, :].set(jnp.sum(part[..., None] * w, axis=(1, 2, 3)))
     return lax.fori_loop(0, 14, lambda i, out: lax.fori_loop(0, 14, lambda j, out: one(i, j, out), out), jnp.zeros((4, 14, 14, 8)))
 inputs = (jnp.arange(3072.0).reshape(4, 16, 16, 3) % 7, jnp.arange(216.0).reshape(3, 3, 3, 8) % 5)
+""", """
+def f(x, w):
+    out = np.zeros((4, 14, 14, 8), np.float32)
+    for i in range(14):
+        for j in range(14): out[:, i, j, :] = np.sum(x[:, i:i + 3, j:j + 3, :, None] * w, axis=(1, 2, 3))
+    return out
+inputs = (np.arange(3072).reshape(4, 16, 16, 3) % 7, np.arange(216).reshape(3, 3, 3, 8) % 5)
 """),
     "scattering": ("self-energies of scattering, 2 x 6 x 2 x 2 points, 8 x 8", """
 fn f(g, d, p) {
@@ -558,6 +806,17 @@ def f(g, d, p):
         return s.at[k, e].add(g[(k + q) % 2, (e + w) % 6] @ p[a] @ p[(a + 1) % 3] * d[q, w, a])
     return lax.fori_loop(0, 144, add, jnp.zeros((2, 6, 8, 8)))
 inputs = (jnp.sin(jnp.arange(768.0)).reshape(2, 6, 8, 8), jnp.cos(jnp.arange(12.0)).reshape(2, 2, 3), jnp.cos(jnp.arange(192.0)).reshape(3, 8, 8))
+""", """
+def f(g, d, p):
+    s = np.zeros((2, 6, 8, 8), np.float32)
+    for k in range(2):
+        for e in range(6):
+            for q in range(2):
+                for w in range(2):
+                    for a in range(3):
+                        s[k, e] += g[(k + q) % 2, (e + w) % 6] @ p[a] @ p[(a + 1) % 3] * d[q, w, a]
+    return s
+inputs = (np.sin(np.arange(768)).reshape(2, 6, 8, 8), np.cos(np.arange(12)).reshape(2, 2, 3), np.cos(np.arange(192)).reshape(3, 8, 8))
 """),
     "cavity": ("cavity flow by slice updates, 32 x 32, 10 steps of 20 sweeps", """
 fn f(u, v, p) {
@@ -604,6 +863,26 @@ def f(u, v, p):
         return u.at[-1, :].set(1), v, p
     return lax.fori_loop(0, 10, step, (u, v, p))
 inputs = tuple(jnp.zeros((32, 32)) for _ in range(3))
+""", """
+dt, dx = 0.001, 2 / 31
+def f(u, v, p):
+    u, v, p = u.copy(), v.copy(), p.copy()
+    for _ in range(10):
+        du = (u[1:-1, 2:] - u[1:-1, :-2]) / (2 * dx)
+        dv = (v[2:, 1:-1] - v[:-2, 1:-1]) / (2 * dx)
+        b = (du + dv) / dt - du * du - dv * dv - 2 * ((u[2:, 1:-1] - u[:-2, 1:-1]) * (v[1:-1, 2:] - v[1:-1, :-2])) / (4 * dx * dx)
+        for _ in range(20):
+            p[1:-1, 1:-1] = 0.25 * (p[1:-1, 2:] + p[1:-1, :-2] + p[2:, 1:-1] + p[:-2, 1:-1]) - dx * dx / 4 * b
+            p[:, -1] = p[:, -2]
+            p[0, :] = p[1, :]
+            p[:, 0] = p[:, 1]
+            p[-1, :] = 0
+        un, vn = u.copy(), v.copy()
+        u[1:-1, 1:-1] = un[1:-1, 1:-1] - un[1:-1, 1:-1] * dt / dx * (un[1:-1, 1:-1] - un[1:-1, :-2]) - dt / (2 * dx) * (p[1:-1, 2:] - p[1:-1, :-2]) + 0.1 * dt / (dx * dx) * (un[1:-1, 2:] + un[1:-1, :-2] + un[2:, 1:-1] + un[:-2, 1:-1] - 4 * un[1:-1, 1:-1])
+        v[1:-1, 1:-1] = vn[1:-1, 1:-1] - vn[1:-1, 1:-1] * dt / dx * (vn[1:-1, 1:-1] - vn[:-2, 1:-1]) - dt / (2 * dx) * (p[2:, 1:-1] - p[:-2, 1:-1]) + 0.1 * dt / (dx * dx) * (vn[1:-1, 2:] + vn[1:-1, :-2] + vn[2:, 1:-1] + vn[:-2, 1:-1] - 4 * vn[1:-1, 1:-1])
+        u[-1, :] = 1
+    return u, v, p
+inputs = (np.zeros((32, 32)), np.zeros((32, 32)), np.zeros((32, 32)))
 """),
 }
 
@@ -623,26 +902,32 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
-    parser.add_argument("--without", action="append", default=[], choices=["off", "quern", "jax"])
+    parser.add_argument("--without", action="append", default=[], choices=["off", "quern", "jax", "numpy"])
     parser.add_argument("--set", action="append", default=[], dest="tunables")
     o = parser.parse_args()
     quern = os.path.abspath(o.quern)
-    has_jax = subprocess.run([o.python, "-c", "import jax"], capture_output=True).returncode == 0
-    print(f"{'':52} {'off':>9} {'quern':>9} {'jax':>9}  off/quern jax/quern graphs")
+    def has(module): return subprocess.run([o.python, "-c", f"import {module}"], capture_output=True).returncode == 0
+    has_jax, has_numpy = has("jax"), has("numpy") and o.device == "cpu"
+    print(f"{'':60} {'off':>9} {'quern':>9} {'numpy':>9} {'jax':>9}   off/quern  numpy/..   jax/.. graphs")
     with tempfile.TemporaryDirectory() as folder:
         for name in o.row or ROWS:
-            title, body, peer = ROWS[name]
+            title, body, peer, *plain = ROWS[name]
             script, other = os.path.join(folder, f"row_{name}.qn"), os.path.join(folder, f"row_{name}.py")
             with open(script, "w", encoding="utf-8") as f:
                 f.write(QUERN.format(body=body))
             with open(other, "w", encoding="utf-8") as f:
                 f.write(JAX.format(body=peer, platform="cuda" if o.device == "gpu" else "cpu"))
+            third = os.path.join(folder, f"numpy_{name}.py")
+            with open(third, "w", encoding="utf-8") as f:
+                f.write(NUMPY.format(body=plain[0] if plain else ""))
             tunables = [a for t in o.tunables for a in ("--set", t)]
             device = ["--device", o.device]
             jit = ["--jit", "on" if o.device == "cpu" else "sync"]
             ways = {"off": [quern, *device, "--jit", "off", script], "quern": [quern, *device, *jit, "--set", "jit.turns=0", *tunables, script, "on"]}
             if has_jax:
                 ways["jax"] = [o.python, other]
+            if has_numpy and plain:
+                ways["numpy"] = [o.python, third]
             ways = {w: argv for w, argv in ways.items() if w not in o.without}
             times, notes = {w: [] for w in ways}, {}
             for _ in range(o.rounds):
@@ -653,7 +938,8 @@ def main():
             median = {w: statistics.median(t) for w, t in times.items() if t}
             def shown(w): return f"{median[w]:9.1f}" if w in median else f"{'-':>9}"
             def ratio(w): return f"{median[w] / median['quern']:9.2f}" if w in median and "quern" in median else f"{'-':>9}"
-            print(f"{title:52} {shown('off')} {shown('quern')} {shown('jax')} {ratio('off')} {ratio('jax')} {notes.get('quern', '')}"
+            print(f"{title:60} {shown('off')} {shown('quern')} {shown('numpy')} {shown('jax')}  {ratio('off')} {ratio('numpy')} {ratio('jax')} "
+                  f"{notes.get('quern', '')}"
                   + "".join(f"\n    {w}: {notes[w]}" for w in ways if w not in median), flush=True)
 
 
