@@ -652,7 +652,7 @@ bool arena_reserve(arena *a, size_t bytes, size_t parts) {
          (bytes <= PTRDIFF_MAX - sizeof(arena_block) && arena_add(a, bytes + sizeof(arena_block)));
 }
 
-void *arena_alloc(arena *a, size_t bytes) {
+void *arena_take(arena *a, size_t bytes) {
   if (bytes > PTRDIFF_MAX) {
     a->failed = true;
     if (a->vm) raise_memory(a->vm);
@@ -665,22 +665,41 @@ void *arena_alloc(arena *a, size_t bytes) {
   }
   char *p = a->at;
   a->at += bytes;
-  return memset(p, 0, bytes);
+  return p;
 }
 
-bool arena_room(arena *a, void **p, uint32_t *cap, size_t need, size_t size) {
+void *arena_alloc(arena *a, size_t bytes) {
+  char *p = arena_take(a, bytes);
+  return p ? memset(p, 0, bytes ? (bytes + 15) & ~(size_t)15 : 16) : NULL;
+}
+
+/* `zeroed`: what is behind the old elements is set to 0, which touches pages that may never be needed. If it is not, a long list grows four
+ * times: what it does not fill costs addresses only, and old copies, which stay, are a third of it and not as much again. */
+static bool arena_more(arena *a, void **p, uint32_t *cap, size_t need, size_t size, bool zeroed) {
+  enum { LONG = 32 << 10 };
   if (need <= *cap) return true;
   uint32_t more = *cap ? *cap : 8;
   while (more < need && more <= UINT32_MAX / 2) more *= 2;
-  void *to = more < need ? NULL : arena_alloc(a, more * size);
+  if (!zeroed && more * size >= LONG && *cap && more <= UINT32_MAX / 2) more *= 2;
+  char *to = more < need ? NULL : arena_take(a, more * size);
   if (!to) {
     a->failed = true;
     return false;
   }
-  if (*cap) memcpy(to, *p, *cap * size);
+  size_t old = *cap * size;
+  if (old) memcpy(to, *p, old);
+  if (zeroed) memset(to + old, 0, more * size - old);
   *p = to;
   *cap = more;
   return true;
+}
+
+bool arena_room(arena *a, void **p, uint32_t *cap, size_t need, size_t size) {
+  return arena_more(a, p, cap, need, size, true);
+}
+
+bool arena_room_unset(arena *a, void **p, uint32_t *cap, size_t need, size_t size) {
+  return arena_more(a, p, cap, need, size, false);
 }
 
 void arena_free(arena *a) {

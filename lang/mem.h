@@ -74,9 +74,13 @@ typedef struct arena {
 void arena_init(arena *a, qn_vm *vm);
 /* Zeroed, 16-byte aligned; NULL when memory is short. */
 QN_MUST_CHECK void *arena_alloc(arena *a, size_t bytes);
+/* As arena_alloc, but what is there is anything. */
+QN_MUST_CHECK void *arena_take(arena *a, size_t bytes);
 /* Does what mem_grow does for an array in the arena. If the array moves, the arena keeps the old copy until it is freed. False if memory is
  * short. */
 QN_MUST_CHECK bool arena_room(arena *a, void **p, uint32_t *cap, size_t need, size_t size);
+/* As arena_room, but the new elements are anything: for lists that may be long and are filled one by one. */
+QN_MUST_CHECK bool arena_room_unset(arena *a, void **p, uint32_t *cap, size_t need, size_t size);
 /* Makes what the next `parts` allocations take, if they are of `bytes` in all, one block of just that size: for arenas that live long. False,
  * and nothing is changed, when memory is short. */
 QN_MUST_CHECK bool arena_reserve(arena *a, size_t bytes, size_t parts);

@@ -1,6 +1,7 @@
 /* Graphs: memory, builders, copies, hashes, dead nodes (graph.h).
  *
- * Everything lies in the graph's arena, the graph itself, too. Lists grow by doubling; old copies stay in the arena. Each node has an
+ * Everything lies in the graph's arena, the graph itself, too. Lists grow by doubling; old copies stay in the arena, since a
+ * node may be read while others are appended. Each node has an
  * operand list of its own, so passes may renumber it in place.
  *
  * graph_op makes nodes strict: it asks op_infer and then inserts `cast`, `fit` or a constant for each operand according to its role.
@@ -55,9 +56,20 @@ static void *take(graph *g, size_t bytes) {
   return p;
 }
 
+/* The same for what is filled in at once. */
+static void *take_unset(graph *g, size_t bytes) {
+  void *p = arena_take(&g->arena, bytes);
+  if (!p) g->failed = true;
+  return p;
+}
+
 /* Makes room for one more element in a list of n. */
 static bool grow(graph *g, void **list, uint32_t *cap, uint32_t n, size_t size) {
-  return arena_room(&g->arena, list, cap, (size_t)n + 1, size) || fail(g);
+  if (n < *cap) return true;
+  bool first = !*cap;
+  if (!arena_room_unset(&g->arena, list, cap, (size_t)n + 1, size)) return fail(g);
+  if (first) memset(*list, 0, size); /* node 0 and site 0 are none */
+  return true;
 }
 
 static const char *take_text(graph *g, const char *text) {
@@ -90,13 +102,13 @@ static uint32_t append(graph *g, const graph_node *n) {
 }
 
 static const uint32_t *take_operands(graph *g, const uint32_t *in, int nin) {
-  uint32_t *copy = take(g, (size_t)nin * sizeof *copy);
+  uint32_t *copy = take_unset(g, (size_t)nin * sizeof *copy);
   return copy && nin ? memcpy(copy, in, (size_t)nin * sizeof *copy) : copy;
 }
 
 static const op_attr *take_attr(graph *g, const op_attr *attr) {
   size_t bytes = offsetof(op_attr, d) + attr->n * sizeof *attr->d;
-  op_attr *copy = take(g, bytes);
+  op_attr *copy = take_unset(g, bytes);
   return copy ? memcpy(copy, attr, bytes) : NULL;
 }
 
@@ -364,43 +376,50 @@ static uint32_t compare_mixed(graph *g, op_id op, const uint32_t *in, uint32_t s
 #undef OP2
 }
 
-uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site) {
-  graph_type few_types[8] = {0}, *types = few_types;
+/* Makes an operand strict. */
+static uint32_t strict(graph *g, op_role role, uint32_t node, const op_types *t, uint32_t site) {
+  switch (role) {
+  case ROLE_DATA: return convert(g, node, t->compute, t->weak, site);
+  case ROLE_CONDITION: return convert(g, node, DTYPE_TEST, t->weak, site);
+  case ROLE_INDEX: return g->nodes[node].type.weak ? convert(g, node, DTYPE_INDEX, false, site) : node;
+  case ROLE_AS_IS:
+  case ROLE_KEY: break;
+  }
+  return node;
+}
+
+uint32_t graph_op_typed(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, const op_types *t,
+                        uint32_t site) {
   uint32_t few_nodes[8], *nodes = few_nodes;
+  if (nin > 8 && !(nodes = take(g, (size_t)nin * sizeof *nodes))) return 0;
+  if (t->weak && op_rows[op].dtype_rule == DT_compare && t->compute == WEAK_FLOAT) {
+    qn_dtype a = (qn_dtype)g->nodes[in[0]].type.dtype, b = (qn_dtype)g->nodes[in[1]].type.dtype;
+    if (a != b && (a == WEAK_INT || b == WEAK_INT)) {
+      uint32_t exact = compare_mixed(g, op, in, site);
+      if (exact || g->failed) return exact;
+    }
+  }
+  for (int i = 0; i < nin; i++)
+    if (!(nodes[i] = strict(g, op_operand_role(op, i, nin), in[i], t, site))) return fail(g);
+  graph_type result = t->result;
+  if (op_rows[op].shape_rule == SH_data) {
+    int64_t bound = dim_hint(&g->dims, result.shape[0]);
+    result.shape[0] = dim_symbol(&g->dims, DIM_FROM_NODE, g->n, 0, bound, NULL);
+  }
+  return graph_node_raw(g, op, nodes, nin, attr, result, site);
+}
+
+uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site) {
+  graph_type few_types[8], *types = few_types;
+  few_types[0] = (graph_type){0}; /* for ops without operands */
   for (int i = 0; i < nin; i++)
     if (!in[i]) return fail(g);
-  if (nin > 8) {
-    types = take(g, (size_t)nin * sizeof *types);
-    nodes = take(g, (size_t)nin * sizeof *nodes);
-    if (!types || !nodes) return 0;
-  }
+  if (nin > 8 && !(types = take(g, (size_t)nin * sizeof *types))) return 0;
   for (int i = 0; i < nin; i++) types[i] = g->nodes[in[i]].type;
-  op_types o;
+  op_types t;
   op_refusal why;
-  if (!op_infer(&g->dims, op, types, nin, attr, &o, &why)) return fail(g);
-  if (o.weak && op_rows[op].dtype_rule == DT_compare && types[0].dtype != types[1].dtype && o.compute == WEAK_FLOAT &&
-      (types[0].dtype == WEAK_INT || types[1].dtype == WEAK_INT)) {
-    uint32_t exact = compare_mixed(g, op, in, site);
-    if (exact || g->failed) return exact;
-  }
-  for (int i = 0; i < nin; i++) {
-    nodes[i] = in[i];
-    switch (op_operand_role(op, i, nin)) {
-    case ROLE_DATA: nodes[i] = convert(g, in[i], o.compute, o.weak, site); break;
-    case ROLE_CONDITION: nodes[i] = convert(g, in[i], DTYPE_TEST, o.weak, site); break;
-    case ROLE_INDEX:
-      if (types[i].weak) nodes[i] = convert(g, in[i], DTYPE_INDEX, false, site);
-      break;
-    case ROLE_AS_IS:
-    case ROLE_KEY: break;
-    }
-    if (!nodes[i]) return fail(g);
-  }
-  if (op_rows[op].shape_rule == SH_data) {
-    int64_t bound = dim_hint(&g->dims, o.result.shape[0]);
-    o.result.shape[0] = dim_symbol(&g->dims, DIM_FROM_NODE, g->n, 0, bound, NULL);
-  }
-  return graph_node_raw(g, op, nodes, nin, attr, o.result, site);
+  if (!op_infer(&g->dims, op, types, nin, attr, &t, &why)) return fail(g);
+  return graph_op_typed(g, op, in, nin, attr, &t, site);
 }
 
 bool graph_commutes(const graph_node *n) {
@@ -444,27 +463,55 @@ uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint
   return in ? graph_node_like(to, n, in) : 0;
 }
 
+/* Makes a list, which is empty, one of just n elements, in a block of its own if it is long. */
+static bool list_exact(graph *g, void **list, uint32_t *cap, uint32_t n, size_t size) {
+  enum { LONG = 4096 };
+  if (n * size >= LONG && !arena_reserve(&g->arena, n * size, 1)) return fail(g);
+  if (!(*list = take_unset(g, n * size))) return false;
+  *cap = n;
+  if (n) memset(*list, 0, size);
+  return true;
+}
+
 bool graph_copy_frame(graph *to, const graph *from) {
   to->fast_math = from->fast_math;
   if (!dim_table_copy(&to->dims, &from->dims, &to->arena)) to->failed = true;
-  for (uint32_t i = 1; i < from->nsites && !to->failed; i++)
-    graph_site_add(to, from->sites[i].at, from->sites[i].parent, from->sites[i].function, from->sites[i].whole);
+  if (to->failed || from->nsites <= 1) return !to->failed;
+  if (!list_exact(to, (void **)&to->sites, &to->sites_cap, from->nsites, sizeof *to->sites)) return false;
+  memcpy(to->sites + 1, from->sites + 1, (from->nsites - 1) * sizeof *to->sites);
+  const char *last = NULL, *copy = NULL; /* most sites can share the name of the site before */
+  for (uint32_t i = 1; i < from->nsites && !to->failed; i++) {
+    const char *function = from->sites[i].function;
+    if (function && function != last) copy = take_text(to, last = function);
+    to->sites[i].function = function ? copy : NULL;
+  }
+  to->nsites = from->nsites;
   return !to->failed;
 }
 
+/* The operands and attributes of all nodes go into one block. */
 graph *graph_copy(const graph *g) {
   graph *to = graph_new(NULL);
   if (!to) return NULL;
-  uint32_t *map = NULL;
-  bool ok = graph_copy_frame(to, g) && (map = take(to, g->n * sizeof *map)) &&
-            grow(to, (void **)&to->nodes, &to->cap, g->n, sizeof *to->nodes);
-  /* The input list is copied rather than made by appending, since nodes may come in another order than inputs have. */
-  for (uint32_t i = 1; ok && i < g->n; i++) ok = (map[i] = graph_node_copy(to, g, i, map)) != 0;
-  for (uint32_t i = 0; ok && i < g->ninputs; i++) {
-    to->inputs[i] = map[g->inputs[i]];
-    to->nodes[to->inputs[i]].payload.input = i;
+  size_t bytes = 0;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    bytes += (n->nin * sizeof *n->in + 31) & ~(size_t)15;
+    if (n->attr) bytes += (offsetof(op_attr, d) + n->attr->n * sizeof *n->attr->d + 15) & ~(size_t)15;
   }
-  for (uint32_t i = 0; ok && i < g->noutputs; i++) ok = graph_output(to, map[g->outputs[i]]);
+  bool ok = graph_copy_frame(to, g) && list_exact(to, (void **)&to->nodes, &to->cap, g->n + 1, sizeof *to->nodes) &&
+            arena_reserve(&to->arena, bytes, 0);
+  for (uint32_t i = 1; ok && i < g->n; i++) { /* all nodes keep their numbers */
+    const graph_node *n = &g->nodes[i];
+    ok = (n->kind == NODE_CONST ? graph_const(to, n->type, n->payload.data, n->site) : graph_node_like(to, n, n->in)) !=
+         0;
+  }
+  if (ok && g->ninputs) {
+    ok = list_exact(to, (void **)&to->inputs, &to->inputs_cap, g->ninputs, sizeof *to->inputs);
+    if (ok) memcpy(to->inputs, g->inputs, g->ninputs * sizeof *to->inputs);
+    if (ok) to->ninputs = g->ninputs;
+  }
+  for (uint32_t i = 0; ok && i < g->noutputs; i++) ok = graph_output(to, g->outputs[i]);
   to->failed |= g->failed || to->arena.failed;
   if (ok && !to->arena.failed) return to;
   graph_free(to);

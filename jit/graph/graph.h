@@ -310,6 +310,9 @@ op_role op_operand_role(op_id op, int i, int nin);
  * nonzero) is given as its upper bound; graph_op makes it a symbol. False with `why` if the op does not take such operands. */
 QN_MUST_CHECK bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr,
                             op_types *out, op_refusal *why);
+/* graph_op for an op whose types have been inferred from those of its operands. */
+uint32_t graph_op_typed(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, const op_types *t,
+                        uint32_t site);
 
 /* ---- passes ------------------------------------------------------------------------------------------------------------ */
 

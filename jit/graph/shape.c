@@ -118,7 +118,9 @@ static operand_type promotion(const infer *f) {
   bool any = false;
   for (int i = 0; i < f->nin; i++) {
     if (op_operand_role(f->op, i, f->nin) != ROLE_DATA) continue;
-    p = any ? dtype_promote(p, operand(f, i)) : operand(f, i);
+    operand_type x = operand(f, i);
+    if (any && p.dtype == x.dtype && p.weak == x.weak) continue;
+    p = any ? dtype_promote(p, x) : x;
     any = true;
   }
   return p;
@@ -359,8 +361,11 @@ static bool set_shape(const infer *f, int rank, const qn_dim *shape) {
   if (rank) memcpy(r->shape, shape, (size_t)rank * sizeof *shape);
   int64_t elements = 1;
   for (int i = 0; i < rank; i++) {
-    if (!check_size(f, shape[i])) return false;
-    int64_t size = dim_hint(f->dims, shape[i]);
+    int64_t size = shape[i];
+    if (size < 0) { /* a symbol, or a mistake */
+      if (!check_size(f, size)) return false;
+      size = dim_hint(f->dims, size);
+    }
     if (__builtin_mul_overflow(elements, size > 1 ? size : 1, &elements) || elements > ARRAY_MAX_ELEMENTS) {
       char a[WORDS];
       return refuse(f, E_too_large, "an array of shape %s would have more than 2**48 elements",
@@ -392,6 +397,11 @@ static int one_axis(const infer *f, int rank) {
 /* ---- rules of shapes ---------------------------------------------------------------------------------------------------------- */
 
 static bool shape_broadcast(const infer *f) {
+  const graph_type *x = &f->in[0];
+  bool same = true;
+  for (int i = 1; i < f->nin && same; i++)
+    same = f->in[i].rank == x->rank && memcmp(f->in[i].shape, x->shape, x->rank * sizeof *x->shape) == 0;
+  if (same) return set_shape(f, x->rank, x->shape);
   qn_dim shape[ARRAY_MAX_RANK], sizes[2];
   int rank = 0, axis;
   for (int i = 0; i < f->nin; i++)

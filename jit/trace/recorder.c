@@ -196,7 +196,7 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
     return op_refuse(vm, op, in, nin, &why);
   }
   if (!check_constants(r, op, in, nin, &inferred)) return value_error();
-  uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
+  uint32_t node = graph_op_typed(r->g, op, nodes, nin, attr, &inferred, rec_site(r));
   if (!node) return raise_memory(vm);
   if (nin && (r->g->dims.strict || r->arm_sizes)) note_order(r, op, &types[0], attr);
   if (r->g->dims.strict && !sizes_hold(r)) return value_error();

@@ -40,7 +40,7 @@ typedef struct rec_way rec_way; /* ways.h */
 /* The state of the random numbers: the number of the next draw, and the two words of the key. */
 enum { RANDOM_DRAW, RANDOM_KEY, RANDOM_INPUTS = RANDOM_KEY + 2 };
 
-enum { GLOBAL_CARRIED = INT32_MAX, GLOBAL_GROWN = INT32_MAX - 1 };
+enum { SITES_FOUND = 64, GLOBAL_CARRIED = INT32_MAX, GLOBAL_GROWN = INT32_MAX - 1 };
 struct recording {
   qn_vm *vm;
   struct recording *outer; /* the recording that waits until this one has ended; its values are inputs here */
@@ -105,8 +105,10 @@ struct recording {
   span at;            /* the place of what is evaluated next */
   uint32_t parent;    /* the site of the innermost call */
   uint32_t cut;       /* how many innermost calls have no entry in `calls`, since memory was short */
-  uint32_t last_site; /* the site last made: that of (last_at, parent) */
-  span last_at;
+  struct site_found { /* the sites of places that came last, by a hash of place and call (rec_site) */
+    span at;
+    uint32_t parent, site; /* 0: none */
+  } sites_found[SITES_FOUND];
   uint32_t *calls;
   /* entries of `calls`: the parents to return to, and a marker where the function changes */
   uint32_t ncalls, calls_cap;
