@@ -235,8 +235,7 @@ bool note_read(resolver *r, function *f, variable *v) {
   return true;
 }
 
-/* The variable in this slot, which is in use. */
-static variable *variable_in(const function *f, uint32_t slot) {
+variable *variable_in(const function *f, uint32_t slot) {
   for (uint32_t i = f->nvars; i > 0; i--)
     if (f->vars[i - 1].slot == slot) return &f->vars[i - 1];
   return NULL;
@@ -370,7 +369,7 @@ bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, tur
     if (v) kept[i].name = v->name;
   }
   if (t.ngrown) memcpy(kept + t.n, grown, t.ngrown * sizeof *kept);
-  *made = (turn_code){.anchor = {.name = "loop", .at = loop->at},
+  *made = (turn_code){.anchor = {.name = "loop", .loop = true, .at = loop->at},
                       .variables = kept,
                       .n = t.n,
                       .grown = kept + t.n,

@@ -181,6 +181,8 @@ site_mark site_here(const resolver *r);
 QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
 QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);
 /* As site_end, for a loop: also makes *out, what its turns are as calls. */
+/* The variable in this slot, which is in use; NULL: there is none. */
+variable *variable_in(const function *f, uint32_t slot);
 QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out);
 /* A node that has just been made reads a value only to go over its items, to count them or to take one: notes that, if it is a local. */
 void note_stackable(resolver *r, const node *read);

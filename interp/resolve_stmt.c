@@ -605,9 +605,13 @@ static node *for_node(resolver *r, const ast_node *n) {
   if (!out->body) return NULL;
   body_made(out->body);
   warn_lost_turn(r, n, n->kids[AST_for_body]);
+  const variable *item = out->last == out->first + 1 ? variable_in(f, out->first) : NULL;
+  qn_str *name = item ? item->name : NULL;
   forget(r, vars);
   f->top = out->first;
-  return loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;
+  if (!loop_end(r, &out->h, out->site, &mark, &out->turns)) return NULL;
+  if (out->turns) out->turns->item = name;
+  return &out->h;
 }
 
 static node *while_node(resolver *r, const ast_node *n) {

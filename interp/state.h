@@ -167,6 +167,7 @@ typedef struct turn_code {
   jit_anchor anchor;
   struct turn_code *next; /* the unit's list */
   struct unit *unit;
+  qn_str *item;             /* the name of the loop variable; NULL: there is none, or several */
   turn_variable *variables; /* those that are kept come first, then others that are rebound */
   uint32_t n;
   /* Variables whose lists a turn only adds items to (site.grown): these items are a part of its result, and the lists stay where they are. */

@@ -1,6 +1,6 @@
 /* Freeing units and scopes that nothing refers to any more.
  *
- * A unit is dead when it does not run and no function value refers to code of it.
+ * A unit is dead when it does not run and no function value refers to code of it. (One with compiled loops lives on if there is to be a report.)
  *
  * A module that was dropped, failed, or was loaded again is dead when nothing outside of it refers to it or to one of its functions. Its
  * own cells mostly do, so reference counts alone never become zero. Therefore the references from within are counted: those from the cells,
@@ -11,9 +11,11 @@
 
 #include "interp/state.h"
 
-static bool unit_is_dead(const unit *u) {
+static bool unit_is_dead(const qn_vm *vm, const unit *u) {
   for (const fn_code *c = u->codes; c; c = c->next)
     if (c->shared.refs) return false;
+  for (const turn_code *t = u->loops; t && vm->counting; t = t->next)
+    if (t->anchor.entries) return false; /* the report tells of them */
   return !u->running;
 }
 
@@ -27,7 +29,7 @@ static void unit_drop(qn_vm *vm, unit **at) {
 }
 
 void unit_done(qn_vm *vm, unit *u) {
-  if (vm->error || !unit_is_dead(u)) return;
+  if (vm->error || !unit_is_dead(vm, u)) return;
   for (unit **at = &interp_of(vm)->units; *at; at = &(*at)->next)
     if (*at == u) {
       unit_drop(vm, at);
@@ -188,7 +190,7 @@ static void scopes_sweep(qn_vm *vm) {
         again |= scope_is_full(vm, s);
         scope_drop_values(vm, s);
         for (unit **u = &ip->units; *u;)
-          if ((*u)->scope == s && unit_is_dead(*u))
+          if ((*u)->scope == s && unit_is_dead(vm, *u))
             unit_drop(vm, u);
           else
             u = &(*u)->next;
@@ -213,7 +215,7 @@ void units_sweep(qn_vm *vm) {
   scopes_sweep(vm);
   if (ip->nunits < ip->sweep_at) return;
   for (unit **at = &ip->units; *at;) {
-    if (unit_is_dead(*at))
+    if (unit_is_dead(vm, *at))
       unit_drop(vm, at);
     else
       at = &(*at)->next;

@@ -334,7 +334,7 @@ static bool make_call(turn_call *t, const qn_value *lead) {
   qn_str *names[RUN_ARGS + TURN_VARIABLES];
   int ncells = 0;
   uint8_t ngrown = 0;
-  for (int i = 0; i < t->lead; i++) names[i] = NULL;
+  for (int i = 0; i < t->lead; i++) names[i] = t->lead == 1 ? code->item : NULL;
   const turn_variable *variables = code->variables;
   for (uint32_t i = 0, n = code->n; i < n; i++) {
     names[t->lead + (int)i] = variables[i].name;
@@ -416,7 +416,7 @@ static turn_code *run_of(qn_vm *vm, turn_code *code) {
       error_clear(vm);
       return NULL;
     }
-    *run = (turn_code){.anchor = {.state = ANCHOR_ACTIVE, .name = name, .at = code->anchor.at},
+    *run = (turn_code){.anchor = {.state = ANCHOR_ACTIVE, .loop = true, .name = name, .at = code->anchor.at},
                        .variables = code->variables,
                        .n = code->n,
                        .computes = true,

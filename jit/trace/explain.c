@@ -237,21 +237,31 @@ static qn_value recompile_item(qn_vm *vm, const void *ctx, uint32_t i) {
   return reason_record(vm, m->text, m->at);
 }
 
-/* A list of texts, one for each guard; an empty one if there is no specialization. Owned, or the error value. */
-static qn_value guard_list(qn_vm *vm, const specialization *e) {
-  text_buf t TEXT_OWNED = {.vm = vm};
-  if (e) specialization_guards(e, &t);
-  if (t.failed) return raise_memory(vm);
-  qn_list *l = list_new(vm, report_lines(&t));
-  const char *at = t.text;
+/* A list of the lines of a text. Owned, or the error value. */
+static qn_value line_list(qn_vm *vm, const text_buf *t) {
+  if (t->failed) return raise_memory(vm);
+  qn_list *l = list_new(vm, report_lines(t));
+  const char *at = t->text;
   for (uint32_t i = 0; l && i < l->len; i++) {
-    const char *end = memchr(at, '\n', t.len);
+    const char *end = memchr(at, '\n', t->len);
     qn_str *s = str_new(vm, at, (size_t)(end - at));
     if (!s) return value_fail(vm, value_obj(TAG_LIST, l));
     l->items[i] = value_obj(TAG_STR, s);
     at = end + 1;
   }
   return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
+static qn_value guard_list(qn_vm *vm, const specialization *e) {
+  text_buf t TEXT_OWNED = {.vm = vm};
+  if (e) specialization_guards(e, &t);
+  return line_list(vm, &t);
+}
+
+static qn_value limit_list(qn_vm *vm, const anchor_specializations *a) {
+  text_buf t TEXT_OWNED = {.vm = vm};
+  report_limits(vm, &t, a);
+  return line_list(vm, &t);
 }
 
 /* A time rounded to three significant digits. */
@@ -297,8 +307,9 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
       {"effects", list_of_items(vm, p ? e->taps.n : 0, tap_item, p ? &e->taps : NULL)}, {"exits", exit_records(vm, e)},
       {"patterns", list_of_items(vm, e ? e->rewritten.n : 0, pattern_item, e ? &e->rewritten : NULL)},
       {"recompiles", list_of_items(vm, list->nrecompiles, recompile_item, list)}, {"guards", guard_list(vm, e)},
-      {"compiled", value_int(compiled)}, {"calls", value_int(e ? (int64_t)e->hits : 0)},
-      {"replays", value_int(e ? (int64_t)e->replays : 0)}, {"reentries", value_int(e ? (int64_t)e->reentries : 0)},
+      {"limits", limit_list(vm, list)}, {"compiled", value_int(compiled)},
+      {"calls", value_int(e ? (int64_t)e->hits : 0)}, {"replays", value_int(e ? (int64_t)e->replays : 0)},
+      {"reentries", value_int(e ? (int64_t)e->reentries : 0)},
       {"compiled_us", timed ? value_float(three_digits((double)e->race.least[0] * 1e-3)) : value_nil()},
       {"eager_us", timed ? value_float(three_digits((double)e->race.least[1] * 1e-3)) : value_nil()},
       {"trials", list_of_items(vm, ntrials, trial_item, trials)},

@@ -81,6 +81,7 @@ typedef struct jit_anchor {
   uint8_t state;     /* anchor_state */
   bool
       composite; /* in graphs its calls are seen as one: it is a function of the library that has a name, or marked (composite) */
+  bool loop;    /* its calls are turns of a loop */
   int64_t most; /* while it rests: a call on more elements than this is looked at all the same */
   /* A bit for each of the first parameters that the body only goes over, counts or takes items of (STACKABLE_MAX). */
   uint32_t stackable;

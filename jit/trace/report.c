@@ -48,6 +48,15 @@ void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a) {
   for (uint32_t i = 0; i < depth; i++) text_adds(t, ")");
 }
 
+void report_limits(qn_vm *vm, text_buf *t, const anchor_specializations *a) {
+  long long entries = (long long)vm->tune[TUNE_jit_entries], misses = (long long)vm->tune[TUNE_jit_misses];
+  if (a->full && a->count >= (uint64_t)entries)
+    text_addf(t, "%lld call shapes are compiled, as many as may be (jit.entries): others stay eager\n", entries);
+  else if (a->full)
+    text_addf(t, "recorded again %lld times, as often as may be (jit.misses): other call shapes stay eager\n", misses);
+  if (a->gave_up) text_addf(t, "not recorded any more, calls stay eager: %s\n", break_reasons[a->gave_up]);
+}
+
 const char *report_plural(uint64_t n) { return n == 1 ? "" : "s"; }
 
 const char *report_ordinal(int64_t n) {
@@ -264,7 +273,9 @@ static void add_function(qn_vm *vm, text_buf *t, const anchor_specializations *a
     text_adds(t, "\n");
   }
   if (a->rests) text_adds(t, "  its calls are short and stay eager, which is faster\n");
-  if (a->full) text_adds(t, "  too many call shapes: others stay eager (jit.entries, jit.misses)\n");
+  text_buf limits TEXT_OWNED = {.vm = vm};
+  report_limits(vm, &limits, a);
+  add_indented(t, &limits, "  ");
 }
 
 static bool add_all(qn_vm *vm, text_buf *out, const anchor_specializations *const *list, uint32_t n) {

@@ -55,6 +55,8 @@ QN_MUST_CHECK bool report_calls(qn_vm *vm, const char *file, const anchor_specia
                                 uint32_t most, text_buf *out);
 /* Appends the name of a function for reports, with its transforms: "grad(loss)". */
 void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a);
+/* Appends, one on each line, which limits the calls of a function have met, so that further ones stay with the interpreter. */
+void report_limits(qn_vm *vm, text_buf *t, const anchor_specializations *a);
 /* How many lines a text has. Each is ended by a newline. */
 uint32_t report_lines(const text_buf *t);
 /* The ending of a noun after the number n: "" or "s"; and the ending of an ordinal number: "st" for 1. */

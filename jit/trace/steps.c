@@ -422,6 +422,9 @@ qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled) {
   char title[64];
   snprintf(title, sizeof title, first ? "recorded again %u times, last" : "recorded again", n);
   add_lines(&t, title, &more, MISS_LINES);
+  more.len = 0;
+  report_limits(vm, &more, list);
+  add_lines(&t, "limits", &more, MISS_LINES);
   if (t.len && t.text[t.len - 1] == '\n') t.len--;
   return text_take(&t);
 }

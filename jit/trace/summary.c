@@ -332,7 +332,9 @@ static void add_compiled(const summary *s, text_buf *t, const fn_report *x, bool
             (unsigned long long)x->runs, report_plural(x->runs));
   if (x->compiled + x->slower > 1) text_addf(t, "; %u call shapes", x->compiled + x->slower);
   if (x->slower) text_addf(t, ", %u faster eager", x->slower);
-  if (x->a->full) text_adds(t, "; more stay eager (jit.entries)");
+  if (x->a->full)
+    text_addf(t, "; more stay eager (%s)",
+              x->a->count >= (uint64_t)s->vm->tune[TUNE_jit_entries] ? "jit.entries" : "jit.misses");
   if (x->within) {
     text_adds(t, "; also a part of ");
     report_name(s->vm, t, x->within);
@@ -463,21 +465,26 @@ static bool add_mixed(const summary *s, text_buf *t) {
   return mixed != 0;
 }
 
-/* Appends how many functions of the program and of the library were compiled, and how many stayed eager. */
+/* Appends how many functions and loops of the program, and functions of the library, were compiled, and how many stayed eager. */
 static void add_counts(const summary *s, text_buf *t) {
-  uint32_t compiled[2] = {0}, eager[2] = {0}, slower = 0;
+  uint32_t compiled[2] = {0}, eager[2] = {0}, slower = 0, loops = 0;
   for (uint32_t i = 0; i < s->n; i++) {
     const fn_report *x = &s->list[i];
-    compiled[x->library] += x->compiled || x->slower;
+    bool loop = !x->library && x->a->anchor->loop && (x->compiled || x->slower);
+    loops += loop;
+    compiled[x->library] += !loop && (x->compiled || x->slower);
     eager[x->library] += x->eager && !x->compiled && !x->slower;
     slower += !x->library && x->slower && !x->compiled;
   }
   size_t from = t->len;
-  if (!compiled[0] && !compiled[1] && !eager[0] && !eager[1]) {
+  if (!compiled[0] && !compiled[1] && !eager[0] && !eager[1] && !loops) {
     text_adds(t, "Nothing was compiled.\n");
     return;
   }
-  text_addf(t, "%s: %u function%s compiled, ", s->file, compiled[0], report_plural(compiled[0]));
+  text_addf(t, "%s: ", s->file);
+  if (compiled[0] || !loops) text_addf(t, "%u function%s", compiled[0], report_plural(compiled[0]));
+  if (loops) text_addf(t, "%s%u loop%s", compiled[0] ? " and " : "", loops, report_plural(loops));
+  text_adds(t, " compiled, ");
   if (slower) text_addf(t, "%u of them %s faster eager, ", slower, slower == 1 ? "is" : "are");
   text_addf(t, "%u stay%s eager", eager[0], eager[0] == 1 ? "s" : "");
   if (compiled[1] || eager[1]) text_addf(t, " (of the library %u and %u)", compiled[1], eager[1]);
