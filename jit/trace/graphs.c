@@ -269,6 +269,67 @@ bool graph_unprove(graph *g) {
   return true;
 }
 
+/* ---- places in texts of graphs ----
+ *
+ * A graph's text gives the places of nodes as offsets in source texts, by their numbers; so a line "source N = HASH" for each of these texts
+ * stands before it. Who reads the graph keeps the places in texts that have the same number and hash, which are those of the program that wrote
+ * it. Of other places only the calls remain, by which nodes belong together.
+ */
+
+static uint32_t source_hash(const source_text *s) {
+  uint64_t h = s->len;
+  for (size_t i = 0; i < s->len; i++) h = hash_mix(h, (uint8_t)s->text[i]);
+  return (uint32_t)(h >> 32 ^ h);
+}
+
+typedef struct sources {
+  const qn_vm *vm;
+  uint32_t list[32]; /* ascending; places in further texts are not kept */
+  uint32_t n;
+} sources;
+
+static void collect_sources(sources *s, const graph *g) {
+  for (uint32_t i = 1; i < g->nsites; i++) {
+    uint32_t number = g->sites[i].at.source, at = s->n;
+    while (at > 0 && s->list[at - 1] > number) at--;
+    if (!source_get(s->vm, number) || (at > 0 && s->list[at - 1] == number)) continue;
+    if (s->n == sizeof s->list / sizeof *s->list) continue;
+    memmove(s->list + at + 1, s->list + at, (s->n++ - at) * sizeof *s->list);
+    s->list[at] = number;
+  }
+  for (uint32_t i = 1; i < g->n; i++)
+    for (int k = 0; k < 2 && graph_kind_has_regions(g->nodes[i].kind); k++)
+      collect_sources(s, g->nodes[i].payload.regions[k]);
+}
+
+/* Reads the lines of source texts: collects those that the VM has, too, and returns where the graph itself begins. */
+static const char *read_sources(sources *s, const char *text) {
+  unsigned number, hash;
+  int used;
+  while (used = 0, sscanf(text, " source %9u = %8x%n", &number, &hash, &used) == 2 && used) {
+    const source_text *own = source_get(s->vm, number);
+    if (own && source_hash(own) == hash && s->n < sizeof s->list / sizeof *s->list) s->list[s->n++] = number;
+    text += used;
+  }
+  return text;
+}
+
+/* Takes away the places that are in no text of the VM that is known to be the same. */
+static void keep_places(const sources *s, graph *g) {
+  for (uint32_t i = 1; i < g->nsites; i++) {
+    graph_site *x = &g->sites[i];
+    bool known = false;
+    for (uint32_t k = 0; k < s->n && !known; k++) known = s->list[k] == x->at.source;
+    if (!known || x->at.start > x->at.end || x->at.end > source_get(s->vm, x->at.source)->len) x->at = SPAN_NONE;
+    if (x->parent >= i) x->parent = 0;
+  }
+  for (uint32_t i = 1; i < g->n; i++) {
+    if (g->nodes[i].site >= g->nsites) g->nodes[i].site = 0;
+    for (int k = 0; k < 2 && graph_kind_has_regions(g->nodes[i].kind); k++)
+      keep_places(s, g->nodes[i].payload.regions[k]);
+  }
+}
+
 static void forget_places(graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     g->nodes[i].site = 0; /* places in programs that are not loaded here */
@@ -286,8 +347,11 @@ bool graph_distrust(graph *g) {
 
 qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
   char why[256] = "";
-  graph *g = strlen(text->text) == text->len ? graph_parse(text->text, why, sizeof why) : NULL;
-  if (!g || !graph_runnable(g, why, sizeof why) || !graph_distrust(g)) {
+  sources known = {.vm = vm};
+  const char *from = read_sources(&known, text->text);
+  graph *g = strlen(text->text) == text->len ? graph_parse(from, why, sizeof why) : NULL;
+  if (g) keep_places(&known, g);
+  if (!g || !graph_runnable(g, why, sizeof why) || !graph_unprove(g)) {
     if (g && g->arena.failed) snprintf(why, sizeof why, "out of memory");
     if (g) graph_free(g);
     return raise_error(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
@@ -397,7 +461,12 @@ void jit_graph_conditions(const qn_fn *graph, text_buf *out) {
 
 static void graph_text(qn_value v, text_buf *out) {
   size_t from = out->len;
-  graph_print(body_of(v)->call.graph, out);
+  const graph *g = body_of(v)->call.graph;
+  sources s = {.vm = out->vm};
+  if (s.vm) collect_sources(&s, g);
+  for (uint32_t i = 0; i < s.n; i++)
+    text_addf(out, "source %u = %08x\n", (unsigned)s.list[i], (unsigned)source_hash(source_get(s.vm, s.list[i])));
+  graph_print(g, out);
   if (out->len > from && out->text && out->text[out->len - 1] == '\n') out->text[--out->len] = 0;
 }
 
