@@ -83,8 +83,9 @@ typedef struct vm_jit {
   struct mailbox *box;   /* where compiler threads put what they have made for this VM */
   struct parcel *unsent; /* jobs that could not be queued yet, since a planner held the lock */
   uint64_t recordings;
-  struct recording *tapping; /* the one whose tap the interpreter is making, or NULL */
-  uint32_t last_id;          /* the last anchor_specializations.id given out */
+  struct left_over *left_over; /* of interrupted recordings (recording.c) */
+  struct recording *tapping;   /* the one whose tap the interpreter is making, or NULL */
+  uint32_t last_id;            /* the last anchor_specializations.id given out */
   uint64_t last_rule;
   rec_reason last_reason; /* why the last capture has ended */
   rewrite_rule *rules;    /* patterns, those that are tried first in front (rewrites.c) */

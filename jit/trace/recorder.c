@@ -885,6 +885,7 @@ static void jit_close(qn_vm *vm) {
   vm_jit *j = jit_of(vm);
   if (!j) return;
   if (vm->rec) rec_free(vm->rec);
+  left_over_free(vm);
   engine_jit_forget(vm);
   /* What a specialization's template holds may be a graph, and freeing that closes its anchor: so the list may change here. */
   for (anchor_specializations *e; (e = j->anchors);) {

@@ -92,6 +92,7 @@ bool rec_give_up(struct recording *r, break_reason why) {
 }
 
 struct recording *rec_begin(qn_vm *vm, bool capture) {
+  if (jit_of(vm)->left_over) left_over_free(vm);
   struct recording *r = mem_zalloc(vm, sizeof *r);
   if (!r) return NULL;
   r->g = graph_new(vm);
@@ -236,6 +237,47 @@ void rec_end_failed(struct recording *r) {
   if (interrupted) atomic_store(&vm->interrupt, 0);
 }
 
+/* What a long recording that was interrupted has kept: freeing it takes as long as a few million values do, and who presses Ctrl-C does not
+ * wait for that. It is freed when the next recording begins, or the VM is closed. */
+struct left_over {
+  struct left_over *next;
+  qn_value *vals;
+  qn_array **tracers;
+  uint32_t vals_cap, tracers_cap;
+  graph *g;
+};
+
+static void free_values(qn_vm *vm, qn_value *vals, uint32_t nvals, qn_array **tracers, uint32_t ntracers) {
+  for (uint32_t i = 0; i < ntracers; i++)
+    if (tracers[i]) value_release(vm, value_obj(TAG_ARRAY, tracers[i]));
+  mem_free(vm, tracers, ntracers * sizeof *tracers);
+  for (uint32_t i = 0; i < nvals; i++) value_release(vm, vals[i]);
+  mem_free(vm, vals, nvals * sizeof *vals);
+}
+
+/* Keeps the values and the graph of a recording for later, if that is worth it. With a limit of memory they are freed at once. */
+static void leave_over(struct recording *r) {
+  enum { MANY = 1 << 14 };
+  qn_vm *vm = r->vm;
+  if (r->vals_cap < MANY || vm->closing || vm->config.memory_limit || !vm->error || vm->error->id != E_interrupted)
+    return;
+  struct left_over *x = mem_try_alloc(vm, sizeof *x);
+  if (!x) return;
+  *x = (struct left_over){jit_of(vm)->left_over, r->vals, r->tracers, r->vals_cap, r->tracers_cap, r->g};
+  jit_of(vm)->left_over = x;
+  r->vals = NULL, r->tracers = NULL, r->g = NULL;
+  r->vals_cap = r->tracers_cap = 0;
+}
+
+void left_over_free(qn_vm *vm) {
+  for (struct left_over *x; (x = jit_of(vm)->left_over);) {
+    jit_of(vm)->left_over = x->next;
+    free_values(vm, x->vals, x->vals_cap, x->tracers, x->tracers_cap);
+    graph_free(x->g);
+    mem_free(vm, x, sizeof *x);
+  }
+}
+
 void rec_free(struct recording *r) {
   qn_vm *vm = r->vm;
   if (!r->ended) {
@@ -246,15 +288,12 @@ void rec_free(struct recording *r) {
   for (uint32_t i = 0; i < r->nfns; i++) value_release(vm, r->fns[i].tracer);
   mem_free(vm, r->fns, r->fns_cap * sizeof *r->fns);
   mem_free(vm, r->fn_paths, r->fn_paths_cap * sizeof *r->fn_paths);
-  for (uint32_t i = 0; i < r->tracers_cap; i++)
-    if (r->tracers[i]) value_release(vm, value_obj(TAG_ARRAY, r->tracers[i]));
-  mem_free(vm, r->tracers, r->tracers_cap * sizeof *r->tracers);
   give_back(r);
+  leave_over(r);
   mem_free(vm, r->captures, r->captures_cap * sizeof *r->captures);
   nodes_free(vm, &r->parted);
   mem_free(vm, r->borrowed, r->borrowed_cap * sizeof *r->borrowed);
-  for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
-  mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);
+  free_values(vm, r->vals, r->vals_cap, r->tracers, r->tracers_cap);
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
   mem_free(vm, r->callees, r->callees_cap * sizeof *r->callees);
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);

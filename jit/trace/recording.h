@@ -250,6 +250,8 @@ QN_MUST_CHECK bool rec_end(struct recording *r);
 /* As rec_end for a call that has failed. If pending work fails now, it came before the call's error, and its error is the one that stands. */
 void rec_end_failed(struct recording *r);
 void rec_free(struct recording *r);
+/* Frees what recordings that were interrupted have left. */
+void left_over_free(qn_vm *vm);
 void rec_drop(qn_vm *vm, void *recording); /* rec_free in the form that vm_own needs */
 /* Executes, in program order, the pending nodes that something outside needs and all that can fail. False with an error raised. */
 QN_MUST_CHECK bool rec_run_pending(struct recording *r);

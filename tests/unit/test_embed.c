@@ -1256,6 +1256,33 @@ START_TEST(interrupts_wait_for_the_next_call) {
 }
 END_TEST
 
+static _Atomic unsigned wait_ms;
+static void *interrupt_later(void *vm) {
+  usleep(atomic_load(&wait_ms) * 1000);
+  qn_interrupt(vm);
+  return NULL;
+}
+
+/* What a long recording keeps is not freed while somebody waits for the interrupt, but when the next recording begins. */
+START_TEST(interrupted_recordings_are_freed_later) {
+  qn_vm *vm = open_jit(QN_JIT_OFF);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.regions", "0"), QN_OK);
+  good(vm, "fn f(x) { for i in 0..1_000_000_000 { x = x * 0.5 + i }; sum(x) }\nfn g(x) = sum(x * x)");
+  for (unsigned ms = 50; !jit_of(vm)->left_over; ms *= 2) { /* until it was long enough */
+    ck_assert_uint_lt(ms, 20000);
+    atomic_store(&wait_ms, ms);
+    pthread_t t;
+    pthread_create(&t, NULL, interrupt_later, vm);
+    ck_assert_int_eq(run(vm, "grad(f)(ones(2))"), QN_INTERRUPTED);
+    pthread_join(t, NULL);
+  }
+  good(vm, "let y = grad(g)(ones(2))[1]");
+  ck_assert_ptr_null(jit_of(vm)->left_over);
+  ck_assert(number(vm, "y") == 2);
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* ---- values and names ----------------------------------------------------------------------------------------------------------------- */
 
 START_TEST(globals_have_names_of_the_language) {
@@ -1400,6 +1427,7 @@ int main(void) {
   ADD(cancelling_is_linear)
   c = tcase_create("interrupts");
   ADD(interrupts_wait_for_the_next_call)
+  ADD(interrupted_recordings_are_freed_later)
   c = tcase_create("names");
   ADD(globals_have_names_of_the_language)
   c = tcase_create("rank_0");
