@@ -368,6 +368,10 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
       e->state = SPEC_BROKEN;
       e->why = BREAK_memory;
     }
+  } else { /* what was told on the way, for those who ask (fullgraph) */
+    for (uint32_t i = 0; i < r->taps.n; i++) template_free(vm, &r->taps.list[i].args);
+    e->taps = r->taps;
+    r->taps = (tap_list){0};
   }
   if (!e->why_at.source && r->of) e->why_at = r->of->anchor->at; /* the reason has no place of its own */
   return e;

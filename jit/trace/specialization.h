@@ -84,7 +84,8 @@ struct specialization {
   scalar_guard *guards;
   uint32_t nguards;
   tpl_list result;
-  tap_list taps;      /* that its plan makes, by the numbers in the graph */
+  tap_list
+      taps; /* that its plan makes, by the numbers in the graph; of a broken one those up to the break, without arguments */
   shared_plan *plan;  /* NULL until it is ready */
   device_plan *there; /* what the device keeps for the plan */
   graph *graph;       /* as recorded, for explain, graph(...) and --jit verify; owned */

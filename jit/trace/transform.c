@@ -170,6 +170,29 @@ static void note_cuts(const cuts *c, uint32_t room) {
   text_free(&lines);
 }
 
+/* Notes the host steps that a recording had come by when it broke off: "prints and the like are steps of the host: print in line 3". */
+static void note_taps(qn_vm *vm, const specialization *e, uint32_t source) {
+  enum { SAID = 8 };
+  text_buf t = {.vm = vm};
+  uint32_t n = 0, said = 0;
+  for (uint32_t i = 0, last = UINT32_MAX; i < e->taps.n; i++) {
+    const tap *x = &e->taps.list[i];
+    const source_text *s = source_get(vm, x->at.source);
+    if (!s || x->at.start == last) continue; /* one in a loop comes often */
+    last = x->at.start;
+    if (++n > SAID) continue;
+    text_adds(&t, said++ ? ", " : "");
+    if (x->at.source == source)
+      text_addf(&t, "%s in line %u", x->def->name, source_line_of(s, x->at.start) + 1);
+    else
+      text_addf(&t, "%s at %s:%u", x->def->name, s->name, source_line_of(s, x->at.start) + 1);
+  }
+  if (n > SAID) text_addf(&t, " and %u more", n - SAID);
+  text_add(&t, "", 1);
+  if (n && !t.failed) raise_note(vm, SPAN_NONE, "made by the host on the way: %s", t.text);
+  text_free(&t);
+}
+
 /* For jit(f, fullgraph: true): raises an error if the recording of the call has broken off. Takes over and gives the result, or the error
  * value. */
 static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result) {
@@ -182,10 +205,11 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_
               e ? e->why_text : "");
   const qn_fn *within = transform_within(fn);
   if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
+  if (e && e->taps.n) note_taps(vm, e, e->why_at.source);
   cuts others = {.vm = vm, .about = e ? e->why_at : SPAN_NONE};
   if (within->head.flags == FN_USER)
     vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), add_cut, &others);
-  note_cuts(&others, ERROR_NOTES - (break_hints[why] != NULL));
+  note_cuts(&others, ERROR_NOTES - (break_hints[why] != NULL) - (e && e->taps.n != 0));
   mem_free(vm, others.all, others.capacity * sizeof *others.all);
   return value_error();
 }
