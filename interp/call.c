@@ -175,8 +175,18 @@ static void call_failed(void *ctx) {
   leave_failed(c->vm, c->fp, c->at, NULL, 0);
 }
 
+/* The arguments of a function of the program become ordinary ones where it does not know of stacked lists. False with an error raised. */
+static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const fn_code *code, qn_value *fp) {
+  for (uint32_t i = 0; i < code->nparams; i++) {
+    bool takes = i < STACKABLE_MAX && (code->anchor.stackable >> i & 1) && op_deferred(vm);
+    if (code->typed || !op_deferred(vm) ? !rec_plain(vm, &fp[i]) : !takes && !rec_plain_field(vm, &fp[i])) return false;
+  }
+  return true;
+}
+
 static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
   uint32_t refused;
+  if (__builtin_expect(vm->asked.stacked, 0) && !plain_arguments(vm, code, fp)) return value_error();
   if (code->typed && !signature_bind(vm, code, fp, &refused)) {
     interp_of(vm)->place.refused = 1 + refused;
     return value_error();
@@ -334,6 +344,8 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
   int told;
   qn_value r;
+  for (int i = 0; __builtin_expect(vm->asked.stacked, 0) && i < info->sig.nparams; i++)
+    if ((!info->sig.params[i].stacks || !op_deferred(vm)) && !rec_plain(vm, &args[i])) return value_error();
   rec_answer answer = rec_builtin(vm, &info->def, &info->sig, args, at, &told, &r);
   if (answer != REC_NOT_YET) return answer == REC_DONE ? r : value_error();
   span outer = interp_of(vm)->place.calling;
@@ -416,6 +428,9 @@ static bool bind(qn_vm *vm, const params *p, qn_value *pos, uint32_t npos, qn_va
       for (uint32_t k = 0; k < rest; k++) {
         l->items[k] = pos[next + k];
         pos[next + k] = value_nil();
+        if ((p->info && p->info->sig.params[i].stacks) || rec_plain_field(vm, &l->items[k])) continue;
+        value_release(vm, value_obj(TAG_LIST, l));
+        return false;
       }
       next = npos;
       v = value_obj(TAG_LIST, l);
@@ -516,6 +531,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
   if (value_is(f, TAG_DTYPE)) {
     if (npos == 1 && nkw == 0) {
       rec_at(vm, at);
+      if (!rec_plain(vm, pos)) goto out;
       r = convert_dtype(vm, (qn_dtype)f.u.i, *pos);
     } else {
       raise_error(vm, E_arity, SPAN_NONE, "%s(x) converts one value", dtype_rows[f.u.i].name);
@@ -548,6 +564,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     if (!bind(vm, &p, pos, npos, kw, nkw)) break;
     qn_value *lent = lend_moved(vm, n, fp, info, args);
     r = run_builtin(vm, info, args, at);
+    if (!(n && n->stacks) && !value_is_error(r) && !rec_plain_field(vm, &r)) r = value_fail(vm, r);
     if (value_is_error(r)) {
       if (lent) *lent = value_retain(args[n->moved_arg]);
       if (n) note_arguments(vm, n, info, args, n->method && npos > n->n);
@@ -761,6 +778,7 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
   if (value_stops(stopped)) return vm_pop_with(vm, args, stopped);
   if (info->moves) lent = lend_moved(vm, n, fp, info, args);
   qn_value r = run_builtin(vm, info, args, n->h.at);
+  if (!n->stacks && !value_is_error(r) && !rec_plain_field(vm, &r)) r = value_fail(vm, r);
   if (__builtin_expect(value_is_error(r), 0)) {
     if (lent) *lent = value_retain(args[n->moved_arg]);
     note_arguments(vm, n, info, args, extra);
@@ -852,7 +870,7 @@ static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *
 /* Calls the builtin that the node is laid out for, outside of recordings, in the better of the two ways. Takes over the receiver (unset:
  * there is none). */
 static inline qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver, qn_value *fp) {
-  if (!n->borrows) return call_evaluating(vm, n, info, receiver, fp);
+  if (!n->borrows || vm->asked.stacked) return call_evaluating(vm, n, info, receiver, fp);
   qn_value r = call_borrowing(vm, n, info, receiver, fp);
   value_release(vm, receiver);
   return r;
@@ -963,7 +981,7 @@ qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   if (f.head != TAG_FN) return call_any(vm, n, fp);
   const builtin_info *laid = n->laid;
   if (laid && laid == value_fn(f)->code)
-    return (n->borrows ? call_borrowing : call_evaluating)(vm, n, laid, value_unset(), fp);
+    return (n->borrows && !vm->asked.stacked ? call_borrowing : call_evaluating)(vm, n, laid, value_unset(), fp);
   return takes_positional(n, f, n->n) ? call_global(vm, n, f, fp) : call_any(vm, n, fp);
 }
 
@@ -1064,6 +1082,7 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   if (value_is(receiver, TAG_RECORD)) {
     int i = record_find(value_record(receiver), n->method);
     if (i >= 0) f = value_retain(value_record(receiver)->items[i]);
+    if (i >= 0 && !rec_plain_field(vm, &f)) return value_release(vm, f), value_fail(vm, receiver);
   } else if (value_is(receiver, TAG_MODULE)) {
     global_cell *c = scope_find(((qn_module *)receiver.u.p)->scope, n->method);
     if (c && c->declared) {

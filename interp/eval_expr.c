@@ -169,6 +169,10 @@ static qn_value eval_template_deferred(qn_vm *vm, n_template *n, qn_value *fp) {
       v = eval(vm, p->value, fp);
       if (value_stops(v)) goto stop;
       rec_at(vm, p->value->at);
+      if (!rec_plain(vm, &v)) {
+        v = value_fail(vm, v);
+        goto stop;
+      }
       int waits = rec_text_waits(vm, v);
       any |= waits > 0;
       if (!waits)
@@ -442,11 +446,18 @@ static bool named_by_variable(const n_field *n, const qn_record *r, const qn_val
   return value_is(v, TAG_STR) && record_find(r, value_str(v)) >= 0;
 }
 
+/* What a field holds (taken over), as the node gives it. */
+static inline qn_value field_read(qn_vm *vm, const n_field *n, qn_value v) {
+  if (__builtin_expect(!vm->asked.stacked, 1) || n->stacks) return v;
+  rec_at(vm, n->mark);
+  return rec_plain_field(vm, &v) ? v : value_fail(vm, v);
+}
+
 qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
   n_field *n = (n_field *)h;
   const qn_value *seen = peek(vm, n->object, fp, false);
   if (seen && seen->head == TAG_RECORD && value_record(*seen)->layout == n->cache.layout)
-    return value_retain(value_record(*seen)->items[n->cache.index]);
+    return field_read(vm, n, value_retain(value_record(*seen)->items[n->cache.index]));
   qn_value v = eval(vm, n->object, fp);
   if (value_stops(v)) return v;
   qn_value r = v.head == TAG_RECORD && value_record(v)->layout == n->cache.layout
@@ -455,7 +466,7 @@ qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
   if (value_is_error(r) && value_is(v, TAG_RECORD) && named_by_variable(n, value_record(v), fp))
     raise_note(vm, SPAN_NONE, "r[%s] is the field that the variable %s names", n->name->text, n->name->text);
   value_release(vm, v);
-  return r;
+  return value_is_error(r) ? r : field_read(vm, n, r);
 }
 
 /* ---- indices ---------------------------------------------------------------------------------------------------------------- */
@@ -463,7 +474,9 @@ qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
 static qn_value key_get(qn_vm *vm, qn_value record, qn_value key, span at) {
   const qn_record *r = value_record(record);
   int i = record_find(r, value_str(key));
-  return i < 0 ? no_field(vm, record, value_str(key), at) : value_retain(r->items[i]);
+  if (i < 0) return no_field(vm, record, value_str(key), at);
+  qn_value v = value_retain(r->items[i]);
+  return rec_plain_field(vm, &v) ? v : value_fail(vm, v);
 }
 
 static __attribute__((noinline, cold)) qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
@@ -555,22 +568,43 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   return finish_index(vm, n, x, r);
 }
 
+/* len or stack of a stacked list. Owned; the error value; or unset: *list (owned) becomes the ordinary list, of which it is asked. */
+static qn_value count_stacked(qn_vm *vm, const n_count *n, qn_value *list) {
+  rec_at(vm, n->h.at);
+  qn_value whole = value_list(*list)->items[STACKED_SHAPE];
+  if (!n->stacks) return rec_length(vm, stacked_lead(*list));
+  if (value_is(whole, TAG_UNSET)) return value_retain(stacked_lead(*list)); /* items are arrays */
+  return rec_make_plain(vm, list) ? value_unset() : value_error();
+}
+
+/* Of what a field or call gives, while something is recorded. */
+static __attribute__((noinline)) qn_value count_evaluated(qn_vm *vm, n_count *n, qn_value *fp) {
+  qn_value *mark = vm->sp;
+  if (!vm_enter(vm, 2)) return value_error();
+  qn_value f = *vm->sp++ = eval(vm, n->plain->callee, fp);
+  if (value_stops(f)) return vm->sp = mark, f;
+  qn_value v = eval(vm, n->plain->args[0].value, fp), r = value_unset();
+  if (value_stops(v)) return vm_pop_with(vm, mark, v);
+  *vm->sp++ = v;
+  bool known = value_is(f, TAG_FN) && value_fn(f)->code == n->def;
+  if (value_is_stacked(v) && known) r = count_stacked(vm, n, &mark[1]);
+  if (value_is(r, TAG_UNSET)) r = vm->hooks.call(vm, f, &mark[1], 1, value_nil());
+  if (value_is_error(r)) raise_at(vm, n->h.at);
+  return vm_pop_with(vm, mark, r);
+}
+
 qn_value eval_count(qn_vm *vm, node *h, qn_value *fp) {
   n_count *n = (n_count *)h;
   qn_value *x = &fp[h->slot];
+  if (!n->local)
+    return __builtin_expect(vm->asked.stacked, 0) ? count_evaluated(vm, n, fp) : eval(vm, &n->plain->h, fp);
   if (__builtin_expect(!value_is_stacked(*x), 1)) return eval(vm, &n->plain->h, fp);
   qn_value f = eval(vm, n->plain->callee, fp);
   if (value_stops(f)) return f;
   bool known = value_is(f, TAG_FN) && value_fn(f)->code == n->def;
   value_release(vm, f);
-  rec_at(vm, h->at);
-  qn_value whole = value_list(*x)->items[STACKED_SHAPE];
-  if (known && !n->stacks) return rec_length(vm, stacked_lead(*x));
-  if (known && value_is(whole, TAG_UNSET)) return value_retain(stacked_lead(*x)); /* items are arrays */
-  qn_value list = rec_unstacked(vm, *x);
-  if (value_is_error(list)) return list;
-  slot_set(vm, x, list);
-  return eval(vm, &n->plain->h, fp);
+  qn_value r = known ? count_stacked(vm, n, x) : value_unset();
+  return value_is(r, TAG_UNSET) ? eval(vm, &n->plain->h, fp) : r;
 }
 
 static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n, qn_value *fp) {

@@ -536,8 +536,25 @@ static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b
 }
 
 /* a op b of any two values (borrowed), but for joining texts and lists. Owned, or the error value. */
+static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_value b);
+
+/* As binary_borrowed, while operands may hold stacked lists. */
+static __attribute__((noinline, cold)) qn_value binary_plain(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  qn_value in[2] = {value_retain(a), value_retain(b)};
+  int stacked = vm->asked.stacked;
+  bool ok = rec_plain(vm, &in[0]) && rec_plain(vm, &in[1]);
+  vm->asked.stacked = 0;
+  qn_value r = ok ? binary_borrowed(vm, n, in[0], in[1]) : value_error();
+  vm->asked.stacked = stacked;
+  for (int k = 0; k < 2; k++) value_release(vm, in[k]);
+  return r;
+}
+
 static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   ast_op op = (ast_op)n->op;
+  if (__builtin_expect(vm->asked.stacked, 0) && (value_is(a, TAG_LIST) || value_is(a, TAG_RECORD)) &&
+      (value_is(b, TAG_LIST) || value_is(b, TAG_RECORD)))
+    return binary_plain(vm, n, a, b);
   bool traced = (value_node(a) | value_node(b)) != 0;
   if (!traced) {
     qn_value r;

@@ -836,7 +836,7 @@ bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out) {
   const qn_fn *f = value_fn(fn);
   if (f->head.flags == FN_BUILTIN) {
     for (const char *s = ((const builtin_def *)f->code)->signature; *s; s++)
-      if (*s != '@' && *s != '~' && *s != '^' && *s != '%')
+      if (*s != '@' && *s != '~' && *s != '^' && *s != '%' && *s != '&')
         text_add(out, s, 1); /* these are marks for the interpreter */
     return true;
   }

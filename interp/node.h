@@ -175,6 +175,7 @@ typedef struct n_call {
   /* If that builtin is pure, and all arguments are variables, constants, or one list of such: BORROWS_VALUES or BORROWS_LIST. Then the call
    * passes them without taking references. */
   uint8_t borrows;
+  bool stacks;       /* whatever reads its value knows of stacked lists */
   uint8_t missing;   /* if it borrows: a bit for each parameter that gets its default */
   uint32_t n, nrest; /* how many arguments there are; once laid out, how many of them the rest parameter takes */
   call_arg args[];
@@ -211,6 +212,7 @@ typedef struct n_field {
   qn_str *name;
   field_cache cache;
   const global_cell *namesake; /* the variable, if it is NAMESAKE_GLOBAL */
+  bool stacks;                 /* whatever reads it knows of stacked lists */
 } n_field;
 
 typedef enum capture_from { FROM_LOCAL, FROM_CAPTURE, FROM_SELF } capture_from;
@@ -316,9 +318,10 @@ typedef struct n_grow {
   node *items[];
 } n_grow;
 
-/* len(xs) or stack(xs) for a local, in h.slot, that may hold a stacked list. */
+/* len(xs) or stack(xs) where xs may be a stacked list: a local, in h.slot, a field or what a call gives. */
 typedef struct n_count {
   node h;
+  bool local;
   n_call *plain;                 /* the call */
   const struct builtin_def *def; /* what its callee must mean: the builtin */
   bool stacks;                   /* it is stack */

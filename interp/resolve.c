@@ -244,11 +244,13 @@ variable *variable_in(const function *f, uint32_t slot) {
 void note_stackable(resolver *r, const node *read) {
   variable *v = read->kind == N_LOCAL ? variable_in(r->fn, read->slot) : NULL;
   if (v) v->stackable++;
+  if (read->kind == N_FIELD) ((n_field *)(uintptr_t)read)->stacks = true;
+  if (read->eval == eval_call || read->eval == eval_method) ((n_call *)(uintptr_t)read)->stacks = true;
 }
 
-bool note_grown(resolver *r, global_cell *cell, uint32_t slot) {
+bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool call) {
   function *f = r->fn;
-  variable *v = cell ? NULL : variable_in(f, slot);
+  variable *v = cell || call ? NULL : variable_in(f, slot);
   if (v) v->stackable++; /* n_grow reads it */
   if (!mem_grow(r->vm, (void **)&f->grown, &f->grown_cap, (size_t)f->ngrown + 1, sizeof *f->grown)) return false;
   f->grown[f->ngrown++] = (event){cell, slot};
@@ -1002,6 +1004,7 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
     if (!code->result || !type_expressions(r, code->result, result)) return false;
   }
   code->anchor.stackable = stackable(r, code);
+  code->anchor.trees = true;
   if (code->rest && code->nparams <= STACKABLE_MAX) code->anchor.rest = (uint8_t)code->nparams;
   code->nslots = f->most;
   code->unit = r->unit;

@@ -204,26 +204,33 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
       a->value = argument_expression(r, kid);
     }
     if (!a->value) return false;
+    if (!a->spread) note_stackable(r, a->value); /* functions say what they take (plain_arguments) */
     if (a->keyword || a->spread) out->h.flag |= CALL_MIXED;
     out->n++;
   }
   return true;
 }
 
-/* A call of a global by its name; as an n_count if it is len or stack of a local. */
+/* Can the value of a node be a stacked list, if its reader knows of these (note_stackable)? */
+static bool may_give_stacked(const node *n) {
+  return n->kind == N_LOCAL || n->kind == N_FIELD || n->eval == eval_call || n->eval == eval_method;
+}
+
+/* A call of a global by its name; as an n_count if it is len or stack of something that may be a stacked list. */
 static node *count_node(resolver *r, const ast_node *n, n_call *call) {
   qn_str *name = n->kids[0]->u.s;
-  bool one = call->n == 1 && !call->args[0].keyword && call->args[0].value->kind == N_LOCAL;
+  const node *of = call->n ? call->args[0].value : NULL;
+  bool one = call->n == 1 && !call->args[0].keyword && may_give_stacked(of);
   bool stacks = strcmp(name->text, "stack") == 0;
   const builtin_def *def = one && (stacks || strcmp(name->text, "len") == 0) ? builtin_named(r, name) : NULL;
   if (!def) return &call->h;
   n_count *out = node_new(r, sizeof *out, eval_count, n);
   if (!out) return NULL;
-  out->h.slot = call->args[0].value->slot;
+  out->h.slot = of->slot;
+  out->local = of->kind == N_LOCAL;
   out->plain = call;
   out->def = def;
   out->stacks = stacks;
-  note_stackable(r, call->args[0].value);
   return &out->h;
 }
 
@@ -238,6 +245,7 @@ static node *call_expression(resolver *r, const ast_node *n) {
   if (!out->callee) return NULL;
   if (method) {
     out->method = n->u.s;
+    note_stackable(r, out->callee);
     if (!method_candidates(r, n, out)) return NULL;
   }
   if (!call_arguments(r, n, out)) return NULL;

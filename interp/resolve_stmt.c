@@ -415,7 +415,7 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
   }
   if (!g.n) return plain;
   n_grow *out = node_new(r, sizeof *out + g.n * sizeof *out->items, global ? eval_grow_global : eval_grow, n);
-  if (!out || !note_grown(r, global ? p->cell : NULL, p->slot)) return NULL;
+  if (!out || !note_grown(r, global ? p->cell : NULL, p->slot, g.callee != NULL)) return NULL;
   out->h.slot = p->slot;
   out->cell = global ? p->cell : NULL;
   out->plain = plain;

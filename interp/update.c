@@ -88,6 +88,7 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
   }
   if (!record_own(vm, x)) return false;
   if (!adds) field_cache_set(vm, &steps->cache, value_record(*x), (uint32_t)i);
+  if (!rec_plain_field(vm, &value_record(*x)->items[i])) return false;
   return put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
 }
 
@@ -177,7 +178,8 @@ static inline __attribute__((always_inline)) qn_value *step_to(const path_step *
     qn_record *r = value_record(*x);
     return r->layout == step->cache.layout && r->head.refs == 1 ? &r->items[step->cache.index] : NULL;
   }
-  if (x->head != TAG_LIST || step->nvalues != 1 || step->n != 1 || (*values)->head != TAG_INT) return NULL;
+  if (x->head != TAG_LIST || step->nvalues != 1 || step->n != 1 || (*values)->head != TAG_INT || value_is_stacked(*x))
+    return NULL;
   qn_list *l = value_list(*x);
   int64_t i = (*values)++->u.i;
   uint64_t at = (uint64_t)(i < 0 ? i + (int64_t)l->len : i);
@@ -294,7 +296,8 @@ static bool record_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value 
   }
   for (uint32_t i = 0; ok && i < p->n; i++) {
     qn_value item = field_of(vm, v, p->fields[i], p->items[i]->at, NULL);
-    ok = !value_is_error(item) && lvalue_put(vm, p->items[i], fp, values, item);
+    ok = !value_is_error(item) && (rec_plain_field(vm, &item) ? lvalue_put(vm, p->items[i], fp, values, item)
+                                                              : (value_release(vm, item), false));
     values += p->items[i]->nvalues;
   }
   if (!ok) raise_at(vm, p->at);
@@ -557,7 +560,8 @@ static qn_value eval_join_fields(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   const n_binary *sum = (const n_binary *)n->value;
   const qn_value *old = path_item(vm, n->target, fp, NULL);
-  if (!old || (old->head != TAG_STR && old->head != TAG_LIST)) return eval_update_fields(vm, h, fp);
+  if (!old || (old->head != TAG_STR && old->head != TAG_LIST) || value_is_stacked(*old))
+    return eval_update_fields(vm, h, fp);
   qn_value v = eval(vm, sum->b, fp);
   if (value_stops(v)) return v;
   qn_value *item = path_item(vm, n->target, fp, NULL);

@@ -107,7 +107,8 @@ static bool read_param(sig_reader *r, param_def *p) {
   *p = (param_def){.def = value_unset()};
   p->rest = accept(r, "..");
   p->move = !p->rest && accept(r, "@");
-  p->data = accept(r, "^");
+  p->stacks = accept(r, "&");
+  p->data = p->stacks || accept(r, "^");
   p->sized = p->data || accept(r, "%");
   p->data = p->data || accept(r, "~");
   p->name = read_name(r);

@@ -14,7 +14,7 @@
  * marked `~x` is data: while a call is recorded, a traced host number passes through to it (it ends up as an operand of
  * op_apply); numbers given to any other parameter are observed first (a guard on their value, rec.h). So are the sizes of arrays, which may be symbolic
  * then, unless the parameter is marked `^x`: that is data whose sizes the builtin reads by rec_sizes only, or leaves to ops; or `%x`: only its
- * sizes are read so, and numbers are observed. What a builtin makes of
+ * sizes are read so, and numbers are observed. One marked `&x` is as `^x`, and may be a stacked list or have some in it (rec.h). What a builtin makes of
  * floats that it observes, or of what a READ one gets otherwise than as data, has no derivative: inside a gradient by them a result
  * with floats is an error (E405).
  */
@@ -89,8 +89,9 @@ typedef struct param_def {
   qn_value def;      /* unset: required */
   bool rest;         /* ..name */
   bool move;         /* @name */
-  bool data;         /* ~name or ^name */
-  bool sized;        /* ^name or %name */
+  bool data;         /* ~name, ^name or &name */
+  bool sized;        /* ^name, %name or &name */
+  bool stacks;       /* &name */
   bool keyword_only; /* after a bare `*` in the signature */
 } param_def;
 

@@ -132,6 +132,7 @@ typedef struct rec_asked {
   int alone;      /* eager calls of functions that have a graph: what they call is in it */
   bool sync_once; /* explain: record, whatever --jit says, and plan on this thread */
   int whole;      /* calls in progress that must be one graph: all that keeps them from that is looked for at once */
+  int stacked;    /* recorded calls in progress whose arguments hold stacked lists (jit/trace/stacked.c) */
   int refused;    /* why there is no `served`: a break_reason */
   void *served;   /* explain: the entry that belongs to the watched call that ended last, or NULL */
   /* graph: a jit_anchor, whose call's function and arguments (with defaults) are kept here, owned; unset: none yet. */

@@ -364,6 +364,10 @@ qn_value array_of_ints(qn_vm *vm, const int64_t *items, int n) {
 
 bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   *s = (sequence){.v = v};
+  if (value_is_stacked(v)) {
+    s->n = value_array(stacked_lead(v))->shape[0];
+    return true;
+  }
   switch ((int)value_tag_of(v)) {
   case TAG_LIST: s->n = value_list(v)->len; return true;
   case TAG_RANGE: s->n = range_length(value_range(v)); return true;
@@ -385,7 +389,9 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
 qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i) {
   if (vm_poll_item(vm, i)) return value_error();
   switch ((int)value_tag_of(s->v)) {
-  case TAG_LIST: return value_retain(value_list(s->v)->items[i]);
+  case TAG_LIST:
+    if (value_is_stacked(s->v)) return rec_stacked_item(vm, s->v, value_int(i));
+    return value_retain(value_list(s->v)->items[i]);
   case TAG_RANGE: return value_int(range_item(value_range(s->v), i));
   case TAG_ARRAY: return op_index_row(vm, s->v, i);
   default: {

@@ -134,6 +134,9 @@ QN_MUST_CHECK qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i);
 /* n random keys that are made from one, as i64[n, 2] (random.c). */
 QN_MUST_CHECK qn_value random_split(qn_vm *vm, qn_value key, int64_t n);
 
+/* Adds an item (taken over) to a list (owned), which has other owners while a recording looks at the loop (lists.c). */
+QN_MUST_CHECK bool collect_item(qn_vm *vm, qn_value *list, qn_value item);
+
 /* Walks k trees in step and builds a tree of the structure of the first one. Each leaf (an array or number) is replaced by what `visit`
  * returns for the values that stand there in the k trees: an owned value, or the error value, which ends the walk. With `all` set, every
  * value that is no container is a leaf. The result is owned, or the error value (trees.c). */

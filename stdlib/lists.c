@@ -21,8 +21,7 @@ static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   return raise_false(vm, E_type, "%s: the list comes first: %s(list, f)", fn, fn);
 }
 
-/* Adds an item (taken over) to a list (owned), which has other owners while a recording looks at the loop. */
-static bool collect(qn_vm *vm, qn_value *list, qn_value item) {
+bool collect_item(qn_vm *vm, qn_value *list, qn_value item) {
   if (rec_grows(vm, *list)) return rec_append(vm, list, item);
   if (list_own(vm, list)) return list_push(vm, value_list(*list), item);
   value_release(vm, item);
@@ -43,8 +42,8 @@ typedef struct turns_over {
 static rec_tries turns_begin(turns_over *t) {
   qn_value v = t->s->v;
   rec_tries tries = rec_loop_begins(t->vm);
-  bool numbers = value_is(v, TAG_RANGE) && value_range(v)->step == 1;
-  if (!value_is(v, TAG_ARRAY) && !numbers) tries.left = 0, tries.parts = NULL;
+  bool numbers = value_is(v, TAG_RANGE) && value_range(v)->step == 1, stacked = value_is_stacked(v);
+  if (!value_is(v, TAG_ARRAY) && !numbers && !stacked) tries.left = 0, tries.parts = NULL;
   t->at = rec_here(t->vm);
   return tries;
 }
@@ -52,19 +51,25 @@ static rec_tries turns_begin(turns_over *t) {
 /* Offers the items from number i on. `grown`: as rec_turns has it. */
 static rec_answer turns_offer(turns_over *t, int64_t i, qn_value (*turn)(void *ctx, qn_value number, rec_exit *how),
                               uint64_t grown, rec_tries *tries) {
-  if (__builtin_expect(tries->left == 0, 1)) return REC_NOT_YET;
+  bool stacked = value_is_stacked(t->s->v);
+  if (__builtin_expect(tries->left == 0, 1))
+    return !stacked || rec_length_seen(t->vm, stacked_lead(t->s->v)) ? REC_NOT_YET : REC_FAILED;
+  qn_value end = stacked ? rec_length(t->vm, stacked_lead(t->s->v)) : value_int(0);
+  if (value_is_error(end)) return REC_FAILED;
   int64_t start = value_is(t->s->v, TAG_RANGE) ? value_range(t->s->v)->start : 0;
   const rec_turns turns = {.body = turn,
                            .ctx = t,
                            .counts = true,
                            .grown = grown,
+                           .stacks = stacked ? grown : 0,
                            .first = value_int(start + i),
-                           .end = value_int(start + t->s->n)};
+                           .end = stacked ? end : value_int(start + t->s->n)};
   return rec_loop(t->vm, t->at, &turns, (rec_slots){&t->state, 1}, tries);
 }
 
 /* The item with this number, which may be traced. */
 static qn_value turns_item(const turns_over *t, qn_value number) {
+  if (value_is_stacked(t->s->v)) return rec_stacked_item(t->vm, t->s->v, number);
   return value_is(t->s->v, TAG_ARRAY) ? rec_row(t->vm, t->s->v, number) : number;
 }
 
@@ -72,7 +77,7 @@ static qn_value turns_item(const turns_over *t, qn_value number) {
 static bool map_item(turns_over *t, qn_value item) {
   qn_value made = value_is_error(item) ? item : call1(t->vm, t->f, item);
   value_release(t->vm, item);
-  return !value_is_error(made) && collect(t->vm, t->state, made);
+  return !value_is_error(made) && collect_item(t->vm, t->state, made);
 }
 
 static qn_value map_turn(void *ctx, qn_value number, rec_exit *how) {

@@ -63,9 +63,90 @@ static bool same_structure(qn_value a, qn_value b) {
   return true;
 }
 
+/* ---- stacked lists --------------------------------------------------------------------------------------------------------
+ *
+ * While a call is recorded whose lists may have any length (jit/trace/stacked.c), what is made of the items of one is a loop. */
+
+typedef struct stacked_turns {
+  walk *w;
+  const qn_value *values; /* k stacked lists */
+  trees_visit visit;
+  void *ctx;
+  qn_value *out; /* what a turn changes: the list of the results */
+} stacked_turns;
+
+static qn_value stacked_turn(void *ctx, qn_value number, rec_exit *how) {
+  const stacked_turns *t = ctx;
+  qn_vm *vm = t->w->vm;
+  qn_value *mark = vm->sp, made = value_error();
+  bool ok = vm_enter(vm, t->w->k);
+  for (uint32_t j = 0; j < t->w->k && ok; j++) {
+    qn_value item = rec_stacked_item(vm, t->values[j], number);
+    ok = !value_is_error(item);
+    if (ok) *vm->sp++ = item;
+  }
+  if (ok) made = trees_map(vm, t->w->fn, mark, t->w->k, t->w->all, t->visit, t->ctx);
+  vm_pop_to(vm, mark);
+  *how = !value_is_error(made) && collect_item(vm, t->out, made) ? REC_VALUE : REC_ERROR;
+  return *how == REC_VALUE ? value_nil() : value_error();
+}
+
+/* Have k stacked lists as many items? 1, 0, or -1 with an error raised. */
+static int same_lengths(qn_vm *vm, const qn_value *values, uint32_t k) {
+  int64_t first[ARRAY_MAX_RANK], sizes[ARRAY_MAX_RANK];
+  int same = 1;
+  rec_sizes(vm, stacked_lead(values[0]), first);
+  for (uint32_t j = 1; j < k && same > 0; j++) {
+    if (!value_is_stacked(values[j])) return 0;
+    rec_sizes(vm, stacked_lead(values[j]), sizes);
+    same = rec_sizes_equal(vm, first[0], sizes[0]);
+  }
+  return same;
+}
+
+/* What the walk makes of k lists of which the first one is stacked: a stacked list, owned. Unset: it is to be made of the ordinary ones. */
+static qn_value map_stacked(walk *w, const qn_value *values, trees_visit visit, void *ctx) {
+  qn_vm *vm = w->vm;
+  int same = same_lengths(vm, values, w->k);
+  if (same <= 0) return same ? value_error() : value_unset();
+  rec_tries tries = rec_loop_begins(vm);
+  tries.left = tries.left ? 1 : 0;
+  qn_value out = list_value(list_new(vm, 0)), end = rec_length(vm, stacked_lead(values[0])), *place = &out;
+  if (value_is_error(out) || value_is_error(end)) return value_fail(vm, out);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &out);
+  stacked_turns t = {w, values, visit, ctx, &out};
+  const rec_turns turns = {
+      .body = stacked_turn, .ctx = &t, .counts = true, .grown = 1, .stacks = 1, .first = value_int(0), .end = end};
+  rec_answer answer = tries.left ? rec_loop(vm, rec_here(vm), &turns, (rec_slots){&place, 1}, &tries) : REC_NOT_YET;
+  rec_loop_ends(vm, &tries);
+  vm_disown(vm, &held);
+  if (answer == REC_DONE) return out;
+  value_release(vm, out);
+  return answer == REC_NOT_YET ? value_unset() : value_error();
+}
+
+/* k values as ordinary trees, on the value stack, which owns them. NULL with an error raised. */
+static const qn_value *plain_values(qn_vm *vm, const qn_value *values, uint32_t k) {
+  if (!vm_enter(vm, k)) return NULL;
+  qn_value *out = vm->sp;
+  for (uint32_t j = 0; j < k; j++) {
+    *vm->sp++ = value_retain(values[j]);
+    if (!rec_plain(vm, &out[j])) return NULL;
+  }
+  return out;
+}
+
 /* Handles one place of the trees. Returns the value of the result there, owned, or unset if the place is a container that has been
  * entered. */
 static qn_value enter(walk *w, const qn_value *values, trees_visit visit, void *ctx) {
+  if (__builtin_expect(w->vm->asked.stacked, 0)) {
+    bool any = false;
+    for (uint32_t j = 0; j < w->k; j++) any |= value_is_stacked(values[j]);
+    qn_value made = any && value_is_stacked(values[0]) ? map_stacked(w, values, visit, ctx) : value_unset();
+    if (!value_is(made, TAG_UNSET)) return made;
+    if (any && !(values = plain_values(w->vm, values, w->k))) return value_error();
+  }
   qn_value first = values[0];
   if (!is_leaf(first) && !value_is_container(first)) return w->all ? visit(ctx, w, values) : value_retain(first);
   for (uint32_t j = 1; j < w->k; j++)

@@ -153,9 +153,10 @@ void chains_leave(qn_vm *vm, const graph_code *b) {
   if (b->chained && vm->jit) chains_count(vm, b->shared.id, -1);
 }
 
-/* The arguments of a function within these transforms that stacked lists may be in, given its own parameters. */
-static uint32_t chain_stackable(const jit_anchor *inner, const void *const *chain, uint32_t depth) {
+/* The arguments of a function within these transforms that stacked lists may be in, given its own parameters. *trees: as in jit_anchor. */
+static uint32_t chain_stackable(const jit_anchor *inner, const void *const *chain, uint32_t depth, bool *trees) {
   int gradients = 0;
+  *trees = false;
   for (uint32_t i = 0; i < depth; i++) {
     transform_kind kind = ((const transform_def *)chain[i])->kind;
     bool gradient = kind == TRANSFORM_GRAD || kind == TRANSFORM_VALUE_AND_GRAD;
@@ -163,6 +164,7 @@ static uint32_t chain_stackable(const jit_anchor *inner, const void *const *chai
     gradients += gradient;
   }
   if (!inner || gradients > 1) return 0;
+  *trees = inner->trees;
   return inner->rest ? inner->stackable & ~((uint32_t)1 << (inner->rest - 1)) : inner->stackable;
 }
 
@@ -218,7 +220,7 @@ static jit_anchor *find_chain(qn_vm *vm, qn_value fn) {
   memcpy(c->chain, chain, depth * sizeof *chain);
   c->anchor.name = builtin ? ((const builtin_def *)code)->name : inner->name;
   if (inner) c->anchor.at = inner->at;
-  if (!graph) c->anchor.stackable = chain_stackable(inner, chain, depth);
+  if (!graph) c->anchor.stackable = chain_stackable(inner, chain, depth, &c->anchor.trees);
   if (!graph) c->anchor.sizes = chain_sizes(inner, chain, depth);
   c->next = j->chains;
   j->chains = c;

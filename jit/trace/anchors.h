@@ -33,6 +33,15 @@ typedef enum call_fate {
 } call_fate;
 extern const char *const call_fates[CALL_FATES];
 
+/* A list in a record among the arguments of a function that is stacked (stacked.c): argument `arg`, in it the field names[0], in that names[1], and so
+ * on. */
+enum { PLACE_DEPTH = 3, PLACES_MAX = 8 };
+typedef struct stack_place {
+  uint32_t arg, depth;
+  qn_str *names[PLACE_DEPTH]; /* owned */
+  bool apart;                 /* it never is again, since stacking has been in vain */
+} stack_place;
+
 /* What the VM knows about the calls of one function: how many there were, what became of them, and the specializations that serve them. */
 typedef struct anchor_specializations {
   jit_anchor *anchor;
@@ -53,10 +62,12 @@ typedef struct anchor_specializations {
   bool watched, computes;
   /* How many calls were watched after the function had become hot and did nothing with arrays. While it is not 0 nothing is recorded. */
   uint8_t quiet;
-  uint32_t stacked; /* a bit for each of the first arguments: lists among them are stacked (stacked.c) */
-  uint32_t apart;   /* likewise: they never are again, since stacking has been in vain */
-  uint8_t exact;    /* how many of the specializations are of code for just some sizes (calls.c) */
-  bool full;        /* too many specializations or recordings: calls that none of them fits stay eager */
+  uint32_t stacked;    /* a bit for each of the first arguments: lists among them are stacked (stacked.c) */
+  uint32_t apart;      /* likewise: they never are again, since stacking has been in vain */
+  stack_place *places; /* PLACES_MAX of them, of which nplaces are used; or NULL */
+  uint32_t nplaces;
+  uint8_t exact; /* how many of the specializations are of code for just some sizes (calls.c) */
+  bool full;     /* too many specializations or recordings: calls that none of them fits stay eager */
   /* short calls in a row that stayed eager; how many times the anchor has rested since a longer one */
   uint32_t streak, rests;
   struct miss {

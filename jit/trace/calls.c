@@ -140,7 +140,7 @@ static qn_value result_of(qn_vm *vm, const specialization *e, const rec_call_sit
   call_values call = {&e->pattern, site->fn, site->args};
   qn_value result = template_build(vm, &e->result, out, &call);
   for (uint32_t i = 0; i < n; i++) value_release(vm, out[i]);
-  return site->stacked ? stacked_results(vm, result) : result;
+  return site->stacked && site->stacked->n ? stacked_results(vm, result) : result;
 }
 
 /* The random numbers behind a call whose plan has given these outputs. */
@@ -523,6 +523,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     return run_plain(vm, site, BREAK_memory);
   }
   list->calls[CALL_recorded]++;
+  if (site->stacked && site->stacked->n) rec_note_stacked(vm);
   r->of = list;
   r->at = site->at;
   r->home = site->home;
@@ -638,7 +639,7 @@ static qn_value record_call(qn_vm *vm, rec_call_site *site, anchor_specializatio
   vm_owned held;
   if (wish) vm_own(vm, &held, drop_wish, wish);
   qn_value result = record(vm, site, list, wish, exact);
-  if (site->stacked) result = stacked_results(vm, result);
+  if (site->stacked && site->stacked->n) result = stacked_results(vm, result);
   if (wish) {
     vm_disown(vm, &held);
     size_wish_free(vm, wish);
@@ -748,7 +749,7 @@ static specialization *exact_for(qn_vm *vm, const rec_call_site *site, anchor_sp
   enum { EXACT_MOST = 4 };
   *often = 0;
   int64_t limit = vm->tune[TUNE_jit_hot_sizes];
-  if (!limit || site->symbolic == REC_AT_ONCE || list->stacked) return e;
+  if (!limit || site->symbolic == REC_AT_ONCE || list->stacked || list->nplaces) return e;
   uint64_t hash = pattern_sizes_hash(&e->pattern, c->arrays);
   bool made = false, looked = false;
   for (specialization **at = &list->first; *at && list->exact; at = &(*at)->next) {
@@ -811,20 +812,60 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
   return NULL;
 }
 
-/* Nothing serves a call. Lists among its arguments whose lengths are others than in earlier calls are stacked (stacked.c) from now on, and the
- * reason for its recording is that; appends it. */
-static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *list, text_buf *why) {
-  uint32_t wanted = 0, stackable = site->anchor->stackable & ~(list->stacked | list->apart);
-  int64_t before[STACKABLE_MAX];
-  for (int i = 0; i < site->nargs && i < STACKABLE_MAX; i++) {
-    if (!(stackable >> i & 1) || !value_is(site->args[i], TAG_LIST)) continue;
-    int64_t now = value_list(site->args[i])->len;
-    for (const specialization *e = list->first; e && !(wanted >> i & 1); e = e->next) {
-      before[i] = pattern_list_length(&e->pattern, (uint32_t)i);
-      if (before[i] >= 0 && before[i] != now) wanted |= (uint32_t)1 << i;
+/* The length of the list in this place in an earlier call, if that was another one than now; else -1. */
+static int64_t length_before(const anchor_specializations *list, uint32_t arg, qn_str *const *names, uint32_t depth,
+                             int64_t now) {
+  for (const specialization *e = list->first; e; e = e->next) {
+    int64_t before = pattern_list_length(&e->pattern, arg, names, depth);
+    if (before >= 0 && before != now) return before;
+  }
+  return -1;
+}
+
+static bool place_known(const anchor_specializations *list, uint32_t arg, qn_str *const *names, uint32_t depth) {
+  for (uint32_t i = 0; i < list->nplaces; i++) {
+    const stack_place *p = &list->places[i];
+    bool same = p->arg == arg && p->depth == depth;
+    for (uint32_t k = 0; k < depth && same; k++) same = str_equal(p->names[k], names[k]);
+    if (same) return true;
+  }
+  return false;
+}
+
+/* Notes the places in a record (argument `arg`, below names[0] to names[depth - 1]) whose lists have other lengths than before. */
+static void find_places(qn_vm *vm, anchor_specializations *list, uint32_t arg, qn_value v, qn_str **names,
+                        uint32_t depth, int64_t *before) {
+  const qn_record *r = value_record(v);
+  for (uint32_t i = 0; i < r->len && list->nplaces < PLACES_MAX; i++) {
+    names[depth] = record_name(r, i);
+    if (value_is(r->items[i], TAG_RECORD) && depth + 1 < PLACE_DEPTH)
+      find_places(vm, list, arg, r->items[i], names, depth + 1, before);
+    int64_t was = -1;
+    if (value_is(r->items[i], TAG_LIST) && !place_known(list, arg, names, depth + 1))
+      was = length_before(list, arg, names, depth + 1, value_list(r->items[i])->len);
+    if (was < 0 || list->nplaces == PLACES_MAX) continue;
+    if (!list->places && !(list->places = mem_zalloc(vm, PLACES_MAX * sizeof *list->places))) return;
+    stack_place *p = &list->places[list->nplaces];
+    before[list->nplaces++] = was;
+    *p = (stack_place){.arg = arg, .depth = depth + 1};
+    for (uint32_t k = 0; k <= depth; k++) {
+      p->names[k] = names[k];
+      value_retain(value_obj(TAG_STR, names[k]));
     }
   }
-  uint32_t got = wanted ? stack_args(vm, site, wanted) : 0;
+}
+
+/* Nothing serves a call. Lists among its arguments, and in records among these, whose lengths are others than in earlier calls are stacked
+ * (stacked.c) from now on, and the reason for its recording is that; appends it. */
+static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *list, text_buf *why) {
+  uint32_t wanted = 0, stackable = site->anchor->stackable & ~(list->stacked | list->apart);
+  int64_t before[STACKABLE_MAX], before_in[PLACES_MAX];
+  for (int i = 0; i < site->nargs && i < STACKABLE_MAX; i++) {
+    if (!(stackable >> i & 1) || !value_is(site->args[i], TAG_LIST)) continue;
+    before[i] = length_before(list, (uint32_t)i, NULL, 0, value_list(site->args[i])->len);
+    if (before[i] >= 0) wanted |= (uint32_t)1 << i;
+  }
+  uint32_t got = wanted ? stack_args(vm, site, wanted) : 0, places = list->nplaces;
   error_clear(vm);
   list->stacked |= got;
   for (int i = 0; i < STACKABLE_MAX && got; i++) {
@@ -834,6 +875,21 @@ static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     text_addf(why, " was %lld, now %lld; now symbolic", (long long)before[i],
               (long long)value_array(stacked_lead(site->args[i]))->shape[0]);
     break; /* one is enough */
+  }
+  qn_str *names[PLACE_DEPTH];
+  for (int i = 0; i < site->nargs && site->anchor->trees; i++)
+    if (value_is(site->args[i], TAG_RECORD)) find_places(vm, list, (uint32_t)i, site->args[i], names, 0, before_in);
+  for (uint32_t i = places; i < list->nplaces; i++) {
+    stack_place *p = &list->places[i];
+    bool ok = stack_place_of(vm, site, p);
+    p->apart = !ok;
+    error_clear(vm);
+    if (!ok || why->len) continue;
+    text_adds(why, "length of ");
+    pattern_print_arg_name(&list->first->pattern, p->arg, why);
+    for (uint32_t k = 0; k < p->depth; k++) text_addf(why, ".%s", p->names[k]->text);
+    const stacked_args *s = site->stacked;
+    text_addf(why, " was %lld, now %u; now symbolic", (long long)before_in[i], value_list(s->of[s->n - 1].list)->len);
   }
 }
 
@@ -1032,8 +1088,9 @@ static bool run_cold(qn_vm *vm, const rec_call_site *site, anchor_specialization
 /* Makes a call of a function that is hot. */
 static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
   int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
-  if (site->stacked && list->stacked && may_stack(vm, site)) {
-    stack_args(vm, site, list->stacked);
+  if (site->stacked && (list->stacked || list->nplaces) && may_stack(vm, site)) {
+    if (list->stacked) stack_args(vm, site, list->stacked);
+    for (uint32_t i = 0; i < list->nplaces; i++) (void)stack_place_of(vm, site, &list->places[i]);
     error_clear(vm);
   }
   call_inputs inputs;
@@ -1056,6 +1113,16 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
     return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
   }
   return record_call(vm, site, list, wish, 0);
+}
+
+/* May a list among the arguments of a call, or in records among these, be stacked? */
+static bool has_list(const rec_call_site *site) {
+  const jit_anchor *a = site->anchor;
+  for (int i = 0; i < site->nargs; i++)
+    if (value_is(site->args[i], TAG_LIST) ? i < STACKABLE_MAX && (a->stackable >> i & 1)
+                                          : a->trees && value_is(site->args[i], TAG_RECORD))
+      return true;
+  return false;
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
@@ -1081,7 +1148,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
   if (list->first && list->first->hits < list->first->quick_until && serve_quick(vm, site, list, list->first, &result))
     return result;
-  if (__builtin_expect(!a->stackable, 1)) return make_call(vm, site, list);
+  if (__builtin_expect(!has_list(site), 1)) return make_call(vm, site, list);
   stacked_args stacked = {.vm = vm};
   vm_owned held;
   vm_own(vm, &held, stacked_drop, &stacked);

@@ -437,21 +437,31 @@ static bool rows_read_once(const graph *g, uint32_t node, const graph *around, c
   return rows_read_once(regions[1], regions[1]->inputs[operand], g, user);
 }
 
+/* Is each item of the stacked lists in a value read once at most? *any: there are some. */
+static bool items_read_once(const struct recording *r, qn_value v, bool *any) {
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return true;
+  bool stacked = value_is_stacked(v);
+  uint32_t n;
+  const qn_value *items = value_parts(stacked ? value_list(v)->items[STACKED_PARTS].u.p : v.u.p, &n);
+  *any |= stacked;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!stacked && !items_read_once(r, items[i], any)) return false;
+    if (stacked && is_float_leaf(items[i]) && !rows_read_once(r->g, rec_traced(r, items[i]), NULL, NULL)) return false;
+  }
+  return true;
+}
+
 /* May the stacked lists among the differentiated arguments stay so? If not, the call is made again, by the interpreter, and lists like these are not
  * stacked any more: false with an error raised. */
 static bool stacked_in_order(struct recording *r, const forward *w) {
   uint32_t stacked = 0;
   for (int k = 0; k < w->nall && k < STACKABLE_MAX; k++) stacked |= (uint32_t)value_is_stacked(w->all[k]) << k;
-  bool ok = true;
-  for (int k = 0; k < w->nargs && stacked && ok; k++) {
-    if (!value_is_stacked(w->args[k])) continue;
-    const qn_list *parts = value_list(value_list(w->args[k])->items[STACKED_PARTS]);
-    for (uint32_t i = 0; i < parts->len && ok; i++)
-      ok = !is_float_leaf(parts->items[i]) || rows_read_once(r->g, rec_traced(r, parts->items[i]), NULL, NULL);
-  }
+  bool ok = true, any = false;
+  for (int k = 0; k < w->nargs && ok; k++) ok = items_read_once(r, w->args[k], &any);
   if (ok) return true;
   anchor_specializations *of = rec_base(r)->of;
   if (of) of->apart |= stacked, of->stacked &= ~stacked;
+  for (uint32_t i = 0; of && i < of->nplaces; i++) of->places[i].apart = true;
   rec_base(r)->again = true;
   return raise_false(r->vm, E_not_diff, "%s: the items of a list are read more than once", w->in.name);
 }
@@ -487,8 +497,24 @@ static qn_value grads_stacked(struct recording *r, forward *w, qn_value v) {
   return rec_stacked(vm, shape, grads);
 }
 
+static bool holds_stacked(qn_value v) {
+  if (value_is_stacked(v)) return true;
+  for (uint32_t i = 0; value_is(v, TAG_RECORD) && i < value_record(v)->len; i++)
+    if (holds_stacked(value_record(v)->items[i])) return true;
+  return false;
+}
+
 static qn_value grads_like(struct recording *r, forward *w, qn_value v) {
-  return value_is_stacked(v) ? grads_stacked(r, w, v) : tree_rebuild(r->vm, v, grad_leaf, &w->in);
+  if (value_is_stacked(v)) return grads_stacked(r, w, v);
+  if (!value_is(v, TAG_RECORD) || !holds_stacked(v)) return tree_rebuild(r->vm, v, grad_leaf, &w->in);
+  qn_record *copy = record_like(r->vm, value_record(v));
+  qn_value out = copy ? value_obj(TAG_RECORD, copy) : value_error();
+  for (uint32_t i = 0; copy && i < copy->len; i++) {
+    qn_value made = grads_like(r, w, value_record(v)->items[i]);
+    if (value_is_error(made)) return value_fail(r->vm, out);
+    copy->items[i] = made;
+  }
+  return out;
 }
 
 /* The gradients: for each differentiated argument a tree like it; in a list, unless it is `one` argument. Owned, or the error value. */

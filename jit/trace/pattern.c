@@ -209,13 +209,26 @@ void pattern_print_arg_name(const pattern *p, uint32_t arg, text_buf *out) {
     if (p->roots[i].kind == ROOT_ARG && p->roots[i].arg == arg) print_root(&p->roots[i], out);
 }
 
-int64_t pattern_list_length(const pattern *p, uint32_t arg) {
-  for (uint32_t i = 0; i < p->nroots; i++) {
-    const root *x = &p->roots[i];
-    if (x->kind == ROOT_ARG && x->arg == arg)
-      return is_cut(p, x->first) || p->pats[x->first].kind != PAT_LIST ? -1 : (int64_t)p->pats[x->first].n;
+/* The part behind a part and all below it. */
+static uint32_t part_behind(const pattern *p, uint32_t at) {
+  const pat *x = &p->pats[at++];
+  if (x->kind != PAT_LIST && x->kind != PAT_RECORD && x->kind != PAT_FN) return at;
+  for (uint32_t i = 0; i < x->n && !is_cut(p, at); i++) at = part_behind(p, at);
+  return at;
+}
+
+int64_t pattern_list_length(const pattern *p, uint32_t arg, qn_str *const *names, uint32_t n) {
+  uint32_t at = p->n;
+  for (uint32_t i = 0; i < p->nroots; i++)
+    if (p->roots[i].kind == ROOT_ARG && p->roots[i].arg == arg) at = p->roots[i].first;
+  for (uint32_t k = 0; k < n && !is_cut(p, at); k++) {
+    const pat *x = &p->pats[at++];
+    int field = x->kind == PAT_RECORD ? record_find(value_record(x->value), names[k]) : -1;
+    if (field < 0) return -1;
+    for (int i = 0; i < field && !is_cut(p, at); i++) at = part_behind(p, at);
   }
-  return -1;
+  if (is_cut(p, at) || p->pats[at].kind != PAT_LIST || is_stack(&p->pats[at])) return -1;
+  return (int64_t)p->pats[at].n;
 }
 
 void pattern_input_name(const pattern *p, uint32_t input, text_buf *out) {

@@ -165,7 +165,7 @@ bool pattern_match_but_sizes(const pattern *p, bool check_by_value, qn_value fn,
 /* Appends what argument `arg` is called. */
 void pattern_print_arg_name(const pattern *p, uint32_t arg, text_buf *out);
 /* How long a list argument must be; -1 if it need be no list. */
-int64_t pattern_list_length(const pattern *p, uint32_t arg);
+int64_t pattern_list_length(const pattern *p, uint32_t arg, qn_str *const *names, uint32_t n);
 /* Appends where a part of the pattern is, by the names that the program has for it: "p.w", "l[2]", "global scale"; "argument 1" where it has
  * none. */
 void pattern_print_place(const pattern *p, uint32_t part, text_buf *out);

@@ -85,6 +85,7 @@ typedef struct jit_anchor {
   int64_t most; /* while it rests: a call on more elements than this is looked at all the same */
   /* A bit for each of the first parameters that the body only goes over, counts or takes items of (STACKABLE_MAX). */
   uint32_t stackable;
+  bool trees; /* lists in records among the arguments may be stacked, too */
   uint8_t
       rest; /* the number of the parameter that collects further arguments + 1, if it is one of these; 0: there is none */
   const named_sizes *sizes;       /* NULL: its signature names none */
@@ -491,6 +492,16 @@ QN_MUST_CHECK qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value numbe
 QN_MUST_CHECK qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i);
 /* The ordinary list with these items, whose number is guarded. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_unstacked(qn_vm *vm, qn_value list);
+/* Fields of records may hold stacked lists, too, in recordings of calls that have some (vm.asked.stacked): whoever reads one there, or hands a record
+ * to what looks into it, and knows nothing of them, gets the ordinary list. *v is owned, and replaced. False with an error raised. */
+QN_MUST_CHECK bool rec_make_plain(qn_vm *vm, qn_value *v);
+static inline bool rec_plain(qn_vm *vm, qn_value *v) {
+  return __builtin_expect(!vm->asked.stacked, 1) || rec_make_plain(vm, v);
+}
+/* As rec_plain, for a value read from a field: only if it is a stacked list itself. */
+static inline bool rec_plain_field(qn_vm *vm, qn_value *v) {
+  return __builtin_expect(!vm->asked.stacked, 1) || !value_is_stacked(*v) || rec_make_plain(vm, v);
+}
 /* Row i of x, where i is the traced number of a loop's turn, known to lie inside the first axis. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_row(qn_vm *vm, qn_value x, qn_value i);
 /* An array that was made of untraced host numbers, as by an array literal, becomes a constant of the graph. False with an error raised. */

@@ -278,7 +278,21 @@ void left_over_free(qn_vm *vm) {
   }
 }
 
+void rec_note_stacked(qn_vm *vm) {
+  struct recording *r = vm->rec ? rec_base(vm->rec) : NULL;
+  if (!r) return;
+  vm->asked.stacked += !r->stacks;
+  r->stacks = true;
+}
+
+struct anchor_specializations *rec_call_of(const qn_vm *vm) {
+  return vm->rec ? rec_base(vm->rec)->of : NULL;
+}
+
+bool rec_no_gradient(const qn_vm *vm) { return vm->rec && !rec_base(vm->rec)->grads; }
+
 void rec_free(struct recording *r) {
+  r->vm->asked.stacked -= r->stacks;
   qn_vm *vm = r->vm;
   if (!r->ended) {
     r->ended = true;

@@ -139,6 +139,7 @@ struct recording {
   const named_sizes *sizes;
   const size_names *names;
   qn_dim *name_symbols;
+  bool stacks;       /* stacked lists may be among its values: counted in vm.asked.stacked */
   bool in_stack;     /* inputs that are made now are arrays of a stacked list, */
   qn_dim stack_size; /* which has so many items; 0: that is no symbol yet */
   uint32_t nstacks;
@@ -252,6 +253,12 @@ void rec_end_failed(struct recording *r);
 void rec_free(struct recording *r);
 /* Frees what recordings that were interrupted have left. */
 void left_over_free(qn_vm *vm);
+/* There may be stacked lists among the values of the program from now on, until the recording in progress, if there is one, is freed. */
+void rec_note_stacked(qn_vm *vm);
+/* The function whose call the recording in progress is of; NULL: there is none. */
+struct anchor_specializations *rec_call_of(const qn_vm *vm);
+/* Is a recording on, and no gradient in progress in it? */
+bool rec_no_gradient(const qn_vm *vm);
 void rec_drop(qn_vm *vm, void *recording); /* rec_free in the form that vm_own needs */
 /* Executes, in program order, the pending nodes that something outside needs and all that can fail. False with an error raised. */
 QN_MUST_CHECK bool rec_run_pending(struct recording *r);

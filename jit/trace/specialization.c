@@ -103,6 +103,9 @@ void anchor_specializations_free(qn_vm *vm, anchor_specializations *e) {
   }
   mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
   parts_free(vm, &e->parts);
+  for (uint32_t i = 0; i < e->nplaces; i++)
+    for (uint32_t k = 0; k < e->places[i].depth; k++) value_release(vm, value_obj(TAG_STR, e->places[i].names[k]));
+  if (e->places) mem_free(vm, e->places, PLACES_MAX * sizeof *e->places);
   mem_free(vm, e, sizeof *e);
 }
 

@@ -9,6 +9,10 @@
  * Likewise where such a function is called through jit, grad or value_and_grad. Gradients by a stacked list are a stacked list in the recording, and
  * a list for whoever has called; they have other bits where items are read more than once, and then the list is not stacked (differentiate.c).
  *
+ * So are lists in records among the arguments (`p.layers`), as deep as PLACE_DEPTH fields, of any function: the record is copied, and holds the stacked
+ * list. Reads of a field that are of these kinds take it as it is (n_field.stacks); at all others, and where a record is handed to a
+ * builtin, a text or a comparison, the ordinary list is made (rec_plain), which guards its length, and such lists are not stacked any more.
+ *
  * Only what the interpreter cannot tell from the list is stacked: arrays of one dtype and shape, on one device, without gaps, and floats.
  * Other parts of items have to be equal. All else is left to entries for one length. The elements are copied when it is certain that a
  * plan runs, or that the call is recorded; whatever the interpreter runs itself gets the lists.
@@ -19,6 +23,7 @@
 
 #include "jit/run/door.h"
 #include "jit/run/index.h"
+#include "jit/trace/recording.h"
 
 enum { LEAVES_MAX = 64 /* arrays and floats in an item */ };
 
@@ -70,7 +75,7 @@ static bool copy_leaf(stacking *s, qn_value v) {
   return ok;
 }
 
-static bool same_leaf(const stacking *s, qn_value v) {
+static bool like_first(const stacking *s, qn_value v) {
   qn_value first = s->first[s->at];
   if (value_tag_of(v) != value_tag_of(first)) return false;
   if (!value_is(v, TAG_ARRAY)) return true;
@@ -82,7 +87,7 @@ static bool same_leaf(const stacking *s, qn_value v) {
 /* Compares an item with the shape, or copies it. False if they differ, or with an error raised. */
 static bool each_leaf(stacking *s, qn_value shape, qn_value v) {
   if (value_is(shape, TAG_UNSET) || value_is(shape, TAG_SIGNAL)) {
-    bool ok = s->parts ? copy_leaf(s, v) : same_leaf(s, v);
+    bool ok = s->parts ? copy_leaf(s, v) : like_first(s, v);
     s->at++;
     return ok;
   }
@@ -145,6 +150,7 @@ qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts) {
   out->items[STACKED_SHAPE] = shape;
   out->items[STACKED_PARTS] = parts;
   out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL};
+  rec_note_stacked(vm);
   return value_obj(TAG_LIST, out);
 }
 
@@ -185,6 +191,13 @@ bool rec_stacks(qn_vm *vm, qn_value list) {
 
 /* ---- arguments ---------------------------------------------------------------------------------------------------------------------- */
 
+/* Notes that `v` (taken over), with the stacked list `stacked` (taken over) in it, stands in the place of an argument. */
+static void replace_arg(stacked_args *s, qn_value *place, qn_value v, qn_value list, qn_value stacked) {
+  s->of[s->n++] =
+      (struct stacked_arg){.place = place, .before = *place, .list = value_retain(list), .stacked = stacked};
+  *place = v;
+}
+
 uint32_t stack_args(qn_vm *vm, const rec_call_site *site, uint32_t wanted) {
   uint32_t stacked = 0;
   stacked_args *s = site->stacked;
@@ -194,11 +207,49 @@ uint32_t stack_args(qn_vm *vm, const rec_call_site *site, uint32_t wanted) {
     qn_value v = stacked_of(vm, *place);
     if (value_is_error(v)) break;
     if (!value_is(v, TAG_LIST)) continue;
-    s->of[s->n++] = (struct stacked_arg){.place = place, .list = *place, .stacked = v};
-    *place = value_retain(v);
+    replace_arg(s, place, value_retain(v), *place, v);
     stacked |= (uint32_t)1 << i;
   }
   return stacked;
+}
+
+qn_value stack_place_value(const stack_place *p, qn_value v) {
+  for (uint32_t k = 0; k < p->depth; k++) {
+    int i = value_is(v, TAG_RECORD) ? record_find(value_record(v), p->names[k]) : -1;
+    if (i < 0) return value_unset();
+    v = value_record(v)->items[i];
+  }
+  return v;
+}
+
+/* A copy of a record with `stacked` (borrowed) in the place p, from names[k] on. Owned, or the error value. */
+static qn_value record_with(qn_vm *vm, const stack_place *p, uint32_t k, qn_value v, qn_value stacked) {
+  if (k == p->depth) return value_retain(stacked);
+  const qn_record *r = value_record(v);
+  qn_record *copy = record_like(vm, r);
+  if (!copy) return value_error();
+  qn_value out = value_obj(TAG_RECORD, copy);
+  int at = record_find(r, p->names[k]);
+  for (uint32_t i = 0; i < r->len; i++) {
+    qn_value item = (int)i == at ? record_with(vm, p, k + 1, r->items[i], stacked) : value_retain(r->items[i]);
+    if (value_is_error(item)) return value_fail(vm, out);
+    copy->items[i] = item;
+  }
+  return out;
+}
+
+bool stack_place_of(qn_vm *vm, const rec_call_site *site, const stack_place *p) {
+  stacked_args *s = site->stacked;
+  if (p->apart || p->arg >= (uint32_t)site->nargs || s->n == STACKED_ARGS) return false;
+  qn_value *place = &site->args[p->arg], list = stack_place_value(p, *place);
+  if (!value_is(list, TAG_LIST)) return false;
+  qn_value v = stacked_of(vm, list), whole = value_is(v, TAG_LIST) ? record_with(vm, p, 0, *place, v) : value_error();
+  if (value_is_error(whole)) {
+    if (!value_is_error(v)) value_release(vm, v);
+    return false;
+  }
+  replace_arg(s, place, whole, list, v);
+  return true;
 }
 
 /* Copies the items of a list to the arrays of what stands for it. False with an error raised. */
@@ -234,12 +285,13 @@ qn_value rec_stack_items(qn_vm *vm, qn_value list, uint32_t from, uint32_t n) {
 void stack_undo(const rec_call_site *site) {
   stacked_args *s = site->stacked;
   if (!s) return;
-  for (uint32_t k = 0; k < s->n; k++) {
-    value_release(s->vm, *s->of[k].place);
-    *s->of[k].place = s->of[k].list;
-    value_release(s->vm, s->of[k].stacked);
+  while (s->n) { /* the last first: several lists may have been in one argument */
+    const struct stacked_arg *x = &s->of[--s->n];
+    value_release(s->vm, *x->place);
+    *x->place = x->before;
+    value_release(s->vm, x->list);
+    value_release(s->vm, x->stacked);
   }
-  s->n = 0;
 }
 
 qn_value site_run(const rec_call_site *site) {
@@ -250,6 +302,7 @@ qn_value site_run(const rec_call_site *site) {
 void stacked_drop(qn_vm *vm, void *what) {
   stacked_args *s = what;
   for (uint32_t k = 0; k < s->n; k++) {
+    value_release(vm, s->of[k].before);
     value_release(vm, s->of[k].list);
     value_release(vm, s->of[k].stacked);
   }
@@ -311,15 +364,17 @@ qn_value rec_unstacked(qn_vm *vm, qn_value list) {
   return out ? value_obj(TAG_LIST, out) : value_error();
 }
 
-/* How deep in a result gradients lie: value_and_grad gives (value, gradients), and these may be of several arguments. */
-enum { GRADIENTS_DEPTH = 2 };
+/* How deep in results and arguments stacked lists are looked for: value_and_grad gives (value, gradients), and these may be of several arguments that
+ * have them as deep as places are (stack_place). */
+enum { STACKED_DEPTH = 3 + PLACE_DEPTH };
 
 static bool holds_stacked(qn_value v, int depth) {
-  if (!value_is(v, TAG_LIST)) return false;
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return false;
   if (value_is_stacked(v)) return true;
-  const qn_list *l = value_list(v);
-  for (uint32_t i = 0; i < l->len && depth; i++)
-    if (holds_stacked(l->items[i], depth - 1)) return true;
+  uint32_t n;
+  const qn_value *items = value_parts(v.u.p, &n);
+  for (uint32_t i = 0; i < n && depth; i++)
+    if (holds_stacked(items[i], depth - 1)) return true;
   return false;
 }
 
@@ -327,22 +382,37 @@ static bool holds_stacked(qn_value v, int depth) {
 static qn_value without_stacked(qn_vm *vm, qn_value v, int depth) {
   if (!holds_stacked(v, depth)) return value_retain(v);
   if (value_is_stacked(v)) return rec_unstacked(vm, v);
-  const qn_list *l = value_list(v);
-  qn_list *out = list_new(vm, l->len);
-  for (uint32_t i = 0; out && i < l->len; i++) {
-    out->items[i] = without_stacked(vm, l->items[i], depth - 1);
-    if (!value_is_error(out->items[i])) continue;
-    out->items[i] = value_nil();
-    return value_fail(vm, value_obj(TAG_LIST, out));
+  bool list = value_is(v, TAG_LIST);
+  uint32_t n;
+  const qn_value *items = value_parts(v.u.p, &n);
+  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(v));
+  if (!copy) return value_error();
+  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy), *to = value_parts(copy, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value made = without_stacked(vm, items[i], depth - 1);
+    if (value_is_error(made)) return value_fail(vm, out);
+    to[i] = made;
   }
-  return out ? value_obj(TAG_LIST, out) : value_error();
+  return out;
 }
 
 qn_value stacked_results(qn_vm *vm, qn_value v) {
-  if (value_is_error(v) || !holds_stacked(v, GRADIENTS_DEPTH)) return v;
-  qn_value plain = without_stacked(vm, v, GRADIENTS_DEPTH);
+  if (value_is_error(v) || !holds_stacked(v, STACKED_DEPTH)) return v;
+  qn_value plain = without_stacked(vm, v, STACKED_DEPTH);
   value_release(vm, v);
   return plain;
+}
+
+bool rec_make_plain(qn_vm *vm, qn_value *v) {
+  if (!holds_stacked(*v, STACKED_DEPTH)) return true;
+  qn_value plain = without_stacked(vm, *v, STACKED_DEPTH);
+  if (value_is_error(plain)) return false;
+  value_release(vm, *v);
+  *v = plain;
+  /* how many items there are has become a guard, so stacking them was in vain */
+  anchor_specializations *of = rec_call_of(vm);
+  for (uint32_t i = 0; of && i < of->nplaces; i++) of->places[i].apart = true;
+  return true;
 }
 
 qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i) {

@@ -304,8 +304,14 @@ static qn_value call_derived(own_site *c) {
 
 qn_value transform_call(qn_vm *vm, qn_value fn, qn_value *args, int nargs, qn_value kwargs, span at) {
   const qn_fn *f = value_fn(fn);
+  for (int i = 0; i < nargs && f->head.flags == FN_GRAPH; i++)
+    if (!rec_plain(vm, &args[i])) return value_error();
   if (f->head.flags == FN_GRAPH) return body_call(vm, fn, args, nargs, kwargs, at);
   const transform_def *def = f->code;
+  bool takes = rec_no_gradient(vm) &&
+               (def->kind == TRANSFORM_JIT || def->kind == TRANSFORM_GRAD || def->kind == TRANSFORM_VALUE_AND_GRAD);
+  for (int i = 0; i < nargs && !takes; i++)
+    if (!rec_plain(vm, &args[i])) return value_error();
   own_site c;
   qn_value *mark = vm->sp, result;
   if (args + nargs == vm->sp) { /* they need not be copied: the keywords come behind them */
