@@ -340,12 +340,17 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   ip->place.rethrown = info->def.effect == BUILTIN_STATE || info->def.effect == BUILTIN_RAISES;
 }
 
+static __attribute__((noinline, cold)) bool plain_for_builtin(qn_vm *vm, const builtin_info *info, qn_value *args) {
+  for (int i = 0; i < info->sig.nparams; i++)
+    if ((!info->sig.params[i].stacks || !op_deferred(vm)) && !rec_plain(vm, &args[i])) return false;
+  return true;
+}
+
 /* Calls a builtin on arguments that lie on the stack, one for each parameter, and tells the recorder. Owned, or the error value. */
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
   int told;
   qn_value r;
-  for (int i = 0; __builtin_expect(vm->asked.stacked, 0) && i < info->sig.nparams; i++)
-    if ((!info->sig.params[i].stacks || !op_deferred(vm)) && !rec_plain(vm, &args[i])) return value_error();
+  if (__builtin_expect(vm->asked.stacked, 0) && !plain_for_builtin(vm, info, args)) return value_error();
   rec_answer answer = rec_builtin(vm, &info->def, &info->sig, args, at, &told, &r);
   if (answer != REC_NOT_YET) return answer == REC_DONE ? r : value_error();
   span outer = interp_of(vm)->place.calling;
@@ -778,7 +783,8 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
   if (value_stops(stopped)) return vm_pop_with(vm, args, stopped);
   if (info->moves) lent = lend_moved(vm, n, fp, info, args);
   qn_value r = run_builtin(vm, info, args, n->h.at);
-  if (!n->stacks && !value_is_error(r) && !rec_plain_field(vm, &r)) r = value_fail(vm, r);
+  if (__builtin_expect(vm->asked.stacked, 0) && !n->stacks && !value_is_error(r) && !rec_plain_field(vm, &r))
+    r = value_fail(vm, r);
   if (__builtin_expect(value_is_error(r), 0)) {
     if (lent) *lent = value_retain(args[n->moved_arg]);
     note_arguments(vm, n, info, args, extra);

@@ -60,6 +60,7 @@ typedef struct anchor_specializations {
   uint32_t count, misses;
   /* a call was watched (run_watched) before any was recorded; a watched call made or changed arrays */
   bool watched, computes;
+  bool stacks; /* lists among the arguments of its calls are stacked, or in records among these */
   /* How many calls were watched after the function had become hot and did nothing with arrays. While it is not 0 nothing is recorded. */
   uint8_t quiet;
   uint32_t stacked;    /* a bit for each of the first arguments: lists among them are stacked (stacked.c) */

@@ -847,6 +847,7 @@ static void find_places(qn_vm *vm, anchor_specializations *list, uint32_t arg, q
     if (!list->places && !(list->places = mem_zalloc(vm, PLACES_MAX * sizeof *list->places))) return;
     stack_place *p = &list->places[list->nplaces];
     before[list->nplaces++] = was;
+    list->stacks = true;
     *p = (stack_place){.arg = arg, .depth = depth + 1};
     for (uint32_t k = 0; k <= depth; k++) {
       p->names[k] = names[k];
@@ -868,6 +869,7 @@ static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   uint32_t got = wanted ? stack_args(vm, site, wanted) : 0, places = list->nplaces;
   error_clear(vm);
   list->stacked |= got;
+  list->stacks |= got != 0;
   for (int i = 0; i < STACKABLE_MAX && got; i++) {
     if (!(got >> i & 1)) continue;
     text_adds(why, "length of ");
@@ -1085,6 +1087,45 @@ static bool run_cold(qn_vm *vm, const rec_call_site *site, anchor_specialization
   return cold || quiet;
 }
 
+/* May a list among the arguments of a call, or in records among these, be stacked? */
+static bool has_list(const rec_call_site *site) {
+  const jit_anchor *a = site->anchor;
+  for (int i = 0; i < site->nargs; i++)
+    if (value_is(site->args[i], TAG_LIST) ? i < STACKABLE_MAX && (a->stackable >> i & 1)
+                                          : a->trees && value_is(site->args[i], TAG_RECORD))
+      return true;
+  return false;
+}
+
+/* Makes a call that nothing serves. Frees its inputs. */
+static qn_value miss_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list, call_inputs *inputs,
+                          lookup_miss miss) {
+  size_wish *wish = NULL;
+  bool recorded = is_recorded(vm, site, list, inputs, miss, &wish);
+  call_inputs_free(vm, inputs);
+  if (!recorded) {
+    size_wish_free(vm, wish);
+    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
+  }
+  return record_call(vm, site, list, wish, 0);
+}
+
+static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list);
+
+/* Makes a call whose lists may be stacked; `inputs`: as miss_call, or NULL: it is looked up. */
+static qn_value stacking(qn_vm *vm, rec_call_site *site, anchor_specializations *list, call_inputs *inputs,
+                         lookup_miss miss) {
+  stacked_args stacked = {.vm = vm};
+  vm_owned held;
+  vm_own(vm, &held, stacked_drop, &stacked);
+  site->stacked = &stacked;
+  qn_value result = inputs ? miss_call(vm, site, list, inputs, miss) : make_call(vm, site, list);
+  vm_disown(vm, &held);
+  stack_undo(site);
+  site->stacked = NULL;
+  return result;
+}
+
 /* Makes a call of a function that is hot. */
 static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
   int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
@@ -1105,24 +1146,8 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
     call_inputs_free(vm, &inputs);
     return result;
   }
-  size_wish *wish = NULL;
-  bool recorded = is_recorded(vm, site, list, &inputs, miss, &wish);
-  call_inputs_free(vm, &inputs);
-  if (!recorded) {
-    size_wish_free(vm, wish);
-    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
-  }
-  return record_call(vm, site, list, wish, 0);
-}
-
-/* May a list among the arguments of a call, or in records among these, be stacked? */
-static bool has_list(const rec_call_site *site) {
-  const jit_anchor *a = site->anchor;
-  for (int i = 0; i < site->nargs; i++)
-    if (value_is(site->args[i], TAG_LIST) ? i < STACKABLE_MAX && (a->stackable >> i & 1)
-                                          : a->trees && value_is(site->args[i], TAG_RECORD))
-      return true;
-  return false;
+  return site->stacked || !list->first || !has_list(site) ? miss_call(vm, site, list, &inputs, miss)
+                                                          : stacking(vm, site, list, &inputs, miss);
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
@@ -1148,16 +1173,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
   if (list->first && list->first->hits < list->first->quick_until && serve_quick(vm, site, list, list->first, &result))
     return result;
-  if (__builtin_expect(!has_list(site), 1)) return make_call(vm, site, list);
-  stacked_args stacked = {.vm = vm};
-  vm_owned held;
-  vm_own(vm, &held, stacked_drop, &stacked);
-  site->stacked = &stacked;
-  result = make_call(vm, site, list);
-  vm_disown(vm, &held);
-  stack_undo(site);
-  site->stacked = NULL;
-  return result;
+  return __builtin_expect(list->stacks, 0) ? stacking(vm, site, list, NULL, MISS_new) : make_call(vm, site, list);
 }
 
 /* ---- calls of jit/trace itself --------------------------------------------------------------------------------------------------- */

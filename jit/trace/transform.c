@@ -302,16 +302,22 @@ static qn_value call_derived(own_site *c) {
   return rec_callee(c->vm, c->site.anchor) ? rec_call(c->vm, &c->site) : c->site.run(c);
 }
 
+/* The arguments of a graph or transform become ordinary ones where it does not know of stacked lists. False with an error raised. */
+static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const qn_fn *f, qn_value *args, int nargs) {
+  const transform_def *def = f->head.flags == FN_GRAPH ? NULL : f->code;
+  if (def && rec_no_gradient(vm) &&
+      (def->kind == TRANSFORM_JIT || def->kind == TRANSFORM_GRAD || def->kind == TRANSFORM_VALUE_AND_GRAD))
+    return true;
+  for (int i = 0; i < nargs; i++)
+    if (!rec_plain(vm, &args[i])) return false;
+  return true;
+}
+
 qn_value transform_call(qn_vm *vm, qn_value fn, qn_value *args, int nargs, qn_value kwargs, span at) {
   const qn_fn *f = value_fn(fn);
-  for (int i = 0; i < nargs && f->head.flags == FN_GRAPH; i++)
-    if (!rec_plain(vm, &args[i])) return value_error();
+  if (__builtin_expect(vm->asked.stacked, 0) && !plain_arguments(vm, f, args, nargs)) return value_error();
   if (f->head.flags == FN_GRAPH) return body_call(vm, fn, args, nargs, kwargs, at);
   const transform_def *def = f->code;
-  bool takes = rec_no_gradient(vm) &&
-               (def->kind == TRANSFORM_JIT || def->kind == TRANSFORM_GRAD || def->kind == TRANSFORM_VALUE_AND_GRAD);
-  for (int i = 0; i < nargs && !takes; i++)
-    if (!rec_plain(vm, &args[i])) return value_error();
   own_site c;
   qn_value *mark = vm->sp, result;
   if (args + nargs == vm->sp) { /* they need not be copied: the keywords come behind them */

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
-  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--turns | --arms | --lists]
+  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--turns | --arms | --lists | --records]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
@@ -12,11 +12,12 @@ A program that fails is printed.
 With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
 With --named the function has a signature that names sizes, which are symbolic from the first recording on.
-With --lists a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
+With --lists, and with --records where the list is in a record, a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
 """
 import argparse
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -319,6 +320,28 @@ for n in ({", ".join(map(str, lengths))}) {{
 """
 
 
+USES = ["x = fold(ws, fn(a, w) a * 0.5 + {item}, x); ", "y = y + sum(stack(map(ws, fn(w) sum({item})))); ", "x = x * len(ws); ", "x = x + sum(tree_leaves(ws)[0]); ",
+        "let q = tree_map(fn(v) v * 2, p); for w in q.ws { x = x * 0.5 + {item} }; ", "let (k, v) = items(p)[1]; y = y + v; ", "x = x * (\"{p.k}\" == \"2.0\"); ",
+        "p.ws = append(p.ws, p.ws[0]); ", "let l = ws; for w in l { x = x + {item} }; ", "p.k = p.k + 1; "]
+
+
+def in_records(seed, text):
+    """The program with its list in a record, which perhaps goes through another function, and perhaps with other uses of the list."""
+    rng = random.Random(seed)
+    item = re.search(r"let item = (.*?);", text).group(1)
+    for use in rng.sample(USES, rng.choice([0, 0, 1, 1, 2])):
+        text = text.replace("let i = 0; ", "let i = 0; " + use.replace("{item}", item), 1)
+    name = rng.choice(["ws", "layers", "k2"])
+    text = re.sub(r"\bws\b", f"p.{name}", text).replace(f"fn f(p.{name},", "fn f(p,", 1)
+    text = text.replace("q.p.", "q.")
+    start = text.index("repr(g(map(") + len("repr(g(")
+    end = text.index(", f32([1, 0.5, -2])", start)
+    text = f"{text[:start]}{{{name}: {text[start:end]}, k: 2.0}}{text[end:]}"
+    if rng.random() < 0.3:
+        text = text.replace("fn f(p, x, b)", "fn of(p, x, b)", 1).replace("let g = ", "fn f(p, x, b) = of(p, x * 1, b)\nlet g = ", 1)
+    return text
+
+
 NAMED = ["x: [s0, s1], y: [s0, ...]", "x: [s0, ...], y: [s0, ...]", "x: [s0, s1], y: [s2, s3]", "x: [..., s1], y: [..., s3]", "x: [s0, _], y"]
 
 
@@ -366,6 +389,7 @@ def main():
     p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
     p.add_argument("--arms", action="store_true", help="branches and loops on data")
     p.add_argument("--lists", action="store_true", help="lists of many lengths")
+    p.add_argument("--records", action="store_true", help="lists of many lengths in records")
     p.add_argument("--named", action="store_true", help="with signatures that name sizes")
     p.add_argument("--show", action="store_true", help="only print the programs")
     args = p.parse_args()
@@ -376,7 +400,9 @@ def main():
     plain = make
     if args.named:
         make = lambda seed: name_sizes(seed, plain(seed))
-    if args.lists:
+    if args.records:
+        make = lambda seed: in_records(seed, lists_program(seed))
+    if args.lists or args.records:
         more += ["--set", "jit.turns=1000000"]  # so that the loop of calls is none itself
     if args.turns or args.arms:
         more += ["--set", "jit.unroll=4"]
