@@ -185,8 +185,8 @@ static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const fn_
 }
 
 static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
-  uint32_t refused;
   if (__builtin_expect(vm->asked.stacked, 0) && !plain_arguments(vm, code, fp)) return value_error();
+  uint32_t refused;
   if (code->typed && !signature_bind(vm, code, fp, &refused)) {
     interp_of(vm)->place.refused = 1 + refused;
     return value_error();

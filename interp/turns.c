@@ -258,8 +258,8 @@ static bool unpack(turn_call *t, qn_value result) {
   const qn_list *l = value_list(result);
   value_retain(l->items[END_MORE]);
   note_ends(t, l->items);
-  uint32_t at = t->lead == RUN_ARGS ? RUN_ENDS : TURN_ENDS;
-  for (uint32_t i = 0; at < l->len - t->code->ngrown; i++, at++) {
+  uint32_t at = t->lead == RUN_ARGS ? RUN_ENDS : TURN_ENDS, end = l->len - t->code->ngrown;
+  for (uint32_t i = 0; at < end; i++, at++) {
     const turn_variable *x = &t->code->variables[i];
     if (x->cell)
       cell_set(vm, x->cell, value_retain(l->items[at]));
@@ -340,8 +340,12 @@ static bool make_call(turn_call *t, const qn_value *lead) {
     names[t->lead + (int)i] = variables[i].name;
     if (variables[i].cell) cells[ncells++] = &variables[i].cell->value;
   }
-  for (uint32_t i = 0; i < code->ngrown; i++)
-    if (code->grown[i].cell) cells[ncells + ngrown++] = &code->grown[i].cell->value;
+  bool lists = true;
+  if (__builtin_expect(code->ngrown, 0)) {
+    lists = note_grown_lists(t);
+    for (uint32_t i = 0; i < code->ngrown; i++)
+      if (code->grown[i].cell) cells[ncells + ngrown++] = &code->grown[i].cell->value;
+  }
   t->site = (rec_call_site){.anchor = &code->anchor,
                             .fn = t->fp[-1],
                             .home = code->unit,
@@ -357,7 +361,7 @@ static bool make_call(turn_call *t, const qn_value *lead) {
   vm_owned held;
   vm_own(vm, &held, turn_drop, t);
   qn_value result = value_error();
-  if (code->ngrown && !note_grown_lists(t))
+  if (__builtin_expect(!lists, 0))
     result = make_turn(t);
   else
     result = code->computes || at_once(vm) ? rec_call(vm, &t->site) : watch(t);

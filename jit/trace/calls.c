@@ -974,8 +974,8 @@ static uint64_t quick_until(const qn_vm *vm, const specialization *e, const call
 
 /* Serves the most common calls: a function of arrays, by kernels alone. It does what serve_call and serve_compiled do for
  * them. False: it cannot, and nothing has been done. */
-static bool serve_quick(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
-                        qn_value *result) {
+static inline __attribute__((always_inline)) bool
+serve_quick(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e, qn_value *result) {
   qn_array *inputs[PLAN_FEW];
   const plan *p = e->plan->plan;
   qn_value outputs[PLAN_FEW], *out = p->noutputs == 1 && template_is_output(&e->result) ? result : outputs;
@@ -1098,8 +1098,8 @@ static bool has_list(const rec_call_site *site) {
 }
 
 /* Makes a call that nothing serves. Frees its inputs. */
-static qn_value miss_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list, call_inputs *inputs,
-                          lookup_miss miss) {
+static __attribute__((noinline)) qn_value miss_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list,
+                                                    call_inputs *inputs, lookup_miss miss) {
   size_wish *wish = NULL;
   bool recorded = is_recorded(vm, site, list, inputs, miss, &wish);
   call_inputs_free(vm, inputs);
@@ -1113,12 +1113,17 @@ static qn_value miss_call(qn_vm *vm, rec_call_site *site, anchor_specializations
 static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list);
 
 /* Makes a call whose lists may be stacked; `inputs`: as miss_call, or NULL: it is looked up. */
-static qn_value stacking(qn_vm *vm, rec_call_site *site, anchor_specializations *list, call_inputs *inputs,
-                         lookup_miss miss) {
+static __attribute__((noinline, cold)) qn_value stacking(qn_vm *vm, rec_call_site *site, anchor_specializations *list,
+                                                         call_inputs *inputs, lookup_miss miss) {
   stacked_args stacked = {.vm = vm};
   vm_owned held;
   vm_own(vm, &held, stacked_drop, &stacked);
   site->stacked = &stacked;
+  if (!inputs && may_stack(vm, site)) {
+    if (list->stacked) stack_args(vm, site, list->stacked);
+    for (uint32_t i = 0; i < list->nplaces; i++) (void)stack_place_of(vm, site, &list->places[i]);
+    error_clear(vm);
+  }
   qn_value result = inputs ? miss_call(vm, site, list, inputs, miss) : make_call(vm, site, list);
   vm_disown(vm, &held);
   stack_undo(site);
@@ -1129,11 +1134,6 @@ static qn_value stacking(qn_vm *vm, rec_call_site *site, anchor_specializations 
 /* Makes a call of a function that is hot. */
 static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
   int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
-  if (site->stacked && (list->stacked || list->nplaces) && may_stack(vm, site)) {
-    if (list->stacked) stack_args(vm, site, list->stacked);
-    for (uint32_t i = 0; i < list->nplaces; i++) (void)stack_place_of(vm, site, &list->places[i]);
-    error_clear(vm);
-  }
   call_inputs inputs;
   inputs.cap = 0;
   lookup_miss miss;
