@@ -172,7 +172,10 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   e->reported_copies |= own.ncopies != 0;
   vm_owned held;
   if (p->taps) vm_own(vm, &held, replay_left, &own);
+  size_t before = vm->plan_taken;
+  vm->plan_taken_most = before;
   ok = ok && plan_run(vm, p, &e->there, c->arrays, weak, &taps->plan, out);
+  if (__builtin_expect(vm->plan_taken_most - before > e->taken, 0)) e->taken = vm->plan_taken_most - before;
   if (p->taps) vm_disown(vm, &held);
   if (ok) {
     random_state now = random_behind(vm, e, out);

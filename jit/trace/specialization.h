@@ -115,6 +115,7 @@ struct specialization {
   /* Sizes that come often to a specialization for which they are symbols; of one that was made for just these sizes, their hash, else 0. */
   hot_sizes hot[HOT_SIZES];
   uint64_t exact;
+  size_t taken; /* the most bytes that a call has taken while its plan ran, besides what was planned (vm.plan_taken) */
   double plan_ms;
   struct job *job;       /* the job that makes its plan, or one to be tried, or NULL */
   struct trials *trials; /* plans that are tried against its own (trials.h); NULL: none so far */
