@@ -43,7 +43,10 @@ static rec_tries turns_begin(turns_over *t) {
   qn_value v = t->s->v;
   rec_tries tries = rec_loop_begins(t->vm);
   bool numbers = value_is(v, TAG_RANGE) && value_range(v)->step == 1, stacked = value_is_stacked(v);
-  if (!value_is(v, TAG_ARRAY) && !numbers && !stacked) tries.left = 0, tries.parts = NULL;
+  if (!value_is(v, TAG_ARRAY) && !numbers && !stacked) {
+    tries.left = 0;
+    if (!(tries.parts && rec_stacks(t->vm, v))) tries.parts = NULL; /* as where it is stacked */
+  }
   t->at = rec_here(t->vm);
   return tries;
 }
