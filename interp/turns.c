@@ -319,6 +319,13 @@ static qn_value watch(turn_call *t) {
   return result;
 }
 
+/* What messages call argument i of the call. */
+static qn_str *name_of_argument(const void *call, int i) {
+  const turn_call *t = call;
+  if (i >= t->lead) return t->code->variables[i - t->lead].name;
+  return t->lead == 1 ? t->code->item : NULL;
+}
+
 /* Makes a turn, many turns or a part as a call. Takes over the first arguments. False with an error raised; else t->how and t->more say how it
  * has ended. */
 static bool make_call(turn_call *t, const qn_value *lead) {
@@ -331,15 +338,11 @@ static bool make_call(turn_call *t, const qn_value *lead) {
   }
   take(t, lead);
   qn_value *cells[TURN_VARIABLES + TURN_GROWN];
-  qn_str *names[RUN_ARGS + TURN_VARIABLES];
   int ncells = 0;
   uint8_t ngrown = 0;
-  for (int i = 0; i < t->lead; i++) names[i] = t->lead == 1 ? code->item : NULL;
   const turn_variable *variables = code->variables;
-  for (uint32_t i = 0, n = code->n; i < n; i++) {
-    names[t->lead + (int)i] = variables[i].name;
+  for (uint32_t i = 0, n = code->n; i < n; i++)
     if (variables[i].cell) cells[ncells++] = &variables[i].cell->value;
-  }
   bool lists = true;
   if (__builtin_expect(code->ngrown, 0)) {
     lists = note_grown_lists(t);
@@ -351,7 +354,7 @@ static bool make_call(turn_call *t, const qn_value *lead) {
                             .home = code->unit,
                             .args = t->site.args,
                             .nargs = (int)code->n + t->lead,
-                            .names = names,
+                            .name = name_of_argument,
                             .cells = {cells, ncells},
                             .ngrown = ngrown,
                             .rests = t->lead == 1,

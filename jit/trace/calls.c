@@ -378,7 +378,7 @@ static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *lis
 static bool trace_call(struct recording *r, const rec_call_site *site, qn_value *fn) {
   *fn = value_error();
   for (int i = 0; i < site->nargs; i++) {
-    qn_str *name = site->names ? site->names[i] : argument_name(r->vm, site->fn, i, site->nargs);
+    qn_str *name = site->name ? site->name(site->ctx, i) : argument_name(r->vm, site->fn, i, site->nargs);
     if (!pattern_add_name(r->vm, &r->pattern, name)) return false;
   }
   *fn = pattern_root(r, ROOT_FN, site->fn, NULL, NULL, NULL);

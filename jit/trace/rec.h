@@ -132,8 +132,8 @@ typedef struct rec_call_site {
   /* the arguments, on the value stack, which owns them; while recording, rec_call replaces them by tracers */
   qn_value *args;
   int nargs;
-  /* What messages call the arguments (kept by the anchor's owner); NULL, all or some: by their numbers. */
-  qn_str *const *names;
+  /* What messages call argument i (borrowed, kept by the anchor's owner; NULL: nothing), given `ctx`. NULL: as the parameters of `fn`. */
+  qn_str *(*name)(const void *ctx, int i);
   /* Globals that the call finds and leaves among its arguments and results: no reads of the recording. */
   rec_slots cells;
   const void *home; /* if `fn` is no function: the unit that the code belongs to (fn_shared.home) */
