@@ -191,21 +191,151 @@ static bool cut_block(qn_vm *vm, n_block *n, uint32_t i) {
 
 static qn_value run_parts(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to);
 
-qn_value block_run(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to) {
-  for (uint32_t i = from; i < to; i++) {
+/* Evaluates a statement of those before number `to`. */
+static qn_value run_statement(qn_vm *vm, n_block *n, qn_value *fp, uint32_t i, uint32_t to) {
+  node *item = n->items[i];
+  /* what follows a part is no part of it */
+  if (item->eval == eval_tail && to < n->n) item = ((n_tail *)item)->first;
+  return eval(vm, item, fp);
+}
+
+/* ---- statements that are captured in several ways (rec_fork) ---------------------------------------------------------------------- */
+
+/* As rec_block.keeps: the block may be run again, or its variables outlive it. */
+static bool keeps(const rec_block *b, const qn_value *variable) {
+  const block_code *c = b->code;
+  ptrdiff_t slot = variable - b->variables;
+  return slot >= 0 && slot < (ptrdiff_t)c->marks[0].top && !c->tail;
+}
+
+/* The statements `from` .. `to` of a block while they are captured in several ways. */
+typedef struct forked {
+  qn_vm *vm;
+  n_block *n;
+  qn_value *fp;
+  uint32_t from, to;
+  qn_value *slots[SITE_MAX],
+      *dead[SITE_MAX]; /* the variables that they rebind; those of them that nothing behind reads */
+  int nslots, ndead;
+} forked;
+
+static bool add_slot(forked *f, global_cell *cell, uint32_t slot) {
+  const block_code *c = f->n->code;
+  qn_value *at = cell ? &cell->value : &f->fp[slot];
+  for (int i = 0; i < f->nslots; i++)
+    if (f->slots[i] == at) return true;
+  if (f->nslots == SITE_MAX) return false;
+  f->slots[f->nslots++] = at;
+  if (!cell && !is_kept(c, slot, f->to)) f->dead[f->ndead++] = at;
+  return true;
+}
+
+/* Finds the variables. False: these are too many. */
+static bool find_slots(forked *f) {
+  const block_code *c = f->n->code;
+  for (uint32_t i = f->from; i < f->to; i++) {
+    const struct block_mark *a = &c->marks[i], *z = &c->marks[i + 1];
+    for (uint32_t k = a->events; k < z->events; k++) {
+      const struct event *e = &c->uses->events[k];
+      if ((e->cell || e->slot < a->top) && !add_slot(f, e->cell, e->slot)) return false;
+    }
+    for (uint32_t slot = a->top; slot < z->top; slot++)
+      if (!add_slot(f, NULL, slot)) return false;
+  }
+  return true;
+}
+
+static qn_value run_recorded(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to, bool forks);
+
+static qn_value run_forked(void *ctx, rec_exit *how) {
+  const forked *f = ctx;
+  qn_value v = run_recorded(f->vm, f->n, f->fp, f->from, f->to, false);
+  *how = exit_of(f->vm, &v);
+  for (int i = 0; i < f->ndead && *how == REC_VALUE; i++) slot_set(f->vm, f->dead[i], value_nil());
+  return v;
+}
+
+/* The end of the statements from number i on, before `to`, that read what statement i assigns. */
+static uint32_t last_reader(const block_code *c, uint32_t i, uint32_t to) {
+  const struct block_mark *a = &c->marks[i], *z = &c->marks[i + 1];
+  uint32_t end = i + 1;
+  for (uint32_t k = i + 1; k < to; k++) {
+    bool reads = false;
+    for (uint32_t e = a->events; e < z->events && !reads; e++)
+      reads = !c->uses->events[e].cell && is_used(c, c->uses->events[e].slot, k, k + 1);
+    for (uint32_t slot = a->top; slot < z->top && !reads; slot++) reads = is_used(c, slot, k, k + 1);
+    if (reads) end = k + 1;
+  }
+  return end;
+}
+
+/* Offers statements from number i on, before `to`, to be captured in several ways. *end: behind those that have been made, *v: how they have ended. False: none
+ * have been made. */
+static bool offer_fork(qn_vm *vm, n_block *n, qn_value *fp, uint32_t i, uint32_t to, uint32_t *end, qn_value *v) {
+  block_code *c = n->code;
+  const uint32_t ends[] = {i + 1, last_reader(c, i, to), to};
+  for (size_t k = 0; k < sizeof ends / sizeof *ends; k++) {
+    if (k && ends[k] == ends[k - 1]) continue;
+    forked f = {.vm = vm, .n = n, .fp = fp, .from = i, .to = ends[k]};
+    if (!find_slots(&f)) continue;
+    bool last = c->tail && f.to == n->n;
+    const rec_section part = {.at = n->items[i]->at,
+                              .run = {run_forked, &f},
+                              .assigned = {f.slots, f.nslots},
+                              .used = f.to == to,
+                              .last = last};
+    *v = value_nil();
+    *end = f.to;
+    rec_answer answer = rec_fork(vm, &part, v);
+    if (answer == REC_FAILED) *v = value_error();
+    if (answer == REC_DONE && last) {
+      slot_set(vm, &interp_of(vm)->returned, *v);
+      *v = value_signal(SIGNAL_RETURN);
+    }
+    if (answer != REC_NOT_YET) return true;
+  }
+  c->forks[i] = FORK_NOT;
+  *end = i + 1;
+  return false;
+}
+
+/* As block_run, in a recording. `forks`: the first statement may be one that is captured in several ways. */
+static qn_value run_recorded(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to, bool forks) {
+  block_code *c = n->code;
+  rec_block b = {.keeps = keeps, .code = c, .variables = fp};
+  rec_block_begin(vm, &b);
+  qn_value v = value_nil();
+  bool cut = false;
+  uint32_t i = from;
+  while (i < to && !cut) {
     const struct recording *captures = rec_captures(vm);
-    node *item = n->items[i];
-    /* what follows a part is no part of it */
-    if (item->eval == eval_tail && to < n->n) item = ((n_tail *)item)->first;
-    qn_value v = eval(vm, item, fp);
-    bool cut = captures && rec_captures(vm) != captures && cut_block(vm, n, i);
+    uint32_t at = i, end = i + 1;
+    b.fork = forks ? &c->forks[i] : NULL;
+    if (!(forks && c->forks[i] == FORK_TRY && op_deferred(vm) && offer_fork(vm, n, fp, i, to, &end, &v)))
+      v = run_statement(vm, n, fp, i, to);
+    forks = true;
+    i = end;
+    cut = captures && rec_captures(vm) != captures && cut_block(vm, n, at);
     if (__builtin_expect(value_stops(v), 0)) {
-      if (value_is_error(v) && i + 1 < n->n) raise_at(vm, item->at);
+      if (value_is_error(v) && end < n->n) raise_at(vm, n->items[at]->at);
+      break;
+    }
+    if (i < to) value_release(vm, v);
+  }
+  rec_block_end(vm, &b);
+  return cut && i < to && !value_stops(v) ? run_parts(vm, n, fp, i, to) : v;
+}
+
+qn_value block_run(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from, uint32_t to) {
+  if (n->code && op_deferred(vm)) return run_recorded(vm, n, fp, from, to, true);
+  for (uint32_t i = from; i < to; i++) {
+    qn_value v = run_statement(vm, n, fp, i, to);
+    if (__builtin_expect(value_stops(v), 0)) {
+      if (value_is_error(v) && i + 1 < n->n) raise_at(vm, n->items[i]->at);
       return v;
     }
     if (i + 1 == to) return v;
     value_release(vm, v);
-    if (cut) return run_parts(vm, n, fp, i + 1, to);
   }
   return value_nil();
 }

@@ -739,8 +739,9 @@ static bool block_begin(resolver *r, n_block *block, uint32_t count, bool tail) 
   }
   c->uses = f->kept;
   c->marks = unit_alloc(r, (count + (size_t)1) * sizeof *c->marks);
+  if ((c->forks = unit_alloc(r, count))) memset(c->forks, FORK_UNKNOWN, count);
   block->code = f->block = r->unit->blocks = c;
-  return c->marks != NULL;
+  return c->marks && c->forks;
 }
 
 static void block_mark(const resolver *r, const n_block *block) {

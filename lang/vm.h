@@ -165,8 +165,6 @@ struct qn_vm {
    * ncopy_places to 0. */
   copy_count copy_places[COPY_PLACES];
   uint32_t ncopy_places;
-  /* Bytes that running plans have taken besides their arenas: rows that loops keep, sizes that only data tell; and the most they were. */
-  size_t plan_taken, plan_taken_most;
   uint8_t device; /* code of the device where new arrays are made (vm_use_device) */
   bool closing;   /* the VM is being closed: code is freed while functions still have it */
   /* Calls of functions without arrays are counted, too, for jit_report; from before the code is resolved on. */

@@ -5,16 +5,10 @@
 #include "jit/run/plan_frame.h"
 
 char *frame_take(plan_frame *f, size_t bytes) {
-  qn_vm *vm = f->vm;
-  char *at = f->device ? device_memory_of(vm, f->device)->alloc(vm, f->device, bytes) : mem_alloc(vm, bytes);
-  if (!at) return NULL;
-  vm->plan_taken += bytes;
-  if (vm->plan_taken > vm->plan_taken_most) vm->plan_taken_most = vm->plan_taken;
-  return at;
+  return f->device ? device_memory_of(f->vm, f->device)->alloc(f->vm, f->device, bytes) : mem_alloc(f->vm, bytes);
 }
 
 void frame_give(plan_frame *f, void *at, size_t bytes) {
-  f->vm->plan_taken -= bytes;
   if (f->device)
     device_memory_of(f->vm, f->device)->free(f->vm, f->device, at, bytes);
   else

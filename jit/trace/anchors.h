@@ -51,8 +51,10 @@ typedef struct anchor_specializations {
   bool part;                           /* some part list has named it */
   uint8_t gave_up;                     /* if the anchor is ANCHOR_EAGER: why, a break_reason */
   uint8_t failed;                      /* how many recorded calls have failed since one was recorded to its end */
-  bool tries_apart;                    /* calls often ended in handlers: bodies of try are not captured */
-  specialization *first;               /* most recently used first */
+  bool forked;           /* results of its calls may differ in kind: these are recorded in several ways (forks.c) */
+  uint8_t restarts;      /* how often a recording was begun once more */
+  bool tries_apart;      /* calls often ended in handlers: bodies of try are not captured */
+  specialization *first; /* most recently used first */
   /* Calls by what became of them. Those that a specialization has served are counted there as long as it exists. `refused`: calls that
    * stayed eager, by the reason, where no specialization has that reason. */
   uint64_t calls[CALL_FATES], refused[BREAK_COUNT];

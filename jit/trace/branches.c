@@ -19,6 +19,7 @@
 
 #include "jit/trace/breaks.h"
 #include "jit/trace/draws.h"
+#include "jit/trace/forks.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -87,6 +88,7 @@ bool rec_is_data(const struct recording *r, qn_value v) {
 rec_answer arms_refused(struct recording *r) {
   qn_vm *vm = r->vm;
   if (!vm->error) return REC_NOT_YET;
+  if (rec_base(r)->restart && vm->error->id == E_internal) return REC_FAILED; /* (fork_wanted) */
   bool memory = vm->error->id == E_memory;
   if (!error_catchable(vm) || (memory && r->arm)) return REC_FAILED;
   error_clear(vm);
@@ -111,6 +113,7 @@ typedef struct branch {
   struct recording *r;
   const rec_branch *of;
   rec_way *around;  /* the way that the arms may leave, or NULL */
+  bool called;      /* in a function that is called in it: they may only be missed */
   rec_slots held;   /* owned: the variables that are joined */
   qn_value *before; /* owned: what the variables held that may be rebound */
   way_end ends[2];  /* as they have been run */
@@ -128,7 +131,9 @@ static bool is_gone(const branch *b, int k) { return is_bool(b->left[k], true); 
 static int own_slots(const branch *b) { return b->of->last ? 0 : b->of->assigned.n; }
 
 /* The variables that the arms may rebind; so may the handlers of what is around. */
-static rec_slots slots_within(const branch *b) { return b->around && b->around->catches ? b->held : b->of->assigned; }
+static rec_slots slots_within(const branch *b) {
+  return b->around && b->around->catches && !b->called ? b->held : b->of->assigned;
+}
 
 /* Runs arm k, the first or the second that is run. False: it is no region, or an error is raised that counts. */
 static bool run_arm(branch *b, int k, rec_arm arm) {
@@ -136,7 +141,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   qn_value *mark = vm->sp, parts[END_PARTS];
   way_end *end = &b->ends[k];
   rec_way way;
-  const rec_way *here = way_of(b->r);
+  const rec_way *here = b->called ? b->around : way_of(b->r);
   way_choices *c = here ? here->choices : NULL;
   int which = b->turned ? !k : k;
   uint32_t behind = c ? c->at : 0; /* an arm that is run once more makes the choices that it has made */
@@ -145,6 +150,12 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   if (!(end->r = rec_arm_begin(b->r, k ? b->ends[0].r : NULL))) return false;
   way_begin(&way, WAY_ARM, end->r, b->around, b->held);
   way.own = own_slots(b);
+  if (b->called) {
+    way.may_return = way.may_break = false;
+    way.turn = NULL;
+    way.catches = NULL;
+    way.choices = b->around->choices;
+  }
   rec_exit how = REC_VALUE;
   qn_value v = arm.run(arm.ctx, &how);
   if (how == REC_ERROR && vm->rec == way.r && way_catches(vm, &way)) {
@@ -195,8 +206,8 @@ static bool run_arms(branch *b) {
 /* Those of the turn or the try that an arm may leave. */
 static rec_slots slots_around(const branch *b) {
   const rec_slots none = {NULL, 0};
-  if (b->around && b->around->turn) return b->around->turn->slots;
-  return b->around && b->around->catches ? b->around->catches->of->assigned : none;
+  if (b->around && b->around->turn && !b->called) return b->around->turn->slots;
+  return b->around && b->around->catches && !b->called ? b->around->catches->of->assigned : none;
 }
 
 /* The variables that are joined: those that the arms may rebind and, if an arm may leave what is around, those of that. Behind the last statement
@@ -244,8 +255,8 @@ static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result
   return way_split(vm, b->around, rec_site(b->around->r), parts);
 }
 
-/* Joins the arms. */
-static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
+/* Joins the arms. *unlike: the variable in which they do not agree, or NULL. */
+static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_value *result, const qn_value **unlike) {
   qn_vm *vm = b->vm;
   rec_way *w = b->around;
   bool gone = is_gone(b, 0);
@@ -255,7 +266,9 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   qn_value *joined = mem_zalloc(vm, n * sizeof *joined);
   if (!joined) return REC_FAILED;
   uint32_t from = b->r->g->n;
-  rec_answer answer = ends_join(b->r, ends, gone ? w->own : own_slots(b), b->turned, predicate, site, joined);
+  uint32_t differs = 0;
+  rec_answer answer = ends_join(b->r, ends, gone ? w->own : own_slots(b), b->turned, predicate, site, joined, &differs);
+  *unlike = differs < (uint32_t)slots.n ? slots.slots[differs] : NULL;
   qn_value *parts = joined + slots.n;
   if (answer == REC_DONE) {
     slots_set(vm, slots, joined);
@@ -274,11 +287,13 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   return answer;
 }
 
-/* The arms do not agree. If one of them may be chosen, the way that is recorded goes on there, and the other one misses the turn. */
-static rec_answer choose_arm(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
+/* The arms do not agree, in *unlike if that is not NULL. If one of them may be chosen, the way that is recorded goes on there, and the other one misses the turn. */
+static rec_answer choose_arm(branch *b, const qn_value *unlike, uint32_t predicate, uint32_t site, qn_value *result) {
   qn_vm *vm = b->vm;
   const rec_arm arms[2] = {b->of->then, b->of->otherwise};
-  int k = error_pending(vm) ? -1 : way_choose(way_of(b->r), 2);
+  if (!error_pending(vm)) fork_unlike(b->r, unlike);
+  if (!error_pending(vm) && fork_wanted(b->r)) return REC_FAILED;
+  int k = error_pending(vm) ? -1 : way_choose(b->called ? b->around : way_of(b->r), 2);
   if (k < 0) return arms_refused(b->r);
   way_choices *c = b->around->choices;
   for (uint32_t i = b->from[!k]; i < b->end[!k]; i++) c->again |= c->made[i] != 0;
@@ -291,7 +306,8 @@ static rec_answer choose_arm(branch *b, uint32_t predicate, uint32_t site, qn_va
   b->left[0] = value_bool(true);
   if (!run_arm(b, 1, arms[k])) return arms_refused(b->r);
   if (!is_gone(b, 1)) return go_on(b, predicate, site, result) ? REC_DONE : REC_FAILED;
-  rec_answer answer = join_arms(b, predicate, site, result);
+  if (b->called) return arms_refused(b->r);
+  rec_answer answer = join_arms(b, predicate, site, result, &unlike);
   return answer == REC_NOT_YET ? arms_refused(b->r) : answer;
 }
 
@@ -307,6 +323,9 @@ static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_val
   rec_way *here = way_of(r);
   branch b = {.vm = vm, .r = r, .of = of};
   if (of->leaves || way_chooses(here) || (here && here->catches)) b.around = here;
+  if (!here && (b.around = way_chooser(r))) b.called = true;
+  uint32_t unlikes = rec_base(r)->unlike;
+  const qn_value *unlike = NULL;
   for (int k = 0; k < 2; k++) b.left[k] = value_bool(false);
   qn_value condition = value_retain(predicate);
   rec_answer answer;
@@ -331,8 +350,9 @@ static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_val
     answer = arms_refused(r);
   else if (is_gone(&b, 0) && !is_gone(&b, 1))
     answer = go_on(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;
-  else if ((answer = join_arms(&b, predicate_node, site, result)) == REC_NOT_YET)
-    answer = choose_arm(&b, predicate_node, site, result);
+  else if ((answer = join_arms(&b, predicate_node, site, result, &unlike)) == REC_NOT_YET)
+    answer = choose_arm(&b, unlike, predicate_node, site, result);
+  if (answer == REC_NOT_YET && rec_base(r)->unlike != unlikes && fork_wanted(r)) answer = REC_FAILED;
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   vm_disown(vm, &held);
   branch_free(&b);
@@ -492,12 +512,16 @@ static bool run_tail(struct recording *r, rec_arm tail, rec_slots slots, qn_valu
   rec_way way;
   rec_exit how = REC_VALUE;
   qn_value *mark = vm->sp, parts[END_PARTS];
+  rec_way *around = way_chooser(r); /* of the caller, perhaps */
   way_begin(&way, WAY_TAIL, r, NULL, slots);
+  if (around) way.choices = around->choices;
   qn_value v = tail.run(tail.ctx, &how);
   bool ok = way_close(vm, &way, how, v, parts);
   if (ok) *result = value_retain(parts[END_VALUE]);
-  end_parts_free(vm, parts);
   ok = ok && vm->rec == r;
+  if (ok && around && !is_bool(parts[END_MISSED], false))
+    ok = !is_bool(parts[END_MISSED], true) && way_split_missed(vm, around, rec_site(r), parts[END_MISSED]);
+  end_parts_free(vm, parts);
   if (!ok) vm_pop_to(vm, mark);
   return ok;
 }
@@ -526,10 +550,11 @@ static rec_answer tail_once(struct recording *r, span at, rec_arm tail, const dr
   qn_vm *vm = r->vm;
   const rec_slots assigned = slots->all, drawn = slots->own;
   *result = value_nil();
+  uint32_t unlikes = rec_base(r)->unlike;
   if (r->arm) { /* if it cannot be captured, nor can what the arm is a part of */
     if (run_tail(r, tail, drawn, result)) return REC_DONE;
     value_release(vm, *result);
-    if (!error_pending(vm)) (void)rec_give_up(r, BREAK_branch);
+    if (!error_pending(vm) && !(rec_base(r)->unlike != unlikes && fork_wanted(r))) (void)rec_give_up(r, BREAK_branch);
     return REC_FAILED;
   }
   rec_at(vm, at);
@@ -549,6 +574,7 @@ static rec_answer tail_once(struct recording *r, span at, rec_arm tail, const dr
   rec_answer answer = REC_FAILED;
   if (!ok) {
     answer = arms_refused(r);
+    if (answer == REC_NOT_YET && rec_base(r)->unlike != unlikes && fork_wanted(r)) answer = REC_FAILED;
   } else if (!arm_splice(r, arm, &values)) {
     values = value_nil();
   } else {
@@ -575,7 +601,7 @@ rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_val
   struct recording *r = vm->rec;
   if (!r || !arms_possible(r)) return REC_NOT_YET;
   const rec_way *around = way_of(r);
-  if (around && around->kind == WAY_TAIL) return REC_NOT_YET; /* it is a part of that */
+  if (around && around->kind == WAY_TAIL && around->may_return) return REC_NOT_YET; /* it is a part of that */
   drawn_slots s;
   rec_answer answer = REC_FAILED;
   do

@@ -17,6 +17,7 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
+#include "jit/trace/forks.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
@@ -172,10 +173,7 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   e->reported_copies |= own.ncopies != 0;
   vm_owned held;
   if (p->taps) vm_own(vm, &held, replay_left, &own);
-  size_t before = vm->plan_taken;
-  vm->plan_taken_most = before;
   ok = ok && plan_run(vm, p, &e->there, c->arrays, weak, &taps->plan, out);
-  if (__builtin_expect(vm->plan_taken_most - before > e->taken, 0)) e->taken = vm->plan_taken_most - before;
   if (p->taps) vm_disown(vm, &held);
   if (ok) {
     random_state now = random_behind(vm, e, out);
@@ -417,18 +415,25 @@ static bool name_sizes(struct recording *r, const rec_call_site *site, uint64_t 
   return true;
 }
 
+/* The arguments of a recorded call become what they were before: the body may have changed its parameters. */
+static void restore_args(qn_vm *vm, const rec_call_site *site, const struct recording *r) {
+  for (uint32_t i = 0; i < r->pattern.nroots; i++) {
+    const root *x = &r->pattern.roots[i];
+    if (x->kind != ROOT_ARG) continue;
+    uint32_t node = value_is(x->tracer, TAG_ARRAY) ? rec_traced(r, x->tracer) : 0;
+    qn_value v = node ? r->vals[node] : value_is(x->tracer, TAG_ARRAY) ? x->tracer : x->given;
+    value_retain(v);
+    value_release(vm, site->args[x->arg]);
+    site->args[x->arg] = v;
+  }
+}
+
 /* Ends a recorded call whose pending work has failed. If the program has seen nothing of it yet but taps, the interpreter makes the call again,
  * with the same random numbers: it fails in the same way, with a better error, unless only memory was short. Frees the recording. */
 static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, random_state random) {
   bool memory = vm->error && vm->error->id == E_memory;
   bool again = (r->capturing || r->again) && error_repeats(vm);
-  /* the body may have changed its parameters: restores what they were */
-  for (uint32_t i = 0; i < r->pattern.nroots && again; i++) {
-    const root *x = &r->pattern.roots[i];
-    if (x->kind != ROOT_ARG) continue;
-    value_release(vm, site->args[x->arg]);
-    site->args[x->arg] = value_retain(value_is(x->tracer, TAG_ARRAY) ? x->tracer : x->given);
-  }
+  if (again) restore_args(vm, site, r);
   uint64_t made = r->tap_run.plan.made;
   rec_free(r);
   if (!again) return value_error();
@@ -512,9 +517,42 @@ static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
   return false;
 }
 
+static qn_value run_site(void *ctx, rec_exit *how) {
+  const rec_call_site *site = ctx;
+  qn_value v = site->run(site->ctx);
+  if (value_is_error(v)) *how = REC_ERROR;
+  return v;
+}
+
+/* Runs the call that is being recorded; in several ways, if its results may differ (forks.c). */
+static qn_value run_recorded(struct recording *r, rec_call_site *site) {
+  enum { ARGS_MOST = 64 };
+  if (!r->of->forked || site->nargs > ARGS_MOST) return site->run(site->ctx);
+  qn_value *args[ARGS_MOST], result = value_nil();
+  for (int i = 0; i < site->nargs; i++) args[i] = &site->args[i];
+  const rec_section part = {
+      .at = r->at, .run = {run_site, site}, .assigned = {args, site->nargs}, .used = true, .last = !site->home};
+  switch (fork_capture(r, &part, true, &result)) {
+  case REC_DONE: return result;
+  case REC_NOT_YET: return site->run(site->ctx);
+  default: return value_error();
+  }
+}
+
+/* Of the results of a call that has several (recording.choice; taken over): the one that it has. */
+static qn_value chosen_result(qn_vm *vm, qn_value results) {
+  const qn_list *l = value_list(results);
+  qn_value one = value_retain(l->items[1 + l->items[0].u.i]);
+  value_release(vm, results);
+  return one;
+}
+
 /* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
- * specialization is made of it. `exact`: the hash of the call's sizes if it is recorded for just these, else 0. */
-static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish, uint64_t exact) {
+ * specialization is made of it. `exact`: the hash of the call's sizes if it is recorded for just these, else 0. *again: it is to be recorded once
+ * more, and nothing has happened. */
+static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish,
+                            uint64_t exact, bool *again) {
+  *again = false;
   if (!stack_fill(site)) {
     if (!error_repeats(vm)) return value_error();
     return run_plain(vm, site, BREAK_memory);
@@ -531,6 +569,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   r->at = site->at;
   r->home = site->home;
   r->wish = wish;
+  if (wish) memset(wish->symbols, 0, (wish->most + (size_t)1) * sizeof *wish->symbols); /* (of an earlier recording) */
   r->all_sizes = site->symbolic == REC_AT_ONCE && may_vary(vm, site);
   if (!name_sizes(r, site, exact)) {
     rec_free(r);
@@ -548,10 +587,19 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   vm_own(vm, &held, rec_drop, r);
   vm_own(vm, &held_tracer, vm_drop_value, &tracer);
   site->fn = tracer;
-  qn_value result = site->run(site->ctx);
+  qn_value result = run_recorded(r, site);
   site->fn = fn;
   vm_disown(vm, &held);
   value_release(vm, tracer);
+  if (value_is_error(result) && r->restart && r->capturing && error_repeats(vm)) {
+    restore_args(vm, site, r);
+    rec_drop(vm, r);
+    random_restore(vm, random);
+    list->calls[CALL_recorded]--;
+    list->restarts++;
+    *again = true;
+    return value_nil();
+  }
   vm_own(vm, &held, rec_drop, r); /* what is pending may have effects, which the host may leave */
   vm_own(vm, &held_tracer, vm_drop_value, &result);
   bool failed = value_is_error(result), ended = true;
@@ -572,7 +620,10 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   }
   specialization *e = complete ? specialization_make(r, fn, result) : NULL;
   if (value_is_scalar(result)) result.head &= 0xff;
+  if (r->choice) result = chosen_result(vm, result);
   break_reason why = complete ? BREAK_memory : r->why;
+  if (e && (r->restart || r->retry) && e->state == SPEC_BROKEN && list->restarts < RESTARTS_MAX)
+    e->retry = true, list->restarts++;
   rec_free(r);
   if (!e) {
     if (complete)
@@ -591,6 +642,15 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   answer(vm, e, BREAK_none);
   compile_new(vm, list->anchor, e);
   return result;
+}
+
+/* As record_once, until that is no more to be done. */
+static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish, uint64_t exact) {
+  for (;;) {
+    bool again;
+    qn_value result = record_once(vm, site, list, wish, exact, &again);
+    if (!again) return result;
+  }
 }
 
 /* Notes, for the log and for explain, that a call is going to be recorded although earlier ones were, and `why`. */
@@ -656,6 +716,7 @@ static qn_value record_call(qn_vm *vm, rec_call_site *site, anchor_specializatio
 /* Why no specialization serves a call. */
 typedef enum lookup_miss {
   MISS_new,   /* none fits the call */
+  MISS_ways,  /* likewise, and it is known now where ways do not agree (specialization.retry) */
   MISS_again, /* one fitted that had no graph; it was dropped, so that recording is tried again */
   MISS_rules, /* one fitted, but a graph is asked for, and needs the rules of this very call; it was dropped */
   MISS_memory /* memory for looking was short (no error is raised) */
@@ -709,12 +770,13 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     if (asked && e->pattern.sizes) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
     /* Recording is tried again where memory was short, or where somebody asks for a graph and nothing was computed on arrays. */
-    bool retry =
-        e->state == SPEC_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
+    bool retry = e->state == SPEC_BROKEN && !list->full &&
+                 (e->why == BREAK_memory || e->retry || (e->why == BREAK_no_arrays && asked));
     bool own_rules = asked && specialization_has_rules(e);
     if ((retry || own_rules) && !e->running) {
+      bool ways = e->retry;
       drop_at(vm, list, at);
-      *miss = own_rules ? MISS_rules : MISS_again;
+      *miss = own_rules ? MISS_rules : ways ? MISS_ways : MISS_again;
       return NULL;
     }
     if (e != list->first && e->state != SPEC_BROKEN) put_first(list, at);
@@ -905,6 +967,7 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
   if (miss == MISS_rules) return true;
   if (list->full || miss == MISS_memory) return false;
   if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
+  if (miss == MISS_ways) return note_miss(vm, site, list, "branches do not agree, which is known now");
   if (!list->first) return true;
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
   if (site->stacked && may_stack(vm, site)) stack_more(vm, site, list, &why);

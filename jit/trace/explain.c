@@ -314,8 +314,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
       {"eager_us", timed ? value_float(three_digits((double)e->race.least[1] * 1e-3)) : value_nil()},
       {"trials", list_of_items(vm, ntrials, trial_item, trials)},
       {"eager_is_faster", value_bool(e && specialization_stays_eager(e))},
-      {"compile_ms", value_float(three_digits(ms))},
-      {"peak_bytes", value_int(p ? p->peak_bytes + (int64_t)e->taken : 0)},
+      {"compile_ms", value_float(three_digits(ms))}, {"peak_bytes", value_int(p ? p->peak_bytes : 0)},
       {"eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0)},
       {"graph", e && e->graph ? graph_record(vm, e->graph) : value_nil()},
       {"report", explain_report(vm, &s, compiled)});

@@ -159,9 +159,14 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
   vm->asked.watched_args = watched_args;
   bool texts = false; /* it gives a text that is made of data, for which graphs have no node */
   for (uint32_t i = 0; ok && s.entry && i < s.entry->result.n; i++) texts |= s.entry->result.tpls[i].kind == TPL_TEXT;
-  if (texts) {
-    s.why = BREAK_host_read;
+  /* results of several kinds have no one type, which calls of a graph need */
+  bool chooses = ok && s.entry && template_chooses(&s.entry->result);
+  if (texts || chooses) {
+    s.why = chooses ? BREAK_branch : BREAK_host_read;
     s.at = s.anchor->at;
+    const graph *g = s.entry->graph; /* (a branch makes the choice) */
+    for (uint32_t i = g->n - 1; i > 0 && chooses; i--)
+      if (g->nodes[i].kind == NODE_IF && g->nodes[i].site) s.at = g->sites[g->nodes[i].site].at;
     snprintf(s.text, sizeof s.text, "%s", break_reasons[s.why]);
     s.entry = NULL;
   }

@@ -888,6 +888,28 @@ typedef struct building {
 
 static qn_value build(building *b);
 
+/* The part behind the one at `at` and all that belongs to this. */
+static uint32_t behind(const tpl_list *t, uint32_t at) {
+  for (uint32_t left = 1; left > 0; left--) {
+    const tpl *x = &t->tpls[at++];
+    bool items = x->kind == TPL_LIST || x->kind == TPL_RECORD || x->kind == TPL_FN || x->kind == TPL_TEXT ||
+                 x->kind == TPL_CHOICE;
+    if (items) left += x->n;
+  }
+  return at;
+}
+
+/* Of the parts that follow the one with this number. */
+static qn_value build_choice(building *b, const tpl *x, int64_t number) {
+  qn_value made = value_error();
+  for (uint32_t i = 0; i < x->n; i++)
+    if (i == number)
+      made = build(b);
+    else
+      b->at = behind(b->t, b->at);
+  return made;
+}
+
 /* A text made of the parts that follow. */
 static qn_value build_text(building *b, const tpl *x) {
   qn_vm *vm = b->vm;
@@ -919,6 +941,7 @@ static qn_value build(building *b) {
     if (!b->call) return raise_error(vm, E_internal, SPAN_NONE, "a template of nodes has a function of a call");
     return value_retain(given_value(b->t, x, b->call));
   case TPL_TEXT: return build_text(b, x);
+  case TPL_CHOICE: return build_choice(b, x, b->outputs[x->output].u.i);
   case TPL_LIST: {
     qn_list *l = list_new(vm, x->n);
     if (l) whole = value_obj(TAG_LIST, l);
@@ -967,6 +990,10 @@ static uint32_t print_template(const tpl_list *t, uint32_t at, const graph *g, t
     text_buf parts = {0};
     at = print_template(t, at, g, &parts);
     text_free(&parts);
+  }
+  for (uint32_t i = 0; x->kind == TPL_CHOICE && i < x->n; i++) {
+    if (i) text_adds(out, " or ");
+    at = print_template(t, at, g, out);
   }
   if (x->kind != TPL_FN && x->kind != TPL_LIST && x->kind != TPL_RECORD) return at;
   text_adds(out, x->kind == TPL_RECORD ? "{" : x->kind == TPL_LIST ? "(" : "a function over (");

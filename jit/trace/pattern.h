@@ -126,7 +126,8 @@ typedef enum tpl_kind {
   TPL_FN,    /* a function with the captures that follow; if it has a number, each call makes a new one */
   TPL_AGAIN, /* the new function with this number, at another place */
   TPL_GIVEN, /* a function that was among the values of the call */
-  TPL_TEXT   /* a text that `def` makes of the items of the list that follows; NULL: format_part does */
+  TPL_TEXT,  /* a text that `def` makes of the items of the list that follows; NULL: format_part does */
+  TPL_CHOICE /* of the n items that follow the one whose number is an output */
 } tpl_kind;
 typedef struct tpl {
   uint8_t kind;
@@ -207,6 +208,8 @@ typedef struct call_values {
   const qn_value *args;
 } call_values;
 QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs, const call_values *call);
+/* Is the result one of several, as data tells? */
+static inline bool template_chooses(const tpl_list *t) { return t->n && t->tpls[0].kind == TPL_CHOICE; }
 /* Is the result output 0, and nothing else? */
 static inline bool template_is_output(const tpl_list *t) {
   return t->n == 1 && t->tpls[0].kind == TPL_OUTPUT && t->tpls[0].output == 0;

@@ -363,6 +363,36 @@ static inline bool rec_may_leave(const qn_vm *vm) { return vm->rec != NULL; }
 /* Offers the rest of a function to the recorder, from a statement on that may return. `assigned`: what it may rebind. REC_NOT_YET: nothing has
  * happened, and the interpreter goes on as usual. REC_DONE: it has become part of the graph, and *result is what the function returns. */
 QN_MUST_CHECK rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result);
+/* A block of several statements in progress, on the stack of whoever runs it, from rec_block_begin to rec_block_end. */
+typedef struct rec_block {
+  struct rec_block *outer;
+  struct recording *base;
+  int grads;     /* gradients in progress in it */
+  uint8_t *fork; /* of the statement in progress: one of these: */
+  /* May something behind the block read the variable? */
+  bool (*keeps)(const struct rec_block *b, const qn_value *variable);
+  const void *code;
+  qn_value *variables;
+  vm_owned held;
+} rec_block;
+enum {
+  FORK_UNKNOWN, /* nothing is known */
+  FORK_TRY,     /* branches in it do not agree: it is to be offered to rec_fork, alone or with what follows */
+  FORK_NOT      /* that does not help */
+};
+void rec_block_begin(qn_vm *vm, rec_block *b);
+void rec_block_end(qn_vm *vm, rec_block *b);
+/* Some statements of a block. */
+typedef struct rec_section {
+  span at;
+  rec_arm run; /* makes it. At its end variables that nothing behind it reads hold nil */
+  rec_slots assigned;
+  bool used; /* something uses its value */
+  bool last; /* the function ends with it: it may return, and nobody reads variables behind it */
+} rec_section;
+/* Offers a part in which branches on data do not agree. REC_NOT_YET: nothing has happened. REC_DONE: it has become part of the graph, in all its ways;
+ * the variables and *result (what the function returns, if that ends) are set. REC_FAILED with an error raised. */
+QN_MUST_CHECK rec_answer rec_fork(qn_vm *vm, const rec_section *part, qn_value *result);
 /* How turns of a loop have ended that are captured by themselves, without what follows: as bools and a value that depend on data perhaps. */
 typedef struct rec_ends {
   qn_value left;     /* has one broken the loop, or returned? */

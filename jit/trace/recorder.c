@@ -509,6 +509,7 @@ void rec_try_end(qn_vm *vm, struct recording *in) {
 }
 
 bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
+  if (vm->rec && rec_base(vm->rec)->restart && vm->error->id == E_internal) return false; /* (fork_wanted) */
   if (in && in->again) return false;
   if (in && vm->rec && vm->rec->arm) return way_raises(vm) && !value_is(vm->error->payload, TAG_UNSET);
   return true;

@@ -98,6 +98,13 @@ struct recording {
       again; /* pending work has failed before the program has seen anything of the call: it is made again without a recording */
   bool
       whole; /* a loop is being appended that must be captured to its end: else the call is made again without a recording */
+  /* Of the recording around all arms (forks.c): the innermost block of the program in progress; how often ways did not agree, and in which variable
+   * the last time (NULL: in none); is the call to be recorded once more, since it is known now where they do not, or the next one; is its result a list
+   * of the number of one of the results behind it? */
+  struct rec_block *block;
+  uint32_t unlike;
+  const qn_value *unlike_in;
+  bool restart, retry, choice;
   bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
   bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
@@ -368,6 +375,13 @@ uint32_t alias_of_node(struct recording *r, uint32_t node);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
 QN_MUST_CHECK rec_answer branch_capture(struct recording *r, const rec_branch *branch, qn_value predicate,
                                         qn_value *result);
+
+/* Ways of a branch in r do not agree, in that variable or (NULL) in none. */
+static inline void fork_unlike(struct recording *r, const qn_value *variable) {
+  struct recording *base = rec_base(r);
+  base->unlike++;
+  base->unlike_in = variable;
+}
 
 /* Of a recording that is freed (grown.c). */
 void grown_free(struct recording *r);

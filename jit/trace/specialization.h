@@ -98,6 +98,7 @@ struct specialization {
   /* The outputs that are the state behind the call, as output numbers + 1; 0: it is what it was, but for `ndraws`. */
   uint32_t drawn[RANDOM_INPUTS];
   bool exits; /* some check in the graph fails where the interpreter need not fail in the same way (recording.exits) */
+  bool retry; /* its recording broke off, but the next one may not (forks.c) */
   bool tried; /* it holds bodies of try, so a call that leaves it need not fail */
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
   /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
@@ -115,7 +116,6 @@ struct specialization {
   /* Sizes that come often to a specialization for which they are symbols; of one that was made for just these sizes, their hash, else 0. */
   hot_sizes hot[HOT_SIZES];
   uint64_t exact;
-  size_t taken; /* the most bytes that a call has taken while its plan ran, besides what was planned (vm.plan_taken) */
   double plan_ms;
   struct job *job;       /* the job that makes its plan, or one to be tried, or NULL */
   struct trials *trials; /* plans that are tried against its own (trials.h); NULL: none so far */

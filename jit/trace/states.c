@@ -123,35 +123,6 @@ static void states_drop(qn_vm *vm, void *what) {
 
 /* ---- states --------------------------------------------------------------------------------------------------------------------- */
 
-/* The node of x, a value of r, while an arm in r is in progress, which may have captured it. 0 with an error raised. */
-static uint32_t node_around(struct recording *r, const struct recording *arm, qn_value x) {
-  uint32_t captured = rec_traced(arm, x);
-  const graph_node *n = &arm->g->nodes[captured];
-  return captured && n->kind == NODE_INPUT ? arm->captures[n->payload.input] : rec_node(r, x);
-}
-
-/* Has y, a value of arm `to`, the structure, dtypes and shapes of x, a value of r? */
-static bool is_like(struct recording *r, qn_value x, struct recording *to, qn_value y) {
-  if (value_is_operand(x) || value_is_operand(y)) {
-    uint32_t n = value_is_operand(x) && value_is_operand(y) ? node_around(r, to, x) : 0, m = n ? rec_node(to, y) : 0;
-    return m && graph_type_same(&r->g->nodes[n].type, &to->g->nodes[m].type);
-  }
-  if (value_tag_of(x) != value_tag_of(y)) return false;
-  if (value_is(x, TAG_STR))
-    return x.u.p == y.u.p || (!rec_text_of(r, x) && !rec_text_of(to, y) && str_equal(value_str(x), value_str(y)));
-  bool list = value_is(x, TAG_LIST);
-  if (!list && !value_is(x, TAG_RECORD)) return x.head == y.head && x.u.i == y.u.i;
-  uint32_t n = list ? value_list(x)->len : value_record(x)->len;
-  if (n != (list ? value_list(y)->len : value_record(y)->len) || !vm_enter(r->vm, 0)) return false;
-  for (uint32_t i = 0; i < n && !list; i++)
-    if (!str_equal(record_name(value_record(x), i), record_name(value_record(y), i))) return false;
-  const qn_value *p = list ? value_list(x)->items : value_record(x)->items;
-  const qn_value *q = list ? value_list(y)->items : value_record(y)->items;
-  for (uint32_t i = 0; i < n; i++)
-    if (!is_like(r, p[i], to, q[i])) return false;
-  return true;
-}
-
 /* For tree_rebuild: in place of a leaf of the arm, zeros of the recording around it. */
 static qn_value zeros_leaf(void *ctx, qn_value v) {
   states *s = ctx;
@@ -190,7 +161,7 @@ static int find_state(states *s) {
   for (uint32_t k = 0; k < s->n; k++) {
     bool same = true;
     for (int i = 0; i < s->assigned.n && same; i++)
-      same = is_like(s->r, s->list[k].values[i], s->arm, *s->assigned.slots[i]);
+      same = way_alike(s->r, s->list[k].values[i], s->arm, *s->assigned.slots[i]);
     if (same) return (int)k;
     if (error_pending(s->vm)) return -1;
   }
@@ -266,17 +237,6 @@ static bool look(states *s, int k, way_choices *c) {
   return ok;
 }
 
-/* The choices that come behind these. False: they were the last ones. */
-static bool next_choices(way_choices *c) {
-  uint32_t i = c->at;
-  while (i > 0 && c->made[i - 1] + 1 >= c->of[i - 1]) i--;
-  if (!i) return false;
-  c->made[i - 1]++;
-  c->n = i;
-  c->again = false;
-  return true;
-}
-
 /* Finds the ways of state k. */
 static bool find_ways(states *s, int k) {
   way_choices c = {.n = 0};
@@ -284,7 +244,7 @@ static bool find_ways(states *s, int k) {
   s->list[k].known = true;
   do
     if (++tried > TRIED_MAX || !look(s, k, &c)) return false;
-  while (next_choices(&c));
+  while (way_next(&c));
   return true;
 }
 

@@ -373,12 +373,7 @@ static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compi
   } else {
     text_adds(t, "not measured; memory: ");
   }
-  add_bytes(t, p->peak_bytes + (int64_t)e->taken);
-  if (e->taken) {
-    text_adds(t, " (");
-    add_bytes(t, (int64_t)e->taken);
-    text_adds(t, " of it taken as calls ran)");
-  }
+  add_bytes(t, p->peak_bytes);
   text_adds(t, ", node by node ");
   add_bytes(t, p->eager_peak_bytes);
   end_line(t, from);

@@ -268,10 +268,10 @@ static bool give(struct recording *r, tpl_list *out, const struct fn_place *f) {
   return true;
 }
 
-/* The number of a new function, if the template has it already; else 0. */
-static uint32_t made_before(const tpl_list *t, qn_value fn) {
+/* The number of a new function, if the template has it already, from part number `from` on; else 0. */
+static uint32_t made_before(const tpl_list *t, uint32_t from, qn_value fn) {
   uint32_t i = value_fn(fn)->stand;
-  const tpl *x = i && i <= t->n ? &t->tpls[i - 1] : NULL;
+  const tpl *x = i > from && i <= t->n ? &t->tpls[i - 1] : NULL;
   return x && x->kind == TPL_FN && fn_same(x->value, fn) ? x->output : 0;
 }
 
@@ -282,7 +282,8 @@ typedef struct making {
   node_list *nodes; /* outputs are numbers of this list; NULL: they are outputs of the graph */
   /* what values are parts of; unset for the template of a specialization, whose parts are bounded like those of a pattern */
   qn_value whole;
-  bool texts; /* texts that wait may be among the values */
+  bool texts;    /* texts that wait may be among the values */
+  uint32_t from; /* where the part begins that is made when the call is: one of several (TPL_CHOICE) */
   break_reason broken;
 } making;
 
@@ -329,7 +330,7 @@ static bool make(making *m, qn_value v, int depth) {
     const struct fn_place *given = nodes ? NULL : place_of(r, v);
     if (given) return give(r, out, given);
     makes = !nodes && value_fn(v)->id > r->last_fn;
-    uint32_t number = makes ? made_before(out, v) : 0;
+    uint32_t number = makes ? made_before(out, m->from, v) : 0;
     if (number) {
       tpl *x = template_add(vm, out, TPL_AGAIN);
       if (x) x->output = number;
@@ -362,9 +363,23 @@ static bool make(making *m, qn_value v, int depth) {
   return true;
 }
 
+/* Adds one of several results (recording.choice) to the template, and all of them. False as make. */
+static bool make_choice(making *m, const qn_list *l) {
+  uint32_t node = rec_traced(m->r, l->items[0]);
+  tpl *x = template_add(m->r->vm, m->out, TPL_CHOICE);
+  if (!x || !node) return false;
+  x->n = l->len - 1;
+  if (!output_of(m->r, NULL, x, node)) return false;
+  for (uint32_t i = 1; i < l->len; i++) {
+    m->from = m->out->n;
+    if (!make(m, l->items[i], 0)) return false;
+  }
+  return true;
+}
+
 bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) {
   making m = {.r = r, .out = out, .whole = value_unset(), .texts = true};
-  bool ok = make(&m, v, 0);
+  bool ok = r->choice ? make_choice(&m, value_list(v)) : make(&m, v, 0);
   if (m.broken) *broken = m.broken;
   return ok;
 }

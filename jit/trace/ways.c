@@ -88,7 +88,7 @@ bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w) {
   end->nheld = n;
   for (uint32_t i = 0; i < nslots; i++) {
     end->held[i] = value_retain(*held.slots[i]);
-    end->idle[i] = is_idle(w, held.slots[i], parts);
+    end->idle[i] = is_idle(w, held.slots[i], parts) || value_is(*held.slots[i], TAG_UNSET);
   }
   parts_settle(vm, w, parts);
   for (int i = 0; i < END_PARTS; i++) {
@@ -151,6 +151,7 @@ typedef struct join {
   qn_value *values;                      /* owned: the values of the results, when the node is there */
   uint32_t leaf[2], out; /* while trees are walked: the numbers of the next leaf of each way, and of the next result */
   int from;              /* while a value is filled in: the way that has it */
+  uint32_t held;         /* the number of the value that was joined last */
   uint32_t own;          /* of the variables the first ones, which the ways may rebind */
   bool part, kept;       /* the value is one of the parts of an end, not a variable; it is that or one of `own` */
   bool build;            /* the walk makes the final values; else it only finds out whether the ways agree */
@@ -281,6 +282,7 @@ static bool join_all(join *j, bool build, qn_value *joined) {
   j->build = build;
   for (uint32_t i = 0; i < j->ends[0]->nheld; i++) {
     qn_value v = join_held(j, i);
+    j->held = i;
     if (value_is_error(v)) return false;
     if (build)
       joined[i] = v;
@@ -338,7 +340,7 @@ static bool make_node(join *j, bool turned, uint32_t predicate, uint32_t site) {
 }
 
 rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool turned, uint32_t predicate,
-                     uint32_t site, qn_value *joined) {
+                     uint32_t site, qn_value *joined, uint32_t *differs) {
   join j = {.vm = r->vm, .r = r, .ends = ends, .own = (uint32_t)own};
   uint32_t n = ends[0]->nheld;
   for (uint32_t i = 0; i < n; i++) {
@@ -346,8 +348,9 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool 
     ends[0]->idle[i] &= IDLE;
   }
   rec_answer answer = REC_NOT_YET;
-  if (join_all(&j, false, NULL))
-    answer = make_node(&j, turned, predicate, site) && join_all(&j, true, joined) ? REC_DONE : REC_FAILED;
+  bool agree = join_all(&j, false, NULL);
+  if (differs) *differs = j.held;
+  if (agree) answer = make_node(&j, turned, predicate, site) && join_all(&j, true, joined) ? REC_DONE : REC_FAILED;
   for (int k = 0; k < 2; k++) mem_free(j.vm, j.outs[k], j.outs_cap[k] * sizeof *j.outs[k]);
   for (uint32_t k = 0; k < j.nouts && j.values; k++) value_release(j.vm, j.values[k]);
   if (j.values) mem_free(j.vm, j.values, ((size_t)j.nouts + 1) * sizeof *j.values);
@@ -408,11 +411,41 @@ rec_way *way_of(const struct recording *r) {
   return w && w->r == r && w->calls == calls_in(r) ? w : NULL;
 }
 
+/* Forgets the innermost calls of r beyond so many: they have ended in an arm that went on. */
+static void calls_end(struct recording *r, uint32_t n) {
+  while (calls_in(r) > n) {
+    if (r->cut)
+      r->cut--;
+    else
+      r->parent = r->calls[--r->ncalls];
+  }
+}
+
+/* The n innermost calls that are in progress in r end in arm `on`. Without memory their places are lost. */
+static void calls_go_on(struct recording *on, const struct recording *r, uint32_t n) {
+  qn_vm *vm = on->vm;
+  if (!n) return;
+  if (r->cut || n > r->ncalls || !mem_grow(vm, (void **)&on->calls, &on->calls_cap, n, sizeof *on->calls) ||
+      !mem_grow(vm, (void **)&on->callees, &on->callees_cap, n, sizeof *on->callees)) {
+    error_clear(vm);
+    on->cut = n;
+    return;
+  }
+  uint32_t parent = on->parent;
+  for (uint32_t k = n; k-- > 0;) {
+    parent = parent ? on->g->sites[parent].parent : 0;
+    on->calls[k] = parent;
+    on->callees[k] = r->callees[r->ncalls - n + k];
+  }
+  on->ncalls = n;
+}
+
 static void open_free(qn_vm *vm, rec_way *w) {
   struct open_branch *o = w->open;
   w->open = o->outer;
   w->r = o->r;
   w->calls = o->calls;
+  calls_end(o->r, o->calls);
   end_free(vm, &o->gone);
   if (o->on) rec_free(o->on);
   mem_free(vm, o, sizeof *o);
@@ -427,8 +460,13 @@ static void way_left(qn_vm *vm, void *way) {
 
 void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *around, rec_slots slots) {
   struct recording *base = rec_base(r);
-  *w = (rec_way){
-      .outer = base->way, .r = r, .slots = slots, .calls = calls_in(r), .kind = kind, .returned = value_unset()};
+  *w = (rec_way){.outer = base->way,
+                 .r = r,
+                 .slots = slots,
+                 .calls = calls_in(r),
+                 .block = base->block,
+                 .kind = kind,
+                 .returned = value_unset()};
   if (around) w->returned = around->returned;
   w->own = slots.n;
   w->may_return = kind == WAY_TAIL || kind == WAY_TRY || (around && around->may_return);
@@ -476,6 +514,7 @@ bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32
     return false;
   }
   *o = (struct open_branch){w->open, w->r, w->calls, *gone, on, predicate, site, turned};
+  calls_go_on(on, w->r, calls_in(w->r) - w->calls);
   *gone = (way_end){.r = NULL};
   w->open = o;
   w->r = on;
@@ -520,6 +559,58 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
   if (on) return way_open(vm, w, &gone, on, predicate, site, false);
   end_free(vm, &gone);
   return false;
+}
+
+bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
+  const qn_value parts[END_PARTS] = {value_unset(),     value_unset(),     missed,
+                                     value_bool(false), value_bool(false), value_bool(true)};
+  return way_split(vm, w, site, parts);
+}
+
+/* ---- choices --------------------------------------------------------------------------------------------------------------------- */
+
+rec_way *way_chooser(const struct recording *r) {
+  rec_way *w = rec_base((struct recording *)(uintptr_t)r)->way;
+  bool here = w && w->r == r && (w->calls == calls_in(r) || (w->choices && w->choices->fork && w->calls < calls_in(r)));
+  return here && way_chooses(w) ? w : NULL;
+}
+
+bool way_next(way_choices *c) {
+  uint32_t i = c->at;
+  while (i > 0 && c->made[i - 1] + 1 >= c->of[i - 1]) i--;
+  if (!i) return false;
+  c->made[i - 1]++;
+  c->n = i;
+  c->again = false;
+  return true;
+}
+
+/* The node of x, a value of r, while an arm in r is in progress, which may have captured it. 0 with an error raised. */
+static uint32_t node_around(struct recording *r, const struct recording *arm, qn_value x) {
+  uint32_t captured = rec_traced(arm, x);
+  const graph_node *n = &arm->g->nodes[captured];
+  return captured && n->kind == NODE_INPUT ? arm->captures[n->payload.input] : rec_node(r, x);
+}
+
+bool way_alike(struct recording *r, qn_value x, struct recording *to, qn_value y) {
+  if (value_is_operand(x) || value_is_operand(y)) {
+    uint32_t n = value_is_operand(x) && value_is_operand(y) ? node_around(r, to, x) : 0, m = n ? rec_node(to, y) : 0;
+    return m && graph_type_same(&r->g->nodes[n].type, &to->g->nodes[m].type);
+  }
+  if (value_tag_of(x) != value_tag_of(y)) return false;
+  if (value_is(x, TAG_STR))
+    return x.u.p == y.u.p || (!rec_text_of(r, x) && !rec_text_of(to, y) && str_equal(value_str(x), value_str(y)));
+  bool list = value_is(x, TAG_LIST);
+  if (!list && !value_is(x, TAG_RECORD)) return x.head == y.head && x.u.i == y.u.i;
+  uint32_t n = list ? value_list(x)->len : value_record(x)->len;
+  if (n != (list ? value_list(y)->len : value_record(y)->len) || !vm_enter(r->vm, 0)) return false;
+  for (uint32_t i = 0; i < n && !list; i++)
+    if (!str_equal(record_name(value_record(x), i), record_name(value_record(y), i))) return false;
+  const qn_value *p = list ? value_list(x)->items : value_record(x)->items;
+  const qn_value *q = list ? value_list(y)->items : value_record(y)->items;
+  for (uint32_t i = 0; i < n; i++)
+    if (!way_alike(r, p[i], to, q[i])) return false;
+  return true;
 }
 
 bool way_told(const way_choices *c, const struct recording *r) {
@@ -567,12 +658,14 @@ bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool 
 static rec_answer ends_join_or_choose(struct recording *r, rec_way *w, way_end *const ends[2],
                                       const struct open_branch *o, qn_value *joined) {
   qn_vm *vm = r->vm;
-  rec_answer answer = ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined);
+  uint32_t differs;
+  rec_answer answer = ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined, &differs);
   if (answer != REC_NOT_YET || error_pending(vm)) return answer;
+  fork_unlike(r, differs < (uint32_t)w->slots.n ? w->slots.slots[differs] : NULL);
   int k = way_choose(w, 2);
   if (k < 0 || graph_has_taps(ends[!k]->r->g, 1)) return answer;
   if (!end_miss(vm, ends[!k], w)) return REC_FAILED;
-  return ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined);
+  return ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined, NULL);
 }
 
 /* Joins the branch that was opened last. parts: those of the arm that goes on, and then those of both. `dead`: the end of the arm that goes on

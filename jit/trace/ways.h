@@ -45,6 +45,7 @@ typedef struct way_choices {
   bool again;                                 /* they differ from others only in arms that they do not take */
   bool
       required; /* the turn is also missed where a condition is not what way_require wants, which no choice stands for */
+  bool fork;    /* it is no turn, but a part of a block or a call (forks.c) */
   const struct recording *r; /* where the turn begins, and the number of its first node there */
   uint32_t from;
 } way_choices;
@@ -65,9 +66,10 @@ struct rec_way {
   int own;             /* of these the first ones, which it may rebind; others belong to what is around it */
   rec_way *
       whole; /* of a turn of a loop that is captured turn by turn: the way of the loop, which break leaves (unrolled.c) */
-  const rec_way *turn;  /* the turn that break and continue leave; NULL: there is none */
-  way_handler *catches; /* of the try that errors leave; NULL: there is none */
-  uint32_t calls;       /* how many calls are in progress in r; in other calls are other functions */
+  const rec_way *turn;    /* the turn that break and continue leave; NULL: there is none */
+  way_handler *catches;   /* of the try that errors leave; NULL: there is none */
+  uint32_t calls;         /* how many calls are in progress in r; in other calls are other functions */
+  const rec_block *block; /* the innermost block in progress when it began */
   way_kind kind;
   qn_value *sp; /* of the value stack, when it began */
   int inner;    /* loops in it that the interpreter runs as usual */
@@ -105,6 +107,16 @@ void way_all_left(rec_way *w, const qn_value *parts);
  * goes on. Borrows the parts. False with an error raised. */
 QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
 
+/* The choices that come behind these, in which a turn has been recorded. False: they were the last ones. */
+bool way_next(way_choices *c);
+/* The way in which one of several parts may be chosen in r: that of way_of, or where a part of a block is captured in several ways also the one around
+ * the function in progress. NULL: none. */
+rec_way *way_chooser(const struct recording *r);
+/* Behind the rest of a function in which way w around that function may have been missed, as data: what follows is recorded where it is not. False with
+ * an error raised. */
+QN_MUST_CHECK bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed);
+/* Has y, a value of arm `to` in r, the structure, dtypes and shapes of x, a value of r? False, too, with an error raised. */
+bool way_alike(struct recording *r, qn_value x, struct recording *to, qn_value y);
 /* Chooses one of n parts that do not agree. -1: it cannot be chosen; perhaps it can once the turn is recorded again. */
 int way_choose(const rec_way *w, int n);
 /* May parts be chosen here? */
@@ -133,9 +145,10 @@ QN_MUST_CHECK bool end_note(way_end *end, rec_slots held, qn_value *parts, const
 void end_free(qn_vm *vm, way_end *end);
 /* Two ways come together: a branch node is appended to r, whose results replace what differs. ends[k]: as they were recorded; `turned`: the
  * first one is that of the second arm. The first `own` variables are those that the ways may rebind. joined[i] gets the value of held value i,
- * owned. REC_DONE; REC_NOT_YET: they do not agree, or an error is raised that arms_refused looks at; REC_FAILED with an error raised. */
+ * owned. REC_DONE; REC_NOT_YET: they do not agree, or an error is raised that arms_refused looks at; REC_FAILED with an error raised. *differs
+ * (may be NULL): the number of the value in which they do not agree. */
 QN_MUST_CHECK rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool turned,
-                                   uint32_t predicate, uint32_t site, qn_value *joined);
+                                   uint32_t predicate, uint32_t site, qn_value *joined, uint32_t *differs);
 
 /* What variables hold, owned; NULL with an error raised. */
 QN_MUST_CHECK qn_value *slots_keep(qn_vm *vm, rec_slots s);

@@ -613,13 +613,13 @@ def case_explain(p):
     script = p.write("told.qn", "fn f(x) = sum(tanh(x) * 2)\nfn g(x) {\n  if sum(x) > 3 { x + 1 } else { x[:2] }\n}\n"
                      "fn seldom(x) = x + 1\nfor i in 0..20 { f(ones(4)); g(ones(4)) }\nprint(sum(seldom(ones(4))))\n")
     for mode in ("on", "sync", "verify"):
-        result = p.run("--jit", mode, "explain", "--all", script)
+        result = p.run("--jit", mode, "--set", "jit.ways=0", "explain", "--all", script)
         need(result.status == 0 and result.out.startswith("8.0\n") and not result.err, "the script's output first", result)
         for text in ("f (", "one graph, 1 kernel", "where x: f32[4]", "tanh_mul_sum_f32: 3 operations", "line 1",
                      "stays eager: a condition is an array's element", "told.qn:3", "not recorded: seldom"):
             need(text in result.out, f"the report should say {text}", result)
         lines = len(result.out.splitlines()) - 1
-        result = p.run("--jit", mode, "explain", script)
+        result = p.run("--jit", mode, "--set", "jit.ways=0", "explain", script)
         need(result.status == 0 and result.out.startswith("8.0\n") and not result.err, "the script's output first", result)
         for text in ("1 function compiled, 1 stays eager", "f (line 1): one graph, 1 kernel", "for (f32[4])", "line 1: tanh_mul_sum_f32",
                      "stays eager: a condition is an array's element\n  line 3 in g\n  hint: let both arms", "not recorded: seldom (line 5)\n",
@@ -688,7 +688,7 @@ def case_explain_tells_the_cause(p):
         need(f"the {nth} on;" in result.out, f"{nth} in words", result)
     script = p.write("mixed.qn", "fn f(x, n) = if n > 0 { if x[0] > 1 { x } else { x[:2] } } else { x + 1 }\n"
                      "for i in 0..30 { f(ones(4), 0); f(ones(4), 1) }\n")
-    result = p.run("--jit", "sync", "explain", script)
+    result = p.run("--jit", "sync", "--set", "jit.ways=0", "explain", script)
     need("mixed.qn: 1 function compiled" in result.out and "\n  1 of the compiled stays eager for other calls\nstays eager: " in result.out, "what is both", result)
     fields = ", ".join(f"a_field_of_number_{i}: {i}.5" for i in range(12))
     script = p.write("long.qn", "fn f(x, p, q) = sum(x * p.a_field_of_number_1 + q.a_field_of_number_2)\nlet p = {" + fields + "}\n"
@@ -720,7 +720,7 @@ def case_explain_tells_of_loops(p):
 def case_explain_groups(p):
     """The summary of a program: what is alike stands together, what matters first."""
     script = p.write("gas.qn", GAS)
-    result = p.run("--jit", "sync", "--set", "jit.turns=0", "explain", script)
+    result = p.run("--jit", "sync", "--set", "jit.turns=0", "--set", "jit.ways=0", "explain", script)
     out = re.sub(r", \d+ calls", ", N calls", result.out[result.out.index("gas.qn: "):])
     want = (" functions compiled, 6 stay eager\n",
             "stays eager: array data is read by the interpreter\n  line 13 in energy\n  line 16 in largest\n  hint: ",
@@ -853,7 +853,7 @@ def case_explain_fits_two_screens(p):
     code += "".join(f"    {name}{i}(ones(n), p)\n" for i in range(60)) + "".join(f"    eager{i}(ones(n))\n" for i in range(40)) + "  }\n}\n"
     code += "".join(f"seldom_called_and_named_{i}(ones(2))\n" for i in range(40))
     script = p.write("wide.qn", code)
-    result = p.run("--jit", "sync", "--set", "jit.cc=0", "--set", "jit.segments=0", "explain", script)
+    result = p.run("--jit", "sync", "--set", "jit.cc=0", "--set", "jit.segments=0", "--set", "jit.ways=0", "explain", script)
     lines = result.out[result.out.index("wide.qn: "):].splitlines()
     need(result.status == 0 and 40 <= len(lines) <= 48, f"{len(lines)} lines", result)
     need(all(len(line) <= 100 for line in lines[:-1]), "lines of 100 columns", result)

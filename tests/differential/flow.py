@@ -98,6 +98,8 @@ class Program:
         self.own = random.Random(seed * 7 + 2)  # of what was added later
         if kind == "plain" and self.own.random() < 0.5:
             self.has |= {"words", "spans", "asks"}
+        if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
+            self.has.add("unlike")
         if kind != "plain":
             self.has -= {"print", "random", "text", "odd", "global"} | ({"error", "retype"} if kind == "grad" else set())
         if kind == "vmap":
@@ -469,7 +471,28 @@ class Program:
         ways += ["store"] * 3 * ("store" in self.has) + ["print_"] * 2 * ("print" in self.has) + ["leave"] * 2 * ("leave" in self.has and self.loops > 0)
         ways += ["return_"] * ("return" in self.has) + ["error"] * ("error" in self.has) + ["retype"] * ("retype" in self.has) + ["swap", "local"] + ["draw"] * ("random" in self.has)
         ways += ["step"] * 4 * ("step" in self.has)
+        if "unlike" in self.has and self.own.random() < 0.25:
+            return self.unlike()
         return getattr(self, r.choice(ways))(depth) or []
+
+    def unlike(self):
+        """A branch whose arms do not agree in what they make of a variable, and what uses it."""
+        name, v, s = self.fresh("u"), self.leaf("V"), self.leaf("S")
+        first, second, use = self.own.choice([
+            ("1", "2.5", "{v} * {u}"), ("1", "{s}", "{v} * {u}"), ("{v}", "{s}", "{v} + {u}"), ("{v}[:1]", "{v}", "{v} + sum({u})"),
+            ("nil", "{v}", "if {u} == nil {{ {v} }} else {{ {u} * 2 }}"), ("({v},)", "({v}, {v} * 2)", "{v} + sum(concat({u}))"),
+            ("{{a: {v}}}", "{{a: {s}, b: 1}}", "{v} * {u}.a"), ('"a"', '"bc"', "{v} * len({u})"), ("tanh", "fn(z) z * 0.5", "{u}({v})")])
+        if self.own.random() < 0.5:
+            first, second = second, first
+        names = {"v": v.show(), "s": s.show(), "u": name}
+        target = self.fresh("V")
+        out = [Statement(f"let {name} = if {{}} {{}} else {{}}", self.make("C", 2), Block([Statement("{}", Expression("V", first.format(**names)))]),
+                         Block([Statement("{}", Expression("V", second.format(**names)))]))]
+        if self.own.random() < 0.4:
+            out += self.assign(1)
+        out.append(Statement(f"let {target} = {{}}", Expression("V", use.format(**names))))
+        self.declare(target, "V")
+        return out
 
     def let(self, _):
         type = self.some_type()
