@@ -33,6 +33,7 @@ typedef struct turn_call {
   qn_value *
       held; /* for each variable what it was before the turn; nil once a variable that the body may rebind has been given back */
   uint32_t had[TURN_GROWN]; /* how long the lists were to which the turn adds items */
+  bool noted;               /* `had` has been */
   bool begun;               /* the interpreter has begun to make the turn */
   bool recorded;            /* it has made it with a recording on */
   bool packed;              /* the last one that it made has given a list */
@@ -175,6 +176,9 @@ static qn_value make_turn(void *ctx) {
   bool recorded = rec_hears_calls(vm), packs = recorded || vm->config.jit == QN_JIT_VERIFY;
   t->begun = true;
   t->recorded |= recorded;
+  for (uint32_t i = 0; t->noted && i < t->code->ngrown; i++) /* what a recording has added that is given up */
+    if (value_list(*place_of(&t->code->grown[i], t->fp))->len > t->had[i] && !set_grown(t, i, NULL, 0))
+      return value_error();
   for (uint32_t i = 0; i < t->code->n; i++) {
     const turn_variable *x = &t->code->variables[i];
     qn_value *arg = &t->site.args[t->lead + (int)i];
@@ -345,7 +349,7 @@ static bool make_call(turn_call *t, const qn_value *lead) {
     if (variables[i].cell) cells[ncells++] = &variables[i].cell->value;
   bool lists = true;
   if (__builtin_expect(code->ngrown, 0)) {
-    lists = note_grown_lists(t);
+    lists = t->noted = note_grown_lists(t);
     for (uint32_t i = 0; i < code->ngrown; i++)
       if (code->grown[i].cell) cells[ncells + ngrown++] = &code->grown[i].cell->value;
   }
