@@ -1,6 +1,7 @@
 /* Builtins that make arrays, and conversion between dtypes. Constants are a broadcast number and sequences are iota, so that
  * everything can be recorded. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "jit/run/device.h"
 #include "stdlib/builtins.h"
@@ -89,6 +90,27 @@ static bool observe_steps(qn_vm *vm, qn_value *n) {
   return !value_is_error(steps) && !value_is_error(rec_observe(vm, steps));
 }
 
+/* start, start + step ... before stop, where one of the ends is a size that may differ in later calls, and step does not. *counted: there is
+ * one, and *this is the array, owned, or the error value. */
+static qn_value steps_between(qn_vm *vm, qn_value start, qn_value stop, qn_value step, bool *counted) {
+  bool from_symbol, to_symbol;
+  int64_t from, to;
+  *counted = true;
+  if (!rec_bound(vm, start, &from_symbol, &from) || !rec_bound(vm, stop, &to_symbol, &to)) return value_error();
+  dim_table *t = rec_dims(vm);
+  *counted = (from_symbol || to_symbol) && !value_node(step) && step.u.i && llabs(step.u.i) < ARRAY_MAX_ELEMENTS;
+  if (!*counted) return value_nil();
+  int64_t by = step.u.i;
+  qn_dim low = from_symbol ? from : dim_const(t, from), high = to_symbol ? to : dim_const(t, to);
+  qn_dim way = by > 0 ? dim_sub(t, high, low) : dim_sub(t, low, high);
+  *counted = rec_size_ordered(vm, 1, way);
+  if (!*counted) return value_nil();
+  by = by < 0 ? -by : by;
+  qn_dim n = dim_make(t, DIM_FLOORDIV, dim_add(t, way, by - 1), dim_const(t, by));
+  if (!from_symbol) return op_steps(vm, n, from, step.u.i);
+  return use2(vm, OP_add, op_steps(vm, n, 0, step.u.i), start, NULL);
+}
+
 qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   qn_value start = args[0], stop = args[1], step = args[2];
   if (value_is(stop, TAG_NIL)) {
@@ -104,11 +126,10 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   qn_dtype dtype;
   if (!arg_dtype(vm, "arange", args[3], floats ? DTYPE_FLOAT : DTYPE_INT, &dtype)) return value_error();
   bool traced = value_node(start) || value_node(stop) || value_node(step);
-  if (traced && start.head == TAG_INT && !start.u.i && step.head == TAG_INT && step.u.i == 1 &&
-      value_is(stop, TAG_INT)) {
-    int64_t n; /* as many as a size counts */
-    if (!rec_size(vm, stop, &n)) return value_error();
-    if (n != stop.u.i && rec_size_hint(vm, n) > 0) return use_dtype(vm, op_steps(vm, n, 0, 1), dtype);
+  if (traced && !floats) {
+    bool counted;
+    qn_value out = steps_between(vm, start, stop, step, &counted);
+    if (counted) return use_dtype(vm, out, dtype);
   }
   if (traced && !observe_steps(vm, numbers)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];

@@ -27,7 +27,7 @@ typedef struct einsum {
   qn_vm *vm;
   int n;
   term terms[MAX_OPERANDS];
-  int64_t sizes[LABELS]; /* size + 1 of the axes with this label; 0: it has not been seen */
+  int64_t sizes[LABELS]; /* of the axes with this label, once it has been seen */
   int seen[LABELS];      /* occurrences in operands */
   int dots;              /* the most axes that "..." stands for in an operand */
   int out_rank;
@@ -78,22 +78,26 @@ static bool parse(einsum *e, const qn_str *spec) {
   const char *p = spec->text;
   for (int i = 0; i < e->n; i++) {
     const qn_array *a = value_array(e->terms[i].v);
+    int64_t sizes[ARRAY_MAX_RANK];
     term *t = &e->terms[i];
     if (!read_labels(e->vm, spec, &p, a->rank, -1, t->labels, &t->rank)) return false;
+    if (!rec_sizes_of_call(e->vm, t->v, sizes)) return false;
     int dots = 0;
     for (int k = 0; k < t->rank; k++) {
       int label = t->labels[k];
       dots += label >= LETTERS;
-      e->seen[label]++;
       int64_t *size = &e->sizes[label];
-      if (*size == 0 || *size == 2) *size = a->shape[k] + 1;
-      if (*size != a->shape[k] + 1 && a->shape[k] != 1) {
+      if (!e->seen[label]++ || *size == 1) *size = sizes[k];
+      int fits = sizes[k] == 1 ? 1 : rec_sizes_equal(e->vm, *size, sizes[k]);
+      if (fits < 0) return false;
+      if (!fits) {
+        long long was = (long long)rec_size_hint(e->vm, *size);
         if (label < LETTERS)
           raise_error(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": axis %c has the sizes %lld and %lld", spec->text,
-                      label < 26 ? 'a' + label : 'A' + label - 26, (long long)*size - 1, (long long)a->shape[k]);
+                      label < 26 ? 'a' + label : 'A' + label - 26, was, (long long)a->shape[k]);
         else
           raise_error(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": sizes %lld and %lld under ... do not broadcast",
-                      spec->text, (long long)*size - 1, (long long)a->shape[k]);
+                      spec->text, was, (long long)a->shape[k]);
         return false;
       }
     }
@@ -126,7 +130,7 @@ static bool parse(einsum *e, const qn_str *spec) {
   return true;
 }
 
-static int64_t size_of(const einsum *e, int label) { return e->sizes[label] - 1; }
+static int64_t size_of(const einsum *e, int label) { return e->sizes[label]; }
 
 static int place_of(const term *t, int label) {
   for (int i = 0; i < t->rank; i++)
@@ -150,14 +154,15 @@ static void set_shape(einsum *e, term *t) {
 static bool normalise(einsum *e, term *t) {
   qn_vm *vm = e->vm;
   const qn_array *a = value_array(t->v);
-  int64_t shape[ARRAY_MAX_RANK];
+  int64_t shape[ARRAY_MAX_RANK], sizes[ARRAY_MAX_RANK];
   int rank = 0;
+  rec_sizes(vm, t->v, sizes);
   for (int i = 0, k = 0; i < a->rank; i++) {
-    if (a->shape[i] == 1 && size_of(e, t->labels[k]) != 1) {
+    if (sizes[i] == 1 && size_of(e, t->labels[k]) != 1) {
       remove_label(t, k);
       continue;
     }
-    shape[rank++] = a->shape[i];
+    shape[rank++] = sizes[i];
     k++;
   }
   t->v = use_shape(vm, t->v, rank, shape);
@@ -165,19 +170,32 @@ static bool normalise(einsum *e, term *t) {
     int j = i + 1;
     while (j < t->rank && t->labels[j] != t->labels[i]) j++;
     if (j == t->rank) continue;
-    /* The two axes go last and become one of n*n elements, of which the diagonal is every (n+1)-th. */
+    /* The two axes go last and become one of n*n elements, of which the diagonal is every (n+1)-th. Where n is a symbol, which no step of a
+     * slice can be, n more make them rows of n+1, of which it is the first column. */
     int64_t n = size_of(e, t->labels[i]);
+    dim_table *dims = rec_dims(vm);
     int label = t->labels[i];
     t->v = use_move_axis(vm, use_move_axis(vm, t->v, j, t->rank - 1), i, t->rank - 2);
     remove_label(t, j);
     remove_label(t, i);
     for (int k = 0; k < t->rank; k++) shape[k] = size_of(e, t->labels[k]);
-    shape[t->rank] = n * n;
+    shape[t->rank] = dim_mul(dims, n, n);
     t->v = use_shape(vm, t->v, t->rank + 1, shape);
+    if (n < 0) {
+      if (value_is_error(t->v)) return false;
+      qn_dim widths[OP_ATTR_DIMS] = {0};
+      widths[3 * t->rank + 1] = n;
+      bool bools = dtype_is_bool(value_array(t->v)->dtype);
+      t->v = used(vm, t->v, op_pad(vm, t->v, bools ? value_bool(false) : value_int(0), widths));
+      shape[t->rank] = n;
+      shape[t->rank + 1] = dim_add(dims, n, 1);
+      t->v = use_shape(vm, t->v, t->rank + 2, shape);
+      if (value_is_error(t->v)) return false;
+      t->v = use_shape(vm, used(vm, t->v, op_slice(vm, t->v, t->rank + 1, 0, 1, 1)), t->rank + 1, shape);
+    } else if (n && !value_is_error(t->v)) {
+      t->v = used(vm, t->v, op_slice(vm, t->v, t->rank, 0, n, n + 1));
+    }
     if (value_is_error(t->v)) return false;
-    qn_value flat = t->v;
-    t->v = n ? op_slice(vm, flat, t->rank, 0, n, n + 1) : value_retain(flat);
-    value_release(vm, flat);
     t->labels[t->rank++] = (uint8_t)label;
     i = -1;
   }
@@ -213,6 +231,7 @@ static void order_as(einsum *e, term *t, const uint8_t *labels) {
 /* Replaces x by the contraction of x and y. `needed` marks the labels that the result or a later operand has. Takes the value of y over. */
 static bool contract(einsum *e, term *x, term *y, const bool *needed) {
   qn_vm *vm = e->vm;
+  dim_table *dims = rec_dims(vm);
   bool keep[LABELS];
   for (int i = 0; i < LABELS; i++) keep[i] = needed[i] || place_of(y, i) >= 0;
   if (!sum_away(e, x, keep)) return false;
@@ -225,14 +244,15 @@ static bool contract(einsum *e, term *x, term *y, const bool *needed) {
   for (int i = 0; i < x->rank; i++) {
     int label = x->labels[i], both = place_of(y, label) >= 0;
     if (both && needed[label])
-      batch[nbatch++] = (uint8_t)label, sizes[0] *= size_of(e, label);
+      batch[nbatch++] = (uint8_t)label, sizes[0] = dim_mul(dims, sizes[0], size_of(e, label));
     else if (both)
-      inner[ninner++] = (uint8_t)label, sizes[2] *= size_of(e, label);
+      inner[ninner++] = (uint8_t)label, sizes[2] = dim_mul(dims, sizes[2], size_of(e, label));
     else
-      left[nleft++] = (uint8_t)label, sizes[1] *= size_of(e, label);
+      left[nleft++] = (uint8_t)label, sizes[1] = dim_mul(dims, sizes[1], size_of(e, label));
   }
   for (int i = 0; i < y->rank; i++)
-    if (place_of(x, y->labels[i]) < 0) right[nright++] = y->labels[i], sizes[3] *= size_of(e, y->labels[i]);
+    if (place_of(x, y->labels[i]) < 0)
+      right[nright++] = y->labels[i], sizes[3] = dim_mul(dims, sizes[3], size_of(e, y->labels[i]));
   if (nbatch + nleft + nright > ARRAY_MAX_RANK)
     return raise_false(vm, E_rank, "einsum: an intermediate result would have %d axes; an array has at most %d",
                        nbatch + nleft + nright, ARRAY_MAX_RANK);

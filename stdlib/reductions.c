@@ -133,8 +133,9 @@ qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
   if (!is_array(x)) return arg_refuse(vm, "topk", "an array", x);
   if (!arg_int(vm, "topk", "an int as k", args[1], &k) || !arg_axis(vm, "topk", args[2], value_array(x)->rank, &axis))
     return value_error();
-  int64_t n = value_array(x)->shape[axis];
-  if (k < 0 || k > n)
+  int64_t sizes[ARRAY_MAX_RANK], n = value_array(x)->shape[axis];
+  if (!rec_sizes_of_call(vm, x, sizes)) return value_error();
+  if (k < 0 || k > n || !rec_size_ordered(vm, k, sizes[axis]))
     return raise_error(vm, E_argument, SPAN_NONE, "topk: k is %lld, but axis %d has the size %lld", (long long)k, axis,
                        (long long)n);
   op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = ATTR_DESCENDING, .n = 1, .d = {k}};

@@ -38,7 +38,11 @@ static qn_value reshape_symbolic(qn_vm *vm, qn_value x, int rank, int64_t *shape
       known = dim_mul(t, known, shape[i]);
   }
   if (nopen > 1) return value_unset();
-  if (open >= 0 && (shape[open] != -1 || !dim_quotient(t, size, known, &shape[open]))) return value_unset();
+  if (open >= 0 && shape[open] != -1) return value_unset();
+  if (open >= 0 && !dim_quotient(t, size, known, &shape[open])) { /* that it divides is a fact, which the op notes */
+    if (rec_is_number(vm, size) || rec_is_number(vm, known) || dim_hint(t, known) == 0) return value_unset();
+    shape[open] = dim_make(t, DIM_FLOORDIV, size, known);
+  }
   return dim_hint(t, size) == dim_hint(t, open < 0 ? known : dim_mul(t, known, shape[open]))
              ? shaped(vm, x, rank, shape)
              : value_unset();
@@ -212,10 +216,24 @@ qn_value builtin_flip(qn_vm *vm, const qn_value *args) {
   return use1(vm, OP_slice, x, &attr);
 }
 
+/* How many elements of an axis of size n do not pass its end when it is rolled. */
+static int64_t roll_kept(qn_vm *vm, int64_t *n, int64_t shift, bool symbolic) {
+  dim_table *t = rec_dims(vm);
+  if (*n < 0 && shift == 0) return *n;
+  if (*n < 0 || symbolic) { /* shifts by less than the size are the same for all sizes */
+    qn_dim by = symbolic ? shift : dim_const(t, shift), most = dim_sub(t, *n, 1), back = dim_sub(t, 0, by);
+    if (rec_size_ordered(vm, 1, by) && rec_size_ordered(vm, by, most)) return dim_sub(t, *n, by);
+    if (rec_size_ordered(vm, 1, back) && rec_size_ordered(vm, back, most)) return back;
+  }
+  *n = rec_size_now(vm, *n);
+  if (symbolic) shift = rec_size_now(vm, shift);
+  return *n ? *n - (shift % *n + *n) % *n : 0;
+}
+
 qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
   qn_value x = array_arg(vm, "roll", args[0]);
   if (value_is_error(x)) return x;
-  int64_t shift;
+  int64_t shift, sizes[ARRAY_MAX_RANK];
   int axis;
   if (value_is(args[1], TAG_LIST) || value_is(args[2], TAG_LIST)) {
     value_release(vm, x);
@@ -225,13 +243,15 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
         "axis: 1)");
   }
   if (!arg_int(vm, "roll", "an int as shift", args[1], &shift) ||
-      !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis))
+      !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis) || !rec_sizes_of_call(vm, x, sizes))
     return value_fail(vm, x);
-  int64_t n = value_array(x)->shape[axis];
-  if (n) shift = (shift % n + n) % n;
-  if (n == 0 || shift == 0) return x;
-  qn_value parts[2] = {op_slice(vm, x, axis, n - shift, shift, 1), value_nil()};
-  parts[1] = value_is_error(parts[0]) ? value_error() : op_slice(vm, x, axis, 0, n - shift, 1);
+  bool symbolic = false;
+  if (value_node(args[1]) && !rec_bound(vm, args[1], &symbolic, &shift)) return value_fail(vm, x);
+  int64_t n = sizes[axis], kept = roll_kept(vm, &n, shift, symbolic);
+  if (n == 0 || kept == n) return x;
+  int64_t moved = dim_sub(rec_dims(vm), n, kept);
+  qn_value parts[2] = {op_slice(vm, x, axis, kept, moved, 1), value_nil()};
+  parts[1] = value_is_error(parts[0]) ? value_error() : op_slice(vm, x, axis, 0, kept, 1);
   value_release(vm, x);
   if (value_is_error(parts[1])) return value_fail(vm, parts[0]);
   return use_concat(vm, parts, 2, axis);
@@ -247,18 +267,15 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
   for (int i = 0; i < rank; i++) {
     qn_value w = list && !pair ? value_list(widths)->items[i] : widths;
     int64_t sides[2];
-    if (value_is(w, TAG_LIST) && value_list(w)->len == 2) {
-      for (int k = 0; k < 2; k++)
-        if (!arg_int(vm, "pad", "ints as widths", value_list(w)->items[k], &sides[k])) return false;
-    } else {
-      if (!arg_int(vm, "pad", "an int or (before, after) as width", w, &sides[0])) return false;
-      sides[1] = sides[0];
-    }
+    bool two = value_is(w, TAG_LIST) && value_list(w)->len == 2;
     for (int k = 0; k < 2; k++) {
+      qn_value side = two ? value_list(w)->items[k] : w;
+      if (!arg_int(vm, "pad", two ? "ints as widths" : "an int or (before, after) as width", side, &sides[k]))
+        return false;
       if (sides[k] < 0)
         return raise_false(vm, E_shape, "pad: width %lld is negative; a slice cuts elements off", (long long)sides[k]);
       if (sides[k] > ARRAY_MAX_ELEMENTS) return raise_false(vm, E_too_large, "pad: more than 2**48 elements");
-      d[3 * i + k] = sides[k];
+      if (!rec_size(vm, side, &d[3 * i + k])) return false;
     }
     d[3 * i + 2] = 0;
   }
@@ -307,30 +324,35 @@ static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
 qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
   int64_t n;
   if (!arg_int(vm, "repeat", "an int as number of times", args[1], &n)) return value_error();
-  if (value_is(args[0], TAG_STR) || value_is(args[0], TAG_LIST)) return repeat_items(vm, args[0], n);
+  if (value_is(args[0], TAG_STR) || value_is(args[0], TAG_LIST)) {
+    qn_value times = rec_observe(vm, args[1]);
+    return value_is_error(times) ? times : repeat_items(vm, args[0], times.u.i);
+  }
   qn_value x = array_arg(vm, "repeat", args[0]);
   if (value_is_error(x)) return x;
   const qn_array *a = value_array(x);
   int axis = 0, rank = a->rank;
-  int64_t shape[ARRAY_MAX_RANK], outer = 1, inner = 1;
+  int64_t shape[ARRAY_MAX_RANK], now[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK], outer = 1, inner = 1;
   bool flat = value_is(args[2], TAG_NIL);
   bool good = n >= 0 || raise_false(vm, E_argument, "repeat: a negative number of times");
   if (good && !flat) good = arg_axis(vm, "repeat", args[2], rank, &axis);
+  if (!good || !rec_sizes_of_call(vm, x, shape)) return value_fail(vm, x);
+  memcpy(now, a->shape, sizeof now);
   if (flat) {
+    shape[0] = op_count(vm, x, UINT8_MAX);
+    now[0] = a->size;
     rank = 1;
-    shape[0] = a->size;
-  } else {
-    memcpy(shape, a->shape, sizeof shape);
   }
+  if (__builtin_mul_overflow(now[axis], n, &now[axis])) now[axis] = INT64_MAX;
+  if (shape_strides(rank, now, strides) < 0) good = raise_false(vm, E_too_large, "repeat: more than 2**48 elements");
+  if (!good || !rec_size(vm, args[1], &n)) return value_fail(vm, x);
+  dim_table *t = rec_dims(vm);
   for (int i = 0; i < rank; i++) {
-    if (i < axis) outer *= shape[i];
-    if (i > axis) inner *= shape[i];
+    if (i < axis) outer = dim_mul(t, outer, shape[i]);
+    if (i > axis) inner = dim_mul(t, inner, shape[i]);
   }
-  int64_t split[4] = {outer, shape[axis], 1, inner}, strides[ARRAY_MAX_RANK];
-  if (good && __builtin_mul_overflow(shape[axis], n, &shape[axis])) shape[axis] = INT64_MAX;
-  if (good && shape_strides(rank, shape, strides) < 0)
-    good = raise_false(vm, E_too_large, "repeat: more than 2**48 elements");
-  if (!good) return value_fail(vm, x);
+  int64_t split[4] = {outer, shape[axis], 1, inner};
+  shape[axis] = dim_mul(t, shape[axis], n);
   x = use_shape(vm, x, 4, split);
   split[2] = n;
   return use_shape(vm, use_broadcast(vm, x, 4, split), rank, shape);
@@ -369,12 +391,17 @@ qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
       !arg_axis(vm, "chunk", args[2], value_array(x)->rank, &axis))
     return value_error();
   if (n < 1 || n > INT32_MAX) return raise_error(vm, E_argument, SPAN_NONE, "chunk: %lld pieces", (long long)n);
-  int64_t size = value_array(x)->shape[axis], start = 0;
+  int64_t sizes[ARRAY_MAX_RANK], start = 0;
+  if (!rec_sizes_of_call(vm, x, sizes)) return value_error();
+  dim_table *t = rec_dims(vm);
+  const int64_t size = sizes[axis];
   qn_value out = list_value(list_new(vm, (size_t)n));
   for (int64_t i = 0; i < n && !value_is_error(out); i++) {
-    int64_t len = size / n + (i < size % n);
+    int64_t len = size >= 0   ? size / n + (i < size % n)
+                  : i + 1 < n ? dim_make(t, DIM_FLOORDIV, dim_add(t, size, n - 1 - i), n)
+                              : dim_sub(t, size, start);
     list_fill(vm, &out, i, op_slice(vm, x, axis, start, len, 1));
-    start += len;
+    start = dim_add(t, start, len);
   }
   return out;
 }
@@ -398,14 +425,16 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   const qn_array *a = value_array(x);
   if (!arg_axis(vm, "take", args[2], a->rank, &axis)) return value_error();
   if (value_is(args[1], TAG_INT)) {
-    if (!rec_sizes_seen(vm, x)) return value_error();
-    int64_t i = args[1].u.i, n = a->shape[axis], shape[ARRAY_MAX_RANK];
-    if (i < -n || i >= n)
+    int64_t i = args[1].u.i, sizes[ARRAY_MAX_RANK], shape[ARRAY_MAX_RANK];
+    if (!rec_sizes_of_call(vm, x, sizes)) return value_error();
+    const int64_t n = sizes[axis];
+    if (i < -a->shape[axis] || i >= a->shape[axis] || !rec_size_ordered(vm, i < 0 ? -i : i + 1, n))
       return raise_error(vm, E_index, SPAN_NONE, "take: index %lld is out of bounds for axis %d of size %lld",
-                         (long long)i, axis, (long long)n);
+                         (long long)i, axis, (long long)a->shape[axis]);
     for (int k = 0, j = 0; k < a->rank; k++)
-      if (k != axis) shape[j++] = a->shape[k];
-    return use_shape(vm, op_slice(vm, x, axis, i < 0 ? i + n : i, 1, 1), a->rank - 1, shape);
+      if (k != axis) shape[j++] = sizes[k];
+    if (i < 0) i = dim_sub(rec_dims(vm), n, -i);
+    return use_shape(vm, op_slice(vm, x, axis, i, 1, 1), a->rank - 1, shape);
   }
   qn_value index = index_arg(vm, "take", args[1]);
   if (value_is_error(index)) return index;
@@ -442,16 +471,19 @@ qn_value builtin_nonzero(qn_vm *vm, const qn_value *args) {
 qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
   qn_value x = array_arg(vm, "unique", args[0]);
   if (value_is_error(x)) return x;
-  int64_t n = value_array(x)->size, one = 1;
+  int64_t sizes[ARRAY_MAX_RANK], one = 1;
+  if (!rec_sizes_of_call(vm, x, sizes)) return value_fail(vm, x);
+  int64_t n = op_count(vm, x, UINT8_MAX);
   bool floats = dtype_is_float((qn_dtype)value_array(x)->dtype);
   x = use_shape(vm, x, 1, &n);
-  if (n < 2 || value_is_error(x)) return x;
+  if (n == 0 || n == 1 || value_is_error(x)) return x;
   op_attr along = {.axes = 1};
   qn_value sorted = use1(vm, OP_sort, x, &along);
   if (value_is_error(sorted)) return sorted;
   /* An element is kept if it differs from the one before it. A NaN differs from every NaN; all but the first are dropped. */
-  qn_value before = op_slice(vm, sorted, 0, 0, n - 1, 1);
-  qn_value after = value_is_error(before) ? before : op_slice(vm, sorted, 0, 1, n - 1, 1);
+  const int64_t fewer = dim_sub(rec_dims(vm), n, 1);
+  qn_value before = op_slice(vm, sorted, 0, 0, fewer, 1);
+  qn_value after = value_is_error(before) ? before : op_slice(vm, sorted, 0, 1, fewer, 1);
   qn_value differ = value_is_error(after) ? after : op2(vm, OP_ne, after, before, NULL);
   if (floats && !value_is_error(differ)) {
     qn_value nans = use2(vm, OP_bitand, op1(vm, OP_isnan, after, NULL), op1(vm, OP_isnan, before, NULL), NULL);

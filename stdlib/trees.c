@@ -289,13 +289,19 @@ qn_value builtin_tree_zip(qn_vm *vm, const qn_value *args) {
   return collect(vm, "tree_zip", trees->items, trees->len, true);
 }
 
-static bool same_shape(qn_value a, qn_value b) {
-  int rank = is_array(a) ? value_array(a)->rank : 0;
-  if (rank != (is_array(b) ? value_array(b)->rank : 0)) return false;
-  return rank == 0 || memcmp(value_array(a)->shape, value_array(b)->shape, (size_t)rank * sizeof(int64_t)) == 0;
+/* 1, 0, or -1 with an error raised. */
+static int same_shape(qn_vm *vm, qn_value a, qn_value b) {
+  int rank = is_array(a) ? value_array(a)->rank : 0, same = 1;
+  if (rank != (is_array(b) ? value_array(b)->rank : 0)) return 0;
+  if (rank == 0) return 1;
+  int64_t x[ARRAY_MAX_RANK], y[ARRAY_MAX_RANK];
+  if (!rec_sizes_of_call(vm, a, x) || !rec_sizes_of_call(vm, b, y)) return -1;
+  for (int i = 0; i < rank && same > 0; i++) same = rec_sizes_equal(vm, x[i], y[i]);
+  return same;
 }
 
 typedef struct shapes_ctx {
+  qn_vm *vm;
   uint32_t k;
   bool same;
 } shapes_ctx;
@@ -303,13 +309,17 @@ typedef struct shapes_ctx {
 static qn_value visit_shapes(void *ctx, const walk *w, const qn_value *values) {
   (void)w;
   shapes_ctx *c = ctx;
-  for (uint32_t j = 1; j < c->k && c->same; j++) c->same = same_shape(values[0], values[j]);
+  for (uint32_t j = 1; j < c->k && c->same; j++) {
+    int same = same_shape(c->vm, values[0], values[j]);
+    if (same < 0) return value_error();
+    c->same = same;
+  }
   return value_nil();
 }
 
 qn_value builtin_same_shapes(qn_vm *vm, const qn_value *args) {
   const qn_list *others = value_list(args[1]);
-  shapes_ctx c = {others->len + 1, true};
+  shapes_ctx c = {vm, others->len + 1, true};
   qn_value *trees = with_others(vm, args[0], others);
   if (!trees) return value_error();
   qn_value walked = trees_map(vm, "same_shapes", trees, c.k, false, visit_shapes, &c);

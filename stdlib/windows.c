@@ -24,7 +24,7 @@ enum {
   LEAD = 2
 }; /* SPATIAL: the most axes that windows go along. LEAD: the axes before them, batch and channels */
 
-/* The windows along one axis. */
+/* The windows along one axis. Padding and count are sizes, which may be symbolic. */
 typedef struct sweep {
   int64_t size, step, apart; /* elements of a window, steps to the next window, steps between its elements */
   int64_t low, high;         /* padding */
@@ -66,6 +66,7 @@ static bool text_is(qn_value v, const char *text) {
  * list with an int or (before, after) for each axis. */
 static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *lengths) {
   bool same = text_is(v, "same"), list = value_is(v, TAG_LIST);
+  dim_table *t = rec_dims(vm);
   if (value_is(v, TAG_STR) && !same && !text_is(v, "valid"))
     return raise_false(vm, E_argument, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn,
                        value_str(v)->text);
@@ -76,10 +77,13 @@ static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *length
     qn_value own = list ? value_list(v)->items[i] : v;
     int64_t sides[2] = {0, 0};
     if (same) {
-      int64_t count = (lengths[i] + s->step - 1) / s->step;
-      int64_t need = count ? (count - 1) * s->step + (s->size - 1) * s->apart + 1 - lengths[i] : 0;
-      sides[0] = need > 0 ? need / 2 : 0;
-      sides[1] = need > 0 ? need - need / 2 : 0;
+      if (lengths[i]) {
+        qn_dim last = dim_make(t, DIM_FLOORDIV, dim_sub(t, lengths[i], 1), s->step); /* the last window's number */
+        qn_dim reach = dim_add(t, dim_mul(t, last, s->step), (s->size - 1) * s->apart + 1);
+        qn_dim need = dim_make(t, DIM_MAX, dim_sub(t, reach, lengths[i]), 0);
+        sides[0] = dim_make(t, DIM_FLOORDIV, need, 2);
+        sides[1] = dim_sub(t, need, sides[0]);
+      }
     } else if (!value_is(v, TAG_STR)) {
       bool pair = value_is(own, TAG_LIST) && value_list(own)->len == 2;
       for (int k = 0; k < 2; k++)
@@ -87,7 +91,7 @@ static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *length
                      pair ? value_list(own)->items[k] : own, &sides[k]))
           return false;
     }
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 2 && !same; k++)
       if (sides[k] < 0 || sides[k] > ARRAY_MAX_ELEMENTS)
         return raise_false(vm, sides[k] < 0 ? E_shape : E_too_large, "%s: padding %lld along the %s%s", w->fn,
                            (long long)sides[k], axis_name(w, i),
@@ -98,11 +102,12 @@ static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *length
   return true;
 }
 
-/* Reads how windows of these sizes go along the last axes of x, and checks that at least one fits. */
-static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *sizes, qn_value stride,
-                        qn_value padding, qn_value dilation) {
+/* Reads how windows of these sizes go along the last axes of x, which has this shape, and checks that at least one fits. */
+static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *shape, const int64_t *sizes,
+                        qn_value stride, qn_value padding, qn_value dilation) {
   int64_t steps[SPATIAL], apart[SPATIAL];
-  const int64_t *lengths = x->shape + x->rank - w->n;
+  const int64_t *lengths = shape + x->rank - w->n;
+  dim_table *dims = rec_dims(vm);
   if (!each_axis(vm, w, "stride", stride, steps)) return false;
   if (!each_axis(vm, w, "dilation", dilation, apart)) return false;
   for (int i = 0; i < w->n; i++) {
@@ -114,17 +119,19 @@ static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *
   if (!read_padding(vm, w, padding, lengths)) return false;
   for (int i = 0; i < w->n; i++) {
     sweep *s = &w->s[i];
-    int64_t reach = (s->size - 1) * s->apart + 1, length = lengths[i] + s->low + s->high;
-    if (length < reach || s->size < 1) {
+    int64_t reach = (s->size - 1) * s->apart + 1, length = dim_add(dims, dim_add(dims, lengths[i], s->low), s->high);
+    if (!rec_size_ordered(vm, reach, length) || s->size < 1) {
+      int64_t now = x->shape[x->rank - w->n + i], padded = rec_size_hint(vm, length);
       text_buf t = {.vm = vm};
       text_addf(&t, "%s: the window's %s is %lld", w->fn, axis_name(w, i), (long long)s->size);
       if (s->apart > 1) text_addf(&t, " (%lld with dilation %lld)", (long long)reach, (long long)s->apart);
-      text_addf(&t, ", axis %d of %s is %lld", x->rank - w->n + i, phrase_shape(x).text, (long long)lengths[i]);
-      if (length != lengths[i]) text_addf(&t, " (%lld with padding)", (long long)length);
+      text_addf(&t, ", axis %d of %s is %lld", x->rank - w->n + i, phrase_shape(x).text, (long long)now);
+      if (padded != now) text_addf(&t, " (%lld with padding)", (long long)padded);
       raise_text(vm, E_shape, SPAN_NONE, &t);
       return false;
     }
-    s->count = (length - reach) / s->step + 1;
+    length = dim_sub(dims, length, reach);
+    s->count = dim_add(dims, length >= 0 ? length / s->step : dim_make(dims, DIM_FLOORDIV, length, s->step), 1);
   }
   return true;
 }
@@ -203,12 +210,19 @@ static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) 
                        "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
                        ARRAY_MAX_RANK - SPATIAL, x->rank);
   qn_value stride = value_is(args[2], TAG_NIL) ? args[1] : args[2];
-  if (!each_axis(vm, &w, "size", args[1], sizes) || !read_sweeps(vm, &w, x, sizes, stride, args[3], value_int(1)))
+  int64_t shape[ARRAY_MAX_RANK];
+  if (!rec_sizes_of_call(vm, args[0], shape) || !each_axis(vm, &w, "size", args[1], sizes) ||
+      !read_sweeps(vm, &w, x, shape, sizes, stride, args[3], value_int(1)))
     return value_error();
-  for (int i = 0; i < w.n; i++)
-    if (w.s[i].low >= w.s[i].size || w.s[i].high >= w.s[i].size)
+  for (int i = 0; i < w.n; i++) {
+    int64_t low = rec_size_hint(vm, w.s[i].low), high = rec_size_hint(vm, w.s[i].high), most = low > high ? low : high;
+    int few = rec_size_at_most(vm, w.s[i].low, w.s[i].size - 1);
+    if (few > 0) few = rec_size_at_most(vm, w.s[i].high, w.s[i].size - 1);
+    if (few < 0) return value_error();
+    if (!few)
       return raise_error(vm, E_argument, SPAN_NONE, "%s: padding %lld along the %s would make windows of padding alone",
-                         fn, (long long)(w.s[i].low > w.s[i].high ? w.s[i].low : w.s[i].high), axis_name(&w, i));
+                         fn, (long long)most, axis_name(&w, i));
+  }
   qn_dtype d = (qn_dtype)x->dtype;
   bool sums = op == OP_sum;
   int lead = x->rank - w.n;
@@ -228,7 +242,9 @@ qn_value builtin_avg_pool2d(qn_vm *vm, const qn_value *args) { return pool(vm, "
 
 typedef struct convolution {
   sweeps w;
-  int64_t batch, channels, out, groups;
+  int64_t x[ARRAY_MAX_RANK]; /* the shape of x */
+  int64_t batch, channels, out,
+      groups;  /* the first three are sizes, which may be symbolic; the channels are not where there are groups */
   bool single; /* x came without a batch axis */
 } convolution;
 
@@ -249,26 +265,33 @@ static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
              w->rank == full ? x->rank : w->rank, full);
     return refuse_shapes(vm, c, x, w, why);
   }
-  c->batch = c->single ? 1 : x->shape[0];
-  c->channels = x->shape[!c->single];
-  c->out = w->shape[0];
+  int64_t sizes[ARRAY_MAX_RANK];
+  if (!rec_sizes_of_call(vm, args[0], c->x) || !rec_sizes_of_call(vm, args[1], sizes)) return false;
   if (!arg_int(vm, c->w.fn, "an int as groups", args[5], &c->groups)) return false;
+  for (int i = LEAD; i < full; i++) sizes[i] = rec_size_now(vm, sizes[i]);
+  c->batch = c->single ? 1 : c->x[0];
+  c->channels = c->x[!c->single];
+  c->out = sizes[0];
+  if (c->groups > 1) {
+    c->channels = rec_size_now(vm, c->channels);
+    c->out = rec_size_now(vm, c->out);
+  }
   if (c->groups < 1)
     return raise_false(vm, E_argument, "%s: %lld groups; there is at least 1", c->w.fn, (long long)c->groups);
   why[0] = 0;
-  if (c->channels % c->groups || c->out % c->groups)
+  int64_t each = c->groups > 1 ? c->channels / c->groups : c->channels;
+  if (c->groups > 1 && (c->channels % c->groups || c->out % c->groups))
     snprintf(why, sizeof why, "%lld groups do not divide %s", (long long)c->groups,
              c->channels % c->groups ? "the channels of x" : "the outputs of w");
-  else if (c->channels / c->groups != w->shape[1] && c->groups == 1)
+  else if (!rec_sizes_equal(vm, each, sizes[1]) && c->groups == 1)
     snprintf(why, sizeof why, "axis %d of x, its channels, is %lld, and axis 1 of w is %lld", !c->single,
-             (long long)c->channels, (long long)w->shape[1]);
-  else if (c->channels / c->groups != w->shape[1])
+             (long long)x->shape[!c->single], (long long)w->shape[1]);
+  else if (!rec_sizes_equal(vm, each, sizes[1]))
     snprintf(why, sizeof why,
              "axis %d of x, its channels, is %lld: %lld in each of %lld groups, and axis 1 of w is %lld", !c->single,
-             (long long)c->channels, (long long)(c->channels / c->groups), (long long)c->groups,
-             (long long)w->shape[1]);
+             (long long)c->channels, (long long)each, (long long)c->groups, (long long)w->shape[1]);
   if (*why) return refuse_shapes(vm, c, x, w, why);
-  return read_sweeps(vm, &c->w, x, w->shape + LEAD, args[2], args[3], args[4]);
+  return read_sweeps(vm, &c->w, x, c->x, sizes + LEAD, args[2], args[3], args[4]);
 }
 
 /* The windows x, [batch, channels, k.., o..], times the weights w, [channels * m, k..], summed over k: [batch, channels, m, o..]. f16 and
@@ -276,7 +299,8 @@ static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
 static qn_value depthwise(qn_vm *vm, const convolution *c, qn_value x, qn_value w, qn_dtype d, int more) {
   int64_t xs[ARRAY_MAX_RANK], ws[ARRAY_MAX_RANK];
   int rank = LEAD + 1 + more + c->w.n;
-  const int64_t *from = value_array(x)->shape;
+  int64_t from[ARRAY_MAX_RANK];
+  rec_sizes(vm, x, from);
   for (int i = 0; i < rank; i++) {
     xs[i] = i < LEAD ? from[i] : i == LEAD ? 1 : from[i - 1];
     ws[i] = i == 1 ? c->channels : i == LEAD ? c->out / c->groups : i > LEAD && i <= LEAD + more ? xs[i] : 1;
@@ -290,14 +314,20 @@ static qn_value depthwise(qn_vm *vm, const convolution *c, qn_value x, qn_value 
 
 /* The product of the weights w with the windows x as columns of matrices. Takes x and w over. */
 static qn_value by_product(qn_vm *vm, const convolution *c, qn_value x, qn_value w) {
-  int64_t depth = c->channels / c->groups, places = 1;
+  dim_table *t = rec_dims(vm);
+  bool grouped = c->groups > 1;
+  int64_t depth = grouped ? c->channels / c->groups : c->channels, places = 1;
   for (int i = 0; i < c->w.n; i++) {
-    depth *= c->w.s[i].size;
-    places *= c->w.s[i].count;
+    depth = dim_mul(t, depth, c->w.s[i].size);
+    places = dim_mul(t, places, c->w.s[i].count);
   }
-  bool grouped = c->groups > 1, batched = grouped || c->out <= places;
+  int batched = grouped ? 1 : rec_size_at_most(vm, c->out, places);
+  if (batched < 0) {
+    value_release(vm, x);
+    return value_fail(vm, w);
+  }
   int64_t columns[4] = {c->batch, c->groups, depth, places}, plain[3] = {c->batch, depth, places};
-  int64_t weights[3] = {c->groups, c->out / c->groups, depth};
+  int64_t weights[3] = {c->groups, grouped ? c->out / c->groups : c->out, depth};
   x = use_shape(vm, x, grouped ? 4 : 3, grouped ? columns : plain);
   w = use_shape(vm, w, batched ? 3 : 2, batched ? weights : weights + 1);
   return use2(vm, OP_dot, w, x, NULL);
@@ -309,10 +339,11 @@ static qn_value convolve(qn_vm *vm, const char *fn, int spatial, const qn_value 
     if (!is_array(args[i])) return arg_refuse(vm, fn, i ? "an array as w" : "an array as x", args[i]);
   if (!read_convolution(vm, &c, args)) return value_error();
   const qn_array *a = value_array(args[0]), *b = value_array(args[1]);
+  if (c.groups > 1) c.x[!c.single] = c.channels;
   operand_type t = dtype_promote((operand_type){(qn_dtype)a->dtype, false}, (operand_type){(qn_dtype)b->dtype, false});
   if (dtype_is_bool(t.dtype)) t.dtype = DTYPE_INT; /* as @ has it */
   int64_t shape[ARRAY_MAX_RANK] = {c.batch, c.channels};
-  for (int i = 0; i < spatial; i++) shape[LEAD + i] = a->shape[a->rank - spatial + i];
+  for (int i = 0; i < spatial; i++) shape[LEAD + i] = c.x[a->rank - spatial + i];
   int more;
   qn_value w = to_dtype(vm, args[1], t.dtype);
   qn_value x = value_is_error(w) ? w : use_shape(vm, to_dtype(vm, args[0], t.dtype), LEAD + spatial, shape);

@@ -49,6 +49,8 @@ static qn_dim size_in(size_map *m, qn_dim d) {
   return m->dims[i] = made;
 }
 
+qn_dim size_map_size(size_map *m, qn_dim d) { return size_in(m, d); }
+
 void size_map_type(size_map *m, uint32_t node, graph_type *t) {
   for (int a = 0; a < t->rank; a++) {
     qn_dim d = t->shape[a];

@@ -27,6 +27,8 @@ void size_map_type(size_map *m, uint32_t node, graph_type *t);
 /* Translates the type of a node whose place an input takes that will be the next of `to` and has `lead` axes in front of those of `t`: sizes
  * that are not known yet become symbols for the input's axes. */
 void size_map_input(size_map *m, graph_type *t, int lead);
+/* Translates a size. */
+qn_dim size_map_size(size_map *m, qn_dim d);
 /* Translates the attributes of an op. */
 void size_map_attr(size_map *m, op_id op, op_attr *attr);
 /* Notes in `to` the facts about sizes that `from` relies on. Those about nodes that have not been copied are left out. */

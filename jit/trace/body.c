@@ -24,6 +24,7 @@
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/vmap.h"
 
@@ -43,6 +44,7 @@ static void body_free(qn_vm *vm, void *code) {
   anchor_close(vm, &b->code.anchor);
   chains_leave(vm, &b->code);
   specialization_clear(vm, &b->call);
+  if (b->symbolic) graph_free(b->symbolic);
   if (b->bound) mem_free(vm, b->bound, (b->nbound + 1) * sizeof *b->bound);
   value_release(vm, b->like);
   value_release(vm, b->params);
@@ -147,45 +149,120 @@ static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs
   }
 }
 
-/* Guards the sizes that a node has, and that its attributes name, by value. */
-static void pin_node(struct recording *r, uint32_t i) {
-  const graph_node *n = &r->g->nodes[i];
-  graph_type t = n->type;
-  rec_pin_type(r, &t);
-  const op_attr attr = graph_attr(n);
-  for (int k = 0; n->kind == NODE_OP && k < attr.n; k++)
-    if (op_attr_is_dim((op_id)n->op, k)) rec_pin(r, attr.d[k]);
+/* The sizes that the nodes of a body have, and what tells them. */
+typedef struct size_sources {
+  const struct recording *r;
+  uint8_t *needed;
+  bool *known; /* by expression of the recording's table: it is a size of an input of the body */
+} size_sources;
+
+/* Marks the inputs of the recording that symbols of a size stand for as needed, if no input of the body tells it. */
+static void mark_sources(size_sources *s, qn_dim d) {
+  if (d >= 0 || s->known[~d]) return;
+  const dim_expr *e = &s->r->g->dims.exprs[~d];
+  s->known[~d] = true;
+  if (e->op != DIM_SYMBOL) {
+    mark_sources(s, e->a);
+    mark_sources(s, e->b);
+  } else if (e->source != DIM_FROM_NODE) {
+    s->needed[s->r->g->inputs[e->ref]] = 1;
+  }
+}
+
+static void know_type(size_sources *s, const graph_type *t) {
+  for (int k = 0; k < t->rank; k++)
+    if (t->shape[k] < 0) s->known[~t->shape[k]] = true;
+}
+
+/* Marks what is needed to know the sizes of needed nodes from `mark` on, if they are symbols. */
+static bool mark_sizes(struct recording *r, uint32_t mark, const uint32_t *params, uint32_t nparams, uint8_t *needed) {
+  const graph *g = r->g;
+  size_sources s = {.r = r, .needed = needed, .known = mem_zalloc(r->vm, g->dims.n + (size_t)1)};
+  if (!s.known) return false;
+  for (uint32_t i = 1; i < g->n; i++)
+    if (needed[i] && !(i >= mark && is_copied(&g->nodes[i], mark))) know_type(&s, &g->nodes[i].type);
+  for (uint32_t k = 0; k < nparams; k++) know_type(&s, &g->nodes[params[k]].type);
+  for (uint32_t i = mark; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (!needed[i] || !is_copied(n, mark)) continue;
+    for (int k = 0; k < n->type.rank; k++) mark_sources(&s, n->type.shape[k]);
+    const op_attr attr = graph_attr(n);
+    for (int k = 0; n->kind == NODE_OP && k < attr.n; k++)
+      if (op_attr_is_dim((op_id)n->op, k)) mark_sources(&s, attr.d[k]);
+  }
+  mem_free(r->vm, s.known, g->dims.n + (size_t)1);
+  return true;
+}
+
+/* What a body is cut out of, and how. */
+typedef struct cut {
+  struct recording *r;
+  uint32_t mark;
+  const uint32_t *params, *outs;
+  uint32_t nparams, nouts;
+  const uint8_t *needed;
+  const node_list *bound;
+  bool plain; /* its sizes are those of this call */
+} cut;
+
+/* Fills in a graph; `regions` (NULL: none are needed) become those of its nodes. False with an error raised. */
+static bool cut_graph(const cut *x, graph *to, region_list *regions) {
+  qn_vm *vm = x->r->vm;
+  const graph *g = x->r->g;
+  node_copy c = {.vm = vm};
+  bool ok = copy_begin(&c, vm, to, g, 0);
+  c.dims.plain = x->plain;
+  for (uint32_t i = 0; i < x->bound->n && ok; i++) ok = copy_input(&c, x->bound->nodes[i]);
+  for (uint32_t k = 0; k < x->nparams && ok; k++) ok = copy_input(&c, x->params[k]);
+  for (uint32_t i = 1; i < g->n && ok; i++)
+    if (x->needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
+  for (uint32_t i = 0; i < x->nouts && ok; i++) ok = graph_output(to, c.map[x->outs[i]]);
+  if (regions) ok = ok && regions_copy(vm, g, &x->r->regions, x->mark, regions, c.map, NULL);
+  ok = (ok && copy_done(&c) && !to->failed && !to->arena.failed) || fail_memory(vm);
+  if (c.from) copy_end(&c);
+  return ok;
 }
 
 bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t *params, uint32_t nparams,
               const uint32_t *outs, uint32_t nouts, node_list *bound) {
   qn_vm *vm = r->vm;
   const graph *g = r->g;
-  node_copy c = {.vm = vm};
   uint8_t *needed = mem_zalloc(vm, g->n);
-  graph *to = needed ? graph_new(vm) : NULL;
-  bool ok = to && copy_begin(&c, vm, to, g, 0);
-  b->call.graph = to;
+  bool ok = needed && (b->call.graph = graph_new(vm)) != NULL, symbolic = r->nsize_places != 0;
+  if (ok && symbolic) ok = (b->symbolic = graph_new(vm)) != NULL;
   if (ok) mark_needed(r, mark, outs, nouts, needed);
   for (uint32_t k = 0; k < nparams && ok; k++) needed[params[k]] = 0;
-  c.dims.plain = r->nsize_places != 0; /* graphs of their own have the sizes of this call */
-  for (uint32_t i = 1; i < g->n && ok && c.dims.plain; i++)
-    if (needed[i]) pin_node(r, i);
+  if (ok && (symbolic || r->arm_sizes)) ok = mark_sizes(r, mark, params, nparams, needed);
+  for (uint32_t k = 0; k < nparams && ok; k++) needed[params[k]] = 0;
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
     if (!needed[i] || is_small_const(n) || (i >= mark && is_copied(n, mark))) continue;
-    ok = nodes_add(vm, bound, i) && copy_input(&c, i);
+    ok = nodes_add(vm, bound, i);
   }
   b->nbound = bound->n;
-  for (uint32_t k = 0; k < nparams && ok; k++) ok = copy_input(&c, params[k]);
-  for (uint32_t i = 1; i < g->n && ok; i++)
-    if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
-  for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
-  ok = ok && regions_copy(vm, g, &r->regions, mark, &b->call.regions, c.map, NULL);
-  ok = (ok && copy_done(&c) && !to->failed && !to->arena.failed) || fail_memory(vm);
-  if (c.from) copy_end(&c);
+  cut x = {r, mark, params, outs, nparams, nouts, needed, bound, symbolic};
+  ok = ok && cut_graph(&x, b->call.graph, &b->call.regions);
+  x.plain = false;
+  if (ok && symbolic) ok = cut_graph(&x, b->symbolic, NULL);
+  if (ok && symbolic && b->symbolic->n != b->call.graph->n)
+    ok = raise_false(vm, E_internal, "a graph has other nodes where its sizes are symbols");
   if (needed) mem_free(vm, needed, g->n);
   return ok;
+}
+
+void body_shown(struct recording *r, qn_value v) {
+  if (value_is_graph(v) && body_of(v)->symbolic) sizes_pin_all(r);
+}
+
+/* Is this node, an input's place, of the type that the input has, given that the inputs before it are? Relations between sizes become guards. */
+static bool fits_input(struct recording *r, size_map *m, const graph_type *want, uint32_t node) {
+  graph_type t = *want, have = r->g->nodes[node].type;
+  for (int k = 0; k < t.rank && k < have.rank; k++) {
+    if (t.shape[k] >= 0) continue;
+    qn_dim d = size_map_size(m, t.shape[k]);
+    if (d != have.shape[k] && !rec_sizes_equal(r->vm, d, have.shape[k])) return rec_give_up(r, BREAK_branch);
+  }
+  return true;
 }
 
 /* ---- calls ---------------------------------------------------------------------------------------------------------------------------- */
@@ -227,7 +304,7 @@ static int by_first(const void *a, const void *b) {
 
 bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
   qn_vm *vm = r->vm;
-  const graph *g = b->call.graph;
+  const graph *g = b->symbolic && rec_symbolic(vm) ? b->symbolic : b->call.graph;
   const region_list *regions = &b->call.regions; /* sorted by their ends */
   uint32_t n = regions->n;
   node_copy c = {.vm = vm};
@@ -241,7 +318,9 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
     for (; opens < n && open[opens].first <= i && ok; opens++)
       if (open[opens].first == i) ok = region_opens(r, &regions->list[open[opens].region], c.map);
     const graph_node *x = &g->nodes[i];
-    if (x->kind != NODE_TAP) /* which is only shown */
+    if (x->kind == NODE_INPUT && g == b->symbolic)
+      ok = ok && fits_input(r, &c.dims, &x->type, (c.map[i] = inputs[x->payload.input]));
+    else if (x->kind != NODE_TAP) /* which is only shown */
       ok = ok && (c.map[i] = x->kind == NODE_INPUT ? inputs[x->payload.input] : copy_node(&c, i)) != 0;
     for (; closes < n && regions->list[closes].end <= i + 1 && ok; closes++) {
       ok = vmap_advance(r); /* a region's counterparts must not mix with those of what follows */

@@ -787,15 +787,28 @@ static qn_value pushforward_of(struct recording *r, const rec_call_site *site, f
 /* All unit vectors of a leaf's space as an array [size, shape...], one in each row; for a number, 1. Owned. */
 static qn_value unit_vectors(qn_vm *vm, qn_value like) {
   if (!value_is(like, TAG_ARRAY) || value_array(like)->rank == 0) return value_float(1);
-  if (!rec_sizes_seen(vm, like)) return value_error();
   const qn_array *a = value_array(like);
-  int64_t shape[ARRAY_MAX_RANK + 1] = {a->size};
-  for (int k = 0; k < a->rank; k++) shape[k + 1] = a->shape[k];
-  qn_value eye = op_eye(vm, a->size, a->size, (qn_dtype)a->dtype);
-  if (value_is_error(eye)) return eye;
-  qn_value out = op_reshape(vm, eye, a->rank + 1, shape);
-  value_release(vm, eye);
-  return out;
+  int64_t shape[ARRAY_MAX_RANK + 1];
+  struct recording *held = rec_hold(vm);
+  qn_value out = value_error();
+  if (rec_sizes_of_call(vm, like, shape + 1)) {
+    shape[0] = op_count(vm, like, UINT8_MAX);
+    qn_value eye = op_eye(vm, shape[0], shape[0], (qn_dtype)a->dtype);
+    out = value_is_error(eye) ? eye : op_reshape(vm, eye, a->rank + 1, shape);
+    value_release(vm, eye);
+  }
+  if (rec_let_go(vm, held, !value_is_error(out)) || value_is_error(out)) return out;
+  return value_fail(vm, out);
+}
+
+/* How many elements a list of leaves has: a size. */
+static qn_dim elements_of(qn_vm *vm, const leaf_list *l) {
+  qn_dim n = 0;
+  for (uint32_t i = 0; i < l->n; i++) {
+    bool array = value_is(l->items[i], TAG_ARRAY);
+    n = dim_add(rec_dims(vm), n, array ? op_count(vm, l->items[i], UINT8_MAX) : 1);
+  }
+  return n;
 }
 
 typedef struct one_leaf {
@@ -831,11 +844,13 @@ static qn_value shape_cell(qn_vm *vm, qn_value v, qn_value rows, qn_value column
     v = turned;
   }
   op_attr shape = {.n = (uint8_t)(ra + rb)};
-  for (int k = 0; k < ra; k++) shape.d[(turn ? rb : 0) + k] = a->shape[k];
-  for (int k = 0; k < rb; k++) shape.d[(turn ? 0 : ra) + k] = b->shape[k];
+  struct recording *held = rec_hold(vm);
+  rec_sizes(vm, rows, shape.d + (turn ? rb : 0));
+  if (b) rec_sizes(vm, columns, shape.d + (turn ? 0 : ra));
   qn_value out = op_apply(vm, OP_reshape, &v, 1, &shape);
   value_release(vm, v);
-  return out;
+  if (rec_let_go(vm, held, !value_is_error(out)) || value_is_error(out)) return out;
+  return value_fail(vm, out);
 }
 
 /* Fills in the blocks of the jacobian: cells[k * nx + j] is the derivative of leaf k of y by leaf j of x. For each leaf of `from` all its
@@ -913,10 +928,17 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
     own[Y] = value_retain(w.y);
   }
   ok = ok && !value_is_error(own[X]) && tree_each(vm, own[X], leaf_list_float, &xs) &&
-       tree_each(vm, own[Y], leaf_list_float, &ys) && forward_transpose(r, xs.elements < ys.elements, &w) &&
+       tree_each(vm, own[Y], leaf_list_float, &ys);
+  /* Fewer unit vectors go through the pushforward than through the pullback? */
+  int turn = 0;
+  if (ok) {
+    struct recording *held_sizes = rec_hold(vm);
+    turn = rec_size_at_most(vm, dim_add(rec_dims(vm), elements_of(vm, &xs), 1), elements_of(vm, &ys));
+    ok = rec_let_go(vm, held_sizes, turn >= 0);
+  }
+  ok = ok && forward_transpose(r, turn, &w) &&
        !value_is_error(own[CELLS] = list_value(list_new(vm, (size_t)xs.n * ys.n)));
   if (ok) {
-    bool turn = xs.elements < ys.elements; /* fewer unit vectors go through the pushforward than through the pullback */
     own[MAP] = turn ? pushforward_of(r, site, &w) : pullback_of(r, site, &w);
     /* A map of one argument takes its tangent as it is; one of several takes a list. */
     qn_value argument = turn && nwrt == 1 && !one ? value_list(own[X])->items[0] : own[turn ? X : Y];

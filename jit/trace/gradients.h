@@ -57,13 +57,12 @@ qn_value leaves_alias(void *ctx, qn_value v);
 /* For tree_rebuild with the recording as ctx: float leaves stay, but get a node if they have none; other leaves become nil. */
 qn_value leaves_keep(void *ctx, qn_value v);
 
-/* Leaves of a tree as values (borrowed), and how many elements they have in all. For tree_each: leaf_list_add takes all leaves,
+/* Leaves of a tree as values (borrowed). For tree_each: leaf_list_add takes all leaves,
  * leaf_list_float only those that are floats. */
 typedef struct leaf_list {
   qn_vm *vm;
   qn_value *items;
   uint32_t n, cap;
-  int64_t elements;
 } leaf_list;
 QN_MUST_CHECK bool leaf_list_add(void *ctx, qn_value v);
 QN_MUST_CHECK bool leaf_list_float(void *ctx, qn_value v);

@@ -214,6 +214,9 @@ static inline void rec_sizes(qn_vm *vm, qn_value x, int64_t *shape) {
   else
     for (int k = 0; k < a->rank; k++) shape[k] = a->shape[k];
 }
+/* As rec_sizes, for code that cannot deal with sizes that are numbers of a captured loop's turn: an arm in which the array has such a size is
+ * given up. All symbolic sizes are 2 or more then. False with an error raised. */
+QN_MUST_CHECK bool rec_sizes_of_call(qn_vm *vm, qn_value x, int64_t *shape);
 /* A size that is about to decide what the host does becomes a guard; of a list or record those of all arrays in it. False with an error
  * raised. */
 QN_MUST_CHECK bool rec_look_at_sizes(qn_vm *vm, qn_value v);
@@ -245,6 +248,8 @@ static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) 
 QN_MUST_CHECK bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound);
 /* Is a <= b, for two sizes or bounds? True: in each call like this one, by what is known or as a guard. False: perhaps not. */
 bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b);
+/* As rec_size_ordered, where the answer decides what is done: it becomes a guard either way. 1, 0, -1 with an error raised. */
+QN_MUST_CHECK int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b);
 /* Is a size made of numbers of a captured loop's turn? */
 bool rec_is_number(const qn_vm *vm, int64_t size);
 /* The arm in progress depends on a size in a manner that cannot be captured: it is given up. Returns false with an error raised. */

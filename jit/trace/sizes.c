@@ -415,6 +415,13 @@ void rec_read_sizes(qn_vm *vm, qn_value x, int64_t *shape) {
   }
 }
 
+bool rec_sizes_of_call(qn_vm *vm, qn_value x, int64_t *shape) {
+  rec_sizes(vm, x, shape);
+  for (int k = 0; vm->rec && k < value_array(x)->rank; k++)
+    if (rec_is_number(vm, shape[k])) return rec_unknown_size(vm);
+  return true;
+}
+
 /* Guards the sizes of the first axes of an array, if it is one. */
 static bool look_at(qn_vm *vm, qn_value v, int axes) {
   struct recording *r;
@@ -851,8 +858,7 @@ static bool fact_holds(struct recording *r, const dim_fact *f) {
   return range_of_size(r, more).low >= (f->relation == DIM_LT);
 }
 
-/* Guards all symbolic sizes of the call, since nothing is known of numbers that they bound. Were there any that were not guarded? */
-static bool pin_all(struct recording *r) {
+bool sizes_pin_all(struct recording *r) {
   r = rec_base(r);
   uint32_t before = r->g->dims.nfacts;
   for (uint32_t i = 0; i < r->nsize_places; i++) dim_pin(&r->g->dims, r->size_places[i].symbol);
@@ -864,7 +870,7 @@ bool sizes_hold(struct recording *r) {
   for (; r->sized < t->nfacts; r->sized++) {
     const dim_fact f = t->facts[r->sized];
     if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
-    if (!fact_holds(r, &f) && !(pin_all(r) && fact_holds(r, &f))) return rec_give_up(r, BREAK_branch);
+    if (!fact_holds(r, &f) && !(sizes_pin_all(r) && fact_holds(r, &f))) return rec_give_up(r, BREAK_branch);
   }
   return true;
 }
@@ -876,10 +882,15 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
   qn_dim more = dim_make(t, DIM_SUB, b, a);
   if (dim_is_const(t, more, &c)) return c >= 0;
   if (dim_is_number(t, more))
-    return range_of_size(vm->rec, more).low >= 0 || (pin_all(vm->rec) && range_of_size(vm->rec, more).low >= 0);
+    return range_of_size(vm->rec, more).low >= 0 || (sizes_pin_all(vm->rec) && range_of_size(vm->rec, more).low >= 0);
   if (dim_hint(t, more) < 0) return false;
   dim_assume(t, a, DIM_LE, b);
   return true;
+}
+
+int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
+  if (rec_size_ordered(vm, a, b)) return 1;
+  return rec_size_ordered(vm, dim_add(rec_dims(vm), b, 1), a) ? 0 : -(int)!rec_unknown_size(vm);
 }
 
 /* Makes a size of v, a number of the arm in progress or of one around it. False: it is none, or made of something else; or an error is
@@ -982,7 +993,7 @@ bool rec_unknown_size(qn_vm *vm) { return rec_give_up(vm->rec, BREAK_branch); }
 
 int rec_sizes_equal(qn_vm *vm, int64_t a, int64_t b) {
   dim_table *t = rec_dims(vm);
-  return a == b || (t && dim_hint(t, a) == dim_hint(t, b) && dim_equal(t, a, b));
+  return a == b || (t && dim_equal(t, a, b));
 }
 
 int64_t rec_size_hint(const qn_vm *vm, int64_t d) { return d >= 0 || !vm->rec ? d : dim_hint(&vm->rec->g->dims, d); }

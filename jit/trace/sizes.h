@@ -48,6 +48,9 @@ QN_MUST_CHECK bool sizes_settle(struct recording *r);
  * memory is short. */
 QN_MUST_CHECK bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t);
 
+/* Guards all symbolic sizes of the call that is recorded. Were there any that were not guarded? */
+bool sizes_pin_all(struct recording *r);
+
 /* The size that a node of a host int stands for, if it is made of sizes alone; then *d is set. */
 bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);
 

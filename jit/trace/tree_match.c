@@ -16,7 +16,6 @@ bool is_float_leaf(qn_value v) {
 bool leaf_list_add(void *ctx, qn_value v) {
   leaf_list *l = ctx;
   if (!mem_grow(l->vm, (void **)&l->items, &l->cap, l->n + 1, sizeof *l->items)) return false;
-  l->elements += value_is(v, TAG_ARRAY) ? value_array(v)->size : 1;
   l->items[l->n++] = v;
   return true;
 }

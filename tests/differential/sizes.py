@@ -58,6 +58,17 @@ STATEMENTS = [
     "{v} + randn({v}.shape)", "where(bernoulli(0.5, {v}.shape), {v}, 0)", "where(bernoulli({v}), {v}, 1)", "{v} * rand(len({v}), 1)", "randint(0, 9, len({v}))",
     "eye(len({v}), {v}.shape[-1]) + {v}", "vmap(fn(r) r + randn(len(r)))({v})", "rand({v}.shape, key: key(3)) * {v}", "eye({v}.shape[0] - 1)",
     "grad(fn(a) sum(where(bernoulli(0.7, a.shape), a, 0) ** 2))({v})",
+    "einsum(\"ij,jk->ki\", {v}, {w}.T)", "einsum(\"ij,ij->\", {v}, {w})", "einsum(\"ij,ik->jk\", {v}, {w})", "einsum(\"ii->i\", {v} @ {v}.T)",
+    "einsum(\"...i,...i->...\", {v}, {w})", "einsum(\"ij->\", {v})", "grad(fn(a) sum(einsum(\"ii->i\", a @ a.T) ** 2))({v})", "diag({v}) * 2",
+    "windows({v}, 2, axis: 1, step: 2)", "conv1d({v}[new], ones(2, len({v}), 1))", "conv1d({v}[:, new], ones(3, 1, 2), padding: 1)", "roll({v}, -1)",
+    "conv1d({v}[:, new], ones(2, 1, 3), padding: \"same\")", "conv1d({v}[:, new], ones(2, 1, 3), stride: 2, padding: \"same\")", "roll({v}, 2, axis: 1)",
+    "conv2d({v}[new, new], ones(2, 1, 2, 2), padding: 1)", "conv2d({v}[new, new], ones(40, 1, 2, 2))", "grad(fn(a) sum(conv2d(a[new, new], ones(2, 1, 2, 2)) ** 2))({v})",
+    "grad(fn(k) sum(conv1d({v}[:, new], k, padding: 1) ** 2))(ones(3, 1, 2))", "max_pool2d({v}, 2)", "avg_pool2d({v}, 2, stride: 1, padding: 1)", "roll({v}, len({v}) // 2)",
+    "chunk({v}, 3)[2]", "chunk({v}, 2, axis: -1)[1]", "repeat({v}[0], len({v}))", "repeat({v}, 3)", "repeat({v}, len({w}), axis: 1)", "take({v}, -1)", "take({v}, 2, axis: 1)",
+    "pad({v}, ((len({w}), 0), (0, 1)))", "{v}.reshape(-1, 2)", "arange(1, len({v})) * 2", "arange(len({v}) - 1, -1, -1)", "arange(0, len({v}), 3)", "topk({v}, 2, axis: 0)[1]",
+    "if same_shapes({v}, {w}) {{ {v} * {w} }} else {{ {v} }}", "jacobian(fn(a) tanh(a) * sum(a))({v}[:, 0])", "jacobian(fn(a) {v} @ a)({v}[0])", "hessian(fn(a) sum(tanh(a)) * a[0])({v}[:, 0])",
+    "hessian(fn(a) sum(tanh({v} @ a)))({v}[0])", "jacobian(fn(a) a.s * a.w)({{s: {v}[0], w: {v}}})", "backs({v}, {w})", "jvp(fn(a) a[1:] * len(a), {v}, {v} * 2)[1]",
+    "vmap(jacobian(fn(r) tanh(r) * r[0]))({v})", "grad(fn(a) sum(vjp(fn(b) tanh(b) * len(b), a)[1](a)))({v})",
 ]
 FUNCTIONS = """fn named(x: [n, m]) = x.reshape(m, n) * n + m
 fn typed(x: [n, m], y: [k, m]) -> [n, k] = x @ y.T + n - k
@@ -86,6 +97,9 @@ fn lags(x) { let s = 0.0
   for k in 1..3 { s = s + sum(x[k:] * x[:len(x) - k]) }
   s * x }
 fn texts(x) = x + len("{x.shape}")
+fn backs(x, y) { let (z, back) = vjp(fn(a, b) (a * sum(b), b[1:]), x, y)
+  let (g, h) = back((z[0] * 2, nil))
+  if len(x) > 3 { back((g, y[1:]))[1] } else { h } }
 """
 
 
