@@ -100,14 +100,14 @@ qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  int64_t n;
+  int64_t n, sizes[ARRAY_MAX_RANK];
   bool rows = is_array(x) && value_array(x)->rank > 0;
-  if (rows)
-    n = value_array(x)->shape[0];
-  else if (!arg_int(vm, "permutation", "an int or an array of rank 1 or more", x, &n))
+  if (rows ? !rec_sizes_of_call(vm, x, sizes)
+           : !arg_int(vm, "permutation", "an int or an array of rank 1 or more", x, &n))
     return value_error();
-  if (n < 0) return raise_error(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
-  op_drawing d = {.dtype = DTYPE_INDEX, .rank = 1, .shape = {n}};
+  if (!rows && n < 0) return raise_error(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
+  if (!rows && !rec_size(vm, x, &n)) return value_error();
+  op_drawing d = {.dtype = DTYPE_INDEX, .rank = 1, .shape = {rows ? sizes[0] : n}};
   if (!key_arg(vm, "permutation", args[1], &d)) return value_error();
   qn_value bits = op_draw(vm, OP_random_bits, &d);
   if (value_is_error(bits)) return bits;

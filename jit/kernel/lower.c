@@ -212,7 +212,8 @@ static void link_broadcast(lowering *l, uint32_t n, uint32_t m, int m_rank) {
     if (m_rank - rank + a >= 0) link_axes(l, n, a, m, m_rank - rank + a);
 }
 
-/* A reshape splits into groups: neighbouring axes of both shapes with the same number of elements, as few as the sizes show. */
+/* A reshape splits into groups: neighbouring axes of both shapes with the same number of elements, as few as the sizes show. There are none where
+ * there are no elements: [0, 3, 6] and [0, 6] fit, and 3 and 6 are not 6. */
 typedef struct reshape_group {
   int n, m;
   int in[ARRAY_MAX_RANK], out[ARRAY_MAX_RANK]; /* n axes of one shape and m of the other, without those of size 1 */
@@ -221,6 +222,8 @@ typedef struct reshape_group {
 static int reshape_groups(graph *g, const graph_type *in, const graph_type *out, reshape_group *groups) {
   int i = 0, j = 0, count = 0;
   dim_table *t = &g->dims;
+  for (int a = 0; a < in->rank; a++)
+    if (in->shape[a] == 0) return 0;
   for (;;) {
     while (i < in->rank && size_one(g, in->shape[i])) i++;
     while (j < out->rank && size_one(g, out->shape[j])) j++;

@@ -13,6 +13,8 @@ typedef struct graph_code {
   fn_shared shared;  /* its id is a hash, so that equal graphs have the same one */
   jit_anchor anchor; /* where its calls are counted and its specializations hang */
   bool chained;      /* it counts in chain_anchor.live: a transform of it has been looked up */
+  bool
+      sized; /* it has the sizes of one call, to be guarded where anybody else than a call in the same recording gets it (rec_graph_seen) */
 } graph_code;
 
 /* The functions that were called inside a recording or graph, and how many times each. */

@@ -244,14 +244,11 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   ok = ok && cut_graph(&x, b->call.graph, &b->call.regions);
   x.plain = false;
   if (ok && symbolic) ok = cut_graph(&x, b->symbolic, NULL);
+  b->code.sized = symbolic;
   if (ok && symbolic && b->symbolic->n != b->call.graph->n)
     ok = raise_false(vm, E_internal, "a graph has other nodes where its sizes are symbols");
   if (needed) mem_free(vm, needed, g->n);
   return ok;
-}
-
-void body_shown(struct recording *r, qn_value v) {
-  if (value_is_graph(v) && body_of(v)->symbolic) sizes_pin_all(r);
 }
 
 /* Is this node, an input's place, of the type that the input has, given that the inputs before it are? Relations between sizes become guards. */

@@ -17,8 +17,7 @@ typedef struct graph_body {
   /* So many arguments, the last ones but for the rest, may be left out; their values are the captures behind the bound ones. */
   uint32_t ndefaults;
   /* For one that was cut out of a recording with symbolic sizes: the same graph node by node, with these sizes as symbols of its inputs. It is what
-   * calls in such a recording append; `call.graph` has the sizes of one call. NULL: there are none. Whatever shows the body to anybody else must
-   * guard the sizes (body_shown). */
+   * calls in such a recording append; `call.graph` has the sizes of one call. NULL: there are none. Then code.sized is set. */
   graph *symbolic;
   /* for a pullback: a tree of prototypes that its one argument must look like, used instead of the pattern; else unset */
   qn_value like;
@@ -37,9 +36,6 @@ QN_MUST_CHECK bool body_cut(struct recording *r, graph_body *b, uint32_t mark, c
 /* Appends a copy of the body's graph to the recording, reading the nodes `inputs`; out[i] becomes the node of output i. False with an error
  * raised. */
 QN_MUST_CHECK bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out);
-/* A graph value (or any other value) leaves the recording in progress, or something looks at its graph: guards the sizes that it has in this
- * call. */
-void body_shown(struct recording *r, qn_value v);
 /* Calls a graph value, inside the recording in progress or one of its own. Owned result, or the error value. */
 QN_MUST_CHECK qn_value body_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at);
 void body_open(qn_vm *vm);

@@ -413,7 +413,7 @@ static qn_value input_item(qn_vm *vm, const void *ctx, uint32_t i) {
 qn_value jit_graph_field(qn_vm *vm, qn_value v, const char *name) {
   const graph_body *b = body_of(v);
   const graph *g = b->call.graph;
-  if (vm->rec) body_shown(rec_base(vm->rec), v);
+  rec_graph_seen(vm, v);
   if (strcmp(name, "outputs") == 0) return node_ids(vm, g->outputs, g->noutputs);
   if (strcmp(name, "nodes") == 0) return list_of_items(vm, g->n - 1, node_item, g);
   if (strcmp(name, "inputs") == 0) return list_of_items(vm, g->ninputs, input_item, b);

@@ -265,6 +265,9 @@ int rec_sizes_equal(qn_vm *vm, int64_t a, int64_t b);
 int64_t rec_size_now(qn_vm *vm, int64_t size);
 int64_t rec_size_hint(const qn_vm *vm, int64_t size);
 
+/* A graph leaves the recording in progress, or is looked at: the sizes that it has in this call are guarded. */
+void rec_graph_seen(qn_vm *vm, qn_value graph);
+
 /* The value of a traced host number decides what the program does: makes it a guard, and gives the plain number. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_guard(qn_vm *vm, qn_value v);
 static inline qn_value rec_observe(qn_vm *vm, qn_value v) { return value_node(v) ? rec_guard(vm, v) : v; }

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "jit/graph/region_builder.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 
@@ -863,6 +864,14 @@ bool sizes_pin_all(struct recording *r) {
   uint32_t before = r->g->dims.nfacts;
   for (uint32_t i = 0; i < r->nsize_places; i++) dim_pin(&r->g->dims, r->size_places[i].symbol);
   return r->g->dims.nfacts > before;
+}
+
+void sizes_of_graph(struct recording *r, qn_value v) {
+  if (value_is_graph(v) && ((const graph_code *)value_fn(v)->code)->sized) sizes_pin_all(r);
+}
+
+void rec_graph_seen(qn_vm *vm, qn_value graph) {
+  if (vm->rec) sizes_of_graph(vm->rec, graph);
 }
 
 bool sizes_hold(struct recording *r) {

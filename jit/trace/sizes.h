@@ -50,6 +50,8 @@ QN_MUST_CHECK bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t);
 
 /* Guards all symbolic sizes of the call that is recorded. Were there any that were not guarded? */
 bool sizes_pin_all(struct recording *r);
+/* As rec_graph_seen, of a value that may be a graph. */
+void sizes_of_graph(struct recording *r, qn_value v);
 
 /* The size that a node of a host int stands for, if it is made of sizes alone; then *d is set. */
 bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);

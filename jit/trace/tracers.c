@@ -9,7 +9,6 @@
  */
 #include <string.h>
 
-#include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/products.h"
@@ -330,7 +329,7 @@ static bool make(making *m, qn_value v, int depth) {
   case TAG_FN: {
     const struct fn_place *given = nodes ? NULL : place_of(r, v);
     if (given) return give(r, out, given);
-    body_shown(r, v);
+    sizes_of_graph(r, v);
     makes = !nodes && value_fn(v)->id > r->last_fn;
     uint32_t number = makes ? made_before(out, m->from, v) : 0;
     if (number) {
