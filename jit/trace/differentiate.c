@@ -437,15 +437,18 @@ static bool rows_read_once(const graph *g, uint32_t node, const graph *around, c
   return rows_read_once(regions[1], regions[1]->inputs[operand], g, user);
 }
 
-/* Is each item of the stacked lists in a value read once at most? *any: there are some. */
-static bool items_read_once(const struct recording *r, qn_value v, bool *any) {
-  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return true;
+/* How deep in an argument stacked lists are looked for: as deep as places are, and in a list of such arguments. */
+enum { STACKED_DEEP = PLACE_DEPTH + 1 };
+
+/* Is each item of the stacked lists in a value read once at most? They stand at most `depth` levels below it. *any: there are some. */
+static bool items_read_once(const struct recording *r, qn_value v, int depth, bool *any) {
+  if ((!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) || depth < 0) return true;
   bool stacked = value_is_stacked(v);
   uint32_t n;
   const qn_value *items = value_parts(stacked ? value_list(v)->items[STACKED_PARTS].u.p : v.u.p, &n);
   *any |= stacked;
   for (uint32_t i = 0; i < n; i++) {
-    if (!stacked && !items_read_once(r, items[i], any)) return false;
+    if (!stacked && !items_read_once(r, items[i], depth - 1, any)) return false;
     if (stacked && is_float_leaf(items[i]) && !rows_read_once(r->g, rec_traced(r, items[i]), NULL, NULL)) return false;
   }
   return true;
@@ -457,7 +460,7 @@ static bool stacked_in_order(struct recording *r, const forward *w) {
   uint32_t stacked = 0;
   for (int k = 0; k < w->nall && k < STACKABLE_MAX; k++) stacked |= (uint32_t)value_is_stacked(w->all[k]) << k;
   bool ok = true, any = false;
-  for (int k = 0; k < w->nargs && ok; k++) ok = items_read_once(r, w->args[k], &any);
+  for (int k = 0; k < w->nargs && ok; k++) ok = items_read_once(r, w->args[k], STACKED_DEEP, &any);
   if (ok) return true;
   anchor_specializations *of = rec_base(r)->of;
   if (of) of->apart |= stacked, of->stacked &= ~stacked;
@@ -497,16 +500,16 @@ static qn_value grads_stacked(struct recording *r, forward *w, qn_value v) {
   return rec_stacked(vm, shape, grads);
 }
 
-static bool holds_stacked(qn_value v) {
+static bool holds_stacked(qn_value v, int depth) {
   if (value_is_stacked(v)) return true;
-  for (uint32_t i = 0; value_is(v, TAG_RECORD) && i < value_record(v)->len; i++)
-    if (holds_stacked(value_record(v)->items[i])) return true;
+  for (uint32_t i = 0; depth > 0 && value_is(v, TAG_RECORD) && i < value_record(v)->len; i++)
+    if (holds_stacked(value_record(v)->items[i], depth - 1)) return true;
   return false;
 }
 
 static qn_value grads_like(struct recording *r, forward *w, qn_value v) {
   if (value_is_stacked(v)) return grads_stacked(r, w, v);
-  if (!value_is(v, TAG_RECORD) || !holds_stacked(v)) return tree_rebuild(r->vm, v, grad_leaf, &w->in);
+  if (!value_is(v, TAG_RECORD) || !holds_stacked(v, STACKED_DEEP)) return tree_rebuild(r->vm, v, grad_leaf, &w->in);
   qn_record *copy = record_like(r->vm, value_record(v));
   qn_value out = copy ? value_obj(TAG_RECORD, copy) : value_error();
   for (uint32_t i = 0; copy && i < copy->len; i++) {
