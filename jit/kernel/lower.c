@@ -501,9 +501,12 @@ static int buffer_of(lowering *l, uint32_t n, l_buffer_mode mode) {
 static k_val zero_of(lowering *l, uint8_t dtype) { return k_const(l->k, (qn_dtype)dtype, 0); }
 
 static k_val load(lowering *l, uint32_t n, k_form at, k_guard guard) {
+  const graph_type *t = &node_of(l, n)->type;
+  for (int a = 0; a < t->rank; a++) /* nobody uses it, but it might be loaded before a loop that does not run */
+    if (t->shape[a] == 0) return zero_of(l, t->dtype);
   int b = buffer_of(l, n, BUF_IN);
   if (b < 0) return 0;
-  return k_load(l->k, b, at, guard, guard ? zero_of(l, node_of(l, n)->type.dtype) : 0);
+  return k_load(l->k, b, at, guard, guard ? zero_of(l, t->dtype) : 0);
 }
 
 /* ---- views ------------------------------------------------------------------------------------------------------------------ */
