@@ -499,7 +499,8 @@ qn_value builtin_time(qn_vm *vm, const qn_value *args) {
   (void)args;
   if (!vm_may(vm, QN_CAP_CLOCK, "reading the clock")) return value_error();
   if (!devices_wait(vm)) return value_error();
-  return value_float(vm_seconds() - vm->began);
+  double known;
+  return value_float(rec_reading_known(vm, &known) ? known : vm_seconds() - vm->began);
 }
 
 qn_value builtin_env(qn_vm *vm, const qn_value *args) {

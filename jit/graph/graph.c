@@ -226,9 +226,10 @@ uint32_t graph_regions(graph *g, graph_kind kind, const uint32_t *in, int nin, g
   return 0;
 }
 
-uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, uint32_t site) {
+uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, bool reads, uint32_t site) {
   graph_node n = {
       .kind = NODE_TAP, .nin = (uint16_t)nin, .site = site, .type = {.dtype = DTYPE_TEST}, .payload.tap = number};
+  if (reads) n.type = (graph_type){.dtype = WEAK_FLOAT, .weak = true};
   bool ok = nin <= UINT16_MAX;
   for (int i = 0; i < nin; i++) ok = ok && in[i];
   return ok && (n.in = take_operands(g, in, nin)) ? append(g, &n) : fail(g);
@@ -275,6 +276,7 @@ bool graph_prove(graph *g) {
 bool graph_node_prove(graph *g, uint32_t node) {
   graph_node *n = &g->nodes[node];
   if (graph_kind_has_regions(n->kind)) return graph_prove(n->payload.regions[0]) && graph_prove(n->payload.regions[1]);
+  if (n->kind == NODE_TAP && n->type.weak) return true; /* others read what it gives */
   if (n->kind == NODE_TAP) {
     n->payload.tap = GRAPH_TAP_MADE;
     n->nin = 0;

@@ -53,8 +53,9 @@ typedef enum graph_kind {
      number of turns; and the distance between two kept turns (both weak i64). */
   NODE_LOOP,
   NODE_PROJ, /* payload.index-th result of operand 0 */
-  /* An effect that returns nothing, made with the values of the operands: payload.tap is the number of a tap of the recorder's. Taps and
-     nodes that can fail keep their order. GRAPH_TAP_MADE: it is made elsewhere, and the node does nothing. */
+  /* An effect, made with the values of the operands: payload.tap is the number of a tap of the recorder's. Taps and nodes that can fail
+     keep their order. It returns nothing, and its type is DTYPE_TEST; or it reads a number, of a weak type, such as a clock: then operands
+     are what must be computed before. GRAPH_TAP_MADE: it is made elsewhere, and the node does nothing. */
   NODE_TAP
 } graph_kind;
 
@@ -221,8 +222,8 @@ graph_type graph_result_type(const graph_node *n, uint32_t index);
 /* Appends a node that takes result `index` of a branch or loop. `type` is the result's, with sizes of this graph; for kept rows it is the
  * type of one row, to which an axis 0 is added whose size is a new symbol. */
 uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site);
-/* Appends an effect, which is made with the values of these nodes. */
-uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, uint32_t site);
+/* Appends an effect, which is made with the values of these nodes; or which `reads` a float when they are computed. */
+uint32_t graph_tap(graph *g, uint32_t number, const uint32_t *in, int nin, bool reads, uint32_t site);
 /* Are there taps among the nodes from this one on, or in their regions? */
 bool graph_has_taps(const graph *g, uint32_t from);
 /* Appends a node that takes the result which n took, a node that has been removed from this graph. */

@@ -210,6 +210,8 @@ static bool check_proj(const verifier *v, const graph_node *n) {
   return same_kind(&n->type, &made) || wrong(v, "proj has another type than the result");
 }
 
+static bool gives_nothing(const graph_node *n) { return n->kind == NODE_TAP && !n->type.weak; }
+
 static bool check_node(verifier *v, uint32_t i) {
   const graph_node *n = &v->g->nodes[i];
   v->node = i;
@@ -217,7 +219,7 @@ static bool check_node(verifier *v, uint32_t i) {
   if (n->site >= v->g->nsites) return wrong(v, "unknown site");
   for (int k = 0; k < n->nin; k++) {
     if (n->in[k] == 0 || n->in[k] >= i) return wrong(v, "operand %d is not an earlier node", k);
-    if (v->g->nodes[n->in[k]].kind == NODE_TAP) return wrong(v, "operand %d is an effect", k);
+    if (gives_nothing(&v->g->nodes[n->in[k]])) return wrong(v, "operand %d is an effect", k);
     bool several = v->g->nodes[n->in[k]].kind == NODE_IF || v->g->nodes[n->in[k]].kind == NODE_LOOP;
     if (several && n->kind != NODE_PROJ) return wrong(v, "operand %d has several results", k);
   }
@@ -230,7 +232,7 @@ static bool check_node(verifier *v, uint32_t i) {
   case NODE_IF: return check_if(v, n);
   case NODE_LOOP: return check_loop(v, n);
   case NODE_PROJ: return check_proj(v, n);
-  case NODE_TAP: return true;
+  case NODE_TAP: return !n->type.weak || n->type.dtype == WEAK_FLOAT || wrong(v, "an effect reads no such number");
   }
   return wrong(v, "unknown kind");
 }
@@ -242,7 +244,7 @@ static bool check_graph(verifier *v) {
     if (g->inputs[i] == 0 || g->inputs[i] >= g->n || g->nodes[g->inputs[i]].kind != NODE_INPUT)
       return wrong(v, "input %u is no input", (unsigned)i);
   for (uint32_t i = 0; i < g->noutputs; i++)
-    if (g->outputs[i] == 0 || g->outputs[i] >= g->n || g->nodes[g->outputs[i]].kind == NODE_TAP)
+    if (g->outputs[i] == 0 || g->outputs[i] >= g->n || gives_nothing(&g->nodes[g->outputs[i]]))
       return wrong(v, "output %u is no value", (unsigned)i);
   if (!check_dims(v) || !check_sites(v)) return false;
   if (!dim_table_copy(&v->dims, &g->dims, v->dims.arena)) return wrong(v, "out of memory");

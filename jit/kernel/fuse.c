@@ -422,7 +422,7 @@ static bool make_units(fuser *f, const uint8_t *root) {
     case NODE_IS_WORK: ok = add_unit(f, n, FUSE_KERNEL, true, root[n]); break;
     case NODE_IS_STEP: ok = add_unit(f, n, FUSE_LIBRARY, true, root[n] ? root[n] : 1); break;
     case NODE_IS_REGIONS: ok = add_unit(f, n, FUSE_REGIONS, false, 0); break;
-    case NODE_IS_TAP: ok = add_unit(f, n, FUSE_TAP, false, 0); break;
+    case NODE_IS_TAP: ok = add_unit(f, n, FUSE_TAP, node->type.weak, 0); break;
     case NODE_IS_RESULT: ok = add_unit(f, n, FUSE_RESULT, true, root[n] ? root[n] : 1); break;
     }
     if (!ok) return false;

@@ -62,10 +62,10 @@ static bool picks_by_numbers(const graph *g, const graph_node *n) {
 
 node_role lower_role(const graph *g, uint32_t node) {
   const graph_node *n = &g->nodes[node];
+  if (n->kind == NODE_TAP) return NODE_IS_TAP;
   if (n->type.weak) return NODE_IS_SCALAR;
   if (graph_kind_has_regions(n->kind)) return NODE_IS_REGIONS;
   if (n->kind == NODE_PROJ) return NODE_IS_RESULT;
-  if (n->kind == NODE_TAP) return NODE_IS_TAP;
   if (n->kind != NODE_OP) return NODE_IS_LEAF;
   switch (n->op) {
   case OP_reshape:

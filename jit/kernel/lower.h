@@ -50,7 +50,7 @@ typedef enum node_role {
   NODE_IS_WORK,    /* computed by one kernel */
   NODE_IS_STEP,    /* a library step */
   NODE_IS_REGIONS, /* a step with regions */
-  NODE_IS_TAP,     /* an effect: a step that reads and gives nothing */
+  NODE_IS_TAP,     /* an effect: a step that reads, and gives nothing or a number */
   NODE_IS_RESULT   /* a result of a step with regions: a buffer that the step writes */
 } node_role;
 node_role lower_role(const graph *g, uint32_t node);

@@ -492,6 +492,7 @@ static bool tap_step(planner *m, uint32_t n, plan_step *s) {
     if (!bind_value(m, s, buffers, node->in[i], &in[i])) return false;
   s->in = in;
   s->buffers = buffers;
+  if (node->type.weak) s->out = m->slot_of[n] - 1;
   return true;
 }
 

@@ -75,7 +75,7 @@ typedef enum plan_step_kind {
   STEP_SCALAR, /* a host number: op of scalar slots `scalars` into slot `out`, with the errors of eager execution; a `fit` checks that
                    the number fits attr->dtype and copies it. A `cast` with nbuffers 1 reads its operand, one element, from a buffer */
   STEP_REGIONS, /* regions[what] */
-  STEP_TAP      /* effect `what`, with the values that `in` names */
+  STEP_TAP      /* effect `what`, with the values that `in` names; one that reads a number writes it to slot `out` */
 } plan_step_kind;
 typedef struct plan_region plan_region;
 typedef struct plan_step {
@@ -91,7 +91,7 @@ typedef struct plan_step {
   uint32_t nints;
   const uint32_t *scalars; /* scalar slots: args->scalars, or the operands of a STEP_SCALAR */
   uint32_t nscalars;
-  uint32_t out;       /* scalar slot written by STEP_SCALAR */
+  uint32_t out;       /* scalar slot written by STEP_SCALAR, and by some STEP_TAP */
   const uint32_t *in; /* TAP: by operand, its scalar slot if it is a host number, else its buffer */
 } plan_step;
 

@@ -333,7 +333,10 @@ void frame_late_free(plan_frame *f) {
 static bool run_tap_step(plan_frame *f, const plan_step *s) {
   enum { FEW_VALUES = 4 };
   qn_vm *vm = f->vm;
-  if (!f->taps || f->taps->seen++ < f->taps->made) return true;
+  bool reads = f->p->graph->nodes[s->node].type.weak;
+  bool known = reads && (!f->taps || f->taps->came < f->taps->read.n);
+  if (known) set_slot(f, s->out, value_float(f->taps ? f->taps->read.list[f->taps->came++] : 0));
+  if (known || !f->taps || (!reads && f->taps->seen++ < f->taps->made)) return true;
   if (f->device && !frame_checks(f, true)) return false;
   const graph *g = f->p->graph;
   uint32_t n = g->nodes[s->node].nin;
@@ -356,10 +359,14 @@ static bool run_tap_step(plan_frame *f, const plan_step *s) {
   }
   vm_owned held;
   vm_own(vm, &held, vm_drop_memory, &more);
-  bool ok = f->taps->make(f->taps, s->what, values, n);
+  qn_value result = value_nil();
+  bool ok = f->taps->make(f->taps, s->what, values, n, &result);
   vm_disown(vm, &held);
   if (more.p) mem_free(vm, more.p, more.bytes);
-  f->taps->made += ok;
+  if (!reads)
+    f->taps->made += ok;
+  else if (ok)
+    set_slot(f, s->out, result), f->taps->came++;
   return ok;
 }
 
@@ -831,6 +838,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   vm_owned held;
   if (f->taps) {
     f->taps->seen = 0;
+    f->taps->came = 0;
     vm_own(vm, &held, frame_drop, &open);
   }
   ok = ok && frame_steps(f);

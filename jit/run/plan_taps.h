@@ -10,9 +10,16 @@
  * ones of these. */
 typedef struct plan_taps {
   /* Makes effect `number` with the values of its operands: host scalars, and arrays over memory of the plan that are valid during the call
-   * only. May call the host. False with an error raised. */
-  bool (*make)(struct plan_taps *taps, uint32_t number, const qn_value *values, uint32_t n);
+   * only. May call the host. *result: what it gives, nil or a number, which is a reading. False with an error raised. */
+  bool (*make)(struct plan_taps *taps, uint32_t number, const qn_value *values, uint32_t n, qn_value *result);
   uint64_t seen, made;
+  /* Effects that read a number (a clock): those that were read, in order, and how many of them this run has come to. They are no part of `seen` and
+   * `made`, and a run that begins again, or a call that is made again, reads the same numbers. */
+  struct readings {
+    double *list;
+    uint32_t n, cap;
+  } read;
+  uint32_t came;
   /* Whoever runs the plan only wants to know that a check fails, and of which kind, since the call is made again for the error: then a loop that
    * is a kernel is not run once more, turn by turn, to find the place. `vague`: the error has that of the loop in place of its own. */
   bool brief, vague;

@@ -55,7 +55,7 @@ void slots_free(qn_vm *vm, rec_slots s, qn_value *kept) {
 static bool is_data(const struct recording *r, uint32_t node, int *left) {
   const graph_node *n = &r->g->nodes[node];
   if (--*left < 0) return false;
-  if (n->kind == NODE_PROJ || (!n->type.weak && n->kind != NODE_CONST)) return true;
+  if (n->kind == NODE_PROJ || n->kind == NODE_TAP || (!n->type.weak && n->kind != NODE_CONST)) return true;
   if (n->kind == NODE_INPUT && r->arm) {
     uint32_t number = n->payload.input, outer = number < r->carries ? 0 : r->captures[number];
     return !outer || is_data(r->outer, outer, left);

@@ -117,6 +117,7 @@ static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_sit
 /* What a replay owns while its plan runs, besides the inputs. */
 typedef struct replay_owned {
   call_inputs *c;
+  tap_run *taps;
   uint32_t ncopies; /* how many inputs have been copied */
   qn_value *out;    /* room for outputs that were allocated, or NULL */
   size_t bytes;
@@ -131,6 +132,7 @@ static void replay_drop(qn_vm *vm, void *what) {
 /* For vm_own: a tap may call the host. */
 static void replay_left(qn_vm *vm, void *what) {
   replay_drop(vm, what);
+  tap_run_end(((replay_owned *)what)->taps);
   call_inputs_free(vm, ((replay_owned *)what)->c);
 }
 
@@ -159,7 +161,7 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   plan *p = e->plan->plan;
   uint32_t n = e->pattern.ninputs, nout = p->noutputs;
   qn_value few[FEW_OUTPUTS], *out = few, result = value_error();
-  replay_owned own = {.c = c, .bytes = nout * sizeof *out};
+  replay_owned own = {.c = c, .taps = taps, .bytes = nout * sizeof *out};
   if (nout > FEW_OUTPUTS && !(out = own.out = mem_alloc(vm, own.bytes))) return result;
   const qk_scalar *weak = c->flat ? NULL : call_weak(c, n);
   bool ok = true;
@@ -185,12 +187,22 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
   return result;
 }
 
-/* Makes a call in the interpreter, of which the first `made` taps have been made already. */
-static qn_value run_from_tap(qn_vm *vm, const rec_call_site *site, uint64_t made) {
+/* For vm_own: the host has left. */
+static void taps_left(qn_vm *vm, void *taps) {
+  (void)vm;
+  tap_run_end(taps);
+}
+
+/* Makes a call in the interpreter, of which the first taps have been made already. Ends their run. */
+static qn_value run_from_tap(qn_vm *vm, const rec_call_site *site, tap_run *taps) {
   tap_frame frame;
-  tap_frame_enter(vm, &frame, made, NULL);
+  vm_owned held;
+  tap_frame_enter(vm, &frame, taps->plan.made, &taps->plan.read, NULL);
+  vm_own(vm, &held, taps_left, taps);
   qn_value result = site_run(site);
+  vm_disown(vm, &held);
   tap_frame_leave(vm, &frame);
+  tap_run_end(taps);
   return result;
 }
 
@@ -434,11 +446,12 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
   bool memory = vm->error && vm->error->id == E_memory;
   bool again = (r->capturing || r->again) && error_repeats(vm);
   if (again) restore_args(vm, site, r);
-  uint64_t made = r->tap_run.plan.made;
+  tap_run taps = r->tap_run;
+  r->tap_run.plan.read = (struct readings){.n = 0};
   rec_free(r);
-  if (!again) return value_error();
+  if (!again) return tap_run_end(&taps), value_error();
   random_restore(vm, random);
-  qn_value result = run_from_tap(vm, site, made);
+  qn_value result = run_from_tap(vm, site, &taps);
   answer(vm, NULL, memory ? BREAK_memory : BREAK_errors);
   return result;
 }
@@ -1010,13 +1023,14 @@ static void count_exit(specialization *e, exit_count x) {
   if (e->left && e->nleft < EXITS_KEPT) e->left[e->nleft++] = x;
 }
 
-/* The plan has failed, with an error raised, behind so many taps. `vague`: the error has not the place where the call has left, but if that is
+/* The plan has failed, with an error raised, behind these taps, whose run ends. If it is vague the error has not the place where the call has left, but if that is
  * one that the program raises, the interpreter comes to it. */
 static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
-                           uint64_t taps, bool vague) {
+                           tap_run *taps) {
+  bool vague = taps->plan.vague;
   e->hits--, e->replays--;
   list->calls[CALL_again]++;
-  if (!error_catchable(vm)) return value_error();
+  if (!error_catchable(vm)) return tap_run_end(taps), value_error();
   exit_count left = {vm->error->at, (int)vm->error->id, 1};
   e->reentries++;
   if (!e->left) e->left = mem_alloc(vm, EXITS_KEPT * sizeof *e->left);
@@ -1061,7 +1075,9 @@ serve_quick(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, 
     *result = result_of(vm, e, site, out, p->noutputs);
   if (value_is_error(*result)) {
     e->running++;
-    *result = leave_plan(vm, site, list, e, 0, false);
+    tap_run none;
+    tap_run_begin(vm, &none, &e->taps, NULL);
+    *result = leave_plan(vm, site, list, e, &none);
     e->running--;
   }
   answer(vm, e, BREAK_none);
@@ -1080,9 +1096,9 @@ static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_spec
   taps.plan.brief = true;
   qn_value result = call_replay(vm, e, site, inputs, &taps);
   trace_events_end(vm->engine, TRACE_EVENTS_run, site->anchor->name, begin, "kernels", e->plan->plan->nkernels);
-  if (!value_is_error(result)) return result;
+  if (!value_is_error(result)) return tap_run_end(&taps), result;
   call_inputs_free(vm, inputs);
-  return leave_plan(vm, site, list, e, taps.plan.made, taps.plan.vague);
+  return leave_plan(vm, site, list, e, &taps);
 }
 
 /* Makes a call that a specialization serves. `came`: when the call began (ns), 0 if nobody has looked at the clock. */

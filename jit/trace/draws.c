@@ -178,7 +178,7 @@ bool draws_begin(struct recording *r, rec_slots assigned, drawn_slots *s) {
   struct recording *base = rec_base(r);
   s->all = assigned;
   s->own = (rec_slots){NULL, 0};
-  if (r == base) r->drawn_open++;
+  if (r == base && !r->drawn_open++) r->refused.number = 0;
   if (r == base && base->drawn_wanted > base->drawn_slots && assigned.n + RANDOM_INPUTS <= DRAWN_ROOM)
     base->drawn_slots = base->drawn_wanted;
   if (!base->capturing || !base->drawn_slots) return true;

@@ -170,9 +170,12 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
     snprintf(s.text, sizeof s.text, "%s", break_reasons[s.why]);
     s.entry = NULL;
   }
-  bool tapped = ok && s.entry && s.entry->taps.n && !shown;
-  if (tapped) { /* what a graph does it does in every place that it is called, so it has no effects */
-    const tap *first = &s.entry->taps.list[0];
+  /* What a graph does it does in every place that it is called, so it has no effects. Those that only write are shown; what is read is a
+   * number that others need. */
+  const tap *first = NULL;
+  for (uint32_t i = 0; ok && s.entry && i < s.entry->taps.n && !first; i++)
+    if (!shown || s.entry->taps.list[i].def->work == WORK_READING) first = &s.entry->taps.list[i];
+  if (first) {
     s.why = BREAK_effect;
     s.at = first->at;
     snprintf(s.text, sizeof s.text, "%s: %s", break_reasons[s.why], first->def->name);
@@ -182,7 +185,7 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
   if (ok && (!g || kept.head == TAG_UNSET)) {
     result = raise_no_graph(vm, &s, "graph");
     if (hint && break_hints[s.why]) raise_note(vm, SPAN_NONE, "%s", break_hints[s.why]);
-    if (tapped)
+    if (first)
       raise_note(vm, SPAN_NONE,
                  "a graph may be called anywhere, so it has no effects; explain(f, ...) tells of a call with them");
   }
@@ -227,7 +230,7 @@ static bool is_sized(const graph *g, qn_dim d, bool region) {
 static bool graph_part_runnable(const graph *g, bool region, char *why, size_t size) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
-    if (n->kind == NODE_TAP && n->payload.tap != GRAPH_TAP_MADE) {
+    if (n->kind == NODE_TAP && (n->payload.tap != GRAPH_TAP_MADE || n->type.weak)) {
       snprintf(why, size, "%%%u is an effect, which only the compiler makes", (unsigned)i);
       return false;
     }

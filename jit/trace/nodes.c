@@ -320,11 +320,12 @@ static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const handed *h,
   case NODE_LOOP: return run_loop(vm, n, h, device, taps);
   case NODE_PROJ: return value_retain(value_list(in[0])->items[n->payload.index]);
   case NODE_TAP:
+    out = n->type.weak ? value_float(0) : value_nil();
     if (taps && n->payload.tap != GRAPH_TAP_MADE) {
-      if (!taps->make(taps, n->payload.tap, in, n->nin)) return value_error();
-      taps->made++;
+      if (!taps->make(taps, n->payload.tap, in, n->nin, &out)) return value_error();
+      taps->made += !n->type.weak;
     }
-    return value_nil();
+    return out;
   default: break;
   }
   if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* the node makes a host scalar of a rank-0 array */

@@ -605,6 +605,9 @@ QN_MUST_CHECK qn_value rec_told(qn_vm *vm, const builtin_def *def, int told, qn_
 bool taps_due(qn_vm *vm, const qn_value *args);
 static inline bool rec_tap_due(qn_vm *vm, const qn_value *args) { return !vm->asked.taps || taps_due(vm, args); }
 void taps_failed(qn_vm *vm);
+/* Is the number that a READING is about to read known already, since the same call has read it before? Then it is *number. */
+bool taps_reading(qn_vm *vm, double *number);
+static inline bool rec_reading_known(qn_vm *vm, double *number) { return vm->asked.taps && taps_reading(vm, number); }
 
 /* ---- lanes of a vmap in progress (vmap_control.c) ------------------------------------------------------------------------------------- */
 

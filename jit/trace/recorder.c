@@ -619,7 +619,7 @@ static rec_answer make_tap(struct recording *r, const builtin_def *def, qn_value
   uint32_t node = 0;
   if (ok && taps_add(vm, &base->taps, def, at, &t)) {
     t = (tpl_list){0};
-    node = graph_tap(r->g, base->taps.n - 1, nodes.nodes, (int)nodes.n, rec_site(r));
+    node = graph_tap(r->g, base->taps.n - 1, nodes.nodes, (int)nodes.n, false, rec_site(r));
     if (!rec_keep(r, node, value_nil())) node = 0;
     if (!node) fail_memory(vm);
   }
@@ -640,6 +640,52 @@ static rec_answer make_tap(struct recording *r, const builtin_def *def, qn_value
   *told = TOLD_TAP;
   step_aside(r);
   return REC_NOT_YET;
+}
+
+/* What the program has now, of what the recording has made since the last tap: at most so many nodes, the last ones. */
+static uint32_t nodes_held(const struct recording *r, uint32_t *out, uint32_t most) {
+  uint32_t n = 0;
+  for (uint32_t i = r->g->n; i-- > 1 && n < most && r->g->nodes[i].kind != NODE_TAP;)
+    if (i < r->vals_cap && graph_is_run(&r->g->nodes[i]) && rec_held(r, i)) out[n++] = i;
+  return n;
+}
+
+/* A number is read from outside. As make_tap, but the interpreter reads it here, or nobody does in an arm. */
+static rec_answer make_reading(struct recording *r, const builtin_def *def, span at, qn_value *result) {
+  enum { HELD = 64 };
+  qn_vm *vm = r->vm;
+  struct recording *base = rec_base(r);
+  uint32_t held[HELD], n = nodes_held(r, held, HELD);
+  qn_value number = value_float(1); /* in an arm any one will do */
+  if (!r->arm) {
+    if (!rec_run_pending(r)) return REC_FAILED;
+    if (vm->rec != r || !base->capturing) return REC_NOT_YET;
+    step_aside(r);
+    number = def->call(vm, NULL);
+    step_back(vm);
+    if (value_is_error(number) || !tap_run_read(&r->tap_run, number.u.f)) return REC_FAILED;
+  }
+  qn_list *none = list_new(vm, 0);
+  tpl_list t = {0};
+  node_list nodes = {0};
+  break_reason broken = BREAK_none;
+  bool ok = none && template_of_tap(r, value_obj(TAG_LIST, none), &t, &nodes, &broken);
+  if (none) value_release(vm, value_obj(TAG_LIST, none));
+  nodes_free(vm, &nodes);
+  if (!ok) {
+    template_free(vm, &t);
+    return error_pending(vm) || !fail_memory(vm) ? REC_FAILED : REC_NOT_YET;
+  }
+  if (!taps_add(vm, &base->taps, def, at, &t)) return REC_FAILED;
+  uint32_t node = graph_tap(r->g, base->taps.n - 1, held, (int)n, true, rec_site(r));
+  if (!rec_keep(r, node, number)) return fail_memory(vm), REC_FAILED;
+  *result = value_traced(number, r->base + node);
+  return rec_appended(r) ? REC_DONE : REC_FAILED;
+}
+
+/* May what a builtin reads become a step of the recording in progress? */
+static bool reading_possible(const struct recording *r) {
+  return taps_possible(r) && !rec_derivatives(r) && !value_is(r->vm->asked.watched_fn, TAG_FN);
 }
 
 /* ---- texts that wait ---- */
@@ -815,7 +861,11 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
     rec_answer answer = make_tap(vm->rec, def, args, sig->nparams, at, told, result);
     if (answer != REC_NOT_YET || *told) return answer;
   }
-  if (def->work == WORK_TEXT && taps_possible(vm->rec)) {
+  if (def->work == WORK_READING && reading_possible(vm->rec)) {
+    rec_answer answer = make_reading(vm->rec, def, at, result);
+    if (answer != REC_NOT_YET) return answer;
+  }
+  if (vm->rec && def->work == WORK_TEXT && taps_possible(vm->rec)) {
     rec_answer answer = make_text(vm->rec, def, args, sig->nparams, told, result);
     if (answer != REC_NOT_YET || *told) return answer;
   }

@@ -85,7 +85,16 @@ void rec_arm_end(struct recording *r) {
   r->vm->rec = r->outer;
 }
 
+/* Notes why an arm is no region, unless that is known. */
+static void note_refusal(struct recording *r, break_reason why, const char *text) {
+  rec_reason *refused = &rec_base(r)->refused;
+  if (why == BREAK_branch || refused->number) return;
+  *refused = (rec_reason){.number = (int)why, .at = r->at};
+  snprintf(refused->text, sizeof refused->text, "%s", text ? text : "");
+}
+
 bool rec_give_up(struct recording *r, break_reason why) {
+  note_refusal(r, why, NULL);
   if (!r->why) r->why = why;
   if (!error_pending(r->vm)) raise_error(r->vm, E_internal, SPAN_NONE, "an arm is no region: %s", break_reasons[why]);
   return false;
@@ -163,11 +172,12 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   r->capturing = false;
   draws_settle(r);
   r->tries += r->trying;
-  r->why = why;
-  r->why_at = r->at;
-  snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");
+  bool within = why == BREAK_branch && r->refused.number; /* what is in its arms is why the branch is no region */
+  r->why = within ? (break_reason)r->refused.number : why;
+  r->why_at = within ? r->refused.at : r->at;
+  snprintf(r->why_text, sizeof r->why_text, "%s", within ? r->refused.text : text ? text : "");
   rec_reason *last = &jit_of(r->vm)->last_reason;
-  *last = (rec_reason){.number = (int)why, .at = r->at};
+  *last = (rec_reason){.number = (int)r->why, .at = r->why_at};
   memcpy(last->text, r->why_text, sizeof last->text);
   show_values(r);
 }
@@ -330,6 +340,7 @@ void rec_free(struct recording *r) {
   value_release(vm, r->text_parts);
   if (jit_of(vm)->tapping == r) jit_of(vm)->tapping = r->tapping;
   taps_free(vm, &r->taps);
+  tap_run_end(&r->tap_run);
   key_index *const indices[] = {&r->globals, &r->output_numbers, &r->observed_nodes, &r->text_numbers};
   for (int i = 0; i < 4; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
   pattern_free(vm, &r->pattern);
@@ -745,6 +756,8 @@ static bool held(const struct recording *r, uint32_t i) {
   return ((obj_head *)r->vals[i].u.p)->refs > 1;
 }
 
+bool rec_held(const struct recording *r, uint32_t node) { return held(r, node); }
+
 /* Frees the value of node i, which nobody needs now. If it is needed again, it is computed again. */
 static void let_go(struct recording *r, uint32_t i) {
   value_release(r->vm, r->vals[i]);
@@ -907,7 +920,7 @@ static bool run_early(struct recording *r) {
 }
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
-  if (r->arm && !r->lenient) return rec_give_up(r, why);
+  if (r->arm && !r->lenient) return note_refusal(r, why, text), rec_give_up(r, why);
   bool captured = r->capturing;
   rec_stop_capture(r, why, text);
   if (r->whole && captured) { /* at once: what the interpreter made from here on, it would make twice */

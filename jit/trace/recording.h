@@ -128,6 +128,8 @@ struct recording {
   break_reason why;
   span why_at;
   char why_text[64]; /* more about `why`, such as the name of a function */
+  rec_reason
+      refused; /* of the recording around all arms: why the region that was tried last is none; number 0: unknown */
   pattern pattern;
   /* The number of a global's root in the pattern, by the address of its value. GLOBAL_CARRIED: it is an argument of the call; GLOBAL_GROWN:
    * rec_call_site.ngrown. */
@@ -267,6 +269,8 @@ struct anchor_specializations *rec_call_of(const qn_vm *vm);
 /* Is a recording on, and no gradient in progress in it? */
 bool rec_no_gradient(const qn_vm *vm);
 void rec_drop(qn_vm *vm, void *recording); /* rec_free in the form that vm_own needs */
+/* Does anything besides the recording hold the array of a node? */
+bool rec_held(const struct recording *r, uint32_t node);
 /* Executes, in program order, the pending nodes that something outside needs and all that can fail. False with an error raised. */
 QN_MUST_CHECK bool rec_run_pending(struct recording *r);
 /* The capture fails for this reason. Unless a gradient is in progress, the recording ends, too. False with an error raised if pending work

@@ -11,6 +11,9 @@
  * makes the call again passes over that many taps (tap_frame), and goes on to the error, or to its end if only memory was short. A recorded
  * call whose pending work fails at its end is made again in the same way.
  *
+ * A reading (a builtin whose work is WORK_READING: a clock) is such a step, too, and gives a float, with which the plan goes on. Its operands are what
+ * the program has when it reads, so that this is computed by then. Whoever makes the call again, or in both ways, reads what has been read.
+ *
  * Inside such a call other calls are made in any way, by plans of their own, too: all taps that are made go through rec_tap_due, so that each
  * is counted once. With --jit verify the taps of the plan are not made, but their arguments are kept, and compared with those of the taps that
  * the interpreter makes.
@@ -126,7 +129,7 @@ static qn_value own_leaf(void *ctx, qn_value v) {
 }
 
 /* plan_taps.make */
-static bool make(plan_taps *taps, uint32_t number, const qn_value *values, uint32_t n) {
+static bool make(plan_taps *taps, uint32_t number, const qn_value *values, uint32_t n, qn_value *read) {
   tap_run *t = (tap_run *)taps;
   qn_vm *vm = t->vm;
   (void)n;
@@ -135,7 +138,14 @@ static bool make(plan_taps *taps, uint32_t number, const qn_value *values, uint3
   if (value_is_error(args)) return false;
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &args);
-  if (t->kept) {
+  if (x->def->work == WORK_READING) {
+    result = x->def->call(vm, value_list(args)->items);
+    if (!value_is_error(result) && !tap_run_read(t, result.u.f)) result = value_error();
+    if (value_is_error(result))
+      raise_at(vm, x->at);
+    else
+      *read = result;
+  } else if (t->kept) {
     qn_value own = tree_rebuild(vm, args, own_leaf, vm);
     if (!value_is_error(own) && list_push(vm, t->kept, own)) result = value_nil();
   } else {
@@ -151,6 +161,30 @@ static bool make(plan_taps *taps, uint32_t number, const qn_value *values, uint3
 
 void tap_run_begin(qn_vm *vm, tap_run *t, const tap_list *taps, qn_list *kept) {
   *t = (tap_run){.plan = {.make = make}, .vm = vm, .taps = taps, .kept = kept};
+}
+
+void tap_run_end(tap_run *t) {
+  struct readings *r = &t->plan.read;
+  mem_free(t->vm, r->list, r->cap * sizeof *r->list);
+  *r = (struct readings){.n = 0};
+}
+
+bool tap_run_read(tap_run *t, double number) {
+  enum { MOST = 1 << 16 }; /* a call that reads so much and is made again reads later ones anew */
+  struct readings *r = &t->plan.read;
+  if (r->n == MOST) return true;
+  if (!mem_grow(t->vm, (void **)&r->list, &r->cap, r->n + (size_t)1, sizeof *r->list)) return false;
+  r->list[r->n++] = number;
+  return true;
+}
+
+bool taps_reading(qn_vm *vm, double *number) {
+  for (tap_frame *f = vm->asked.taps; f; f = f->outer)
+    if (f->read && f->nread < f->read->n) {
+      *number = f->read->list[f->nread++];
+      return true;
+    }
+  return false;
 }
 
 /* ---- calls that are made again ------------------------------------------------------------------------------------------------------ */

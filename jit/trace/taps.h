@@ -34,19 +34,26 @@ typedef struct tap_run {
 } tap_run;
 /* `kept` (NULL: taps are made) is taken over, and belongs to whoever ends the run. */
 void tap_run_begin(qn_vm *vm, tap_run *t, const tap_list *taps, qn_list *kept);
+/* Frees the readings. */
+void tap_run_end(tap_run *t);
+/* Notes a number that was read. False with an error raised. */
+QN_MUST_CHECK bool tap_run_read(tap_run *t, double number);
 
 /* A call that the interpreter makes while some of its taps have been made already (`made`: these are passed over), or while they are compared
  * with those that its plan would make (`kept`). It lies in the frame of whoever makes the call, in vm->asked.taps. */
 typedef struct tap_frame {
   struct tap_frame *outer;
   uint64_t made;
-  const qn_list *kept; /* borrowed, or NULL */
-  uint64_t at;         /* how many of these have been compared */
+  const struct readings *read; /* borrowed: what the plan has read, which the call reads again; or NULL */
+  uint32_t nread;              /* how much of it the call has read */
+  const qn_list *kept;         /* borrowed, or NULL */
+  uint64_t at;                 /* how many of these have been compared */
   bool differs;
   bool failed; /* a tap that was made has failed, which only the interpreter can tell */
 } tap_frame;
-static inline void tap_frame_enter(qn_vm *vm, tap_frame *f, uint64_t made, const qn_list *kept) {
-  *f = (tap_frame){.outer = vm->asked.taps, .made = made, .kept = kept};
+static inline void tap_frame_enter(qn_vm *vm, tap_frame *f, uint64_t made, const struct readings *read,
+                                   const qn_list *kept) {
+  *f = (tap_frame){.outer = vm->asked.taps, .made = made, .read = read, .kept = kept};
   vm->asked.taps = f;
 }
 static inline void tap_frame_leave(qn_vm *vm, const tap_frame *f) { vm->asked.taps = f->outer; }

@@ -130,6 +130,7 @@ static void verified_drop(qn_vm *vm, void *what) {
   value_release(vm, v->compiled);
   value_release(vm, value_obj(TAG_LIST, v->taps.kept));
   if (v->error) error_free(vm, v->error);
+  tap_run_end(&v->taps);
 }
 
 /* Makes the call in both ways, on the same inputs. These are retained, since the interpreter may free or overwrite the arguments of the
@@ -149,7 +150,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   v->error = error;
   vm_owned held;
   vm_own(vm, &held, verified_drop, v);
-  tap_frame_enter(vm, &v->frame, 0, v->taps.kept);
+  tap_frame_enter(vm, &v->frame, 0, &v->taps.plan.read, v->taps.kept);
   qn_value eager = site_run(site);
   tap_frame_leave(vm, &v->frame);
   vm_disown(vm, &held);
@@ -241,10 +242,17 @@ static qn_value rewritten_ways(qn_vm *vm, rec_call_site *site, specialization *e
     if (error_catchable(vm)) {
       error_clear(vm);
       random_restore(vm, random);
-      tap_frame_enter(vm, &v->frame, taps.plan.made, NULL);
+      tap_frame_enter(vm, &v->frame, taps.plan.made, &taps.plan.read, NULL);
       compiled = site_run(site);
       tap_frame_leave(vm, &v->frame);
     }
+    tap_run_end(&taps);
+    vm_disown(vm, &held);
+    return compiled;
+  }
+  bool reads = taps.plan.read.n != 0; /* (its nodes would read anew) */
+  tap_run_end(&taps);
+  if (reads) {
     vm_disown(vm, &held);
     return compiled;
   }
@@ -282,5 +290,6 @@ qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_i
   if (v.held == n) result = specialization_rewritten(e) ? rewritten_ways(vm, site, e, &v) : both_ways(vm, site, e, &v);
   verified_release(vm, &v);
   value_release(vm, value_obj(TAG_LIST, kept));
+  tap_run_end(&v.taps);
   return result;
 }

@@ -305,7 +305,7 @@ START_TEST(entries_in_use_stay) {
   qn_vm *vm = qn_vm_open(&config);
   ck_assert_ptr_nonnull(vm);
   ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
-  run(vm, "fn f(x, n) {\n  let y = x * 2\n  time()\n  print(n)\n  if n > 0 { return f(y, n - 1) }\n  y + 1 }");
+  run(vm, "fn f(x, n) {\n  let y = x * 2\n  env(\"HOME\")\n  print(n)\n  if n > 0 { return f(y, n - 1) }\n  y + 1 }");
   run(vm, "for n in 0..12 { f(ones(3), n) }"); /* from some number on one entry serves all */
   short_of_memory = vm;
   entries_in_use = 0;
