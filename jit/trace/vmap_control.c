@@ -249,10 +249,14 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
 
 /* ---- errors and effects in arms ---------------------------------------------------------------------------------------------------- */
 
+/* Is the pending error none of the program: an arm that lanes are in cannot be captured (rec_give_up)? It goes to whoever runs the arm. */
+static bool gives_up(const qn_vm *vm) { return vm->error->id == E_internal; }
+
 /* An error has come out of code that only the lanes at work run. 1: it counts; 0: no lane was there, and it has been cleared. */
 static int error_counts(qn_vm *vm) {
   struct recording *r = vm->rec;
   if (r->vmap_failed || !error_catchable(vm) || is_all(r->active) || vm->error->id == E_memory) return 1;
+  if (gives_up(vm)) return 1;
   if (is_none(r->active)) {
     error_clear(vm);
     return 0;
@@ -285,7 +289,8 @@ bool vmap_catches(const struct recording *r) { return r->lanes && catching(r); }
 /* May a handler of the lanes see the pending error? */
 static bool lanes_catch(const struct recording *r) {
   const qn_vm *vm = r->vm;
-  return error_catchable(vm) && !r->vmap_failed && vm->error->id != E_not_batched && vm->error->id != E_memory;
+  return error_catchable(vm) && !r->vmap_failed && !gives_up(vm) && vm->error->id != E_not_batched &&
+         vm->error->id != E_memory;
 }
 
 static bool same_error(const qn_error_object *a, const qn_error_object *b) {
@@ -881,7 +886,7 @@ rec_answer rec_try_lanes(qn_vm *vm, const rec_handler *h, rec_exit *how, qn_valu
   qn_value v = h->body.run(h->body.ctx, how);
   r->arm_from = around;
   bool raises = *how == REC_ERROR, caught = false;
-  if (raises && is_none(r->active) && error_catchable(vm)) {
+  if (raises && is_none(r->active) && error_catchable(vm) && !gives_up(vm)) {
     error_clear(vm);
     caught = true;
   } else if (raises) {
