@@ -165,7 +165,7 @@ static uint32_t lane_number(batching *c, int rank) {
 static uint32_t batch_elementwise(batching *c) {
   uint32_t in[3] = {0};
   bool read = c->op == OP_cast && (c->attr.flags & ATTR_WEAK) && !lane_type(c, 0)->weak;
-  if (read && dtype_is_bool(c->type.dtype))
+  if (read && dtype_is_bool(c->type.dtype) && !c->b->region)
     return refuse(c, E_not_batched, "vmap: a host bool cannot differ from lane to lane; keep it in an array");
   for (int k = 0; k < c->nin; k++) in[k] = aligned(c, k, c->type.rank);
   if (c->op != OP_cast && c->op != OP_fit) return make(c, c->op, in, c->nin, &c->attr);
@@ -527,6 +527,14 @@ static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why)
   if (!made) return false;
   if (!room(b) || !graph_node_prove(g, i)) return out_of_memory(why, culprit);
   b->whole[i] = made;
+  return true;
+}
+
+bool batch_nodes(graph_batch *b, uint32_t from, uint32_t end, op_refusal *why) {
+  uint32_t culprit;
+  if (!room(b)) return false;
+  for (uint32_t i = from; i < end; i++)
+    if (!step(b, i, &culprit, why)) return false;
   return true;
 }
 

@@ -28,7 +28,9 @@ typedef struct batched_regions {
   uint32_t node, made; /* the branch or loop of the lane, and the one for all lanes */
   bool in_turn;        /* `made` is a loop over the lanes, which keeps their results as rows behind its one carry */
   uint32_t n;          /* how many results `node` had when this was made */
+  bool parted;         /* `made` is a loop that the lanes leave at different turns */
   bool *differs;       /* by result, n of them: does it differ from lane to lane? */
+  uint32_t *at;        /* NULL, or likewise: which result of `made` it is */
   uint32_t *whole;     /* likewise: its counterpart, or 0 before somebody takes it */
   struct batched_regions *next;
 } batched_regions;
@@ -43,6 +45,10 @@ typedef struct graph_batch {
   uint32_t from, done; /* nodes below `from` are the same in every lane, nodes below `done` have been batched */
   uint32_t told;       /* nodes below have been marked BATCH_INNER in `outer` */
   batched_regions *regions;
+  bool
+      region; /* its nodes are those of a region, where a host bool may be the test of a loop, and becomes a bool array */
+  uint32_t
+      active; /* in the body of a loop that lanes leave at different turns: which lanes are at work, bool[lanes]; 0: all */
   struct batched_size {
     qn_dim lane, whole;
     struct batched_size *next;
@@ -87,6 +93,9 @@ uint32_t batch_whole_always(graph_batch *b, uint32_t node);
 /* Notes that size `lane`, which a node of a lane gives, is `whole` for all lanes. False when memory is short. */
 QN_MUST_CHECK bool batch_same_size(graph_batch *b, qn_dim lane, qn_dim whole);
 
+/* Appends the counterparts of the nodes from..end, which belong to a lane and were appended for one that is being batched. False: `why` says
+ * what cannot be batched, or memory is short. */
+QN_MUST_CHECK bool batch_nodes(graph_batch *b, uint32_t from, uint32_t end, op_refusal *why);
 /* Appends the counterpart of node i, a branch, a loop, or a result of one, of which an operand differs from lane to lane. Sets whole[i],
  * with BATCH_SHARED for a result that is the same in every lane. False: `why` says what cannot be batched, or memory is short. */
 QN_MUST_CHECK bool batch_control(graph_batch *b, uint32_t i, op_refusal *why);

@@ -3,12 +3,22 @@
  * Where all lanes take the same way (they share a branch's predicate, or a loop's), the branch or loop stays one, and its regions work on
  * all lanes: a region's graph is inlined into a new graph, on tracers of one lane, and batched there.
  *
- * Where lanes take different ways, they are computed one after the other,
+ * Where lanes take different ways:
  *
- *     for lane in 0..lanes { the branch or loop on this lane's operands }
+ * - Of a branch whose arms are cheap and cannot fail, all lanes compute both arms, and select.
+ * - Other arms are computed by the lanes that take them: their operands are gathered, and the results are stored in the rows of these
+ *   lanes. An arm that no lane takes is not run.
+ * - A loop makes turns until all lanes are done. A carry of a lane that is done keeps its value. What the body computes from such values
+ *   is not used, so nothing in it may fail there. Carries that do not differ as long as lanes are at work stay one for all lanes, and
+ *   beside each goes what it was when a lane was done.
+ * - Where that is not possible, the lanes are computed one after the other,
  *
- * and the rows that this loop keeps are the results of all lanes. So each lane runs only its own arm or turns, fails only where it would
- * fail alone, and gets the bits that it would get alone.
+ *       for lane in 0..lanes { the branch or loop on this lane's operands }
+ *
+ *   and the rows that this loop keeps are the results of all lanes.
+ *
+ * So each lane has the effects of its own arm or turns alone, fails only where it would fail alone, and gets the bits that it would get
+ * alone.
  */
 #include "jit/graph/batch.h"
 
@@ -46,7 +56,8 @@ static batched_regions *results_new(graph_batch *b, uint32_t node, uint32_t made
   }
   if (!x) return NULL;
   x->made = made;
-  x->in_turn = false;
+  x->in_turn = x->parted = false;
+  x->at = NULL;
   x->n = n;
   x->whole = arena_alloc(&b->memory, (n + 1) * sizeof *x->whole);
   x->differs = arena_alloc(&b->memory, (n + 1) * sizeof *x->differs);
@@ -79,6 +90,13 @@ typedef struct lane_arm {
   uint32_t *outs; /* owned: nodes of one lane's results, then of its inputs */
 } lane_arm;
 
+/* A region may have an input more, behind the others, with an element for each lane. */
+typedef enum more_input {
+  MORE_NONE,   /* (but which lanes are at work, if the batch around it knows) */
+  MORE_ACTIVE, /* a bool: is the lane at work? */
+  MORE_NUMBER  /* an i64: which lane of the batch around it is it? The region is for some of them */
+} more_input;
+
 static void lane_arm_free(lane_arm *a) {
   if (a->batch.g) batch_end(&a->batch);
   graph_free(a->g);
@@ -87,14 +105,16 @@ static void lane_arm_free(lane_arm *a) {
 }
 
 /* Gives the region's graph an input for each input of `arm` and sets args[] to what stands for these in one lane. */
-static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *inputs, lane_arm *a, uint32_t *args,
-                            op_refusal *why) {
+static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *inputs, more_input more, lane_arm *a,
+                            uint32_t *args, op_refusal *why) {
   const graph *arm = sizes->from;
-  qn_dim lanes = b->lanes;
-  for (uint32_t i = 0; i < arm->ninputs && lanes < 0;
+  qn_dim lanes = more == MORE_NUMBER ? -1 : b->lanes;
+  for (uint32_t i = 0; i < arm->ninputs + (more != MORE_NONE) && lanes < 0;
        i++) /* how many lanes there are is a size of the first input that differs */
-    if (inputs[i]) lanes = dim_symbol(&a->g->dims, DIM_FROM_INPUT, i, 0, dim_hint(&b->g->dims, b->lanes), NULL);
+    if (i == arm->ninputs || inputs[i])
+      lanes = dim_symbol(&a->g->dims, DIM_FROM_INPUT, i, 0, dim_hint(&b->g->dims, b->lanes), NULL);
   batch_begin(&a->batch, a->g, NULL, lanes, 1);
+  a->batch.region = true;
   for (uint32_t i = 0; i < arm->ninputs; i++) {
     graph_type t = arm->nodes[arm->inputs[i]].type, all;
     size_map_input(sizes, &t, inputs[i]);
@@ -107,18 +127,24 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
     args[i] = t.weak ? graph_const_scalar(a->g, (qn_dtype)t.dtype, true, 0, 0, 0) : batch_lane(&a->batch, input, 0);
     if (!args[i] || (t.weak && !batch_bind(&a->batch, args[i], input))) return false;
   }
-  return true;
+  if (more == MORE_NONE) return true;
+  graph_type each = {.dtype = more == MORE_ACTIVE ? QN_bool : DTYPE_INDEX, .rank = 1, .shape = {lanes}};
+  uint32_t input = graph_input(a->g, each, 0);
+  if (more == MORE_ACTIVE) a->batch.active = input;
+  return input != 0;
 }
 
 /* Inlines a region and batches it; `inputs` says which of its inputs differ from lane to lane. False with `why` or when memory is
  * short; lane_arm_free in any case. */
-static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *inputs, lane_arm *a, op_refusal *why) {
+static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *inputs, more_input more, lane_arm *a,
+                          op_refusal *why) {
+  if (more == MORE_NONE && b->active) more = MORE_ACTIVE;
   a->g = graph_new(NULL);
   a->outs = calloc((size_t)arm->noutputs + arm->ninputs + 1, sizeof *a->outs);
   uint32_t *none = calloc(arm->n, sizeof *none), *args = a->outs + arm->noutputs, culprit;
   size_map sizes = {0};
   bool ok = a->g && a->outs && none && size_map_begin(&sizes, a->g, arm, none) &&
-            lane_arm_inputs(b, &sizes, inputs, a, args, why) && graph_inline(a->g, arm, args, a->outs) &&
+            lane_arm_inputs(b, &sizes, inputs, more, a, args, why) && graph_inline(a->g, arm, args, a->outs, true) &&
             batch_advance(&a->batch, &culprit, why);
   size_map_end(&sizes);
   free(none);
@@ -158,7 +184,7 @@ static bool same_way_begin(const graph_batch *b, uint32_t node, same_way *s) {
   s->before = s->n.kind == NODE_IF;
   s->nresults = s->n.payload.regions[1]->noutputs;
   s->inputs = calloc((size_t)s->n.nin + s->nresults + 1, sizeof *s->inputs);
-  s->in = calloc(s->n.nin + (size_t)1, sizeof *s->in);
+  s->in = calloc(s->n.nin + (size_t)2, sizeof *s->in);
   if (!s->inputs || !s->in) return false;
   s->results = s->inputs + s->n.nin;
   for (uint32_t k = s->before; k < s->n.nin; k++) s->inputs[k - s->before] = whole(b, s->n.in[k]) != 0;
@@ -169,7 +195,7 @@ static bool same_way_begin(const graph_batch *b, uint32_t node, same_way *s) {
 static bool same_way_part(const graph_batch *b, same_way *s, int part, bool *results, op_refusal *why) {
   const graph *region = s->n.payload.regions[part];
   lane_arm_free(&s->arms[part]);
-  if (!lane_arm_make(b, region, s->inputs, &s->arms[part], why)) return false;
+  if (!lane_arm_make(b, region, s->inputs, MORE_NONE, &s->arms[part], why)) return false;
   for (uint32_t i = 0; i < region->noutputs; i++)
     results[i] |= batch_whole(&s->arms[part].batch, s->arms[part].outs[i]) != 0;
   return true;
@@ -182,7 +208,9 @@ static uint32_t same_way_node(graph_batch *b, same_way *s) {
     s->in[k] = all ? batch_whole_always(b, s->n.in[k]) : batch_shared_node(b, s->n.in[k]);
     if (!s->in[k]) s->parts[0] = (graph_free(s->parts[0]), NULL);
   }
-  return graph_regions(b->g, (graph_kind)s->n.kind, s->in, s->n.nin, s->parts[0], s->parts[1], s->n.attr, s->n.site);
+  if (b->active) s->in[s->n.nin] = b->active;
+  return graph_regions(b->g, (graph_kind)s->n.kind, s->in, s->n.nin + (b->active != 0), s->parts[0], s->parts[1],
+                       s->n.attr, s->n.site);
 }
 
 static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
@@ -222,7 +250,10 @@ static bool one_lane_can(op_refusal *why) {
   return true;
 }
 
-/* Makes a loop whose lanes all make the same number of turns. Where they do not, nothing is made and *parted is set. */
+static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bool *parted, op_refusal *why);
+
+/* Makes a loop whose lanes all make the same number of turns, or which makes turns until all of them are done. Where that cannot be, nothing is
+ * made and *parted is set. */
 static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *why) {
   same_way s;
   bool ok = same_way_begin(b, node, &s), more = ok, header = false;
@@ -240,8 +271,9 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
   ok = ok && same_way_part(b, &s, 0, &header, why);
   if ((ok && header) || (!ok && one_lane_can(why))) {
     *parted = true;
+    bool made_or_not = !header || until_all_done(b, node, s.inputs, parted, why);
     same_way_free(&s);
-    return true;
+    return made_or_not;
   }
   if (ok) { /* results keep their numbers, so those that all lanes share become results of the body as they are */
     graph *body = s.arms[1].g;
@@ -263,6 +295,280 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
 }
 
 /* ---- lanes that take different ways ----------------------------------------------------------------------------------------- */
+
+/* As batch_whole_always, also of nodes that are being batched. */
+static uint32_t whole_always(graph_batch *b, uint32_t node) {
+  uint32_t w = whole(b, node);
+  return w ? w : batch_whole_always(b, node);
+}
+
+/* where(mask, a, b) for a mask with an element for each lane; `a` and `b` may have no axis of the lanes. */
+static uint32_t select_lanes(graph *g, uint32_t mask, uint32_t a, uint32_t b) {
+  if (!a || !b) return 0;
+  graph_type t = g->nodes[b].type;
+  qn_dim shape[ARRAY_MAX_RANK] = {g->nodes[mask].type.shape[0]};
+  for (int i = 1; i < t.rank; i++) shape[i] = 1;
+  op_attr attr = graph_shape_attr(t.rank, shape);
+  uint32_t wide = t.rank == 1 ? mask : graph_op(g, OP_reshape, &mask, 1, &attr, 0);
+  return wide ? graph_op(g, OP_where, (uint32_t[]){wide, a, b}, 3, NULL, 0) : 0;
+}
+
+/* Is any lane in the mask? As a condition. */
+static uint32_t any_lane(graph *g, uint32_t mask) {
+  op_attr all = {.axes = 1};
+  return graph_op(g, OP_any, &mask, 1, &all, 0);
+}
+
+static double elements(const graph *g, uint32_t node) {
+  const graph_type *t = &g->nodes[node].type;
+  double n = 1;
+  for (int a = 0; a < t->rank; a++) n *= (double)dim_hint(&g->dims, t->shape[a]);
+  return n;
+}
+
+/* Can an arm be computed by lanes that do not take it? (Sums of host ints do not count: where they fail, the call is made again.) */
+static bool is_plain(const graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (graph_kind_has_regions(n->kind) || n->kind == NODE_TAP || (graph_fallible(g, i) && !n->type.weak)) return false;
+  }
+  return true;
+}
+
+/* Does computing an arm cost about as much as gathering its operands and storing its results, or less? */
+static bool is_cheap(const graph *g) {
+  enum { LEAST = 16, OPS = 16 }; /* elements that are moved, at the least; how many ops cost as much as moving one */
+  double moved = LEAST, work = 0;
+  if (!is_plain(g)) return false;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_INPUT) moved += elements(g, i);
+    if (n->kind == NODE_INPUT || n->kind == NODE_CONST) continue;
+    switch (op_rows[n->op].klass) {
+    case CLASS_VIEW: break;
+    case CLASS_REDUCE: work += elements(g, n->in[0]); break;
+    case CLASS_POINTWISE: work += elements(g, i); break;
+    default:
+      if (n->op != OP_iota && n->op != OP_index) return false;
+      work += elements(g, i);
+    }
+  }
+  for (uint32_t k = 0; k < g->noutputs; k++) moved += elements(g, g->outputs[k]);
+  return work <= OPS * moved;
+}
+
+/* Both arms are computed by all lanes, which select. False as batch_control. */
+static bool select_arms(graph_batch *b, uint32_t node, op_refusal *why) {
+  graph *g = b->g;
+  const graph_node n = g->nodes[node];
+  uint32_t nouts = graph_nresults(&n), *outs = arena_alloc(&b->memory, 2 * (nouts + (size_t)1) * sizeof *outs);
+  if (!outs) return short_of_memory(b);
+  uint32_t from = g->n;
+  for (int k = 0; k < 2; k++)
+    if (!graph_inline(g, n.payload.regions[k], n.in + 1, outs + (size_t)k * nouts, true)) return short_of_memory(b);
+  if (!batch_nodes(b, from, g->n, why)) return why->id ? false : short_of_memory(b);
+  uint32_t mask = whole(b, n.in[0]);
+  batched_regions *r = results_new(b, node, mask, nouts);
+  for (uint32_t k = 0; k < nouts && r; k++) {
+    uint32_t yes = whole_always(b, outs[k]), no = whole_always(b, outs[nouts + k]);
+    r->differs[k] = true;
+    if (!(r->whole[k] = select_lanes(g, mask, yes, no))) r = NULL;
+  }
+  return r || short_of_memory(b);
+}
+
+/* Makes region `arm` for a part of the lanes, or for those that are at work, with all results as arrays of all its lanes. NULL: `why` says what
+ * cannot be batched, or memory is short. Owned. */
+static graph *arm_of_lanes(graph_batch *b, const graph *arm, const bool *inputs, more_input more, const bool *shared,
+                           op_refusal *why) {
+  lane_arm a = {0};
+  bool ok = lane_arm_make(b, arm, inputs, more, &a, why);
+  for (uint32_t k = 0; k < arm->noutputs && ok; k++)
+    ok = graph_output(a.g, shared && shared[k] ? batch_shared_node(&a.batch, a.outs[k])
+                                               : batch_whole_always(&a.batch, a.outs[k]));
+  graph *made = ok ? lane_arm_done(&a) : NULL;
+  lane_arm_free(&a);
+  if (!made && !why->id) b->g->failed = true;
+  return made;
+}
+
+/* One arm of a branch, computed by the lanes of a mask; `results` has what the others have, and gets the results of these. */
+static bool arm_of_some(graph_batch *b, const graph_node *n, graph *arm, const bool *inputs, uint32_t mask,
+                        uint32_t *results) {
+  graph *g = b->g;
+  region_builder body;
+  builder_open(&body, g);
+  uint32_t nouts = arm->noutputs, *args = builder_list(&body, n->nin + (size_t)1),
+           *outs = builder_list(&body, nouts + 1);
+  uint32_t first = builder_operand(&body, mask);
+  for (int k = 1; k < n->nin; k++)
+    (void)builder_operand(&body, inputs[k - 1] ? whole(b, n->in[k]) : batch_shared_node(b, n->in[k]));
+  uint32_t base = builder_operands(&body, results, nouts);
+  graph *part = body.part[0];
+  if (!body.failed) {
+    uint32_t at = builder_input(&body, 0, first), number = graph_op(part, OP_nonzero, &at, 1, NULL, 0);
+    op_attr flat = {.n = 1, .d = {number ? part->nodes[number].type.shape[0] : 0}};
+    op_attr one = {.n = 1, .flags = ATTR_PROVEN, .d = {1}}, set = one;
+    set.mode = SCATTER_SET;
+    if (number) number = graph_op(part, OP_reshape, &number, 1, &flat, 0);
+    for (int k = 1; k < n->nin && number; k++) {
+      args[k - 1] = builder_input(&body, 0, first + (uint32_t)k);
+      if (inputs[k - 1]) args[k - 1] = graph_op(part, OP_index, (uint32_t[]){args[k - 1], number}, 2, &one, 0);
+      if (!args[k - 1]) number = 0;
+    }
+    if (number) args[n->nin - 1] = number;
+    body.failed |= !number || !graph_inline(part, arm, args, outs, true);
+    for (uint32_t k = 0; k < nouts && !body.failed; k++) {
+      uint32_t rows = builder_input(&body, 0, base + k);
+      rows = graph_op(part, OP_scatter, (uint32_t[]){rows, number, outs[k]}, 3, &set, 0);
+      uint32_t none = builder_input(&body, 1, base + k);
+      builder_outputs(&body, 0, &rows, 1);
+      builder_outputs(&body, 1, &none, 1);
+    }
+  }
+  uint32_t any = any_lane(g, mask), made = builder_close(&body, any, NULL, n->site);
+  for (uint32_t k = 0; k < nouts && made && any; k++)
+    if (!(results[k] = graph_proj(g, made, k, g->nodes[results[k]].type, n->site))) return false;
+  return made && any;
+}
+
+/* Each arm is computed by the lanes that take it. *parted: that cannot be. False as batch_control. */
+static bool arms_of_lanes(graph_batch *b, uint32_t node, bool *parted, op_refusal *why) {
+  graph *g = b->g;
+  const graph_node n = g->nodes[node];
+  uint32_t nouts = graph_nresults(&n), *results = arena_alloc(&b->memory, (nouts + (size_t)1) * sizeof *results);
+  bool *inputs = arena_alloc(&b->memory, n.nin * sizeof *inputs);
+  if (!results || !inputs) return short_of_memory(b);
+  for (int k = 1; k < n.nin; k++) inputs[k - 1] = whole(b, n.in[k]) != 0;
+  graph *arms[2] = {NULL, NULL};
+  bool ok = true;
+  for (int k = 0; k < 2 && ok; k++)
+    ok = (arms[k] = arm_of_lanes(b, n.payload.regions[k], inputs, MORE_NUMBER, NULL, why)) != NULL;
+  for (uint32_t k = 0; k < nouts && ok; k++) {
+    graph_type lane = graph_result_type(&n, k), all;
+    if (!whole_type(b->lanes, &lane, &all)) {
+      ok = refuse(why, "a value in a branch would have too many axes");
+      break;
+    }
+    uint32_t zero = graph_const_scalar(g, (qn_dtype)all.dtype, false, 0, 0, 0);
+    op_attr shape = graph_shape_attr(all.rank, all.shape);
+    ok = zero && (results[k] = graph_op(g, OP_broadcast, &zero, 1, &shape, n.site)) != 0;
+  }
+  uint32_t mask = whole(b, n.in[0]);
+  for (int k = 0; k < 2 && ok; k++) {
+    uint32_t taken = k == 0 ? mask : graph_op(g, OP_invert, &mask, 1, NULL, 0);
+    if (taken && b->active) taken = graph_op2(g, OP_bitand, taken, b->active);
+    ok = taken && arm_of_some(b, &n, arms[k], inputs, taken, results);
+  }
+  graph_free(arms[0]);
+  graph_free(arms[1]);
+  if (!ok && one_lane_can(why)) {
+    *parted = true;
+    return true;
+  }
+  batched_regions *r = ok ? results_new(b, node, mask, nouts) : NULL;
+  for (uint32_t k = 0; k < nouts && r; k++) {
+    r->differs[k] = true;
+    r->whole[k] = results[k];
+  }
+  return r || why->id ? r != NULL : short_of_memory(b);
+}
+
+/* Can anything in the graph of a region fail that differs between lanes? Inputs that `inputs` tells, and the one behind these, do. */
+static bool fails_in_lanes(const graph *g, const bool *inputs) {
+  bool *differs = calloc(g->n, sizeof *differs), fails = !differs;
+  for (uint32_t i = 1; i < g->n && !fails; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_INPUT)
+      differs[i] = n->payload.input + 1 == g->ninputs || inputs[n->payload.input];
+    else
+      for (int k = 0; k < n->nin; k++) differs[i] |= differs[n->in[k]];
+    fails = differs[i] && graph_fallible(g, i);
+  }
+  free(differs);
+  return fails;
+}
+
+/* Appends the loop that makes turns until all lanes are done, of a header and a body for those at work. `shared`: carries that are one for all
+ * lanes. The number of a result is at[carry]. Returns 0 when memory is short. */
+static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *const parts[2], const bool *inputs,
+                                const bool *shared, uint32_t *at) {
+  graph *g = b->g;
+  uint32_t carries = graph_loop_carries(n), nin = n->nin, all = b->active, mask;
+  region_builder loop;
+  builder_open(&loop, g);
+  uint32_t *in = builder_list(&loop, nin + (size_t)1), *args = builder_list(&loop, nin + (size_t)1);
+  uint32_t *outs = builder_list(&loop, 2 * carries + (size_t)2);
+  for (uint32_t k = 0; k < nin && !loop.failed; k++)
+    loop.failed = !(in[k] = inputs[k] ? whole_always(b, n->in[k]) : batch_shared_node(b, n->in[k]));
+  if (!loop.failed && !all) { /* to begin with, all lanes are at work */
+    op_attr shape = {.n = 1, .d = {b->lanes}};
+    uint32_t yes = graph_const_scalar(g, QN_bool, false, 0, 1, 0);
+    all = yes ? graph_op(g, OP_broadcast, &yes, 1, &shape, n->site) : 0;
+  }
+  if (!loop.failed) {
+    in[nin] = all;
+    loop.failed = !all || !graph_inline(g, parts[0], in, &mask, true) ||
+                  (b->active && !(mask = graph_op2(g, OP_bitand, mask, all)));
+  }
+  if (!loop.failed) {
+    (void)builder_operands(&loop, in, carries);
+    uint32_t active = builder_operand(&loop, mask), ends = loop.n;
+    for (uint32_t k = 0; k < carries && !loop.failed; k++) {
+      at[k] = shared[k] ? loop.n : k;
+      if (shared[k]) (void)builder_operand(&loop, whole_always(b, n->in[k]));
+    }
+    uint32_t rest = builder_operands(&loop, in + carries, nin - carries);
+    graph *turn = loop.part[1];
+    uint32_t more = loop.failed ? 0 : any_lane(loop.part[0], builder_input(&loop, 0, active));
+    builder_outputs(&loop, 0, &more, 1);
+    for (uint32_t k = 0; k < nin; k++) args[k] = builder_input(&loop, 1, k < carries ? k : rest + k - carries);
+    uint32_t before = args[nin] = builder_input(&loop, 1, active), go = 0;
+    loop.failed = loop.failed || !graph_inline(turn, parts[1], args, outs, true);
+    if (!loop.failed) memcpy(args, outs, carries * sizeof *args);
+    loop.failed =
+        loop.failed || !graph_inline(turn, parts[0], args, &go, true) || !(go = graph_op2(turn, OP_bitand, before, go));
+    uint32_t total = ends;
+    for (uint32_t k = 0; k < carries && !loop.failed; k++) {
+      uint32_t made = outs[k], old = builder_input(&loop, 1, at[k]);
+      const graph_type *t = &turn->nodes[made].type;
+      op_attr fit = {.dtype = t->dtype};
+      if (shared[k] && t->weak) made = graph_op(turn, OP_fit, &made, 1, &fit, 0);
+      made = made ? select_lanes(turn, before, made, old) : 0;
+      loop.failed |= !made;
+      outs[shared[k] ? total++ : k] = made;
+      if (shared[k]) outs[k] = args[k];
+    }
+    if (!loop.failed) outs[active] = go;
+    builder_outputs(&loop, 1, outs, total);
+  }
+  return builder_close(&loop, 0, NULL, n->site);
+}
+
+/* Makes a loop that goes on until all lanes are done; `inputs` says which inputs of its regions differ while lanes are at work. Where that
+ * cannot be, *parted stays set. False as batch_control. */
+static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bool *parted, op_refusal *why) {
+  const graph_node n = b->g->nodes[node];
+  uint32_t carries = graph_loop_carries(&n);
+  if (n.payload.regions[1]->noutputs != carries) return true; /* each lane has its own number of rows */
+  bool *shared = arena_alloc(&b->memory, (carries + (size_t)1) * sizeof *shared);
+  if (!shared) return short_of_memory(b);
+  for (uint32_t k = 0; k < carries; k++) shared[k] = !inputs[k];
+  graph *parts[2] = {arm_of_lanes(b, n.payload.regions[0], inputs, MORE_ACTIVE, NULL, why), NULL};
+  if (parts[0]) parts[1] = arm_of_lanes(b, n.payload.regions[1], inputs, MORE_ACTIVE, shared, why);
+  bool ok = parts[1] != NULL, can = ok && !fails_in_lanes(parts[0], inputs) && !fails_in_lanes(parts[1], inputs);
+  uint32_t *at = can ? arena_alloc(&b->memory, (carries + (size_t)1) * sizeof *at) : NULL;
+  batched_regions *r = at ? results_new(b, node, loop_until_done(b, &n, parts, inputs, shared, at), carries + 2) : NULL;
+  graph_free(parts[0]);
+  graph_free(parts[1]);
+  if (ok ? !can : one_lane_can(why)) return true;
+  if (!r) return why->id ? false : short_of_memory(b);
+  for (uint32_t k = 0; k < carries; k++) r->differs[k] = true;
+  r->at = at;
+  r->parted = true;
+  *parted = false;
+  return true;
+}
 
 /* Sets `in` to the operands of branch or loop `n` inside the body of the loop over the lanes: row `lane` of an operand that differs
  * from lane to lane, else the operand itself. They are the body's operands from number 1 on. False: memory is short. */
@@ -340,7 +646,14 @@ static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
   if (n->kind == NODE_IF && !whole(b, n->in[0])) return same_branch(b, node, why);
   bool parted = n->kind == NODE_IF;
   if (parted && !known_sizes(n)) return refuse(why, "the sizes of what a branch gives are not known");
-  if (!parted && !same_loop(b, node, &parted, why)) return false;
+  if (parted && is_cheap(n->payload.regions[0]) && is_cheap(n->payload.regions[1])) return select_arms(b, node, why);
+  if (parted) {
+    parted = false;
+    if (!arms_of_lanes(b, node, &parted, why)) return false;
+  } else if (!same_loop(b, node, &parted, why)) {
+    return false;
+  }
+  if (parted && b->active) return refuse(why, "lanes that wait cannot be told from others");
   return !parted || lanes_in_turn(b, node);
 }
 
@@ -357,7 +670,7 @@ static bool batch_result(graph_batch *b, uint32_t i, uint32_t k, batched_regions
   uint32_t site = g->nodes[i].site, made = 0, carries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : r->n;
   bool row = n.kind == NODE_LOOP && k >= carries && k < n.payload.regions[1]->noutputs;
   if (r->whole[k]) return true;
-  if (r->in_turn && !r->differs[k])
+  if ((r->in_turn || r->parted) && !r->differs[k])
     return refuse(why, "how many turns a loop makes differs from lane to lane, and so do the rows that it keeps");
   if (row) memmove(t.shape, t.shape + 1, --t.rank * sizeof *t.shape);
   if (r->in_turn) { /* indexed with 0 .. lanes - 1, the rows get an axis of known size */
@@ -371,7 +684,7 @@ static bool batch_result(graph_batch *b, uint32_t i, uint32_t k, batched_regions
     if (made) made |= BATCH_SHARED;
   } else {
     if (!whole_type(b->lanes, &t, &all)) return refuse(why, "a value in a branch would have too many axes");
-    made = graph_proj(g, r->made, k, all, site);
+    made = graph_proj(g, r->made, r->at ? r->at[k] : k, all, site);
     if (made && row) made = same_number_of_rows(b, i, made) ? rows_of_lanes(b, made) : 0;
   }
   return (r->whole[k] = made) || short_of_memory(b);

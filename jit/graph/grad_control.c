@@ -255,7 +255,7 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
       args[k++] = graph_row(body, builder_input(&b, 1, rows + l->ncarries + i), at, false);
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
-    b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1);
+    b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1, false);
     builder_outputs(&b, 1, outs, 1 + n);
   }
   op_attr attr = graph_loop_attr(1 + n, 0);
@@ -302,7 +302,7 @@ static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, ui
     builder_outputs(&b, 0, &more, 1);
     for (uint32_t i = 0; i < n; i++) args[i] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->ncaptured; i++) args[n + i] = builder_input(&b, 1, captured + i);
-    b.failed |= !graph_inline(body, l->body, args, outs + 1);
+    b.failed |= !graph_inline(body, l->body, args, outs + 1, false);
     outs[0] = graph_count(body, OP_add, builder_input(&b, 1, 0), graph_weak_int(body, 1));
     builder_outputs(&b, 1, outs, 1 + n);
     builder_outputs(&b, 1, args, keep ? n : 0);

@@ -234,9 +234,9 @@ uint32_t graph_node_like(graph *g, const graph_node *n, const uint32_t *in);
  * dims (graph_copy_frame). Regions are copied; an input becomes the next input of `to`. */
 uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint32_t *map);
 /* Appends copies of the nodes of `from` to `to`, with nodes args[i] of `to` in place of its inputs, whose types they have. Its sizes are
- * expressed by those of `to`. Sets outs[k] to the node of output k. Copies have site 0. False when memory is short, or a size cannot
+ * expressed by those of `to`. Sets outs[k] to the node of output k. Copies have site 0, or with `sites` copies of their sites. False when memory is short, or a size cannot
  * be expressed in `to` (whose `failed` is not set then). */
-QN_MUST_CHECK bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *outs);
+QN_MUST_CHECK bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *outs, bool sites);
 /* Copies dims, sites and flags into an empty graph, as graph_node_copy needs them. */
 QN_MUST_CHECK bool graph_copy_frame(graph *to, const graph *from);
 /* Sets *value if the node is a constant of one element; false otherwise. */

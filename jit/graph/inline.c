@@ -117,15 +117,21 @@ static bool copy_node(size_map *m, uint32_t *map, uint32_t i) {
   return map[i] != 0;
 }
 
-bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *outs) {
+bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *outs, bool sites) {
   size_map m;
-  uint32_t *map = calloc(from->n, sizeof *map);
+  uint32_t *map = calloc(from->n, sizeof *map), nsites = to->nsites - 1, first = to->n;
   bool ok = size_map_begin(&m, to, from, map) && map;
+  for (uint32_t s = 1; s < from->nsites && sites && ok; s++) {
+    const graph_site x = from->sites[s];
+    ok = graph_site_add(to, x.at, x.parent ? x.parent + nsites : 0, x.function, x.whole) == s + nsites;
+  }
   for (uint32_t i = 1; i < from->n && ok; i++) {
     if (from->nodes[i].kind == NODE_INPUT)
       map[i] = args[from->nodes[i].payload.input];
     else
       ok = copy_node(&m, map, i);
+    if (ok && sites && from->nodes[i].site && from->nodes[i].kind != NODE_INPUT && map[i] >= first)
+      to->nodes[map[i]].site = from->nodes[i].site + nsites;
   }
   for (uint32_t k = 0; k < from->noutputs && ok; k++) outs[k] = map[from->outputs[k]];
   if (ok) size_map_facts(&m);

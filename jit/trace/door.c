@@ -10,6 +10,7 @@
 #include "jit/run/eager.h"
 #include "jit/run/eager_index.h"
 #include "jit/trace/rec.h"
+#include "jit/trace/vmap.h"
 
 static inline bool is_array(qn_value v) { return value_is(v, TAG_ARRAY); }
 static inline bool is_set(qn_value v) { return v.head != TAG_UNSET; }
@@ -92,7 +93,7 @@ qn_value op_number(qn_vm *vm, qn_value x, qn_dtype dtype) {
   if (!vm->rec && is_array(x))
     return array_item(vm, value_array(x), 0, &item) ? eager_weak_cast(vm, item, dtype) : value_error();
   const op_attr attr = {.dtype = (uint8_t)dtype, .flags = ATTR_WEAK};
-  if (is_array(x) && rec_numbers_wait(vm->rec)) {
+  if (is_array(x) && rec_numbers_wait(vm->rec) && !vmap_reads_value(vm->rec, x)) {
     qn_value flat = op_reshape(vm, x, 0, NULL);
     qn_value number = value_is_error(flat) ? flat : rec_host_number(vm, flat, dtype);
     value_release(vm, flat);

@@ -54,7 +54,7 @@ static qn_value counter(struct recording *base) {
 
 /* May arm r read and change so many parts of the state? Else it is given up. */
 static bool arm_may(struct recording *r, struct recording *base, int parts) {
-  bool lanes = false;
+  bool lanes = vmap_aside(r);
   for (const struct recording *x = r; x; x = x->arm ? x->outer : NULL) lanes |= x->lanes != NULL;
   if (!lanes && base->capturing && !base->ahead && base->drawn_slots >= parts) return true;
   if (!lanes && base->capturing && base->drawn_wanted < parts) base->drawn_wanted = (uint8_t)parts;

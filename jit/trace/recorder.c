@@ -339,6 +339,7 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
 }
 
 bool rec_count_traced(const qn_vm *vm, qn_value v) {
+  if (vmap_reads_value(vm->rec, v)) return false;
   const struct recording *r = vm->rec;
   if (!arms_possible(r)) return false;
   if (value_is(v, TAG_INT)) return rec_traced(r, v) || rec_traced_around(r, v);
@@ -485,7 +486,7 @@ bool try_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   bool asked = value_is(r->vm->asked.watched_fn, TAG_FN), refused = base->of && base->of->tries_apart;
   return base->capturing && r->vm->tune[TUNE_jit_regions] && !asked && !refused && !r->lanes && !base->lanes &&
-         !r->tries && !base->tries && !base->vmap_held.on;
+         !vmap_aside(r) && !r->tries && !base->tries && !base->vmap_held.on;
 }
 
 bool rec_try_push(qn_vm *vm, struct recording **in) {
@@ -572,7 +573,8 @@ enum {
 /* Can a tap become a step of the recording in progress? */
 static bool taps_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
-  return base->capturing && !base->lanes && !r->lanes && !base->vmap_held.on && !(r->arm ? r->lenient : r->hollow);
+  return base->capturing && !base->lanes && !r->lanes && !vmap_aside(r) && !base->vmap_held.on &&
+         !(r->arm ? r->lenient : r->hollow);
 }
 
 /* For tree_rebuild_parts: an array gets the data that it has in the recording, a number becomes plain. */

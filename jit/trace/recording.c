@@ -1095,6 +1095,10 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
         }
         n = &r->g->nodes[node];
       }
+      if (n->kind == NODE_OP && n->op == OP_cast && !r->handing_out && vmap_reads(r, n->in[0])) {
+        (void)rec_give_up(r, BREAK_host_read);
+        return value_error();
+      }
       r->vals[node] = dtype_scalar(n->type.dtype, 1, 1); /* any number will do, since nobody may look at it */
     }
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();

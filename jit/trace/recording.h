@@ -161,10 +161,12 @@ struct recording {
   uint32_t vmap_seen;       /* nodes before this one have their counterparts, if they differ between lanes */
   vmap_pause vmap_held;     /* what vmap_hold has stopped */
   bool had_lanes;           /* a vmap has been recorded */
-  bool unsure;              /* nodes that can fail have been recorded since vmap_catches was asked */
-  bool vmap_failed;         /* the pending error is one of some lanes only */
-  uint32_t arm_from;        /* the first node of the innermost arm that is run for some lanes */
-  qn_value active;          /* the lanes at work: nil: all; unset: none; or a bool that differs between lanes */
+  struct vmap_level
+      *aside;        /* the level whose function is being recorded in an arm of this one (vmap_lanes.c), or NULL */
+  bool unsure;       /* nodes that can fail have been recorded since vmap_catches was asked */
+  bool vmap_failed;  /* the pending error is one of some lanes only */
+  uint32_t arm_from; /* the first node of the innermost arm that is run for some lanes */
+  qn_value active;   /* the lanes at work: nil: all; unset: none; or a bool that differs between lanes */
   struct rec_frame *frames; /* the functions and loops in progress inside a vmap, the innermost first */
   int arms;                 /* how many arms of branches are in progress */
   uint32_t *vmap_kept;      /* nodes of single lanes that the program held when pending work was executed last */

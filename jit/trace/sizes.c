@@ -715,6 +715,13 @@ static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d
   return true;
 }
 
+/* Does a size depend on what a node gives? */
+static bool is_of_node(const dim_table *t, qn_dim d) {
+  if (d >= 0) return false;
+  const dim_expr *e = &t->exprs[~d];
+  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_NODE : is_of_node(t, e->a) || is_of_node(t, e->b);
+}
+
 /* May the sizes of an arm be symbolic? */
 static bool arm_may_be_symbolic(struct recording *r) {
   const struct recording *base = rec_base(r);
@@ -727,6 +734,8 @@ bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t)
   if (type_is_fixed(t)) return true;
   for (int k = 0; k < t->rank; k++)
     if (dim_is_number(around, was.shape[k]) && !size_into_arm(r, outer, was.shape[k], &t->shape[k])) return false;
+  for (int k = 0; k < t->rank; k++) /* (how many rows a loop has kept, which is known when it has been run) */
+    if (is_of_node(around, was.shape[k])) return rec_give_up(r, BREAK_branch);
   if (!arm_may_be_symbolic(r)) {
     graph_type pinned = was;
     rec_pin_type(outer, &pinned);

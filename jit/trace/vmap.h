@@ -47,6 +47,12 @@ uint32_t vmap_whole(const struct recording *r, uint32_t node);
 uint32_t vmap_outermost(const struct recording *r, uint32_t node);
 /* Raises that the data of v is read, which differs between lanes. The error value. */
 qn_value vmap_raise_read(struct recording *r, qn_value v);
+/* Is the function of a vmap being recorded in an arm, as if there were one lane, of which r is a part? */
+bool vmap_aside(const struct recording *r);
+/* If so, is a node of r an array that may differ between the lanes? Then the program cannot have it as a host number. */
+bool vmap_reads(const struct recording *r, uint32_t node);
+/* If so, may an array or number differ between the lanes? Then the program cannot count by it. */
+bool vmap_reads_value(const struct recording *r, qn_value v);
 /* Frees what a recording keeps for vmap. */
 void vmap_free(struct recording *r);
 /* Frees what the frames of calls and loops in progress hold, when an exception of a host leaves these. */

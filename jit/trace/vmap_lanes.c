@@ -24,6 +24,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/vmap.h"
+#include "jit/trace/ways.h"
 
 /* ---- what differs from lane to lane -------------------------------------------------------------------------------------- */
 
@@ -701,6 +702,101 @@ static void level_drop(qn_vm *vm, void *level) {
   arena_free(&((struct vmap_level *)level)->batch.memory);
 }
 
+bool vmap_aside(const struct recording *r) {
+  for (; r; r = r->arm ? r->outer : NULL)
+    if (r->aside) return true;
+  return false;
+}
+
+/* May the value of a node differ between lanes whose function is recorded in an arm? Looks at *left nodes at most. */
+static bool of_a_lane(const struct recording *r, uint32_t node, int *left) {
+  const graph_node *n = &r->g->nodes[node];
+  if (--*left < 0 || n->kind == NODE_PROJ || (r->aside && batch_whole(&r->aside->batch, node))) return true;
+  if (n->kind == NODE_INPUT && r->arm) {
+    uint32_t number = n->payload.input, outer = number < r->carries ? 0 : r->captures[number];
+    return outer ? of_a_lane(r->outer, outer, left) : r->count != number + 1;
+  }
+  for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
+    if (of_a_lane(r, n->in[k], left)) return true;
+  return false;
+}
+
+enum { LOOKED_AT = 256 };
+
+bool vmap_reads(const struct recording *r, uint32_t node) {
+  return vmap_aside(r) && !r->g->nodes[node].type.weak && of_a_lane(r, node, &(int){LOOKED_AT});
+}
+
+bool vmap_reads_value(const struct recording *r, qn_value v) {
+  if (!vmap_aside(r)) return false;
+  uint32_t node = 0;
+  while (!(node = rec_traced(r, v)) && r->arm) r = r->outer;
+  return node && of_a_lane(r, node, &(int){LOOKED_AT});
+}
+
+static bool waits_for_nothing(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
+
+/* Does a graph, or a region in it, draw random numbers? Each lane has numbers of its own, which the graph of one lane cannot tell. */
+static bool draws(const graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM) return true;
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      if (draws(n->payload.regions[k])) return true;
+  }
+  return false;
+}
+
+/* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
+ * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
+ * which is open. (Not inside a gradient: what it adds over lanes would come in another order than that of eager calls.) Owned; unset if the function cannot be captured so (then lanes are recorded as they are eagerly); or the error value. */
+static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value fn, qn_value *args, int nargs) {
+  qn_vm *vm = r->vm;
+  struct recording *base = rec_base(r);
+  qn_value *mark = vm->sp, value = value_unset();
+  const uint64_t draw = vm->draw;
+  const uint32_t unlike = base->unlike;
+  r->lanes = NULL;
+  struct recording *arm = base->capturing && !rec_derivatives(r) && arms_possible(r) ? rec_arm_begin(r, NULL) : NULL;
+  if (!arm) {
+    r->lanes = l;
+    return error_pending(vm) && arms_refused(r) == REC_FAILED ? value_error() : value_unset();
+  }
+  r->aside = l;
+  vm_owned held;
+  vm_own(vm, &held, rec_drop, arm);
+  value = vm->hooks.call(vm, fn, args, nargs, args[nargs]);
+  r->aside = NULL;
+  bool ok = !value_is_error(value) && vm->rec == arm && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict &&
+            vm->draw == draw && !draws(arm->g) && tree_each_part(vm, value, waits_for_nothing, arm);
+  vm_pop_to(vm, mark);
+  vm->draw = draw;
+  rec_arm_end(arm);
+  r->lanes = l;
+  base->unlike = unlike; /* (what does not agree is refused to all lanes) */
+  bool failed = false;
+  if (!ok) {
+    value_release(vm, value);
+    failed = arms_refused(r) == REC_FAILED;
+  } else {
+    const rec_marked before = rec_mark(r);
+    l->batch.region = true;
+    if (!arm_splice(r, arm, &value)) {
+      failed = true;
+    } else if (!vmap_advance(r)) { /* it cannot be batched */
+      value_release(vm, value);
+      ok = false;
+      failed = arms_refused(r) == REC_FAILED;
+      rec_forget(r, before);
+    }
+    l->batch.region = false;
+  }
+  vm_disown(vm, &held);
+  rec_free(arm);
+  if (!r->ended) vm->rec = r;
+  return failed ? value_error() : ok ? value : value_unset();
+}
+
 qn_value vmap_call(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
@@ -722,7 +818,8 @@ qn_value vmap_call(struct recording *r, const rec_call_site *site) {
   vm_own(vm, &held[1], vm_drop_value, &active);
   vm_own(vm, &held[2], vm_drop_value, &in_axes);
   vm_own(vm, &held[3], vm_drop_value, &out_axes);
-  qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
+  qn_value value = l.outer ? value_unset() : lane_as_arm(r, &l, f->captures[0], mark, nargs);
+  if (value_is(value, TAG_UNSET)) value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
   vm_disown(vm, &held[0]);
   if (value_is_error(value)) goto done;
   lane_walk results = {.r = r, .level = &l, .floats = DTYPE_FLOAT, .whole = value};

@@ -26,6 +26,7 @@
 #include "jit/trace/draws.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
+#include "jit/trace/vmap.h"
 
 /* ---- ends ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -623,7 +624,8 @@ bool way_told(const way_choices *c, const struct recording *r) {
 
 int way_choose(const rec_way *w, int n) {
   way_choices *c = w ? w->choices : NULL;
-  if (!c) return -1;
+  if (!c || vmap_aside(w->r->vm->rec))
+    return -1; /* (of lanes, some take one way and some another: eager ones have no value then) */
   c->wanted = true;
   if (c->closed || way_told(c, w->r)) return -1;
   if (c->at == CHOICES_MAX || n > UINT8_MAX) {
