@@ -237,6 +237,14 @@ static bool has_product(const graph *g, bool fixed) {
 
 bool products_any(const graph *g) { return has_product(g, true); }
 
+bool products_in_regions(const graph *g, int device) {
+  bool any = false;
+  for (uint32_t i = 1; device && device_kernels_of(device)->has_gemm && i < g->n; i++)
+    for (int k = 0; k < 2 && graph_kind_has_regions(g->nodes[i].kind); k++)
+      any |= has_product(g->nodes[i].payload.regions[k], false);
+  return any;
+}
+
 products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value *in, bool *sized) {
   const graph_node *n = &g->nodes[node];
   layouts l = {.vm = vm};

@@ -17,5 +17,7 @@ typedef enum products_answer {
 products_answer products_fix(qn_vm *vm, graph *g, uint32_t node, const qn_value *in, bool *sized);
 /* Is a product in a graph, or in its regions, computed by a device's library? */
 bool products_any(const graph *g);
+/* Are there products in the regions of g that the library of this device (0: the CPU) is going to compute? */
+bool products_in_regions(const graph *g, int device);
 
 #endif

@@ -21,6 +21,7 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/products.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/vmap.h"
@@ -749,7 +750,8 @@ static bool draws(const graph *g) {
 
 /* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
  * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
- * which is open. (Not inside a gradient: what it adds over lanes would come in another order than that of eager calls.) Owned; unset if the function cannot be captured so (then lanes are recorded as they are eagerly); or the error value. */
+ * which is open. (Not inside a gradient: what it adds over lanes would come in another order than that of eager calls. Nor where a device's library
+ * computes products in regions: for some of the lanes it may give other bits than for all.) Owned; unset if the function cannot be captured so (then lanes are recorded as they are eagerly); or the error value. */
 static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value fn, qn_value *args, int nargs) {
   qn_vm *vm = r->vm;
   struct recording *base = rec_base(r);
@@ -768,7 +770,8 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   value = vm->hooks.call(vm, fn, args, nargs, args[nargs]);
   r->aside = NULL;
   bool ok = !value_is_error(value) && vm->rec == arm && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict &&
-            vm->draw == draw && !draws(arm->g) && tree_each_part(vm, value, waits_for_nothing, arm);
+            vm->draw == draw && !draws(arm->g) && !products_in_regions(arm->g, base->device) &&
+            tree_each_part(vm, value, waits_for_nothing, arm);
   vm_pop_to(vm, mark);
   vm->draw = draw;
   rec_arm_end(arm);
