@@ -45,6 +45,19 @@ void rec_block_end(qn_vm *vm, rec_block *b) {
   block_drop(vm, b);
 }
 
+enum {
+  WORK_MOST =
+      2, /* so many times jit.nodes a function's ways may have nodes in vain: forks in forks could take seconds */
+  WORK_WAY = 32 /* nodes as which a way counts besides its own */
+};
+
+/* How many nodes have been recorded in ways so far, of those that came to nothing. */
+static uint64_t *work_of(struct recording *base) { return base->of ? &base->of->fork_nodes : &base->fork_nodes; }
+
+static bool has_worked_enough(struct recording *base) {
+  return *work_of(base) > WORK_MOST * (uint64_t)base->vm->tune[TUNE_jit_nodes];
+}
+
 bool fork_wanted(struct recording *r) {
   qn_vm *vm = r->vm;
   struct recording *base = rec_base(r);
@@ -52,7 +65,9 @@ bool fork_wanted(struct recording *r) {
   anchor_specializations *of = base->of;
   if (!of || !base->capturing || base->restart || base->retry || error_pending(vm) || vm->tune[TUNE_jit_ways] < 2)
     return false;
-  if (of->restarts >= RESTARTS_MAX || rec_derivatives(r) || vmap_aside(r) || !arms_possible(r)) return false;
+  if (of->restarts >= RESTARTS_MAX || has_worked_enough(base) || rec_derivatives(r) || vmap_aside(r) ||
+      !arms_possible(r))
+    return false;
   const rec_way *w =
       base->way; /* in a turn of a loop, or a part that is captured in several ways: only statements in it */
   while (w && !w->choices && w->kind != WAY_TURN) w = w->outer;
@@ -95,7 +110,7 @@ typedef struct fork {
   qn_value *before; /* owned: what `rebound` held */
   qn_value *kept;   /* owned: what all variables hold while a way is recorded, or NULL */
   way_end ends[2];
-  double nodes; /* how many have been recorded */
+  bool counted; /* among base->forks */
 } fork;
 
 static void kept_free(fork *f) {
@@ -108,6 +123,7 @@ static void fork_free(fork *f) {
   kept_free(f);
   for (int k = 0; k < 2; k++) end_free(vm, &f->ends[k]);
   if (f->arm) rec_free(f->arm);
+  if (f->counted) rec_base(f->r)->forks--;
   slots_free(vm, f->rebound, f->before);
   value_release(vm, f->missed);
   value_release(vm, f->value);
@@ -169,6 +185,7 @@ static bool run_way(fork *f, way_choices *c) {
   qn_value v = f->part->run.run(f->part->run.ctx, &how);
   if (how == REC_VALUE && !f->part->used) take(vm, &v, value_nil());
   bool ok = way_close(vm, &way, how, v, parts);
+  *work_of(rec_base(r)) += r->g->n + WORK_WAY;
   if (!ok || vm->rec != r) vm_pop_to(vm, mark);
   if (!ok) return false;
   take(vm, &f->value, value_retain(parts[END_VALUE]));
@@ -176,9 +193,7 @@ static bool run_way(fork *f, way_choices *c) {
   parts[END_MISSED] = value_nil();
   end_parts_free(vm, parts);
   f->required |= c->required;
-  f->nodes += r->g->n;
-  return vm->rec == r && may_hand_on(f) && !r->g->failed && !r->regions.n &&
-         f->nodes <= (double)vm->tune[TUNE_jit_nodes];
+  return vm->rec == r && may_hand_on(f) && !r->g->failed && !r->regions.n && !has_worked_enough(rec_base(r));
 }
 
 /* The way that is being recorded in `arm` (or the first one, in f->arm) has a result: it becomes one of the call's. False: these are too many. */
@@ -267,6 +282,10 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
   f.missed = f.value = f.number = value_nil();
   for (int k = 0; k < RESULTS_MAX; k++) f.results[k] = value_unset();
   qn_value values = value_nil();
+  struct recording *base = rec_base(r);
+  const uint64_t before = *work_of(base);
+  base->forks++;
+  f.counted = true;
   vm_owned held, held_values;
   vm_own(vm, &held, fork_drop, &f);
   vm_own(vm, &held_values, vm_drop_value, &values);
@@ -293,11 +312,14 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
   vm_disown(vm, &held);
   value_release(vm, values);
   fork_free(&f);
+  if (answer == REC_DONE && !base->forks) *work_of(base) = before;
   return answer;
 }
 
 rec_answer fork_capture(struct recording *r, const rec_section *part, bool whole, qn_value *result) {
-  if (!arms_possible(r) || rec_derivatives(r) || vmap_aside(r) || r->vm->tune[TUNE_jit_ways] < 2) return REC_NOT_YET;
+  if (!arms_possible(r) || rec_derivatives(r) || vmap_aside(r) || r->vm->tune[TUNE_jit_ways] < 2 ||
+      has_worked_enough(rec_base(r)))
+    return REC_NOT_YET;
   drawn_slots s;
   rec_answer answer = REC_FAILED;
   do
