@@ -106,7 +106,8 @@ class Case:
         elif not self.free and scripts.compare(self.want, self.path, status, out, err):
             lines = [line.rstrip() for line in out.splitlines()]
             reports = list(scripts.REPORT.finditer(err))
-            if status == 0 and self.recompiles and self.misses_recording(lines):
+            ends = reports[-1].group(1) if status == 1 and reports else None  # the script's own error, if it has one
+            if status == bool(self.want.error) and ends == self.want.error and self.recompiles and self.misses_recording(lines):
                 what = None
             elif self.whole and lines == self.want.out and (status == 0 or (reports and reports[-1].group(1) == "E801")):
                 what = None
