@@ -685,9 +685,10 @@ static rec_answer make_reading(struct recording *r, const builtin_def *def, span
   return rec_appended(r) ? REC_DONE : REC_FAILED;
 }
 
-/* May what a builtin reads become a step of the recording in progress? */
+/* May what a builtin reads become a step of the recording in progress? Not within a try, which may be left behind the step. */
 static bool reading_possible(const struct recording *r) {
-  return taps_possible(r) && !rec_derivatives(r) && !value_is(r->vm->asked.watched_fn, TAG_FN);
+  return taps_possible(r) && !rec_base((struct recording *)(uintptr_t)r)->trying && !rec_derivatives(r) &&
+         !value_is(r->vm->asked.watched_fn, TAG_FN);
 }
 
 /* ---- texts that wait ---- */
