@@ -206,7 +206,7 @@ static bool note_result(fork *f, struct recording *arm) {
   for (int i = 0; i < RESULTS_MAX; i++) take(f->vm, &f->results[i], value_unset());
   f->results[k] = f->value;
   f->value = value_nil();
-  f->number = value_int((int64_t)k);
+  take(f->vm, &f->number, value_int((int64_t)k));
   return true;
 }
 
