@@ -114,10 +114,20 @@ static l_instr copied(const rewrite *w, l_val v, int e) {
   return i;
 }
 
+enum { TILE_VALUES = 10 };
+
+/* The operands of a TILE that are instructions. */
+static void tile_values(l_tile *t, l_val *to[TILE_VALUES]) {
+  l_val *const all[TILE_VALUES] = {&t->x_base, &t->x_m,  &t->x_k,  &t->y_base, &t->y_k,
+                                   &t->y_n,    &t->rows, &t->cols, &t->depth,  &t->out};
+  memcpy(to, all, sizeof all);
+}
+
 static l_val copy_tile(rewrite *w, l_instr i) {
   l_tile t = w->from->tiles[i.imm];
-  l_val *const values[] = {&t.x_base, &t.x_m, &t.x_k, &t.y_base, &t.y_k, &t.y_n, &t.rows, &t.cols, &t.depth, &t.out};
-  for (size_t k = 0; k < sizeof values / sizeof *values; k++) *values[k] = mapped(w, *values[k], 0);
+  l_val *values[TILE_VALUES];
+  tile_values(&t, values);
+  for (int k = 0; k < TILE_VALUES; k++) *values[k] = mapped(w, *values[k], 0);
   t.x = (int32_t)memory_of(w, t.x);
   t.y = (int32_t)memory_of(w, t.y);
   i.imm = l_tile_add(w->to, t);
@@ -692,11 +702,12 @@ static bool drop_unused(l_program **p) {
     if (l_rows[i->code].imm == 'b') use(used, i->imm);
     if (i->code == L_PARTIAL || i->code == L_MERGE) use(used, i->imm2);
     if (i->code != L_TILE) continue;
-    const l_tile *t = &w.from->tiles[i->imm];
-    const l_val values[] = {t->x_base, t->x_m, t->x_k, t->y_base, t->y_k, t->y_n, t->rows, t->cols, t->depth, t->out};
-    for (size_t k = 0; k < sizeof values / sizeof *values; k++) used[values[k]] = 1;
-    use(used, t->x);
-    use(used, t->y);
+    l_tile t = w.from->tiles[i->imm];
+    l_val *values[TILE_VALUES];
+    tile_values(&t, values);
+    for (int k = 0; k < TILE_VALUES; k++) used[*values[k]] = 1;
+    use(used, t.x);
+    use(used, t.y);
   }
   for (l_val v = 1; v < w.from->n && !w.to->failed; v++)
     if (used[v]) copy(&w, v);

@@ -45,11 +45,9 @@ void rec_block_end(qn_vm *vm, rec_block *b) {
   block_drop(vm, b);
 }
 
-enum {
-  WORK_MOST =
-      2, /* so many times jit.nodes a function's ways may have nodes in vain: forks in forks could take seconds */
-  WORK_WAY = 32 /* nodes as which a way counts besides its own */
-};
+/* A function's ways may have WORK_MOST times jit.nodes nodes in vain, where each counts as WORK_WAY besides its own: forks in forks could take
+ * seconds. */
+enum { WORK_MOST = 2, WORK_WAY = 32 };
 
 /* How many nodes have been recorded in ways so far, of those that came to nothing. */
 static uint64_t *work_of(struct recording *base) { return base->of ? &base->of->fork_nodes : &base->fork_nodes; }
