@@ -9,7 +9,8 @@
  *
  * The compiler runs in a folder of its own under the temporary directory, at SCHED_IDLE and in a process group of its own
  * (Ctrl-C at the terminal does not reach it; abandoning a plan kills the whole group). posix_spawn, never fork: a fork of a
- * process with an OpenMP pool and gigabytes of arrays is slow and hangs in its next parallel region.
+ * process with an OpenMP pool and gigabytes of arrays is slow and hangs in its next parallel region. A shell stands in between (`watched`): it
+ * ends the compiler and removes the folder when this process is gone, however that ended.
  *
  * Loaded objects stay until the engine closes: plans of several VMs share them.
  */
@@ -141,27 +142,30 @@ const char *const *compile_flags(int *n) {
   return flags;
 }
 
-/* Runs the compiler `cc` on `source` and waits for it. False: it failed, could not be started, or `abandon` became true. */
-static bool run_compiler(code_table *t, const char *cc, char **environment, const char *source, const char *object,
-                         const char *log, const atomic_bool *abandon) {
-  char *argv[NFLAGS + 5];
-  int argc = 0;
-  argv[argc++] = (char *)(uintptr_t)cc;
-  for (int i = 0, n = flag_count(); i < n; i++) argv[argc++] = (char *)(uintptr_t)flags[i];
-  argv[argc++] = (char *)(uintptr_t)source;
-  argv[argc++] = (char *)(uintptr_t) "-o";
-  argv[argc++] = (char *)(uintptr_t)object;
-  argv[argc] = NULL;
+/* What the shell does with a folder and a command: it runs the command, and beside it reads file 3, a pipe whose other end only this process
+ * has. That there is no more to read means that this process has ended: then the group ends, and the folder goes. (A signal for the death of
+ * a parent would reach the compiler's driver alone, not the processes that it starts.) */
+static const char watched[] = "d=$1; shift; \"$@\" 3<&- & c=$!\n"
+                              "{ trap '' TERM; read -r x <&3; kill -TERM 0; rm -rf \"$d\"; kill -KILL 0; } & w=$!\n"
+                              "exec 3<&-; wait $c; s=$?; kill -KILL $w; wait $w; exit $s";
+enum { WATCH = 5 }; /* sh -c watched sh folder */
+
+/* Starts argv, whose first WATCH parts are the shell, with `pipe` as its file 3; or, without a pipe or where there is no shell, the command behind
+ * them. Returns 0 or an error number. */
+static int start_compiler(pid_t *pid, char **argv, char **environment, int pipe, const char *log) {
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attr;
-  if (posix_spawn_file_actions_init(&files) != 0) return false;
-  if (posix_spawnattr_init(&attr) != 0) {
+  int rc = posix_spawn_file_actions_init(&files);
+  if (rc != 0) return rc;
+  rc = posix_spawnattr_init(&attr);
+  if (rc != 0) {
     posix_spawn_file_actions_destroy(&files);
-    return false;
+    return rc;
   }
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, 1, log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&files, 1, 2);
+  if (pipe >= 0) posix_spawn_file_actions_adddup2(&files, pipe, 3);
   sigset_t defaults, none;
   sigemptyset(&none);
   sigfillset(&defaults);
@@ -172,20 +176,25 @@ static bool run_compiler(code_table *t, const char *cc, char **environment, cons
   posix_spawnattr_setsigmask(&attr, &none);
   posix_spawnattr_setschedpolicy(&attr, SCHED_IDLE);
   posix_spawnattr_setschedparam(&attr, &idle);
-  pid_t pid = 0;
-  posix_spawnattr_setflags(&attr, how | POSIX_SPAWN_SETSCHEDULER);
-  int rc = posix_spawn(&pid, cc, &files, &attr, argv, environment);
-  if (rc == EPERM) { /* a sandbox that does not let us choose the class */
-    posix_spawnattr_setflags(&attr, how);
-    rc = posix_spawn(&pid, cc, &files, &attr, argv, environment);
+  bool shell = pipe >= 0, asked = true; /* asked: for the class */
+  for (;;) {
+    posix_spawnattr_setflags(&attr, asked ? how | POSIX_SPAWN_SETSCHEDULER : how);
+    char **command = shell ? argv : argv + WATCH;
+    rc = posix_spawn(pid, command[0], &files, &attr, command, environment);
+    if (rc == EPERM && asked) /* a sandbox that does not let us choose the class */
+      asked = false;
+    else if (rc != 0 && shell)
+      shell = false;
+    else
+      break;
   }
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attr);
-  if (rc != 0) {
-    troubles_tell(&t->troubles, TROUBLE_COMPILER,
-                  "quern: the C compiler cannot be started (%s); kernels run on the block VM", strerror(rc));
-    return false;
-  }
+  return rc;
+}
+
+/* Waits for the compiler. False: it failed, or `abandon` became true. */
+static bool await_compiler(pid_t pid, const atomic_bool *abandon) {
   int status = 0;
   for (struct timespec nap = {0, 1000000};;) {
     pid_t done = waitpid(pid, &status, WNOHANG);
@@ -206,6 +215,28 @@ static bool run_compiler(code_table *t, const char *cc, char **environment, cons
     nanosleep(&nap, NULL);
   }
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Runs the compiler `cc` on `source`, within `folder`, and waits for it. False: it failed, could not be started, or `abandon` became true. */
+static bool run_compiler(code_table *t, const char *cc, char **environment, const char *folder, const char *source,
+                         const char *object, const char *log, const atomic_bool *abandon) {
+  const char *argv[WATCH + NFLAGS + 5] = {"/bin/sh", "-c", watched, "sh", folder, cc};
+  int argc = WATCH + 1;
+  for (int i = 0, n = flag_count(); i < n; i++) argv[argc++] = flags[i];
+  argv[argc++] = source;
+  argv[argc++] = "-o";
+  argv[argc++] = object;
+  int ends[2] = {-1, -1};
+  if (pipe2(ends, O_CLOEXEC) != 0) ends[0] = ends[1] = -1;
+  pid_t pid = 0;
+  int rc = start_compiler(&pid, (char **)(uintptr_t)argv, environment, ends[0], log);
+  if (ends[0] >= 0) close(ends[0]);
+  if (rc != 0)
+    troubles_tell(&t->troubles, TROUBLE_COMPILER,
+                  "quern: the C compiler cannot be started (%s); kernels run on the block VM", strerror(rc));
+  bool done = rc == 0 && await_compiler(pid, abandon);
+  if (ends[1] >= 0) close(ends[1]);
+  return done;
 }
 
 /* The environment with the compiler's own temporary files in `folder`, where nothing stays when it is killed. Freed by the
@@ -247,7 +278,7 @@ static char *compile_text(code_table *t, const char *cc, const char *text, size_
   int fd = open(source, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   bool written = fd >= 0 && cache_write_all(fd, text, len);
   if (fd >= 0 && close(fd) != 0) written = false;
-  if (written && environment && run_compiler(t, cc, environment, source, object, log, abandon))
+  if (written && environment && run_compiler(t, cc, environment, folder, source, object, log, abandon))
     result = cache_read_file(object, size);
   if (!result && !atomic_load(abandon)) {
     size_t n = 0;

@@ -1152,6 +1152,42 @@ def case_slow_compiler(p):
         need(os.path.exists(p.path("started")) and not os.path.exists(p.path("ended")), f"{name}: the compiler should run all the time")
 
 
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def case_compiler_ends_with_its_parent(p):
+    """A compiler, what it has started and its folder are gone soon after the process that wanted them was killed."""
+    folder, temporary, pids = p.path("bin"), p.path("tmp"), p.path("pids")
+    os.makedirs(folder)
+    os.makedirs(temporary)
+    with open(os.path.join(folder, "cc"), "w", encoding="utf-8") as f:
+        f.write(f"#!/bin/sh\nsleep 300 &\necho $$ $! >{pids}.new\nmv {pids}.new {pids}\nwait\n")
+    os.chmod(f.name, 0o755)
+    script = p.write("script.qn", "fn f(x) = sum(tanh(x * 2) - 1)\nfor _ in 0..20 { f(ones(100)) }\nwhile true { }\n")
+    env = dict(p.env, PATH=f"{folder}:{os.environ['PATH']}", TMPDIR=temporary)
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        child = subprocess.Popen([p.quern, script], env=env, cwd=p.folder)
+        deadline = time.monotonic() + 60
+        while not os.path.exists(pids) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with open(pids, encoding="ascii") as f:
+            started = [int(word) for word in f.read().split()]
+        os.remove(pids)
+        need(all(alive(pid) for pid in started) and os.listdir(temporary), "a compiler that runs")
+        child.send_signal(number)
+        child.wait()
+        deadline = time.monotonic() + 30
+        while (any(alive(pid) for pid in started) or os.listdir(temporary)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        need(not any(alive(pid) for pid in started), f"signal {number}: the compiler should end, too")
+        need(not os.listdir(temporary), f"signal {number}: its folder should be removed")
+
+
 # The cavity flow as it is written with NumPy: 6 time steps of 12 inner steps that update slices of small arrays.
 CAVITY = """
 let nx = 11
