@@ -38,8 +38,16 @@ void graph_cut(graph *g, uint32_t n) {
   if (g->dims.n && n > 1) dim_rename_nodes(&g->dims, NULL, n);
 }
 
+graph *graph_share(graph *g) {
+  atomic_fetch_add_explicit(&g->sharers, 1, memory_order_relaxed);
+  return g;
+}
+
 void graph_free(graph *g) {
   if (!g) return;
+  if (atomic_load_explicit(&g->sharers, memory_order_acquire) &&
+      atomic_fetch_sub_explicit(&g->sharers, 1, memory_order_acq_rel) > 0)
+    return;
   graph_cut(g, 1);
   arena a = g->arena; /* a copy, since the graph itself lies in this memory */
   arena_free(&a);
@@ -491,22 +499,48 @@ bool graph_copy_frame(graph *to, const graph *from) {
   return !to->failed;
 }
 
-/* The operands and attributes of all nodes go into one block. */
-graph *graph_copy(const graph *g) {
-  graph *to = graph_new(NULL);
-  if (!to) return NULL;
+static size_t rounded(size_t bytes) { return bytes ? (bytes + 15) & ~(size_t)15 : 16; } /* as arenas do */
+
+/* The parts of all nodes go into one block. */
+static size_t parts_bytes(const graph *g) {
   size_t bytes = 0;
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
-    bytes += (n->nin * sizeof *n->in + 31) & ~(size_t)15;
-    if (n->attr) bytes += (offsetof(op_attr, d) + n->attr->n * sizeof *n->attr->d + 15) & ~(size_t)15;
+    bytes += rounded(n->nin * sizeof *n->in);
+    if (n->attr) bytes += rounded(offsetof(op_attr, d) + n->attr->n * sizeof *n->attr->d);
+    if (n->kind == NODE_CONST) bytes += rounded(graph_const_bytes(&n->type) + ARRAY_TAIL);
   }
-  bool ok = graph_copy_frame(to, g) && list_exact(to, (void **)&to->nodes, &to->cap, g->n + 1, sizeof *to->nodes) &&
-            arena_reserve(&to->arena, bytes, 0);
+  return bytes;
+}
+
+/* Gives a node, a copy with the parts of another graph's node, parts of its own. */
+static bool own_parts(graph *to, graph_node *n) {
+  if (graph_kind_has_regions(n->kind)) { /* a graph that is given up frees what its nodes have */
+    const graph *first = n->payload.regions[0], *second = n->payload.regions[1];
+    n->payload.regions[0] = graph_copy(first);
+    n->payload.regions[1] = graph_copy(second);
+    if (!n->payload.regions[0] || !n->payload.regions[1]) return fail(to);
+  } else if (n->kind == NODE_CONST) {
+    size_t bytes = graph_const_bytes(&n->type);
+    char *data = take_unset(to, bytes + ARRAY_TAIL);
+    if (!data) return false;
+    if (bytes) memcpy(data, n->payload.data, bytes);
+    memset(data + bytes, 0, ARRAY_TAIL);
+    n->payload.data = data;
+  }
+  return (n->in = take_operands(to, n->in, n->nin)) && (!n->attr || (n->attr = take_attr(to, n->attr)));
+}
+
+graph *graph_copy(const graph *g) {
+  graph *to = graph_new(NULL);
+  if (!to) return NULL;
+  to->grad_bytes = g->grad_bytes;
+  bool ok = graph_copy_frame(to, g) && list_exact(to, (void **)&to->nodes, &to->cap, g->n, sizeof *to->nodes) &&
+            arena_reserve(&to->arena, parts_bytes(g), 0);
+  if (ok && g->n > 1) memcpy(to->nodes + 1, g->nodes + 1, (g->n - 1) * sizeof *to->nodes);
   for (uint32_t i = 1; ok && i < g->n; i++) { /* all nodes keep their numbers */
-    const graph_node *n = &g->nodes[i];
-    ok = (n->kind == NODE_CONST ? graph_const(to, n->type, n->payload.data, n->site) : graph_node_like(to, n, n->in)) !=
-         0;
+    ok = own_parts(to, &to->nodes[i]);
+    to->n = i + 1;
   }
   if (ok && g->ninputs) {
     ok = list_exact(to, (void **)&to->inputs, &to->inputs_cap, g->ninputs, sizeof *to->inputs);

@@ -27,6 +27,7 @@
 #ifndef JIT_GRAPH_GRAPH_H
 #define JIT_GRAPH_GRAPH_H
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "jit/graph/dim.h"
@@ -101,6 +102,7 @@ struct graph {
   int64_t
       grad_bytes; /* how many bytes of carries a loop may keep for its gradient (grad.bytes); 0: the tunable's default */
   bool failed;    /* out of memory while building: the graph must not be used */
+  atomic_int sharers; /* owners beside one (graph_share) */
 };
 
 enum { GRAPH_MAX_NODES = INT32_MAX - 1 };
@@ -160,8 +162,10 @@ void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, u
 /* An empty graph; `vm` (may be NULL) is where its memory is accounted. */
 QN_MUST_CHECK graph *graph_new(qn_vm *vm);
 void graph_free(graph *g);
-/* A copy with its own arena, without a VM: what a compiler thread gets. NULL when memory is short. */
+/* A copy with its own arena, without a VM. NULL when memory is short. */
 QN_MUST_CHECK graph *graph_copy(const graph *g);
+/* Makes another owner of a graph without a VM, who frees it, too; on any thread. Nobody changes it from now on. Returns it. */
+graph *graph_share(graph *g);
 /* Removes the nodes from `n` on. Nothing else may refer to them. */
 void graph_cut(graph *g, uint32_t n);
 

@@ -456,10 +456,14 @@ static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recordin
   return result;
 }
 
-/* Hands the graph of a specialization to the compiler threads. False: it stays eager, since memory is short. */
+/* Hands the graph of a specialization to the compiler threads, which share it. What was recorded lies in memory of the VM, much of which its growth
+ * has left unused: a copy takes its place, and the next recording that memory. False: it stays eager, since memory is short. */
 static bool begin_plan(qn_vm *vm, const jit_anchor *a, specialization *e, bool sync) {
-  graph *copy = graph_copy(e->graph);
-  if (copy && job_submit(vm, e, copy, a->name, sync, NULL)) return true;
+  if (e->graph->arena.vm) {
+    graph *kept = graph_copy(e->graph);
+    if (kept) graph_free(e->graph), e->graph = kept;
+  }
+  if (!e->graph->arena.vm && job_submit(vm, e, graph_share(e->graph), a->name, sync, NULL)) return true;
   e->state = SPEC_BROKEN;
   e->why = BREAK_memory;
   error_clear(vm);

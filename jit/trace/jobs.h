@@ -33,7 +33,7 @@ typedef struct job {
   atomic_bool cancelled;
   specialization
       *entry;   /* what the plan is for; only the VM's thread looks at it. NULL: nobody wants the plan any more */
-  graph *graph; /* owned until the plan takes it over */
+  graph *graph; /* which others may share; owned until there is a plan */
   int64_t tune[TUNABLE_COUNT];
   bool trial;                /* the plan is one to be tried against that which the specialization has (trials.h) */
   bool spawn;                /* the VM may start a compiler */

@@ -88,7 +88,8 @@ struct specialization {
       taps; /* that its plan makes, by the numbers in the graph; of a broken one those up to the break, without arguments */
   shared_plan *plan;  /* NULL until it is ready */
   device_plan *there; /* what the device keeps for the plan */
-  graph *graph;       /* as recorded, for explain, graph(...) and --jit verify; owned */
+  graph *
+      graph; /* as recorded, for explain, graph(...) and --jit verify; owned, and shared with jobs: nobody changes it */
   break_reason why;
   span why_at;
   char why_text[64];

@@ -77,8 +77,7 @@ void trial_planned(specialization *e, shared_plan *plan) {
 
 /* Hands the graph to the compiler threads once more. */
 static void begin(qn_vm *vm, const char *name, specialization *e) {
-  graph *copy = graph_copy(e->graph);
-  e->trials->stopped = !copy || !job_submit(vm, e, copy, name, false, &candidates[e->trials->n].change);
+  e->trials->stopped = !job_submit(vm, e, graph_share(e->graph), name, false, &candidates[e->trials->n].change);
   if (e->trials->stopped) error_clear(vm);
 }
 
