@@ -321,6 +321,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
   mem_free(vm, r->callees, r->callees_cap * sizeof *r->callees);
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
+  mem_free(vm, r->exit_places, r->exit_places_cap * sizeof *r->exit_places);
   mem_free(vm, r->size_places, r->size_places_cap * sizeof *r->size_places);
   mem_free(vm, r->size_inputs, r->size_inputs_cap * sizeof *r->size_inputs);
   if (r->sizes) mem_free(vm, r->name_symbols, r->sizes->nnames * sizeof *r->name_symbols);

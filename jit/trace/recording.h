@@ -92,8 +92,10 @@ struct recording {
   double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
   bool arm_sizes;   /* of an arm: it has symbolic sizes of arrays (sizes.c) */
   bool exits;       /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
-  uint32_t trying;  /* of the recording around all arms: how many bodies of try that are captured are in progress */
-  bool tried;       /* there have been some: where the graph fails, the call need not */
+  span *exit_places; /* where they were made, each place once, if somebody asks (fullgraph) */
+  uint32_t nexit_places, exit_places_cap;
+  uint32_t trying; /* of the recording around all arms: how many bodies of try that are captured are in progress */
+  bool tried;      /* there have been some: where the graph fails, the call need not */
   bool
       again; /* pending work has failed before the program has seen anything of the call: it is made again without a recording */
   bool

@@ -170,27 +170,48 @@ static void note_cuts(const cuts *c, uint32_t room) {
   text_free(&lines);
 }
 
-/* Notes the host steps that a recording had come by when it broke off: "prints and the like are steps of the host: print in line 3". */
-static void note_taps(qn_vm *vm, const specialization *e, uint32_t source) {
-  enum { SAID = 8 };
-  text_buf t = {.vm = vm};
-  uint32_t n = 0, said = 0;
+enum { SAID = 8 }; /* places in a note */
+
+/* A list of places for a note at an error: "print in line 3, print at FILE:7 and 2 more". */
+typedef struct place_list {
+  text_buf t;
+  uint32_t n, source; /* lines of this source need no name of a file */
+} place_list;
+
+static void place_add(place_list *l, const char *what, span at) {
+  const source_text *s = source_get(l->t.vm, at.source);
+  if (!s || ++l->n > SAID) return;
+  text_addf(&l->t, "%s%s", l->n > 1 ? ", " : "", what);
+  if (at.source == l->source)
+    text_addf(&l->t, "in line %u", source_line_of(s, at.start) + 1);
+  else
+    text_addf(&l->t, "at %s:%u", s->name, source_line_of(s, at.start) + 1);
+}
+
+/* Notes the list, behind `what`, and frees it. */
+static void place_note(place_list *l, const char *what) {
+  if (l->n > SAID) text_addf(&l->t, " and %u more", l->n - SAID);
+  text_add(&l->t, "", 1);
+  if (l->n && !l->t.failed) raise_note(l->t.vm, SPAN_NONE, "%s: %s", what, l->t.text);
+  text_free(&l->t);
+}
+
+/* Notes the host steps that a recording had come by when it broke off, and where its calls could have left it. Returns how many notes. */
+static uint32_t note_way(qn_vm *vm, const specialization *e, uint32_t source) {
+  place_list taps = {{.vm = vm}, 0, source}, exits = {{.vm = vm}, 0, source};
   for (uint32_t i = 0, last = UINT32_MAX; i < e->taps.n; i++) {
     const tap *x = &e->taps.list[i];
-    const source_text *s = source_get(vm, x->at.source);
-    if (!s || x->at.start == last) continue; /* one in a loop comes often */
+    char name[64];
+    if (x->at.start == last) continue; /* one in a loop comes often */
     last = x->at.start;
-    if (++n > SAID) continue;
-    text_adds(&t, said++ ? ", " : "");
-    if (x->at.source == source)
-      text_addf(&t, "%s in line %u", x->def->name, source_line_of(s, x->at.start) + 1);
-    else
-      text_addf(&t, "%s at %s:%u", x->def->name, s->name, source_line_of(s, x->at.start) + 1);
+    snprintf(name, sizeof name, "%s ", x->def->name);
+    place_add(&taps, name, x->at);
   }
-  if (n > SAID) text_addf(&t, " and %u more", n - SAID);
-  text_add(&t, "", 1);
-  if (n && !t.failed) raise_note(vm, SPAN_NONE, "made by the host on the way: %s", t.text);
-  text_free(&t);
+  for (uint32_t i = 0; i < e->nleft; i++) place_add(&exits, "", e->left[i].at);
+  uint32_t n = (taps.n != 0) + (exits.n != 0);
+  place_note(&taps, "made by the host on the way");
+  place_note(&exits, "ways that would be no part of the graph");
+  return n;
 }
 
 /* For jit(f, fullgraph: true): raises an error if the recording of the call has broken off. Takes over and gives the result, or the error
@@ -205,11 +226,11 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_
               e ? e->why_text : "");
   const qn_fn *within = transform_within(fn);
   if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
-  if (e && e->taps.n) note_taps(vm, e, e->why_at.source);
+  uint32_t noted = (break_hints[why] != NULL) + (e ? note_way(vm, e, e->why_at.source) : 0);
   cuts others = {.vm = vm, .about = e ? e->why_at : SPAN_NONE};
   if (within->head.flags == FN_USER)
     vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), add_cut, &others);
-  note_cuts(&others, ERROR_NOTES - (break_hints[why] != NULL) - (e && e->taps.n != 0));
+  note_cuts(&others, ERROR_NOTES - noted);
   mem_free(vm, others.all, others.capacity * sizeof *others.all);
   return value_error();
 }

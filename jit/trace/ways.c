@@ -379,18 +379,30 @@ bool way_raises(const qn_vm *vm) {
 
 bool way_may_exit(const struct recording *r) { return rec_base((struct recording *)(uintptr_t)r)->capturing; }
 
+/* Notes that the graph is left at this place. */
+static bool note_exit(struct recording *base, span at) {
+  base->exits = true;
+  if (!base->vm->asked.whole || !base->capturing) return true;
+  for (uint32_t i = 0; i < base->nexit_places; i++)
+    if (base->exit_places[i].source == at.source && base->exit_places[i].start == at.start) return true;
+  if (!mem_grow(base->vm, (void **)&base->exit_places, &base->exit_places_cap, base->nexit_places + 1,
+                sizeof *base->exit_places))
+    return false;
+  base->exit_places[base->nexit_places++] = at;
+  return true;
+}
+
 bool way_expect(struct recording *r, qn_value condition, bool truth) {
   qn_vm *vm = r->vm;
   qn_value p = truth ? value_retain(condition) : op_unary(vm, OP_invert, condition), d = value_error(),
            q = value_error();
   if (!value_is_error(p)) d = op_apply(vm, OP_cast, &p, 1, &(op_attr){.dtype = DTYPE_INDEX});
   if (!value_is_error(d)) q = op_binary(vm, OP_floordiv, value_int(1), d);
-  rec_base(r)->exits = true;
   value_release(vm, p);
   value_release(vm, d);
   bool ok = !value_is_error(q);
   value_release(vm, q);
-  return ok;
+  return ok && note_exit(rec_base(r), r->at);
 }
 
 /* ---- ways ---------------------------------------------------------------------------------------------------------------------- */
