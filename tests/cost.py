@@ -216,6 +216,21 @@ LENGTHS["array that loops in a captured loop store into"] = (
     "fn f(x, v, n) { for i in 0..n { for j in 0..9 { x[:, j, :] = sin(v) * i - j } }; x }\n"
     "let (a, v) = (zeros(2, COUNT, 3), x[:3])\nfor _ in 0..4 { f(a, v, COUNT) }\nseed(0)\nf(a, v, COUNT)")
 FEW, MANY, LENGTH_BOUND = 250, 4000, 1.1
+
+
+def nested(depth, before, turn, behind):
+    """A function of so many loops, one in another, and calls of it."""
+    loops = "".join(f"let s{k} = {before}\nfor _ in 0..2 {{\nif x[0] > 0 {{ s{k} = {turn.replace('S', f's{k}')} }}\n" for k in range(depth))
+    ends = "".join(f"}}\nx = x + {behind.replace('S', f's{k}')}\n" for k in reversed(range(depth)))
+    return f"fn f(x) {{\n{loops}x = x * 0.99\n{ends}x\n}}\nseed(0)\nfor k in 0..4 {{ f(x * k) }}"
+
+
+# What is recorded in vain, in ways of ways, is bounded: each loop more could take ten times as long.
+DEEP, DEEP_BOUND = 7, 600_000_000
+NESTS = {
+    "nested loops whose variables change kind": lambda depth: nested(depth, "0", "S + x[1]", "S"),
+    "nested loops whose lists grow on data": lambda depth: nested(depth, "()", "append(S, x[0])", "len(S)"),
+}
 START_BOUND = 5_000_000  # a process that runs an empty program, the system's loader included
 
 CALLS_SETUP = """
@@ -359,6 +374,9 @@ def main():
             print(f"{name}: {few:.0f} of {FEW}, {many:.0f} of {MANY}")
             if many > LENGTH_BOUND * few:
                 failed.append(f"{name}: {many:.0f} of {MANY} exceed {few:.0f} of {FEW}")
+        for name, program in NESTS.items():
+            if not options.pattern or re.search(options.pattern, name):
+                check(name, DEEP * length_cost(quern, folder, RECORDED[:-2], program, DEEP), DEEP_BOUND)
         if not options.pattern:
             check("compiled call", compiled_call(quern, folder, "--set", "jit.turns=0"), COMPILED_BOUND)
             check("compiled call of jit(f)", compiled_call(quern, folder, "--set", "jit.turns=0", setup=JIT_SETUP), JIT_BOUND)

@@ -55,7 +55,7 @@ typedef struct anchor_specializations {
   uint8_t failed;                      /* how many recorded calls have failed since one was recorded to its end */
   bool forked;           /* results of its calls may differ in kind: these are recorded in several ways (forks.c) */
   uint8_t restarts;      /* how often a recording was begun once more */
-  uint64_t fork_nodes;   /* recorded in ways that came to nothing (forks.c) */
+  uint64_t in_vain;      /* nodes recorded in ways that came to nothing (ways.c) */
   bool tries_apart;      /* calls often ended in handlers: bodies of try are not captured */
   specialization *first; /* most recently used first */
   /* Calls by what became of them. Those that a specialization has served are counted there as long as it exists. `refused`: calls that

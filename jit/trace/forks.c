@@ -45,17 +45,6 @@ void rec_block_end(qn_vm *vm, rec_block *b) {
   block_drop(vm, b);
 }
 
-/* A function's ways may have WORK_MOST times jit.nodes nodes in vain, where each counts as WORK_WAY besides its own: forks in forks could take
- * seconds. */
-enum { WORK_MOST = 2, WORK_WAY = 32 };
-
-/* How many nodes have been recorded in ways so far, of those that came to nothing. */
-static uint64_t *work_of(struct recording *base) { return base->of ? &base->of->fork_nodes : &base->fork_nodes; }
-
-static bool has_worked_enough(struct recording *base) {
-  return *work_of(base) > WORK_MOST * (uint64_t)base->vm->tune[TUNE_jit_nodes];
-}
-
 bool fork_wanted(struct recording *r) {
   qn_vm *vm = r->vm;
   struct recording *base = rec_base(r);
@@ -63,7 +52,7 @@ bool fork_wanted(struct recording *r) {
   anchor_specializations *of = base->of;
   if (!of || !base->capturing || base->restart || base->retry || error_pending(vm) || vm->tune[TUNE_jit_ways] < 2)
     return false;
-  if (of->restarts >= RESTARTS_MAX || has_worked_enough(base) || rec_derivatives(r) || vmap_aside(r) ||
+  if (of->restarts >= RESTARTS_MAX || ways_enough(r) || rec_derivatives(r) || vmap_aside(r) ||
       !arms_possible(r))
     return false;
   const rec_way *w =
@@ -108,7 +97,7 @@ typedef struct fork {
   qn_value *before; /* owned: what `rebound` held */
   qn_value *kept;   /* owned: what all variables hold while a way is recorded, or NULL */
   way_end ends[2];
-  bool counted; /* among base->forks */
+  bool counted; /* in recording.ways_in */
 } fork;
 
 static void kept_free(fork *f) {
@@ -121,7 +110,7 @@ static void fork_free(fork *f) {
   kept_free(f);
   for (int k = 0; k < 2; k++) end_free(vm, &f->ends[k]);
   if (f->arm) rec_free(f->arm);
-  if (f->counted) rec_base(f->r)->forks--;
+  if (f->counted) ways_end(f->r);
   slots_free(vm, f->rebound, f->before);
   value_release(vm, f->missed);
   value_release(vm, f->value);
@@ -183,7 +172,7 @@ static bool run_way(fork *f, way_choices *c) {
   qn_value v = f->part->run.run(f->part->run.ctx, &how);
   if (how == REC_VALUE && !f->part->used) take(vm, &v, value_nil());
   bool ok = way_close(vm, &way, how, v, parts);
-  *work_of(rec_base(r)) += r->g->n + WORK_WAY;
+  ways_worked(r, r->g->n);
   if (!ok || vm->rec != r) vm_pop_to(vm, mark);
   if (!ok) return false;
   take(vm, &f->value, value_retain(parts[END_VALUE]));
@@ -191,7 +180,7 @@ static bool run_way(fork *f, way_choices *c) {
   parts[END_MISSED] = value_nil();
   end_parts_free(vm, parts);
   f->required |= c->required;
-  return vm->rec == r && may_hand_on(f) && !r->g->failed && !r->regions.n && !has_worked_enough(rec_base(r));
+  return vm->rec == r && may_hand_on(f) && !r->g->failed && !r->regions.n && !ways_enough(r);
 }
 
 /* The way that is being recorded in `arm` (or the first one, in f->arm) has a result: it becomes one of the call's. False: these are too many. */
@@ -280,9 +269,7 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
   f.missed = f.value = f.number = value_nil();
   for (int k = 0; k < RESULTS_MAX; k++) f.results[k] = value_unset();
   qn_value values = value_nil();
-  struct recording *base = rec_base(r);
-  const uint64_t before = *work_of(base);
-  base->forks++;
+  const uint64_t before = ways_begin(r);
   f.counted = true;
   vm_owned held, held_values;
   vm_own(vm, &held, fork_drop, &f);
@@ -310,13 +297,13 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
   vm_disown(vm, &held);
   value_release(vm, values);
   fork_free(&f);
-  if (answer == REC_DONE && !base->forks) *work_of(base) = before;
+  if (answer == REC_DONE) ways_used(r, before);
   return answer;
 }
 
 rec_answer fork_capture(struct recording *r, const rec_section *part, bool whole, qn_value *result) {
   if (!arms_possible(r) || rec_derivatives(r) || vmap_aside(r) || r->vm->tune[TUNE_jit_ways] < 2 ||
-      has_worked_enough(rec_base(r)))
+      ways_enough(r))
     return REC_NOT_YET;
   drawn_slots s;
   rec_answer answer = REC_FAILED;

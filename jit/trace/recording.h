@@ -106,8 +106,8 @@ struct recording {
   struct rec_block *block;
   uint32_t unlike;
   const qn_value *unlike_in;
-  int forks;           /* how many are being captured in several ways, one in another (forks.c) */
-  uint64_t fork_nodes; /* where there is no anchor: as anchor_specializations.fork_nodes */
+  int ways_in;      /* how many parts are being captured in several ways, one in another (ways.c) */
+  uint64_t in_vain; /* where there is no anchor: as anchor_specializations.in_vain */
   bool restart, retry, choice;
   bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */

@@ -75,6 +75,7 @@ typedef struct states {
   int state;             /* whose turns are made in the loop that is being recorded */
   struct recording *arm; /* owned: in which ways are looked for; or NULL */
   snapshot *kept;
+  bool counted; /* in recording.ways_in */
 } states;
 
 /* ---- variables ------------------------------------------------------------------------------------------------------------------ */
@@ -110,6 +111,7 @@ static void set(qn_value *to, qn_value v) { *to = v; } /* (of numbers, which nob
 static void states_free(states *s) {
   while (s->kept) drop_kept(s);
   if (s->arm) rec_free(s->arm);
+  if (s->counted) ways_end(s->r);
   for (uint32_t k = 0; k < s->n; k++) values_free(s, s->list[k].values);
   mem_free(s->vm, s->list, s->cap * sizeof *s->list);
   if (s->all.slots) mem_free(s->vm, s->all.slots, ((size_t)s->assigned.n + OWN) * sizeof *s->all.slots);
@@ -181,7 +183,9 @@ static bool run_turn(states *s, way_choices *c, const rec_way *around, qn_value 
   turn.choices = c;
   turn.may_return |= s->turns->ends != NULL;
   qn_value v = s->turns->body(s->turns->ctx, number, &how);
-  if (way_close(vm, &turn, how, v, parts) && vm->rec == r) return true;
+  bool ok = way_close(vm, &turn, how, v, parts);
+  ways_worked(r, r->g->n);
+  if (ok && vm->rec == r && !ways_enough(r)) return true;
   end_parts_free(vm, parts);
   return false;
 }
@@ -676,11 +680,14 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   }
   const anchor_specializations *of = rec_base(r)->of;
   if (!way_chooses(way) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
+  if (ways_enough(r)) return REC_NOT_YET;
   states s = {.vm = vm, .r = r, .at = at, .turns = turns, .tries = tries, .assigned = assigned};
   s.number = turns->counts ? turns->first : value_int(0);
   s.left = s.missed = value_bool(false);
   vm_owned held;
   vm_own(vm, &held, states_drop, &s);
+  const uint64_t work = ways_begin(r);
+  s.counted = true;
   rec_marked before = rec_mark(r);
   bool found = begin(&s) && !(tries->left && next_is_plain(&s)) && !error_pending(vm) && find_all(&s) &&
                find_goal(&s) && may_append(&s),
@@ -701,6 +708,7 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   }
   vm_disown(vm, &held);
   states_free(&s);
+  if (answer == REC_DONE) ways_used(r, work);
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
   if (answer == REC_NOT_YET && s.many && !r->arm && !r->ended && !rec_break(r, BREAK_states, NULL)) answer = REC_FAILED;
   return answer;

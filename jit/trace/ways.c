@@ -580,6 +580,33 @@ bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
   return way_split(vm, w, site, parts);
 }
 
+/* ---- what is recorded in vain ------------------------------------------------------------------------------------------------------ */
+
+/* A function's ways may have WORK_MOST times jit.nodes nodes in vain, where each way counts as WORK_WAY besides its own. */
+enum { WORK_MOST = 2, WORK_WAY = 32 };
+
+static uint64_t *in_vain(struct recording *base) { return base->of ? &base->of->in_vain : &base->in_vain; }
+
+uint64_t ways_begin(struct recording *r) {
+  struct recording *base = rec_base(r);
+  base->ways_in++;
+  return *in_vain(base);
+}
+
+void ways_end(struct recording *r) { rec_base(r)->ways_in--; }
+
+void ways_worked(struct recording *r, uint32_t nodes) { *in_vain(rec_base(r)) += nodes + (uint64_t)WORK_WAY; }
+
+void ways_used(struct recording *r, uint64_t before) {
+  struct recording *base = rec_base(r);
+  if (!base->ways_in) *in_vain(base) = before;
+}
+
+bool ways_enough(const struct recording *r) {
+  struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  return *in_vain(base) > WORK_MOST * (uint64_t)base->vm->tune[TUNE_jit_nodes];
+}
+
 /* ---- choices --------------------------------------------------------------------------------------------------------------------- */
 
 rec_way *way_chooser(const struct recording *r) {

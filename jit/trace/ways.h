@@ -107,6 +107,14 @@ void way_all_left(rec_way *w, const qn_value *parts);
  * goes on. Borrows the parts. False with an error raised. */
 QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
 
+/* Parts that are captured in several ways (forks.c, states.c), one in another, could be recorded for seconds. So what is recorded in ways is counted, and
+ * taken off again when the outermost part has been captured: what comes to nothing is bounded, for a function as a whole. */
+uint64_t ways_begin(struct recording *r); /* a part begins; gives the count */
+void ways_end(struct recording *r);       /* it ends */
+void ways_worked(struct recording *r, uint32_t nodes); /* a way has been recorded, which has so many nodes */
+void ways_used(struct recording *r, uint64_t before);  /* the part that has ended, and which began at this count, has been captured */
+bool ways_enough(const struct recording *r);           /* no further way is to be recorded */
+
 /* The choices that come behind these, in which a turn has been recorded. False: they were the last ones. */
 bool way_next(way_choices *c);
 /* The way in which one of several parts may be chosen in r: that of way_of, or where a part of a block is captured in several ways also the one around
