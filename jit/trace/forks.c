@@ -52,8 +52,7 @@ bool fork_wanted(struct recording *r) {
   anchor_specializations *of = base->of;
   if (!of || !base->capturing || base->restart || base->retry || error_pending(vm) || vm->tune[TUNE_jit_ways] < 2)
     return false;
-  if (of->restarts >= RESTARTS_MAX || ways_enough(r) || rec_derivatives(r) || vmap_aside(r) ||
-      !arms_possible(r))
+  if (of->restarts >= RESTARTS_MAX || ways_enough(r) || rec_derivatives(r) || vmap_aside(r) || !arms_possible(r))
     return false;
   const rec_way *w =
       base->way; /* in a turn of a loop, or a part that is captured in several ways: only statements in it */
@@ -302,8 +301,7 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
 }
 
 rec_answer fork_capture(struct recording *r, const rec_section *part, bool whole, qn_value *result) {
-  if (!arms_possible(r) || rec_derivatives(r) || vmap_aside(r) || r->vm->tune[TUNE_jit_ways] < 2 ||
-      ways_enough(r))
+  if (!arms_possible(r) || rec_derivatives(r) || vmap_aside(r) || r->vm->tune[TUNE_jit_ways] < 2 || ways_enough(r))
     return REC_NOT_YET;
   drawn_slots s;
   rec_answer answer = REC_FAILED;

@@ -479,6 +479,7 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
                  .calls = calls_in(r),
                  .block = base->block,
                  .kind = kind,
+                 .grads = rec_derivatives(r),
                  .returned = value_unset()};
   if (around) w->returned = around->returned;
   w->own = slots.n;
@@ -612,7 +613,7 @@ bool ways_enough(const struct recording *r) {
 rec_way *way_chooser(const struct recording *r) {
   rec_way *w = rec_base((struct recording *)(uintptr_t)r)->way;
   bool here = w && w->r == r && (w->calls == calls_in(r) || (w->choices && w->choices->fork && w->calls < calls_in(r)));
-  return here && way_chooses(w) ? w : NULL;
+  return here && way_chooses(w) && w->grads == rec_derivatives(r) ? w : NULL;
 }
 
 bool way_next(way_choices *c) {

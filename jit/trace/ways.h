@@ -71,6 +71,7 @@ struct rec_way {
   uint32_t calls;         /* how many calls are in progress in r; in other calls are other functions */
   const rec_block *block; /* the innermost block in progress when it began */
   way_kind kind;
+  int grads; /* how many gradients were in progress: the function of one that begins in it must end where it has begun */
   qn_value *sp; /* of the value stack, when it began */
   int inner;    /* loops in it that the interpreter runs as usual */
   bool may_break, may_return;
@@ -109,11 +110,12 @@ QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_valu
 
 /* Parts that are captured in several ways (forks.c, states.c), one in another, could be recorded for seconds. So what is recorded in ways is counted, and
  * taken off again when the outermost part has been captured: what comes to nothing is bounded, for a function as a whole. */
-uint64_t ways_begin(struct recording *r); /* a part begins; gives the count */
-void ways_end(struct recording *r);       /* it ends */
+uint64_t ways_begin(struct recording *r);              /* a part begins; gives the count */
+void ways_end(struct recording *r);                    /* it ends */
 void ways_worked(struct recording *r, uint32_t nodes); /* a way has been recorded, which has so many nodes */
-void ways_used(struct recording *r, uint64_t before);  /* the part that has ended, and which began at this count, has been captured */
-bool ways_enough(const struct recording *r);           /* no further way is to be recorded */
+void ways_used(struct recording *r,
+               uint64_t before); /* the part that has ended, and which began at this count, has been captured */
+bool ways_enough(const struct recording *r); /* no further way is to be recorded */
 
 /* The choices that come behind these, in which a turn has been recorded. False: they were the last ones. */
 bool way_next(way_choices *c);
