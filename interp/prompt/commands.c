@@ -285,7 +285,78 @@ static bool has_keywords(const char *text, const uint8_t *highlights, size_t fro
   return false;
 }
 
-/* Runs `verb(f, arguments)` for an argument f(arguments). Any other code becomes the body of a function: `verb(fn() code)`. */
+/* Code as the body of a function: what its header names, which are also the arguments; and what it ends with. */
+typedef struct body_parts {
+  text_buf names; /* the variables that the code assigns, which a function could not: "z, s" */
+  text_buf ends;  /* these, and what a `let` at the end of the code defines, which would be lost: "z, s, q" */
+} body_parts;
+
+/* Appends an item to a list with commas, unless it is in there. */
+static bool list_item(text_buf *t, const char *item, size_t len) {
+  for (size_t i = 0; i < t->len; i += 2) { /* behind ", " */
+    const char *end = memchr(t->text + i, ',', t->len - i);
+    size_t n = end ? (size_t)(end - t->text) - i : t->len - i;
+    if (n == len && memcmp(t->text + i, item, n) == 0) return false;
+    i += n;
+  }
+  text_addf(t, "%s%.*s", t->len ? ", " : "", (int)len, item);
+  return !t->failed;
+}
+
+/* The same for what stands between `let` and `=`, without its signature. */
+static bool pattern_item(text_buf *t, const char *at, const char *end) {
+  const char *stop = at;
+  while (stop < end && *stop != '=' && *stop != ':') stop++;
+  while (stop > at && stop[-1] == ' ') stop--;
+  return list_item(t, at, (size_t)(stop - at));
+}
+
+/* Writes a function with this code as its body. */
+static void body_function(const body_parts *b, const char *code, text_buf *t) {
+  text_addf(t, "fn(%s) { %s", b->names.len ? b->names.text : "", code);
+  if (b->ends.len) text_addf(t, "\n(%s)", b->ends.text);
+  text_adds(t, " }");
+}
+
+static void write_nothing(void *user, int stream, const char *text, size_t len) {
+  (void)user, (void)stream, (void)text, (void)len;
+}
+
+/* Finds the parts: makes the function, calls it never, and goes by what the language says against it. What is left to say is said when the
+ * function is run. */
+static void body_find(session *s, const char *code, body_parts *b) {
+  qn_config *config = &s->vm->config;
+  void (*write)(void *user, int stream, const char *text, size_t len) = config->write;
+  config->write = write_nothing;    /* warnings come when it is run */
+  bool one = !strpbrk(code, ";\n"); /* a `let` by itself: patterns are no lost values */
+  const char *is = one && strncmp(code, "let ", 4) == 0 ? strchr(code, '=') : NULL;
+  if (is && code[4] != '{') pattern_item(&b->ends, code + 4, is);
+  for (bool more = true; more;) {
+    text_buf t = {0};
+    qn_value f = value_nil();
+    body_function(b, code, &t);
+    qn_status status = t.failed ? QN_OK : qn_eval_prompt(s->vm, t.text, t.len, &f);
+    const qn_error_object *e = status == QN_OK ? NULL : s->vm->error;
+    more = false;
+    if (e && e->at.end <= t.len) {
+      const char *at = t.text + e->at.start, *end = t.text + e->at.end;
+      if (e->id == E_assign_outward)
+        more = list_item(&b->names, at, (size_t)(end - at)) && list_item(&b->ends, at, (size_t)(end - at));
+      if (e->id == E_lost_value && strncmp(at, "let ", 4) == 0) {
+        more = pattern_item(&b->ends, at + 4, end);
+      }
+    }
+    if (status == QN_OK)
+      value_release(s->vm, f);
+    else
+      error_clear(s->vm);
+    text_free(&t);
+  }
+  config->write = write;
+}
+
+/* Runs `verb(f, arguments)` for an argument f(arguments). Any other code becomes the body of a function: `verb(fn() code)`. What it assigns are
+ * parameters, `verb(fn(z) { z = z + 1; z }, z)`, so that the session's variables stay as they are. */
 static void ask(session *s, const char *verb, const char *argument) {
   if (!*argument) {
     fprintf(stderr, "it is used so: :%s f(x)\n", verb);
@@ -319,7 +390,13 @@ static void ask(session *s, const char *verb, const char *argument) {
     text_addf(&t, "%s(%.*s%s%.*s)", verb, (int)open, argument, any ? ", " : "", (int)(len - open - 2),
               argument + open + 1);
   } else {
-    text_addf(&t, "%s(fn() { %s })", verb, argument);
+    body_parts b = {0};
+    body_find(s, argument, &b);
+    text_addf(&t, "%s(", verb);
+    body_function(&b, argument, &t);
+    text_addf(&t, "%s%s)", b.names.len ? ", " : "", b.names.len ? b.names.text : "");
+    text_free(&b.names);
+    text_free(&b.ends);
   }
   free(highlights);
   bool more;

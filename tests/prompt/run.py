@@ -877,6 +877,13 @@ def case_commands(place):
     p.wait(lambda: any("{" in r for r in p.screen.lines()), "the code", 60)
     p.type(ctrl("l") + ":explain x.tanh() * 2\r")
     p.wait(lambda: any("one graph, 1 kernel" in r for r in p.screen.lines()), "the report of other code", 60)
+    p.type(ctrl("l") + "let (steps, grown) = (0, x)\r")
+    p.type(":explain for i in 0..100 { grown = grown * 1.01 + i; steps += 1 }\r")
+    p.wait(lambda: any(r.startswith("  grown: f32[1000, 10]") for r in p.screen.lines()) and any("loop" in r and "line 1" in r for r in p.screen.lines()),
+           "the report of a loop that assigns variables", 60)
+    p.answer("(steps, sum(grown) == sum(x))", "(0, true)")
+    p.type(ctrl("l") + ":explain let (a, b) = (x * 2, sum(x))\r")
+    p.wait(lambda: any("one graph, 2 kernels" in r for r in p.screen.lines()) and not any("warning" in r for r in p.screen.lines()), "the report of a let", 60)
     p.type(ctrl("l"))
     p.answer("let y = x")
     p.answer("y[0] = 2")
