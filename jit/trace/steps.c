@@ -230,11 +230,37 @@ qn_value exit_records(qn_vm *vm, const specialization *e) {
 
 /* ---- the report ------------------------------------------------------------------------------------------------------------- */
 
-enum { SCREEN_COLUMNS = 100, GUARD_LINES = 8, STEP_LINES = 14, EXIT_LINES = 5, MISS_LINES = 3 };
+enum { SCREEN_COLUMNS = 80, GUARD_LINES = 8, STEP_LINES = 14, EXIT_LINES = 5, MISS_LINES = 3 };
 
 static void end_line(text_buf *t, size_t from) {
   report_cut(t, from, SCREEN_COLUMNS);
   text_adds(t, "\n");
+}
+
+/* Ends a line that may be long: breaks it between words, where it can be, and goes on behind `indent` blanks. */
+static void end_sentence(text_buf *t, size_t from, int indent) {
+  text_buf rest TEXT_OWNED = {.vm = t->vm};
+  while (!t->failed && utf8_columns(t->text + from, t->len - from) > SCREEN_COLUMNS) {
+    size_t at = from, blank = 0;
+    for (int used = 0; at < t->len;) {
+      uint32_t code;
+      int bytes = utf8_decode(t->text + at, &code);
+      used += utf8_width(code);
+      if (used > SCREEN_COLUMNS) break;
+      if (t->text[at] == ' ' && used > SCREEN_COLUMNS / 2) blank = at;
+      at += (size_t)bytes;
+    }
+    if (!blank) break;
+    rest.len = 0;
+    text_add(&rest, t->text + blank + 1, t->len - blank - 1);
+    t->len = blank;
+    text_adds(t, "\n");
+    from = t->len;
+    text_repeat(t, " ", indent);
+    text_add(t, rest.text, rest.len);
+    t->failed |= rest.failed;
+  }
+  end_line(t, from);
 }
 
 /* Appends a number of bytes: "512 bytes", "1.5 MB". */
@@ -289,7 +315,7 @@ static bool print_step_said(void *ctx, const step_said *s) {
   } else if (s->why) {
     text_addf(t, " (no kernel: %s)", s->why);
   }
-  end_line(t, from);
+  end_sentence(t, from, 6 + 2 * (s->depth < 20 ? s->depth : 20));
   return true;
 }
 
@@ -304,7 +330,7 @@ static void add_lines(text_buf *t, const char *title, const text_buf *lines, uin
     text_adds(t, "  ");
     text_add(t, lines->text + i, end - i);
     if (said + 1 == most && n > most) text_addf(t, "; and %u more", n - most);
-    end_line(t, from);
+    end_sentence(t, from, 4);
   }
 }
 
@@ -330,7 +356,7 @@ static void report_trials(text_buf *t, const specialization *e) {
   }
 }
 
-/* The first line: "f (line 3): one graph, 2 kernels; 20 calls, 12 compiled, re-entered 0 times". */
+/* The first lines: "f (line 3): one graph, 2 kernels", or why there is none; calls; time and memory. */
 static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compiled, bool parts) {
   const specialization *e = s->entry;
   const plan *p = e && e->plan ? e->plan->plan : NULL;
@@ -344,26 +370,30 @@ static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compi
   }
   if (p) {
     text_addf(t, ": one graph, %u kernel%s", p->nkernels, report_plural(p->nkernels));
-    if (compiled < p->nkernels) text_addf(t, " (%u machine code)", compiled);
+    if (!compiled && p->nkernels) text_adds(t, " (no machine code)");
+    if (compiled && compiled < p->nkernels) text_addf(t, " (machine code for %u)", compiled);
   } else {
     text_adds(t, parts ? ": is cut into parts" : ": stays with the interpreter");
   }
-  if (e)
-    text_addf(t, "; %llu call%s served, %llu by the plan, %llu re-entr%s", (unsigned long long)e->hits,
-              report_plural(e->hits), (unsigned long long)e->replays, (unsigned long long)e->reentries,
-              e->reentries == 1 ? "y" : "ies");
   end_line(t, from);
   from = t->len;
   if (!p) {
     text_addf(t, "why: %s (", s->text);
     report_place(vm, t, file, s->at);
     text_adds(t, ")");
-    end_line(t, from);
+    end_sentence(t, from, 2);
     from = t->len;
     if (break_hints[s->why]) text_addf(t, "hint: %s", break_hints[s->why]);
-    if (break_hints[s->why]) end_line(t, from);
-    return;
+    if (break_hints[s->why]) end_sentence(t, from, 2);
+    from = t->len;
   }
+  if (e) {
+    text_addf(t, "calls: %llu, %llu by the plan, %llu re-entr%s", (unsigned long long)e->hits,
+              (unsigned long long)e->replays, (unsigned long long)e->reentries, e->reentries == 1 ? "y" : "ies");
+    end_line(t, from);
+  }
+  if (!p) return;
+  from = t->len;
   text_adds(t, "time: ");
   if (race_timed(&e->race)) {
     add_time(t, e->race.least[0]);
