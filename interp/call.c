@@ -364,6 +364,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
   if (told) r = rec_told(vm, &info->def, told, r);
   if (__builtin_expect(value_is_error(r), 0)) {
     builtin_failed(vm, info, at);
+    rec_builtin_failed(vm, args, info->sig.nparams);
     if (rec_in_vmap(vm)) {
       raise_at(vm, at);
       if (rec_lanes_raise(vm) == REC_DONE) r = value_nil();

@@ -597,7 +597,7 @@ qn_value eval_count(qn_vm *vm, node *h, qn_value *fp) {
   n_count *n = (n_count *)h;
   qn_value *x = &fp[h->slot];
   if (!n->local)
-    return __builtin_expect(vm->asked.stacked, 0) ? count_evaluated(vm, n, fp) : eval(vm, &n->plain->h, fp);
+    return __builtin_expect(vm->asked.stacked || vm->rec, 0) ? count_evaluated(vm, n, fp) : eval(vm, &n->plain->h, fp);
   if (__builtin_expect(!value_is_stacked(*x), 1)) return eval(vm, &n->plain->h, fp);
   qn_value f = eval(vm, n->plain->callee, fp);
   if (value_stops(f)) return f;

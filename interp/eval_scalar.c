@@ -569,6 +569,8 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   if (op == AST_OP_eq || op == AST_OP_ne) {
     if (numeric && (array || rec_number(vm, a) || rec_number(vm, b)) && op_equals(a, b)) return apply(vm, n, a, b);
     if (value_tag_of(a) != value_tag_of(b) && !warn_unequal(vm, (n_binary *)n, a, b)) return value_error();
+    if (value_is_operand(a) != value_is_operand(b) && value_is_scalar(value_is_operand(a) ? a : b))
+      return value_bool(op == AST_OP_ne); /* a number is none of the others, whichever it is */
     return equal_trees(vm, n, a, b);
   }
   if (op == AST_OP_matmul && !(value_is(a, TAG_ARRAY) && value_is(b, TAG_ARRAY))) return fail_kinds(vm, n, a, b);

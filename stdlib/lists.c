@@ -15,8 +15,11 @@ static qn_value call1(qn_vm *vm, qn_value f, qn_value x) {
   return r;
 }
 
-/* Reads the sequence that a function is applied to. If `v` is a function the error says that the sequence comes first. */
+/* Reads the sequence that a function is applied to, item by item: turns_offer sees to how many rows an array has. If `v` is a function the error says
+ * that the sequence comes first. */
 static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
+  *s = (sequence){.v = v};
+  if (value_is(v, TAG_ARRAY) && value_array(v)->rank) return s->n = value_array(v)->shape[0], true;
   if (!value_is(v, TAG_FN)) return sequence_of(vm, fn, v, s);
   return raise_false(vm, E_type, "%s: the list comes first: %s(list, f)", fn, fn);
 }
@@ -51,23 +54,37 @@ static rec_tries turns_begin(turns_over *t) {
   return tries;
 }
 
-/* Offers the items from number i on. `grown`: as rec_turns has it. */
+/* Offers the items from number i on, up to `end`. */
+static rec_answer offer_up_to(turns_over *t, int64_t i, qn_value end, rec_turns turns, rec_tries *tries) {
+  int64_t start = value_is(t->s->v, TAG_RANGE) ? value_range(t->s->v)->start : 0;
+  turns.ctx = t;
+  turns.counts = true;
+  turns.first = value_int(start + i);
+  turns.end = end;
+  return rec_loop(t->vm, t->at, &turns, (rec_slots){&t->state, 1}, tries);
+}
+
+/* Offers the items from number i on. How many rows an array has need not be known. `grown`: as rec_turns has it. */
 static rec_answer turns_offer(turns_over *t, int64_t i, qn_value (*turn)(void *ctx, qn_value number, rec_exit *how),
                               uint64_t grown, rec_tries *tries) {
-  bool stacked = value_is_stacked(t->s->v);
-  if (__builtin_expect(tries->left == 0, 1))
-    return !stacked || rec_length_seen(t->vm, stacked_lead(t->s->v)) ? REC_NOT_YET : REC_FAILED;
-  qn_value end = stacked ? rec_length(t->vm, stacked_lead(t->s->v)) : value_int(0);
-  if (value_is_error(end)) return REC_FAILED;
-  int64_t start = value_is(t->s->v, TAG_RANGE) ? value_range(t->s->v)->start : 0;
-  const rec_turns turns = {.body = turn,
-                           .ctx = t,
-                           .counts = true,
-                           .grown = grown,
-                           .stacks = stacked ? grown : 0,
-                           .first = value_int(start + i),
-                           .end = stacked ? end : value_int(start + t->s->n)};
-  return rec_loop(t->vm, t->at, &turns, (rec_slots){&t->state, 1}, tries);
+  qn_vm *vm = t->vm;
+  qn_value v = t->s->v, rows = value_is_stacked(v) ? stacked_lead(v) : value_is(v, TAG_ARRAY) ? v : value_nil();
+  bool over_rows = !value_is(rows, TAG_NIL), stacked = value_is_stacked(v);
+  if (__builtin_expect(tries->left == 0, 1)) return !over_rows || rec_length_seen(vm, rows) ? REC_NOT_YET : REC_FAILED;
+  rec_turns turns = {.body = turn, .grown = grown};
+  if (over_rows) {
+    qn_value end = rec_length(vm, rows);
+    if (value_is_error(end)) return REC_FAILED;
+    if (stacked || value_node(end)) {
+      turns.stacks = grown;
+      rec_answer answer = offer_up_to(t, i, end, turns, tries);
+      if (answer != REC_NOT_YET || stacked) return answer;
+      if (!rec_length_seen(vm, rows)) return REC_FAILED;
+      turns.stacks = 0;
+    }
+  }
+  int64_t start = value_is(v, TAG_RANGE) ? value_range(v)->start : 0;
+  return tries->left ? offer_up_to(t, i, value_int(start + t->s->n), turns, tries) : REC_NOT_YET;
 }
 
 /* The item with this number, which may be traced. */
@@ -104,6 +121,7 @@ static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
 }
 
 static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
+  if (value_is(s->v, TAG_ARRAY) && !rec_length_seen(vm, s->v)) return false;
   for (int64_t i = 0; i < s->n; i++) {
     qn_value item = sequence_item(vm, s, i);
     qn_value answer = value_is_error(item) ? item : call1(vm, f, item);

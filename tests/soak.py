@@ -67,6 +67,7 @@ TESTS = {
     "differential.guards": Test(40, 400, "differential/guards.py"),
     "differential.aliasing": Test(15, 1300, "differential/aliasing.py"),
     "differential.sizes": Test(15, 150, "differential/sizes.py"),
+    "differential.sizes_ints": Test(10, 100, "differential/sizes.py", "--ints"),
     "differential.sizes_named": Test(10, 100, "differential/sizes.py", "--named"),
     "differential.sizes_arms": Test(10, 80, "differential/sizes.py", "--arms"),
     "differential.lists": Test(10, 100, "differential/sizes.py", "--lists"),

@@ -423,7 +423,7 @@ void dim_pin(dim_table *t, qn_dim d) {
   if (e.op != DIM_SYMBOL) {
     dim_pin(t, e.a);
     dim_pin(t, e.b);
-  } else if (e.source == DIM_FROM_INPUT) {
+  } else if (e.source == DIM_FROM_INPUT || (e.source == DIM_FROM_SCALAR && !t->strict)) {
     dim_assume(t, d, DIM_EQ, e.hint);
   }
 }
@@ -431,7 +431,8 @@ void dim_pin(dim_table *t, qn_dim d) {
 bool dim_is_late(const dim_table *t, qn_dim d) {
   if (d >= 0) return false;
   const dim_expr *e = &t->exprs[~d];
-  return e->op == DIM_SYMBOL ? e->source != DIM_FROM_INPUT : dim_is_late(t, e->a) || dim_is_late(t, e->b);
+  if (e->op == DIM_SYMBOL) return e->source == DIM_FROM_NODE || (e->source == DIM_FROM_SCALAR && t->strict);
+  return dim_is_late(t, e->a) || dim_is_late(t, e->b);
 }
 
 static bool has_number(const dim_table *t, qn_dim d) {

@@ -89,13 +89,13 @@ bool dim_equal(dim_table *t, qn_dim a, qn_dim b);
 bool dim_is(dim_table *t, qn_dim a, int64_t value);
 /* Notes a fact, unless it has been noted already. */
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
-/* Notes that all symbols of inputs' sizes in d have the values that they had in the recorded call. */
+/* Notes that all symbols of inputs' sizes in d, and of host ints that are arguments, have the values that they had in the recorded call. */
 void dim_pin(dim_table *t, qn_dim d);
 /* In a strict table: does d depend on a number of the program? */
 bool dim_is_number(const dim_table *t, qn_dim d);
 /* Is a size of an axis 0, in all calls like this one? Of a number's that is not asked: it must not be, which is noted. */
 bool dim_is_empty(dim_table *t, qn_dim d);
-/* Does d depend on a symbol that is no size of an input? */
+/* Does d depend on a symbol that is no size of an input, nor a host int that is an argument of the call (which a table that is not strict has)? */
 bool dim_is_late(const dim_table *t, qn_dim d);
 /* Is d >= 0 whatever the symbols' values? */
 bool dim_nonnegative(const dim_table *t, qn_dim d);

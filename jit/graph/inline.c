@@ -24,7 +24,7 @@ void size_map_end(size_map *m) {
 
 static qn_dim symbol_in(size_map *m, const dim_expr *e) {
   graph *to = m->to;
-  if (m->plain && e->source == DIM_FROM_INPUT) return e->hint;
+  if (m->plain && e->source != DIM_FROM_NODE) return e->hint;
   uint32_t node = m->map[e->source == DIM_FROM_NODE ? e->ref : m->from->inputs[e->ref]];
   const graph_node *n = &to->nodes[node];
   qn_value v;
@@ -85,7 +85,7 @@ static bool can_translate(const size_map *m, qn_dim d) {
   if (d >= 0 || m->known[~d]) return true;
   const dim_expr *e = &m->from->dims.exprs[~d];
   if (e->op != DIM_SYMBOL) return can_translate(m, e->a) && can_translate(m, e->b);
-  if (m->plain && e->source == DIM_FROM_INPUT) return true;
+  if (m->plain && e->source != DIM_FROM_NODE) return true;
   return m->map[e->source == DIM_FROM_NODE ? e->ref : m->from->inputs[e->ref]] != 0;
 }
 

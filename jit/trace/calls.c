@@ -876,6 +876,14 @@ static bool may_stack(const qn_vm *vm, const rec_call_site *site) {
   return !op_deferred(vm) && !vm->asked.whole && may_vary(vm, site);
 }
 
+/* Would the call fit a specialization but for host numbers, of which there are some that it has guarded as sizes? */
+static bool ints_apart(qn_vm *vm, const rec_call_site *site, const specialization *e, call_inputs *c) {
+  if (!e->pattern.asked.n || !call_inputs_room(vm, c, e->pattern.ninputs)) return false;
+  return pattern_match(&e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, c->arrays,
+                       c->scalars, NULL) &&
+         !specialization_guards_hold(vm, e, c->scalars, NULL);
+}
+
 /* Would a call fit a specialization if some of its sizes were others? Then these become symbolic: the wish for its recording, owned, with the
  * reason in `why`. NULL: there is no such specialization. */
 static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_specializations *list, call_inputs *c,
@@ -883,7 +891,8 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
   if (!may_vary(vm, site)) return NULL;
   for (specialization *e = list->first; e; e = e->next) {
     if (e->exact) continue; /* of its sizes more are plain than need be */
-    size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, why);
+    size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs,
+                                ints_apart(vm, site, e, c) ? c->scalars : NULL, why);
     if (!w) continue;
     if (!why->len && call_inputs_room(vm, c, e->pattern.ninputs)) specialization_fits(vm, e, site, c, why);
     error_clear(vm);

@@ -176,6 +176,20 @@ static __attribute__((noinline)) void clip_symbolic(qn_vm *vm, const index_item 
   *count = each == 1 ? way : dim_add(t, dim_make(t, DIM_FLOORDIV, dim_sub(t, way, 1), each), 1);
 }
 
+/* As clip_numbers, of a slice of no element or of one in this call, where no size is a number of a turn: that there are so many becomes a fact, not
+ * what the bounds are. False: it cannot be said so. */
+static bool clip_few(qn_vm *vm, const index_item *s, int64_t d, int64_t *start, int64_t count) {
+  dim_table *t = rec_dims(vm);
+  int64_t from = 0, to = d, least;
+  if (s->has_start && !clip_bound(vm, s->start, s->size_start, d, &from)) return false;
+  if (s->has_stop && !clip_bound(vm, s->stop, s->size_stop, d, &to)) return false;
+  int64_t way = dim_sub(t, to, from);
+  if (!count && !rec_size_ordered(vm, to, from)) return false;
+  if (count && !dim_is_const(t, way, &least)) dim_assume(t, way, DIM_EQ, count);
+  *start = count ? from : 0;
+  return true;
+}
+
 /* What clip gives where a bound is made of sizes of arrays, and neither is a number of a turn: as sizes, or as numbers, and then they are guarded.
  * False with an error raised. */
 static __attribute__((noinline)) bool clip_sizes(qn_vm *vm, const index_item *s, int64_t d, int64_t *start,
@@ -186,6 +200,7 @@ static __attribute__((noinline)) bool clip_sizes(qn_vm *vm, const index_item *s,
   if (s->size_stop) now.stop = rec_size_hint(vm, s->stop);
   clip(&now, rec_size_hint(vm, d), start, count);
   if (*count >= 2 && s->step > 0 && !dim_is_late(t, d)) return clip_numbers(vm, s, d, start, count);
+  if (s->step == 1 && !dim_is_late(t, d) && clip_few(vm, s, d, start, *count)) return true;
   if (s->size_start) (void)rec_size_now(vm, s->start);
   if (s->size_stop) (void)rec_size_now(vm, s->stop);
   now.size_start = now.size_stop = false;

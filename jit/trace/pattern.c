@@ -116,6 +116,7 @@ void pattern_free(qn_vm *vm, pattern *p) {
   }
   for (uint32_t i = 0; i < p->nnames; i++)
     if (p->names[i]) value_release(vm, value_obj(TAG_STR, p->names[i]));
+  nodes_free(vm, &p->asked);
   mem_free(vm, p->names, p->names_cap * sizeof *p->names);
   mem_free(vm, p->pats, p->cap * sizeof *p->pats);
   mem_free(vm, p->dims, p->dims_cap * sizeof *p->dims);
@@ -561,8 +562,13 @@ static bool is_fixed(const pattern_sizes *s, qn_dim symbol) {
 
 /* Appends where a symbolic axis is: "axis 0 of x". */
 static void print_axis(const pattern *p, const struct size_place *x, text_buf *out) {
-  text_addf(out, "axis %u of ", x->axis);
+  if (x->axis != PLACE_INT) text_addf(out, "axis %u of ", x->axis);
   pattern_input_name(p, x->input, out);
+}
+
+/* The size that stands at a place in a call. */
+static int64_t size_at(const struct size_place *x, qn_array *const *inputs, const qn_value *scalars) {
+  return x->axis == PLACE_INT ? scalars[x->input].u.i : inputs[x->input]->shape[x->axis];
 }
 
 bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars, text_buf *why) {
@@ -575,16 +581,20 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
     error_clear(vm);
     return false;
   }
-  for (uint32_t i = s->nplaces; i-- > 0;)
-    symbols[~s->places[i].symbol] = inputs[s->places[i].input]->shape[s->places[i].axis];
+  for (uint32_t i = s->nplaces; i-- > 0;) symbols[~s->places[i].symbol] = size_at(&s->places[i], inputs, scalars);
   bool ok = true;
   for (uint32_t i = 0; i < s->nplaces && ok; i++) {
     const struct size_place *x = &s->places[i];
-    ok = inputs[x->input]->shape[x->axis] == symbols[~x->symbol];
+    int64_t size = size_at(x, inputs, scalars);
+    bool few = x->axis == PLACE_INT && size < 2; /* of arrays that has been looked at */
+    ok = size == symbols[~x->symbol] && !few;
     if (ok || !why) continue;
     print_axis(p, x, why);
-    text_addf(why, " is %lld instead of %lld, as other sizes that were equal",
-              (long long)inputs[x->input]->shape[x->axis], (long long)symbols[~x->symbol]);
+    text_addf(why, " is %lld", (long long)size);
+    if (few)
+      text_adds(why, ", and was 2 or more");
+    else
+      text_addf(why, " instead of %lld, as other sizes that were equal", (long long)symbols[~x->symbol]);
   }
   for (uint32_t i = 0; i < t->nfacts && ok; i++) {
     ok = fact_holds(t, &t->facts[i], symbols);
@@ -613,14 +623,16 @@ uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs) {
   uint64_t h = s->nplaces;
   for (uint32_t i = 0; i < s->nplaces; i++) {
     const qn_array *a = inputs[s->places[i].input];
+    if (s->places[i].axis == PLACE_INT) continue; /* the same arrays with other numbers */
     h = hash_mix(h, (uint64_t)a->dtype << 56 ^ (uint64_t)a->shape[s->places[i].axis]);
   }
   return h | 1;
 }
 
 void pattern_print_size(const pattern *p, qn_array *const *inputs, text_buf *out) {
-  if (!p->sizes->nplaces) return;
-  const struct size_place *x = &p->sizes->places[0];
+  const struct size_place *x = p->sizes->places, *end = x + p->sizes->nplaces;
+  while (x < end && x->axis == PLACE_INT) x++;
+  if (x == end) return;
   print_axis(p, x, out);
   text_addf(out, " is %lld", (long long)inputs[x->input]->shape[x->axis]);
 }

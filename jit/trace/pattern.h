@@ -64,14 +64,15 @@ typedef struct root {
 
 /* What a pattern asks of sizes that are symbolic. A symbol stands for the size of an axis of an input; all axes with the same symbol have the
  * same size, which is 2 or more. */
+enum { PLACE_INT = UINT32_MAX };
 typedef struct pattern_sizes {
   arena arena;
   dim_table dims; /* the symbols, and as facts what the recording and the plan rely on */
   struct size_place {
     uint32_t input;
-    uint32_t axis;
+    uint32_t axis; /* PLACE_INT: the input is a host int, and that is the size */
     qn_dim symbol;
-  } * places; /* each symbolic axis */
+  } * places; /* each symbolic axis, and each int */
   uint32_t nplaces;
   /* graph inputs that are host ints with the value of a size: the program reads sizes as numbers */
   struct size_input {
@@ -102,6 +103,7 @@ typedef struct pattern {
   uint32_t ninputs; /* how many graph inputs there are so far, weak ones included */
   uint32_t leaves;
   pattern_sizes *sizes; /* NULL: all sizes are plain numbers */
+  node_list asked;      /* inputs that are host ints which were guarded since sizes are made of them */
   /* What pattern_settle makes: how the arguments that are arrays are looked at, and the roots that are something else. NULL: not made */
   array_check *checks;
   uint32_t *others, nchecks, nothers;

@@ -553,6 +553,26 @@ static bool guard_words(qn_vm *vm, const qn_error_object *e) {
   return true;
 }
 
+/* Guards the numbers among some values, and in lists of them. False with an error raised. */
+static bool guard_numbers(qn_vm *vm, const qn_value *values, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    const qn_list *l = value_is(values[i], TAG_LIST) ? value_list(values[i]) : NULL;
+    if (l && !guard_numbers(vm, l->items, l->len)) return false;
+    if (value_is_scalar(values[i]) && value_node(values[i]) && value_is_error(rec_guard(vm, values[i]))) return false;
+  }
+  return true;
+}
+
+void rec_builtin_failed(qn_vm *vm, const qn_value *args, int nargs) {
+  const struct recording *base = vm->rec ? rec_base(vm->rec) : NULL;
+  if (!base || !base->capturing || (!base->tries && !base->trying) || !error_catchable(vm)) return;
+  qn_error_object *e = error_take(vm);
+  if (guard_numbers(vm, args, (size_t)nargs))
+    error_put_back(vm, e);
+  else
+    error_free(vm, e);
+}
+
 bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e, bool seen) {
   if (!in || !in->capturing) return true;
   if (seen && !guard_words(vm, e)) return false;

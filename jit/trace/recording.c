@@ -324,6 +324,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->exit_places, r->exit_places_cap * sizeof *r->exit_places);
   mem_free(vm, r->size_places, r->size_places_cap * sizeof *r->size_places);
   mem_free(vm, r->size_inputs, r->size_inputs_cap * sizeof *r->size_inputs);
+  nodes_free(vm, &r->size_ints);
   if (r->sizes) mem_free(vm, r->name_symbols, r->sizes->nnames * sizeof *r->name_symbols);
   rewrite_notes_free(vm, &r->rewritten);
   regions_cut(vm, &r->regions, 0);

@@ -97,12 +97,20 @@ static bool classify(qn_vm *vm, const pattern *p, uint32_t part, const int64_t *
   return true;
 }
 
+/* Marks the part of a wish that is this input. */
+static bool want_int(size_wish *w, const pattern *p, uint32_t input) {
+  uint32_t i = 0;
+  while (i < p->n && (p->pats[i].kind != PAT_SCALAR || p->pats[i].input != input)) i++;
+  if (i == p->n || p->pats[i].tag != TAG_INT) return false;
+  return w->parts[i].sized = true;
+}
+
 size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
-                        text_buf *why) {
+                        const qn_value *scalars, text_buf *why) {
   size_t bytes = (p->ndims + (size_t)1) * sizeof(int64_t);
-  int64_t *sizes = p->ndims ? mem_alloc(vm, bytes) : NULL;
+  int64_t *sizes = p->ndims || scalars ? mem_alloc(vm, bytes) : NULL;
   if (!sizes) return NULL;
-  memcpy(sizes, p->dims, p->ndims * sizeof *sizes);
+  if (p->ndims) memcpy(sizes, p->dims, p->ndims * sizeof *sizes);
   size_wish *w = NULL;
   size_class *classes = NULL;
   uint32_t cap = 0;
@@ -110,7 +118,18 @@ size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_val
   bool ok = w != NULL;
   for (uint32_t i = 0; i < p->n && ok; i++)
     if (p->pats[i].kind == PAT_ARRAY) ok = classify(vm, p, i, sizes, w, &classes, &cap, why);
-  ok = ok && w->most > 0;
+  bool any = false;
+  for (uint32_t i = 0; scalars && i < p->asked.n && ok; i++) {
+    uint32_t input = p->asked.nodes[i];
+    if (scalars[input].u.i < SIZE_LEAST || !want_int(w, p, input)) continue;
+    any = true;
+    if (why->len) continue;
+    pattern_input_name(p, input, why);
+    text_addf(why, " is %lld, and another size before; now symbolic", (long long)scalars[input].u.i);
+  }
+  for (uint32_t i = 0; ok && p->sizes && i < p->sizes->nplaces; i++)
+    if (p->sizes->places[i].axis == PLACE_INT) (void)want_int(w, p, p->sizes->places[i].input);
+  ok = ok && (w->most > 0 || any);
   if (ok) ok = (w->symbols = mem_zalloc(vm, (w->most + (size_t)1) * sizeof *w->symbols)) != NULL;
   mem_free(vm, classes, cap * sizeof *classes);
   mem_free(vm, sizes, bytes);
@@ -119,8 +138,8 @@ size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_val
   return NULL;
 }
 
-/* The classes of the axes of a part of the recording's pattern; NULL if it has none. */
-static const uint32_t *classes_of(const struct recording *r, uint32_t part, int rank) {
+/* What the recording's wish says of a part of its pattern; NULL: nothing. */
+static const struct wish_part *wished_of(const struct recording *r, uint32_t part) {
   const size_wish *w = r->wish;
   uint32_t i = r->pattern.nroots - 1;
   const root *own = &r->pattern.roots[i];
@@ -130,24 +149,68 @@ static const uint32_t *classes_of(const struct recording *r, uint32_t part, int 
   }
   if (i >= w->nroots || w->roots[i].kind != own->kind) return NULL;
   uint32_t at = w->roots[i].first + (part - own->first);
-  if (at >= w->nparts || w->parts[at].kind != PAT_ARRAY || w->parts[at].rank != rank) return NULL;
-  return w->classes + w->parts[at].at;
+  return at < w->nparts ? &w->parts[at] : NULL;
+}
+
+/* The classes of the axes of a part of the recording's pattern; NULL if it has none. */
+static const uint32_t *classes_of(const struct recording *r, uint32_t part, int rank) {
+  const struct wish_part *x = wished_of(r, part);
+  return x && x->kind == PAT_ARRAY && x->rank == rank ? r->wish->classes + x->at : NULL;
+}
+
+bool sizes_of_int(struct recording *r, uint32_t part, uint32_t input, int64_t value) {
+  const struct wish_part *x = r->wish ? wished_of(r, part) : NULL;
+  if (!x || x->kind != PAT_SCALAR || !x->sized || value < SIZE_LEAST || value > ARRAY_MAX_ELEMENTS) return true;
+  return nodes_add(r->vm, &r->size_ints, input);
+}
+
+/* Has the program, or a symbol, a name already? */
+static bool is_taken(const struct recording *r, const char *name, bool captured) {
+  const dim_table *t = &r->g->dims;
+  bool taken = false;
+  for (uint32_t k = 0; k < t->n && !taken; k++) taken = t->exprs[k].name && strcmp(t->exprs[k].name, name) == 0;
+  for (uint32_t k = 0; r->sizes && k < r->sizes->nnames && !taken; k++) taken = strcmp(r->sizes->names[k], name) == 0;
+  for (uint32_t k = 0; captured && k < r->pattern.nnames && !taken; k++)
+    taken = r->pattern.names[k] && strcmp(r->pattern.names[k]->text, name) == 0;
+  return taken;
 }
 
 /* A name for one more symbol that the program has not named; NULL if there are no more. */
 static const char *fresh_name(const struct recording *r) {
   static const char *const names[] = {"n", "m", "k", "l", "p", "q", "r", "s", "t", "u", "v", "w"};
-  const dim_table *t = &r->g->dims;
-  for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
-    bool taken = false;
-    for (uint32_t k = 0; k < t->n && !taken; k++) taken = t->exprs[k].name && strcmp(t->exprs[k].name, names[i]) == 0;
-    for (uint32_t k = 0; r->sizes && k < r->sizes->nnames && !taken; k++)
-      taken = strcmp(r->sizes->names[k], names[i]) == 0;
-    for (uint32_t k = 0; k < r->pattern.nnames && !taken; k++)
-      taken = r->pattern.names[k] && strcmp(r->pattern.names[k]->text, names[i]) == 0;
-    if (!taken) return names[i];
-  }
+  for (uint32_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (!is_taken(r, names[i], true)) return names[i];
   return NULL;
+}
+
+/* A name for the symbol of an input that is a host int: the argument's own. */
+static const char *name_of_int(const struct recording *r, uint32_t input) {
+  const pattern *p = &r->pattern;
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    const root *x = &p->roots[i];
+    if (x->kind != ROOT_ARG || !x->name || x->first >= p->n) continue;
+    if (p->pats[x->first].kind == PAT_SCALAR && p->pats[x->first].input == input && !is_taken(r, x->name->text, false))
+      return x->name->text;
+  }
+  return fresh_name(r);
+}
+
+/* The symbol of an input that is a host int, if it may be one: made, and its place noted, when it is first asked for. */
+static bool symbol_of_int(struct recording *r, uint32_t input, qn_dim *d) {
+  uint32_t i = 0;
+  while (i < r->size_ints.n && r->size_ints.nodes[i] != input) i++;
+  if (i == r->size_ints.n || r->g->dims.strict) return false;
+  for (uint32_t k = 0; k < r->nsize_places; k++)
+    if (r->size_places[k].axis == PLACE_INT && r->size_places[k].input == input)
+      return *d = r->size_places[k].symbol, true;
+  qn_value v = r->vals[r->g->inputs[input]];
+  if (!value_is(v, TAG_INT) || !mem_grow(r->vm, (void **)&r->size_places, &r->size_places_cap,
+                                         r->nsize_places + (size_t)1, sizeof *r->size_places))
+    return false;
+  *d = dim_symbol(&r->g->dims, DIM_FROM_SCALAR, input, 0, v.u.i, name_of_int(r, input));
+  if (*d >= 0) return false;
+  r->size_places[r->nsize_places++] = (struct size_place){input, PLACE_INT, *d};
+  return true;
 }
 
 /* The symbol of a class, for axis k of an input: made for the first such axis. */
@@ -218,7 +281,8 @@ static int64_t least(const dim_table *t, qn_dim d) {
   if (dim_is_const(t, d, &c)) return c;
   const dim_expr *e = &t->exprs[~d];
   int64_t none = -ARRAY_MAX_ELEMENTS;
-  if (e->op == DIM_SYMBOL) return e->source == DIM_FROM_INPUT ? SIZE_LEAST : e->source == DIM_FROM_NODE ? 0 : none;
+  if (e->op == DIM_SYMBOL)
+    return e->source == DIM_FROM_NODE ? 0 : e->source == DIM_FROM_INPUT || !t->strict ? SIZE_LEAST : none;
   int64_t a = least(t, e->a), b = least(t, e->b), out = none;
   switch ((dim_op)e->op) {
   case DIM_ADD: out = a + b; break;
@@ -369,6 +433,11 @@ bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t) {
 
 /* ---- what code of the host asks ---------------------------------------------------------------------------------------------------- */
 
+/* May host numbers of a recording outside of all arms be sizes that may differ in later calls? */
+static bool has_size_numbers(const struct recording *r) {
+  return r->nsize_inputs || (r->size_ints.n && r->capturing && !r->symbolic);
+}
+
 /* Has a recording sizes that are no plain numbers? */
 static bool has_sizes(const struct recording *r) {
   return r->nsize_places || r->symbolic || r->arm_sizes || r->g->dims.strict;
@@ -481,8 +550,9 @@ static uint32_t number_of_size(struct recording *r, qn_dim d) {
   graph *g = r->g;
   int64_t c;
   if (dim_is_const(&g->dims, d, &c)) return graph_weak_int(g, c);
-  if (!r->arm) return r->capturing && !dim_is_late(&g->dims, d) ? size_input_of(r, d) : 0;
   const dim_expr e = g->dims.exprs[~d];
+  if (!r->arm && e.op == DIM_SYMBOL && e.source == DIM_FROM_SCALAR) return g->inputs[e.ref];
+  if (!r->arm) return r->capturing && !dim_is_late(&g->dims, d) ? size_input_of(r, d) : 0;
   if (e.op == DIM_SYMBOL && e.source == DIM_FROM_INPUT) {
     uint32_t outer = number_of_size(r->outer, r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis]);
     return outer ? captured_node(r, outer) : 0;
@@ -725,7 +795,7 @@ static bool is_of_node(const dim_table *t, qn_dim d) {
 /* May the sizes of an arm be symbolic? */
 static bool arm_may_be_symbolic(struct recording *r) {
   const struct recording *base = rec_base(r);
-  return base->capturing && base->nsize_places && !base->device;
+  return base->capturing && (base->nsize_places || base->size_ints.n) && !base->device;
 }
 
 bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t) {
@@ -806,6 +876,27 @@ void sizes_lift(struct recording *r) {
   }
 }
 
+/* A number of the recording outside of all arms is about to be guarded, because it is a size: notes the inputs that it is made of. */
+static void ask_as_size(struct recording *r, uint32_t node, int depth) {
+  const graph_node *n = &r->g->nodes[node];
+  node_list *asked = &r->pattern.asked;
+  if (r->arm || !r->capturing || !n->type.weak || depth > 8) return;
+  if (n->kind == NODE_OP)
+    for (int k = 0; k < n->nin; k++) ask_as_size(r, n->in[k], depth + 1);
+  if (n->kind != NODE_INPUT || n->type.dtype != WEAK_INT) return;
+  for (uint32_t i = 0; i < asked->n; i++)
+    if (asked->nodes[i] == n->payload.input) return;
+  if (!nodes_add(r->vm, asked, n->payload.input)) error_clear(r->vm); /* then it stays guarded */
+}
+
+/* Guards a number that is a size. Owned, or the error value. */
+static qn_value observe_size(qn_vm *vm, qn_value v) {
+  struct recording *of;
+  uint32_t node = value_node(v) && vm->rec ? node_around(vm, v, &of) : 0;
+  if (node) ask_as_size(of, node, 0);
+  return rec_observe(vm, v);
+}
+
 /* The number that input k of an arm is, if it comes from outside of all arms and is no data: it is guarded. Else unset, or an error is
  * raised. */
 static qn_value number_around(struct recording *r, uint32_t k) {
@@ -817,7 +908,7 @@ static qn_value number_around(struct recording *r, uint32_t k) {
       qn_value v = rec_value_of(r, node);
       if (value_is_error(v) || !r->capturing || rec_is_data(r, v)) return value_unset();
       r->vm->rec = r;
-      v = rec_observe(r->vm, v);
+      v = observe_size(r->vm, v);
       r->vm->rec = active;
       return value_is_error(v) ? value_unset() : v;
     }
@@ -942,7 +1033,7 @@ static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int dep
       *d = r->size_inputs[i].size;
       return true;
     }
-    return false;
+    return symbol_of_int(r, n->payload.input, d);
   }
   qn_dim in[2];
   dim_op op;
@@ -960,7 +1051,7 @@ static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int dep
 }
 
 bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d) {
-  return r->nsize_inputs && made_of_sizes(r, node, d, 0);
+  return has_size_numbers(r) && made_of_sizes(r, node, d, 0);
 }
 
 /* A size of `from`, r or a recording around it, as one of r. False with an error raised. */
@@ -973,7 +1064,7 @@ static bool size_inwards(struct recording *r, const struct recording *from, qn_d
 static bool size_of_sizes(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec, *of;
   int64_t c;
-  if (!r || !rec_base(r)->nsize_inputs || (r->arm && !arm_may_be_symbolic(r))) return false;
+  if (!r || !has_size_numbers(rec_base(r)) || (r->arm && !arm_may_be_symbolic(r))) return false;
   uint32_t node = node_around(vm, v, &of);
   if (!node || !made_of_sizes(of, node, d, 0) || dim_is_const(&of->g->dims, *d, &c)) return false;
   if (!of->arm && dim_hint(&of->g->dims, *d) != v.u.i) return false;
@@ -989,7 +1080,7 @@ bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
     return true;
   }
   if (error_pending(vm)) return false;
-  v = rec_observe(vm, v);
+  v = observe_size(vm, v);
   if (value_is_error(v)) return false;
   *size = v.u.i;
   return true;
@@ -1000,7 +1091,7 @@ bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound) {
   *symbolic = size_in_arm(vm, v, bound) && !dim_is_const(&vm->rec->g->dims, *bound, &c);
   if (!*symbolic && !error_pending(vm)) *symbolic = size_of_sizes(vm, v, bound);
   if (*symbolic || error_pending(vm)) return *symbolic;
-  v = rec_observe(vm, v);
+  v = observe_size(vm, v);
   *bound = v.u.i;
   return !value_is_error(v);
 }
@@ -1030,7 +1121,7 @@ void rec_size_fits(qn_vm *vm, qn_value v) {
 
 int64_t rec_size_now(qn_vm *vm, int64_t d) {
   int64_t hint = rec_size_hint(vm, d);
-  if (d != hint) rec_pin(vm->rec, d);
+  if (d < 0 && vm->rec) rec_pin(vm->rec, d); /* (a bound may be the number below 0 that it is written as) */
   return hint;
 }
 

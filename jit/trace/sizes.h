@@ -18,6 +18,7 @@ struct number_range {
 typedef struct size_wish {
   struct wish_part {
     uint8_t kind, rank; /* pat_kind; an array's rank */
+    bool sized;         /* a host int that is symbolic where it is a size */
     uint32_t at;        /* where the classes of its axes begin */
   } * parts;
   uint32_t nparts;
@@ -33,14 +34,17 @@ typedef struct size_wish {
 } size_wish;
 
 /* Does a call fit a pattern in everything but sizes, and are there sizes that can be symbolic? Then the wish for its recording, owned, and in
- * `why` which size differs. NULL otherwise, with or without an error raised. */
+ * `why` which size differs. NULL otherwise, with or without an error raised. `scalars` (NULL: none): by input the numbers of this call,
+ * which are others than those that were guarded as sizes: these are symbolic, too. */
 size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
-                        text_buf *why);
+                        const qn_value *scalars, text_buf *why);
 void size_wish_free(qn_vm *vm, size_wish *w);
 
 /* Puts symbols in place of the sizes of an array that becomes input `input` of the recording, where the wish says so. `part` is its number in
  * the pattern, of which the root being traced is the last. False with an error raised. */
 QN_MUST_CHECK bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_type *t);
+/* A host int becomes input `input` of the recording: notes whether it is symbolic where it is a size. False with an error raised. */
+QN_MUST_CHECK bool sizes_of_int(struct recording *r, uint32_t part, uint32_t input, int64_t value);
 /* The recording has ended well or broken off: demands of all symbolic sizes of its nodes that they are 2 or more, and gives its pattern what
  * later calls must fulfil. False if memory is short (no error is raised). */
 QN_MUST_CHECK bool sizes_settle(struct recording *r);

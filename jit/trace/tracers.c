@@ -61,8 +61,9 @@ static qn_value tracer_array(struct recording *r, pat *x, qn_value v) {
 }
 
 static qn_value tracer_number(struct recording *r, pat *x, qn_value v) {
-  uint32_t node = add_input(r, x, v);
+  uint32_t part = (uint32_t)(x - r->pattern.pats), node = add_input(r, x, v);
   if (!node) return value_error();
+  if (value_is(v, TAG_INT) && !sizes_of_int(r, part, r->g->ninputs - 1, v.u.i)) return value_error();
   r->vals[node] = value_plain(v);
   return value_traced(v, r->base + node);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
-  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--turns | --arms | --lists | --records]
+  sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--ints | --turns | --arms | --lists | --records]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
@@ -9,6 +9,7 @@ branches on them, reshapes, slices, joins, broadcasting, reductions, updates, lo
 that it reads back exactly, by `--jit off`, `--jit sync --set jit.hot=1` and `--jit verify --set jit.hot=1`, and the texts are compared.
 A program that fails is printed.
 
+With --ints the function has two host ints beside the arrays, which are sizes, bounds, indices, counts and mere numbers, and change with them.
 With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
 With --named the function has a signature that names sizes, which are symbolic from the first recording on.
@@ -143,6 +144,76 @@ for (n, m, more, dtype) in ({', '.join(calls)},) {{
   let y = if n % 3 == 2 {{ randn((m,) + more) }} else {{ randn((n,) + more) }}
   for _ in 0..2 {{ print(n, m, try {{ repr(g(x, y)) }} catch e {{ e.message }}) }}
   if n == 9 {{ GLOBAL = randn(4) }}
+}}
+"""
+
+
+INTS = [
+    "zeros({n})", "ones({n}, 2) * {n}", "full(({n}, {m}), 0.5) + {m}", "arange({n}) * 2", "arange({m}, {n})", "arange(0, {n}, 2)", "arange({n} - 1, -1, -1)", "eye({n})",
+    "linspace(0, 1, {n})", "linspace(0.5 * {m}, 1, {n})", "rand({n}, 2)", "randn({n}) * {m}", "randint(0, {n}, 5)", "randint({m}, {n} + {m}, 3)", "bernoulli(0.5, {n})",
+    "{v}[:{n}]", "{v}[{n}:]", "{v}[-{n}:]", "{v}[:-{n}]", "{v}[{m}:{n}]", "{v}[{n}:{n} + 3]", "{v}[{n} * 2:({n} + 1) * 2]", "{v}[{n}:{n} + {m}]", "{v}[:{n}:2]", "{v}[{n}::-1]",
+    "{v}[{n}]", "{v}[-{n}]", "{v}[{n} // 2]", "{v}[{n} % len({v})]", "{v}[clip_index({n}, len({v}))]", "{v}[wrap_index({n}, len({v}))]", "take({v}, {n})", "{v}[arange({n})]",
+    "{v}.reshape({n}, -1)", "{v}.reshape({n}, {m})", "{v}.reshape({n}, {v}.size // maximum({n}, 1))", "broadcast_to({v}[0], {n}, {v}.shape[1])", "repeat({v}, {n}, axis: 0)",
+    "roll({v}, {n})", "roll({v}, -{n}, axis: 1)", "pad({v}, {n})", "pad({v}, (({n}, 0), (0, {m})))", "concat(({v}[:, 0], zeros({n})))", "concat(({v}, zeros({n}, {v}.shape[1])))",
+    "topk({v}[:, 0], {n})[0]", "topk({v}, {m}, axis: 0)[1]", "windows({v}, {n}, axis: 0)", "windows({v}[:, 0], {n}, step: {m})", "one_hot(arange(3), {n})", "one_hot({n}, 9)",
+    "tril(ones({n}, {n}), k: {m})", "tril({v}, k: {n})", "where(arange(len({v})) < {n}, {v}[:, 0], 0)", "conv1d({v}[:, new], ones(2, 1, 2), padding: {n})",
+    "conv1d({v}[:, new], ones(2, 1, {n}))", "max_pool2d({v}[new, new], {n})", "permutation({n})", "{v}[permutation({n})]", "chunk({v}, {n})[0]", "cumsum({v}[:{n}])", "sum({v}, axis: {n})",
+    "{v} * {n}", "{v} / {n}", "{v} ** {n}", "{v} + {n} // {m}", "{v} * (0.5 ** {n})", "{v} * sqrt(1.0 * {n})", "{v} - minimum({n}, {m})", "{v} * float({n}) / (1 + {n})",
+    "ones({n} + {m})", "ones({n} - {m})", "ones({n} * {m})", "ones({n} // 2) * ones({n} // 2)", "ones({n}) + ones({m})", "ones(len({v})) + ones({n})", "{v} @ ones({n}, 2)",
+    "ones({n}, len({v})) @ {v}", "stores({v}, {n})", "stores({v}, {n} + 1)", "cached({v}, {n})", "loops({v}, {n})", "grows({v}, {n})", "powers({v}, {n})", "raised({v}, {n})",
+    "if {n} > 4 {{ {v} * 2 }} else {{ {v}[:{n}] }}", "if {n} == {m} {{ ones({n}) * ones({m}) }} else {{ {v} }}", "if {n} % 2 == 0 {{ {v} }} else {{ {v} + 1 }}",
+    "grad(fn(a) sum(a[:{n}] ** 2))({v})", "grad(fn(a) sum((zeros({n}, 1) + a[0]) ** 2))({v})", "grad(fn(a) sum(loops(a, {n})))({v})", "vmap(fn(i) {v} * i)(arange({n}))", "vmap(fn(r) r[:{n}])({v})",
+    "jacobian(fn(a) a[:{n}] * 2)({v}[0])", "checkpoint(fn(a) a[:{n}] * {m})({v})", "inner({v}, {n})", "sized({v}, {n})", "if sum({v}) > 0 {{ {v}[:{n}].sum() }} else {{ {v}.sum() + {n} }}",
+    "fold(0..{n}, fn(a, i) a * 0.5 + i, {v})", "stack(map(0..{n}, fn(i) {v} * i))", "map({v}, fn(r) sum(r * {n}))", "fold({v}, fn(a, r) a * 0.5 + r, {v}[0] * {n})",
+    "{v} * \"{{{n}}}\".len()", "{v}[:int(sum(abs({v})))]", "ones(int({v}.shape[0] * 0.5)) * {n}", "arange(0.0, 1.0, 1.0 / {n})", "arange(0.0, 0.5 * {n})", "({v}, {v})[{n}]",
+]
+INT_FUNCTIONS = """fn stores(x, n) { x[n] = 7; x[:n, 0] = 3; x[n:] *= 2; x }
+fn cached(x, n) { x[n:n + 1] = x[:1] * 2; sum(x[:n + 1], axis: 0) }
+fn loops(x, n) { for i in 0..n { x = x * 0.5 + i }; x }
+fn grows(x, n) { let out = (); for i in 0..n { out = append(out, x * i) }; if n > 0 { stack(out) } else { x } }
+fn powers(x, n) = if n <= 0 { x } else { x * powers(x, n - 1) }
+fn raised(x, n) { if n <= 1 { return x }; let h = raised(x, n // 2); h * h + n % 2 }
+fn inner(x, n) { let f = fn(a) a[:n] * n; f(x) }
+fn sized(x: [k, m], n: int) = x[:n] * k
+"""
+
+
+def ints_program(seed):
+    rng = random.Random(seed)
+    body, names = [], ["x", "y"]
+    ints = lambda: rng.choice(["n"] * 6 + ["m", "m", "n + 1", "n - 1", "m * 2", "len(x)"])
+    for i in range(rng.randint(1, 4)):
+        v = names[-1] if rng.random() < 0.4 else rng.choice(names)
+        text = rng.choice(INTS).format(v=v, n=ints(), m=ints()) if rng.random() < 0.8 else rng.choice(STATEMENTS).format(v=v, w=rng.choice(names))
+        if rng.random() < 0.4:
+            text = f"try {{ {text} }} catch _e {{ {v} }}"
+        body.append(f"  let v{i} = {text}")
+        names.append(f"v{i}")
+    wrap = rng.choice(["f"] * 5 + ["jit(f)", "jit(f, dynamic: true)", "jit(f, dynamic: false)", "fn(x, y, n, m) value_and_grad(fn(x, y) sum(tree_leaves(f(x, y, n, m))[-1] * 1.0))(x, y)",
+                                   "fn(x, y, n, m) f(x, y, n, m)", "fn(x, y, n, m) f(y, x, n * 2, len(x))"])
+    sizes = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 40, 63, 64, 65]
+    few = [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 40, 64, -1, -2, -5]
+    calls, n, m, k = [], rng.choice(few), rng.choice(few), rng.choice(sizes)
+    for _ in range(rng.randint(8, 14)):
+        if rng.random() < 0.8:
+            n = rng.choice(few)
+        if rng.random() < 0.3:
+            m = rng.choice(few)
+        if rng.random() < 0.3:
+            k = rng.choice(sizes)
+        last = rng.random()
+        calls.append(f"({k}, {abs(n) if last < 0.2 else k}, {k if last > 0.85 else n}, {m})")
+    return f"""{FUNCTIONS}{INT_FUNCTIONS}seed({seed})
+let GLOBAL = randn(8)
+fn f(x, y, n, m) {{
+{chr(10).join(body)}
+  ({", ".join(n for n in names[2:])},)
+}}
+let g = {wrap}
+for (k, l, n, m) in ({', '.join(calls)},) {{
+  let x = randn(k, 4)
+  let y = randn(l, 4)
+  for _ in 0..2 {{ print(k, l, n, m, try {{ repr(g(x, y, n, m)) }} catch e {{ e.message }}) }}
 }}
 """
 
@@ -400,6 +471,7 @@ def main():
     p.add_argument("--seconds", type=float)
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--regions", action="store_true", help="with jit.regions=1")
+    p.add_argument("--ints", action="store_true", help="with host ints that change")
     p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
     p.add_argument("--arms", action="store_true", help="branches and loops on data")
     p.add_argument("--lists", action="store_true", help="lists of many lengths")
@@ -410,7 +482,7 @@ def main():
     seed = random.SystemRandom().randrange(1 << 30) if args.seed == "random" else int(args.seed)
     count = args.count if args.count is not None else 1 << 30 if args.seconds else 100
     more = ["--set", "jit.regions=1"] if args.regions else []
-    make = turns_program if args.turns else arms_program if args.arms else lists_program if args.lists else program
+    make = turns_program if args.turns else arms_program if args.arms else lists_program if args.lists else ints_program if args.ints else program
     plain = make
     if args.named:
         make = lambda seed: name_sizes(seed, plain(seed))
