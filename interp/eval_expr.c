@@ -253,13 +253,39 @@ bool range_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, int64_t *ou
   return ok;
 }
 
+/* Is a range the first argument of a call of map or fold, while something is recorded? */
+static bool goes_over(qn_vm *vm, const n_range *n, qn_value *fp) {
+  if (!n->over || vm->asked.stacked) return false;
+  qn_value f = eval(vm, n->over->callee, fp);
+  if (value_stops(f)) { /* told when the call itself looks */
+    error_clear(vm);
+    return false;
+  }
+  bool known = value_is(f, TAG_FN) && value_fn(f)->code == n->by;
+  value_release(vm, f);
+  return known;
+}
+
+/* start..b while something is recorded, for a reader that knows of ranges that end at a traced number. */
+static __attribute__((noinline)) qn_value range_traced(qn_vm *vm, const n_range *n, qn_value *fp, int64_t start) {
+  qn_value v = eval(vm, n->b, fp);
+  if (value_stops(v)) return v;
+  bool traced = value_is(v, TAG_INT) && value_node(v) && rec_ends_range(vm, start, v);
+  int64_t stop = v.u.i;
+  bool ok = traced || index_int(vm, v, RANGE_END, &stop);
+  value_release(vm, v);
+  if (!ok) return raise_at(vm, n->b->at);
+  qn_range *r = range_new(vm, start, stop, 1);
+  return r ? value_traced(value_obj(TAG_RANGE, r), traced ? value_node(v) : 0) : value_error();
+}
+
 qn_value eval_range(qn_vm *vm, node *h, qn_value *fp) {
   n_range *n = (n_range *)h;
   int64_t start, stop;
   qn_value stopped;
-  if (!range_bound(vm, n->a, fp, RANGE_START, &start, &stopped) ||
-      !range_bound(vm, n->b, fp, RANGE_END, &stop, &stopped))
-    return stopped;
+  if (!range_bound(vm, n->a, fp, RANGE_START, &start, &stopped)) return stopped;
+  if (__builtin_expect(vm->rec != NULL, 0) && goes_over(vm, n, fp)) return range_traced(vm, n, fp, start);
+  if (!range_bound(vm, n->b, fp, RANGE_END, &stop, &stopped)) return stopped;
   qn_range *r = range_new(vm, start, stop, 1);
   return r ? value_obj(TAG_RANGE, r) : value_error();
 }

@@ -114,6 +114,10 @@ typedef struct n_logic {
 typedef struct n_range {
   node h;
   node *a, *b;
+  /* NULL, or the first argument of this call is the range, and `by` the builtin, map or fold, that its name means: it knows of ranges that end at a
+   * number which is traced (rec_ends_range) */
+  const struct n_call *over;
+  const struct builtin_def *by;
 } n_range;
 
 /* Lists, array literals, templates, blocks. */

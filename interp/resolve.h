@@ -200,6 +200,8 @@ QN_MUST_CHECK node *index_item_node(resolver *r, const ast_node *n);
 bool raises_named(resolver *r, qn_str *name);
 /* The builtin without effect that a name means here; NULL if it means something else. */
 const builtin_def *builtin_named(resolver *r, qn_str *name);
+/* The builtin that a name means here, with or without effect; NULL if it means something else. */
+const builtin_def *builtin_meant(resolver *r, qn_str *name);
 QN_MUST_CHECK node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, bool left_rebound);
 /* The node that makes a function value. `name`: what the function is bound to, or NULL; `local`: inside of its body, that name means the
  * function itself. */

@@ -216,6 +216,16 @@ static bool may_give_stacked(const node *n) {
   return n->kind == N_LOCAL || n->kind == N_FIELD || n->eval == eval_call || n->eval == eval_method;
 }
 
+/* Notes of a range that is the first argument of a call of map or fold, by these names, which call it is. */
+static void note_range(resolver *r, const ast_node *n, const n_call *call) {
+  const char *name = n->kids[0]->u.s->text;
+  const node *first = call->n ? call->args[0].value : NULL;
+  if (!first || first->eval != eval_range || call->args[0].keyword) return;
+  if (strcmp(name, "map") != 0 && strcmp(name, "fold") != 0) return;
+  n_range *range = (n_range *)(uintptr_t)first;
+  if ((range->by = builtin_meant(r, n->kids[0]->u.s))) range->over = call;
+}
+
 /* A call of a global by its name; as an n_count if it is len or stack of something that may be a stacked list. */
 static node *count_node(resolver *r, const ast_node *n, n_call *call) {
   qn_str *name = n->kids[0]->u.s;
@@ -252,7 +262,9 @@ static node *call_expression(resolver *r, const ast_node *n) {
   bool spread = false;
   for (uint32_t i = 0; i < out->n; i++) spread |= out->args[i].spread;
   if (!method && out->callee->kind == N_GLOBAL && !spread) out->direct = ((n_global *)out->callee)->cell;
-  return out->direct && callee->kind == AST_name ? count_node(r, n, out) : &out->h;
+  if (!out->direct || callee->kind != AST_name) return &out->h;
+  note_range(r, n, out);
+  return count_node(r, n, out);
 }
 
 static node *slice_node(resolver *r, const ast_node *at, const ast_node *start, const ast_node *stop,

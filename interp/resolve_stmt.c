@@ -57,9 +57,14 @@ const builtin_def *builtin_named(resolver *r, qn_str *name) {
   return is_pure(r, name, &def) ? def : NULL;
 }
 
-bool raises_named(resolver *r, qn_str *name) {
+const builtin_def *builtin_meant(resolver *r, qn_str *name) {
   const builtin_def *def;
   (void)is_pure_cell(builtin_cell(r, name), &def);
+  return def;
+}
+
+bool raises_named(resolver *r, qn_str *name) {
+  const builtin_def *def = builtin_meant(r, name);
   return def && (def->effect == BUILTIN_RAISES || def->work == WORK_CHECK);
 }
 

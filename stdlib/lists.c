@@ -87,6 +87,19 @@ static rec_answer turns_offer(turns_over *t, int64_t i, qn_value (*turn)(void *c
   return tries->left ? offer_up_to(t, i, value_int(start + t->s->n), turns, tries) : REC_NOT_YET;
 }
 
+/* Offers all numbers of a range whose end is traced. REC_NOT_YET: it is known from now on. */
+static rec_answer range_offer(turns_over *t, qn_value (*turn)(void *ctx, qn_value number, rec_exit *how),
+                              uint64_t grown, rec_tries *tries) {
+  qn_vm *vm = t->vm;
+  qn_value v = t->s->v;
+  if (!value_is(v, TAG_RANGE) || !value_node(v)) return REC_NOT_YET;
+  qn_value end = value_traced(value_int(value_range(v)->stop), value_node(v));
+  const rec_turns turns = {.body = turn, .grown = grown, .stacks = grown};
+  rec_answer answer = tries->left ? offer_up_to(t, 0, end, turns, tries) : REC_NOT_YET;
+  if (answer != REC_NOT_YET) return answer;
+  return value_is_error(rec_observe(vm, end)) ? REC_FAILED : REC_NOT_YET;
+}
+
 /* The item with this number, which may be traced. */
 static qn_value turns_item(const turns_over *t, qn_value number) {
   if (value_is_stacked(t->s->v)) return rec_stacked_item(t->vm, t->s->v, number);
@@ -111,7 +124,8 @@ static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
   rec_answer answer = REC_NOT_YET;
   tries.parts = NULL;
   bool ok = true;
-  for (int64_t i = 0; i < s->n && ok; i++) {
+  answer = range_offer(&t, map_turn, 1, &tries);
+  for (int64_t i = 0; i < s->n && ok && answer == REC_NOT_YET; i++) {
     answer = turns_offer(&t, i, map_turn, 1, &tries);
     if (answer != REC_NOT_YET) break;
     ok = map_item(&t, sequence_item(vm, s, i));
@@ -189,7 +203,8 @@ qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
   const rec_slots slots = {&t.state, 1};
   rec_answer answer = REC_NOT_YET;
   bool ok = !tries.parts || rec_part_turn(vm, slots, &tries);
-  for (int64_t i = 0; i < s.n && ok; i++) {
+  if (ok) answer = range_offer(&t, fold_turn, 0, &tries);
+  for (int64_t i = 0; i < s.n && ok && answer == REC_NOT_YET; i++) {
     answer = turns_offer(&t, i, fold_turn, 0, &tries);
     if (answer != REC_NOT_YET) break;
     ok = fold_item(&t, sequence_item(vm, &s, i)) && (!tries.parts || rec_part_turn(vm, slots, &tries));

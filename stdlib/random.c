@@ -49,16 +49,43 @@ static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t lo
   return -1;
 }
 
+/* Is `a op b` true of host ints? If one is traced the recorder notes the answer as a guard. 1, 0, or -1 with an error raised. */
+static int holds(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  if (!value_node(a) && !value_node(b)) return op == OP_lt ? a.u.i < b.u.i : a.u.i <= b.u.i;
+  qn_value answer = op2(vm, op, a, b, NULL);
+  if (!value_is_error(answer)) answer = rec_observe(vm, answer);
+  return value_is_error(answer) ? -1 : answer.u.i != 0;
+}
+
+/* May integers between bounds that are traced be drawn whatever these are? That there are some, and how far apart they lie, becomes a guard. 1, 0, or
+ * -1 with an error raised. */
+static int may_vary(qn_vm *vm, qn_value low, qn_value high) {
+  const int64_t far = (int64_t)1 << 62;
+  int good = holds(vm, OP_lt, low, high);
+  if (good == 1) good = holds(vm, OP_le, value_int(-far), low);
+  return good == 1 ? holds(vm, OP_lt, high, value_int(far)) : good;
+}
+
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   const uint64_t most = (uint64_t)1 << 63;
   int64_t low, high;
   int dtype = DTYPE_INT;
   op_drawing d;
+  qn_value bounds[2] = {args[0], args[1]};
   if (!arg_int(vm, "randint", "an int as low", args[0], &low) ||
-      !arg_int(vm, "randint", "an int as high", args[1], &high) ||
-      !arg_shape(vm, "randint", args[2], d.shape, &d.rank) ||
-      (args[3].head != TAG_NIL && (dtype = int_dtype(vm, args[3], low, high)) < 0))
+      !arg_int(vm, "randint", "an int as high", args[1], &high) || !arg_shape(vm, "randint", args[2], d.shape, &d.rank))
     return value_error();
+  if (value_node(bounds[0]) || value_node(bounds[1])) {
+    int vary = args[3].head == TAG_NIL ? may_vary(vm, bounds[0], bounds[1]) : 0;
+    d.dtype = DTYPE_INT;
+    if (vary < 0 || (vary && !key_arg(vm, "randint", args[4], &d))) return value_error();
+    qn_value values = vary ? op2(vm, OP_sub, bounds[1], bounds[0], NULL) : value_nil();
+    if (value_is_error(values)) return values;
+    if (vary && op_deferred(vm)) return op_draw_ints_of(vm, &d, bounds[0], values);
+    for (int k = 0; k < 2; k++)
+      if (value_is_error(rec_observe(vm, bounds[k]))) return value_error();
+  }
+  if (args[3].head != TAG_NIL && (dtype = int_dtype(vm, args[3], low, high)) < 0) return value_error();
   uint64_t values = (uint64_t)high - (uint64_t)low;
   if (high <= low || values > most)
     return raise_error(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,

@@ -118,5 +118,7 @@ QN_MUST_CHECK qn_value op_draw(qn_vm *vm, op_id op, const op_drawing *d);
 /* Integers from `low` on, as many as `values` (1 to 2**63): 63 bits of each element modulo `values`. Their dtype, one of integers,
  * holds them. */
 QN_MUST_CHECK qn_value op_draw_ints(qn_vm *vm, const op_drawing *d, int64_t low, uint64_t values);
+/* The same in a recording, of host ints that may be traced: `values` from 1 to 2**63 - 1. */
+QN_MUST_CHECK qn_value op_draw_ints_of(qn_vm *vm, const op_drawing *d, qn_value low, qn_value values);
 
 #endif

@@ -458,6 +458,11 @@ qn_value op_draw(qn_vm *vm, op_id op, const op_drawing *d) {
   return is_set(now) ? now : draw_op(vm, op, d, d->dtype);
 }
 
+qn_value op_draw_ints_of(qn_vm *vm, const op_drawing *d, qn_value low, qn_value values) {
+  qn_value x = use_both(vm, OP_bitand, draw_op(vm, OP_random_bits, d, DTYPE_INDEX), value_int(INT64_MAX));
+  return use_cast(vm, use_both(vm, OP_add, use_both(vm, OP_mod, x, values), low), d->dtype);
+}
+
 qn_value op_draw_ints(qn_vm *vm, const op_drawing *d, int64_t low, uint64_t values) {
   qn_value x = vm->rec ? value_unset() : eager_draw(vm, OP_random_bits, d, low, values);
   if (is_set(x)) return x;

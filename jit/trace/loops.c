@@ -148,9 +148,11 @@ static qn_dim turns_size(loop *l, uint64_t may) {
   struct recording *r = l->r;
   uint32_t node = !r->arm && t->first.head == TAG_INT && value_node(t->end) ? rec_traced(r, t->end) : 0;
   qn_dim end;
-  if (!node || !sizes_of_number(r, node, &end) || end >= 0) return 0;
-  for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++)
-    if ((may >> i & 1) && value_is(l->held[i], TAG_LIST) && !may_stack(l, i)) return 0;
+  for (int i = 0; i < l->assigned.n && i < GROWN_MAX && node; i++)
+    if ((may >> i & 1) && value_is(l->held[i], TAG_LIST) && !may_stack(l, i)) node = 0;
+  if (!node) return 0;
+  if (!sizes_of_number(r, node, &end)) return sizes_asked(r, node), 0;
+  if (end >= 0) return 0;
   qn_dim size = dim_make(&r->g->dims, DIM_SUB, end, dim_const(&r->g->dims, t->first.u.i));
   return size < 0 && dim_hint(&r->g->dims, size) > 1 ? size : 0;
 }
@@ -719,6 +721,10 @@ int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end) {
   if (!value_is_error(n)) n = op_unary(vm, OP_neg, n);
   *first = value_int(0), *end = n;
   return value_is_error(n) ? -1 : 1;
+}
+
+bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
+  return rec_count_traced(vm, end) && (uint64_t)((start >> BOUND_BITS) + 1) <= 1 && way_may_exit(vm->rec);
 }
 
 bool rec_loop_refused(qn_vm *vm) {

@@ -474,6 +474,8 @@ QN_MUST_CHECK bool rec_loop_refused(qn_vm *vm);
 QN_MUST_CHECK rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
 /* May this value be a bound of a loop that is offered, without being known? It is a traced int, or an array that is one. */
 bool rec_count_traced(const qn_vm *vm, qn_value v);
+/* May a range from `start` to a traced int be given to map or fold as it is? Its head then has the node of the end; of others it has none. */
+bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end);
 static inline bool rec_offers_count(const qn_vm *vm, qn_value v) {
   return rec_may_branch(vm, v) && rec_count_traced(vm, v);
 }

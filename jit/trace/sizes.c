@@ -876,7 +876,7 @@ void sizes_lift(struct recording *r) {
   }
 }
 
-/* A number of the recording outside of all arms is about to be guarded, because it is a size: notes the inputs that it is made of. */
+/* sizes_asked, of an operand `depth` operations down. */
 static void ask_as_size(struct recording *r, uint32_t node, int depth) {
   const graph_node *n = &r->g->nodes[node];
   node_list *asked = &r->pattern.asked;
@@ -889,11 +889,13 @@ static void ask_as_size(struct recording *r, uint32_t node, int depth) {
   if (!nodes_add(r->vm, asked, n->payload.input)) error_clear(r->vm); /* then it stays guarded */
 }
 
+void sizes_asked(struct recording *r, uint32_t node) { ask_as_size(r, node, 0); }
+
 /* Guards a number that is a size. Owned, or the error value. */
 static qn_value observe_size(qn_vm *vm, qn_value v) {
   struct recording *of;
   uint32_t node = value_node(v) && vm->rec ? node_around(vm, v, &of) : 0;
-  if (node) ask_as_size(of, node, 0);
+  if (node) sizes_asked(of, node);
   return rec_observe(vm, v);
 }
 

@@ -60,6 +60,10 @@ void sizes_of_graph(struct recording *r, qn_value v);
 /* The size that a node of a host int stands for, if it is made of sizes alone; then *d is set. */
 bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);
 
+/* A number of the recording outside of all arms is about to be guarded, because it is a size: notes the inputs that it is made of, which may be
+ * symbolic in a later recording. */
+void sizes_asked(struct recording *r, uint32_t node);
+
 /* What is known of a host int's node: where it lies, and a number that stands for it in hints. */
 struct number_range sizes_range(struct recording *r, uint32_t node);
 /* As sizes_range of a value in r. */
