@@ -234,6 +234,18 @@ static uint32_t rule_cast_exact(rewriter *r, const graph_node *n) {
   return rewrite_op(r, OP_cast, &x, 1, n->attr, n->site);
 }
 
+static uint32_t rule_fit_exact(rewriter *r, const graph_node *n) {
+  const graph_node *inner = is_op(r, n->in[0], OP_cast);
+  if (!inner || !inner->type.weak) return 0;
+  uint32_t x = inner->in[0];
+  const graph_type from = at(r, x)->type;
+  qn_dtype to = (qn_dtype)n->type.dtype, between = (qn_dtype)inner->type.dtype;
+  if (from.weak || from.rank || dtype_is_float((qn_dtype)from.dtype) != dtype_is_float(to)) return 0;
+  if (!dtype_contains(between, (qn_dtype)from.dtype) || !dtype_contains(to, (qn_dtype)from.dtype)) return 0;
+  const op_attr attr = {.dtype = (uint8_t)to};
+  return shaped(r, n, rewrite_op(r, OP_cast, &x, 1, &attr, n->site));
+}
+
 /* ---- checks that cannot fail ---------------------------------------------------------------------------------------------------- */
 
 /* Marks an integer op as unable to fail (ATTR_PROVEN) if its second operand is a constant in lo..hi, other than 0 unless `zero` says
