@@ -284,7 +284,7 @@ qn_value eval_range(qn_vm *vm, node *h, qn_value *fp) {
   int64_t start, stop;
   qn_value stopped;
   if (!range_bound(vm, n->a, fp, RANGE_START, &start, &stopped)) return stopped;
-  if (__builtin_expect(vm->rec != NULL, 0) && goes_over(vm, n, fp)) return range_traced(vm, n, fp, start);
+  if (__builtin_expect(op_deferred(vm), 0) && goes_over(vm, n, fp)) return range_traced(vm, n, fp, start);
   if (!range_bound(vm, n->b, fp, RANGE_END, &stop, &stopped)) return stopped;
   qn_range *r = range_new(vm, start, stop, 1);
   return r ? value_obj(TAG_RANGE, r) : value_error();
@@ -623,7 +623,8 @@ qn_value eval_count(qn_vm *vm, node *h, qn_value *fp) {
   n_count *n = (n_count *)h;
   qn_value *x = &fp[h->slot];
   if (!n->local)
-    return __builtin_expect(vm->asked.stacked || vm->rec, 0) ? count_evaluated(vm, n, fp) : eval(vm, &n->plain->h, fp);
+    return __builtin_expect(vm->asked.stacked || op_deferred(vm), 0) ? count_evaluated(vm, n, fp)
+                                                                     : eval(vm, &n->plain->h, fp);
   if (__builtin_expect(!value_is_stacked(*x), 1)) return eval(vm, &n->plain->h, fp);
   qn_value f = eval(vm, n->plain->callee, fp);
   if (value_stops(f)) return f;

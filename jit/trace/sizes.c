@@ -778,6 +778,11 @@ static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d
     return true;
   }
   if (e.source == DIM_FROM_NODE) return rec_give_up(r, BREAK_branch);
+  if (e.source == DIM_FROM_SCALAR && !outer->g->dims.strict && rec_derivatives(r)) {
+    rec_pin(outer, d); /* gradients of regions know of sizes of arrays alone */
+    *to = e.hint;
+    return true;
+  }
   uint32_t node = captured_node(r, outer->g->inputs[e.ref]);
   if (!node) return false;
   *to = e.source == DIM_FROM_INPUT ? r->g->nodes[node].type.shape[e.axis]
