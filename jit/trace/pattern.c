@@ -586,13 +586,13 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
   for (uint32_t i = 0; i < s->nplaces && ok; i++) {
     const struct size_place *x = &s->places[i];
     int64_t size = size_at(x, inputs, scalars);
-    bool few = x->axis == PLACE_INT && size < 2; /* of arrays that has been looked at */
-    ok = size == symbols[~x->symbol] && !few;
+    bool other = x->axis == PLACE_INT && (size < 2 || size > INT_SIZE_MOST); /* of arrays that has been looked at */
+    ok = size == symbols[~x->symbol] && !other;
     if (ok || !why) continue;
     print_axis(p, x, why);
     text_addf(why, " is %lld", (long long)size);
-    if (few)
-      text_adds(why, ", and was 2 or more");
+    if (other)
+      text_adds(why, size < 2 ? ", and was 2 or more" : ", which is no size");
     else
       text_addf(why, " instead of %lld, as other sizes that were equal", (long long)symbols[~x->symbol]);
   }

@@ -64,7 +64,11 @@ typedef struct root {
 
 /* What a pattern asks of sizes that are symbolic. A symbol stands for the size of an axis of an input; all axes with the same symbol have the
  * same size, which is 2 or more. */
-enum { PLACE_INT = UINT32_MAX };
+enum {
+  PLACE_INT = UINT32_MAX,
+  INT_SIZE_MOST =
+      1 << 24 /* larger ints are no symbols: an array of so many elements need not exist for what is computed */
+};
 typedef struct pattern_sizes {
   arena arena;
   dim_table dims; /* the symbols, and as facts what the recording and the plan rely on */

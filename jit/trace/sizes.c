@@ -121,11 +121,12 @@ size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_val
   bool any = false;
   for (uint32_t i = 0; scalars && i < p->asked.n && ok; i++) {
     uint32_t input = p->asked.nodes[i];
-    if (scalars[input].u.i < SIZE_LEAST || !want_int(w, p, input)) continue;
+    int64_t now = scalars[input].u.i;
+    if (now < SIZE_LEAST || now > INT_SIZE_MOST || !want_int(w, p, input)) continue;
     any = true;
     if (why->len) continue;
     pattern_input_name(p, input, why);
-    text_addf(why, " is %lld, and another size before; now symbolic", (long long)scalars[input].u.i);
+    text_addf(why, " is %lld, and another size before; now symbolic", (long long)now);
   }
   for (uint32_t i = 0; ok && p->sizes && i < p->sizes->nplaces; i++)
     if (p->sizes->places[i].axis == PLACE_INT) (void)want_int(w, p, p->sizes->places[i].input);
@@ -160,7 +161,7 @@ static const uint32_t *classes_of(const struct recording *r, uint32_t part, int 
 
 bool sizes_of_int(struct recording *r, uint32_t part, uint32_t input, int64_t value) {
   const struct wish_part *x = r->wish ? wished_of(r, part) : NULL;
-  if (!x || x->kind != PAT_SCALAR || !x->sized || value < SIZE_LEAST || value > ARRAY_MAX_ELEMENTS) return true;
+  if (!x || x->kind != PAT_SCALAR || !x->sized || value < SIZE_LEAST || value > INT_SIZE_MOST) return true;
   return nodes_add(r->vm, &r->size_ints, input);
 }
 
@@ -311,6 +312,29 @@ static bool is_plain(const dim_table *t, const dim_fact *f) {
   return false;
 }
 
+/* Does a size depend on a host int that is an argument? */
+static bool is_of_int(const dim_table *t, qn_dim d) {
+  if (d >= 0) return false;
+  const dim_expr *e = &t->exprs[~d];
+  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_SCALAR : is_of_int(t, e->a) || is_of_int(t, e->b);
+}
+
+/* Notes that an array has no more elements than arrays may have, if its sizes depend on host ints: the array may not exist in compiled code. */
+static void demand_room(dim_table *t, const graph_type *type) {
+  int64_t plain = 1, ints = 0, others = 0;
+  qn_dim all = 1;
+  for (int k = 0; k < type->rank; k++) {
+    qn_dim d = type->shape[k];
+    bool of_int = is_of_int(t, d), symbol = of_int && t->exprs[~d].op == DIM_SYMBOL;
+    ints += of_int;
+    others += d < 0 && !symbol;
+    if (d >= 0 && __builtin_mul_overflow(plain, d, &plain)) plain = ARRAY_MAX_ELEMENTS;
+    all = dim_mul(t, all, d);
+  }
+  if (!ints || (ints == 1 && !others && plain <= ARRAY_MAX_ELEMENTS / INT_SIZE_MOST) || dim_is_late(t, all)) return;
+  dim_assume(t, all, DIM_LE, ARRAY_MAX_ELEMENTS);
+}
+
 /* Notes that the sizes of all nodes are SIZE_LEAST or more. */
 static void demand_least(struct recording *r) {
   dim_table *t = &r->g->dims;
@@ -324,6 +348,7 @@ static void demand_least(struct recording *r) {
       else
         dim_assume(t, SIZE_LEAST, DIM_LE, d);
     }
+    if (r->size_ints.n) demand_room(t, type);
   }
 }
 
