@@ -310,6 +310,8 @@ typedef enum op_role {
   ROLE_KEY        /* a weak i64, or an i64 array over the result's first axes */
 } op_role;
 op_role op_operand_role(op_id op, int i, int nin);
+/* The operator that stands for an op between its two operands, as "+" and "=="; NULL if none does. */
+const char *op_operator(op_id op);
 
 /* Infers the types of an op. `dims` may be NULL when all sizes are plain numbers. A size that only data tell (axis 0 of compress and
  * nonzero) is given as its upper bound; graph_op makes it a symbol. False with `why` if the op does not take such operands. */

@@ -71,12 +71,10 @@ static const char *dtype_words(const graph_type *t) {
   return dtype_rows[t->dtype].name;
 }
 
-/* How an op is written in programs: its operator, or its name. */
-static const char *op_words(op_id op) {
+const char *op_operator(op_id op) {
   switch (op) {
   case OP_add: return "+";
-  case OP_sub:
-  case OP_neg: return "-";
+  case OP_sub: return "-";
   case OP_mul: return "*";
   case OP_div: return "/";
   case OP_floordiv: return "//";
@@ -84,8 +82,28 @@ static const char *op_words(op_id op) {
   case OP_pow: return "**";
   case OP_bitand: return "&";
   case OP_bitor: return "|";
-  case OP_invert: return "~";
   case OP_dot: return "@";
+  case OP_eq: return "==";
+  case OP_ne: return "!=";
+  case OP_lt: return "<";
+  case OP_le: return "<=";
+  case OP_gt: return ">";
+  case OP_ge: return ">=";
+  default: return NULL;
+  }
+}
+
+static bool op_compares(op_id op) {
+  return op == OP_eq || op == OP_ne || op == OP_lt || op == OP_le || op == OP_gt || op == OP_ge;
+}
+
+/* How an op is written in programs, as messages call it: its operator, or its name. */
+static const char *op_words(op_id op) {
+  const char *sign = op_compares(op) ? NULL : op_operator(op);
+  if (sign) return sign;
+  switch (op) {
+  case OP_neg: return "-";
+  case OP_invert: return "~";
   case OP_index: return "indexing";
   case OP_scatter:
   case OP_slice_put: return "an indexed assignment";

@@ -206,14 +206,36 @@ static bool same_scalar(qn_value a, qn_value b) {
 }
 
 /* Appends the expression of a guard: "n", "add(n, int 1)". */
+/* A number as it is written in programs. */
+static void print_number(text_buf *out, qn_value v) {
+  if (value_is(v, TAG_FLOAT))
+    text_float(out, v.u.f, WEAK_FLOAT);
+  else if (value_is(v, TAG_BOOL))
+    text_adds(out, v.u.i ? "true" : "false");
+  else
+    text_addf(out, "%lld", (long long)v.u.i);
+}
+
+/* Appends guard i as it is written in programs: "(n + 1) % 2 == 0". */
 static void print_guard(const specialization *e, uint32_t i, text_buf *out, int depth) {
   const scalar_guard *x = &e->guards[i];
+  const char *sign = x->op == GUARD_INPUT || x->op == GUARD_CONST || x->nin != 2 ? NULL : op_operator((op_id)x->op);
   if (x->op == GUARD_INPUT) {
     pattern_input_name(&e->pattern, x->in[0], out);
   } else if (x->op == GUARD_CONST) {
-    text_kind(out, x->value);
+    print_number(out, x->value);
   } else if (depth > 8) {
     text_adds(out, "...");
+  } else if (sign) {
+    for (int k = 0; k < 2; k++) {
+      const scalar_guard *in = &e->guards[x->in[k]];
+      bool apart = in->op != GUARD_INPUT && in->op != GUARD_CONST && in->nin == 2 && op_operator((op_id)in->op) &&
+                   !strchr("=!<>", *sign); /* comparisons bind less than all others */
+      if (k) text_addf(out, " %s ", sign);
+      if (apart) text_adds(out, "(");
+      print_guard(e, x->in[k], out, depth + 1);
+      if (apart) text_adds(out, ")");
+    }
   } else {
     text_addf(out, "%s(", op_rows[x->op].name);
     for (int k = 0; k < x->nin; k++) {
@@ -224,9 +246,18 @@ static void print_guard(const specialization *e, uint32_t i, text_buf *out, int 
   }
 }
 
+/* Appends a value that guard i has or must have: "int 3" of a number that was given, "true" of what is computed. */
+static void print_guarded(const specialization *e, uint32_t i, qn_value v, text_buf *out) {
+  if (e->guards[i].op == GUARD_INPUT)
+    text_kind(out, v);
+  else
+    print_number(out, v);
+}
+
 void specialization_number_guard(const specialization *e, uint32_t i, text_buf *out) {
   print_guard(e, i, out, 0);
-  text_addf(out, " is %s", phrase_kind(e->guards[i].value).text);
+  text_adds(out, " is ");
+  print_guarded(e, i, e->guards[i].value, out);
 }
 
 void specialization_guards(const specialization *e, text_buf *out) {
@@ -264,7 +295,10 @@ bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_val
     if (x->compare && !same_scalar(vals[i], x->value)) {
       if (why) {
         print_guard(e, i, why, 0);
-        text_addf(why, " is %s instead of %s", phrase_kind(vals[i]).text, phrase_kind(x->value).text);
+        text_adds(why, " is ");
+        print_guarded(e, i, vals[i], why);
+        text_adds(why, " instead of ");
+        print_guarded(e, i, x->value, why);
       }
       return false;
     }
