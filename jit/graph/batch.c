@@ -256,11 +256,25 @@ static bool any_whole(const batching *c, int from, int to) {
   return false;
 }
 
+/* An index that is known to lie inside is so for lanes at work; for the others 0 stands in its place. */
+static uint32_t of_active(batching *c, uint32_t index) {
+  if (!index) return 0;
+  graph_type t = c->g->nodes[index].type;
+  qn_dim shape[ARRAY_MAX_RANK + 1] = {c->b->lanes};
+  for (int a = 1; a < t.rank; a++) shape[a] = 1;
+  uint32_t zero = graph_const_scalar(c->g, (qn_dtype)t.dtype, false, 0, 0, c->site);
+  const uint32_t in[] = {shaped(c, OP_reshape, c->b->active, t.rank, shape), index, zero};
+  return make(c, OP_where, in, 3, NULL);
+}
+
 /* Sets in[0..k) to the index operands for all lanes, aligned with each other. */
 static bool indices(batching *c, int k, uint32_t *in) {
   int rank = index_rank(c, k);
-  for (int i = 0; i < k; i++)
-    if (!(in[i] = aligned(c, 1 + i, rank))) return false;
+  for (int i = 0; i < k; i++) {
+    in[i] = aligned(c, 1 + i, rank);
+    if (c->b->active && c->attr.flags & ATTR_PROVEN && whole(c, 1 + i)) in[i] = of_active(c, in[i]);
+    if (!in[i]) return false;
+  }
   return true;
 }
 

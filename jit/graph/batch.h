@@ -29,6 +29,7 @@ typedef struct batched_regions {
   bool in_turn;        /* `made` is a loop over the lanes, which keeps their results as rows behind its one carry */
   uint32_t n;          /* how many results `node` had when this was made */
   bool parted;         /* `made` is a loop that the lanes leave at different turns */
+  bool rows;           /* and which keeps rows, and counts the turns of each lane */
   bool *differs;       /* by result, n of them: does it differ from lane to lane? */
   uint32_t *at;        /* NULL, or likewise: which result of `made` it is */
   uint32_t *whole;     /* likewise: its counterpart, or 0 before somebody takes it */

@@ -10,7 +10,9 @@
  *   lanes. An arm that no lane takes is not run.
  * - A loop makes turns until all lanes are done. A carry of a lane that is done keeps its value. What the body computes from such values
  *   is not used, so nothing in it may fail there. Carries that do not differ as long as lanes are at work stay one for all lanes, and
- *   beside each goes what it was when a lane was done.
+ *   beside each goes what it was when a lane was done. Rows that are kept, as for gradients, are those of all turns; a lane's own are the
+ *   first of them, as many as the turns that it has made, which are counted. (Nothing reads others: the number of rows is no size that a
+ *   lane's results have.)
  * - Where that is not possible, the lanes are computed one after the other,
  *
  *       for lane in 0..lanes { the branch or loop on this lane's operands }
@@ -56,7 +58,7 @@ static batched_regions *results_new(graph_batch *b, uint32_t node, uint32_t made
   }
   if (!x) return NULL;
   x->made = made;
-  x->in_turn = x->parted = false;
+  x->in_turn = x->parted = x->rows = false;
   x->at = NULL;
   x->n = n;
   x->whole = arena_alloc(&b->memory, (n + 1) * sizeof *x->whole);
@@ -490,15 +492,17 @@ static bool fails_in_lanes(const graph *g, const bool *inputs) {
 }
 
 /* Appends the loop that makes turns until all lanes are done, of a header and a body for those at work. `shared`: carries that are one for all
- * lanes. The number of a result is at[carry]. Returns 0 when memory is short. */
+ * lanes. The number of a result is at[its number among those of `n`]; of a loop that keeps rows the number of turns is that of each lane.
+ * Returns 0 when memory is short. */
 static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *const parts[2], const bool *inputs,
                                 const bool *shared, uint32_t *at) {
   graph *g = b->g;
-  uint32_t carries = graph_loop_carries(n), nin = n->nin, all = b->active, mask;
+  uint32_t carries = graph_loop_carries(n), nin = n->nin, all = b->active, mask, total = 0;
+  uint32_t rows = n->payload.regions[1]->noutputs - carries;
   region_builder loop;
   builder_open(&loop, g);
   uint32_t *in = builder_list(&loop, nin + (size_t)1), *args = builder_list(&loop, nin + (size_t)1);
-  uint32_t *outs = builder_list(&loop, 2 * carries + (size_t)2);
+  uint32_t *outs = builder_list(&loop, 2 * carries + rows + (size_t)3), *kept = builder_list(&loop, rows + (size_t)1);
   for (uint32_t k = 0; k < nin && !loop.failed; k++)
     loop.failed = !(in[k] = inputs[k] ? whole_always(b, n->in[k]) : batch_shared_node(b, n->in[k]));
   if (!loop.failed && !all) { /* to begin with, all lanes are at work */
@@ -518,6 +522,12 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
       at[k] = shared[k] ? loop.n : k;
       if (shared[k]) (void)builder_operand(&loop, whole_always(b, n->in[k]));
     }
+    uint32_t turns = loop.n;
+    if (rows && !loop.failed) {
+      uint32_t zero = graph_const_scalar(g, DTYPE_INDEX, false, 0, 0, 0);
+      op_attr shape = {.n = 1, .d = {b->lanes}};
+      (void)builder_operand(&loop, zero ? graph_op(g, OP_broadcast, &zero, 1, &shape, n->site) : 0);
+    }
     uint32_t rest = builder_operands(&loop, in + carries, nin - carries);
     graph *turn = loop.part[1];
     uint32_t more = loop.failed ? 0 : any_lane(loop.part[0], builder_input(&loop, 0, active));
@@ -525,10 +535,13 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
     for (uint32_t k = 0; k < nin; k++) args[k] = builder_input(&loop, 1, k < carries ? k : rest + k - carries);
     uint32_t before = args[nin] = builder_input(&loop, 1, active), go = 0;
     loop.failed = loop.failed || !graph_inline(turn, parts[1], args, outs, true);
-    if (!loop.failed) memcpy(args, outs, carries * sizeof *args);
+    if (!loop.failed) {
+      memcpy(args, outs, carries * sizeof *args);
+      memcpy(kept, outs + carries, rows * sizeof *kept);
+    }
     loop.failed =
         loop.failed || !graph_inline(turn, parts[0], args, &go, true) || !(go = graph_op2(turn, OP_bitand, before, go));
-    uint32_t total = ends;
+    total = ends;
     for (uint32_t k = 0; k < carries && !loop.failed; k++) {
       uint32_t made = outs[k], old = builder_input(&loop, 1, at[k]);
       const graph_type *t = &turn->nodes[made].type;
@@ -540,32 +553,43 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
       if (shared[k]) outs[k] = args[k];
     }
     if (!loop.failed) outs[active] = go;
+    if (rows && !loop.failed) {
+      op_attr count = {.dtype = DTYPE_INDEX};
+      uint32_t one = graph_op(turn, OP_cast, &before, 1, &count, 0);
+      outs[total++] = one ? graph_op2(turn, OP_add, builder_input(&loop, 1, turns), one) : 0;
+      loop.failed |= !outs[turns];
+      for (uint32_t k = 0; k < rows; k++) at[carries + k] = total + k;
+      at[carries + rows] = turns;
+      at[carries + rows + 1] = total + rows + 1;
+    }
     builder_outputs(&loop, 1, outs, total);
+    builder_outputs(&loop, 1, kept, rows);
   }
-  return builder_close(&loop, 0, NULL, n->site);
+  op_attr attr = graph_loop_attr(total, graph_loop_slots(n));
+  return builder_close(&loop, 0, rows ? &attr : NULL, n->site);
 }
 
 /* Makes a loop that goes on until all lanes are done; `inputs` says which inputs of its regions differ while lanes are at work. Where that
  * cannot be, *parted stays set. False as batch_control. */
 static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bool *parted, op_refusal *why) {
   const graph_node n = b->g->nodes[node];
-  uint32_t carries = graph_loop_carries(&n);
-  if (n.payload.regions[1]->noutputs != carries) return true; /* each lane has its own number of rows */
-  bool *shared = arena_alloc(&b->memory, (carries + (size_t)1) * sizeof *shared);
+  uint32_t carries = graph_loop_carries(&n), results = n.payload.regions[1]->noutputs;
+  bool *shared = arena_alloc(&b->memory, (results + (size_t)1) * sizeof *shared);
   if (!shared) return short_of_memory(b);
   for (uint32_t k = 0; k < carries; k++) shared[k] = !inputs[k];
   graph *parts[2] = {arm_of_lanes(b, n.payload.regions[0], inputs, MORE_ACTIVE, NULL, why), NULL};
   if (parts[0]) parts[1] = arm_of_lanes(b, n.payload.regions[1], inputs, MORE_ACTIVE, shared, why);
   bool ok = parts[1] != NULL, can = ok && !fails_in_lanes(parts[0], inputs) && !fails_in_lanes(parts[1], inputs);
-  uint32_t *at = can ? arena_alloc(&b->memory, (carries + (size_t)1) * sizeof *at) : NULL;
-  batched_regions *r = at ? results_new(b, node, loop_until_done(b, &n, parts, inputs, shared, at), carries + 2) : NULL;
+  uint32_t *at = can ? arena_alloc(&b->memory, (results + (size_t)2) * sizeof *at) : NULL;
+  batched_regions *r = at ? results_new(b, node, loop_until_done(b, &n, parts, inputs, shared, at), results + 2) : NULL;
   graph_free(parts[0]);
   graph_free(parts[1]);
   if (ok ? !can : one_lane_can(why)) return true;
   if (!r) return why->id ? false : short_of_memory(b);
-  for (uint32_t k = 0; k < carries; k++) r->differs[k] = true;
+  for (uint32_t k = 0; k < results + (results > carries); k++) r->differs[k] = true;
   r->at = at;
   r->parted = true;
+  r->rows = results > carries;
   *parted = false;
   return true;
 }
@@ -670,7 +694,7 @@ static bool batch_result(graph_batch *b, uint32_t i, uint32_t k, batched_regions
   uint32_t site = g->nodes[i].site, made = 0, carries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : r->n;
   bool row = n.kind == NODE_LOOP && k >= carries && k < n.payload.regions[1]->noutputs;
   if (r->whole[k]) return true;
-  if ((r->in_turn || r->parted) && !r->differs[k])
+  if ((r->in_turn || r->parted) && !r->differs[k] && !(r->rows && k + 1 == r->n))
     return refuse(why, "how many turns a loop makes differs from lane to lane, and so do the rows that it keeps");
   if (row) memmove(t.shape, t.shape + 1, --t.rank * sizeof *t.shape);
   if (r->in_turn) { /* indexed with 0 .. lanes - 1, the rows get an axis of known size */
@@ -679,7 +703,7 @@ static bool batch_result(graph_batch *b, uint32_t i, uint32_t k, batched_regions
     uint32_t lanes = rows ? graph_op(g, OP_iota, NULL, 0, &iota, site) : 0;
     made = lanes ? graph_row(g, rows, lanes, false) : 0;
   } else if (!r->differs[k]) {
-    made = graph_proj(g, r->made, k, t, site);
+    made = graph_proj(g, r->made, r->at ? r->at[k] : k, t, site);
     if (made && row && !same_number_of_rows(b, i, made)) made = 0;
     if (made) made |= BATCH_SHARED;
   } else {

@@ -124,7 +124,7 @@ def lanes(out, text):
     want, compared = None, 0
     # Errors of operations on data in single lanes do not reach handlers; those of error(...) and assert(...) do.
     catches = "try {\n" in text or "catch _e" in text
-    for found in re.finditer(r"^(looped|lanes) (.*)$", unsigned(out) if "grad(f)" in text else out, re.M):
+    for found in re.finditer(r"^(looped|lanes) (.*)$", unsigned(out) if re.search(r"\b(grad\(f|jvp\(fn|vjp\(fn|jacobian\(fn)", text) else out, re.M):
         what, text = found.groups()
         if what == "looped":
             want = text

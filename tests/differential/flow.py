@@ -96,6 +96,7 @@ class Program:
         if kind == "plain" and random.Random(seed * 7 + 1).random() < 0.35:  # its own numbers: programs of older seeds stay as they were
             self.has.add("step")
         self.own = random.Random(seed * 7 + 2)  # of what was added later
+        self.derived = random.Random(seed * 7 + 5)  # of derivatives in lanes
         if kind == "plain" and self.own.random() < 0.5:
             self.has |= {"words", "spans", "asks"}
         if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
@@ -1042,8 +1043,16 @@ class Program:
             axes.append(number == 0 or (t in "VSKM" and r.random() < 0.5))
         out = self.top.statements
         arguments = ", ".join(names)
-        if r.random() < 0.25 and result == "S" and "while" not in self.has:
+        own = self.derived
+        derives = r.random() < 0.25 and result == "S"
+        if derives and ("while" not in self.has or own.random() < 0.5):
             out.append(Statement(f"fn of({arguments}) = grad(f)({arguments})"))
+        elif derives or (result in "SV" and own.random() < 0.25):
+            # of the first parameter alone, whose tangent it is, too
+            some = [f"jvp({{}}, {names[0]}, {names[0]})[1]", "jacobian({})(" + names[0] + ")",
+                    f"vjp({{}}, {names[0]})[1](" + ("1.0" if result == "S" else f"f({arguments})") + ")"]
+            of = own.choice(some).format(f"fn({names[0]}) f({arguments})")
+            out.append(Statement(f"fn of({arguments}) = {of}"))
         else:
             out.append(Statement(f"fn of({arguments}) = f({arguments})"))
         entries = ", ".join("0" if a else "nil" for a in axes)
