@@ -182,8 +182,9 @@ typedef struct loop_grad {
   uint32_t ncarries, ncaptured, nrows;
   uint32_t *values, nvalues; /* nodes of the loop's body that are kept besides its carries */
   graph_type *types;         /* room for the types that these have in the graph at hand */
-  /* float carries; captured values whose cotangents are wanted, which are sums over all turns */
+  /* carries that have cotangents; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
+  bool *has_ct;  /* by carry: is it a float on which some result with a cotangent depends? */
   bool *weak;    /* by carry: is it a host number? */
   bool *counts;  /* by carry: is it a host int that goes up by one each turn? */
   int64_t block; /* turns that are computed once more at a time */
@@ -510,7 +511,7 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
   bool ok = region_vjp_begin(c, body, &x) && seeds;
   graph *g = x.g;
   for (uint32_t k = 0; k < l->ncarries && ok; k++) {
-    if (!dtype_is_float((qn_dtype)g->nodes[g->inputs[k]].type.dtype)) continue;
+    if (!l->has_ct[k]) continue;
     ok = (seeds[k] = graph_input(g, g->nodes[g->outputs[k]].type, 0)) != 0;
     x.wrt[x.nwrt++] = g->inputs[k];
   }
@@ -547,6 +548,23 @@ static uint32_t result_of(graph *g, uint32_t node, uint32_t index, graph_type ty
   return graph_proj(g, node, index, type, site);
 }
 
+static bool region_needs(const graph_node *n, const bool *results, bool *operands);
+
+/* Sets l->has_ct. (A carry that none of them depends on has no cotangent in any turn, and not even zeros go through its products: where these have
+ * infinite factors they would become NaN.) False when memory is short. */
+static bool note_cotangents(const control_grad *c, loop_grad *l, arena *memory) {
+  const graph *g = c->g;
+  const graph_node *n = &g->nodes[c->node];
+  uint32_t made = n->payload.regions[1]->noutputs;
+  bool *results = arena_alloc(memory, (made + (size_t)1) * sizeof *results);
+  l->has_ct = arena_alloc(memory, (n->nin + (size_t)1) * sizeof *l->has_ct);
+  if (!results || !l->has_ct) return false;
+  for (uint32_t k = 0; k < made; k++) results[k] = c->given[k] != 0;
+  if (!region_needs(n, results, l->has_ct)) return false;
+  for (uint32_t k = 0; k < l->ncarries; k++) l->has_ct[k] &= dtype_is_float((qn_dtype)g->nodes[n->in[k]].type.dtype);
+  return true;
+}
+
 static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refusal *why) {
   graph *g = c->g;
   graph_node n = g->nodes[c->node];
@@ -559,13 +577,13 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t *cts = arena_alloc(memory, n.nin * sizeof *cts);
   l->weak = arena_alloc(memory, l->ncarries * sizeof *l->weak);
   l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
-  if (memory->failed) return false;
+  if (memory->failed || !note_cotangents(c, l, memory)) return false;
   for (uint32_t k = l->ncarries; k < made; k++)
     if (c->given[k]) given_rows[l->nrows++] = k;
   for (uint32_t k = 0; k < l->ncarries; k++) {
     l->weak[k] = g->nodes[n.in[k]].type.weak;
     l->counts[k] = graph_counts_up(n.payload.regions[1], k);
-    if (dtype_is_float((qn_dtype)g->nodes[n.in[k]].type.dtype)) float_carries[l->ncts++] = k;
+    if (l->has_ct[k]) float_carries[l->ncts++] = k;
   }
   for (uint32_t i = l->ncarries; i < n.nin; i++)
     if (c->wanted[i]) wanted[l->naccs++] = i;
@@ -620,8 +638,6 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
 }
 
 /* ---- what a result depends on ------------------------------------------------------------------------------------------- */
-
-static bool region_needs(const graph_node *n, const bool *results, bool *operands);
 
 /* Marks the nodes on which marked ones depend by floats all the way. False: memory is short. */
 static bool mark_needed(const graph *g, bool *marks) {
