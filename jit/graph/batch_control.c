@@ -328,6 +328,18 @@ static double elements(const graph *g, uint32_t node) {
   return n;
 }
 
+/* May a region of a node be inlined beside it? Numbers that are sizes in it must be constants or inputs there. */
+static bool can_inline(const graph *g, const graph_node *n, int part) {
+  const dim_table *dims = &n->payload.regions[part]->dims;
+  for (uint32_t i = 0; i < dims->n; i++) {
+    const dim_expr *e = &dims->exprs[i];
+    if (e->op != DIM_SYMBOL || e->source != DIM_FROM_SCALAR) continue;
+    uint8_t kind = g->nodes[n->in[e->ref + (n->kind == NODE_IF)]].kind;
+    if (kind != NODE_CONST && kind != NODE_INPUT) return false;
+  }
+  return true;
+}
+
 /* Can an arm be computed by lanes that do not take it? (Sums of host ints do not count: where they fail, the call is made again.) */
 static bool is_plain(const graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
@@ -573,6 +585,7 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
  * cannot be, *parted stays set. False as batch_control. */
 static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bool *parted, op_refusal *why) {
   const graph_node n = b->g->nodes[node];
+  if (!can_inline(b->g, &n, 0)) return true;
   uint32_t carries = graph_loop_carries(&n), results = n.payload.regions[1]->noutputs;
   bool *shared = arena_alloc(&b->memory, (results + (size_t)1) * sizeof *shared);
   if (!shared) return short_of_memory(b);
@@ -670,7 +683,8 @@ static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
   if (n->kind == NODE_IF && !whole(b, n->in[0])) return same_branch(b, node, why);
   bool parted = n->kind == NODE_IF;
   if (parted && !known_sizes(n)) return refuse(why, "the sizes of what a branch gives are not known");
-  if (parted && is_cheap(n->payload.regions[0]) && is_cheap(n->payload.regions[1])) return select_arms(b, node, why);
+  bool cheap = parted && is_cheap(n->payload.regions[0]) && is_cheap(n->payload.regions[1]);
+  if (cheap && can_inline(b->g, n, 0) && can_inline(b->g, n, 1)) return select_arms(b, node, why);
   if (parted) {
     parted = false;
     if (!arms_of_lanes(b, node, &parted, why)) return false;
