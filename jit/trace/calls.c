@@ -832,7 +832,7 @@ static specialization *exact_for(qn_vm *vm, const rec_call_site *site, anchor_sp
   *often = 0;
   int64_t limit = vm->tune[TUNE_jit_hot_sizes];
   if (!limit || site->symbolic == REC_AT_ONCE || list->stacked || list->nplaces) return e;
-  uint64_t hash = pattern_sizes_hash(&e->pattern, c->arrays);
+  uint64_t hash = pattern_sizes_hash(&e->pattern, c->arrays, c->scalars);
   bool made = false, looked = false;
   for (specialization **at = &list->first; *at && list->exact; at = &(*at)->next) {
     specialization *s = *at;
@@ -860,7 +860,7 @@ static specialization *exact_for(qn_vm *vm, const rec_call_site *site, anchor_sp
 static qn_value record_exact(qn_vm *vm, rec_call_site *site, anchor_specializations *list, specialization *e,
                              call_inputs *c, uint64_t hash) {
   text_buf why TEXT_OWNED = {.vm = vm};
-  pattern_print_size(&e->pattern, c->arrays, &why);
+  pattern_print_size(&e->pattern, c->arrays, c->scalars, &why);
   text_adds(&why, " so often that it is plain now");
   text_add(&why, "", 1);
   error_clear(vm);

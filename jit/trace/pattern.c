@@ -618,23 +618,22 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
   return ok;
 }
 
-uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs) {
+uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs, const qn_value *scalars) {
   const pattern_sizes *s = p->sizes;
   uint64_t h = s->nplaces;
   for (uint32_t i = 0; i < s->nplaces; i++) {
-    const qn_array *a = inputs[s->places[i].input];
-    if (s->places[i].axis == PLACE_INT) continue; /* the same arrays with other numbers */
-    h = hash_mix(h, (uint64_t)a->dtype << 56 ^ (uint64_t)a->shape[s->places[i].axis]);
+    const struct size_place *x = &s->places[i];
+    uint64_t dtype = x->axis == PLACE_INT ? QN_DTYPE_COUNT : inputs[x->input]->dtype;
+    h = hash_mix(h, dtype << 56 ^ (uint64_t)size_at(x, inputs, scalars));
   }
   return h | 1;
 }
 
-void pattern_print_size(const pattern *p, qn_array *const *inputs, text_buf *out) {
-  const struct size_place *x = p->sizes->places, *end = x + p->sizes->nplaces;
-  while (x < end && x->axis == PLACE_INT) x++;
-  if (x == end) return;
+void pattern_print_size(const pattern *p, qn_array *const *inputs, const qn_value *scalars, text_buf *out) {
+  if (!p->sizes->nplaces) return;
+  const struct size_place *x = &p->sizes->places[0];
   print_axis(p, x, out);
-  text_addf(out, " is %lld", (long long)inputs[x->input]->shape[x->axis]);
+  text_addf(out, " is %lld", (long long)size_at(x, inputs, scalars));
 }
 
 /* Mixes a value into the hash h: no more than *left parts of lists, records and captures, which it counts down. */

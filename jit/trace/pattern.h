@@ -177,10 +177,10 @@ int64_t pattern_list_length(const pattern *p, uint32_t arg, qn_str *const *names
  * none. */
 void pattern_print_place(const pattern *p, uint32_t part, text_buf *out);
 void pattern_free(qn_vm *vm, pattern *p);
-/* A hash of the symbolic sizes of inputs that pattern_match has found; not 0. */
-uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs);
+/* A hash of the symbolic sizes of a call that pattern_match has found; not 0. */
+uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs, const qn_value *scalars);
 /* Appends one of these sizes: "axis 0 of x is 64". */
-void pattern_print_size(const pattern *p, qn_array *const *inputs, text_buf *out);
+void pattern_print_size(const pattern *p, qn_array *const *inputs, const qn_value *scalars, text_buf *out);
 /* Do the symbolic sizes of inputs that pattern_match has found fulfil what is asked of them? Fills in the inputs that are sizes. `why` as
  * there. To be called if p->sizes is set. */
 bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars, text_buf *why);
