@@ -265,16 +265,25 @@ bool graph_runnable(const graph *g, char *why, size_t size) {
   return false;
 }
 
-bool graph_unprove(graph *g) {
+/* Takes ATTR_PROVEN from all nodes, but (`shown` is a copy, or NULL) from those that have it in the copy, too. */
+static bool unprove(graph *g, const graph *shown) {
   for (uint32_t i = 1; i < g->n; i++) {
-    const graph_node *n = &g->nodes[i];
+    const graph_node *n = &g->nodes[i], *other = shown ? &shown->nodes[i] : NULL;
     for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
-      if (!graph_unprove(n->payload.regions[k])) return false;
+      if (!unprove(n->payload.regions[k], other ? other->payload.regions[k] : NULL)) return false;
+    bool holds = other && other->attr && (other->attr->flags & ATTR_PROVEN);
     if (n->kind == NODE_OP && n->attr && op_rows[n->op].raises != RAISES_never && (n->attr->flags & ATTR_PROVEN) &&
-        !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
+        !holds && !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
       return false;
   }
   return true;
+}
+
+bool graph_unprove(graph *g) {
+  graph *shown = graph_copy(g);
+  bool ok = shown && unprove(shown, NULL) && ranges_prove(shown) && unprove(g, shown);
+  if (shown) graph_free(shown);
+  return ok;
 }
 
 /* ---- places in texts of graphs ----
@@ -360,7 +369,7 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
   graph *g = strlen(text->text) == text->len ? graph_parse(from, why, sizeof why) : NULL;
   if (g) keep_places(&known, g);
   if (!g || !graph_runnable(g, why, sizeof why) || !graph_unprove(g)) {
-    if (g && g->arena.failed) snprintf(why, sizeof why, "out of memory");
+    if (g && (g->arena.failed || !why[0])) snprintf(why, sizeof why, "out of memory");
     if (g) graph_free(g);
     return raise_error(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
                        why[0] ? why : "it holds a NUL");
