@@ -170,6 +170,7 @@ void draws_settle(struct recording *r) {
 void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   if (!r->capturing) return;
   r->capturing = false;
+  r->unseen = true;
   draws_settle(r);
   r->tries += r->trying;
   bool within = why == BREAK_branch && r->refused.number; /* what is in its arms is why the branch is no region */
@@ -895,7 +896,7 @@ static bool run_pending_and(struct recording *r, uint32_t also) {
   r->done = n;
   r->reopened = false;
   r->pending_bytes = 0;
-  r->again |= !ok && r->capturing;
+  r->again |= !ok && (r->capturing || r->unseen);
   return ok;
 }
 
@@ -923,14 +924,15 @@ static bool run_early(struct recording *r) {
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
   if (r->arm && !r->lenient) return note_refusal(r, why, text), rec_give_up(r, why);
-  bool captured = r->capturing;
+  bool captured = r->capturing, unseen = captured || r->unseen;
   rec_stop_capture(r, why, text);
   if (r->whole && captured) { /* at once: what the interpreter made from here on, it would make twice */
     r->again = true;
     return rec_give_up(r, why);
   }
   bool ok = r->grads || r->lanes ? rec_run_pending(r) : rec_end(r);
-  r->again |= captured && !ok;
+  r->again |= unseen && !ok;
+  r->unseen = false;
   return ok;
 }
 
@@ -1076,7 +1078,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     }
   }
   if (stack != few) mem_free(vm, stack, cap * sizeof *stack);
-  r->again |= !ok && r->capturing;
+  r->again |= !ok && (r->capturing || r->unseen);
   return ok;
 }
 

@@ -99,6 +99,8 @@ struct recording {
   bool
       again; /* pending work has failed before the program has seen anything of the call: it is made again without a recording */
   bool
+      unseen; /* the capture has ended, but since then, too, the program has seen nothing: what was recorded until then has not been run yet */
+  bool
       whole; /* a loop is being appended that must be captured to its end: else the call is made again without a recording */
   /* Of the recording around all arms (forks.c): the innermost block of the program in progress; how often ways did not agree, and in which variable
    * the last time (NULL: in none); is the call to be recorded once more, since it is known now where they do not, or the next one; is its result a list
