@@ -179,6 +179,7 @@ static void call_failed(void *ctx) {
 static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const fn_code *code, qn_value *fp) {
   for (uint32_t i = 0; i < code->nparams; i++) {
     bool takes = i < STACKABLE_MAX && (code->anchor.stackable >> i & 1) && op_deferred(vm);
+    if (takes && value_is_stacked(fp[i]) && stacked_mark(fp[i])) takes = false;
     if (code->typed || !op_deferred(vm) ? !rec_plain(vm, &fp[i]) : !takes && !rec_plain_field(vm, &fp[i])) return false;
   }
   return true;

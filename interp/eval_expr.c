@@ -597,9 +597,9 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
 /* len or stack of a stacked list. Owned; the error value; or unset: *list (owned) becomes the ordinary list, of which it is asked. */
 static qn_value count_stacked(qn_vm *vm, const n_count *n, qn_value *list) {
   rec_at(vm, n->h.at);
-  qn_value whole = value_list(*list)->items[STACKED_SHAPE];
   if (!n->stacks) return rec_length(vm, stacked_lead(*list));
-  if (value_is(whole, TAG_UNSET)) return value_retain(stacked_lead(*list)); /* items are arrays */
+  qn_value whole = rec_stacked_whole(vm, *list);
+  if (!value_is(whole, TAG_UNSET)) return whole;
   return rec_make_plain(vm, list) ? value_unset() : value_error();
 }
 
@@ -634,6 +634,21 @@ qn_value eval_count(qn_vm *vm, node *h, qn_value *fp) {
   return value_is(r, TAG_UNSET) ? eval(vm, &n->plain->h, fp) : r;
 }
 
+/* x[items] of a stacked list, given the values of the items, which lie on the stack behind it. *x (owned) may become the ordinary list. */
+static __attribute__((noinline, cold)) qn_value index_stacked_slice(qn_vm *vm, const n_index *n, qn_value *x,
+                                                                    qn_value *values) {
+  index_item items[INDEX_MAX];
+  qn_value r = value_unset();
+  if (n->stacks && n->n == 1 && n->items[0]->kind == N_SLICE) {
+    if (!index_items_of(vm, n->items, n->n, values, false, items)) return value_error();
+    r = rec_stacked_slice(vm, *x, items);
+  }
+  if (!value_is(r, TAG_UNSET)) return r;
+  if (!rec_make_plain(vm, x)) return value_error();
+  values[-1] = *x;
+  return index_items_of(vm, n->items, n->n, values, true, items) ? index_get(vm, *x, items, (int)n->n) : value_error();
+}
+
 static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n, qn_value *fp) {
   qn_value x = eval(vm, n->object, fp);
   if (value_stops(x)) return x;
@@ -649,7 +664,9 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
   index_item items[INDEX_MAX];
   rec_at(vm, n->mark);
   qn_value r = value_error();
-  if (value_is(x, TAG_RECORD))
+  if (value_is_stacked(x))
+    r = index_stacked_slice(vm, n, &x, mark);
+  else if (value_is(x, TAG_RECORD))
     r = fail_record_index(vm, x, vm->sp > mark ? *mark : value_nil());
   else if (index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items))
     r = index_get(vm, x, items, (int)n->n);

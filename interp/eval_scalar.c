@@ -307,9 +307,26 @@ static __attribute__((noinline, cold)) bool join_waiting(qn_vm *vm, const n_bina
   return ok;
 }
 
+/* Joins two lists, of which one is stacked: *a becomes *a + *b, which is taken over. 1; 0: both are ordinary ones now; -1 with an error raised. */
+static __attribute__((noinline, cold)) int join_stacked(qn_vm *vm, const n_binary *n, qn_value *a, qn_value *b) {
+  rec_at(vm, n->mark);
+  qn_value both = n->stacks ? rec_stacked_join(vm, *a, *b) : value_unset();
+  if (value_is(both, TAG_UNSET) && rec_make_plain(vm, a) && rec_make_plain(vm, b)) return 0;
+  value_release(vm, *b);
+  if (value_is(both, TAG_UNSET) || value_is_error(both)) return -1;
+  value_release(vm, *a);
+  *a = both;
+  return 1;
+}
+
 /* Joins two texts or lists: *a becomes *a + b, in its own memory if it has one owner. Takes over `b`. False with an error raised. */
 static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
   if (b.head == TAG_STR && (rec_waits(vm, *a) || rec_waits(vm, b))) return join_waiting(vm, n, a, b);
+  if (__builtin_expect(vm->asked.stacked, 0) && (value_is_stacked(*a) || value_is_stacked(b))) {
+    int joined = join_stacked(vm, n, a, &b);
+    if (joined < 0) raise_at(vm, n->mark);
+    if (joined) return joined > 0;
+  }
   bool ok = b.head == TAG_STR ? str_append(vm, a, value_str(b)) : list_extend(vm, a, value_list(b));
   value_release(vm, b);
   if (!ok) raise_at(vm, n->mark);

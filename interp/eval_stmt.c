@@ -741,8 +741,8 @@ static bool offers_text(const qn_vm *vm, const node *h, qn_value it) {
 /* Is it a list that other calls may be given as rows of arrays? Then gradients have the same bits either way if its turns are told apart, too. */
 static bool may_be_rows(qn_vm *vm, const n_for *n, qn_value it) {
   const node *of = n->iterable;
-  bool may = of->kind == N_FIELD || of->eval == eval_call || of->eval == eval_method ||
-             (n->anchor && (n->anchor->stackable >> of->slot & 1));
+  bool may = of->kind == N_FIELD || of->kind == N_BINARY || of->eval == eval_call || of->eval == eval_method ||
+             of->eval == eval_index || (n->anchor && (n->anchor->stackable >> of->slot & 1));
   return may && rec_stacks(vm, it);
 }
 

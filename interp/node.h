@@ -103,6 +103,7 @@ typedef struct n_binary {
   uint8_t op;      /* ast_op */
   uint8_t row;     /* op_id */
   bool warned;     /* a warning about kinds that are never equal has been written */
+  bool stacks;     /* whoever reads the value takes a stacked list (note_stackable) */
 } n_binary;
 
 /* a and b, a or b. */
@@ -203,6 +204,7 @@ typedef struct n_index {
   node h;
   span mark;
   node *object;
+  bool stacks; /* whoever reads the value takes a stacked list (note_stackable) */
   uint32_t n;
   node *items[];
 } n_index;

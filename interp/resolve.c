@@ -245,6 +245,8 @@ void note_stackable(resolver *r, const node *read) {
   variable *v = read->kind == N_LOCAL ? variable_in(r->fn, read->slot) : NULL;
   if (v) v->stackable++;
   if (read->kind == N_FIELD) ((n_field *)(uintptr_t)read)->stacks = true;
+  if (read->eval == eval_index) ((n_index *)(uintptr_t)read)->stacks = true;
+  if (read->kind == N_BINARY) ((n_binary *)(uintptr_t)read)->stacks = true;
   if (read->eval == eval_call || read->eval == eval_method) ((n_call *)(uintptr_t)read)->stacks = true;
 }
 

@@ -35,6 +35,7 @@ static node *binary_expression(resolver *r, const ast_node *n) {
   uint32_t mark = r->fn->uses.nevents;
   node *b = expression(r, n->kids[AST_binary_right]);
   if (!b) return NULL;
+  if (n->op == AST_OP_add) note_stackable(r, a), note_stackable(r, b);
   return binary_node(r, n, (ast_op)n->op, a, b, a->kind == N_LOCAL && rebound_since(r, a->slot, mark));
 }
 
@@ -213,7 +214,8 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
 
 /* Can the value of a node be a stacked list, if its reader knows of these (note_stackable)? */
 static bool may_give_stacked(const node *n) {
-  return n->kind == N_LOCAL || n->kind == N_FIELD || n->eval == eval_call || n->eval == eval_method;
+  return n->kind == N_LOCAL || n->kind == N_FIELD || n->kind == N_BINARY || n->eval == eval_call ||
+         n->eval == eval_method || n->eval == eval_index;
 }
 
 /* Notes of a range that is the first argument of a call of map or fold, by these names, which call it is. */
@@ -311,6 +313,8 @@ static node *index_expression(resolver *r, const ast_node *n) {
   if (kind != N_SLICE && kind != N_ELLIPSIS && kind != N_NEW) {
     out->h.eval = eval_index_one;
     out->h.kind = N_INDEX;
+    note_stackable(r, out->object);
+  } else if (count == 1 && kind == N_SLICE) {
     note_stackable(r, out->object);
   }
   out->h.flag = out->object->kind == N_LOCAL && rebound_since(r, out->object->slot, mark);

@@ -238,8 +238,10 @@ qn_value builtin_list(qn_vm *vm, const qn_value *args) {
 qn_value builtin_enumerate(qn_vm *vm, const qn_value *args) {
   sequence s;
   int64_t start;
-  if (!sequence_of(vm, "enumerate", args[0], &s) || !arg_int(vm, "enumerate", "an int as start", args[1], &start))
-    return value_error();
+  if (!arg_int(vm, "enumerate", "an int as start", args[1], &start)) return value_error();
+  qn_value rows = rec_stacked_enumerate(vm, args[0], start);
+  if (!value_is(rows, TAG_UNSET)) return rows;
+  if (!sequence_of(vm, "enumerate", args[0], &s)) return value_error();
   if (start > INT64_MAX - s.n) return raise_error(vm, E_overflow, SPAN_NONE, "enumerate: the numbers leave 64 bits");
   qn_value out = list_value(list_of(vm, "enumerate", s.n));
   for (int64_t i = 0; i < s.n && !value_is_error(out); i++)
@@ -356,6 +358,18 @@ qn_value builtin_remove(qn_vm *vm, const qn_value *args) {
   return out;
 }
 
+/* append to a list of any length. */
+static qn_value append_stacked(qn_vm *vm, const qn_value *args) {
+  qn_value one = list_value(list_from(vm, &args[1], 1));
+  if (value_is_error(one)) return one;
+  qn_value out = rec_stacked_join(vm, args[0], one);
+  value_release(vm, one);
+  if (!value_is(out, TAG_UNSET)) return out;
+  out = rec_unstacked(vm, args[0]);
+  if (value_is_error(out) || list_push(vm, value_list(out), value_retain(args[1]))) return out;
+  return value_fail(vm, out);
+}
+
 qn_value builtin_append(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) {
     if (is_array(args[0]))
@@ -365,6 +379,7 @@ qn_value builtin_append(qn_vm *vm, const qn_value *args) {
                              : "append: [] is an array, and arrays have a fixed size; an empty list is written ()");
     return arg_refuse(vm, "append", "a list", args[0]);
   }
+  if (value_is_stacked(args[0])) return append_stacked(vm, args);
   qn_value out = own_list(vm, args[0]);
   if (value_is_error(out)) return out;
   if (list_push(vm, value_list(out), value_retain(args[1]))) return out;

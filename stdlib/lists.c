@@ -218,6 +218,10 @@ qn_value builtin_zip(qn_vm *vm, const qn_value *args) {
   const qn_list *lists = value_list(args[0]);
   uint32_t k = lists->len;
   if (k == 0) return list_value(list_new(vm, 0));
+  qn_value side = rec_stacked_zip(vm, lists->items, k);
+  if (!value_is(side, TAG_UNSET)) return side;
+  for (uint32_t j = 0; j < k && op_deferred(vm); j++)
+    if (value_is_stacked(lists->items[j]) && !rec_length_seen(vm, stacked_lead(lists->items[j]))) return value_error();
   sequence *s = mem_alloc(vm, k * sizeof *s);
   if (!s) return value_error();
   int64_t n = INT64_MAX;
@@ -244,17 +248,26 @@ qn_value builtin_zip(qn_vm *vm, const qn_value *args) {
   return out;
 }
 
+static qn_value reversed_list(qn_vm *vm, const qn_list *l) {
+  qn_value out = list_value(list_new(vm, l->len));
+  for (uint32_t i = 0; i < l->len && !value_is_error(out); i++) {
+    if (vm_poll_item(vm, i)) return value_fail(vm, out);
+    value_list(out)->items[i] = value_retain(l->items[l->len - 1 - i]);
+  }
+  return out;
+}
+
 qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  if (value_is(x, TAG_LIST)) {
-    const qn_list *l = value_list(x);
-    qn_value out = list_value(list_new(vm, l->len));
-    for (uint32_t i = 0; i < l->len && !value_is_error(out); i++) {
-      if (vm_poll_item(vm, i)) return value_fail(vm, out);
-      value_list(out)->items[i] = value_retain(l->items[l->len - 1 - i]);
-    }
+  if (value_is_stacked(x)) {
+    qn_value out = rec_stacked_reversed(vm, x);
+    if (!value_is(out, TAG_UNSET)) return out;
+    if (value_is_error(x = rec_unstacked(vm, x))) return x;
+    out = reversed_list(vm, value_list(x));
+    value_release(vm, x);
     return out;
   }
+  if (value_is(x, TAG_LIST)) return reversed_list(vm, value_list(x));
   if (value_is(x, TAG_STR)) {
     const qn_str *s = value_str(x);
     text_buf t = {.vm = vm};

@@ -366,12 +366,32 @@ qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
     return raise_error(vm, E_type, SPAN_NONE, "stack: arrays are given as one list: stack((x, y))");
   if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
-  const qn_list *l = value_list(args[0]);
-  return stack_values(vm, "stack", l->items, l->len, axis, QN_DTYPE_COUNT);
+  qn_value whole = axis == 0 && value_is_stacked(args[0]) ? rec_stacked_whole(vm, args[0]) : value_unset();
+  if (!value_is(whole, TAG_UNSET)) return whole;
+  qn_value list = value_is_stacked(args[0]) ? rec_unstacked(vm, args[0]) : value_retain(args[0]);
+  if (value_is_error(list)) return list;
+  const qn_list *l = value_list(list);
+  qn_value out = stack_values(vm, "stack", l->items, l->len, axis, QN_DTYPE_COUNT);
+  value_release(vm, list);
+  return out;
+}
+
+/* concat of a list of any length (rec_stacked_concat). */
+static qn_value concat_stacked(qn_vm *vm, const qn_value *args) {
+  qn_value out = value_is(args[1], TAG_INT) && !value_node(args[1]) && args[1].u.i == 0
+                     ? rec_stacked_concat(vm, args[0])
+                     : value_unset();
+  if (!value_is(out, TAG_UNSET)) return out;
+  qn_value in[2] = {rec_unstacked(vm, args[0]), args[1]};
+  if (value_is_error(in[0])) return in[0];
+  out = builtin_concat(vm, in);
+  value_release(vm, in[0]);
+  return out;
 }
 
 qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "concat", "a list of arrays", args[0]);
+  if (value_is_stacked(args[0])) return concat_stacked(vm, args);
   const qn_list *l = value_list(args[0]);
   if (l->len == 0) return raise_error(vm, E_argument, SPAN_NONE, "concat: nothing to join");
   for (uint32_t i = 0; i < l->len; i++)

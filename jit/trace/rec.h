@@ -518,10 +518,21 @@ static inline bool value_is_stacked(qn_value v) {
 }
 /* The first of the arrays, which tells how many items there are; borrowed. */
 static inline qn_value stacked_lead(qn_value v) { return value_list(value_list(v)->items[STACKED_PARTS])->items[0]; }
+/* In place of a number in an item: the item's own number plus `start`, for which there is no array. */
+#define STACKED_START_MAX ((int64_t)1 << 62)
+static inline qn_value stacked_count(int64_t start) { return (qn_value){.head = TAG_SIGNAL, .u.i = -1 - start}; }
+static inline bool stacked_is_count(qn_value leaf) { return value_is(leaf, TAG_SIGNAL) && leaf.u.i < 0; }
+/* What the mark says: which lists are made of others in the recording, so that only loops and the like take them (stacked_ops.c). */
+enum {
+  STACKED_LOOPED = 1,
+  STACKED_OF_ROWS = 2 /* of arrays: how many items there are has never been a list's length */
+};
+static inline int stacked_mark(qn_value v) { return (int)value_list(v)->items[STACKED_MARK].u.i; }
 /* May a list be stacked, as far as its items go: two or more of one structure, with arrays of one dtype and shape? */
 bool rec_stacks(qn_vm *vm, qn_value list);
 /* A stacked list of these parts (owned; the error value: it is handed on). Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts);
+QN_MUST_CHECK qn_value rec_stacked_marked(qn_vm *vm, qn_value shape, qn_value parts, int mark);
 /* Such a list of n items of a list from one on, two or more: their elements are copied. Owned; unset: they cannot be stacked, or memory is
  * short. */
 QN_MUST_CHECK qn_value rec_stack_items(qn_vm *vm, qn_value list, uint32_t from, uint32_t n);
@@ -530,6 +541,18 @@ QN_MUST_CHECK qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value numbe
 /* list[i], for any value i; borrows both. Owned; the error value; or unset: the item is that of the ordinary list, which takes the place of *list
  * (owned). */
 QN_MUST_CHECK qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i);
+/* What is made of stacked lists, and of arrays as lists of their rows (stacked_ops.c): some of their items; all from the last one on; with numbers, from
+ * `start` on; k of them side by side; two lists, one of which is stacked, joined; the arrays of a list behind one another. Operands are borrowed. Owned, or the
+ * error value; unset: it is to be made of ordinary lists. */
+struct index_item;
+QN_MUST_CHECK qn_value rec_stacked_slice(qn_vm *vm, qn_value list, const struct index_item *slice);
+QN_MUST_CHECK qn_value rec_stacked_reversed(qn_vm *vm, qn_value list);
+QN_MUST_CHECK qn_value rec_stacked_enumerate(qn_vm *vm, qn_value x, int64_t start);
+QN_MUST_CHECK qn_value rec_stacked_zip(qn_vm *vm, const qn_value *lists, uint32_t k);
+QN_MUST_CHECK qn_value rec_stacked_join(qn_vm *vm, qn_value a, qn_value b);
+QN_MUST_CHECK qn_value rec_stacked_concat(qn_vm *vm, qn_value list);
+/* What stack makes of a list. */
+QN_MUST_CHECK qn_value rec_stacked_whole(qn_vm *vm, qn_value list);
 /* The ordinary list with these items, whose number is guarded. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_unstacked(qn_vm *vm, qn_value list);
 /* Fields of records may hold stacked lists, too, in recordings of calls that have some (vm.asked.stacked): whoever reads one there, or hands a record

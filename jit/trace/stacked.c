@@ -42,7 +42,7 @@ typedef struct stacking {
 /* A leaf of the first item, as the shape has it. The error value, with nothing raised, if it cannot be stacked. */
 static qn_value shape_leaf(void *ctx, qn_value v) {
   stacking *s = ctx;
-  bool array = value_is(v, TAG_ARRAY), number = value_is(v, TAG_FLOAT);
+  bool array = value_is(v, TAG_ARRAY), number = value_is(v, TAG_FLOAT) || (s->loose && value_is(v, TAG_INT));
   if (!array && !number) {
     bool plain = value_is(v, TAG_NIL) || value_is(v, TAG_BOOL) || value_is(v, TAG_STR) || value_is(v, TAG_DTYPE);
     return plain ? value_retain(v) : value_error();
@@ -141,7 +141,9 @@ static bool one_device(const stacking *s) {
   return arrays || (s->n && !s->vm->device);
 }
 
-qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts) {
+qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts) { return rec_stacked_marked(vm, shape, parts, 0); }
+
+qn_value rec_stacked_marked(qn_vm *vm, qn_value shape, qn_value parts, int mark) {
   qn_list *out = value_is_error(shape) || value_is_error(parts) ? NULL : list_new(vm, STACKED_N);
   if (!out) {
     value_release(vm, shape);
@@ -149,7 +151,7 @@ qn_value rec_stacked(qn_vm *vm, qn_value shape, qn_value parts) {
   }
   out->items[STACKED_SHAPE] = shape;
   out->items[STACKED_PARTS] = parts;
-  out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL};
+  out->items[STACKED_MARK] = (qn_value){.head = TAG_SIGNAL, .u.i = mark};
   rec_note_stacked(vm);
   return value_obj(TAG_LIST, out);
 }
@@ -331,8 +333,15 @@ static qn_value row_of(const item_walk *w, qn_value part) {
   return op_index(w->vm, part, &item, 1);
 }
 
+/* The number of the item, counted from `start` on. */
+static qn_value count_from(const item_walk *w, int64_t start) {
+  if (!is_traced(w->vm, w->number)) return value_int(w->number.u.i + start);
+  return start ? op_binary(w->vm, OP_add, w->number, value_int(start)) : value_retain(w->number);
+}
+
 static qn_value item_leaf(void *ctx, qn_value v) {
   item_walk *w = ctx;
+  if (stacked_is_count(v)) return count_from(w, -1 - v.u.i);
   bool number = value_is(v, TAG_SIGNAL);
   if (!number && !value_is(v, TAG_UNSET)) return value_retain(v);
   qn_value row = row_of(w, w->parts->items[w->next++]);
@@ -405,10 +414,12 @@ qn_value stacked_results(qn_vm *vm, qn_value v) {
 
 bool rec_make_plain(qn_vm *vm, qn_value *v) {
   if (!holds_stacked(*v, STACKED_DEPTH)) return true;
+  bool of_rows = value_is_stacked(*v) && (stacked_mark(*v) & STACKED_OF_ROWS);
   qn_value plain = without_stacked(vm, *v, STACKED_DEPTH);
   if (value_is_error(plain)) return false;
   value_release(vm, *v);
   *v = plain;
+  if (of_rows) return true;
   /* how many items there are has become a guard, so stacking them was in vain */
   anchor_specializations *of = rec_call_of(vm);
   for (uint32_t i = 0; of && i < of->nplaces; i++) of->places[i].apart = true;
@@ -416,7 +427,7 @@ bool rec_make_plain(qn_vm *vm, qn_value *v) {
 }
 
 qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i) {
-  if (value_is(i, TAG_INT)) {
+  if (value_is(i, TAG_INT) && !(stacked_mark(*list) & STACKED_LOOPED)) {
     int64_t n = value_array(stacked_lead(*list))->shape[0];
     bool known = !is_traced(vm, i);
     if (!known || (i.u.i >= -n && i.u.i < n)) {
