@@ -427,6 +427,21 @@ def in_records(seed, text):
     return text
 
 
+MADE = ["for w in ws[1:] {", "for w in ws[:-1] {", "for w in ws[::-1] {", "for w in reverse(ws) {", "for w in ws + ws {", "for w in append(ws, ws[0]) {",
+        "for w in ws[1:] + ws[:2] {", "for (j, w) in enumerate(ws) { x = x + j; ", "for (j, w) in enumerate(ws, start: 2) { if j % 2 == 0 { continue }; ",
+        "for (w, v) in zip(ws, ws[1:]) { x = x * 0.5 + LEAF(v); ", "for (w, v) in zip(reverse(ws), ws) { x = x * 0.5 + LEAF(v); ", "for w in ws[i:] {",
+        "for (j, (w, v)) in enumerate(zip(ws, ws[::2])) { y = y + LEAF(v) * j; ", "for w in map(ws, fn(v) v) {", "for (j, w) in enumerate(ws[1:]) { if j > 3 { break }; ",
+        "let rows = stack(map(ws, fn(v) LEAF(v) * f32([1, 1, 1]))); for (j, r) in enumerate(rows) { let w = ws[j]; x = x * 0.5 + r * j; ",
+        "let rows = stack(map(ws, fn(v) LEAF(v) * f32([1, 1, 1]))); for (w, r) in zip(ws, rows) { x = x * 0.5 + r; ", "let l = ws[1:]; for w in l {"]
+
+
+def made_of(seed, text):
+    """The program with loops over what is made of the list."""
+    rng = random.Random(seed)
+    item = re.search(r"let item = (.*?);", text).group(1)
+    return re.sub(r"for w in ws \{", lambda _: re.sub(r"LEAF\((\w)\)", lambda m: "(" + re.sub(r"\bw\b", m.group(1), item) + ")", rng.choice(MADE)), text)
+
+
 NAMED = ["x: [s0, s1], y: [s0, ...]", "x: [s0, ...], y: [s0, ...]", "x: [s0, s1], y: [s2, s3]", "x: [..., s1], y: [..., s3]", "x: [s0, _], y"]
 
 
@@ -476,6 +491,7 @@ def main():
     p.add_argument("--arms", action="store_true", help="branches and loops on data")
     p.add_argument("--lists", action="store_true", help="lists of many lengths")
     p.add_argument("--records", action="store_true", help="lists of many lengths in records")
+    p.add_argument("--made", action="store_true", help="with --lists or --records: loops over what is made of the lists")
     p.add_argument("--named", action="store_true", help="with signatures that name sizes")
     p.add_argument("--show", action="store_true", help="only print the programs")
     args = p.parse_args()
@@ -486,8 +502,11 @@ def main():
     plain = make
     if args.named:
         make = lambda seed: name_sizes(seed, plain(seed))
+    lists = (lambda seed: made_of(seed, lists_program(seed))) if args.made else lists_program
+    if args.lists:
+        make = lists
     if args.records:
-        make = lambda seed: in_records(seed, lists_program(seed))
+        make = lambda seed: in_records(seed, lists(seed))
     if args.lists or args.records:
         more += ["--set", "jit.turns=1000000"]  # so that the loop of calls is none itself
     if args.turns or args.arms:
