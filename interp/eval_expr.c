@@ -523,6 +523,7 @@ static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   index_item item;
   bool array = value_is(x, TAG_ARRAY);
   if (!index_item_of(vm, i, !array, &item)) return value_error();
+  if (array && !rec_try_index(vm, x, &item, 1)) return value_error();
   return array ? op_index(vm, x, &item, 1) : index_get(vm, x, &item, 1);
 }
 
@@ -668,7 +669,8 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
     r = index_stacked_slice(vm, n, &x, mark);
   else if (value_is(x, TAG_RECORD))
     r = fail_record_index(vm, x, vm->sp > mark ? *mark : value_nil());
-  else if (index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items))
+  else if (index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items) &&
+           (!value_is(x, TAG_ARRAY) || rec_try_index(vm, x, items, (int)n->n)))
     r = index_get(vm, x, items, (int)n->n);
   vm_pop_to(vm, mark);
   vm->sp = mark - 1;

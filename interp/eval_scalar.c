@@ -420,6 +420,8 @@ static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_array *x, qn_arra
 /* The operator as an op on arrays and numbers, which are borrowed. Owned, or the error value. */
 static inline qn_value apply(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
+  bool divides = n->op == AST_OP_div || n->op == AST_OP_floordiv || n->op == AST_OP_mod;
+  if (divides && !rec_try_divide(vm, (op_id)n->row, a, b)) return value_error();
   return n->op == AST_OP_matmul ? matmul(vm, n, value_array(a), value_array(b)) : op_binary(vm, (op_id)n->row, a, b);
 }
 

@@ -67,7 +67,6 @@ typedef struct function {
   uint32_t loop_vars;    /* how many variables there were when the innermost loop began */
   const struct loop_test *tests; /* the conditions of the while loops around, the innermost first */
   uint32_t signals, returns;     /* how many nodes so far break, continue or return; how many return */
-  uint32_t raises;               /* how many nodes so far call assert or error by name */
   uint32_t breaks;               /* how many nodes so far break or continue the innermost loop */
   struct growing {
     site *site;
@@ -196,8 +195,6 @@ QN_MUST_CHECK node *expression(resolver *r, const ast_node *n);
 QN_MUST_CHECK node *condition_node(resolver *r, const ast_node *n);
 /* The node of one item of an index, which may be an expression, a slice, an ellipsis or a new axis. */
 QN_MUST_CHECK node *index_item_node(resolver *r, const ast_node *n);
-/* Does a name mean a builtin that raises an error, or does unless a condition holds? */
-bool raises_named(resolver *r, qn_str *name);
 /* The builtin without effect that a name means here; NULL if it means something else. */
 const builtin_def *builtin_named(resolver *r, qn_str *name);
 /* The builtin that a name means here, with or without effect; NULL if it means something else. */

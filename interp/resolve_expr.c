@@ -247,7 +247,6 @@ static node *count_node(resolver *r, const ast_node *n, n_call *call) {
 }
 
 static node *call_expression(resolver *r, const ast_node *n) {
-  if (n->kind == AST_call && n->kids[0]->kind == AST_name && raises_named(r, n->kids[0]->u.s)) r->fn->raises++;
   bool method = n->kind == AST_method;
   n_call *out = node_new(r, sizeof *out + n->n * sizeof *out->args, method ? eval_method : eval_call, n);
   if (!out) return NULL;

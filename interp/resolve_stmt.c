@@ -63,11 +63,6 @@ const builtin_def *builtin_meant(resolver *r, qn_str *name) {
   return def;
 }
 
-bool raises_named(resolver *r, qn_str *name) {
-  const builtin_def *def = builtin_meant(r, name);
-  return def && (def->effect == BUILTIN_RAISES || def->work == WORK_CHECK);
-}
-
 /* Is this a function defined at the prompt? It may run after later inputs, which may redefine names that mean builtins now. */
 static bool is_late(const resolver *r) { return r->prompt && r->fn->outer; }
 
@@ -501,17 +496,16 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   site_mark mark;
   if (!(out->site = site_begin(r, &mark))) return NULL;
   if (used) out->h.flag |= TRY_USED;
-  uint32_t raises = f->raises, signals = f->signals;
+  uint32_t signals = f->signals;
   f->tries++;
   out->body = block_node(r, n->kids[AST_try_body], used, false);
   f->tries--;
-  bool may_raise = f->raises != raises;
   if (!out->body) return NULL;
   const ast_node *name = n->kids[AST_try_name];
   uint32_t first = f->nvars, top = f->top;
   out->error_slot = -1;
   /* Where the handler is captured it runs in the middle of the body, whose variables keep their slots. */
-  if (may_raise) f->top = f->most;
+  f->top = f->most;
   f->blocks++;
   if (strcmp(name->u.s->text, "_") != 0) {
     variable *v = declare(r, name->u.s, name->at, false);
@@ -521,7 +515,8 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   out->handler = block_node(r, n->kids[AST_try_handler], used, false);
   f->blocks--;
   if (!out->handler) return NULL;
-  if (may_raise && f->signals == signals) out->h.flag |= TRY_RAISES;
+  if (f->signals == signals) out->h.flag |= TRY_ENDS;
+  if (out->error_slot >= 0 && (f->vars[first].reads || f->vars[first].captured)) out->h.flag |= TRY_SEES;
   forget(r, first);
   f->top = top;
   return site_end(r, out->site, &mark) ? &out->h : NULL;

@@ -98,6 +98,7 @@ static bool put_array(qn_vm *vm, qn_value *x, const index_item *items, path_step
                       const qn_value *values, store *s) {
   op_part part;
   bool ok = true;
+  if (!rec_try_index(vm, *x, items, (int)steps->n)) return false;
   if (n == 1 && steps->n == 1 && items->kind == INDEX_ARRAY &&
       op_put_at(vm, x, items->array, s->assign ? (op_id)s->assign->row : OP_COUNT, s->v, &ok))
     return ok;

@@ -83,6 +83,20 @@ void error_free(qn_vm *vm, qn_error_object *e) {
   mem_free(vm, e, sizeof *e);
 }
 
+qn_error_object *error_copy(qn_vm *vm, const qn_error_object *e) {
+  qn_error_object *own = mem_alloc(vm, sizeof *own);
+  if (!own) return NULL;
+  *own = *e;
+  own->refs = 1;
+  (void)value_retain(value_obj(TAG_STR, own->message));
+  for (int i = 0; i < own->nnotes; i++)
+    if (own->notes[i].text) (void)value_retain(value_obj(TAG_STR, own->notes[i].text));
+  for (int i = 0; i < own->nframes; i++)
+    if (own->frames[i].function) (void)value_retain(value_obj(TAG_STR, own->frames[i].function));
+  (void)value_retain(own->payload);
+  return own;
+}
+
 /* ---- raising ------------------------------------------------------------------------------------------------- */
 
 qn_value raise_memory(qn_vm *vm) {

@@ -57,7 +57,7 @@ typedef struct qn_error_object {
   span outer;
   uint32_t later;
   bool settled;
-  qn_value payload; /* error(record) keeps the value; unset: its words are not known, and no handler may see it */
+  qn_value payload; /* error(record) keeps the value */
 } qn_error_object;
 
 /* Raises and returns the error value, so that `return raise_error(...)` reads well. `at` may be SPAN_NONE: the interpreter fills
@@ -100,6 +100,8 @@ bool error_catchable(const qn_vm *vm);
 qn_error_object *error_take(qn_vm *vm);
 void error_put_back(qn_vm *vm, qn_error_object *e); /* makes it the pending error again; takes over */
 void error_clear(qn_vm *vm);
+/* The same error once more, for what changes it; NULL with an error raised. */
+QN_MUST_CHECK qn_error_object *error_copy(qn_vm *vm, const qn_error_object *e);
 void error_free(qn_vm *vm, qn_error_object *e);
 /* What `catch e` binds, owned: {id: "E203", message, line (0: none), trace}, then the further fields of a record that the
  * program raised itself. `trace` is a list of {function (nil at the top level), source, line, column, length}, the

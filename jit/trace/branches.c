@@ -113,7 +113,8 @@ typedef struct branch {
   struct recording *r;
   const rec_branch *of;
   rec_way *around;  /* the way that the arms may leave, or NULL */
-  bool called;      /* in a function that is called in it: they may only be missed */
+  bool called;      /* in a function that is called in it: they may only be missed, */
+  bool catching;    /* or left by errors */
   rec_slots held;   /* owned: the variables that are joined */
   qn_value *before; /* owned: what the variables held that may be rebound */
   way_end ends[2];  /* as they have been run */
@@ -130,9 +131,12 @@ static bool is_gone(const branch *b, int k) { return is_bool(b->left[k], true); 
 /* How many of the joined variables, the first ones, the arms may rebind. */
 static int own_slots(const branch *b) { return b->of->last ? 0 : b->of->assigned.n; }
 
+/* May arms leave what is around? */
+static bool may_leave(const branch *b) { return !b->called || b->catching; }
+
 /* The variables that the arms may rebind; so may the handlers of what is around. */
 static rec_slots slots_within(const branch *b) {
-  return b->around && b->around->catches && !b->called ? b->held : b->of->assigned;
+  return b->around && b->around->catches && may_leave(b) ? b->held : b->of->assigned;
 }
 
 /* Runs arm k, the first or the second that is run. False: it is no region, or an error is raised that counts. */
@@ -152,20 +156,21 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   way.own = own_slots(b);
   if (b->called) {
     way.may_return = way.may_break = false;
-    way.turn = NULL;
-    way.catches = NULL;
+    if (!b->catching) way.turn = NULL, way.catches = way.throws = NULL;
     way.choices = b->around->choices;
   }
   rec_exit how = REC_VALUE;
   qn_value v = arm.run(arm.ctx, &how);
-  if (how == REC_ERROR && vm->rec == way.r && way_catches(vm, &way)) {
+  bool caught = how == REC_ERROR && vm->rec == way.r && way_catches(vm, &way);
+  if (caught) {
     vm_pop_to(vm, mark);
     how = REC_RETURN; /* as which a try is left */
     rec_exit handled = REC_VALUE;
     v = way_catch(vm, &way, &handled);
+    way.may_return = true;
     if (handled != REC_VALUE) how = handled;
   }
-  if (how == REC_RETURN && b->of->last) how = REC_VALUE;
+  if (how == REC_RETURN && b->of->last && !caught) how = REC_VALUE;
   if (how == REC_VALUE && !b->of->used) {
     value_release(vm, v);
     v = value_nil();
@@ -206,8 +211,8 @@ static bool run_arms(branch *b) {
 /* Those of the turn or the try that an arm may leave. */
 static rec_slots slots_around(const branch *b) {
   const rec_slots none = {NULL, 0};
-  if (b->around && b->around->turn && !b->called) return b->around->turn->slots;
-  return b->around && b->around->catches && !b->called ? b->around->catches->of->assigned : none;
+  if (b->around && b->around->turn && may_leave(b)) return b->around->turn->slots;
+  return b->around && b->around->catches && may_leave(b) ? b->around->catches->of->assigned : none;
 }
 
 /* The variables that are joined: those that the arms may rebind and, if an arm may leave what is around, those of that. Behind the last statement
@@ -216,8 +221,8 @@ static bool find_held(branch *b) {
   const rec_slots own = b->of->assigned, turn = slots_around(b);
   if (!(b->held.slots = mem_alloc(b->vm, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots))) return false;
   for (int i = 0; i < own.n; i++)
-    if (!b->of->last || draws_is_slot(b->r, own.slots[i])) b->held.slots[b->held.n++] = own.slots[i];
-  for (int i = 0; i < turn.n && !b->of->last; i++) {
+    if (!b->of->last || b->catching || draws_is_slot(b->r, own.slots[i])) b->held.slots[b->held.n++] = own.slots[i];
+  for (int i = 0; i < turn.n && (!b->of->last || b->catching); i++) {
     bool known = false;
     for (int k = 0; k < own.n && !known; k++) known = own.slots[k] == turn.slots[i];
     if (!known) b->held.slots[b->held.n++] = turn.slots[i];
@@ -272,7 +277,9 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   qn_value *parts = joined + slots.n;
   if (answer == REC_DONE) {
     slots_set(vm, slots, joined);
-    if (gone) {
+    if (gone && b->called) { /* no signal leaves a function */
+      answer = rec_give_up(b->r, BREAK_branch) ? REC_NOT_YET : REC_FAILED;
+    } else if (gone) {
       way_all_left(w, parts);
       answer = rec_appended(b->r) ? REC_LEFT : REC_FAILED;
     } else {
@@ -322,8 +329,9 @@ static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_val
   qn_vm *vm = r->vm;
   rec_way *here = way_of(r);
   branch b = {.vm = vm, .r = r, .of = of};
-  if (of->leaves || way_chooses(here) || (here && here->catches)) b.around = here;
+  if (of->leaves || way_chooses(here) || way_thrower(here)) b.around = here;
   if (!here && (b.around = way_chooser(r))) b.called = true;
+  if (!here && !b.around && (b.around = way_catcher(r))) b.called = b.catching = true;
   uint32_t unlikes = rec_base(r)->unlike;
   const qn_value *unlike = NULL;
   for (int k = 0; k < 2; k++) b.left[k] = value_bool(false);
@@ -515,10 +523,16 @@ static bool run_tail(struct recording *r, rec_arm tail, rec_slots slots, qn_valu
   rec_way *around = way_chooser(r); /* of the caller, perhaps */
   way_begin(&way, WAY_TAIL, r, NULL, slots);
   if (around) way.choices = around->choices;
+  rec_way *catcher = around ? NULL : way_catcher(r);
+  way.throws = way_thrower(catcher);
   qn_value v = tail.run(tail.ctx, &how);
   bool ok = way_close(vm, &way, how, v, parts);
   if (ok) *result = value_retain(parts[END_VALUE]);
   ok = ok && vm->rec == r;
+  if (ok && !raises_never(parts[END_RAISES])) {
+    ok = !around && way_split_raised(vm, catcher, rec_site(r), parts[END_RAISES]);
+    if (value_is(*result, TAG_UNSET)) *result = value_nil();
+  }
   if (ok && around && !is_bool(parts[END_MISSED], false))
     ok = !is_bool(parts[END_MISSED], true) && way_split_missed(vm, around, rec_site(r), parts[END_MISSED]);
   end_parts_free(vm, parts);

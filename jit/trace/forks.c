@@ -197,8 +197,8 @@ static bool note_result(fork *f, struct recording *arm) {
 }
 
 static bool note_end(fork *f, way_end *end) {
-  qn_value parts[END_PARTS] = {value_nil(),       value_unset(),     value_bool(false),
-                               value_bool(false), value_bool(false), value_bool(false)};
+  qn_value parts[END_PARTS] = {value_nil(),       value_unset(), value_bool(false), value_bool(false),
+                               value_bool(false), value_int(0),  value_bool(false)};
   return end_note(end, f->all, parts, NULL);
 }
 

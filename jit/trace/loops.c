@@ -62,10 +62,12 @@ typedef struct loop {
   qn_value *untested;              /* owned: what these hold before it is evaluated */
   qn_value goes;                   /* owned: if it is `tested`: is there a first turn? A host bool */
   bool leaves, returns, parts;     /* an arm of the body leaves the loop; one returns; one leaves the turn */
+  bool raises;                     /* one leaves the try around it */
+  rec_way *raising;                /* the way, perhaps of a caller, that errors leave; or NULL */
   bool ends;                       /* the condition may be false */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
   /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; `goes`, if it is `tested`; if it may be left, a
-   * flag; if it may return, a flag and what is returned. */
+   * flag; if it may return, a flag and what is returned; if it may leave a try, the number of the error. */
   uint32_t *outer, n, cap;
   uint32_t count, asked, flag;     /* where the number, `goes` and the first flag are among these */
   uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
@@ -291,8 +293,10 @@ static bool loop_begin(loop *l) {
 static bool carry_flags(loop *l) {
   l->n = l->flag;
   if (l->leaves && !add_carried(l, rec_node(l->r, value_bool(false)))) return false;
-  return !l->returns ||
-         (add_carried(l, rec_node(l->r, value_bool(false))) && tree_each(l->vm, l->returned, carry_leaf, l));
+  if (l->returns &&
+      !(add_carried(l, rec_node(l->r, value_bool(false))) && tree_each(l->vm, l->returned, carry_leaf, l)))
+    return false;
+  return !l->raises || add_carried(l, rec_node(l->r, value_int(0)));
 }
 
 static qn_value leaf_of_arm(void *ctx, qn_value v) {
@@ -486,6 +490,7 @@ static bool run_turn(loop *l, qn_value *parts) {
   turn.returned = returned;
   turn.choices = &l->closed;
   turn.may_return |= l->turns.ends != NULL;
+  turn.throws = l->turns.ends ? NULL : way_thrower(l->raising);
   qn_value v = l->turns.body(l->turns.ctx, number, &how);
   bool ok = way_close(vm, &turn, how, v, parts) && vm->rec == l->in;
   vm_disown(vm, &held);
@@ -497,6 +502,10 @@ static bool run_turn(loop *l, qn_value *parts) {
     l->returns = !value_is_error(l->returned);
     if (!l->returns) l->returned = value_unset();
     ok = false; /* it is recorded once more */
+  }
+  if (ok && !l->raises && !raises_never(parts[END_RAISES])) {
+    l->raises = true;
+    ok = false;
   }
   value_release(vm, returned);
   return ok;
@@ -527,6 +536,7 @@ static bool run_body(loop *l) {
   if (ok && l->leaves) ok = add_out(l, rec_node(l->body, parts[END_LEAVES]));
   if (ok && l->returns)
     ok = add_out(l, rec_node(l->body, parts[END_RETURNS])) && match(l, l->returned, parts[END_RETURNED]);
+  if (ok && l->raises) ok = add_out(l, rec_node(l->body, parts[END_RAISES]));
   end_parts_free(vm, parts);
   for (uint32_t k = 0; k < l->nouts && ok; k++) ok = graph_output(g, l->outs[k]);
   return arm_close(l, ok && l->nouts == l->n);
@@ -548,9 +558,15 @@ static bool run_arms(loop *l) {
     if (!test_known(l) || !carry_all(l)) return false;
     if (run_header(l) && run_body(l)) return true;
   }
-  if (!l->leaves || l->grown || error_pending(l->vm)) return false;
-  arms_free(l);
-  return carry_flags(l) && run_header(l) && run_body(l);
+  for (int k = 0; k < 3; k++) { /* which flags there are, each run may find one more */
+    bool returns = l->returns, raises = l->raises;
+    if (!l->leaves || l->grown || error_pending(l->vm)) return false;
+    arms_free(l);
+    if (!carry_flags(l)) return false;
+    if (run_header(l) && run_body(l)) return true;
+    if (l->returns == returns && l->raises == raises) return false;
+  }
+  return false;
 }
 
 /* The arms have been recorded to see what is added to lists: now with buffers. */
@@ -650,16 +666,20 @@ static rec_answer leave(loop *l, uint32_t site) {
   if (!l->turns.counts && !l->tested && !l->ends && !l->turns.breaks) {
     qn_value returned = returned_with(l, leaf_of_result);
     if (value_is_error(returned)) return REC_FAILED;
-    const qn_value gone[END_PARTS] = {value_unset(),    returned,         value_bool(true),
-                                      value_bool(true), value_bool(true), value_bool(false)};
+    const qn_value gone[END_PARTS] = {value_unset(),    returned,     value_bool(true), value_bool(true),
+                                      value_bool(true), value_int(0), value_bool(false)};
     way_all_left(w, gone);
     value_release(vm, returned);
     return rec_appended(l->r) ? REC_LEFT : REC_FAILED;
   }
   uint32_t flag = graph_proj(l->r->g, l->node, l->flag + 1, l->r->g->nodes[l->outer[l->flag + 1]].type, site);
-  qn_value parts[END_PARTS] = {
-      value_unset(),    returned_with(l, leaf_of_result), rec_value_of(l->r, flag), value_bool(true), value_bool(true),
-      value_bool(false)};
+  qn_value parts[END_PARTS] = {value_unset(),
+                               returned_with(l, leaf_of_result),
+                               rec_value_of(l->r, flag),
+                               value_bool(true),
+                               value_bool(true),
+                               value_int(0),
+                               value_bool(false)};
   bool ok = !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, w, site, parts);
   value_release(vm, parts[END_RETURNED]);
   return ok ? REC_DONE : REC_FAILED;
@@ -742,6 +762,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   bool last = !--tries->left;
   struct recording *base = rec_base(r);
   loop l = {.vm = vm, .r = r, .turns = *turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
+  l.raising = l.around ? l.around : way_catcher(r);
   l.closed.closed = true;
   l.tested = turns->tests;
   l.goes = value_bool(true);
@@ -759,10 +780,11 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
     ok = l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l));
+    ok = ok && (!l.raises || way_split_raised(vm, l.raising, site, carried_behind(&l, l.n - 1)));
     if (ok && l.returns && !turns->ends)
       answer = leave(&l, site);
     else
-      answer = ok && (turns->ends ? tell_ends(&l) : rec_appended(r)) ? REC_DONE : REC_FAILED;
+      answer = ok && (turns->ends ? tell_ends(&l) : rec_appended(vm->rec)) ? REC_DONE : REC_FAILED;
     if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
     r->unrolled += unrolled(&l);
   } else if (!few) { /* few: nothing is wrong, and no error is raised */

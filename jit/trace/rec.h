@@ -691,6 +691,7 @@ typedef struct rec_handler {
   void *ctx;
   rec_slots assigned; /* what body and handler may rebind */
   bool used;          /* something uses its value */
+  bool sees;          /* the handler reads the error */
 } rec_handler;
 /* Runs the body and, for lanes that raise an error in it, the handler. REC_NOT_YET: no lane has; *how and *result (owned) say how the body has
  * ended, perhaps with an error that is not for the handler. REC_DONE: *result is the value. REC_LEFT: no lane goes on. REC_FAILED with an
@@ -699,6 +700,21 @@ QN_MUST_CHECK rec_answer rec_try_lanes(qn_vm *vm, const rec_handler *h, rec_exit
 
 /* Offers a try outside of vmap in whose body arms may raise errors of the program, and that nothing in it leaves by break, continue or return.
  * REC_NOT_YET: the interpreter runs it (rec_try_begin). REC_DONE: the variables and *result (owned) are set. REC_FAILED with an error raised. */
+struct index_item;
+/* Operations in the body of such a try fail on data like assertions: the interpreter offers them before it makes them. x[items] of an array; a op b of
+ * host numbers; int(x) of a float. Nothing happens outside of such a try. False with an error raised. */
+QN_MUST_CHECK bool rec_try_index_asked(qn_vm *vm, qn_value x, const struct index_item *items, int n);
+QN_MUST_CHECK bool rec_try_divide_asked(qn_vm *vm, op_id op, qn_value a, qn_value b);
+QN_MUST_CHECK bool rec_try_int_asked(qn_vm *vm, qn_value x);
+static inline bool rec_try_index(qn_vm *vm, qn_value x, const struct index_item *items, int n) {
+  return __builtin_expect(vm->rec == NULL, 1) || rec_try_index_asked(vm, x, items, n);
+}
+static inline bool rec_try_divide(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  return __builtin_expect(vm->rec == NULL, 1) || !value_is_scalar(b) || rec_try_divide_asked(vm, op, a, b);
+}
+static inline bool rec_try_int(qn_vm *vm, qn_value x) {
+  return __builtin_expect(vm->rec == NULL, 1) || rec_try_int_asked(vm, x);
+}
 QN_MUST_CHECK rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result);
 /* Offers an assertion to such a try; `raise` raises its error. REC_NOT_YET: the condition is to be looked at as elsewhere. REC_DONE: what follows is
  * recorded where it holds. Others as for rec_if. */

@@ -509,13 +509,6 @@ void rec_try_end(qn_vm *vm, struct recording *in) {
   if (r && r->tries) r->tries--;
 }
 
-bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
-  if (vm->rec && rec_base(vm->rec)->restart && vm->error->id == E_internal) return false; /* (fork_wanted) */
-  if (in && in->again) return false;
-  if (in && vm->rec && vm->rec->arm) return way_raises(vm) && !value_is(vm->error->payload, TAG_UNSET);
-  return true;
-}
-
 /* Does a text hold a word? */
 static bool has_word(const char *text, const char *word) {
   size_t n = strlen(word);
@@ -726,6 +719,15 @@ static int holds_waiting(struct recording *r, qn_value v) {
   return error_pending(r->vm) ? -1 : 1;
 }
 
+bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
+  if (vm->rec && rec_base(vm->rec)->restart && vm->error->id == E_internal) return false; /* (fork_wanted) */
+  if (in && in->again) return false;
+  if (in && vm->rec && vm->rec->arm) /* (a handler may look at its words, which an arm does not have) */
+    return way_raises(vm) && !(vm->error->message->head.flags & STR_WAITS) &&
+           holds_waiting(vm->rec, vm->error->payload) == 0;
+  return true;
+}
+
 int rec_text_waits(qn_vm *vm, qn_value v) { return vm->rec && taps_possible(vm->rec) ? holds_waiting(vm->rec, v) : 0; }
 
 qn_value rec_text_data(qn_vm *vm, qn_value v) {
@@ -852,12 +854,39 @@ qn_value rec_told(qn_vm *vm, const builtin_def *def, int told, qn_value result) 
   return value_fail(vm, result);
 }
 
-/* In an arm, an error in words that wait is raised: nobody needs them, since where it is come to the call leaves the graph. No handler of the
- * recording may see it. */
-static rec_answer raise_unworded(struct recording *r) {
+/* An error in an arm, in words that wait (a text, or a record that holds what waits). A handler that is captured in the arm may see it. */
+typedef struct unworded {
+  qn_vm *vm;
+  error_id id;
+  qn_value words; /* borrowed */
+} unworded;
+
+static qn_value run_unworded(void *ctx, rec_exit *how) {
+  const unworded *u = ctx;
+  qn_vm *vm = u->vm;
+  *how = REC_ERROR;
+  qn_value text = u->words;
+  if (value_is(text, TAG_RECORD)) {
+    const qn_record *fields = value_record(text);
+    int id = record_find_text(fields, "id", 2), message = record_find_text(fields, "message", 7);
+    if (id >= 0 && rec_text_of(vm->rec, fields->items[id])) return rec_give_up(vm->rec, BREAK_host_read), value_error();
+    raise_record(vm, SPAN_NONE, text);
+    text = message >= 0 ? fields->items[message] : value_nil();
+  } else {
+    raise_error(vm, u->id, SPAN_NONE, "in words that wait");
+  }
+  qn_error_object *e = vm->error;
+  if (!way_raises(vm) || e->refs > 1 || !rec_text_of(vm->rec, text)) return value_error();
+  value_release(vm, value_obj(TAG_STR, e->message));
+  e->message = value_str(value_retain(text));
+  return value_error();
+}
+
+static rec_answer raise_unworded(struct recording *r, qn_value words) {
   if (!r->arm || !way_may_exit(r)) return REC_NOT_YET;
-  raise_error(r->vm, E_user, SPAN_NONE, "in words that wait");
-  if (r->vm->error->id == E_user) r->vm->error->payload = value_unset();
+  unworded u = {r->vm, E_user, words};
+  rec_exit how;
+  (void)run_unworded(&u, &how);
   return REC_FAILED;
 }
 
@@ -866,14 +895,17 @@ static rec_answer fail_unworded(qn_vm *vm, const builtin_def *def, const qn_valu
   struct recording *r = vm->rec;
   if (def->effect == BUILTIN_RAISES) {
     int waits = r->arm ? holds_waiting(r, args[0]) : 0;
-    return waits < 0 ? REC_FAILED : waits ? raise_unworded(r) : REC_NOT_YET;
+    return waits < 0 ? REC_FAILED : waits ? raise_unworded(r, args[0]) : REC_NOT_YET;
   }
   if (def->work != WORK_CHECK || !rec_waits(vm, args[1]) || rec_in_vmap(vm)) return REC_NOT_YET;
   *result = value_nil();
+  unworded u = {vm, E_assertion, args[1]};
+  rec_answer answer = rec_assert(vm, args[0], (rec_arm){run_unworded, &u});
+  if (answer != REC_NOT_YET) return answer;
   if (rec_expected(vm, args[0])) return error_pending(vm) ? REC_FAILED : REC_DONE;
   if (!value_is(args[0], TAG_BOOL) || rec_is_data(r, args[0])) return REC_NOT_YET;
   int truth = rec_truth(vm, args[0], SPAN_NONE);
-  return truth < 0 ? REC_FAILED : truth ? REC_DONE : vm->rec == r ? raise_unworded(r) : REC_NOT_YET;
+  return truth < 0 ? REC_FAILED : truth ? REC_DONE : vm->rec == r ? raise_unworded(r, args[1]) : REC_NOT_YET;
 }
 
 rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at, int *told,

@@ -1,19 +1,29 @@
 /* Errors that a try catches, captured: an arm in which the program raises an error of its own is an arm that leaves the try.
  *
- * What stands in a try may fail on data in two ways. Operations that fail (an index out of bounds) have no value to ask for it: they leave the
- * graph, and the interpreter makes the call again (recorder.c). But what `error` and `assert` raise depends on a condition, which a branch can
- * test. So the body becomes a part that its arms may leave, as the rest of a function is one that they leave by return (ways.c): an arm that
- * raises runs the handler at once, as its own last statements, and leaves the try with the handler's value. The ways come together behind the
- * try, handlers and all.
+ * What stands in a try may fail on data: `error` and `assert` do, on a condition, which a branch can test; so does an operation (an index out of
+ * bounds), if the interpreter asks for its condition before it makes it (rec_try_index and its like), where the words of the error show numbers of the
+ * call and wait until these are there. So the body becomes a part that its arms may leave, as the rest of a function is one that they leave by return
+ * (ways.c): an arm that raises runs the handler at once, as its own last statements, and leaves the try with the handler's value. The ways
+ * come together behind the try, handlers and all.
  *
  *   s = try { assert(t > 0, "low"); log(t) } catch e { 0.0 }       if t > 0 { s = log(t) } else { s = 0.0 }
  *
- * The body is tried in an arm of its own, whose nodes then join the graph, and which is forgotten where this cannot be captured or no error was
- * caught: then the interpreter runs the body in the recording itself (rec_try_begin). The same is done inside gradients, where a handler that
- * was not run must not count for the order of sums, and for errors of functions that the body calls, as ways end with their function.
+ * In a function that the body calls it is the same: what follows in that function, and in its callers up to the end of the try, is recorded in the
+ * arm that goes on. But the turns of a loop are joined at its end, and so is the rest of a function that may return early, and with an error for
+ * the handler in hand they would have to carry all that the handler makes. So they are left with a number that stands for the error (way_throw,
+ * END_RAISES), and behind them the way around is left where that is not 0 (way_split_raised). The same is done with an error of a handler that stands
+ * in another try.
+ *
+ * Operations that nobody asked for have no value to ask for: they leave the graph, and the interpreter makes the call again (recorder.c).
+ *
+ * The body is tried in an arm of its own, whose nodes then join the graph, and which is forgotten where this cannot be captured: then the
+ * interpreter runs the body in the recording itself (rec_try_begin). The same is done inside gradients, where a handler that was not run must not
+ * count for the order of sums.
  */
+#include <stdio.h>
 #include <string.h>
 
+#include "jit/run/index.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/draws.h"
 #include "jit/trace/node_copy.h"
@@ -27,31 +37,187 @@ typedef struct caught {
   struct recording *r, *arm; /* arm owned */
   const rec_handler *of;
   way_handler handler;
+  rec_way *raising; /* the way around it, perhaps of a caller, that errors of the handler leave; or NULL */
   qn_value *before; /* owned: what the variables held */
 } caught;
 
-bool way_catches(const qn_vm *vm, const rec_way *w) {
-  const struct recording *base = rec_base(w->r);
-  if (!w->catches || base->trying != w->catches->trying || base->again || !way_raises(vm)) return false;
-  /* (the words of other errors may depend on the recorded call, and what waits for its words has no payload yet) */
-  return (vm->error->id == E_user || vm->error->id == E_assertion) && !value_is(vm->error->payload, TAG_UNSET);
+/* How many calls are in progress at a place in r, also around the arms. */
+static uint32_t calls_around(const struct recording *r) {
+  uint32_t n = 0;
+  for (uint32_t s = r->parent; s; s = r->g->sites[s].parent) n++;
+  return n;
 }
+
+/* The pending error leaves the calls in progress in r that have been begun in the body of a try, as it would when the interpreter left them. */
+static void leave_calls(struct recording *r, const way_handler *h) {
+  qn_vm *vm = r->vm;
+  uint32_t n = calls_around(r);
+  for (uint32_t call = r->parent, site = n > h->calls ? rec_site(r) : 0; n > h->calls; n--) {
+    const char *function = r->g->sites[site].function;
+    qn_error_object *e = error_take(vm); /* a name that finds no memory is left out */
+    span place = e->outer.source ? e->outer : e->at;
+    qn_str *name = function ? str_intern(vm, function, strlen(function)) : NULL;
+    error_clear(vm);
+    e->settled = false;
+    error_put_back(vm, e);
+    raise_frame(vm, place, name);
+    if (name) value_release(vm, value_obj(TAG_STR, name));
+    raise_outside(vm, r->g->sites[call].at);
+    raise_through(vm, r->g->sites[call].at, function);
+    site = call;
+    call = r->g->sites[call].parent;
+  }
+}
+
+/* May the pending error, with which way w ends, be seen by handler h of the program? */
+static bool is_seen(const qn_vm *vm, const rec_way *w, const way_handler *h) {
+  const struct recording *base = rec_base(w->r);
+  const way_handler *innermost = way_thrower(w);
+  if (!h || base->trying != innermost->trying || base->again || !way_raises(vm) || w->r->cut) return false;
+  /* (the words of other errors may depend on the recorded call, unless they wait) */
+  return vm->error->id == E_user || vm->error->id == E_assertion || value_is(vm->error->payload, TAG_RECORD) ||
+         (vm->error->message->head.flags & STR_WAITS);
+}
+
+bool way_catches(const qn_vm *vm, const rec_way *w) { return w->catches && is_seen(vm, w, w->catches); }
 
 qn_value way_catch(qn_vm *vm, rec_way *w, rec_exit *how) {
   way_handler *catcher = w->catches;
   const rec_handler *h = catcher->of;
-  struct recording *base = rec_base(w->r);
+  struct recording *r = w->r, *base = rec_base(r);
+  uint32_t parent = r->parent;
+  leave_calls(r, catcher);
+  for (uint32_t n = calls_around(r); n > catcher->calls; n--) r->parent = r->g->sites[r->parent].parent;
   base->trying--; /* errors of the handler are for others */
   catcher->caught = true;
   w->catches = NULL;
   qn_value v = h->handle(h->ctx, error_take(vm), how);
   w->catches = catcher;
   base->trying++;
+  r->parent = parent;
   if (*how == REC_VALUE && !h->used) {
     value_release(vm, v);
     v = value_nil();
   }
   return v;
+}
+
+/* ---- errors that leave loops and functions ------------------------------------------------------------------------------------------ */
+
+static bool same_frames(const qn_error_object *a, const qn_error_object *b) {
+  if (a->nframes != b->nframes || a->frames_dropped != b->frames_dropped) return false;
+  for (int i = 0; i < a->nframes; i++) {
+    const error_frame *x = &a->frames[i], *y = &b->frames[i];
+    if (memcmp(&x->at, &y->at, sizeof x->at) != 0 || x->function != y->function) return false;
+  }
+  return true;
+}
+
+static bool same_error(const qn_error_object *a, const qn_error_object *b) {
+  return a->id == b->id && memcmp(&a->at, &b->at, sizeof a->at) == 0 && str_equal(a->message, b->message) &&
+         value_is(a->payload, TAG_NIL) && value_is(b->payload, TAG_NIL) && same_frames(a, b);
+}
+
+int64_t way_throw(qn_vm *vm, rec_way *w) {
+  way_handler *h = w->throws;
+  if (!vm->error || vm->rec != w->r || !is_seen(vm, w, h)) return 0;
+  /* (what the words wait for, and what a record holds, would have to be handed on with the number) */
+  if (h->of->sees && (!value_is(vm->error->payload, TAG_NIL) || (vm->error->message->head.flags & STR_WAITS))) return 0;
+  leave_calls(w->r, h);
+  qn_error_object *e = error_take(vm);
+  uint32_t k = 0;
+  while (k < h->nthrown && h->of->sees && !same_error(h->thrown[k].error, e))
+    k++; /* (unseen errors are all the same) */
+  if (k == h->nthrown) {
+    if (!mem_grow(vm, (void **)&h->thrown, &h->thrown_cap, k + (size_t)1, sizeof *h->thrown)) {
+      error_free(vm, e);
+      return 0;
+    }
+    if (!h->of->sees) { /* what it holds belongs to the arm */
+      value_release(vm, e->payload);
+      e->payload = value_nil();
+    }
+    h->thrown[h->nthrown++] = (struct thrown){error_copy(vm, e), false};
+    if (!h->thrown[k].error) {
+      h->nthrown--;
+      error_free(vm, e);
+      return 0;
+    }
+  }
+  error_free(vm, e);
+  h->thrown[k].pending = h->caught = true;
+  return (int64_t)k + 1;
+}
+
+static void thrown_free(qn_vm *vm, way_handler *h) {
+  for (uint32_t k = 0; k < h->nthrown; k++) error_free(vm, h->thrown[k].error);
+  mem_free(vm, h->thrown, h->thrown_cap * sizeof *h->thrown);
+}
+
+/* Error number k of h is raised again. */
+static void raise_thrown(qn_vm *vm, const way_handler *h, uint32_t k) {
+  qn_error_object *e = error_copy(vm, h->thrown[k].error);
+  if (e) error_put_back(vm, e);
+}
+
+/* Runs the handler on error k, as an arm of w, which it leaves: *gone gets its end. False: it cannot be captured, or an error is raised. */
+static bool run_handler(qn_vm *vm, rec_way *w, uint32_t k, way_end *gone) {
+  rec_way arm;
+  rec_exit how = REC_ERROR;
+  qn_value parts[END_PARTS], *mark = vm->sp, v = value_nil();
+  if (!(gone->r = rec_arm_begin(w->r, NULL))) return false;
+  for (uint32_t n = calls_around(gone->r); n > w->catches->calls; n--)
+    gone->r->parent = gone->r->g->sites[gone->r->parent].parent;
+  way_begin(&arm, WAY_ARM, gone->r, w, w->slots);
+  raise_thrown(vm, w->catches, k);
+  if (way_raises(vm)) v = way_catch(vm, &arm, &how);
+  if (how == REC_VALUE) how = REC_RETURN; /* as which a try is left */
+  bool ok = way_close(vm, &arm, how, v, parts) && vm->rec == gone->r && !gone->r->regions.n;
+  if (!ok) vm_pop_to(vm, mark);
+  ok = ok && is_bool(parts[END_LEFT], true) && end_note(gone, w->slots, parts, w) && !gone->r->g->failed;
+  end_parts_free(vm, parts);
+  rec_arm_end(gone->r);
+  return ok;
+}
+
+/* Where `raises` is the number of error k, way w is left by the handler, which runs on it. False as before. */
+static bool split_handled(qn_vm *vm, rec_way *w, uint32_t site, uint32_t k, qn_value raises) {
+  struct recording *r = w->r;
+  qn_value raised = op_binary(vm, OP_eq, raises, value_int((int64_t)k + 1));
+  uint32_t predicate = value_is_error(raised) ? 0 : rec_node(r, raised);
+  qn_value *before = predicate ? slots_keep(vm, w->slots) : NULL;
+  way_end gone = {.r = NULL};
+  bool ok = before && run_handler(vm, w, k, &gone);
+  if (before) {
+    slots_set(vm, w->slots, before);
+    slots_free(vm, w->slots, before);
+  }
+  struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
+  if (on) return way_open(vm, w, &gone, on, predicate, site, false);
+  end_free(vm, &gone);
+  return false;
+}
+
+bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises) {
+  way_handler *h = way_thrower(w);
+  if (!value_node(raises)) { /* it is left in any case: as by an error that the interpreter meets */
+    raise_thrown(vm, h, (uint32_t)raises.u.i - 1);
+    return false;
+  }
+  if (!w->catches) {
+    qn_value left = op_binary(vm, OP_ne, raises, value_int(0));
+    const qn_value parts[END_PARTS] = {value_unset(), value_unset(),    left, value_bool(true), value_bool(false),
+                                       raises,        value_bool(false)};
+    return !value_is_error(left) && way_split(vm, w, site, parts);
+  }
+  for (uint32_t k = 0; k < h->nthrown; k++) {
+    if (!h->thrown[k].pending) continue;
+    h->thrown[k].pending = false;
+    rec_at(vm, w->r->at);
+    if (!split_handled(vm, w, k ? rec_site(w->r) : site, k, raises))
+      return error_pending(vm) ? false : rec_give_up(w->r, BREAK_branch);
+  }
+  return true;
 }
 
 /* Runs the body as a way of the arm. False: it cannot be captured so, or nothing was caught, or an error is raised. */
@@ -63,8 +229,9 @@ static bool run_body(caught *c, qn_value *parts) {
   struct recording *base = rec_base(c->r);
   way_begin(&way, WAY_TRY, c->arm, NULL, c->of->assigned);
   base->trying++;
-  c->handler = (way_handler){c->of, base->trying, false};
+  c->handler = (way_handler){.of = c->of, .trying = base->trying, .calls = calls_around(c->arm)};
   way.catches = &c->handler;
+  way.throws = way_thrower(c->raising);
   base->tried = true;
   qn_value v = c->of->body.run(c->of->body.ctx, &how);
   if (how == REC_ERROR && way.open && vm->rec == way.r &&
@@ -76,16 +243,17 @@ static bool run_body(caught *c, qn_value *parts) {
     value_release(vm, v);
     v = value_nil();
   }
-  base->trying--;
-  if (!c->handler.caught) {
+  bool ok = (c->handler.caught || how == REC_VALUE) && way_close(vm, &way, how, v, parts) && vm->rec == c->arm;
+  if (!c->handler.caught && how != REC_VALUE) {
     if (how != REC_ERROR) value_release(vm, v);
     way_drop(vm, &way);
-    return false;
   }
-  return way_close(vm, &way, how, v, parts) && vm->rec == c->arm;
+  base->trying--;
+  return ok;
 }
 
 static void caught_free(caught *c) {
+  thrown_free(c->vm, &c->handler);
   if (c->before) slots_free(c->vm, c->of->assigned, c->before);
   if (c->arm) rec_free(c->arm);
 }
@@ -98,7 +266,7 @@ static void caught_drop(qn_vm *vm, void *what) {
 
 static rec_answer try_once(struct recording *r, span at, const rec_handler *h, qn_value *result) {
   qn_vm *vm = r->vm;
-  caught c = {.vm = vm, .r = r, .of = h};
+  caught c = {.vm = vm, .r = r, .of = h, .raising = way_of(r) ? way_of(r) : way_catcher(r)};
   qn_value parts[END_PARTS], values = value_nil(), *mark = vm->sp;
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
   vm_owned held, held_values;
@@ -108,19 +276,27 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
   bool ok = (c.before = slots_keep(vm, h->assigned)) && (c.arm = rec_arm_begin(r, NULL)) && run_body(&c, parts) &&
             !c.arm->regions.n && !c.arm->g->failed && !c.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
-  ok = ok && arm_values(c.arm, h->assigned, &parts[END_VALUE], 1, &values);
+  const qn_value made[] = {value_is(parts[END_VALUE], TAG_UNSET) ? value_nil() : parts[END_VALUE], parts[END_RAISES]};
+  ok = ok && arm_values(c.arm, h->assigned, made, 2, &values);
   end_parts_free(vm, parts);
   if (c.arm) rec_arm_end(c.arm);
   if (c.before) slots_set(vm, h->assigned, c.before);
   rec_answer answer = REC_FAILED;
   if (!ok) {
+    rec_base(r)->untried++;
     answer = arms_refused(r);
   } else if (!arm_splice(r, c.arm, &values)) {
     values = value_nil();
   } else {
-    slots_set(vm, h->assigned, value_list(values)->items);
-    *result = value_retain(value_list(values)->items[h->assigned.n]);
-    answer = rec_appended(r) ? REC_DONE : REC_FAILED;
+    const qn_value *items = value_list(values)->items, raises = items[h->assigned.n + 1];
+    slots_set(vm, h->assigned, items);
+    *result = value_retain(items[h->assigned.n]);
+    bool on = raises_never(raises) ? rec_appended(r) : way_split_raised(vm, c.raising, rec_site(r), raises);
+    answer = on ? REC_DONE : REC_FAILED;
+    if (!on) {
+      value_release(vm, *result);
+      *result = value_nil();
+    }
   }
   struct recording *now = vm->rec;
   vm_disown(vm, &held);
@@ -135,7 +311,10 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
 
 rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result) {
   struct recording *r = vm->rec;
-  if (!r || !arms_possible(r) || !try_possible(r) || parted_wanted(r) || way_chooses(way_of(r))) return REC_NOT_YET;
+  enum { IN_VAIN = 32 }; /* bodies of a recording that are recorded twice */
+  if (!r || !arms_possible(r) || !try_possible(r) || rec_base(r)->untried >= IN_VAIN || parted_wanted(r) ||
+      way_chooses(way_of(r)))
+    return REC_NOT_YET;
   drawn_slots s;
   rec_handler with = *h;
   rec_answer answer = REC_FAILED;
@@ -146,6 +325,162 @@ rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *resu
     }
   } while (draws_again(r, answer));
   return answer;
+}
+
+/* ---- operations that fail on data ----------------------------------------------------------------------------------------------- */
+
+enum { WORDS_MOST = 6 };
+
+/* The arm in which an operation fails. Its words show numbers of the call, so they wait. */
+typedef struct refused {
+  qn_vm *vm;
+  error_id id;
+  span at;
+  qn_value words[WORDS_MOST]; /* borrowed: texts and numbers */
+  int nwords;
+} refused;
+
+static qn_value run_refused(void *ctx, rec_exit *how) {
+  const refused *f = ctx;
+  qn_vm *vm = f->vm;
+  *how = REC_ERROR;
+  qn_value parts[2 * WORDS_MOST];
+  for (int i = 0; i < f->nwords; i++) parts[2 * i] = f->words[i], parts[2 * i + 1] = value_nil();
+  qn_list *l = list_from(vm, parts, 2 * (size_t)f->nwords);
+  qn_str *empty = l ? str_new(vm, "", 0) : NULL;
+  qn_value text = empty ? value_obj(TAG_STR, empty) : value_nil();
+  if (empty && rec_text_made(vm, &text, NULL, value_obj(TAG_LIST, l))) {
+    raise_error(vm, f->id, f->at, "in words that wait");
+    if (way_raises(vm)) {
+      value_release(vm, value_obj(TAG_STR, vm->error->message));
+      vm->error->message = value_str(value_retain(text));
+    }
+  }
+  value_release(vm, text);
+  if (l) value_release(vm, value_obj(TAG_LIST, l));
+  return value_error();
+}
+
+/* Does a number come from an element of an array? Not if it is made of arguments and of the numbers of turns, which are seldom wrong. Looks at *left
+ * nodes at most. */
+static bool from_elements(const struct recording *r, uint32_t node, int *left) {
+  const graph_node *n = &r->g->nodes[node];
+  if (--*left < 0) return false;
+  if (!n->type.weak) return n->kind != NODE_CONST;
+  if (n->kind == NODE_PROJ || n->kind == NODE_TAP) return true;
+  if (n->kind == NODE_INPUT && r->arm) {
+    uint32_t number = n->payload.input;
+    if (number < r->carries) return r->count != number + 1;
+    return from_elements(r->outer, r->captures[number], left);
+  }
+  for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
+    if (from_elements(r, n->in[k], left)) return true;
+  return false;
+}
+
+/* Is v a number of the recording in progress that an operation may fail on, where a captured try would catch that? */
+static bool may_refuse(const qn_vm *vm, qn_value v) {
+  enum { LOOKED_AT = 64 };
+  const struct recording *r = vm->rec;
+  if (!r->arm || !value_is_scalar(v) || !value_node(v)) return false;
+  const rec_way *w = way_of(r) ? way_of(r) : way_catcher(r);
+  if (!way_thrower(w)) return false;
+  uint32_t node = 0;
+  while (!(node = rec_traced(r, v)) && r->arm) r = r->outer;
+  return node && from_elements(r, node, &(int){LOOKED_AT});
+}
+
+/* From here on `good` holds, or the operation fails. False with an error raised. */
+static bool refuse_unless(refused *f, qn_value good) {
+  f->at = f->vm->rec->at;
+  return !value_is_error(good) && rec_assert(f->vm, good, (rec_arm){run_refused, f}) != REC_FAILED;
+}
+
+static qn_value both(qn_vm *vm, qn_value a, qn_value b) {
+  return value_is_error(a) || value_is_error(b) ? value_error() : op_binary(vm, OP_bitand, a, b);
+}
+
+bool rec_try_divide_asked(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  if (!value_is(a, TAG_INT) || !value_is(b, TAG_INT) || !may_refuse(vm, b)) return true;
+  const char *words[] = {op == OP_div   ? " / 0; of floats, as in "
+                         : op == OP_mod ? " % 0"
+                                        : " // 0",
+                         ".0 / 0, it is no error"};
+  qn_str *first = str_new(vm, words[0], strlen(words[0])),
+         *last = first ? str_new(vm, words[1], strlen(words[1])) : NULL;
+  bool ok = last != NULL;
+  if (ok) {
+    refused f = {.vm = vm, .id = E_div_zero, .words = {a, value_obj(TAG_STR, first), a, value_obj(TAG_STR, last)}};
+    f.nwords = op == OP_div ? 4 : 2;
+    ok = refuse_unless(&f, op_binary(vm, OP_ne, b, value_int(0)));
+  }
+  if (first) value_release(vm, value_obj(TAG_STR, first));
+  if (last) value_release(vm, value_obj(TAG_STR, last));
+  return ok;
+}
+
+bool rec_try_int_asked(qn_vm *vm, qn_value x) {
+  const struct recording *r = vm->rec;
+  bool array = value_is(x, TAG_ARRAY);
+  if (!r->arm ||
+      (array ? value_array(x)->size != 1 || !dtype_is_float((qn_dtype)value_array(x)->dtype) : !value_is(x, TAG_FLOAT)))
+    return true;
+  const rec_way *w = way_of(r) ? way_of(r) : way_catcher(r);
+  if (!way_thrower(w)) return true;
+  qn_value v = array ? op_number(vm, x, WEAK_FLOAT) : x;
+  if (value_is_error(v)) return false;
+  if (!may_refuse(vm, v)) return true;
+  const char *before = array ? "" : "int: ",
+             *behind = array ? " is not representable as int" : " has no value as a 64-bit integer";
+  qn_str *first = str_new(vm, before, strlen(before)), *last = first ? str_new(vm, behind, strlen(behind)) : NULL;
+  bool ok = last != NULL;
+  if (ok) {
+    refused f = {
+        .vm = vm, .id = E_to_int, .words = {value_obj(TAG_STR, first), v, value_obj(TAG_STR, last)}, .nwords = 3};
+    qn_value low = array ? op_binary(vm, OP_gt, v, value_float(-0x1.0000000000001p63))
+                         : op_binary(vm, OP_ge, v, value_float(-0x1p63));
+    ok = refuse_unless(&f, both(vm, low, op_binary(vm, OP_lt, v, value_float(0x1p63))));
+  }
+  if (first) value_release(vm, value_obj(TAG_STR, first));
+  if (last) value_release(vm, value_obj(TAG_STR, last));
+  return ok;
+}
+
+/* Item number i of an index along an axis of so many elements. */
+static bool try_item(qn_vm *vm, qn_value i, int axis, int64_t size) {
+  char words[80];
+  snprintf(words, sizeof words, " is out of bounds for axis %d of size %lld", axis, (long long)size);
+  qn_str *first = str_new(vm, "index ", 6), *last = first ? str_new(vm, words, strlen(words)) : NULL;
+  bool ok = last != NULL;
+  if (ok) {
+    refused f = {
+        .vm = vm, .id = E_index, .words = {value_obj(TAG_STR, first), i, value_obj(TAG_STR, last)}, .nwords = 3};
+    ok = refuse_unless(&f,
+                       both(vm, op_binary(vm, OP_ge, i, value_int(-size)), op_binary(vm, OP_lt, i, value_int(size))));
+  }
+  if (first) value_release(vm, value_obj(TAG_STR, first));
+  if (last) value_release(vm, value_obj(TAG_STR, last));
+  return ok;
+}
+
+bool rec_try_index_asked(qn_vm *vm, qn_value x, const index_item *items, int n) {
+  const qn_array *a = value_array(x);
+  bool any = false;
+  for (int k = 0; k < n; k++) { /* each item has an axis, in their order */
+    if (items[k].kind == INDEX_ELLIPSIS || items[k].kind == INDEX_NEW ||
+        (items[k].kind == INDEX_ARRAY && !value_is(items[k].array, TAG_INT)))
+      return true;
+    any |= items[k].kind == INDEX_ARRAY && may_refuse(vm, items[k].array);
+  }
+  if (!any || n > a->rank) return true;
+  for (int k = 0; k < n; k++) {
+    if (items[k].kind != INDEX_ARRAY || !may_refuse(vm, items[k].array)) continue;
+    uint32_t node = rec_node(vm->rec, x);
+    if (!node) return false;
+    qn_dim size = vm->rec->g->nodes[node].type.shape[k];
+    if (size >= 0 && !try_item(vm, items[k].array, k, size)) return false; /* (a symbolic one may be another one) */
+  }
+  return true;
 }
 
 /* ---- assert ----------------------------------------------------------------------------------------------------------------------- */
@@ -171,8 +506,8 @@ static qn_value run_nothing(void *ctx, rec_exit *how) {
 
 rec_answer rec_assert(qn_vm *vm, qn_value condition, rec_arm raise) {
   struct recording *r = vm->rec;
-  const rec_way *w = way_of(r);
-  if (!w || !w->catches || value_is(condition, TAG_UNSET)) return REC_NOT_YET;
+  const rec_way *w = r && way_of(r) ? way_of(r) : r ? way_catcher(r) : NULL;
+  if (!way_thrower(w) || value_is(condition, TAG_UNSET)) return REC_NOT_YET;
   failing f = {vm, raise, r->at};
   rec_branch of = {.at = r->at, .then = {run_nothing, NULL}, .otherwise = {run_failing, &f}, .leaves = true};
   qn_value nothing = value_nil();

@@ -20,7 +20,8 @@ typedef struct unrolled {
   rec_turns turns;
   rec_slots assigned;
   rec_tries *tries;
-  rec_way *around; /* the way that the loop stands in, or NULL */
+  rec_way *around;  /* the way that the loop stands in, or NULL */
+  rec_way *raising; /* that, or the way of a caller, if errors leave it; or NULL */
   rec_way whole;
   qn_value *before; /* owned: what the variables held */
   rec_tries parts;  /* for rec_part_turn */
@@ -56,6 +57,7 @@ static void all_left(unrolled *u, qn_value *parts) {
   w->parted[END_RETURNED] = value_retain(parts[END_RETURNED]);
   w->parted[END_LEFT] = w->parted[END_LEAVES] = value_bool(true);
   w->parted[END_RETURNS] = value_retain(parts[END_RETURNS]);
+  w->parted[END_RAISES] = value_retain(parts[END_RAISES]);
   w->parted[END_MISSED] = value_retain(parts[END_MISSED]);
   w->gone = w->parts = true;
 }
@@ -91,6 +93,7 @@ static bool make_turns(unrolled *u, qn_value *parts) {
   qn_vm *vm = u->vm;
   rec_exit how = REC_VALUE;
   way_begin(&u->whole, WAY_TURN, u->arm, u->around, u->assigned);
+  u->whole.throws = way_thrower(u->raising);
   if (!part(u)) how = REC_ERROR;
   for (bool first = true; how == REC_VALUE; first = false) {
     int more = first && !u->turns.counts ? 1 : goes_on(u);
@@ -113,13 +116,14 @@ static rec_answer go_on(unrolled *u, qn_value made) {
   const qn_value *items = value_list(made)->items;
   int n = u->assigned.n;
   slots_set(vm, u->assigned, items);
-  const qn_value parts[END_PARTS] = {value_unset(),    items[n],         items[n + 1],
-                                     value_bool(true), value_bool(true), value_bool(false)};
-  if (is_bool(items[n + 1], false)) return rec_appended(u->r) ? REC_DONE : REC_FAILED;
+  const qn_value parts[END_PARTS] = {value_unset(),    items[n],     items[n + 1],     value_bool(true),
+                                     value_bool(true), value_int(0), value_bool(false)};
+  if (!raises_never(items[n + 2]) && !way_split_raised(vm, u->raising, rec_site(u->r), items[n + 2])) return REC_FAILED;
+  if (is_bool(items[n + 1], false)) return rec_appended(vm->rec) ? REC_DONE : REC_FAILED;
   rec_way *w = u->around;
-  if (!is_bool(items[n + 1], true)) return way_split(vm, w, rec_site(u->r), parts) ? REC_DONE : REC_FAILED;
+  if (!is_bool(items[n + 1], true)) return way_split(vm, w, rec_site(vm->rec), parts) ? REC_DONE : REC_FAILED;
   way_all_left(w, parts);
-  return rec_appended(u->r) ? REC_LEFT : REC_FAILED;
+  return rec_appended(vm->rec) ? REC_LEFT : REC_FAILED;
 }
 
 static void unrolled_free(unrolled *u) {
@@ -137,6 +141,7 @@ static rec_answer unroll_once(struct recording *r, span at, const rec_turns *tur
                               rec_tries *tries) {
   qn_vm *vm = r->vm;
   unrolled u = {.vm = vm, .r = r, .at = at, .turns = *turns, .assigned = assigned, .tries = tries, .around = way_of(r)};
+  u.raising = u.around ? u.around : way_catcher(r);
   qn_value parts[END_PARTS], values = value_nil(), *mark = vm->sp;
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
   vm_owned held, held_values;
@@ -147,8 +152,8 @@ static rec_answer unroll_once(struct recording *r, span at, const rec_turns *tur
             !u.arm->regions.n && !u.arm->g->failed && !u.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
   if (ok) {
-    const qn_value returned[] = {parts[END_RETURNED], parts[END_RETURNS]};
-    ok = arm_values(u.arm, assigned, returned, 2, &values);
+    const qn_value returned[] = {parts[END_RETURNED], parts[END_RETURNS], parts[END_RAISES]};
+    ok = arm_values(u.arm, assigned, returned, 3, &values);
   }
   end_parts_free(vm, parts);
   if (u.arm) rec_arm_end(u.arm);

@@ -66,7 +66,8 @@ static size_t held_bytes(size_t n) { return n * (sizeof(qn_value) + sizeof(uint3
 static void parts_settle(qn_vm *vm, const rec_way *w, qn_value *parts) {
   if (!w || w->kind == WAY_ARM) return;
   bool left = is_bool(parts[END_LEFT], true);
-  parts[END_LEFT] = value_bool(false);
+  parts[END_LEFT] =
+      value_bool(false); /* (what is left with an error is so until that is looked at: way_split_raised) */
   if (w->kind == WAY_TURN || left) {
     value_release(vm, parts[END_VALUE]);
     parts[END_VALUE] = value_nil();
@@ -120,7 +121,8 @@ bool end_miss(qn_vm *vm, way_end *end, const rec_way *w) {
   }
   qn_value parts[END_PARTS] = {
       [END_VALUE] = value_unset(),      [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(true),
-      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_MISSED] = value_bool(true)};
+      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
+      [END_MISSED] = value_bool(true)};
   parts_settle(vm, w, parts);
   for (uint32_t i = 0; i < END_PARTS; i++) {
     uint32_t k = (uint32_t)w->slots.n + i;
@@ -487,6 +489,7 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
   w->may_break = kind == WAY_TURN || (kind == WAY_ARM && around && around->may_break && !around->inner);
   w->turn = kind == WAY_TURN ? w : kind == WAY_ARM && around ? around->turn : NULL;
   w->catches = kind == WAY_ARM && around ? around->catches : NULL;
+  w->throws = kind == WAY_ARM && around ? around->throws : kind == WAY_TURN ? way_thrower(around) : NULL;
   for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
   w->sp = r->vm->sp;
   const rec_way *here = r->arm && kind == WAY_ARM ? way_of(r->outer) : NULL;
@@ -515,6 +518,7 @@ static bool parts_of(rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
   parts[END_LEFT] = value_bool(left);
   parts[END_LEAVES] = value_bool(w->turn && (how == REC_BREAK || returns));
   parts[END_RETURNS] = value_bool(w->turn && returns);
+  parts[END_RAISES] = value_int(0);
   parts[END_MISSED] = value_bool(false);
   return how != REC_ERROR && (returns ? w->may_return : !left || (w->may_break && !w->inner));
 }
@@ -576,9 +580,15 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
 }
 
 bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
-  const qn_value parts[END_PARTS] = {value_unset(),     value_unset(),     missed,
-                                     value_bool(false), value_bool(false), value_bool(true)};
+  const qn_value parts[END_PARTS] = {value_unset(),     value_unset(), missed,          value_bool(false),
+                                     value_bool(false), value_int(0),  value_bool(true)};
   return way_split(vm, w, site, parts);
+}
+
+rec_way *way_catcher(const struct recording *r) {
+  rec_way *w = rec_base((struct recording *)(uintptr_t)r)->way;
+  if (!w || w->r != r || w->calls >= calls_in(r) || !way_thrower(w)) return NULL;
+  return parted_wanted(r) || r->regions.n || r->held ? NULL : w; /* (who is in the middle of r goes on there) */
 }
 
 /* ---- what is recorded in vain ------------------------------------------------------------------------------------------------------ */
@@ -748,17 +758,24 @@ static bool raises_in_graph(qn_vm *vm, rec_way *w) {
 
 bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
-  bool dead = how == REC_ERROR;
+  int64_t raises = how == REC_ERROR && (w->open || w->kind == WAY_ARM) ? way_throw(vm, w) : 0;
+  bool dead = how == REC_ERROR && !raises;
+  if (raises) vm_pop_to(vm, w->sp);
   if (dead && !raises_in_graph(vm, w)) {
     way_drop(vm, w);
     return false;
   }
-  if (dead) {
+  if (dead || raises) {
     how = REC_VALUE;
     v = value_unset();
   }
   bool ok = parts_of(w, how, v, parts);
   if (w->gone) value_release(vm, v);
+  if (raises) {
+    parts[END_LEFT] = value_bool(true);
+    parts[END_LEAVES] = value_bool(w->turn != NULL);
+    parts[END_RAISES] = value_int(raises);
+  }
   for (; w->open && ok; dead = false) ok = close_last(vm, w, parts, dead);
   if (ok)
     parts_settle(vm, w, parts);

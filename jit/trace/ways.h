@@ -12,6 +12,8 @@ enum {
   END_LEFT,
   END_LEAVES,
   END_RETURNS,
+  /* An int, which may depend on data, too: the number of the error of rec_way.throws with which the try around is left; 0: it is not. */
+  END_RAISES,
   END_MISSED, /* the turn goes another way than the one that is recorded (way_choices): nothing else of the end counts */
   END_PARTS
 };
@@ -53,8 +55,14 @@ typedef struct way_choices {
 /* What catches the errors of arms in a try that is captured as a way (tries.c). */
 typedef struct way_handler {
   const rec_handler *of;
-  uint32_t trying; /* recording.trying in it: more, while another try is in progress there */
-  bool caught;     /* it has run */
+  uint32_t trying;          /* recording.trying in it: more, while another try is in progress there */
+  uint32_t calls;           /* how many calls are in progress around it, arms and all */
+  bool caught;              /* it has run, or will run */
+  struct thrown {           /* errors that leave loops and functions in it; their numbers count from 1 */
+    qn_error_object *error; /* owned */
+    bool pending;           /* some way that is being recorded ends with it */
+  } * thrown;
+  uint32_t nthrown, thrown_cap;
 } way_handler;
 
 /* A part of the program that is being captured. While one of its branches goes on, the other one having left the part, what follows is
@@ -66,8 +74,10 @@ struct rec_way {
   int own;             /* of these the first ones, which it may rebind; others belong to what is around it */
   rec_way *
       whole; /* of a turn of a loop that is captured turn by turn: the way of the loop, which break leaves (unrolled.c) */
-  const rec_way *turn;    /* the turn that break and continue leave; NULL: there is none */
-  way_handler *catches;   /* of the try that errors leave; NULL: there is none */
+  const rec_way *turn; /* the turn that break and continue leave; NULL: there is none */
+  /* Of the try that errors leave, where its handler can run at once; and of the one around that, or around the loop or the function that the way stands
+   * in: that is left with the number of the error. NULL: there is none. */
+  way_handler *catches, *throws;
   uint32_t calls;         /* how many calls are in progress in r; in other calls are other functions */
   const rec_block *block; /* the innermost block in progress when it began */
   way_kind kind;
@@ -85,6 +95,8 @@ struct rec_way {
 };
 
 static inline bool is_bool(qn_value v, bool b) { return v.head == TAG_BOOL && (v.u.i != 0) == b; }
+/* END_RAISES of an end with which no try is left. */
+static inline bool raises_never(qn_value v) { return value_is(v, TAG_INT) && !value_node(v) && v.u.i == 0; }
 void end_parts_free(qn_vm *vm, qn_value *parts);
 
 /* The way that what is recorded next belongs to: it stands directly in that part, in the same function. NULL: none. */
@@ -140,8 +152,17 @@ QN_MUST_CHECK bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value co
 
 /* Is the pending error one that the program raises whenever it comes here? (Not, for one, that an arm cannot be captured.) */
 bool way_raises(const qn_vm *vm);
+/* The way around the function in progress in r, if errors leave that; NULL: none. */
+rec_way *way_catcher(const struct recording *r);
 /* Does the try that w stands in catch the pending error, so that an arm that ends with it leaves the try? */
 bool way_catches(const qn_vm *vm, const rec_way *w);
+/* The pending error, with which w ends, leaves the try of w->throws: its number there, and it is pending no more. 0: it does not. */
+int64_t way_throw(qn_vm *vm, rec_way *w);
+/* Of a way that begins in w, or in a function called in it: the handler of the try that errors leave with a number. */
+static inline way_handler *way_thrower(const rec_way *w) { return !w ? NULL : w->catches ? w->catches : w->throws; }
+/* Behind a part that stands in w, or in a function called in it, whose END_RAISES is `raises`: where it is not 0, w is left, and what follows is recorded
+ * where it is. False with an error raised. */
+QN_MUST_CHECK bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises);
 /* Runs its handler on that error; w leaves the try, unless the handler ends otherwise (*how). Owned: its value. */
 QN_MUST_CHECK qn_value way_catch(qn_vm *vm, rec_way *w, rec_exit *how);
 /* Can the call that is captured be made again by the interpreter, if it does not go as captured? */

@@ -101,6 +101,9 @@ class Program:
             self.has |= {"words", "spans", "asks"}
         if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
             self.has.add("unlike")
+        # (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
+        if kind == "plain" and seed >= 140_000_000 and random.Random(seed * 7 + 4).random() < 0.5:
+            self.has |= {"try", "refuse"}
         if kind != "plain":
             self.has -= {"print", "random", "text", "odd", "global"} | ({"error", "retype"} if kind == "grad" else set())
         if kind == "vmap":
@@ -711,6 +714,8 @@ class Program:
         if r.random() < 0.5:
             end, parts = self.words()
             body.statements += [s for s in [Statement("if {} {}", self.make("C", 2), Block([Statement(f'error("t{self.fresh("")}{end}")', *parts)]))]]
+        if "refuse" in self.has and self.own.random() < 0.7:
+            body.statements.insert(self.own.randrange(len(body.statements) + 1), self.later(self.refuse))
         self.scopes.append([])
         handler = self.block(depth - 1, 2)
         self.scopes.pop()
@@ -718,6 +723,15 @@ class Program:
             handler.statements.insert(0, Statement("print(e.id, e.message, e.line)"))
             return [Statement("try {} catch e {}", body, handler)]
         return [Statement("try {} catch _e {}", body, handler)]
+
+    def refuse(self):
+        """An operation that fails on some data, whose result reaches a variable, if there is one."""
+        r = self.random
+        v, s = self.leaf("V").show(), self.leaf("S").show()
+        text = r.choice([f"{v}[int({s})]", f"{v}[int({s} * 2) - 3]", f"f32(12 // int({s}))", f"f32(7 % (int({s}) - 1))", f"f32(9 / int({s} + 2))",
+                         f"f32(int({s} / {s}))", f"f32(int({s} * 1e19) % 5)"])
+        name = self.fresh("q")
+        return Statement(f'let {name} = {text}; assert({name} == {name}, "{name}")')
 
     def count(self):
         """How many turns a loop may have here: a text, and a number that it stays below."""
