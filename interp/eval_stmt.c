@@ -272,7 +272,9 @@ static __attribute__((noinline)) qn_value try_lanes(qn_vm *vm, n_try *n, qn_valu
   if (count < 0)
     return raise_error(vm, E_not_batched, n->h.at, "vmap: a try here rebinds at most %d variables", SITE_MAX - 1);
   arm body = {vm, n->body, fp}, whole = {vm, &n->h, fp};
-  rec_handler h = {{run_arm, &body}, handle_arm, &whole, {slots, count}, n->h.flag & TRY_USED, n->h.flag & TRY_SEES};
+  rec_handler h = {{run_arm, &body},      handle_arm,           &whole,
+                   {slots, count},        n->h.flag & TRY_USED, n->h.flag & TRY_SEES,
+                   n->h.flag & TRY_LEAVES};
   rec_exit how = REC_VALUE;
   switch (rec_try_lanes(vm, &h, &how, &result)) {
   case REC_DONE: return result;
@@ -294,7 +296,9 @@ static __attribute__((noinline)) rec_answer offer_try(qn_vm *vm, n_try *n, qn_va
   int count = site_slots(n->site, fp, slots);
   if (count < 0) return REC_NOT_YET;
   arm body = {vm, n->body, fp}, whole = {vm, &n->h, fp};
-  rec_handler h = {{run_arm, &body}, handle_arm, &whole, {slots, count}, n->h.flag & TRY_USED, n->h.flag & TRY_SEES};
+  rec_handler h = {{run_arm, &body},      handle_arm,           &whole,
+                   {slots, count},        n->h.flag & TRY_USED, n->h.flag & TRY_SEES,
+                   n->h.flag & TRY_LEAVES};
   return rec_try_arms(vm, n->h.at, &h, result);
 }
 
@@ -303,8 +307,9 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   qn_value *mark = vm->sp, result = value_nil();
   struct recording *in;
   if (rec_in_vmap(vm)) return try_lanes(vm, n, fp);
-  if (n->h.flag & TRY_ENDS && rec_may_leave(vm)) {
+  if (rec_may_leave(vm)) {
     rec_answer answer = offer_try(vm, n, fp, &result);
+    if (answer == REC_LEFT) return value_signal(SIGNAL_RETURN);
     if (answer != REC_NOT_YET) return answer == REC_DONE ? result : value_error();
   }
   if (!rec_try_begin(vm, &in)) return value_error();

@@ -243,8 +243,8 @@ typedef struct n_if {
   site *site;
 } n_if;
 
-/* Something uses its value; nothing in it breaks, continues or returns; its handler reads the error. */
-enum { TRY_USED = 1, TRY_ENDS = 2, TRY_SEES = 4 };
+/* Something uses its value; its handler reads the error; something in it breaks, continues or returns. */
+enum { TRY_USED = 1, TRY_SEES = 2, TRY_LEAVES = 4 };
 
 typedef struct n_try {
   node h;

@@ -515,7 +515,7 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   out->handler = block_node(r, n->kids[AST_try_handler], used, false);
   f->blocks--;
   if (!out->handler) return NULL;
-  if (f->signals == signals) out->h.flag |= TRY_ENDS;
+  if (f->signals != signals) out->h.flag |= TRY_LEAVES;
   if (out->error_slot >= 0 && (f->vars[first].reads || f->vars[first].captured)) out->h.flag |= TRY_SEES;
   forget(r, first);
   f->top = top;

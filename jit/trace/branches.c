@@ -112,10 +112,11 @@ typedef struct branch {
   qn_vm *vm;
   struct recording *r;
   const rec_branch *of;
-  rec_way *around;  /* the way that the arms may leave, or NULL */
-  bool called;      /* in a function that is called in it: they may only be missed, */
-  bool catching;    /* or left by errors */
-  rec_slots held;   /* owned: the variables that are joined */
+  rec_way *around; /* the way that the arms may leave, or NULL */
+  bool called;     /* in a function that is called in it: they may only be missed, */
+  bool catching;   /* or left by errors */
+  rec_slots held;  /* owned: the variables that are joined, with room for so many */
+  size_t room;
   qn_value *before; /* owned: what the variables held that may be rebound */
   way_end ends[2];  /* as they have been run */
   qn_value left[2]; /* owned: has the arm left what is around the branch? */
@@ -164,14 +165,14 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   bool caught = how == REC_ERROR && vm->rec == way.r && way_catches(vm, &way);
   if (caught) {
     vm_pop_to(vm, mark);
-    how = REC_RETURN; /* as which a try is left */
-    rec_exit handled = REC_VALUE;
-    v = way_catch(vm, &way, &handled);
-    way.may_return = true;
-    if (handled != REC_VALUE) how = handled;
+    how = REC_VALUE;
+    v = way_catch(vm, &way, &how);
+    way.handled = how == REC_VALUE;
+    way.may_return = b->around->may_return; /* the handler stands there */
+    way.may_break = b->around->may_break && !b->around->inner;
   }
   if (how == REC_RETURN && b->of->last && !caught) how = REC_VALUE;
-  if (how == REC_VALUE && !b->of->used) {
+  if (how == REC_VALUE && !way.handled && !b->of->used) {
     value_release(vm, v);
     v = value_nil();
   }
@@ -208,33 +209,35 @@ static bool run_arms(branch *b) {
   return run_arm(b, 0, arms[1]) && run_arm(b, 1, arms[0]) && is_gone(b, 0) && !is_gone(b, 1);
 }
 
-/* Those of the turn or the try that an arm may leave. */
-static rec_slots slots_around(const branch *b) {
-  const rec_slots none = {NULL, 0};
-  if (b->around && b->around->turn && may_leave(b)) return b->around->turn->slots;
-  return b->around && b->around->catches && may_leave(b) ? b->around->catches->of->assigned : none;
+/* Adds to the variables that are joined those that are not there yet. */
+static void hold(branch *b, rec_slots more) {
+  for (int i = 0; i < more.n; i++) {
+    bool known = false;
+    for (int k = 0; k < b->held.n && !known; k++) known = b->held.slots[k] == more.slots[i];
+    if (!known) b->held.slots[b->held.n++] = more.slots[i];
+  }
 }
 
-/* The variables that are joined: those that the arms may rebind and, if an arm may leave what is around, those of that. Behind the last statement
- * of a function nobody reads variables of the program. */
+/* The variables that are joined: those that the arms may rebind and, if an arm may leave the turn or the try around, those of these. Behind the last
+ * statement of a function nobody reads its variables. */
 static bool find_held(branch *b) {
-  const rec_slots own = b->of->assigned, turn = slots_around(b);
-  if (!(b->held.slots = mem_alloc(b->vm, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots))) return false;
+  const rec_slots own = b->of->assigned, none = {NULL, 0};
+  const rec_way *w = may_leave(b) && (!b->of->last || b->catching) ? b->around : NULL;
+  const rec_slots turn = w && w->turn ? w->turn->slots : none,
+                  tried = w && w->catches ? w->catches->of->assigned : none;
+  b->room = (size_t)own.n + (size_t)turn.n + (size_t)tried.n + 1;
+  if (!(b->held.slots = mem_alloc(b->vm, b->room * sizeof *b->held.slots))) return false;
   for (int i = 0; i < own.n; i++)
     if (!b->of->last || b->catching || draws_is_slot(b->r, own.slots[i])) b->held.slots[b->held.n++] = own.slots[i];
-  for (int i = 0; i < turn.n && (!b->of->last || b->catching); i++) {
-    bool known = false;
-    for (int k = 0; k < own.n && !known; k++) known = own.slots[k] == turn.slots[i];
-    if (!known) b->held.slots[b->held.n++] = turn.slots[i];
-  }
+  hold(b, turn);
+  hold(b, tried);
   return true;
 }
 
 static void branch_free(branch *b) {
-  const rec_slots own = b->of->assigned, turn = slots_around(b);
   arms_free(b);
   slots_free(b->vm, slots_within(b), b->before);
-  if (b->held.slots) mem_free(b->vm, b->held.slots, ((size_t)own.n + (size_t)turn.n + 1) * sizeof *b->held.slots);
+  if (b->held.slots) mem_free(b->vm, b->held.slots, b->room * sizeof *b->held.slots);
 }
 
 /* For vm_own: the host has left. */

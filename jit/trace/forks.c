@@ -197,8 +197,10 @@ static bool note_result(fork *f, struct recording *arm) {
 }
 
 static bool note_end(fork *f, way_end *end) {
-  qn_value parts[END_PARTS] = {value_nil(),       value_unset(), value_bool(false), value_bool(false),
-                               value_bool(false), value_int(0),  value_bool(false)};
+  qn_value parts[END_PARTS] = {
+      [END_VALUE] = value_nil(),         [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(false),
+      [END_LEAVES] = value_bool(false),  [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
+      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
   return end_note(end, f->all, parts, NULL);
 }
 

@@ -666,20 +666,19 @@ static rec_answer leave(loop *l, uint32_t site) {
   if (!l->turns.counts && !l->tested && !l->ends && !l->turns.breaks) {
     qn_value returned = returned_with(l, leaf_of_result);
     if (value_is_error(returned)) return REC_FAILED;
-    const qn_value gone[END_PARTS] = {value_unset(),    returned,     value_bool(true), value_bool(true),
-                                      value_bool(true), value_int(0), value_bool(false)};
+    const qn_value gone[END_PARTS] = {
+        [END_VALUE] = value_unset(),       [END_RETURNED] = returned,        [END_LEFT] = value_bool(true),
+        [END_LEAVES] = value_bool(true),   [END_RETURNS] = value_bool(true), [END_RAISES] = value_int(0),
+        [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
     way_all_left(w, gone);
     value_release(vm, returned);
     return rec_appended(l->r) ? REC_LEFT : REC_FAILED;
   }
   uint32_t flag = graph_proj(l->r->g, l->node, l->flag + 1, l->r->g->nodes[l->outer[l->flag + 1]].type, site);
-  qn_value parts[END_PARTS] = {value_unset(),
-                               returned_with(l, leaf_of_result),
-                               rec_value_of(l->r, flag),
-                               value_bool(true),
-                               value_bool(true),
-                               value_int(0),
-                               value_bool(false)};
+  qn_value parts[END_PARTS] = {[END_VALUE] = value_unset(),           [END_RETURNED] = returned_with(l, leaf_of_result),
+                               [END_LEFT] = rec_value_of(l->r, flag), [END_LEAVES] = value_bool(true),
+                               [END_RETURNS] = value_bool(true),      [END_RAISES] = value_int(0),
+                               [END_HANDLED] = value_bool(false),     [END_MISSED] = value_bool(false)};
   bool ok = !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, w, site, parts);
   value_release(vm, parts[END_RETURNED]);
   return ok ? REC_DONE : REC_FAILED;

@@ -692,13 +692,14 @@ typedef struct rec_handler {
   rec_slots assigned; /* what body and handler may rebind */
   bool used;          /* something uses its value */
   bool sees;          /* the handler reads the error */
+  bool leaves;        /* something in it breaks, continues or returns */
 } rec_handler;
 /* Runs the body and, for lanes that raise an error in it, the handler. REC_NOT_YET: no lane has; *how and *result (owned) say how the body has
  * ended, perhaps with an error that is not for the handler. REC_DONE: *result is the value. REC_LEFT: no lane goes on. REC_FAILED with an
  * error raised. */
 QN_MUST_CHECK rec_answer rec_try_lanes(qn_vm *vm, const rec_handler *h, rec_exit *how, qn_value *result);
 
-/* Offers a try outside of vmap in whose body arms may raise errors of the program, and that nothing in it leaves by break, continue or return.
+/* Offers a try outside of vmap in whose body arms may raise errors of the program. REC_LEFT: what is around it has been left, as in rec_if.
  * REC_NOT_YET: the interpreter runs it (rec_try_begin). REC_DONE: the variables and *result (owned) are set. REC_FAILED with an error raised. */
 struct index_item;
 /* Operations in the body of such a try fail on data like assertions: the interpreter offers them before it makes them. x[items] of an array; a op b of

@@ -14,6 +14,9 @@
  * END_RAISES), and behind them the way around is left where that is not 0 (way_split_raised). The same is done with an error of a handler that stands
  * in another try.
  *
+ * A body or handler may also break or continue the turn around, or return: then the parts of the end of the try say so, as those of an arm do, and
+ * END_HANDLED tells its own handler's value from what is returned.
+ *
  * Operations that nobody asked for have no value to ask for: they leave the graph, and the interpreter makes the call again (recorder.c).
  *
  * The body is tried in an arm of its own, whose nodes then join the graph, and which is forgotten where this cannot be captured: then the
@@ -171,7 +174,7 @@ static bool run_handler(qn_vm *vm, rec_way *w, uint32_t k, way_end *gone) {
   way_begin(&arm, WAY_ARM, gone->r, w, w->slots);
   raise_thrown(vm, w->catches, k);
   if (way_raises(vm)) v = way_catch(vm, &arm, &how);
-  if (how == REC_VALUE) how = REC_RETURN; /* as which a try is left */
+  arm.handled = how == REC_VALUE;
   bool ok = way_close(vm, &arm, how, v, parts) && vm->rec == gone->r && !gone->r->regions.n;
   if (!ok) vm_pop_to(vm, mark);
   ok = ok && is_bool(parts[END_LEFT], true) && end_note(gone, w->slots, parts, w) && !gone->r->g->failed;
@@ -206,8 +209,10 @@ bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises) {
   }
   if (!w->catches) {
     qn_value left = op_binary(vm, OP_ne, raises, value_int(0));
-    const qn_value parts[END_PARTS] = {value_unset(), value_unset(),    left, value_bool(true), value_bool(false),
-                                       raises,        value_bool(false)};
+    const qn_value parts[END_PARTS] = {
+        [END_VALUE] = value_unset(),       [END_RETURNED] = value_unset(),    [END_LEFT] = left,
+        [END_LEAVES] = value_bool(true),   [END_RETURNS] = value_bool(false), [END_RAISES] = raises,
+        [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
     return !value_is_error(left) && way_split(vm, w, site, parts);
   }
   for (uint32_t k = 0; k < h->nthrown; k++) {
@@ -227,7 +232,7 @@ static bool run_body(caught *c, qn_value *parts) {
   rec_exit how = REC_VALUE;
   qn_value *mark = vm->sp;
   struct recording *base = rec_base(c->r);
-  way_begin(&way, WAY_TRY, c->arm, NULL, c->of->assigned);
+  way_begin(&way, WAY_TRY, c->arm, c->of->leaves ? way_of(c->r) : NULL, c->of->assigned);
   base->trying++;
   c->handler = (way_handler){.of = c->of, .trying = base->trying, .calls = calls_around(c->arm)};
   way.catches = &c->handler;
@@ -243,11 +248,9 @@ static bool run_body(caught *c, qn_value *parts) {
     value_release(vm, v);
     v = value_nil();
   }
-  bool ok = (c->handler.caught || how == REC_VALUE) && way_close(vm, &way, how, v, parts) && vm->rec == c->arm;
-  if (!c->handler.caught && how != REC_VALUE) {
-    if (how != REC_ERROR) value_release(vm, v);
-    way_drop(vm, &way);
-  }
+  bool ends = c->handler.caught || how != REC_ERROR;
+  bool ok = ends && way_close(vm, &way, how, v, parts) && vm->rec == c->arm;
+  if (!ends) way_drop(vm, &way);
   base->trying--;
   return ok;
 }
@@ -264,6 +267,31 @@ static void caught_drop(qn_vm *vm, void *what) {
   caught_free(what);
 }
 
+/* The try has joined the graph, with these parts of its end: what is around it may be left. */
+static rec_answer go_on(caught *c, const qn_value *parts, qn_value *result) {
+  qn_vm *vm = c->vm;
+  uint32_t site = rec_site(c->r);
+  rec_way *around = way_of(c->r);
+  if (!raises_never(parts[END_RAISES]) && !way_split_raised(vm, c->raising, site, parts[END_RAISES])) return REC_FAILED;
+  if (is_bool(parts[END_LEFT], true)) {
+    qn_value gone[END_PARTS];
+    memcpy(gone, parts, sizeof gone);
+    gone[END_RAISES] = value_int(0);
+    way_all_left(around, gone);
+    return rec_appended(vm->rec) ? REC_LEFT : REC_FAILED;
+  }
+  if (is_bool(parts[END_LEFT], false)) {
+    if (!rec_appended(vm->rec)) return REC_FAILED;
+  } else {
+    qn_value gone[END_PARTS];
+    memcpy(gone, parts, sizeof gone);
+    gone[END_RAISES] = value_int(0);
+    if (!way_split(vm, around, site, gone)) return REC_FAILED;
+  }
+  *result = value_is(parts[END_VALUE], TAG_UNSET) ? value_nil() : value_retain(parts[END_VALUE]);
+  return REC_DONE;
+}
+
 static rec_answer try_once(struct recording *r, span at, const rec_handler *h, qn_value *result) {
   qn_vm *vm = r->vm;
   caught c = {.vm = vm, .r = r, .of = h, .raising = way_of(r) ? way_of(r) : way_catcher(r)};
@@ -276,8 +304,7 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
   bool ok = (c.before = slots_keep(vm, h->assigned)) && (c.arm = rec_arm_begin(r, NULL)) && run_body(&c, parts) &&
             !c.arm->regions.n && !c.arm->g->failed && !c.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
-  const qn_value made[] = {value_is(parts[END_VALUE], TAG_UNSET) ? value_nil() : parts[END_VALUE], parts[END_RAISES]};
-  ok = ok && arm_values(c.arm, h->assigned, made, 2, &values);
+  ok = ok && arm_values(c.arm, h->assigned, parts, END_PARTS, &values);
   end_parts_free(vm, parts);
   if (c.arm) rec_arm_end(c.arm);
   if (c.before) slots_set(vm, h->assigned, c.before);
@@ -288,21 +315,14 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
   } else if (!arm_splice(r, c.arm, &values)) {
     values = value_nil();
   } else {
-    const qn_value *items = value_list(values)->items, raises = items[h->assigned.n + 1];
-    slots_set(vm, h->assigned, items);
-    *result = value_retain(items[h->assigned.n]);
-    bool on = raises_never(raises) ? rec_appended(r) : way_split_raised(vm, c.raising, rec_site(r), raises);
-    answer = on ? REC_DONE : REC_FAILED;
-    if (!on) {
-      value_release(vm, *result);
-      *result = value_nil();
-    }
+    slots_set(vm, h->assigned, value_list(values)->items);
+    answer = go_on(&c, value_list(values)->items + h->assigned.n, result);
   }
   struct recording *now = vm->rec;
   vm_disown(vm, &held);
   value_release(vm, values);
   caught_free(&c);
-  if (answer == REC_DONE)
+  if (answer == REC_DONE || answer == REC_LEFT)
     vm->rec = now;
   else if (!r->ended)
     vm->rec = r;

@@ -58,6 +58,7 @@ static void all_left(unrolled *u, qn_value *parts) {
   w->parted[END_LEFT] = w->parted[END_LEAVES] = value_bool(true);
   w->parted[END_RETURNS] = value_retain(parts[END_RETURNS]);
   w->parted[END_RAISES] = value_retain(parts[END_RAISES]);
+  w->parted[END_HANDLED] = value_bool(false);
   w->parted[END_MISSED] = value_retain(parts[END_MISSED]);
   w->gone = w->parts = true;
 }
@@ -116,8 +117,10 @@ static rec_answer go_on(unrolled *u, qn_value made) {
   const qn_value *items = value_list(made)->items;
   int n = u->assigned.n;
   slots_set(vm, u->assigned, items);
-  const qn_value parts[END_PARTS] = {value_unset(),    items[n],     items[n + 1],     value_bool(true),
-                                     value_bool(true), value_int(0), value_bool(false)};
+  const qn_value parts[END_PARTS] = {
+      [END_VALUE] = value_unset(),       [END_RETURNED] = items[n],        [END_LEFT] = items[n + 1],
+      [END_LEAVES] = value_bool(true),   [END_RETURNS] = value_bool(true), [END_RAISES] = value_int(0),
+      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
   if (!raises_never(items[n + 2]) && !way_split_raised(vm, u->raising, rec_site(u->r), items[n + 2])) return REC_FAILED;
   if (is_bool(items[n + 1], false)) return rec_appended(vm->rec) ? REC_DONE : REC_FAILED;
   rec_way *w = u->around;

@@ -61,10 +61,44 @@ static bool is_idle(const rec_way *w, const qn_value *variable, const qn_value *
 
 static size_t held_bytes(size_t n) { return n * (sizeof(qn_value) + sizeof(uint32_t) + 1); }
 
+/* *part, a bool of an end, becomes part and `only`. False with an error raised. */
+static bool bool_only(qn_vm *vm, qn_value *part, qn_value only) {
+  if (is_bool(*part, false)) return true;
+  *part = is_bool(*part, true) ? only : op_binary(vm, OP_bitand, *part, only);
+  return !value_is_error(*part);
+}
+
+/* parts_settle for a try: behind it, its value is there if nothing has left it but its handler; else what is around it is left, by an error or not. */
+static bool try_settle(qn_vm *vm, const rec_way *w, qn_value *parts) {
+  qn_value handled = parts[END_HANDLED], raises = parts[END_RAISES], stays = value_bool(true);
+  bool left = is_bool(parts[END_LEFT], true), never = raises_never(raises);
+  parts[END_HANDLED] = value_bool(false);
+  if (left) {
+    value_release(vm, parts[END_VALUE]);
+    parts[END_VALUE] = is_bool(handled, false) ? value_unset() : value_retain(parts[END_RETURNED]);
+  }
+  if (!w->may_return && !w->may_break) parts[END_LEFT] = parts[END_LEAVES] = parts[END_RETURNS] = value_bool(false);
+  if (!is_bool(parts[END_LEFT], false) && is_bool(handled, false) && never) return true;
+  if (is_bool(parts[END_LEFT], false) || is_bool(handled, true) || (!never && !value_node(raises))) {
+    value_release(vm, parts[END_RETURNED]);
+    parts[END_RETURNED] = value_unset();
+    parts[END_LEFT] = parts[END_LEAVES] = parts[END_RETURNS] = value_bool(false);
+    return true;
+  }
+  if (!is_bool(handled, false)) stays = op_unary(vm, OP_invert, handled);
+  if (!value_is_error(stays) && !never) {
+    qn_value none = op_binary(vm, OP_eq, raises, value_int(0));
+    if (value_is_error(none) || !bool_only(vm, &stays, none)) return false;
+  }
+  return !value_is_error(stays) && bool_only(vm, &parts[END_LEFT], stays) && bool_only(vm, &parts[END_LEAVES], stays) &&
+         bool_only(vm, &parts[END_RETURNS], stays);
+}
+
 /* Parts of an end as whatever comes behind way w sees them: a turn that was left is a turn like others, and what the rest of a function
  * returns, or a try is left with, is its value. */
-static void parts_settle(qn_vm *vm, const rec_way *w, qn_value *parts) {
-  if (!w || w->kind == WAY_ARM) return;
+static bool parts_settle(qn_vm *vm, const rec_way *w, qn_value *parts) {
+  if (!w || w->kind == WAY_ARM) return true;
+  if (w->kind == WAY_TRY) return try_settle(vm, w, parts);
   bool left = is_bool(parts[END_LEFT], true);
   parts[END_LEFT] =
       value_bool(false); /* (what is left with an error is so until that is looked at: way_split_raised) */
@@ -72,13 +106,14 @@ static void parts_settle(qn_vm *vm, const rec_way *w, qn_value *parts) {
     value_release(vm, parts[END_VALUE]);
     parts[END_VALUE] = value_nil();
   }
-  if (w->kind == WAY_TURN) return;
+  if (w->kind == WAY_TURN) return true;
   if (left)
     parts[END_VALUE] = parts[END_RETURNED];
   else
     value_release(vm, parts[END_RETURNED]);
   parts[END_RETURNED] = value_unset();
   parts[END_LEAVES] = parts[END_RETURNS] = value_bool(false);
+  return true;
 }
 
 bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w) {
@@ -92,7 +127,7 @@ bool end_note(way_end *end, rec_slots held, qn_value *parts, const rec_way *w) {
     end->held[i] = value_retain(*held.slots[i]);
     end->idle[i] = is_idle(w, held.slots[i], parts) || value_is(*held.slots[i], TAG_UNSET);
   }
-  parts_settle(vm, w, parts);
+  if (!parts_settle(vm, w, parts)) return false;
   for (int i = 0; i < END_PARTS; i++) {
     end->held[nslots + (uint32_t)i] = parts[i];
     end->idle[nslots + (uint32_t)i] = value_is(parts[i], TAG_UNSET);
@@ -120,10 +155,10 @@ bool end_miss(qn_vm *vm, way_end *end, const rec_way *w) {
     end->idle[i] = true;
   }
   qn_value parts[END_PARTS] = {
-      [END_VALUE] = value_unset(),      [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(true),
-      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
-      [END_MISSED] = value_bool(true)};
-  parts_settle(vm, w, parts);
+      [END_VALUE] = value_unset(),       [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(true),
+      [END_LEAVES] = value_bool(false),  [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
+      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(true)};
+  if (!parts_settle(vm, w, parts)) return false;
   for (uint32_t i = 0; i < END_PARTS; i++) {
     uint32_t k = (uint32_t)w->slots.n + i;
     end->held[k] = parts[i];
@@ -485,9 +520,10 @@ void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *ar
                  .returned = value_unset()};
   if (around) w->returned = around->returned;
   w->own = slots.n;
-  w->may_return = kind == WAY_TAIL || kind == WAY_TRY || (around && around->may_return);
-  w->may_break = kind == WAY_TURN || (kind == WAY_ARM && around && around->may_break && !around->inner);
-  w->turn = kind == WAY_TURN ? w : kind == WAY_ARM && around ? around->turn : NULL;
+  bool within = (kind == WAY_ARM || kind == WAY_TRY) && around;
+  w->may_return = kind == WAY_TAIL || (around && around->may_return);
+  w->may_break = kind == WAY_TURN || (within && around->may_break && !around->inner);
+  w->turn = kind == WAY_TURN ? w : within ? around->turn : NULL;
   w->catches = kind == WAY_ARM && around ? around->catches : NULL;
   w->throws = kind == WAY_ARM && around ? around->throws : kind == WAY_TURN ? way_thrower(around) : NULL;
   for (int i = 0; i < END_PARTS; i++) w->parted[i] = value_nil();
@@ -519,7 +555,15 @@ static bool parts_of(rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
   parts[END_LEAVES] = value_bool(w->turn && (how == REC_BREAK || returns));
   parts[END_RETURNS] = value_bool(w->turn && returns);
   parts[END_RAISES] = value_int(0);
+  parts[END_HANDLED] = value_bool(w->handled);
   parts[END_MISSED] = value_bool(false);
+  if (w->handled) {
+    value_release(w->r->vm, parts[END_RETURNED]);
+    parts[END_RETURNED] = parts[END_VALUE];
+    parts[END_VALUE] = value_unset();
+    parts[END_LEFT] = value_bool(true);
+    parts[END_LEAVES] = value_bool(w->turn != NULL);
+  }
   return how != REC_ERROR && (returns ? w->may_return : !left || (w->may_break && !w->inner));
 }
 
@@ -580,8 +624,10 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
 }
 
 bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
-  const qn_value parts[END_PARTS] = {value_unset(),     value_unset(), missed,          value_bool(false),
-                                     value_bool(false), value_int(0),  value_bool(true)};
+  const qn_value parts[END_PARTS] = {
+      [END_VALUE] = value_unset(),       [END_RETURNED] = value_unset(),    [END_LEFT] = missed,
+      [END_LEAVES] = value_bool(false),  [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
+      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(true)};
   return way_split(vm, w, site, parts);
 }
 
@@ -777,10 +823,8 @@ bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts)
     parts[END_RAISES] = value_int(raises);
   }
   for (; w->open && ok; dead = false) ok = close_last(vm, w, parts, dead);
-  if (ok)
-    parts_settle(vm, w, parts);
-  else
-    end_parts_free(vm, parts);
+  ok = ok && parts_settle(vm, w, parts);
+  if (!ok) end_parts_free(vm, parts);
   way_drop(vm, w);
   return ok;
 }

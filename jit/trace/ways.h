@@ -14,6 +14,7 @@ enum {
   END_RETURNS,
   /* An int, which may depend on data, too: the number of the error of rec_way.throws with which the try around is left; 0: it is not. */
   END_RAISES,
+  END_HANDLED, /* a bool, which may depend on data, too: is the try left because its handler has run? Its value is END_RETURNED then */
   END_MISSED, /* the turn goes another way than the one that is recorded (way_choices): nothing else of the end counts */
   END_PARTS
 };
@@ -85,6 +86,7 @@ struct rec_way {
   qn_value *sp; /* of the value stack, when it began */
   int inner;    /* loops in it that the interpreter runs as usual */
   bool may_break, may_return;
+  bool handled;      /* it ends with the value of a handler that has run, and leaves its try */
   bool parts;        /* some branch in it leaves it, or the part around it */
   qn_value returned; /* borrowed: what ways that do not return have in place of what is returned; unset: anything */
   bool gone;         /* all ways have left it: */
