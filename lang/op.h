@@ -40,7 +40,7 @@ typedef enum op_id {
  *   sum         bools and ints: i64; floats stay
  *   arg, index  R = i64
  *   test_bool   C = R = bool (operand must be bool, E206 shows `x != 0`)
- *   dot         promotion; bool and ints allowed (i64 for bools)
+ *   dot         promotion; bool and ints allowed (i64 for bools). A product of two vectors is a sum (dot_is_sum)
  *
  * Weak operands stay weak only among themselves, in POINTWISE ops, and as keys of RANDOM ops. Elsewhere a weak operand becomes
  * an array of rank 0 first (`fit`): of the compute type, or where there is no array beside it bool, i64 or f32.
@@ -123,6 +123,9 @@ enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
        ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape */ };
 /* clang-format on */
+/* Is the product of operands of these ranks the sum of the products of their elements, sum(x * y)? That of two vectors is: in a graph it is
+ * made of these ops (graph_op), and its one-op kernel and its loop for few elements sum in their order. All others are fma chains. */
+static inline bool dot_is_sum(int x_rank, int y_rank) { return x_rank == 1 && y_rank == 1; }
 typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
 typedef enum draw_mode { DRAW_COUNTED, DRAW_KEYED } draw_mode;
 typedef struct op_attr {

@@ -8,7 +8,7 @@
  *   left        in the first only           right        in the second only
  *
  * the pair becomes [batch, left, contracted] x [batch, contracted, right], one matrix product (a plain product when nothing
- * is contracted), and the result has the labels batch, left, right.
+ * is contracted, one of two vectors when nothing else is left), and the result has the labels batch, left, right.
  */
 #include <string.h>
 
@@ -264,9 +264,14 @@ static bool contract(einsum *e, term *x, term *y, const bool *needed) {
   order_as(e, y, labels);
   COPY(nbatch, left, nleft), COPY(nbatch + nleft, right, nright);
 #undef COPY
-  int64_t xs[3] = {sizes[0], sizes[1], sizes[2]}, ys[3] = {sizes[0], sizes[2], sizes[3]};
-  x->v = use_shape(vm, x->v, 3, xs);
-  y->v = use_shape(vm, y->v, 3, ys);
+  if (ninner && !nbatch && !nleft && !nright) { /* of two vectors */
+    x->v = use_shape(vm, x->v, 1, &sizes[2]);
+    y->v = use_shape(vm, y->v, 1, &sizes[2]);
+  } else {
+    int64_t xs[3] = {sizes[0], sizes[1], sizes[2]}, ys[3] = {sizes[0], sizes[2], sizes[3]};
+    x->v = use_shape(vm, x->v, 3, xs);
+    y->v = use_shape(vm, y->v, 3, ys);
+  }
   x->v = use2(vm, ninner ? OP_dot : OP_mul, x->v, y->v, NULL);
   y->v = value_unset();
   x->rank = nbatch + nleft + nright;

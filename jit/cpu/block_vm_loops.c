@@ -380,7 +380,7 @@ MATHS(BOOL_LOOP, b8)
     }                                                                                                                  \
   }
 #define TREE(F, T)                                                                                                     \
-  static void tree_##F##_##T(void *o, const void *a, int64_t rows, int64_t n) {                                        \
+  static __attribute__((noinline)) void tree_##F##_##T(void *o, const void *a, int64_t rows, int64_t n) {                \
     T *out = o, l[ORDER_LANES];                                                                                        \
     const T *x = a;                                                                                                    \
     if (n <= 4) { /* the same order, written out */                                                                          \
@@ -389,6 +389,16 @@ MATHS(BOOL_LOOP, b8)
         if (n > 2) v = F##_##T(v, x[2]);                                                                               \
         if (n > 1) v = F##_##T(v, n == 4 ? F##_##T(x[1], x[3]) : x[1]);                                                \
         out[r] = v;                                                                                                    \
+      }                                                                                                                \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    if (n == ORDER_LANES) { /* steps of vectors */                                                                     \
+      for (int64_t r = 0; r < rows; r++, x += n) {                                                                     \
+        SIMD for (int i = 0; i < 32; i++) l[i] = F##_##T(x[i], x[i + 32]);                                             \
+        SIMD for (int i = 0; i < 16; i++) l[i] = F##_##T(l[i], l[i + 16]);                                             \
+        SIMD for (int i = 0; i < 8; i++) l[i] = F##_##T(l[i], l[i + 8]);                                               \
+        SIMD for (int i = 0; i < 4; i++) l[i] = F##_##T(l[i], l[i + 4]);                                               \
+        out[r] = F##_##T(F##_##T(l[0], l[2]), F##_##T(l[1], l[3]));                                                    \
       }                                                                                                                \
       return;                                                                                                          \
     }                                                                                                                  \
@@ -512,6 +522,74 @@ PRODUCT(f16, f32, _cvtsh_ss, ROUND_F16)
 PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
 #endif
 
+/* bvm_loops.inner for elements T, computed as C: GET and PUT convert. A block's lanes, then the balanced tree over the blocks as a counter of
+ * subtrees (block_vm_acc.c). */
+#define INNER(T, C, GET, PUT)                                                                                          \
+  static inline void inner_few_##T(C *l, const T *x, int64_t sx, const T *y, int64_t sy, int64_t n) {                  \
+    for (int64_t i = 0; i < n; i++) { SCALAR l[i] = mul_##C(GET(x[i * sx]), GET(y[i * sy])); }                         \
+  }                                                                                                                    \
+  static inline void inner_block_##T(C *l, const T *x, int64_t sx, const T *y, int64_t sy, int64_t n) {                \
+    enum { AT_ONCE = VECTOR_BYTES * 4 / sizeof(C) < ORDER_LANES ? VECTOR_BYTES * 4 / sizeof(C) : ORDER_LANES };        \
+    if (sx != 1 || sy != 1) {                                                                                          \
+      inner_few_##T(l, x, sx, y, sy, ORDER_LANES);                                                                     \
+      for (int64_t k = ORDER_LANES; k < n; k++)                                                                        \
+        l[k % ORDER_LANES] = add_##C(l[k % ORDER_LANES], mul_##C(GET(x[k * sx]), GET(y[k * sy])));                     \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    int64_t whole = n - n % ORDER_LANES;                                                                               \
+    for (int j = 0; j < ORDER_LANES; j += AT_ONCE) {                                                                   \
+      C s[AT_ONCE];                                                                                                    \
+      const T *p = x + j, *q = y + j;                                                                                  \
+      SIMD for (int i = 0; i < AT_ONCE; i++) s[i] = mul_##C(GET(p[i]), GET(q[i]));                                     \
+      for (int64_t k = ORDER_LANES; k < whole; k += ORDER_LANES) {                                                     \
+        SIMD for (int i = 0; i < AT_ONCE; i++) s[i] = add_##C(s[i], mul_##C(GET(p[k + i]), GET(q[k + i])));            \
+      }                                                                                                                \
+      SIMD for (int i = 0; i < AT_ONCE; i++) l[j + i] = s[i];                                                          \
+    }                                                                                                                  \
+    x += whole, y += whole;                                                                                            \
+    SIMD for (int64_t i = 0; i < n - whole; i++) l[i] = add_##C(l[i], mul_##C(GET(x[i]), GET(y[i])));                  \
+  }                                                                                                                    \
+  static void inner_##T(void *out, const void *a, int64_t sx, const void *b, int64_t sy, int64_t n) {                  \
+    enum { LEVELS = 8 };                                                                                               \
+    _Static_assert(BVM_INNER_MOST < ORDER_BLOCK << LEVELS, "a subtree for each level");                                \
+    C l[ORDER_LANES], tree[LEVELS][ORDER_LANES], sum;                                                                  \
+    const T *x = a, *y = b;                                                                                            \
+    if (n < ORDER_LANES) {                                                                                             \
+      inner_few_##T(l, x, sx, y, sy, n);                                                                               \
+      tree_add_##C(&sum, l, 1, n);                                                                                     \
+      *(T *)out = PUT(sum);                                                                                            \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    int blocks = 0, level;                                                                                             \
+    for (; n > 0; n -= ORDER_BLOCK, x += ORDER_BLOCK * sx, y += ORDER_BLOCK * sy, blocks++) {                          \
+      if (n < ORDER_LANES) {                                                                                           \
+        for (int i = 0; i < ORDER_LANES; i++) l[i] = (C)-0.0; /* the identity */                                       \
+        inner_few_##T(l, x, sx, y, sy, n);                                                                             \
+      } else {                                                                                                         \
+        inner_block_##T(l, x, sx, y, sy, n < ORDER_BLOCK ? n : ORDER_BLOCK);                                           \
+        if (!blocks && n <= ORDER_BLOCK) break;                                                                        \
+      }                                                                                                                \
+      for (level = 0; blocks >> level & 1; level++)                                                                    \
+        SIMD for (int i = 0; i < ORDER_LANES; i++) l[i] = add_##C(tree[level][i], l[i]);                               \
+      memcpy(tree[level], l, sizeof l);                                                                                \
+    }                                                                                                                  \
+    for (level = 0; blocks && !(blocks >> level & 1); level++) {}                                                      \
+    if (blocks) memcpy(l, tree[level], sizeof l);                                                                      \
+    while (blocks >> ++level)                                                                                          \
+      if (blocks >> level & 1)                                                                                         \
+        SIMD for (int i = 0; i < ORDER_LANES; i++) l[i] = add_##C(tree[level][i], l[i]);                               \
+    tree_add_##C(&sum, l, 1, ORDER_LANES);                                                                             \
+    *(T *)out = PUT(sum);                                                                                              \
+  }
+#define SAME_INNER(T) INNER(T, T, AS_IS, AS_IS)
+NUMBERS(SAME_INNER)
+INNER(bf16, f32, cast_bf16_f32, cast_f32_bf16)
+#if defined(__F16C__)
+INNER(f16, f32, _cvtsh_ss, ROUND_F16)
+#else
+INNER(f16, f32, cast_f16_f32, cast_f32_f16)
+#endif
+
 /* A candidate replaces the best one if it is strictly better, or the first nan. */
 #define BETTER_max(v, best) ((v) > (best) || ((v) != (v) && (best) == (best)))
 #define BETTER_min(v, best) ((v) < (best) || ((v) != (v) && (best) == (best)))
@@ -572,6 +650,7 @@ COMPUTED(MAKE_ARGS)
 #define FOLD_NUMBERS(ROW, T) FOLDS_ALL(ROW, T) FOLDS_NUM(ROW, T)
 #define FOLD_WORDS(ROW, T) FOLD_NUMBERS(ROW, T) FOLDS_BIT(ROW, T)
 #define ROW_ARGMAX(T) [DTYPE_##T] = arg_max_##T,
+#define ROW_INNER(T) [DTYPE_##T] = inner_##T,
 #define ROW_ARGMIN(T) [DTYPE_##T] = arg_min_##T,
 #define ROW_ARGSMAX(T) [DTYPE_##T] = args_max_##T,
 #define ROW_ARGSMIN(T) [DTYPE_##T] = args_min_##T,
@@ -605,6 +684,7 @@ const bvm_loops TABLE(VM_ISA) = {
     .dot = {NUMBERS(ROW_DOT)},
     .dots = {NUMBERS(ROW_DOTS)},
     .product = {NUMBERS(ROW_PRODUCT) ROW_PRODUCT(f16) ROW_PRODUCT(bf16)},
+    .inner = {NUMBERS(ROW_INNER) ROW_INNER(f16) ROW_INNER(bf16)},
     .update = {FOLD_TABLE(ROW_UPDATE)},
     .put = {bits_put_u8, bits_put_u16, bits_put_u32, bits_put_u64},
     .draw = {{[DTYPE_i64] = draw_bits_of},

@@ -19,6 +19,8 @@ typedef struct bvm_gemm {
   int64_t y_next, y_step, y_column;
 } bvm_gemm;
 
+enum { BVM_INNER_MOST = 128 * ORDER_BLOCK }; /* more are worth threads */
+
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 enum { VM_WORDS = 8 }; /* random numbers made at a time */
 #else
@@ -58,6 +60,9 @@ typedef struct bvm_loops {
   void (*dots[QN_DTYPE_COUNT])(void *acc, const void *x, const void *y, int mode, int64_t n, bool first);
   /* Small products, one chain after the other; f16 and bf16 are computed in f32 and rounded at the end. */
   void (*product[QN_DTYPE_COUNT])(void *out, const void *x, const void *y, const bvm_gemm *p);
+  /* The sum of n products, 1 to BVM_INNER_MOST, in order INNER: out = x[0] * y[0] + .., stepping sx and sy elements along x and y; f16 and bf16
+   * are computed in f32 and rounded at the end. */
+  void (*inner[QN_DTYPE_COUNT])(void *out, const void *x, int64_t sx, const void *y, int64_t sy, int64_t n);
   /* base[at[i]] = f(base[at[i]], v[i * step]), one after the other; put stores v. Offsets in elements. */
   void (*update[KOP_COUNT][QN_DTYPE_COUNT])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
   void (*put[VM_SIZES])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);

@@ -331,14 +331,14 @@ static uint32_t as_batch(batching *c, int k, int batch) {
 }
 
 /* Where all lanes share one operand and that has no batch axes, the lanes become rows of one product of matrices. This holds for w @ x
- * with vectors x, too: it is the matrix of rows x times the transpose of w, since each step of a sum multiplies the same two numbers. */
+ * with vectors x, too: it is the matrix of rows x times the transpose of w, since each step of a sum multiplies the same two numbers. (Of two
+ * vectors there is no dot, dot_is_sum.) */
 static uint32_t batch_dot(batching *c) {
   const graph_type x = *lane_type(c, 0), y = *lane_type(c, 1);
   bool of_x = whole(c, 0) != 0, of_y = whole(c, 1) != 0;
   if (c->type.rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, c->type.rank + 1);
   if (!of_y && y.rank <= 2) return make2(c, OP_dot, whole(c, 0), c->in[1], NULL);
-  if (!of_x && y.rank == 1 && x.rank <= 2)
-    return make2(c, OP_dot, whole(c, 1), x.rank == 1 ? c->in[0] : transposed(c, c->in[0]), NULL);
+  if (!of_x && y.rank == 1 && x.rank == 2) return make2(c, OP_dot, whole(c, 1), transposed(c, c->in[0]), NULL);
   int bx = x.rank > 1 ? x.rank - 2 : 0, by = y.rank > 1 ? y.rank - 2 : 0, batch = bx > by ? bx : by;
   uint32_t out = make2(c, OP_dot, as_batch(c, 0, batch), as_batch(c, 1, batch), NULL);
   qn_dim shape[ARRAY_MAX_RANK + 1] = {c->b->lanes};

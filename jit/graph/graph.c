@@ -398,6 +398,24 @@ static uint32_t strict(graph *g, op_role role, uint32_t node, const op_types *t,
   return node;
 }
 
+/* The product of two vectors is the sum of the products of their elements, as x * y and sum make it, in the order of sums: a node of dot
+ * would be one chain of fma, in which each waits for the one before. f16 and bf16 are multiplied and summed in f32 and rounded once, as in
+ * other products. The nodes are seen as a call of dot (composites.h). */
+static uint32_t vector_product(graph *g, const uint32_t in[2], qn_dtype dtype, uint32_t site) {
+  qn_dtype wide = dtype_is_float(dtype) ? dtype_compute(dtype) : dtype;
+  if (site) {
+    const graph_site at = g->sites[site]; /* each call has a site of its own */
+    uint32_t call = graph_site_add(g, at.at, at.parent, at.function, at.whole);
+    if (!call || !(site = graph_site_add(g, at.at, call, op_rows[OP_dot].name, true))) return fail(g);
+  }
+  uint32_t factors[2];
+  for (int i = 0; i < 2; i++)
+    if (!(factors[i] = graph_cast(g, in[i], wide, site))) return 0;
+  uint32_t products = graph_op(g, OP_mul, factors, 2, NULL, site);
+  const op_attr axis = {.axes = 1};
+  return products ? graph_cast(g, graph_op(g, OP_sum, &products, 1, &axis, site), dtype, site) : 0;
+}
+
 uint32_t graph_op_typed(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, const op_types *t,
                         uint32_t site) {
   uint32_t few_nodes[8], *nodes = few_nodes;
@@ -411,6 +429,8 @@ uint32_t graph_op_typed(graph *g, op_id op, const uint32_t *in, int nin, const o
   }
   for (int i = 0; i < nin; i++)
     if (!(nodes[i] = strict(g, op_operand_role(op, i, nin), in[i], t, site))) return fail(g);
+  if (op == OP_dot && dot_is_sum(g->nodes[nodes[0]].type.rank, g->nodes[nodes[1]].type.rank))
+    return vector_product(g, nodes, (qn_dtype)t->result.dtype, site);
   graph_type result = t->result;
   if (op_rows[op].shape_rule == SH_data) {
     int64_t bound = dim_hint(&g->dims, result.shape[0]);

@@ -135,6 +135,7 @@ static bool check_op(verifier *v, const graph_node *n) {
   op_types o;
   op_refusal why;
   if (!op_infer(&v->dims, (op_id)n->op, types, n->nin, &attr, &o, &why)) return wrong(v, "%s", why.text);
+  if (n->op == OP_dot && dot_is_sum(types[0].rank, types[1].rank)) return wrong(v, "dot of two vectors is mul and sum");
   graph_type inferred = o.result;
   if (op_rows[n->op].shape_rule == SH_data)
     inferred.shape[0] = n->type.shape[0]; /* op_infer gives the upper bound, the node has a symbol */

@@ -1,6 +1,6 @@
 /* One-op kernels of eager dispatch (plan.h): from a call to a key, and from a key to a program.
  *
- * A key is a recipe for a graph of one node. Sizes and strides become numbered slots, whose values are the program's ints; what the
+ * A key is a recipe for a graph of one node (of the few that graph_op makes of it, for a product of two vectors). Sizes and strides become numbered slots, whose values are the program's ints; what the
  * program's structure depends on stays in the key: op, dtypes, ranks, which sizes are 1 or 0, which axes share a size, strides
  * of 0 and 1, the magnitude of each size, and which reduced axes are joined (lower.c). Before that axes are merged: neighbours
  * that every operand walks through in one stride are one axis, so that most calls have rank 1 or 2.
@@ -217,6 +217,16 @@ static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
 static bool key_dot(key_writer *w, const op_call *c, const op_attr *attr) {
   const op_operand *x = &c->in[0], *y = &c->in[1];
   bool row = x->rank == 1, column = y->rank == 1;
+  if (dot_is_sum(x->rank, y->rank)) { /* no product of matrices with one row and one column, which is a chain */
+    uint8_t k = size_code(w, x->shape[0]);
+    put_head(w, c, attr, 0);
+    for (int i = 0; i < 2; i++) {
+      add_operand(w, c->in[i].dtype, 1);
+      add_axis(w, k, x->shape[0] == 1 ? 0 : c->in[i].strides[0]);
+    }
+    add_result(w, NULL, 0);
+    return put_rest(w);
+  }
   space s = {.rank = c->out.rank + row + column};
   int batch = s.rank - 2;
   uint8_t codes[2 * ARRAY_MAX_RANK], k;
@@ -427,17 +437,18 @@ static void use_slots(l_program *p, const graph *g, const qn_dim *ints, uint32_t
   p->nints = nslots;
 }
 
-static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands, int nin,
-                               const qn_dim (*strides)[ARRAY_MAX_RANK], uint8_t joins, uint32_t nslots,
+/* Of nodes `first` to `node`, the last, on these operands. */
+static l_program *make_program(graph *g, const char *name, uint32_t first, uint32_t node, const uint32_t *operands,
+                               int nin, const qn_dim (*strides)[ARRAY_MAX_RANK], uint8_t joins, uint32_t nslots,
                                schedule_target target, const char **why) {
   uint8_t *place = calloc(g->n, 1), *stored = calloc(g->n, 1);
   uint32_t *scratch = calloc(g->n, sizeof *scratch);
   l_program *p = NULL;
   if (place && stored && scratch) {
-    place[node] = PLACE_INLINE;
+    for (uint32_t i = first; i <= node; i++) place[i] = PLACE_INLINE;
     stored[node] = 1;
     lower_request r = {.g = g,
-                       .name = op_rows[g->nodes[node].op].name,
+                       .name = name,
                        .place = place,
                        .nodes = &node,
                        .n = 1,
@@ -496,11 +507,14 @@ l_program *kernel_for_op(const op_key *key, schedule_target target, const char *
     attr.n = out.rank;
     memcpy(attr.d, out.shape, sizeof out.shape);
   }
-  uint32_t node = graph_node_raw(r.g, op, operands, nin, &attr, out, 0);
+  uint32_t first = r.g->n;
+  bool sum = op == OP_dot && dot_is_sum(r.g->nodes[operands[0]].type.rank, r.g->nodes[operands[1]].type.rank);
+  uint32_t node =
+      sum ? graph_op(r.g, op, operands, nin, NULL, 0) : graph_node_raw(r.g, op, operands, nin, &attr, out, 0);
   l_program *p = NULL;
   if (node && !r.g->failed)
-    p = make_program(r.g, node, operands, numbers ? 0 : nin, (const qn_dim(*)[ARRAY_MAX_RANK])strides, joins,
-                     (uint32_t)(r.nsizes + r.nstrides), target, why);
+    p = make_program(r.g, op_rows[op].name, first, node, operands, numbers ? 0 : nin,
+                     (const qn_dim(*)[ARRAY_MAX_RANK])strides, joins, (uint32_t)(r.nsizes + r.nstrides), target, why);
   graph_free(r.g);
   return p;
 }

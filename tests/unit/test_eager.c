@@ -877,6 +877,41 @@ START_TEST(tiny_products) {
 }
 END_TEST
 
+/* Products of two vectors of any lengths and layouts: as their kernel makes them, and as the sum of x * y, whose elements are those of the dtype
+ * in which they are summed. */
+START_TEST(vectors) {
+  static const int64_t lengths[] = {0,    1,     2,     3,      5,      17,     63,     64,    65,   127,
+                                    128,  1000,  1023,  1024,   1025,   1088,   2047,   2048,  2049, 3072,
+                                    5000, 32768, 40000, 131008, 131071, 131072, 131073, 200000};
+  qn_vm *vm = cpu_make(1);
+  int64_t compared = 0, sums = 0;
+  for (int round = 0; round < 1200; round++) {
+    state = 810000 + (uint64_t)round;
+    int64_t n =
+        rnd(12) ? rnd(3) ? (int64_t)rnd(140) : (int64_t)rnd(5000) : lengths[rnd(sizeof lengths / sizeof *lengths)];
+    qn_dtype one = (qn_dtype)rnd(DTYPE_PUBLIC), other = rnd(3) ? one : (qn_dtype)rnd(DTYPE_PUBLIC);
+    qn_value in[2] = {any_view(vm, one, 1, &n), any_view(vm, other, 1, &n)};
+    char what[200], fast_words[400];
+    snprintf(what, sizeof what, "round %d: %s and %s of %lld", round, dtype_rows[one].name, dtype_rows[other].name,
+             (long long)n);
+    static const op_attr none, axis = {.axes = 1};
+    soil_stack();
+    qn_value fast = eager_apply(vm, OP_dot, in, 2, NULL);
+    words(vm, fast, fast_words);
+    if (one == other && (one == QN_f32 || one == QN_f64)) {
+      qn_value products = eager_apply(vm, OP_mul, in, 2, NULL);
+      sums += same_results(vm, what, value_retain(fast), fast_words, eager_slow(vm, OP_sum, &products, 1, &axis));
+      value_release(vm, products);
+    }
+    compared += same_results(vm, what, fast, fast_words, eager_slow(vm, OP_dot, in, 2, &none));
+    for (int i = 0; i < 2; i++) value_release(vm, in[i]);
+  }
+  ck_assert_int_eq(compared, 1200);
+  ck_assert_int_gt(sums, 100);
+  cpu_drop(vm);
+}
+END_TEST
+
 /* Reductions and scans of any arrays, along any axes. */
 START_TEST(tiny_along) {
   qn_vm *vm = cpu_make(1);
@@ -975,7 +1010,7 @@ int main(void) {
   Suite *s = suite_create("eager");
   CASE(tcase_create("pointwise"), pointwise, tiny_pointwise);
   CASE(tcase_create("reductions"), reductions_and_scans, tiny_reductions, tiny_along);
-  CASE(tcase_create("products"), products, tiny_products);
+  CASE(tcase_create("products"), products, tiny_products, vectors);
   CASE(tcase_create("indexing"), indexing, masks);
   CASE(tcase_create("views"), views);
   CASE(tcase_create("numbers"), weak_numbers, nan_and_zeros, host_scalars, random_numbers, draws_by_arrays_of_keys);

@@ -684,15 +684,16 @@ START_TEST(draws_without_a_key_are_one_draw_of_all_lanes) {
 }
 END_TEST
 
-/* Lanes that share an operand without batch axes stay one product of matrices where they can be its rows. */
+/* Lanes that share an operand without batch axes stay one product of matrices where they can be its rows. Products of two vectors are sums in
+ * each lane, so they are sums along the last axis. */
 START_TEST(products_stay_products_of_matrices) {
   static const struct {
     int x, y; /* ranks */
     bool of_x, of_y;
     int rx, ry; /* ranks of the product's operands */
   } cases[] = {{1, 2, true, false, 2, 2}, {2, 1, false, true, 2, 2}, {1, 1, true, false, 2, 1},
-               {1, 1, false, true, 2, 1}, {2, 2, true, false, 3, 2}, {2, 1, true, false, 3, 1},
-               {2, 2, false, true, 2, 3}, {2, 2, true, true, 3, 3},  {1, 1, true, true, 3, 3}};
+               {1, 1, false, true, 1, 2}, {2, 2, true, false, 3, 2}, {2, 1, true, false, 3, 1},
+               {2, 2, false, true, 2, 3}, {2, 2, true, true, 3, 3},  {1, 1, true, true, 2, 2}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     graph *g = graph_new(NULL);
     graph_type x = cases[i].x == 1 ? of(QN_f32, 1, 3, 0, 0) : of(QN_f32, 2, 2, 3, 0),
@@ -714,7 +715,14 @@ START_TEST(products_stay_products_of_matrices) {
       if (k ? cases[i].of_y : cases[i].of_x) in[k] = batch_lane(&b, in[k], 0);
     uint32_t dot = graph_op(g, OP_dot, in, 2, NULL, 0), whole = advanced(&b, dot);
     while (g->nodes[whole].op == OP_reshape) whole = g->nodes[whole].in[0];
-    ck_assert_int_eq(g->nodes[whole].op, OP_dot);
+    if (x.rank == 1 && y.rank == 1) {
+      ck_assert_int_eq(g->nodes[whole].op, OP_sum);
+      ck_assert_int_eq(g->nodes[whole].attr->axes, 2);
+      whole = g->nodes[whole].in[0];
+      ck_assert_int_eq(g->nodes[whole].op, OP_mul);
+    } else {
+      ck_assert_int_eq(g->nodes[whole].op, OP_dot);
+    }
     ck_assert_int_eq(g->nodes[g->nodes[whole].in[0]].type.rank, cases[i].rx);
     ck_assert_int_eq(g->nodes[g->nodes[whole].in[1]].type.rank, cases[i].ry);
     batch_end(&b);

@@ -296,7 +296,7 @@ static const struct {
      "}",
      -1, 1, false},
     {"graph(%1: f64[2, 3], %2: f64[3, 4]) { %3 = dot %1, %2 : f64[2, 4] return %3 }", -2, 2, true},
-    {"graph(%1: f64[3], %2: f64[3]) { %3 = dot %1, %2 : f64[] return %3 }", -2, 2, true},
+    {"graph(%1: f64[3], %2: f64[3]) { %3 = mul %1, %2 : f64[3] %4 = sum %3 axes=[0] : f64[] return %4 }", -2, 2, true},
     {"graph(%1: f64[3], %2: f64[3, 2]) { %3 = dot %1, %2 : f64[2] return %3 }", -2, 2, false},
     {"graph(%1: f64[2, 2, 3], %2: f64[3]) { %3 = dot %1, %2 : f64[2, 2] return %3 }", -2, 2, false},
     {"graph(%1: f64[3], %2: f64[2, 3, 2]) { %3 = dot %1, %2 : f64[2, 2] return %3 }", -2, 2, false},
@@ -506,8 +506,9 @@ START_TEST(gradients_hold_for_other_sizes) {
       "f64[b, 2*d - 1]\n %5 = cumsum %4 axes=[1] : f64[b, 2*d - 1] %6 = exp %5 : f64[b, 2*d - 1] return %6 }",
       "dim b = input 0 axis 0 hint 2\ndim d = input 0 axis 1 hint 3\n"
       "graph(%1: f64[b, d], %2: f64[d]) { %3 = slice %1 slice=[0:(b + 1) // 2:2, 0:d:1] : f64[(b + 1) // 2, d]\n"
-      " %4 = dot %3, %2 : f64[(b + 1) // 2] %5 = reshape %1 shape=[b*d] : f64[b*d] %6 = dot %5, %5 : f64[]\n"
-      " %7 = mul %4, %6 : f64[(b + 1) // 2] return %7 }",
+      " %4 = dot %3, %2 : f64[(b + 1) // 2] %5 = reshape %1 shape=[1, b*d] : f64[1, b*d] %6 = reshape %1 "
+      "shape=[b*d] : f64[b*d] %7 = dot %5, %6 : f64[1]\n"
+      " %8 = mul %4, %7 : f64[(b + 1) // 2] return %8 }",
       "dim b = input 0 axis 0 hint 2\ndim d = input 0 axis 1 hint 3\n"
       "graph(%1: f64[b, d], %2: f64[d]) { %3 = mul %1, %2 : f64[b, d] %4 = window %3 axes=[1] window=[2, 2, 1] : "
       "f64[b, (d "
