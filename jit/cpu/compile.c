@@ -147,8 +147,9 @@ const char *const *compile_flags(int *n) {
  * a parent would reach the compiler's driver alone, not the processes that it starts.) */
 static const char watched[] = "d=$1; shift; \"$@\" 3<&- & c=$!\n"
                               "{ trap '' TERM; read -r x <&3; kill -TERM 0; rm -rf \"$d\"; kill -KILL 0; } & w=$!\n"
-                              "exec 3<&-; wait $c; s=$?; kill -KILL $w; wait $w; exit $s";
-enum { WATCH = 5 }; /* sh -c watched sh folder */
+                              "exec 3<&-; wait $c; s=$?; exec 2>/dev/null; kill -KILL $w; wait $w; exit $s";
+enum { WATCH = 5 };                         /* sh -c watched sh folder */
+enum { NO_COMMAND = 126, NOT_FOUND = 127 }; /* of a shell: the command could not be started; the log says why */
 
 /* Starts argv, whose first WATCH parts are the shell, with `pipe` as its file 3; or, without a pipe or where there is no shell, the command behind
  * them. Returns 0 or an error number. */
@@ -193,8 +194,8 @@ static int start_compiler(pid_t *pid, char **argv, char **environment, int pipe,
   return rc;
 }
 
-/* Waits for the compiler. False: it failed, or `abandon` became true. */
-static bool await_compiler(pid_t pid, const atomic_bool *abandon) {
+/* Waits for the compiler, and gives its exit status; -1: a signal has ended it, or `abandon` became true. */
+static int await_compiler(pid_t pid, const atomic_bool *abandon) {
   int status = 0;
   for (struct timespec nap = {0, 1000000};;) {
     pid_t done = waitpid(pid, &status, WNOHANG);
@@ -210,11 +211,11 @@ static bool await_compiler(pid_t pid, const atomic_bool *abandon) {
                                &plain); /* where that is allowed: on a busy machine it would end late */
       kill(-pid, SIGKILL);
       while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
-      return false;
+      return -1;
     }
     nanosleep(&nap, NULL);
   }
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 /* Runs the compiler `cc` on `source`, within `folder`, and waits for it. False: it failed, could not be started, or `abandon` became true. */
@@ -231,12 +232,15 @@ static bool run_compiler(code_table *t, const char *cc, char **environment, cons
   pid_t pid = 0;
   int rc = start_compiler(&pid, (char **)(uintptr_t)argv, environment, ends[0], log);
   if (ends[0] >= 0) close(ends[0]);
-  if (rc != 0)
-    troubles_tell(&t->troubles, TROUBLE_COMPILER,
-                  "quern: the C compiler cannot be started (%s); kernels run on the block VM", strerror(rc));
-  bool done = rc == 0 && await_compiler(pid, abandon);
+  int status = rc == 0 ? await_compiler(pid, abandon) : -1;
   if (ends[1] >= 0) close(ends[1]);
-  return done;
+  if (rc != 0 || status == NO_COMMAND || status == NOT_FOUND)
+    troubles_tell(&t->troubles, TROUBLE_COMPILER,
+                  "quern: the C compiler cannot be started (%s); kernels run on the block VM",
+                  rc != 0               ? strerror(rc)
+                  : status == NOT_FOUND ? "it is not found"
+                                        : "it cannot be executed");
+  return status == 0;
 }
 
 /* The environment with the compiler's own temporary files in `folder`, where nothing stays when it is killed. Freed by the
