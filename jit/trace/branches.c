@@ -122,7 +122,7 @@ typedef struct branch {
   qn_value left[2]; /* owned: has the arm left what is around the branch? */
   bool turned;      /* the second arm of the branch was run first */
   bool ran[2];      /* for each arm of the branch: has it been run; and before which choice of the turn */
-  uint32_t from[2], end[2];
+  way_made made[2];
   bool raises; /* the arm that was run last has ended with an error of the program */
 } branch;
 
@@ -150,8 +150,8 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   way_choices *c = here ? here->choices : NULL;
   int which = b->turned ? !k : k;
   uint32_t behind = c ? c->at : 0; /* an arm that is run once more makes the choices that it has made */
-  if (c && b->ran[which]) c->at = b->from[which];
-  if (c && !b->ran[which]) b->from[which] = c->at;
+  if (c && b->ran[which]) c->at = b->made[which].from;
+  if (c && !b->ran[which]) b->made[which].from = c->at;
   if (!(end->r = rec_arm_begin(b->r, k ? b->ends[0].r : NULL))) return false;
   way_begin(&way, WAY_ARM, end->r, b->around, b->held);
   way.own = own_slots(b);
@@ -185,7 +185,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   end_parts_free(vm, parts);
   rec_arm_end(end->r);
   slots_set(vm, slots_within(b), b->before);
-  if (c) b->end[which] = c->at;
+  if (c) b->made[which].end = c->at;
   if (c && c->at < behind) c->at = behind;
   b->ran[which] = true;
   return ok && !end->r->g->failed;
@@ -257,7 +257,9 @@ static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result
   struct recording *on = end->r;
   if (!parted_arm(on, 0, b->of->assigned, result)) return false;
   end->r = NULL;
-  if (!way_leave(vm, b->around, &b->ends[0], on, predicate, site, b->turned)) return false;
+  const way_made *made = b->made;
+  uint32_t from = made[0].from < made[1].from ? made[0].from : made[1].from;
+  if (!way_leave(vm, b->around, &b->ends[0], on, predicate, site, b->turned, from, made[b->turned])) return false;
   if (is_bool(parts[END_LEFT], false)) return true;
   rec_at(vm, b->of->at); /* the arm has sites of its own */
   return way_split(vm, b->around, rec_site(b->around->r), parts);
@@ -303,18 +305,29 @@ static rec_answer choose_arm(branch *b, const qn_value *unlike, uint32_t predica
   const rec_arm arms[2] = {b->of->then, b->of->otherwise};
   if (!error_pending(vm)) fork_unlike(b->r, unlike);
   if (!error_pending(vm) && fork_wanted(b->r)) return REC_FAILED;
-  int k = error_pending(vm) ? -1 : way_choose(b->called ? b->around : way_of(b->r), 2);
+  const rec_way *w = b->called ? b->around : way_of(b->r);
+  const bool chooses = !error_pending(vm) && w && w->choices,
+             differs[2] = {chooses && way_differs(w->choices, b->made[0]),
+                           chooses && way_differs(w->choices, b->made[1])};
+  int k = error_pending(vm) ? -1 : way_choose_of_two(w, differs);
   if (k < 0) return arms_refused(b->r);
-  way_choices *c = b->around->choices;
-  for (uint32_t i = b->from[!k]; i < b->end[!k]; i++) c->again |= c->made[i] != 0;
+  /* What the other arm has made is of no use, and this one goes on where it has come to its end. */
+  const int at = b->turned ? !k : k;
+  const bool ended = !is_gone(b, at);
+  way_end taken = {.r = NULL};
+  if (ended) {
+    taken = b->ends[at];
+    b->ends[at] = (way_end){.r = NULL};
+  }
   arms_free(b);
+  b->ends[1] = taken;
   b->turned = k == 0;
-  if (!(b->ends[0].r = rec_arm_begin(b->r, NULL))) return REC_FAILED;
+  if (!(b->ends[0].r = rec_arm_begin(b->r, taken.r))) return REC_FAILED;
   bool ok = end_miss(vm, &b->ends[0], b->around);
   rec_arm_end(b->ends[0].r);
   if (!ok) return REC_FAILED;
   b->left[0] = value_bool(true);
-  if (!run_arm(b, 1, arms[k])) return arms_refused(b->r);
+  if (!ended && !run_arm(b, 1, arms[k])) return arms_refused(b->r);
   if (!is_gone(b, 1)) return go_on(b, predicate, site, result) ? REC_DONE : REC_FAILED;
   if (b->called) return arms_refused(b->r);
   rec_answer answer = join_arms(b, predicate, site, result, &unlike);

@@ -451,7 +451,10 @@ struct open_branch {
   way_end gone;         /* owned: the arm that has left */
   struct recording *on; /* owned: the arm that goes on */
   uint32_t predicate, site;
-  bool turned; /* the arm that has left is the second one */
+  bool turned;        /* the arm that has left is the second one */
+  way_choices *among; /* the choices of the way when it was opened, or NULL: */
+  uint32_t from;      /* the number of the first one that the arms have made */
+  way_made made;      /* by the arm that has left */
 };
 
 static uint32_t calls_in(const struct recording *r) { return r->ncalls + r->cut; }
@@ -575,7 +578,9 @@ bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32
     rec_free(on);
     return false;
   }
-  *o = (struct open_branch){w->open, w->r, w->calls, *gone, on, predicate, site, turned};
+  const uint32_t from = w->choices ? w->choices->at : 0;
+  *o =
+      (struct open_branch){w->open, w->r, w->calls, *gone, on, predicate, site, turned, w->choices, from, {from, from}};
   calls_go_on(on, w->r, calls_in(w->r) - w->calls);
   *gone = (way_end){.r = NULL};
   w->open = o;
@@ -587,11 +592,13 @@ bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32
 }
 
 bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate, uint32_t site,
-               bool turned) {
+               bool turned, uint32_t from, way_made made) {
   rec_way *left = w;
   /* (numbers that the turns count by stay known behind a branch that is joined at the end of the loop) */
   if (w->whole && !w->open && is_bool(gone->held[gone->nheld - END_PARTS + END_LEAVES], true)) left = w->whole;
   if (!way_open(vm, left, gone, on, predicate, site, turned)) return false;
+  left->open->from = from;
+  left->open->made = made;
   w->r = on;
   w->calls = 0;
   w->parts = true;
@@ -718,12 +725,18 @@ bool way_told(const way_choices *c, const struct recording *r) {
   }
 }
 
-int way_choose(const rec_way *w, int n) {
+/* The choices of w, if one can be made now; else NULL. */
+static way_choices *choices_of(const rec_way *w) {
   way_choices *c = w ? w->choices : NULL;
   if (!c || vmap_aside(w->r->vm->rec))
-    return -1; /* (of lanes, some take one way and some another: eager ones have no value then) */
+    return NULL; /* (of lanes, some take one way and some another: eager ones have no value then) */
   c->wanted = true;
-  if (c->closed || way_told(c, w->r)) return -1;
+  return c->closed || way_told(c, w->r) ? NULL : c;
+}
+
+int way_choose(const rec_way *w, int n) {
+  way_choices *c = choices_of(w);
+  if (!c) return -1;
   if (c->at == CHOICES_MAX || n > UINT8_MAX) {
     c->many = true;
     return -1;
@@ -735,6 +748,20 @@ int way_choose(const rec_way *w, int n) {
   }
   c->of[c->at] = (uint8_t)n;
   return c->made[c->at++];
+}
+
+bool way_differs(const way_choices *c, way_made made) {
+  for (uint32_t i = made.from; i < made.end; i++)
+    if (c->made[i]) return true;
+  return false;
+}
+
+int way_choose_of_two(const rec_way *w, const bool differs[2]) {
+  if (!differs[0] && !differs[1]) return way_choose(w, 2);
+  way_choices *c = choices_of(w);
+  if (!c) return -1;
+  c->again |= differs[0] && differs[1];
+  return differs[1];
 }
 
 bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth) {
@@ -760,7 +787,11 @@ static rec_answer ends_join_or_choose(struct recording *r, rec_way *w, way_end *
   rec_answer answer = ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined, &differs);
   if (answer != REC_NOT_YET || error_pending(vm)) return answer;
   fork_unlike(r, differs < (uint32_t)w->slots.n ? w->slots.slots[differs] : NULL);
-  int k = way_choose(w, 2);
+  const way_choices *c = o->among;
+  const way_made before = {o->from, o->made.from}, behind = {o->made.end, c ? c->at : 0};
+  const bool known = c && c == w->choices,
+             made[2] = {known && way_differs(c, o->made), known && (way_differs(c, before) || way_differs(c, behind))};
+  int k = way_choose_of_two(w, made);
   if (k < 0 || graph_has_taps(ends[!k]->r->g, 1)) return answer;
   if (!end_miss(vm, ends[!k], w)) return REC_FAILED;
   return ends_join(r, ends, w->own, o->turned, o->predicate, o->site, joined, NULL);

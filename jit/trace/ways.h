@@ -53,6 +53,11 @@ typedef struct way_choices {
   uint32_t from;
 } way_choices;
 
+/* Choices that have been made in a part of it: from this number, up to that one. */
+typedef struct way_made {
+  uint32_t from, end;
+} way_made;
+
 /* What catches the errors of arms in a try that is captured as a way (tries.c). */
 typedef struct way_handler {
   const rec_handler *of;
@@ -113,9 +118,10 @@ void way_drop(qn_vm *vm, rec_way *w);
 /* One arm of a branch has left w (`gone`), the other one goes on (`on`, a recording). Takes over both. False with an error raised. */
 QN_MUST_CHECK bool way_open(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate,
                             uint32_t site, bool turned);
-/* As way_open; but if w is a turn, and the arm has left its loop, it is that which the arm leaves (rec_way.whole). */
+/* As way_open; but if w is a turn, and the arm has left its loop, it is that which the arm leaves (rec_way.whole). The arms have made choices from number
+ * `from` on, and among these the one that has left `made`. */
 QN_MUST_CHECK bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct recording *on, uint32_t predicate,
-                             uint32_t site, bool turned);
+                             uint32_t site, bool turned, uint32_t from, way_made made);
 /* All ways have left w, with these parts (borrowed) of an end: nothing follows, and the interpreter goes to the end of the way. */
 void way_all_left(rec_way *w, const qn_value *parts);
 /* Behind a branch or loop that may have left w, as parts[END_LEFT] tells, which depends on data: what follows is recorded in the arm that
@@ -143,6 +149,11 @@ QN_MUST_CHECK bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_val
 bool way_alike(struct recording *r, qn_value x, struct recording *to, qn_value y);
 /* Chooses one of n parts that do not agree. -1: it cannot be chosen; perhaps it can once the turn is recorded again. */
 int way_choose(const rec_way *w, int n);
+/* As way_choose, one of two parts in which choices have been made: does one of these differ from 0, which comes first? A part where one does is taken at
+ * once: all that has been made of the other one stands in the way where it is 0. So a chain of n branches has n + 1 ways, not 2^n. */
+int way_choose_of_two(const rec_way *w, const bool differs[2]);
+/* Is one of these choices not 0? */
+bool way_differs(const way_choices *c, way_made made);
 /* May parts be chosen here? */
 static inline bool way_chooses(const rec_way *w) { return w && w->choices && !w->choices->closed; }
 /* Has a turn written something out before this place in r, which stands in it? Then it cannot be missed any more. */
