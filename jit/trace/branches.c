@@ -121,7 +121,7 @@ typedef struct branch {
   way_end ends[2];  /* as they have been run */
   qn_value left[2]; /* owned: has the arm left what is around the branch? */
   bool turned;      /* the second arm of the branch was run first */
-  bool ran[2];      /* for each arm of the branch: has it been run; and before which choice of the turn */
+  bool ran[2];      /* for each arm of the branch: has it been run; and the choices of the way that it has made */
   way_made made[2];
   bool raises; /* the arm that was run last has ended with an error of the program */
 } branch;
@@ -302,7 +302,6 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
 /* The arms do not agree, in *unlike if that is not NULL. If one of them may be chosen, the way that is recorded goes on there, and the other one misses the turn. */
 static rec_answer choose_arm(branch *b, const qn_value *unlike, uint32_t predicate, uint32_t site, qn_value *result) {
   qn_vm *vm = b->vm;
-  const rec_arm arms[2] = {b->of->then, b->of->otherwise};
   if (!error_pending(vm)) fork_unlike(b->r, unlike);
   if (!error_pending(vm) && fork_wanted(b->r)) return REC_FAILED;
   const rec_way *w = b->called ? b->around : way_of(b->r);
@@ -311,23 +310,20 @@ static rec_answer choose_arm(branch *b, const qn_value *unlike, uint32_t predica
                            chooses && way_differs(w->choices, b->made[1])};
   int k = error_pending(vm) ? -1 : way_choose_of_two(w, differs);
   if (k < 0) return arms_refused(b->r);
-  /* What the other arm has made is of no use, and this one goes on where it has come to its end. */
+  /* What the other arm has made is of no use, and this one goes on where its recording has ended. */
   const int at = b->turned ? !k : k;
-  const bool ended = !is_gone(b, at);
-  way_end taken = {.r = NULL};
-  if (ended) {
-    taken = b->ends[at];
-    b->ends[at] = (way_end){.r = NULL};
-  }
+  const way_end taken = b->ends[at];
+  const bool gone = is_gone(b, at);
+  b->ends[at] = (way_end){.r = NULL};
   arms_free(b);
   b->ends[1] = taken;
+  b->left[1] = value_bool(gone);
   b->turned = k == 0;
   if (!(b->ends[0].r = rec_arm_begin(b->r, taken.r))) return REC_FAILED;
   bool ok = end_miss(vm, &b->ends[0], b->around);
   rec_arm_end(b->ends[0].r);
   if (!ok) return REC_FAILED;
   b->left[0] = value_bool(true);
-  if (!ended && !run_arm(b, 1, arms[k])) return arms_refused(b->r);
   if (!is_gone(b, 1)) return go_on(b, predicate, site, result) ? REC_DONE : REC_FAILED;
   if (b->called) return arms_refused(b->r);
   rec_answer answer = join_arms(b, predicate, site, result, &unlike);

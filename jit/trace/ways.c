@@ -383,7 +383,7 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool 
   uint32_t n = ends[0]->nheld;
   for (uint32_t i = 0; i < n; i++) {
     joined[i] = value_nil();
-    ends[0]->idle[i] &= IDLE;
+    for (int k = 0; k < 2; k++) ends[k]->idle[i] &= IDLE;
   }
   rec_answer answer = REC_NOT_YET;
   bool agree = join_all(&j, false, NULL);
@@ -647,7 +647,7 @@ rec_way *way_catcher(const struct recording *r) {
 /* ---- what is recorded in vain ------------------------------------------------------------------------------------------------------ */
 
 /* A function's ways may have WORK_MOST times jit.nodes nodes in vain, where each way counts as WORK_WAY besides its own. */
-enum { WORK_MOST = 2, WORK_WAY = 32 };
+enum { WORK_MOST = 4, WORK_WAY = 32 };
 
 static uint64_t *in_vain(struct recording *base) { return base->of ? &base->of->in_vain : &base->in_vain; }
 
