@@ -913,6 +913,12 @@ static int64_t length_before(const anchor_specializations *list, uint32_t arg, q
   return -1;
 }
 
+/* Is a list so long that it would be too much for the pattern of a call, or be most of it? Such lists are stacked at the first recording. */
+static bool is_long(const qn_vm *vm, qn_value list) {
+  enum { PART = 8 };
+  return value_list(list)->len > (uint64_t)vm->tune[TUNE_jit_leaves] / PART;
+}
+
 static bool place_known(const anchor_specializations *list, uint32_t arg, qn_str *const *names, uint32_t depth) {
   for (uint32_t i = 0; i < list->nplaces; i++) {
     const stack_place *p = &list->places[i];
@@ -923,7 +929,8 @@ static bool place_known(const anchor_specializations *list, uint32_t arg, qn_str
   return false;
 }
 
-/* Notes the places in a record (argument `arg`, below names[0] to names[depth - 1]) whose lists have other lengths than before. */
+/* Notes the places in a record (argument `arg`, below names[0] to names[depth - 1]) whose lists have other lengths than before (before[]; -1: that is
+ * not known), or are long. */
 static void find_places(qn_vm *vm, anchor_specializations *list, uint32_t arg, qn_value v, qn_str **names,
                         uint32_t depth, int64_t *before) {
   const qn_record *r = value_record(v);
@@ -931,10 +938,10 @@ static void find_places(qn_vm *vm, anchor_specializations *list, uint32_t arg, q
     names[depth] = record_name(r, i);
     if (value_is(r->items[i], TAG_RECORD) && depth + 1 < PLACE_DEPTH)
       find_places(vm, list, arg, r->items[i], names, depth + 1, before);
-    int64_t was = -1;
-    if (value_is(r->items[i], TAG_LIST) && !place_known(list, arg, names, depth + 1))
-      was = length_before(list, arg, names, depth + 1, value_list(r->items[i])->len);
-    if (was < 0 || list->nplaces == PLACES_MAX) continue;
+    if (!value_is(r->items[i], TAG_LIST) || list->nplaces == PLACES_MAX || place_known(list, arg, names, depth + 1))
+      continue;
+    int64_t was = length_before(list, arg, names, depth + 1, value_list(r->items[i])->len);
+    if (was < 0 && !is_long(vm, r->items[i])) continue;
     if (!list->places && !(list->places = mem_zalloc(vm, PLACES_MAX * sizeof *list->places))) return;
     stack_place *p = &list->places[list->nplaces];
     before[list->nplaces++] = was;
@@ -947,26 +954,35 @@ static void find_places(qn_vm *vm, anchor_specializations *list, uint32_t arg, q
   }
 }
 
-/* Nothing serves a call. Lists among its arguments, and in records among these, whose lengths are others than in earlier calls are stacked
- * (stacked.c) from now on, and the reason for its recording is that; appends it. */
+/* Appends that a list in argument `arg`, or in place p of it, of now `now` items is stacked from now on; -1: not since it had `before` others. */
+static void say_stacked(const anchor_specializations *list, uint32_t arg, const stack_place *p, int64_t before,
+                        int64_t now, text_buf *why) {
+  text_adds(why, "length of ");
+  pattern_print_arg_name(&list->first->pattern, arg, why);
+  for (uint32_t k = 0; p && k < p->depth; k++) text_addf(why, ".%s", p->names[k]->text);
+  if (before >= 0)
+    text_addf(why, " was %lld, now %lld; now symbolic", (long long)before, (long long)now);
+  else
+    text_addf(why, " is %lld; now symbolic", (long long)now);
+}
+
+/* Nothing serves a call. Lists among its arguments, and in records among these, whose lengths are others than in earlier calls, or that are long,
+ * are stacked (stacked.c) from now on. If there were earlier recordings the reason for another one is that; appends it. */
 static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *list, text_buf *why) {
   uint32_t wanted = 0, stackable = site->anchor->stackable & ~(list->stacked | list->apart);
   int64_t before[STACKABLE_MAX], before_in[PLACES_MAX];
   for (int i = 0; i < site->nargs && i < STACKABLE_MAX; i++) {
     if (!(stackable >> i & 1) || !value_is(site->args[i], TAG_LIST)) continue;
     before[i] = length_before(list, (uint32_t)i, NULL, 0, value_list(site->args[i])->len);
-    if (before[i] >= 0) wanted |= (uint32_t)1 << i;
+    if (before[i] >= 0 || is_long(vm, site->args[i])) wanted |= (uint32_t)1 << i;
   }
   uint32_t got = wanted ? stack_args(vm, site, wanted) : 0, places = list->nplaces;
   error_clear(vm);
   list->stacked |= got;
   list->stacks |= got != 0;
-  for (int i = 0; i < STACKABLE_MAX && got; i++) {
+  for (int i = 0; i < STACKABLE_MAX && got && list->first; i++) {
     if (!(got >> i & 1)) continue;
-    text_adds(why, "length of ");
-    pattern_print_arg_name(&list->first->pattern, (uint32_t)i, why);
-    text_addf(why, " was %lld, now %lld; now symbolic", (long long)before[i],
-              (long long)value_array(stacked_lead(site->args[i]))->shape[0]);
+    say_stacked(list, (uint32_t)i, NULL, before[i], value_array(stacked_lead(site->args[i]))->shape[0], why);
     break; /* one is enough */
   }
   qn_str *names[PLACE_DEPTH];
@@ -977,12 +993,9 @@ static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *l
     bool ok = stack_place_of(vm, site, p);
     p->apart = !ok;
     error_clear(vm);
-    if (!ok || why->len) continue;
-    text_adds(why, "length of ");
-    pattern_print_arg_name(&list->first->pattern, p->arg, why);
-    for (uint32_t k = 0; k < p->depth; k++) text_addf(why, ".%s", p->names[k]->text);
+    if (!ok || why->len || !list->first) continue;
     const stacked_args *s = site->stacked;
-    text_addf(why, " was %lld, now %u; now symbolic", (long long)before_in[i], value_list(s->of[s->n - 1].list)->len);
+    say_stacked(list, p->arg, p, before_in[i], value_list(s->of[s->n - 1].list)->len, why);
   }
 }
 
@@ -994,9 +1007,9 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
   if (list->full || miss == MISS_memory) return false;
   if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
   if (miss == MISS_ways) return note_miss(vm, site, list, "branches do not agree, which is known now");
-  if (!list->first) return true;
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
   if (site->stacked && may_stack(vm, site)) stack_more(vm, site, list, &why);
+  if (!list->first) return true;
   if (!why.len) *wish = wish_for(vm, site, list, c, &why);
   if (!why.len && !*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
     specialization_fits(vm, list->first, site, c, &why);
@@ -1241,8 +1254,8 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
     call_inputs_free(vm, &inputs);
     return result;
   }
-  return site->stacked || !list->first || !has_list(site) ? miss_call(vm, site, list, &inputs, miss)
-                                                          : stacking(vm, site, list, &inputs, miss);
+  return site->stacked || !has_list(site) ? miss_call(vm, site, list, &inputs, miss)
+                                          : stacking(vm, site, list, &inputs, miss);
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {

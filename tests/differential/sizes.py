@@ -492,12 +492,15 @@ def main():
     p.add_argument("--lists", action="store_true", help="lists of many lengths")
     p.add_argument("--records", action="store_true", help="lists of many lengths in records")
     p.add_argument("--made", action="store_true", help="with --lists or --records: loops over what is made of the lists")
+    p.add_argument("--long", action="store_true", help="lists of more than two items are stacked at the first recording")
     p.add_argument("--named", action="store_true", help="with signatures that name sizes")
     p.add_argument("--show", action="store_true", help="only print the programs")
     args = p.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if args.seed == "random" else int(args.seed)
     count = args.count if args.count is not None else 1 << 30 if args.seconds else 100
     more = ["--set", "jit.regions=1"] if args.regions else []
+    if args.long:
+        more += ["--set", "jit.leaves=20"]
     make = turns_program if args.turns else arms_program if args.arms else lists_program if args.lists else ints_program if args.ints else program
     plain = make
     if args.named:
