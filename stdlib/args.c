@@ -365,6 +365,7 @@ qn_value array_of_ints(qn_vm *vm, const int64_t *items, int n) {
 bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   *s = (sequence){.v = v};
   if (value_is_stacked(v)) {
+    if (!rec_length_seen(vm, stacked_lead(v))) return false;
     s->n = value_array(stacked_lead(v))->shape[0];
     return true;
   }

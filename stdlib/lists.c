@@ -15,11 +15,12 @@ static qn_value call1(qn_vm *vm, qn_value f, qn_value x) {
   return r;
 }
 
-/* Reads the sequence that a function is applied to, item by item: turns_offer sees to how many rows an array has. If `v` is a function the error says
- * that the sequence comes first. */
+/* Reads the sequence that a function is applied to, item by item: turns_offer sees to how many rows an array or a stacked list has. If `v` is a
+ * function the error says that the sequence comes first. */
 static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   *s = (sequence){.v = v};
-  if (value_is(v, TAG_ARRAY) && value_array(v)->rank) return s->n = value_array(v)->shape[0], true;
+  qn_value rows = value_is_stacked(v) ? stacked_lead(v) : v;
+  if (value_is(rows, TAG_ARRAY) && value_array(rows)->rank) return s->n = value_array(rows)->shape[0], true;
   if (!value_is(v, TAG_FN)) return sequence_of(vm, fn, v, s);
   return raise_false(vm, E_type, "%s: the list comes first: %s(list, f)", fn, fn);
 }
@@ -220,8 +221,6 @@ qn_value builtin_zip(qn_vm *vm, const qn_value *args) {
   if (k == 0) return list_value(list_new(vm, 0));
   qn_value side = rec_stacked_zip(vm, lists->items, k);
   if (!value_is(side, TAG_UNSET)) return side;
-  for (uint32_t j = 0; j < k && op_deferred(vm); j++)
-    if (value_is_stacked(lists->items[j]) && !rec_length_seen(vm, stacked_lead(lists->items[j]))) return value_error();
   sequence *s = mem_alloc(vm, k * sizeof *s);
   if (!s) return value_error();
   int64_t n = INT64_MAX;
