@@ -205,7 +205,6 @@ static bool same_scalar(qn_value a, qn_value b) {
          (a.u.i == b.u.i || (value_is(a, TAG_FLOAT) && a.u.f == b.u.f && a.u.f != 0));
 }
 
-/* Appends the expression of a guard: "n", "add(n, int 1)". */
 /* A number as it is written in programs. */
 static void print_number(text_buf *out, qn_value v) {
   if (value_is(v, TAG_FLOAT))

@@ -385,7 +385,7 @@ static void engine_jit_forked(qn_engine *engine) {
     job *j = planners.at[i];
     if (!j || !j->line.box) continue;
     j->task = NULL;
-    j->graph = NULL; /* not freed: it may be half changed */
+    j->graph = NULL; /* not freed: the thread that is gone may have freed it */
     j->plan = NULL;
     j->why[0] = 0;
     deliver(&j->line, false);
