@@ -218,6 +218,22 @@ static int await_compiler(pid_t pid, const atomic_bool *abandon) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* A pipe of which no end is file 0, 1 or 2, which this process may have closed: these are others in what it starts. {-1, -1}: there is none. */
+static void watch_pipe(int ends[2]) {
+  if (pipe2(ends, O_CLOEXEC) != 0) ends[0] = ends[1] = -1;
+  for (int i = 0; i < 2 && ends[i] >= 0; i++) {
+    if (ends[i] > 2) continue;
+    int moved = fcntl(ends[i], F_DUPFD_CLOEXEC, 3);
+    close(ends[i]);
+    ends[i] = moved;
+  }
+  if (ends[0] >= 0 && ends[1] >= 0) return;
+  for (int i = 0; i < 2; i++) {
+    if (ends[i] >= 0) close(ends[i]);
+    ends[i] = -1;
+  }
+}
+
 /* Runs the compiler `cc` on `source`, within `folder`, and waits for it. False: it failed, could not be started, or `abandon` became true. */
 static bool run_compiler(code_table *t, const char *cc, char **environment, const char *folder, const char *source,
                          const char *object, const char *log, const atomic_bool *abandon) {
@@ -227,8 +243,8 @@ static bool run_compiler(code_table *t, const char *cc, char **environment, cons
   argv[argc++] = source;
   argv[argc++] = "-o";
   argv[argc++] = object;
-  int ends[2] = {-1, -1};
-  if (pipe2(ends, O_CLOEXEC) != 0) ends[0] = ends[1] = -1;
+  int ends[2];
+  watch_pipe(ends);
   pid_t pid = 0;
   int rc = start_compiler(&pid, (char **)(uintptr_t)argv, environment, ends[0], log);
   if (ends[0] >= 0) close(ends[0]);

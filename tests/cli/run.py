@@ -1188,6 +1188,17 @@ def case_compiler_ends_with_its_parent(p):
         need(not os.listdir(temporary), f"signal {number}: its folder should be removed")
 
 
+def case_compiler_without_standard_files(p):
+    """Where files 0 to 2 are closed the compiler runs all the same: the pipe that watches over it takes none of their numbers."""
+    script = p.write("script.qn", "fn f(x) = sum(tanh(x * 2) - 1)\nfor _ in 0..20 { f(ones(100)) }\nwrite_text(\"told\", \"{explain(f, ones(100))}\")\n")
+    for closed in ("<&-", "<&- 2>&-", "<&- >&- 2>&-"):
+        env = dict(p.env, QUERN_CACHE=p.path("cache " + str(len(closed))))
+        subprocess.run(["sh", "-c", f'"$0" --jit sync "$1" {closed}', p.quern, script], env=env, cwd=p.folder, check=True, timeout=60)
+        with open(p.path("told"), encoding="utf-8") as f:
+            told = f.read()
+        need("one graph" in told and "no machine code" not in told, f"{closed}: {told}")
+
+
 # The cavity flow as it is written with NumPy: 6 time steps of 12 inner steps that update slices of small arrays.
 CAVITY = """
 let nx = 11
