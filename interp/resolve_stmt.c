@@ -765,9 +765,6 @@ static void block_end(resolver *r, n_block *block) {
   *at = c->next;
 }
 
-/* Is it a branch or loop? */
-static bool has_body(const ast_node *n) { return n->kind == AST_if || n->kind == AST_for || n->kind == AST_while; }
-
 /* The node of the statements of a block from number `from` on, without a scope of their own. */
 static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail) {
   uint32_t count = n->n - from;
@@ -795,7 +792,7 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
       i = n->n;
     } else {
       item = statement(r, kid, last && used, last && tail);
-      bool may_return = tail && r->fn->returns != returns && has_body(kid) && !(last && kid->kind == AST_if);
+      bool may_return = tail && r->fn->returns != returns && kid->kind != AST_return && !(last && kid->kind == AST_if);
       bool leads = !rebound;
       if (item && may_return && leads) rebound = site_begin(r, &at);
       if (item && may_return) item = rebound ? tail_node(r, kid, item, out, rebound, leads) : NULL;

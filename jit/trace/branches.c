@@ -342,8 +342,8 @@ static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_val
   rec_way *here = way_of(r);
   branch b = {.vm = vm, .r = r, .of = of};
   if (of->leaves || way_chooses(here) || way_thrower(here)) b.around = here;
-  if (!here && (b.around = way_chooser(r))) b.called = true;
-  if (!here && !b.around && (b.around = way_catcher(r))) b.called = b.catching = true;
+  if (!here && ((b.around = way_chooser(r)) || (b.around = way_catcher(r)))) b.called = true;
+  b.catching = b.called && b.around == way_catcher(r);
   uint32_t unlikes = rec_base(r)->unlike;
   const qn_value *unlike = NULL;
   for (int k = 0; k < 2; k++) b.left[k] = value_bool(false);
@@ -535,18 +535,18 @@ static bool run_tail(struct recording *r, rec_arm tail, rec_slots slots, qn_valu
   rec_way *around = way_chooser(r); /* of the caller, perhaps */
   way_begin(&way, WAY_TAIL, r, NULL, slots);
   if (around) way.choices = around->choices;
-  rec_way *catcher = around ? NULL : way_catcher(r);
+  rec_way *catcher = way_catcher(r); /* (the same one, if there are both) */
   way.throws = way_thrower(catcher);
   qn_value v = tail.run(tail.ctx, &how);
   bool ok = way_close(vm, &way, how, v, parts);
   if (ok) *result = value_retain(parts[END_VALUE]);
   ok = ok && vm->rec == r;
   if (ok && !raises_never(parts[END_RAISES])) {
-    ok = !around && way_split_raised(vm, catcher, rec_site(r), parts[END_RAISES]);
+    ok = way_split_raised(vm, catcher, rec_site(r), parts[END_RAISES]);
     if (value_is(*result, TAG_UNSET)) *result = value_nil();
   }
   if (ok && around && !is_bool(parts[END_MISSED], false))
-    ok = !is_bool(parts[END_MISSED], true) && way_split_missed(vm, around, rec_site(r), parts[END_MISSED]);
+    ok = !is_bool(parts[END_MISSED], true) && way_split_missed(vm, around, rec_site(around->r), parts[END_MISSED]);
   end_parts_free(vm, parts);
   if (!ok) vm_pop_to(vm, mark);
   return ok;

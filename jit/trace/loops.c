@@ -770,10 +770,13 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   rec_answer answer = REC_NOT_YET;
   vm_owned held;
   vm_own(vm, &held, loop_drop, &l);
+  bool split = !turns->whole && !told && (!l.tested || turns->tests);
   if (!last) base->timid++;
+  if (told) base->whole_turns++;
   rec_marked before = rec_mark(r);
   bool ok = (!told || test_known(&l)) && loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
   if (!last) base->timid--;
+  if (told) base->whole_turns--;
   if (few) tries->left = 0, tries->apart = false;
   if (ok && !few && l.looks) ok = run_grown(&l);
   if (ok && !few) {
@@ -796,8 +799,14 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   loop_free(&l);
   if (done) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
-  if (answer == REC_NOT_YET && l.closed.wanted && !turns->whole && !told && (!l.tested || turns->tests) && vm->rec == r)
-    answer = states_loop(r, at, turns, assigned, tries);
+  if (answer == REC_NOT_YET && l.closed.wanted && split && vm->rec == r)
+    answer = states_loop(r, at, turns, assigned, tries, l.closed.tried);
+  if (answer == REC_NOT_YET && l.closed.tried && split && vm->rec == r && !r->ended) {
+    base->whole_turns++; /* tries in it leave the graph where their handlers run */
+    tries->left++;
+    answer = loop_once(r, at, turns, assigned, tries);
+    base->whole_turns--;
+  }
   return answer;
 }
 

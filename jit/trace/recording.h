@@ -89,9 +89,10 @@ struct recording {
   uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
   rec_way *way;     /* of the recording around all arms: the innermost one in progress */
   int timid;        /* of the recording around all arms: no arm may expect that a loop in it has a turn */
-  double unrolled;  /* how many nodes the loops captured so far would have made if unrolled */
-  bool arm_sizes;   /* of an arm: it has symbolic sizes of arrays (sizes.c) */
-  bool exits;       /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
+  int whole_turns; /* of the recording around all arms: loops in progress whose turns are not split at the ends of tries */
+  double unrolled; /* how many nodes the loops captured so far would have made if unrolled */
+  bool arm_sizes;  /* of an arm: it has symbolic sizes of arrays (sizes.c) */
+  bool exits;      /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
   span *exit_places; /* where they were made, each place once, if somebody asks (fullgraph) */
   uint32_t nexit_places, exit_places_cap;
   uint32_t trying;  /* of the recording around all arms: how many bodies of try that are captured are in progress */

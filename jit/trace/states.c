@@ -670,7 +670,8 @@ static bool next_is_plain(states *s) {
   return ok && !c.wanted;
 }
 
-rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
+rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries,
+                       bool again) {
   qn_vm *vm = r->vm;
   rec_way *way = way_of(r);
   if (way && way->choices && way->choices->closed) { /* first the turn that it is a part of must be split */
@@ -710,6 +711,7 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   states_free(&s);
   if (answer == REC_DONE) ways_used(r, work);
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
-  if (answer == REC_NOT_YET && s.many && !r->arm && !r->ended && !rec_break(r, BREAK_states, NULL)) answer = REC_FAILED;
+  if (answer == REC_NOT_YET && s.many && !again && !r->arm && !r->ended && !rec_break(r, BREAK_states, NULL))
+    answer = REC_FAILED;
   return answer;
 }

@@ -29,6 +29,7 @@
 #include "jit/run/index.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/draws.h"
+#include "jit/trace/forks.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -41,6 +42,7 @@ typedef struct caught {
   const rec_handler *of;
   way_handler handler;
   rec_way *raising; /* the way around it, perhaps of a caller, that errors of the handler leave; or NULL */
+  rec_way *chooser; /* the one, perhaps of a caller, that is missed where its ends do not agree; or NULL */
   qn_value *before; /* owned: what the variables held */
 } caught;
 
@@ -237,6 +239,7 @@ static bool run_body(caught *c, qn_value *parts) {
   c->handler = (way_handler){.of = c->of, .trying = base->trying, .calls = calls_around(c->arm)};
   way.catches = &c->handler;
   way.throws = way_thrower(c->raising);
+  if (c->chooser) way.choices = c->chooser->choices;
   base->tried = true;
   qn_value v = c->of->body.run(c->of->body.ctx, &how);
   if (how == REC_ERROR && way.open && vm->rec == way.r &&
@@ -272,6 +275,10 @@ static rec_answer go_on(caught *c, const qn_value *parts, qn_value *result) {
   qn_vm *vm = c->vm;
   uint32_t site = rec_site(c->r);
   rec_way *around = way_of(c->r);
+  if (!is_bool(parts[END_MISSED], false)) {
+    if (is_bool(parts[END_MISSED], true)) return rec_give_up(c->r, BREAK_branch) ? REC_NOT_YET : REC_FAILED;
+    if (!way_split_missed(vm, c->chooser, site, parts[END_MISSED])) return REC_FAILED;
+  }
   if (!raises_never(parts[END_RAISES]) && !way_split_raised(vm, c->raising, site, parts[END_RAISES])) return REC_FAILED;
   if (is_bool(parts[END_LEFT], true)) {
     qn_value gone[END_PARTS];
@@ -295,6 +302,9 @@ static rec_answer go_on(caught *c, const qn_value *parts, qn_value *result) {
 static rec_answer try_once(struct recording *r, span at, const rec_handler *h, qn_value *result) {
   qn_vm *vm = r->vm;
   caught c = {.vm = vm, .r = r, .of = h, .raising = way_of(r) ? way_of(r) : way_catcher(r)};
+  c.chooser = way_of(r) ? way_of(r) : way_chooser(r);
+  way_choices *choices = c.chooser ? c.chooser->choices : NULL;
+  uint32_t chosen = choices ? choices->at : 0, unlikes = rec_base(r)->unlike;
   qn_value parts[END_PARTS], values = value_nil(), *mark = vm->sp;
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
   vm_owned held, held_values;
@@ -310,8 +320,16 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
   if (c.before) slots_set(vm, h->assigned, c.before);
   rec_answer answer = REC_FAILED;
   if (!ok) {
+    if (choices) choices->at = chosen; /* the body is run once more, in the recording itself */
     rec_base(r)->untried++;
     answer = arms_refused(r);
+    bool unlike = answer == REC_NOT_YET && rec_base(r)->unlike != unlikes;
+    if (unlike && fork_wanted(r)) answer = REC_FAILED;
+    if (unlike && answer == REC_NOT_YET && choices && choices->closed && !rec_base(r)->whole_turns) {
+      choices->tried = true; /* the turn is to be split first (states.c) */
+      (void)rec_give_up(r, BREAK_branch);
+      answer = REC_FAILED;
+    }
   } else if (!arm_splice(r, c.arm, &values)) {
     values = value_nil();
   } else {
@@ -332,8 +350,7 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
 rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result) {
   struct recording *r = vm->rec;
   enum { IN_VAIN = 32 }; /* bodies of a recording that are recorded twice */
-  if (!r || !arms_possible(r) || !try_possible(r) || rec_base(r)->untried >= IN_VAIN || parted_wanted(r) ||
-      way_chooses(way_of(r)))
+  if (!r || !arms_possible(r) || !try_possible(r) || rec_base(r)->untried >= IN_VAIN || parted_wanted(r))
     return REC_NOT_YET;
   drawn_slots s;
   rec_handler with = *h;

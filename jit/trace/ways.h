@@ -44,6 +44,7 @@ typedef struct way_choices {
   uint32_t n, at;                             /* how many are given, the others are 0; how many have been come to */
   bool closed;                                /* none may be made: the turn is that of a loop as a whole */
   bool wanted;                                /* one was to be made */
+  bool tried;                                 /* at the end of a try, which could be recorded without it */
   bool many;                                  /* more than CHOICES_MAX were to be made */
   bool again;                                 /* they differ from others only in arms that they do not take */
   bool
