@@ -728,7 +728,9 @@ static bool run_node(struct recording *r, uint32_t i) {
   vm_memory more = {in != few ? in : NULL, n->nin * sizeof *in};
   vm_owned held;
   vm_own(vm, &held, vm_drop_memory, &more);
-  if (ok) out = nodes_apply(vm, r->g, i, in, r->vals, r->device, &r->tap_run.plan);
+  /* A region that runs once more, for results that its gradient has added, has made its taps. */
+  bool ran = graph_kind_has_regions(n->kind) && value_is(r->vals[i], TAG_LIST);
+  if (ok) out = nodes_apply(vm, r->g, i, in, r->vals, r->device, ran ? NULL : &r->tap_run.plan);
   vm_disown(vm, &held);
   if (in != few) mem_free(vm, in, n->nin * sizeof *in);
   if (value_is_error(out)) {
