@@ -1320,6 +1320,12 @@ static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char 
   return ok;
 }
 
+/* Do both arms of a branch give input `index` as result k? */
+static bool gives_input(const plan_region *r, uint32_t k, uint32_t index) {
+  const plan_output *a = &r->parts[0]->outputs[k], *b = &r->parts[1]->outputs[k];
+  return a->kind == OUT_INPUT && a->index == index && b->kind == OUT_INPUT && b->index == index;
+}
+
 /* Finds out which nodes store into the memory of an operand. False when memory is short. */
 static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
   const graph *g = p->graph;
@@ -1339,9 +1345,9 @@ static bool find_over(const plan *p, const uint32_t *donated, chosen *c) {
       continue;
     }
     const plan_output *o = &r->parts[r->kind == NODE_LOOP]->outputs[k];
-    bool keeps = o->kind == OUT_INPUT && (r->kind == NODE_LOOP ? o->index == k : true);
-    if (r->kind == NODE_IF)
-      keeps = keeps && r->parts[1]->outputs[k].kind == OUT_INPUT && r->parts[1]->outputs[k].index == o->index;
+    bool keeps = r->kind == NODE_LOOP ? o->kind == OUT_INPUT && o->index == k : gives_input(r, k, o->index);
+    for (uint32_t i = 0; r->kind == NODE_IF && i < k; i++)
+      keeps = keeps && !gives_input(r, i, o->index); /* then the memory is that result's */
     uint32_t operand = o->index + (r->kind == NODE_IF);
     if (keeps && updates_times(g, node->in[0], operand) == 1) kept[n] = of->in[operand];
   }
