@@ -371,7 +371,8 @@ static qn_value append_stacked(qn_vm *vm, const qn_value *args) {
   return value_fail(vm, out);
 }
 
-qn_value builtin_append(qn_vm *vm, const qn_value *args) {
+/* append where the list has no room, or somebody else holds it; and where it is no list. */
+static __attribute__((noinline)) qn_value append_anew(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) {
     if (is_array(args[0]))
       return raise_error(vm, E_type, SPAN_NONE,
@@ -385,6 +386,13 @@ qn_value builtin_append(qn_vm *vm, const qn_value *args) {
   if (value_is_error(out)) return out;
   if (list_push(vm, value_list(out), value_retain(args[1]))) return out;
   return value_fail(vm, out);
+}
+
+qn_value builtin_append(qn_vm *vm, const qn_value *args) {
+  qn_list *l = value_is(args[0], TAG_LIST) ? value_list(args[0]) : NULL;
+  if (!l || l->head.refs != 1 || l->len == l->cap || value_is_stacked(args[0])) return append_anew(vm, args);
+  l->items[l->len++] = value_retain(args[1]);
+  return value_retain(args[0]);
 }
 
 qn_value builtin_insert(qn_vm *vm, const qn_value *args) {
