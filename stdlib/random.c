@@ -66,24 +66,30 @@ static int may_vary(qn_vm *vm, qn_value low, qn_value high) {
   return good == 1 ? holds(vm, OP_lt, high, value_int(far)) : good;
 }
 
+/* randint between bounds of which one is traced, of the shape in *d. Unset: the bounds are known from now on. */
+static __attribute__((noinline)) qn_value traced_randint(qn_vm *vm, const qn_value *args, op_drawing *d) {
+  int vary = args[3].head == TAG_NIL ? may_vary(vm, args[0], args[1]) : 0;
+  d->dtype = DTYPE_INT;
+  if (vary < 0 || (vary && !key_arg(vm, "randint", args[4], d))) return value_error();
+  qn_value values = vary ? op2(vm, OP_sub, args[1], args[0], NULL) : value_nil();
+  if (value_is_error(values)) return values;
+  if (vary && op_deferred(vm)) return op_draw_ints_of(vm, d, args[0], values);
+  for (int k = 0; k < 2; k++)
+    if (value_is_error(rec_observe(vm, args[k]))) return value_error();
+  return value_unset();
+}
+
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   const uint64_t most = (uint64_t)1 << 63;
   int64_t low, high;
   int dtype = DTYPE_INT;
   op_drawing d;
-  qn_value bounds[2] = {args[0], args[1]};
   if (!arg_int(vm, "randint", "an int as low", args[0], &low) ||
       !arg_int(vm, "randint", "an int as high", args[1], &high) || !arg_shape(vm, "randint", args[2], d.shape, &d.rank))
     return value_error();
-  if (value_node(bounds[0]) || value_node(bounds[1])) {
-    int vary = args[3].head == TAG_NIL ? may_vary(vm, bounds[0], bounds[1]) : 0;
-    d.dtype = DTYPE_INT;
-    if (vary < 0 || (vary && !key_arg(vm, "randint", args[4], &d))) return value_error();
-    qn_value values = vary ? op2(vm, OP_sub, bounds[1], bounds[0], NULL) : value_nil();
-    if (value_is_error(values)) return values;
-    if (vary && op_deferred(vm)) return op_draw_ints_of(vm, &d, bounds[0], values);
-    for (int k = 0; k < 2; k++)
-      if (value_is_error(rec_observe(vm, bounds[k]))) return value_error();
+  if (value_node(args[0]) | value_node(args[1])) {
+    qn_value drawn = traced_randint(vm, args, &d);
+    if (!value_is(drawn, TAG_UNSET)) return drawn;
   }
   if (args[3].head != TAG_NIL && (dtype = int_dtype(vm, args[3], low, high)) < 0) return value_error();
   uint64_t values = (uint64_t)high - (uint64_t)low;

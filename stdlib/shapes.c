@@ -360,20 +360,27 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
 
 /* ---- joining and cutting ---------------------------------------------------------------------------------------------------- */
 
+/* stack of a list of any length. */
+static __attribute__((noinline)) qn_value stack_stacked(qn_vm *vm, qn_value list, int64_t axis) {
+  qn_value out = axis == 0 ? rec_stacked_whole(vm, list) : value_unset();
+  if (!value_is(out, TAG_UNSET)) return out;
+  list = rec_unstacked(vm, list);
+  if (value_is_error(list)) return list;
+  const qn_list *l = value_list(list);
+  out = stack_values(vm, "stack", l->items, l->len, axis, QN_DTYPE_COUNT);
+  value_release(vm, list);
+  return out;
+}
+
 qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
   int64_t axis;
   if (is_array(args[1]))
     return raise_error(vm, E_type, SPAN_NONE, "stack: arrays are given as one list: stack((x, y))");
   if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
-  qn_value whole = axis == 0 && value_is_stacked(args[0]) ? rec_stacked_whole(vm, args[0]) : value_unset();
-  if (!value_is(whole, TAG_UNSET)) return whole;
-  qn_value list = value_is_stacked(args[0]) ? rec_unstacked(vm, args[0]) : value_retain(args[0]);
-  if (value_is_error(list)) return list;
-  const qn_list *l = value_list(list);
-  qn_value out = stack_values(vm, "stack", l->items, l->len, axis, QN_DTYPE_COUNT);
-  value_release(vm, list);
-  return out;
+  if (value_is_stacked(args[0])) return stack_stacked(vm, args[0], axis);
+  const qn_list *l = value_list(args[0]);
+  return stack_values(vm, "stack", l->items, l->len, axis, QN_DTYPE_COUNT);
 }
 
 /* concat of a list of any length (rec_stacked_concat). */
