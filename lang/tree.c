@@ -90,6 +90,7 @@ static bool walk(tree_walk *w, qn_value *root) {
 }
 
 bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, qn_value v), void *ctx) {
+  if (!value_is_container(tree)) return leaf(ctx, tree);
   return walk(&(tree_walk){.vm = vm, .tree = tree, .look = leaf, .ctx = ctx}, NULL);
 }
 

@@ -533,9 +533,11 @@ static size_t parts_bytes(const graph *g) {
   return bytes;
 }
 
-/* Gives a node, a copy with the parts of another graph's node, parts of its own. */
-static bool own_parts(graph *to, graph_node *n) {
-  if (graph_kind_has_regions(n->kind)) { /* a graph that is given up frees what its nodes have */
+/* Gives a node, a copy with the parts of another graph's node, parts of its own. `from`: that node, if its regions move; else NULL. */
+static bool own_parts(graph *to, graph_node *n, graph_node *from) {
+  if (graph_kind_has_regions(n->kind) && from) {
+    from->payload.regions[0] = from->payload.regions[1] = NULL;
+  } else if (graph_kind_has_regions(n->kind)) { /* a graph that is given up frees what its nodes have */
     const graph *first = n->payload.regions[0], *second = n->payload.regions[1];
     n->payload.regions[0] = graph_copy(first);
     n->payload.regions[1] = graph_copy(second);
@@ -551,7 +553,8 @@ static bool own_parts(graph *to, graph_node *n) {
   return (n->in = take_operands(to, n->in, n->nin)) && (!n->attr || (n->attr = take_attr(to, n->attr)));
 }
 
-graph *graph_copy(const graph *g) {
+/* graph_copy of g; or graph_move of `from`, which is g. */
+static graph *copy_or_move(const graph *g, graph *from) {
   graph *to = graph_new(NULL);
   if (!to) return NULL;
   to->grad_bytes = g->grad_bytes;
@@ -559,7 +562,7 @@ graph *graph_copy(const graph *g) {
             arena_reserve(&to->arena, parts_bytes(g), 0);
   if (ok && g->n > 1) memcpy(to->nodes + 1, g->nodes + 1, (g->n - 1) * sizeof *to->nodes);
   for (uint32_t i = 1; ok && i < g->n; i++) { /* all nodes keep their numbers */
-    ok = own_parts(to, &to->nodes[i]);
+    ok = own_parts(to, &to->nodes[i], from ? &from->nodes[i] : NULL);
     to->n = i + 1;
   }
   if (ok && g->ninputs) {
@@ -573,6 +576,10 @@ graph *graph_copy(const graph *g) {
   graph_free(to);
   return NULL;
 }
+
+graph *graph_copy(const graph *g) { return copy_or_move(g, NULL); }
+
+graph *graph_move(graph *g) { return copy_or_move(g, g); }
 
 /* ---- dead nodes ---------------------------------------------------------------------------------------------------------------- */
 

@@ -164,6 +164,8 @@ QN_MUST_CHECK graph *graph_new(qn_vm *vm);
 void graph_free(graph *g);
 /* A copy with its own arena, without a VM. NULL when memory is short. */
 QN_MUST_CHECK graph *graph_copy(const graph *g);
+/* As graph_copy, of a graph that is only freed afterwards: the graphs of its branches and loops are not copied, but move. */
+QN_MUST_CHECK graph *graph_move(graph *g);
 /* Makes another owner of a graph without a VM, who frees it, too; on any thread. Nobody changes it from now on. Returns it. */
 graph *graph_share(graph *g);
 /* Removes the nodes from `n` on. Nothing else may refer to them. */

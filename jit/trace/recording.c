@@ -493,13 +493,13 @@ _Static_assert(SITES_FOUND == 1 << (32 - 26), "rec_site takes the upper bits of 
 uint32_t rec_site(struct recording *r) {
   if (!r->at.source) return r->parent;
   uint32_t h = (r->at.start * 0x9e3779b1u ^ r->at.end * 0x85ebca6bu ^ r->parent * 0xc2b2ae35u) >> 26;
-  struct site_found *x = &r->sites_found[h];
-  if (x->site && x->parent == r->parent && x->at.source == r->at.source && x->at.start == r->at.start &&
-      x->at.end == r->at.end)
-    return x->site;
-  uint32_t site = site_new(r);
-  *x = (struct site_found){r->at, r->parent, site};
-  return site;
+  uint32_t *found = &r->sites_found[h];
+  if (*found) {
+    const graph_site *x = &r->g->sites[*found];
+    if (x->parent == r->parent && x->at.source == r->at.source && x->at.start == r->at.start && x->at.end == r->at.end)
+      return *found;
+  }
+  return *found = site_new(r);
 }
 
 /* ---- symbolic sizes ------------------------------------------------------------------------------------------------------------- */

@@ -117,13 +117,11 @@ struct recording {
   bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
   bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
-  span at;            /* the place of what is evaluated next */
-  uint32_t parent;    /* the site of the innermost call */
-  uint32_t cut;       /* how many innermost calls have no entry in `calls`, since memory was short */
-  struct site_found { /* the sites of places that came last, by a hash of place and call (rec_site) */
-    span at;
-    uint32_t parent, site; /* 0: none */
-  } sites_found[SITES_FOUND];
+  span at;         /* the place of what is evaluated next */
+  uint32_t parent; /* the site of the innermost call */
+  uint32_t cut;    /* how many innermost calls have no entry in `calls`, since memory was short */
+  uint32_t sites_found
+      [SITES_FOUND]; /* the sites of places that came last, by a hash of place and call (rec_site); 0: none */
   uint32_t *calls;
   /* entries of `calls`: the parents to return to, and a marker where the function changes */
   uint32_t ncalls, calls_cap;
@@ -253,7 +251,7 @@ void recs_forget_part(qn_vm *vm, uint32_t id);
  * given the first one and begins with its inputs; the first may be read until the second is freed. NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_arm_begin(struct recording *outer, const struct recording *first);
 /* Makes two arms, whose graphs have their outputs, the regions of a new node of `r`. Its operands are the predicate (0: there is none) and
- * what the second arm has captured. The node; 0 with an error raised. */
+ * what the second arm has captured. Regions within the arms move there: the arms are only freed behind this. The node; 0 with an error raised. */
 uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],
                     const op_attr *attr, uint32_t site);
 /* Makes a new input of an arm for node `outer` of the recording around it, without looking whether it has one already. 0 with an error

@@ -37,11 +37,14 @@ void end_parts_free(qn_vm *vm, qn_value *parts) {
   }
 }
 
+/* Of a number that the program has written: the way gets its node when ways are joined that have others there. */
+enum { NODE_LATER = INT32_MAX };
+
 static bool note_leaf(void *ctx, qn_value v) {
   way_end *a = ctx;
-  uint32_t node = value_is_operand(v) ? rec_node(a->r, v) : 0;
-  if ((value_is_operand(v) && !node) ||
-      !mem_grow(a->r->vm, (void **)&a->nodes, &a->cap, a->n + (size_t)1, sizeof *a->nodes))
+  bool operand = value_is_operand(v), later = operand && value_is_scalar(v) && !value_node(v);
+  uint32_t node = later ? NODE_LATER : operand ? rec_node(a->r, v) : 0;
+  if ((operand && !node) || !mem_grow(a->r->vm, (void **)&a->nodes, &a->cap, a->n + (size_t)1, sizeof *a->nodes))
     return false;
   a->nodes[a->n++] = node;
   return true;
@@ -214,17 +217,27 @@ static bool add_result(join *j, uint32_t first, uint32_t second) {
   return true;
 }
 
+/* The node of leaf v, a way's next one; 0 with an error raised, or if it has none. */
+static uint32_t next_node(way_end *end, uint32_t *leaf, qn_value v) {
+  uint32_t *node = &end->nodes[(*leaf)++];
+  if (*node == NODE_LATER) *node = rec_node(end->r, v);
+  return *node;
+}
+
 /* Joins a leaf of the first way and one of the second. Owned; nil if only looking (`build`). The error value, without an error raised, if
  * the ways do not agree. */
 static qn_value join_leaf(join *j, qn_value x, qn_value y) {
-  uint32_t nodes[2] = {j->ends[0]->nodes[j->leaf[0]++], j->ends[1]->nodes[j->leaf[1]++]};
+  if (value_is_operand(x) && value_is_operand(y) && is_outer(j, x, y)) {
+    for (int k = 0; k < 2; k++) j->leaf[k]++;
+    return value_retain(x);
+  }
+  uint32_t nodes[2] = {next_node(j->ends[0], &j->leaf[0], x), next_node(j->ends[1], &j->leaf[1], y)};
   if (!nodes[0] || !nodes[1]) {
     const struct recording *r = j->ends[0]->r;
     bool texts = value_is(x, TAG_STR) && value_is(y, TAG_STR) && !rec_text_of(r, x) && !rec_text_of(r, y);
     bool same = x.head == y.head && (x.u.i == y.u.i || (texts && str_equal(value_str(x), value_str(y))));
     return same && !nodes[0] && !nodes[1] ? value_retain(x) : value_error();
   }
-  if (is_outer(j, x, y)) return value_retain(x);
   if (j->build) return value_retain(j->values[j->out++]);
   graph_type t = j->ends[0]->r->g->nodes[nodes[0]].type, u = j->ends[1]->r->g->nodes[nodes[1]].type;
   if (!sizes_type_outside(j->ends[0]->r, &t) || !sizes_type_outside(j->ends[1]->r, &u) || !sizes_agree(j->r, &t, &u))
@@ -330,14 +343,14 @@ static bool join_all(join *j, bool build, qn_value *joined) {
   return true;
 }
 
-/* The graph of an arm, a copy, with inputs for what only the one that was run last has captured. NULL when memory is short. */
+/* The graph of an arm, moved, with inputs for what only the one that was run last has captured. NULL when memory is short. */
 static graph *arm_graph(struct recording *arm, const struct recording *second) {
   if (!take_inputs(arm, second)) return NULL;
   sizes_lift(arm);
   if (arm->g->arena.failed) return NULL; /* sizes may be those of this call */
-  graph *copy = graph_copy(arm->g);
-  if (copy) graph_dce(copy);
-  return copy;
+  graph *g = graph_move(arm->g);
+  if (g) graph_dce(g);
+  return g;
 }
 
 uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],

@@ -26,7 +26,7 @@ typedef struct way_end {
   uint8_t *idle;       /* for each of these: nobody will read it */
   uint32_t *first;     /* for each of these: the number of its first leaf in `nodes` */
   uint32_t nheld;
-  uint32_t *nodes, n, cap; /* of the leaves that are arrays or numbers; 0 of others */
+  uint32_t *nodes, n, cap; /* of the leaves that are arrays or numbers; 0 of others (and NODE_LATER, see ways.c) */
 } way_end;
 
 typedef enum way_kind {
