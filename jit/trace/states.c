@@ -411,12 +411,21 @@ static qn_value next_stay(void *ctx, rec_exit *how) {
   return arm_ended(stay(&next), how);
 }
 
+/* Makes a turn in the recording in progress by a way that was found, to whose choices *c is set. As run_turn; false, too, if it is another way now. */
+static bool run_known(states *s, const state_way *way, way_choices *c, qn_value number, qn_value *parts) {
+  *c = way->choices;
+  if (!run_turn(s, c, way_of(s->vm->rec), number, parts)) return false;
+  if (c->at == c->n) return true;
+  end_parts_free(s->vm, parts);
+  return false;
+}
+
 /* Makes a turn by a way that stays in the state, or by one behind it. */
 static bool stay(staying *x) {
   states *s = x->s;
   qn_value parts[END_PARTS];
-  way_choices c = s->list[s->state].ways[x->w].choices;
-  if (!run_turn(s, &c, way_of(s->vm->rec), x->number, parts)) return false;
+  way_choices c;
+  if (!run_known(s, &s->list[s->state].ways[x->w], &c, x->number, parts)) return false;
   turn_end e = {.s = s, .before = x->before, .parts = parts};
   s->missed = parts[END_MISSED];
   s->left = parts[END_LEAVES];
@@ -537,11 +546,11 @@ static bool change_state(states *s, int k, int w, bool sure) {
   if (w < 0) return false;
   const state_way *way = &s->list[k].ways[w];
   int to = way->to;
-  way_choices choices = way->choices;
+  way_choices choices;
   qn_value parts[END_PARTS];
   change c = {.s = s, .k = k, .w = w, .next = next_way(s, k, w, true), .before = keep(s), .sure = sure};
   if (!c.before) return false;
-  bool ok = run_turn(s, &choices, way_of(s->vm->rec), s->number, parts);
+  bool ok = run_known(s, way, &choices, s->number, parts);
   c.sure &= !choices.required;
   if (ok) {
     turn_end e = {.s = s, .before = c.before, .parts = parts};

@@ -320,13 +320,16 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
   if (c.before) slots_set(vm, h->assigned, c.before);
   rec_answer answer = REC_FAILED;
   if (!ok) {
+    /* Of ends among which this turn of a loop has chosen, another one could be taken, but not this one: then none is (states.c). */
+    bool stuck = choices && !choices->fork && way_differs(choices, (way_made){chosen, choices->at});
     if (choices) choices->at = chosen; /* the body is run once more, in the recording itself */
     rec_base(r)->untried++;
     answer = arms_refused(r);
     bool unlike = answer == REC_NOT_YET && rec_base(r)->unlike != unlikes;
     if (unlike && fork_wanted(r)) answer = REC_FAILED;
-    if (unlike && answer == REC_NOT_YET && choices && choices->closed && !rec_base(r)->whole_turns) {
-      choices->tried = true; /* the turn is to be split first (states.c) */
+    bool split = unlike && choices && choices->closed && !rec_base(r)->whole_turns; /* the turn is to be split first */
+    if (answer == REC_NOT_YET && (stuck || split)) {
+      choices->tried = true;
       (void)rec_give_up(r, BREAK_branch);
       answer = REC_FAILED;
     }
