@@ -42,6 +42,8 @@ uint32_t source_find(const qn_vm *vm, const char *name);
 uint32_t source_line_of(const source_text *s, uint32_t offset);
 /* Line (from 1) and column (from 1, in code points) of a byte offset. */
 void source_position(const source_text *s, uint32_t offset, int *line, int *column);
+/* Do two spans begin at one place of one text? */
+static inline bool span_same_start(span a, span b) { return a.source == b.source && a.start == b.start; }
 static inline span span_join(span a, span b) {
   if (!a.source) return b;
   if (!b.source) return a;

@@ -164,6 +164,7 @@ static bool run_way(fork *f, way_choices *c) {
   c->from = r->g->n;
   c->at = 0;
   c->fork = true;
+  c->closed = false;
   way_begin(&way, WAY_TAIL, r, NULL, f->assigned);
   way.choices = c;
   way.may_return = f->part->last;

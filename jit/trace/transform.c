@@ -129,15 +129,13 @@ typedef struct cuts {
   uint32_t n, capacity;
 } cuts;
 
-static bool same_place(span a, span b) { return a.source == b.source && a.start == b.start; }
-
 /* For vm_hooks.steps. Where memory is short, the rest is left out. */
 static bool add_cut(void *ctx, const void *step) {
   cuts *c = ctx;
   const block_step *s = step;
-  if (s->anchor || same_place(s->why.at, c->about)) return true;
+  if (s->anchor || span_same_start(s->why.at, c->about)) return true;
   for (uint32_t i = 0; i < c->n; i++)
-    if (same_place(s->why.at, c->all[i].at)) return true;
+    if (span_same_start(s->why.at, c->all[i].at)) return true;
   if (c->n == c->capacity) {
     uint32_t more = c->capacity ? 2 * c->capacity : 16;
     void *p = mem_try_realloc(c->vm, c->all, c->capacity * sizeof *c->all, more * sizeof *c->all);

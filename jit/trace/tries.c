@@ -320,8 +320,9 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
   if (c.before) slots_set(vm, h->assigned, c.before);
   rec_answer answer = REC_FAILED;
   if (!ok) {
-    /* Of ends among which this turn of a loop has chosen, another one could be taken, but not this one: then none is (states.c). */
-    bool stuck = choices && !choices->fork && way_differs(choices, (way_made){chosen, choices->at});
+    /* Of ends among which this way has chosen, another one could be taken, but not this one: then the turn of a loop takes none (states.c). In
+     * another part the try is left plain, which is for all ends that are left; nothing behind it may be chosen by what was given for it. */
+    bool differs = choices && way_differs(choices, (way_made){chosen, choices->at}), stuck = differs && !choices->fork;
     if (choices) choices->at = chosen; /* the body is run once more, in the recording itself */
     rec_base(r)->untried++;
     answer = arms_refused(r);
@@ -333,6 +334,7 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
       (void)rec_give_up(r, BREAK_branch);
       answer = REC_FAILED;
     }
+    if (differs && choices->fork) choices->closed = true;
   } else if (!arm_splice(r, c.arm, &values)) {
     values = value_nil();
   } else {

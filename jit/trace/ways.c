@@ -434,7 +434,7 @@ static bool note_exit(struct recording *base, span at) {
   base->exits = true;
   if (!base->vm->asked.whole || !base->capturing) return true;
   for (uint32_t i = 0; i < base->nexit_places; i++)
-    if (base->exit_places[i].source == at.source && base->exit_places[i].start == at.start) return true;
+    if (span_same_start(base->exit_places[i], at)) return true;
   if (!mem_grow(base->vm, (void **)&base->exit_places, &base->exit_places_cap, base->nexit_places + 1,
                 sizeof *base->exit_places))
     return false;
@@ -754,9 +754,13 @@ int way_choose(const rec_way *w, int n) {
     c->many = true;
     return -1;
   }
-  if (c->at >= c->n) c->made[c->at] = 0;
-  if (c->made[c->at] >= n) { /* made at another place: the turn does not come to the same ones as before */
-    c->many = true;
+  const span place = w->r->vm->rec->at;
+  if (c->at >= c->n) {
+    c->made[c->at] = 0;
+    c->places[c->at] = place;
+  }
+  if (c->made[c->at] >= n || !span_same_start(c->places[c->at], place)) {
+    c->many = true; /* made at another place: the turn does not come to the same ones as before */
     return -1;
   }
   c->of[c->at] = (uint8_t)n;

@@ -41,12 +41,13 @@ typedef enum way_kind {
 enum { CHOICES_MAX = 16 };
 typedef struct way_choices {
   uint8_t made[CHOICES_MAX], of[CHOICES_MAX]; /* which part, of how many */
+  span places[CHOICES_MAX];                   /* where in the program */
   uint32_t n, at;                             /* how many are given, the others are 0; how many have been come to */
-  bool closed;                                /* none may be made: the turn is that of a loop as a whole */
-  bool wanted;                                /* one was to be made */
-  bool tried;                                 /* at the end of a try, which could be recorded without it */
-  bool many;                                  /* more than CHOICES_MAX were to be made */
-  bool again;                                 /* they differ from others only in arms that they do not take */
+  bool closed; /* none may be made: the turn is that of a loop as a whole, or a try was left plain */
+  bool wanted; /* one was to be made */
+  bool tried;  /* at the end of a try, which could be recorded without it */
+  bool many;   /* more than CHOICES_MAX were to be made */
+  bool again;  /* they differ from others only in arms that they do not take */
   bool
       required; /* the turn is also missed where a condition is not what way_require wants, which no choice stands for */
   bool fork;    /* it is no turn, but a part of a block or a call (forks.c) */
