@@ -701,7 +701,10 @@ QN_MUST_CHECK rec_answer rec_try_lanes(qn_vm *vm, const rec_handler *h, rec_exit
 
 /* Offers a try outside of vmap in whose body arms may raise errors of the program. REC_LEFT: what is around it has been left, as in rec_if.
  * REC_NOT_YET: the interpreter runs it (rec_try_begin). REC_DONE: the variables and *result (owned) are set. REC_FAILED with an error raised. */
-struct index_item;
+QN_MUST_CHECK rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result);
+/* Offers an assertion to such a try; `raise` raises its error. REC_NOT_YET: the condition is to be looked at as elsewhere. REC_DONE: what follows is
+ * recorded where it holds. Others as for rec_if. */
+QN_MUST_CHECK rec_answer rec_assert(qn_vm *vm, qn_value condition, rec_arm raise);
 /* Operations in the body of such a try fail on data like assertions: the interpreter offers them before it makes them. x[items] of an array; a op b of
  * host numbers; int(x) of a float. Nothing happens outside of such a try. False with an error raised. */
 QN_MUST_CHECK bool rec_try_index_asked(qn_vm *vm, qn_value x, const struct index_item *items, int n);
@@ -716,10 +719,6 @@ static inline bool rec_try_divide(qn_vm *vm, op_id op, qn_value a, qn_value b) {
 static inline bool rec_try_int(qn_vm *vm, qn_value x) {
   return __builtin_expect(vm->rec == NULL, 1) || rec_try_int_asked(vm, x);
 }
-QN_MUST_CHECK rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result);
-/* Offers an assertion to such a try; `raise` raises its error. REC_NOT_YET: the condition is to be looked at as elsewhere. REC_DONE: what follows is
- * recorded where it holds. Others as for rec_if. */
-QN_MUST_CHECK rec_answer rec_assert(qn_vm *vm, qn_value condition, rec_arm raise);
 
 /* Appends what became of all functions that were called with arrays: compiled call shapes with their kernels, and what stays eager and why.
  * All of it (`all`), or what fits two screens. `file` is the script, whose name is left out before line numbers. Waits for plans that are
