@@ -512,24 +512,19 @@ NUMBERS(DOTS)
     default: product_of_##T(out, x, y, p, 0); return;                                                                  \
     }                                                                                                                  \
   }
-#define AS_IS(v) (v)
-#define SAME_PRODUCT(T) PRODUCT(T, T, AS_IS, AS_IS)
-NUMBERS(SAME_PRODUCT)
-PRODUCT(bf16, f32, cast_bf16_f32, cast_f32_bf16)
-#if defined(__F16C__)
-PRODUCT(f16, f32, _cvtsh_ss, ROUND_F16)
-#else
-PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
-#endif
 
-/* bvm_loops.inner for elements T, computed as C: GET and PUT convert. A block's lanes, then the balanced tree over the blocks as a counter of
- * subtrees (block_vm_acc.c). */
+/* bvm_loops.inner of such elements. */
 #define INNER(T, C, GET, PUT)                                                                                          \
   static inline void inner_few_##T(C *l, const T *x, int64_t sx, const T *y, int64_t sy, int64_t n) {                  \
     for (int64_t i = 0; i < n; i++) { SCALAR l[i] = mul_##C(GET(x[i * sx]), GET(y[i * sy])); }                         \
   }                                                                                                                    \
   static inline void inner_block_##T(C *l, const T *x, int64_t sx, const T *y, int64_t sy, int64_t n) {                \
     enum { AT_ONCE = VECTOR_BYTES * 4 / sizeof(C) < ORDER_LANES ? VECTOR_BYTES * 4 / sizeof(C) : ORDER_LANES };        \
+    if (n < ORDER_LANES) {                                                                                             \
+      for (int i = 0; i < ORDER_LANES; i++) l[i] = (C)-0.0; /* the identity */                                         \
+      inner_few_##T(l, x, sx, y, sy, n);                                                                               \
+      return;                                                                                                          \
+    }                                                                                                                  \
     if (sx != 1 || sy != 1) {                                                                                          \
       inner_few_##T(l, x, sx, y, sy, ORDER_LANES);                                                                     \
       for (int64_t k = ORDER_LANES; k < n; k++)                                                                        \
@@ -552,42 +547,28 @@ PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
   static void inner_##T(void *out, const void *a, int64_t sx, const void *b, int64_t sy, int64_t n) {                  \
     enum { LEVELS = 8 };                                                                                               \
     _Static_assert(BVM_INNER_MOST < ORDER_BLOCK << LEVELS, "a subtree for each level");                                \
-    C l[ORDER_LANES], tree[LEVELS][ORDER_LANES], sum;                                                                  \
+    C tree[LEVELS][ORDER_LANES], sum; /* the subtrees without a right neighbour of their size */                       \
     const T *x = a, *y = b;                                                                                            \
-    if (n < ORDER_LANES) {                                                                                             \
-      inner_few_##T(l, x, sx, y, sy, n);                                                                               \
-      tree_add_##C(&sum, l, 1, n);                                                                                     \
-      *(T *)out = PUT(sum);                                                                                            \
-      return;                                                                                                          \
+    if (n < ORDER_LANES) inner_few_##T(tree[0], x, sx, y, sy, n);                                                      \
+    for (int64_t at = n < ORDER_LANES ? n : 0, top = 0; at < n;) {                                                     \
+      inner_block_##T(tree[top++], x + at * sx, sx, y + at * sy, sy, n - at < ORDER_BLOCK ? n - at : ORDER_BLOCK);     \
+      at += ORDER_BLOCK;                                                                                               \
+      for (int64_t size = at; at < n ? size / ORDER_BLOCK % 2 == 0 : top > 1; size /= 2, top--)                        \
+        SIMD for (int i = 0; i < ORDER_LANES; i++) tree[top - 2][i] = add_##C(tree[top - 2][i], tree[top - 1][i]);     \
     }                                                                                                                  \
-    int blocks = 0, level;                                                                                             \
-    for (; n > 0; n -= ORDER_BLOCK, x += ORDER_BLOCK * sx, y += ORDER_BLOCK * sy, blocks++) {                          \
-      if (n < ORDER_LANES) {                                                                                           \
-        for (int i = 0; i < ORDER_LANES; i++) l[i] = (C)-0.0; /* the identity */                                       \
-        inner_few_##T(l, x, sx, y, sy, n);                                                                             \
-      } else {                                                                                                         \
-        inner_block_##T(l, x, sx, y, sy, n < ORDER_BLOCK ? n : ORDER_BLOCK);                                           \
-        if (!blocks && n <= ORDER_BLOCK) break;                                                                        \
-      }                                                                                                                \
-      for (level = 0; blocks >> level & 1; level++)                                                                    \
-        SIMD for (int i = 0; i < ORDER_LANES; i++) l[i] = add_##C(tree[level][i], l[i]);                               \
-      memcpy(tree[level], l, sizeof l);                                                                                \
-    }                                                                                                                  \
-    for (level = 0; blocks && !(blocks >> level & 1); level++) {}                                                      \
-    if (blocks) memcpy(l, tree[level], sizeof l);                                                                      \
-    while (blocks >> ++level)                                                                                          \
-      if (blocks >> level & 1)                                                                                         \
-        SIMD for (int i = 0; i < ORDER_LANES; i++) l[i] = add_##C(tree[level][i], l[i]);                               \
-    tree_add_##C(&sum, l, 1, ORDER_LANES);                                                                             \
+    tree_add_##C(&sum, tree[0], 1, n < ORDER_LANES ? n : ORDER_LANES);                                                 \
     *(T *)out = PUT(sum);                                                                                              \
   }
-#define SAME_INNER(T) INNER(T, T, AS_IS, AS_IS)
-NUMBERS(SAME_INNER)
-INNER(bf16, f32, cast_bf16_f32, cast_f32_bf16)
+
+#define AS_IS(v) (v)
+#define PRODUCTS(T, C, GET, PUT) PRODUCT(T, C, GET, PUT) INNER(T, C, GET, PUT)
+#define SAME_PRODUCTS(T) PRODUCTS(T, T, AS_IS, AS_IS)
+NUMBERS(SAME_PRODUCTS)
+PRODUCTS(bf16, f32, cast_bf16_f32, cast_f32_bf16)
 #if defined(__F16C__)
-INNER(f16, f32, _cvtsh_ss, ROUND_F16)
+PRODUCTS(f16, f32, _cvtsh_ss, ROUND_F16)
 #else
-INNER(f16, f32, cast_f16_f32, cast_f32_f16)
+PRODUCTS(f16, f32, cast_f16_f32, cast_f32_f16)
 #endif
 
 /* A candidate replaces the best one if it is strictly better, or the first nan. */
