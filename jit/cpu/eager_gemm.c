@@ -3,9 +3,9 @@
  * A kernel's product of few terms is one chain of fma upward in k from the first product on (l.h, order DOT), of integers one of
  * multiplications and additions, of f16 and bf16 one in f32 that is rounded once, whatever the layout of the operands: so the loop of
  * the block VM that goes through any strides (bvm_loops.product) computes the same bits. Operands of another dtype than the result's are
- * converted into a buffer first. The product of two vectors is a sum in order INNER, by the loop
- * bvm_loops.inner. Axes before the last two are merged where the operands' memory allows it, so that most products of
- * many matrices are one call of the loop, too. Whatever is different is left to the slow way, which also finds what is wrong.
+ * converted into a buffer first. Axes before the last two are merged where the operands' memory allows it, so that most products of
+ * many matrices are one call of the loop, too. The product of two vectors is a sum in order INNER, by a loop of its own (bvm_loops.inner).
+ * Whatever is different is left to the slow way, which also finds what is wrong.
  *
  * Why it is there: a product of two matrices of 2x2, call included, takes 590 instructions this way and 6,500 by its kernel
  * (tests/cost.py). Tried: operands converted by op programs, to arrays of their own (m @ i2 679 -> 856).

@@ -481,8 +481,7 @@ static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, 
 
 /* OP_dot: by the device's library where that makes such a product (the attribute's flags say so already of a recorded one). */
 static qn_array *run_dot(qn_vm *vm, qn_array *const *in, const op_attr *attr, const graph_type *t, int device) {
-  bool sum = dot_is_sum(in[0]->rank, in[1]->rank);
-  uint8_t flags = attr->flags & ATTR_LIBRARY ? attr->flags : sum ? 0 : gemm_flags(vm, in[0], in[1]);
+  uint8_t flags = attr->flags & ATTR_LIBRARY ? attr->flags : gemm_flags(vm, in[0], in[1]);
   bool refused = true;
   qn_array *out = device && flags ? gemm_apply(vm, in[0], in[1], flags, &refused) : NULL;
   static const op_attr none;

@@ -103,7 +103,7 @@ bool gemm_is_small(const qn_vm *vm, const qn_array *x, const qn_array *y) {
 uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
   const qn_array *const in[2] = {x, y};
   product_sizes s;
-  if (!x->device || !dtype_is_float((qn_dtype)x->dtype)) return 0;
+  if (!x->device || !dtype_is_float((qn_dtype)x->dtype) || dot_is_sum(x->rank, y->rank)) return 0;
   uint8_t flags = ATTR_LIBRARY;
   if (runs_across(x)) flags |= ATTR_X_ACROSS;
   if (runs_across(y)) flags |= ATTR_Y_ACROSS;

@@ -7,7 +7,7 @@
 #include "jit/graph/graph.h"
 #include "jit/run/device.h"
 
-/* The flags for x @ y, of strict operands on a device: ATTR_LIBRARY and how they lie in memory; 0: our own kernel makes it. */
+/* The flags for x @ y, of strict operands: ATTR_LIBRARY and how they lie in memory, on a device; 0: our own kernel makes it. */
 uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y);
 
 /* Is x @ y, of strict operands on a device, so small that our own kernel makes it, however they lie in memory? */
