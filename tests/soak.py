@@ -71,6 +71,7 @@ TESTS = {
     "differential.sizes_named": Test(10, 100, "differential/sizes.py", "--named"),
     "differential.sizes_arms": Test(10, 80, "differential/sizes.py", "--arms"),
     "differential.lists": Test(10, 100, "differential/sizes.py", "--lists"),
+    "differential.lists_made": Test(10, 100, "differential/sizes.py", "--lists", "--made", "--long"),
     "differential.lists_in_records": Test(10, 100, "differential/sizes.py", "--records"),
     "differential.sorting": Test(10, 12, "differential/sorting.py"),
     "differential.sorting_threads": Test(10, 8, "differential/sorting.py", "--threads", "5", "--set", "par.grain=1"),

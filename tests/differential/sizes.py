@@ -2,6 +2,7 @@
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
   sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--ints | --turns | --arms | --lists | --records]
+           [--made] [--long]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
@@ -14,6 +15,8 @@ With --turns a program is one function of loops that take parts of arrays, bound
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
 With --named the function has a signature that names sizes, which are symbolic from the first recording on.
 With --lists, and with --records where the list is in a record, a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
+With --made the loops go over what is made of the lists: slices, in reverse, joined, numbered, side by side. With --long lists of more than two items are
+stacked at the first recording.
 """
 import argparse
 import os
@@ -501,13 +504,10 @@ def main():
     more = ["--set", "jit.regions=1"] if args.regions else []
     if args.long:
         more += ["--set", "jit.leaves=20"]
-    make = turns_program if args.turns else arms_program if args.arms else lists_program if args.lists else ints_program if args.ints else program
-    plain = make
+    lists = (lambda seed: made_of(seed, lists_program(seed))) if args.made else lists_program
+    plain = make = turns_program if args.turns else arms_program if args.arms else lists if args.lists else ints_program if args.ints else program
     if args.named:
         make = lambda seed: name_sizes(seed, plain(seed))
-    lists = (lambda seed: made_of(seed, lists_program(seed))) if args.made else lists_program
-    if args.lists:
-        make = lists
     if args.records:
         make = lambda seed: in_records(seed, lists(seed))
     if args.lists or args.records:
