@@ -354,20 +354,22 @@ void rec_free(struct recording *r) {
   mem_free(vm, r, sizeof *r);
 }
 
-bool rec_room(struct recording *r) {
+static bool room_for(struct recording *r, uint32_t nodes) {
   if (r->g->failed) {
     raise_memory(r->vm);
     return false;
   }
-  if (r->g->n <= r->vals_cap) return true;
+  if (nodes <= r->vals_cap) return true;
   uint32_t old = r->tracers_cap;
-  if (!mem_grow(r->vm, (void **)&r->tracers, &r->tracers_cap, r->g->n, sizeof *r->tracers)) return false;
+  if (!mem_grow(r->vm, (void **)&r->tracers, &r->tracers_cap, nodes, sizeof *r->tracers)) return false;
   for (uint32_t i = old; i < r->tracers_cap; i++) r->tracers[i] = NULL;
   old = r->vals_cap;
-  if (!mem_grow(r->vm, (void **)&r->vals, &r->vals_cap, r->g->n, sizeof *r->vals)) return false;
+  if (!mem_grow(r->vm, (void **)&r->vals, &r->vals_cap, nodes, sizeof *r->vals)) return false;
   for (uint32_t i = old; i < r->vals_cap; i++) r->vals[i] = value_unset();
   return true;
 }
+
+bool rec_room(struct recording *r) { return room_for(r, r->g->n); }
 
 /* ---- numbers by keys ---------------------------------------------------------------------------------------------------------- */
 
@@ -570,10 +572,14 @@ uint32_t arm_operand(struct recording *r, uint32_t outer) {
   graph_type t = r->outer->g->nodes[outer].type;
   if (!sizes_into_arm(r, r->outer, &t))
     return 0; /* an arm has a table of sizes of its own; it may get inputs for them */
-  if (!mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + (size_t)1, sizeof *r->captures)) return 0;
+  if (!mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + (size_t)1, sizeof *r->captures) ||
+      !room_for(r, r->g->n + 1)) {
+    r->g->failed = true; /* not to be asked again: who reads sizes leaves the error to the op (rec_read_sizes) */
+    return 0;
+  }
+  r->captures[r->g->ninputs] = outer;
   uint32_t node = graph_input(r->g, t, rec_site(r));
-  if (!node || !rec_room(r)) return error_pending(vm) ? 0 : (raise_memory(vm), 0);
-  r->captures[r->g->ninputs - 1] = outer;
+  if (!node) return error_pending(vm) ? 0 : (raise_memory(vm), 0);
   return node;
 }
 
