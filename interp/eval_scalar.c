@@ -264,15 +264,13 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   case AST_OP_add:
   case AST_OP_sub:
   case AST_OP_mul: return fail_overflow(vm, n, a, b);
-  case AST_OP_div:
-    return raise_error(vm, E_div_zero, n->mark, "%lld / 0; of floats, as in %lld.0 / 0, it is no error", (long long)x,
-                       (long long)x);
+  case AST_OP_div: return raise_error(vm, E_div_zero, n->mark, WORDS_DIV_ZERO, (long long)x, (long long)x);
   case AST_OP_floordiv:
-    if (y == 0) return raise_error(vm, E_div_zero, n->mark, "%lld // 0", (long long)x);
+    if (y == 0) return raise_error(vm, E_div_zero, n->mark, WORDS_FLOORDIV_ZERO, (long long)x);
     if (y == -1) return __builtin_sub_overflow((int64_t)0, x, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
     return value_int(x / y - (x % y > 0));
   case AST_OP_mod:
-    if (y == 0) return raise_error(vm, E_div_zero, n->mark, "%lld %% 0", (long long)x);
+    if (y == 0) return raise_error(vm, E_div_zero, n->mark, WORDS_MOD_ZERO, (long long)x);
     r = y == -1 ? 0 : x % y;
     return value_int(r > 0 ? r + y : r);
   case AST_OP_pow: return int_pow(vm, n, a, b);

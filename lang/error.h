@@ -60,6 +60,15 @@ typedef struct qn_error_object {
   qn_value payload; /* error(record) keeps the value */
 } qn_error_object;
 
+/* Words of errors that more than one place raises; captured code fills them in when it runs (jit/trace/tries.c), in which each % stands before a
+ * conversion of one number. */
+#define WORDS_DIV_ZERO "%lld / 0; of floats, as in %lld.0 / 0, it is no error"
+#define WORDS_FLOORDIV_ZERO "%lld // 0"
+#define WORDS_MOD_ZERO "%lld %% 0"
+#define WORDS_BOUNDS "index %lld is out of bounds for axis %d of size %lld"
+#define WORDS_NO_INT "int: %s has no value as a 64-bit integer"
+#define WORDS_NOT_INT "%s is not representable as int"
+
 /* Raises and returns the error value, so that `return raise_error(...)` reads well. `at` may be SPAN_NONE: the interpreter fills
  * in the place of the expression that was being evaluated. */
 #define SPAN_NONE ((span){0, 0, 0})

@@ -132,7 +132,7 @@ static void trimmed(const qn_str *s, const char **text, size_t *len) {
 qn_value builtin_int(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   if (value_is(x, TAG_FLOAT) && !(x.u.f >= -0x1p63 && x.u.f < 0x1p63) && !rec_is_lane(vm, x))
-    return raise_error(vm, E_to_int, SPAN_NONE, "int: %s has no value as a 64-bit integer", phrase_float(x.u.f).text);
+    return raise_error(vm, E_to_int, SPAN_NONE, WORDS_NO_INT, phrase_float(x.u.f).text);
   if (!rec_try_int(vm, x)) return value_error();
   if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, WEAK_INT);
   switch ((int)value_tag_of(x)) {

@@ -430,7 +430,7 @@ qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to) {
     if (v.u.f > -0x1.0000000000001p63 && v.u.f < 0x1p63) return value_int((int64_t)v.u.f);
     char number[40];
     number_text(v, number);
-    return raise_error(vm, E_to_int, SPAN_NONE, "%s is not representable as int", number);
+    return raise_error(vm, E_to_int, SPAN_NONE, WORDS_NOT_INT, number);
   }
 }
 

@@ -55,7 +55,8 @@ static qn_value checked(qn_vm *vm, op_id op, int64_t a, int64_t b) {
     return a < 0 && __builtin_sub_overflow((int64_t)0, a, &a) ? overflow(vm, "absolute value") : value_int(a);
   case OP_floordiv:
   case OP_mod:
-    if (b == 0) return raise_error(vm, E_div_zero, SPAN_NONE, "%lld %s 0", (long long)a, op == OP_mod ? "%" : "//");
+    if (b == 0)
+      return raise_error(vm, E_div_zero, SPAN_NONE, op == OP_mod ? WORDS_MOD_ZERO : WORDS_FLOORDIV_ZERO, (long long)a);
     if (b == -1 && op == OP_mod) return value_int(0);
     if (b == -1) return __builtin_sub_overflow((int64_t)0, a, &r) ? overflow2(vm, a, "//", b) : value_int(r);
     return value_int(op == OP_mod ? floor_mod(a, b) : floor_div(a, b));
@@ -168,8 +169,7 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
       (value_is(in[0], TAG_INT) || value_is(in[1], TAG_INT)))
     return compare_mixed(op, in[0], in[1]);
   if (op == OP_div && !value_is(in[0], TAG_FLOAT) && !value_is(in[1], TAG_FLOAT) && in[1].u.i == 0)
-    return raise_error(vm, E_div_zero, SPAN_NONE, "%lld / 0; of floats, as in %lld.0 / 0, it is no error",
-                       (long long)in[0].u.i, (long long)in[0].u.i);
+    return raise_error(vm, E_div_zero, SPAN_NONE, WORDS_DIV_ZERO, (long long)in[0].u.i, (long long)in[0].u.i);
   qn_value done = ints ? checked(vm, op, in[0].u.i, nin > 1 ? in[1].u.i : 0) : value_unset();
   if (!value_is(done, TAG_UNSET)) return done;
   union {

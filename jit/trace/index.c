@@ -81,8 +81,7 @@ static __attribute__((cold, noinline)) bool fail_rank(qn_vm *vm) {
 }
 
 static __attribute__((cold, noinline)) bool fail_element(qn_vm *vm, const qn_array *x, int axis, int64_t i) {
-  raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld", (long long)i, axis,
-              (long long)x->shape[axis]);
+  raise_error(vm, E_index, SPAN_NONE, WORDS_BOUNDS, (long long)i, axis, (long long)x->shape[axis]);
   return false;
 }
 

@@ -371,24 +371,52 @@ rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *resu
 
 /* ---- operations that fail on data ----------------------------------------------------------------------------------------------- */
 
-enum { WORDS_MOST = 6 };
+enum { WORDS_MOST = 3 /* numbers in the words of an error */ };
 
 /* The arm in which an operation fails. Its words show numbers of the call, so they wait. */
 typedef struct refused {
   qn_vm *vm;
   error_id id;
   span at;
-  qn_value words[WORDS_MOST]; /* borrowed: texts and numbers */
-  int nwords;
+  const char *words; /* as for raise_error, with a conversion for each number */
+  qn_value numbers[WORDS_MOST];
 } refused;
+
+/* Adds a piece of words that stand as they are to a list of what a text is made of. */
+static bool add_piece(qn_vm *vm, qn_list *parts, const char *piece, size_t len) {
+  qn_str *s = str_new(vm, piece, len);
+  return s && list_push(vm, parts, value_obj(TAG_STR, s)) && list_push(vm, parts, value_nil());
+}
+
+/* What the words are made of, as rec_text_made has it. NULL with an error raised. */
+static qn_list *pieces(const refused *f) {
+  qn_vm *vm = f->vm;
+  qn_list *parts = list_new(vm, 0);
+  const qn_value *number = f->numbers;
+  bool ok = parts != NULL;
+  for (const char *p = f->words; *p && ok;) {
+    size_t len = strcspn(p, "%");
+    bool percent = p[len] == '%' && p[len + 1] == '%';
+    if (percent) len++;
+    if (len) ok = add_piece(vm, parts, p, len);
+    p += len;
+    if (percent) {
+      p++;
+    } else if (*p) {
+      ok = ok && list_push(vm, parts, *number++) && list_push(vm, parts, value_nil());
+      p += strcspn(p, "sd") + 1;
+    }
+  }
+  if (ok) return parts;
+  if (parts) value_release(vm, value_obj(TAG_LIST, parts));
+  return NULL;
+}
 
 static qn_value run_refused(void *ctx, rec_exit *how) {
   const refused *f = ctx;
   qn_vm *vm = f->vm;
   *how = REC_ERROR;
-  qn_value parts[2 * WORDS_MOST];
-  for (int i = 0; i < f->nwords; i++) parts[2 * i] = f->words[i], parts[2 * i + 1] = value_nil();
-  qn_list *l = list_from(vm, parts, 2 * (size_t)f->nwords);
+  qn_list *l = pieces(f);
   qn_str *empty = l ? str_new(vm, "", 0) : NULL;
   qn_value text = empty ? value_obj(TAG_STR, empty) : value_nil();
   if (empty && rec_text_made(vm, &text, NULL, value_obj(TAG_LIST, l))) {
@@ -444,21 +472,13 @@ static qn_value both(qn_vm *vm, qn_value a, qn_value b) {
 
 bool rec_try_divide_asked(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   if (!value_is(a, TAG_INT) || !value_is(b, TAG_INT) || !may_refuse(vm, b)) return true;
-  const char *words[] = {op == OP_div   ? " / 0; of floats, as in "
-                         : op == OP_mod ? " % 0"
-                                        : " // 0",
-                         ".0 / 0, it is no error"};
-  qn_str *first = str_new(vm, words[0], strlen(words[0])),
-         *last = first ? str_new(vm, words[1], strlen(words[1])) : NULL;
-  bool ok = last != NULL;
-  if (ok) {
-    refused f = {.vm = vm, .id = E_div_zero, .words = {a, value_obj(TAG_STR, first), a, value_obj(TAG_STR, last)}};
-    f.nwords = op == OP_div ? 4 : 2;
-    ok = refuse_unless(&f, op_binary(vm, OP_ne, b, value_int(0)));
-  }
-  if (first) value_release(vm, value_obj(TAG_STR, first));
-  if (last) value_release(vm, value_obj(TAG_STR, last));
-  return ok;
+  refused f = {.vm = vm,
+               .id = E_div_zero,
+               .words = op == OP_div   ? WORDS_DIV_ZERO
+                        : op == OP_mod ? WORDS_MOD_ZERO
+                                       : WORDS_FLOORDIV_ZERO,
+               .numbers = {a, a}};
+  return refuse_unless(&f, op_binary(vm, OP_ne, b, value_int(0)));
 }
 
 bool rec_try_int_asked(qn_vm *vm, qn_value x) {
@@ -472,37 +492,17 @@ bool rec_try_int_asked(qn_vm *vm, qn_value x) {
   qn_value v = array ? op_number(vm, x, WEAK_FLOAT) : x;
   if (value_is_error(v)) return false;
   if (!may_refuse(vm, v)) return true;
-  const char *before = array ? "" : "int: ",
-             *behind = array ? " is not representable as int" : " has no value as a 64-bit integer";
-  qn_str *first = str_new(vm, before, strlen(before)), *last = first ? str_new(vm, behind, strlen(behind)) : NULL;
-  bool ok = last != NULL;
-  if (ok) {
-    refused f = {
-        .vm = vm, .id = E_to_int, .words = {value_obj(TAG_STR, first), v, value_obj(TAG_STR, last)}, .nwords = 3};
-    qn_value low = array ? op_binary(vm, OP_gt, v, value_float(-0x1.0000000000001p63))
-                         : op_binary(vm, OP_ge, v, value_float(-0x1p63));
-    ok = refuse_unless(&f, both(vm, low, op_binary(vm, OP_lt, v, value_float(0x1p63))));
-  }
-  if (first) value_release(vm, value_obj(TAG_STR, first));
-  if (last) value_release(vm, value_obj(TAG_STR, last));
-  return ok;
+  refused f = {.vm = vm, .id = E_to_int, .words = array ? WORDS_NOT_INT : WORDS_NO_INT, .numbers = {v}};
+  qn_value low = array ? op_binary(vm, OP_gt, v, value_float(-0x1.0000000000001p63))
+                       : op_binary(vm, OP_ge, v, value_float(-0x1p63));
+  return refuse_unless(&f, both(vm, low, op_binary(vm, OP_lt, v, value_float(0x1p63))));
 }
 
 /* Item number i of an index along an axis of so many elements. */
 static bool try_item(qn_vm *vm, qn_value i, int axis, int64_t size) {
-  char words[80];
-  snprintf(words, sizeof words, " is out of bounds for axis %d of size %lld", axis, (long long)size);
-  qn_str *first = str_new(vm, "index ", 6), *last = first ? str_new(vm, words, strlen(words)) : NULL;
-  bool ok = last != NULL;
-  if (ok) {
-    refused f = {
-        .vm = vm, .id = E_index, .words = {value_obj(TAG_STR, first), i, value_obj(TAG_STR, last)}, .nwords = 3};
-    ok = refuse_unless(&f,
+  refused f = {.vm = vm, .id = E_index, .words = WORDS_BOUNDS, .numbers = {i, value_int(axis), value_int(size)}};
+  return refuse_unless(&f,
                        both(vm, op_binary(vm, OP_ge, i, value_int(-size)), op_binary(vm, OP_lt, i, value_int(size))));
-  }
-  if (first) value_release(vm, value_obj(TAG_STR, first));
-  if (last) value_release(vm, value_obj(TAG_STR, last));
-  return ok;
 }
 
 bool rec_try_index_asked(qn_vm *vm, qn_value x, const index_item *items, int n) {
