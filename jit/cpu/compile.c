@@ -194,6 +194,14 @@ static int start_compiler(pid_t *pid, char **argv, char **environment, int pipe,
   return rc;
 }
 
+/* Waits until no process of a group that was killed is left: the shell was its parent, and they end on their own time. Not for long, since where
+ * nobody collects the dead they stay. */
+static void await_group(pid_t group) {
+  enum { MOST = 100 };
+  const struct timespec nap = {0, 1000000};
+  for (int k = 0; k < MOST && kill(-group, 0) == 0; k++) nanosleep(&nap, NULL);
+}
+
 /* Waits for the compiler, and gives its exit status; -1: a signal has ended it, or `abandon` became true. */
 static int await_compiler(pid_t pid, const atomic_bool *abandon) {
   int status = 0;
@@ -211,6 +219,7 @@ static int await_compiler(pid_t pid, const atomic_bool *abandon) {
                                &plain); /* where that is allowed: on a busy machine it would end late */
       kill(-pid, SIGKILL);
       while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+      await_group(pid);
       return -1;
     }
     nanosleep(&nap, NULL);
