@@ -181,6 +181,7 @@ static bool run_turn(states *s, way_choices *c, const rec_way *around, qn_value 
   c->at = 0;
   way_begin(&turn, WAY_TURN, r, around, s->assigned);
   turn.choices = c;
+  turn.throws = NULL; /* with the end of a turn no number of an error is handed on: it leaves the graph */
   turn.may_return |= s->turns->ends != NULL;
   qn_value v = s->turns->body(s->turns->ctx, number, &how);
   bool ok = way_close(vm, &turn, how, v, parts);
