@@ -146,7 +146,7 @@ qn_value rec_stacked_zip(qn_vm *vm, const qn_value *lists, uint32_t k) {
 
 /* ---- joining ------------------------------------------------------------------------------------------------------------------------ */
 
-/* Is a value like a row of a part? `number`: the signal that stands for it if it is no array. 1, 0, -1 with an error raised. */
+/* Is a value like a row of a part? `leaf`: what the shape of items has in its place. 1, 0, -1 with an error raised. */
 static int like_row(qn_vm *vm, qn_value part, qn_value leaf, qn_value v) {
   if (value_is(leaf, TAG_SIGNAL))
     return value_is(v, TAG_FLOAT) && leaf.u.i == WEAK_FLOAT && value_array(part)->rank == 1 &&
@@ -267,10 +267,15 @@ qn_value rec_stacked_join(qn_vm *vm, qn_value a, qn_value b) {
   return out ? value_fail(vm, value_obj(TAG_LIST, out)) : value_error();
 }
 
+/* Has a list items? (There is nothing to join in others.) 1, 0, -1 with an error raised: that differs from turn to turn. */
+static int has_items(qn_vm *vm, qn_value list) { return rec_size_at_most(vm, 1, length_of(vm, list)); }
+
 qn_value rec_stacked_concat(qn_vm *vm, qn_value list) {
   qn_value whole = stacked_lead(list);
   if (!value_is(value_list(list)->items[STACKED_SHAPE], TAG_UNSET) || value_array(whole)->rank < 2)
     return value_unset();
+  int some = has_items(vm, list);
+  if (some <= 0) return some ? value_error() : value_unset();
   int64_t sizes[ARRAY_MAX_RANK];
   if (!rec_sizes_of_call(vm, whole, sizes)) return value_error();
   int rank = value_array(whole)->rank;
@@ -280,6 +285,8 @@ qn_value rec_stacked_concat(qn_vm *vm, qn_value list) {
 
 qn_value rec_stacked_whole(qn_vm *vm, qn_value list) {
   qn_value shape = value_list(list)->items[STACKED_SHAPE], whole = stacked_lead(list);
+  int some = has_items(vm, list);
+  if (some <= 0) return some ? value_error() : value_unset();
   if (value_is(shape, TAG_UNSET)) return value_retain(whole);
   bool floats = value_is(shape, TAG_SIGNAL) && shape.u.i == WEAK_FLOAT && value_array(whole)->dtype == QN_f64;
   return floats ? op_cast(vm, whole, QN_f32) : value_unset();
