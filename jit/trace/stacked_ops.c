@@ -283,11 +283,26 @@ qn_value rec_stacked_concat(qn_vm *vm, qn_value list) {
   return op_reshape(vm, whole, rank - 1, sizes + 1);
 }
 
+/* Floats become f32: one that this does not hold is an error (OP_fit). The largest tells whether there is one. False with an error raised. */
+static bool demand_fit(qn_vm *vm, qn_value floats) {
+  enum { FINITE, KNOWN, SIZES, LARGEST, NUMBER, FITTED, N };
+  qn_value x[N] = {op_unary(vm, OP_isfinite, floats)}; /* the others are nil so far */
+  bool ok = !value_is_error(x[FINITE]);
+  if (ok) ok = !value_is_error(x[KNOWN] = op_ternary(vm, OP_where, (qn_value[]){x[FINITE], floats, value_float(0)}));
+  if (ok) ok = !value_is_error(x[SIZES] = op_unary(vm, OP_abs, x[KNOWN]));
+  if (ok) ok = !value_is_error(x[LARGEST] = op_reduce(vm, OP_max, x[SIZES], 1, false));
+  if (ok) ok = !value_is_error(x[NUMBER] = rec_host_number(vm, x[LARGEST], WEAK_FLOAT));
+  if (ok) ok = !value_is_error(x[FITTED] = op_cast(vm, x[NUMBER], QN_f32));
+  for (int i = 0; i < N; i++) value_release(vm, x[i]);
+  return ok;
+}
+
 qn_value rec_stacked_whole(qn_vm *vm, qn_value list) {
   qn_value shape = value_list(list)->items[STACKED_SHAPE], whole = stacked_lead(list);
   int some = has_items(vm, list);
   if (some <= 0) return some ? value_error() : value_unset();
   if (value_is(shape, TAG_UNSET)) return value_retain(whole);
   bool floats = value_is(shape, TAG_SIGNAL) && shape.u.i == WEAK_FLOAT && value_array(whole)->dtype == QN_f64;
-  return floats ? op_cast(vm, whole, QN_f32) : value_unset();
+  if (!floats || !op_deferred(vm)) return value_unset();
+  return demand_fit(vm, whole) ? op_cast(vm, whole, QN_f32) : value_error();
 }
