@@ -122,10 +122,9 @@ static qn_value map_turn(void *ctx, qn_value number, rec_exit *how) {
 static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
   turns_over t = {.vm = vm, .s = s, .f = f, .state = out};
   rec_tries tries = turns_begin(&t);
-  rec_answer answer = REC_NOT_YET;
   tries.parts = NULL;
   bool ok = true;
-  answer = range_offer(&t, map_turn, 1, &tries);
+  rec_answer answer = range_offer(&t, map_turn, 1, &tries);
   for (int64_t i = 0; i < s->n && ok && answer == REC_NOT_YET; i++) {
     answer = turns_offer(&t, i, map_turn, 1, &tries);
     if (answer != REC_NOT_YET) break;

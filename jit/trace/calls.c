@@ -913,7 +913,7 @@ static int64_t length_before(const anchor_specializations *list, uint32_t arg, q
   return -1;
 }
 
-/* Is a list so long that it would be too much for the pattern of a call, or be most of it? Such lists are stacked at the first recording. */
+/* Would a list be a large part of what the pattern of a call may hold, or too much for it? Such lists are stacked at the first recording. */
 static bool is_long(const qn_vm *vm, qn_value list) {
   enum { PART = 8 };
   return value_list(list)->len > (uint64_t)vm->tune[TUNE_jit_leaves] / PART;

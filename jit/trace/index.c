@@ -179,12 +179,12 @@ static __attribute__((noinline)) void clip_symbolic(qn_vm *vm, const index_item 
  * what the bounds are. False: it cannot be said so. */
 static bool clip_few(qn_vm *vm, const index_item *s, int64_t d, int64_t *start, int64_t count) {
   dim_table *t = rec_dims(vm);
-  int64_t from = 0, to = d, least;
+  int64_t from = 0, to = d, known;
   if (s->has_start && !clip_bound(vm, s->start, s->size_start, d, &from)) return false;
   if (s->has_stop && !clip_bound(vm, s->stop, s->size_stop, d, &to)) return false;
   int64_t way = dim_sub(t, to, from);
   if (!count && !rec_size_ordered(vm, to, from)) return false;
-  if (count && !dim_is_const(t, way, &least)) dim_assume(t, way, DIM_EQ, count);
+  if (count && !dim_is_const(t, way, &known)) dim_assume(t, way, DIM_EQ, count);
   *start = count ? from : 0;
   return true;
 }
