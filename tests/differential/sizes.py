@@ -435,7 +435,10 @@ MADE = ["for w in ws[1:] {", "for w in ws[:-1] {", "for w in ws[::-1] {", "for w
         "for (w, v) in zip(ws, ws[1:]) { x = x * 0.5 + LEAF(v); ", "for (w, v) in zip(reverse(ws), ws) { x = x * 0.5 + LEAF(v); ", "for w in ws[i:] {",
         "for (j, (w, v)) in enumerate(zip(ws, ws[::2])) { y = y + LEAF(v) * j; ", "for w in map(ws, fn(v) v) {", "for (j, w) in enumerate(ws[1:]) { if j > 3 { break }; ",
         "let rows = stack(map(ws, fn(v) LEAF(v) * f32([1, 1, 1]))); for (j, r) in enumerate(rows) { let w = ws[j]; x = x * 0.5 + r * j; ",
-        "let rows = stack(map(ws, fn(v) LEAF(v) * f32([1, 1, 1]))); for (w, r) in zip(ws, rows) { x = x * 0.5 + r; ", "let l = ws[1:]; for w in l {"]
+        "let rows = stack(map(ws, fn(v) LEAF(v) * f32([1, 1, 1]))); for (w, r) in zip(ws, rows) { x = x * 0.5 + r; ", "let l = ws[1:]; for w in l {",
+        "x = x * 0.5 + try { sum(stack(ws[3:])) } catch e { 1 }; for w in ws {", "y = y + try { sum(concat(ws[i:])) } catch e { x }; for w in ws {",
+        "for j in 0..5 { x = x * 0.5 + sum(stack(append(ws[j:], ws[0]))) }; for w in ws {",
+        "let huge = map(ws, fn(v) float(sum(LEAF(v))) * 1e38); x = x * 0.5 + try { max(stack(huge[1:])) / 1e38 } catch e { 1 }; for w in ws {"]
 
 
 def made_of(seed, text):
