@@ -74,9 +74,10 @@ static qn_value too_many(qn_vm *vm, const char *fn) {
   return raise_error(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
 }
 
-/* Prepares start, stop and step of arange, n[0] to n[2], for a call that is recorded. Ints are observed. Floats stay data, and only how
- * many steps there are is observed, since the shape of the result depends on it. False with an error raised. */
-static bool observe_steps(qn_vm *vm, qn_value *n) {
+/* Prepares start, stop and step of arange, n[0] to n[2], for a call that is recorded. Ints are observed. Floats stay data, of which nothing may be
+ * read (in an arm they have no values): only how many steps there are is observed, since the shape of the result depends on it, and *steps is that.
+ * It stays nil where all numbers are known, since they were or because one may be an error. False with an error raised. */
+static bool observe_steps(qn_vm *vm, qn_value *n, qn_value *steps) {
   bool traced = false;
   for (int i = 0; i < 3; i++) {
     if (value_is(n[i], TAG_INT)) n[i] = rec_observe(vm, n[i]);
@@ -84,10 +85,18 @@ static bool observe_steps(qn_vm *vm, qn_value *n) {
     traced |= value_node(n[i]) != 0;
   }
   if (!traced) return true;
-  qn_value distance = op2(vm, OP_sub, n[1], n[0], NULL);
-  qn_value steps = value_is_error(distance) ? distance : op2(vm, OP_div, distance, n[2], NULL);
-  if (!value_is_error(steps)) steps = op1(vm, OP_ceil, steps, NULL);
-  return !value_is_error(steps) && !value_is_error(rec_observe(vm, steps));
+  qn_value distance = op2(vm, OP_sub, n[1], n[0], NULL), finite = value_error();
+  qn_value count = value_is_error(distance) ? distance : op2(vm, OP_div, distance, n[2], NULL);
+  if (!value_is_error(count)) count = op1(vm, OP_ceil, count, NULL);
+  if (!value_is_error(count)) count = rec_observe(vm, count);
+  if (!value_is_error(count))
+    finite = op1(vm, OP_isfinite, n[2], NULL); /* steps without end are none, from a finite start */
+  if (!value_is_error(finite)) finite = rec_observe(vm, finite);
+  if (value_is_error(finite)) return false;
+  if (isfinite(count.u.f) && finite.u.i) return *steps = count, true;
+  for (int i = 0; i < 3; i++)
+    if (value_is_error(n[i] = rec_observe(vm, n[i]))) return false;
+  return true;
 }
 
 /* start, start + step ... before stop, where one of the ends is a size that may differ in later calls, and step does not. *counted: there is
@@ -131,7 +140,8 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
     qn_value out = steps_between(vm, start, stop, step, &counted);
     if (counted) return use_dtype(vm, out, dtype);
   }
-  if (traced && !observe_steps(vm, numbers)) return value_error();
+  qn_value steps = value_nil();
+  if (traced && !observe_steps(vm, numbers, &steps)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];
   if (!floats) {
     if (step.u.i == 0) return raise_error(vm, E_argument, SPAN_NONE, "arange: the step is 0");
@@ -140,12 +150,13 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
     return use_dtype(vm, op_steps(vm, n, start.u.i, step.u.i), dtype);
   }
   double from = qn_as_float(start), to = qn_as_float(stop), by = qn_as_float(step);
-  if (by == 0 || !isfinite(from) || !isfinite(to) || !isfinite(by))
+  bool known = value_is(steps, TAG_NIL);
+  if (known && (by == 0 || !isfinite(from) || !isfinite(to) || !isfinite(by)))
     return raise_error(vm, E_argument, SPAN_NONE,
                        "arange: start and stop must be finite, and the step finite and not 0");
-  double steps = ceil((to - from) / by);
-  if (steps > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
-  int64_t n = steps > 0 ? (int64_t)steps : 0;
+  double count = known ? ceil((to - from) / by) : steps.u.f;
+  if (count > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
+  int64_t n = count > 0 ? (int64_t)count : 0;
   qn_value out = op_iota(vm, DTYPE_WIDE, 1, &n, 0);
   if (value_is(step, TAG_INT)) step = value_float(by);
   if (value_is(start, TAG_INT)) start = value_float(from);
