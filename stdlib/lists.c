@@ -88,7 +88,7 @@ static rec_answer turns_offer(turns_over *t, int64_t i, qn_value (*turn)(void *c
   return tries->left ? offer_up_to(t, i, value_int(start + t->s->n), turns, tries) : REC_NOT_YET;
 }
 
-/* Offers all numbers of a range whose end is traced. REC_NOT_YET: it is known from now on. */
+/* Offers all numbers of a range whose end is traced. REC_NOT_YET: it is known from now on, and so is how many items there are. */
 static rec_answer range_offer(turns_over *t, qn_value (*turn)(void *ctx, qn_value number, rec_exit *how),
                               uint64_t grown, rec_tries *tries) {
   qn_vm *vm = t->vm;
@@ -98,7 +98,10 @@ static rec_answer range_offer(turns_over *t, qn_value (*turn)(void *ctx, qn_valu
   const rec_turns turns = {.body = turn, .grown = grown, .stacks = grown};
   rec_answer answer = tries->left ? offer_up_to(t, 0, end, turns, tries) : REC_NOT_YET;
   if (answer != REC_NOT_YET) return answer;
-  return value_is_error(rec_observe(vm, end)) ? REC_FAILED : REC_NOT_YET;
+  end = rec_observe(vm, end);
+  if (value_is_error(end)) return REC_FAILED;
+  t->s->n = range_length(&(qn_range){.start = value_range(v)->start, .stop = end.u.i, .step = value_range(v)->step});
+  return REC_NOT_YET;
 }
 
 /* The item with this number, which may be traced. */

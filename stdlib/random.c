@@ -66,7 +66,21 @@ static int may_vary(qn_vm *vm, qn_value low, qn_value high) {
   return good == 1 ? holds(vm, OP_lt, high, value_int(far)) : good;
 }
 
-/* randint between bounds of which one is traced, of the shape in *d. Unset: the bounds are known from now on. */
+/* randint between known bounds, of the shape in *d. */
+static inline __attribute__((always_inline)) qn_value randint_between(qn_vm *vm, const qn_value *args, op_drawing *d,
+                                                                      int64_t low, int64_t high) {
+  const uint64_t most = (uint64_t)1 << 63;
+  int dtype = DTYPE_INT;
+  if (args[3].head != TAG_NIL && (dtype = int_dtype(vm, args[3], low, high)) < 0) return value_error();
+  uint64_t values = (uint64_t)high - (uint64_t)low;
+  if (high <= low || values > most)
+    return raise_error(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
+                       (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
+  d->dtype = (qn_dtype)dtype;
+  return key_arg(vm, "randint", args[4], d) ? op_draw_ints(vm, d, low, values) : value_error();
+}
+
+/* randint between bounds of which one is traced, of the shape in *d: they stay so if that can be, else they are observed. */
 static __attribute__((noinline)) qn_value traced_randint(qn_vm *vm, const qn_value *args, op_drawing *d) {
   int vary = args[3].head == TAG_NIL ? may_vary(vm, args[0], args[1]) : 0;
   d->dtype = DTYPE_INT;
@@ -74,30 +88,18 @@ static __attribute__((noinline)) qn_value traced_randint(qn_vm *vm, const qn_val
   qn_value values = vary ? op2(vm, OP_sub, args[1], args[0], NULL) : value_nil();
   if (value_is_error(values)) return values;
   if (vary && op_deferred(vm)) return op_draw_ints_of(vm, d, args[0], values);
-  for (int k = 0; k < 2; k++)
-    if (value_is_error(rec_observe(vm, args[k]))) return value_error();
-  return value_unset();
+  qn_value low = rec_observe(vm, args[0]), high = value_is_error(low) ? low : rec_observe(vm, args[1]);
+  return value_is_error(high) ? high : randint_between(vm, args, d, low.u.i, high.u.i);
 }
 
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
-  const uint64_t most = (uint64_t)1 << 63;
   int64_t low, high;
-  int dtype = DTYPE_INT;
   op_drawing d;
   if (!arg_int(vm, "randint", "an int as low", args[0], &low) ||
       !arg_int(vm, "randint", "an int as high", args[1], &high) || !arg_shape(vm, "randint", args[2], d.shape, &d.rank))
     return value_error();
-  if (value_node(args[0]) | value_node(args[1])) {
-    qn_value drawn = traced_randint(vm, args, &d);
-    if (!value_is(drawn, TAG_UNSET)) return drawn;
-  }
-  if (args[3].head != TAG_NIL && (dtype = int_dtype(vm, args[3], low, high)) < 0) return value_error();
-  uint64_t values = (uint64_t)high - (uint64_t)low;
-  if (high <= low || values > most)
-    return raise_error(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
-                       (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
-  d.dtype = (qn_dtype)dtype;
-  return key_arg(vm, "randint", args[4], &d) ? op_draw_ints(vm, &d, low, values) : value_error();
+  if (value_node(args[0]) | value_node(args[1])) return traced_randint(vm, args, &d);
+  return randint_between(vm, args, &d, low, high);
 }
 
 /* Checks that a host number lies from 0 to 1. If it is traced the recorder notes the answer as a guard. */

@@ -286,10 +286,10 @@ qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   qn_dim d[OP_ATTR_DIMS];
   qn_value with = args[2];
   bool bools = is_array(args[0]) && dtype_is_bool(value_array(args[0])->dtype);
-  if (bools && value_is(with, TAG_INT) && with.u.i == 0) { /* which is the default */
+  if (bools && value_is(with, TAG_INT)) {
     qn_value seen = rec_observe(vm, with);
     if (value_is_error(seen)) return seen;
-    with = value_bool(false);
+    if (seen.u.i == 0) with = value_bool(false); /* the default */
   }
   qn_value x = array_arg(vm, "pad", args[0]);
   if (value_is_error(x)) return x;
