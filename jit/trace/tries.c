@@ -280,21 +280,15 @@ static rec_answer go_on(caught *c, const qn_value *parts, qn_value *result) {
     if (!way_split_missed(vm, c->chooser, site, parts[END_MISSED])) return REC_FAILED;
   }
   if (!raises_never(parts[END_RAISES]) && !way_split_raised(vm, c->raising, site, parts[END_RAISES])) return REC_FAILED;
+  qn_value gone[END_PARTS];
+  memcpy(gone, parts, sizeof gone);
+  gone[END_RAISES] = value_int(0);
   if (is_bool(parts[END_LEFT], true)) {
-    qn_value gone[END_PARTS];
-    memcpy(gone, parts, sizeof gone);
-    gone[END_RAISES] = value_int(0);
     way_all_left(around, gone);
     return rec_appended(vm->rec) ? REC_LEFT : REC_FAILED;
   }
-  if (is_bool(parts[END_LEFT], false)) {
-    if (!rec_appended(vm->rec)) return REC_FAILED;
-  } else {
-    qn_value gone[END_PARTS];
-    memcpy(gone, parts, sizeof gone);
-    gone[END_RAISES] = value_int(0);
-    if (!way_split(vm, around, site, gone)) return REC_FAILED;
-  }
+  bool stays = is_bool(parts[END_LEFT], false);
+  if (!(stays ? rec_appended(vm->rec) : way_split(vm, around, site, gone))) return REC_FAILED;
   *result = value_is(parts[END_VALUE], TAG_UNSET) ? value_nil() : value_retain(parts[END_VALUE]);
   return REC_DONE;
 }
@@ -493,8 +487,7 @@ bool rec_try_int_asked(qn_vm *vm, qn_value x) {
   if (value_is_error(v)) return false;
   if (!may_refuse(vm, v)) return true;
   refused f = {.vm = vm, .id = E_to_int, .words = array ? WORDS_NOT_INT : WORDS_NO_INT, .numbers = {v}};
-  qn_value low = array ? op_binary(vm, OP_gt, v, value_float(-0x1.0000000000001p63))
-                       : op_binary(vm, OP_ge, v, value_float(-0x1p63));
+  qn_value low = op_binary(vm, OP_ge, v, value_float(-0x1p63));
   return refuse_unless(&f, both(vm, low, op_binary(vm, OP_lt, v, value_float(0x1p63))));
 }
 
