@@ -703,15 +703,18 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   bool found = begin(&s) && !(tries->left && next_is_plain(&s)) && !error_pending(vm) && find_all(&s) &&
                find_goal(&s) && may_append(&s),
        whole = r->whole;
+  const uint32_t taps = rec_base(r)->taps.n;
   r->whole = true;
   bool ok = found && append(&s);
   r->whole = whole;
   rec_answer answer = REC_DONE;
-  if (!ok && found && (r->arm || vm->rec != r || error_pending(vm))) { /* what has been appended stays */
-    if (!error_pending(vm) && r->arm && vm->rec)
+  bool captures = !r->arm && vm->rec == r && r->capturing, told = captures && r->taps.n != taps;
+  if (!ok && found && (r->arm || vm->rec != r || told || error_pending(vm))) { /* what has been appended stays */
+    if (!error_pending(vm) && (r->arm || told) && vm->rec)
       (void)rec_give_up(vm->rec, BREAK_branch);
     else if (!error_pending(vm))
       raise_memory(vm); /* which has ended the capture meanwhile: a loop inside was made by the interpreter */
+    r->again |= captures && vm->error->id == E_internal; /* by the interpreter, which passes over what was told */
     answer = REC_FAILED;
   } else if (!ok) {
     if (s.kept) restore(&s);
