@@ -505,6 +505,7 @@ static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why)
     any |= w && !(w & BATCH_SHARED);
     anew |= (w & BATCH_SHARED) != 0;
   }
+  anew |= b->together && n.nin && !any;
   op_attr attr = graph_attr(&n);
   if (anew) {
     uint32_t *in = arena_alloc(&b->memory, n.nin * sizeof *in);

@@ -48,6 +48,9 @@ typedef struct graph_batch {
   batched_regions *regions;
   bool
       region; /* its nodes are those of a region, where a host bool may be the test of a loop, and becomes a bool array */
+  /* It is differentiated, and sums of cotangents come in the order of the lanes and of the program: all lanes compute everything, and what they
+   * share is computed once more between their counterparts. */
+  bool together;
   uint32_t
       active; /* in the body of a loop that lanes leave at different turns: which lanes are at work, bool[lanes]; 0: all */
   struct batched_size {

@@ -117,6 +117,7 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
       lanes = dim_symbol(&a->g->dims, DIM_FROM_INPUT, i, 0, dim_hint(&b->g->dims, b->lanes), NULL);
   batch_begin(&a->batch, a->g, NULL, lanes, 1);
   a->batch.region = true;
+  a->batch.together = b->together;
   for (uint32_t i = 0; i < arm->ninputs; i++) {
     graph_type t = arm->nodes[arm->inputs[i]].type, all;
     size_map_input(sizes, &t, inputs[i]);
@@ -280,9 +281,10 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
   if (ok) { /* results keep their numbers, so those that all lanes share become results of the body as they are */
     graph *body = s.arms[1].g;
     for (uint32_t k = 0; k < s.nresults && ok; k++)
-      ok = graph_output(body,
-                        s.results[k] ? batch_whole_always(&s.arms[1].batch, s.arms[1].outs[k]) : s.arms[1].outs[k]);
-    ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1])) != NULL && graph_output(s.arms[0].g, s.arms[0].outs[0]) &&
+      ok = graph_output(body, s.results[k] ? batch_whole_always(&s.arms[1].batch, s.arms[1].outs[k])
+                                           : batch_shared_node(&s.arms[1].batch, s.arms[1].outs[k]));
+    ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1])) != NULL &&
+         graph_output(s.arms[0].g, batch_shared_node(&s.arms[0].batch, s.arms[0].outs[0])) &&
          (s.parts[0] = lane_arm_done(&s.arms[0])) != NULL;
   }
   if (ok)
@@ -683,14 +685,18 @@ static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
   if (n->kind == NODE_IF && !whole(b, n->in[0])) return same_branch(b, node, why);
   bool parted = n->kind == NODE_IF;
   if (parted && !known_sizes(n)) return refuse(why, "the sizes of what a branch gives are not known");
-  bool cheap = parted && is_cheap(n->payload.regions[0]) && is_cheap(n->payload.regions[1]);
-  if (cheap && can_inline(b->g, n, 0) && can_inline(b->g, n, 1)) return select_arms(b, node, why);
+  bool select = parted;
+  for (int k = 0; k < 2; k++) select = select && (b->together ? is_plain : is_cheap)(n->payload.regions[k]);
+  if (select && can_inline(b->g, n, 0) && can_inline(b->g, n, 1)) return select_arms(b, node, why);
+  const char *apart = "lanes that differ here would be differentiated one by one";
+  if (parted && b->together) return refuse(why, apart);
   if (parted) {
     parted = false;
     if (!arms_of_lanes(b, node, &parted, why)) return false;
   } else if (!same_loop(b, node, &parted, why)) {
     return false;
   }
+  if (parted && b->together) return refuse(why, apart);
   if (parted && b->active) return refuse(why, "lanes that wait cannot be told from others");
   return !parted || lanes_in_turn(b, node);
 }

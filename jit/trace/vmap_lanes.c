@@ -537,7 +537,10 @@ static qn_value lane_out(lane_walk *m, qn_value v, qn_value axes) {
     uint32_t node = array ? rec_node(r, v) : rec_traced(r, v);
     if (array && !node) return error_pending(vm) ? value_error() : raise_memory(vm);
     if (value_is(axes, TAG_NIL)) {
-      if (!node || !batch_whole(&m->level->batch, node)) return value_retain(v);
+      if (!node || !batch_whole(&m->level->batch, node)) {
+        uint32_t shared = node ? batch_shared_node(&m->level->batch, node) : 0;
+        return !array || shared == node ? value_retain(v) : rec_value_of(r, shared);
+      }
       return raise_error(vm, E_argument, SPAN_NONE, "vmap: out_axes is nil for %s, which differs from lane to lane",
                          m->path);
     }
@@ -750,7 +753,7 @@ static bool draws(const graph *g) {
 
 /* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
  * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
- * which is open. (Not inside a gradient: what it adds over lanes would come in another order than that of eager calls. Nor where a device's library
+ * which is open. (Not where a device's library
  * computes products in regions: for some of the lanes it may give other bits than for all.) Owned; unset if the function cannot be captured so (then lanes are recorded as they are eagerly); or the error value. */
 static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value fn, qn_value *args, int nargs) {
   qn_vm *vm = r->vm;
@@ -759,7 +762,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   const uint64_t draw = vm->draw;
   const uint32_t unlike = base->unlike;
   r->lanes = NULL;
-  struct recording *arm = base->capturing && !rec_derivatives(r) && arms_possible(r) ? rec_arm_begin(r, NULL) : NULL;
+  struct recording *arm = base->capturing && arms_possible(r) ? rec_arm_begin(r, NULL) : NULL;
   if (!arm) {
     r->lanes = l;
     return error_pending(vm) && arms_refused(r) == REC_FAILED ? value_error() : value_unset();
@@ -784,6 +787,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   } else {
     const rec_marked before = rec_mark(r);
     l->batch.region = true;
+    l->batch.together = rec_derivatives(r) > 0;
     if (!arm_splice(r, arm, &value)) {
       failed = true;
     } else if (!vmap_advance(r)) { /* it cannot be batched */
@@ -792,7 +796,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
       failed = arms_refused(r) == REC_FAILED;
       rec_forget(r, before);
     }
-    l->batch.region = false;
+    l->batch.region = l->batch.together = false;
   }
   vm_disown(vm, &held);
   rec_free(arm);

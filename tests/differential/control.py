@@ -89,6 +89,8 @@ def difference(want, got, kind):
     if want.out != got.out:
         if kind == "vmap" and "lanes E406" in want.out + got.out:  # what has data takes fewer ways
             return None
+        if kind == "vmap" and "total E207" in want.out + got.out:  # host floats of lanes become inf in place of it
+            return None
         return "output", "other output: " + first_difference(want.out, got.out)
     if want.err != got.err or want.status != got.status:
         return "report", "another report: " + first_difference(want.err, got.err)

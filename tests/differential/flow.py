@@ -97,6 +97,8 @@ class Program:
             self.has.add("step")
         self.own = random.Random(seed * 7 + 2)  # of what was added later
         self.derived = random.Random(seed * 7 + 5)  # of derivatives in lanes
+        # of derivatives of lanes (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
+        self.outside = random.Random(seed * 7 + 6) if seed >= 250_000_000 else None
         if kind == "plain" and self.own.random() < 0.5:
             self.has |= {"words", "spans", "asks"}
         if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
@@ -1071,6 +1073,13 @@ class Program:
             out.append(Statement(f"fn of({arguments}) = f({arguments})"))
         entries = ", ".join("0" if a else "nil" for a in axes)
         out.append(Statement(f"let v = vmap(of, in_axes: ({entries},))"))
+        total = ""
+        if self.outside and not derives and self.outside.random() < 0.5:
+            floats = [i for i, (_, t) in enumerate(parameters) if t in "VSM" or (t == "N" and not axes[i])]
+            wrt = sorted(self.outside.sample(floats, self.outside.randint(1, len(floats))))
+            name = self.outside.choice(["grad", "value_and_grad"])
+            out.append(Statement(f"let total = {name}(fn({arguments}) sum(v({arguments}) * 0.5), wrt: ({', '.join(map(str, wrt))},))"))
+            total = "total"
         out.append(Statement(f"fn looped({arguments}) = stack(map(list(0..{lanes}), fn(l) of({', '.join(n + '[l]' if a else n for n, a in zip(names, axes))})))"))
         n, rows, dtype = r.choice([1, 2, 3, 4, 8]), r.choice([1, 2, 3]), r.choice(["f32", "f32", "f64"])
         for number in range(r.randint(1, 3)):
@@ -1083,6 +1092,8 @@ class Program:
             given = ", ".join(values)
             out.append(Statement('print("looped", try {{ repr({}) }} catch e {{ e.id }})', Expression("?", f"looped({given})"), fixed=False))
             loop = Block([Statement('print("lanes", try {{ repr({}) }} catch e {{ e.id }})', Expression("?", f"v({given})"))])
+            if total:
+                loop.statements.append(Statement('print("total", try {{ repr({}) }} catch e {{ e.id }})', Expression("?", f"total({given})")))
             out.append(Statement(f"for _ in 0..{r.choice([2, 3])} {{}}", loop))
 
 
