@@ -1021,8 +1021,8 @@ static attempted attempt(plan *p, const int64_t *tune, int64_t limit, const chos
 
 /* Plans with as much fusion as keeps the peak at or below that of running node by node. Where the peak without a limit is higher, limits on
  * live bytes are tried. The actual peak differs from the simulated live bytes (values are placed over operands, there are gaps); the
- * first limit assumes the difference that there was without a limit, and each further one is corrected by how much the try before
- * missed the goal. False: there is no plan. */
+ * first limit assumes the difference that there was without a limit, with some to spare, and each further one is corrected by how much
+ * the try before missed the goal. False: there is no plan. */
 static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo *memo, cancel_flag cancel,
                         const char **why) {
   bool fuses = tune[TUNE_fuse_enabled] != 0;
@@ -1032,7 +1032,7 @@ static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo
   int64_t least = a.ok ? over : INT64_MAX, least_limit = a.limit;
   uint32_t fewest = p->nkernels, fewest_within = UINT32_MAX;
   if (!fuses || (a.ok && over <= 0)) return a.ok;
-  int64_t within = FUSE_NOTHING, beyond = FUSE_ALL, limit = a.ok ? allowed + a.live - p->peak_bytes : 0;
+  int64_t within = FUSE_NOTHING, beyond = FUSE_ALL, limit = a.ok ? allowed - allowed / 512 + a.live - p->peak_bytes : 0;
   for (int tries = 0; a.ok && tries < FUSION_TRIES && fewest_within > fewest; tries++) {
     if (limit <= within || limit >= beyond) limit = within + (beyond < FUSE_ALL ? beyond - within : allowed) / 2;
     if (limit <= within || limit >= beyond) break;
