@@ -113,6 +113,47 @@ static inline qn_value run_body(qn_vm *vm, fn_code *code, qn_value *fp) {
   return r;
 }
 
+/* Runs a function that calls itself as one that makes these calls in loops. */
+static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, const qn_value *fp) {
+  fn_code *code = loop->code;
+  if (!vm_enter(vm, (size_t)code->nslots + 2)) return value_error();
+  qn_value *base = vm->sp;
+  for (uint32_t i = 0; i <= code->nparams; i++) *vm->sp++ = value_retain(fp[(int64_t)i - 1]);
+  while (vm->sp < base + 1 + code->nslots) *vm->sp++ = value_nil();
+  qn_value r = run_body(vm, code, base + 1);
+  if (value_is_error(r)) rec_recursion_failed(vm);
+  if (!rec_recursion(vm)) loop->off = true;
+  return vm_pop_with(vm, base, r);
+}
+
+/* Can recursion be run so now, with these arguments? 1, 0, or -1 with an error raised. */
+static __attribute__((noinline)) int takes_loop(qn_vm *vm, const recursion *loop, const qn_value *fp) {
+  const fn_code *code = loop->code;
+  bool traced = false, plain = false;
+  if (loop->off || !rec_recursion(vm)) return 0;
+  for (uint32_t i = 0; i < code->nparams; i++) {
+    bool number = value_is(fp[i], TAG_INT);
+    traced |= number && value_node(fp[i]);
+    plain |= number && !value_node(fp[i]);
+    if (loop->returns && (loop->varies >> i & 1) && !number && (loop->computed || !loop->shrinks)) return 0;
+  }
+  if (plain && !traced) return 0; /* how deep it goes is known, likely */
+  if (!loop->self) return 1;
+  rec_cell *cell =
+      (rec_cell *)(uintptr_t)&loop->self->rec; /* what it holds is guarded, as by the call in the program */
+  qn_value now = rec_global(vm, cell, (qn_value *)(uintptr_t)&loop->self->value, loop->self->name);
+  if (value_is_error(now)) return -1;
+  bool same = value_is(now, TAG_FN) && value_fn(now)->code == value_fn(fp[-1])->code;
+  value_release(vm, now);
+  return same;
+}
+
+/* As run_body, while something is recorded. */
+static inline qn_value run_recording(qn_vm *vm, fn_code *code, qn_value *fp) {
+  int loop = code->loop ? takes_loop(vm, code->loop, fp) : 0;
+  return loop < 0 ? value_error() : loop ? run_loop(vm, code->loop, fp) : run_body(vm, code, fp);
+}
+
 typedef struct recorded_run {
   qn_vm *vm;
   fn_code *code;
@@ -127,7 +168,7 @@ static qn_value run_recorded(void *ctx) {
   vm_own(r->vm, &held, vm_drop_value, &own);
   r->fp[-1] = value_retain(r->site->fn); /* rec_call may have put a tracer there, whose captures are traced */
   if (r->code->typed && rec_symbolic(r->vm)) signature_sizes(r->vm, r->code, r->fp);
-  qn_value v = run_body(r->vm, r->code, r->fp);
+  qn_value v = run_recording(r->vm, r->code, r->fp);
   vm_disown(r->vm, &held);
   value_release(r->vm, r->fp[-1]);
   r->fp[-1] = own;
@@ -203,7 +244,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
       frame.ctx = &of;
       r = rec_call_leave(vm, &frame, run_body(vm, code, fp));
     } else {
-      r = run_body(vm, code, fp);
+      r = run_recording(vm, code, fp);
     }
     rec_leave(vm);
   } else if (!call_has_data(code, fp)) {

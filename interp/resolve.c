@@ -1022,6 +1022,25 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
   return true;
 }
 
+/* Makes the code of a function that calls itself by loops, if it can be: only recordings run it, so that it matters not if memory is short. */
+static void resolve_recursion(resolver *r, fn_code *code, const ast_node *n, qn_str *name, bool local) {
+  recursion loop;
+  text_buf *warnings = r->warnings, unseen = {.vm = r->vm};
+  if (!name || code->ncaptures || r->looping) return;
+  const ast_node *as_loop = recursion_loop(r, n, name, &loop);
+  r->warnings = &unseen; /* all has been said */
+  r->looping = true;
+  n_fn *fn = as_loop ? (n_fn *)function_node(r, as_loop, name, local) : NULL;
+  r->looping = false;
+  r->warnings = warnings;
+  text_free(&unseen);
+  error_clear(r->vm);
+  loop.code = fn ? fn->code : NULL;
+  loop.self = local || !fn ? NULL : scope_find(r->scope, name);
+  if (!fn || loop.code->ncaptures || (!local && !loop.self)) return;
+  if ((code->loop = arena_alloc(&r->unit->nodes, sizeof loop))) *code->loop = loop;
+}
+
 node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   n_fn *out = node_new(r, sizeof *out, eval_fn_node, n);
   fn_code *code = out ? unit_alloc(r, sizeof *code) : NULL;
@@ -1053,6 +1072,7 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
     for (uint32_t i = 0; ok && i < f.ncaptures; i++) out->captures[i] = f.captures[i].source;
   }
   function_end(r);
+  if (ok) resolve_recursion(r, code, n, name, local);
   return ok ? &out->h : NULL;
 }
 

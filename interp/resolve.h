@@ -109,7 +109,8 @@ typedef struct resolver {
   uint32_t nasked;      /* how many undefined names have been compared with variables */
   const qn_str *hiding; /* the variable that the last let hides, about which a warning was written; or NULL */
   text_buf *warnings;
-  bool sizes; /* an expression among the sizes of a signature is being resolved */
+  bool looping; /* a function is being resolved that recursion_loop has made */
+  bool sizes;   /* an expression among the sizes of a signature is being resolved */
 } resolver;
 
 /* Is it a pattern that takes a value apart, or a field of one? */
@@ -187,6 +188,10 @@ QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_m
 void note_stackable(resolver *r, const node *read);
 /* Notes that a variable of the function f is read. False with an error raised. */
 QN_MUST_CHECK bool note_read(resolver *r, function *f, variable *v);
+
+/* The tree of a function (an fn or a define) that is bound to `name`, as one that makes its calls of itself in loops; *out says how. NULL: there is none,
+ * with or without an error raised. */
+QN_MUST_CHECK ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, recursion *out);
 
 /* ---- nodes ---------------------------------------------------------------------------------------------------------------- */
 

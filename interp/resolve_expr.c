@@ -346,6 +346,12 @@ static node *field_expression(resolver *r, const ast_node *n) {
   return out->object ? &out->h : NULL;
 }
 
+static node *depth_expression(resolver *r, const ast_node *n) {
+  n_one *out = node_new(r, sizeof *out, eval_depth, n);
+  if (!out || !(out->a = expression(r, n->kids[AST_depth_count]))) return NULL;
+  return &out->h;
+}
+
 /* ---- all ---------------------------------------------------------------------------------------------------------------------------- */
 
 static node *expression_of_kind(resolver *r, const ast_node *n) {
@@ -374,6 +380,7 @@ static node *expression_of_kind(resolver *r, const ast_node *n) {
   case AST_if: return if_node(r, n, true, false);
   case AST_try: return try_node(r, n, true);
   case AST_block: return block_node(r, n, true, false);
+  case AST_depth: return depth_expression(r, n);
   default: raise_error(r->vm, E_misplaced, n->at, "this cannot be used as a value"); return NULL;
   }
 }

@@ -122,6 +122,17 @@ typedef struct fn_dim {
   uint32_t slot;
 } fn_dim;
 
+/* How a function that calls itself is run while a call is recorded: as a function in which these calls are turns of loops (recursion.c). */
+typedef struct recursion {
+  struct fn_code *code;    /* that function; its parameters are the same, and it captures nothing */
+  const global_cell *self; /* what must hold the function; NULL: it is a local, which sees itself */
+  uint64_t varies;         /* a bit for each parameter that changes from call to call */
+  bool returns;            /* something is done with what the calls return */
+  bool computed;           /* then all these parameters are computed for each level, and must be ints */
+  bool shrinks;            /* else one of them becomes a fraction, so that there are few levels */
+  bool off;                /* a recording has not been able to capture it */
+} recursion;
+
 typedef struct fn_code {
   fn_shared shared;
   jit_anchor anchor;
@@ -148,6 +159,7 @@ typedef struct fn_code {
   node *body;
   struct unit *unit;
   const struct fn_uses *uses; /* NULL: it has no blocks of several statements */
+  recursion *loop;            /* or NULL */
 } fn_code;
 
 /* A variable outside of a loop's body, or of a part of a block, which that reads or may rebind. */

@@ -78,6 +78,12 @@ bool arms_possible(const struct recording *r) {
   return deep < ARMS_DEEP;
 }
 
+bool rec_recursion(const qn_vm *vm) { return vm->rec && arms_possible(vm->rec) && !rec_base(vm->rec)->trying; }
+
+void rec_recursion_failed(qn_vm *vm) {
+  if (vm->rec && !vm->rec->arm && vm->rec->capturing && error_catchable(vm)) vm->rec->again = true;
+}
+
 bool rec_is_data(const struct recording *r, qn_value v) {
   if (value_is(v, TAG_ARRAY)) return array_pending(value_array(v));
   uint32_t node = 0;

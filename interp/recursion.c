@@ -1,0 +1,551 @@
+/* Recursion as loops, for recordings (resolve.h): of a function that calls itself once on each way through it, a second tree is made, in which the
+ * calls are turns. `fn power(x, n) = if n == 0 { 1 } else { x * power(x, n - 1) }` becomes
+ *
+ *   fn power(x, n) {
+ *     let .n = n                                  # what begins with a dot are variables that no program can name
+ *     let .depth = 0
+ *     while not (n == 0) { .depth = .depth + 1; n = n - 1 }              # down to the call that makes none
+ *     let .result = 1
+ *     for .turn in 0.. .depth {                                          # and back
+ *       let .level = .depth - 1 - .turn
+ *       n = .n - .level
+ *       .result = x * .result
+ *     }
+ *     .result
+ *   }
+ *
+ * Parameters that change by the same number from call to call are computed for each level; others are found by going down once more to it. Where
+ * nothing is done with what the calls return, there is only the way down. What stands before a call in the function is evaluated twice, and in
+ * another order, so that functions that come back have nothing in them but library functions without effect.
+ *
+ * Numbers are computed by the same operations in the same order. What differs is only how deep calls may nest (AST_depth).
+ */
+#include <string.h>
+
+#include "interp/resolve.h"
+
+enum { TESTS_MAX = 8, NAME_MAX_BYTES = 64 };
+
+typedef struct maker {
+  resolver *r;
+  const ast_node *fn;
+  const qn_str *name;
+  qn_str *depth, *result, *turn, *level;
+  uint32_t nparams;
+  uint64_t varies, assigned; /* bits: parameters that some call changes; that are assigned */
+  int64_t step[64];          /* by how much a parameter changes, if all calls change it by the same number */
+  uint64_t steps;            /* these parameters */
+  uint32_t calls, tail;      /* how many calls there are; how many of these give the result */
+  bool failed, shrinks;
+} maker;
+
+/* ---- making nodes ---- */
+
+static ast_node *make(maker *m, ast_kind kind, span at, uint32_t n, ast_node *const *kids) {
+  ast_node *x = unit_alloc(m->r, sizeof *x);
+  ast_node **own = x && n ? unit_alloc(m->r, n * sizeof *own) : NULL;
+  if (!x || (n && !own)) {
+    m->failed = true;
+    return NULL;
+  }
+  *x = (ast_node){.kind = (uint8_t)kind, .n = n, .at = at, .mark_start = at.start, .mark_end = at.end, .kids = own};
+  if (kids) memcpy(own, kids, n * sizeof *own);
+  return x;
+}
+
+#define MAKE(m, kind, at, ...)                                                                                         \
+  make(m, kind, at, sizeof((ast_node *[]){__VA_ARGS__}) / sizeof(ast_node *), (ast_node *[]){__VA_ARGS__})
+
+static ast_node *make_name(maker *m, qn_str *name, span at) {
+  ast_node *x = make(m, AST_name, at, 0, NULL);
+  if (x) x->u.s = name;
+  return x;
+}
+
+static ast_node *make_int(maker *m, int64_t i, span at) {
+  ast_node *x = make(m, AST_int, at, 0, NULL);
+  if (x) x->u.i = i;
+  return x;
+}
+
+static ast_node *make_binary(maker *m, ast_op op, ast_node *a, ast_node *b, span at) {
+  ast_node *x = MAKE(m, AST_binary, at, a, b);
+  if (x) x->op = (uint8_t)op;
+  return x;
+}
+
+static ast_node *make_assign(maker *m, ast_node *target, ast_node *value, span at) {
+  ast_node *x = MAKE(m, AST_assign, at, target, value);
+  if (x) x->op = AST_OP_none;
+  return x;
+}
+
+static ast_node *copy_of(maker *m, const ast_node *n) {
+  ast_node *x = make(m, (ast_kind)n->kind, n->at, n->n, n->kids);
+  if (!x) return NULL;
+  ast_node **kids = x->kids;
+  *x = *n;
+  x->kids = kids;
+  return x;
+}
+
+/* A name that no program has. */
+static qn_str *own_name(maker *m, const char *name) {
+  char text[NAME_MAX_BYTES];
+  size_t n = strlen(name);
+  if (n + 1 >= sizeof text) return m->failed = true, NULL;
+  text[0] = '.';
+  memcpy(text + 1, name, n);
+  qn_str *s = str_intern(m->r->vm, text, n + 1);
+  if (!s || !unit_keep(m->r, value_obj(TAG_STR, s))) return m->failed = true, NULL;
+  return s;
+}
+
+/* ---- what the tree of a function says ---- */
+
+static ast_node *param_of(const maker *m, uint32_t i) { return m->fn->kids[2 + i]; }
+
+/* The number of a parameter; -1: it is none. */
+static int param_number(const maker *m, const ast_node *n) {
+  for (uint32_t i = 0; n->kind == AST_name && i < m->nparams; i++)
+    if (param_of(m, i)->u.s == n->u.s) return (int)i;
+  return -1;
+}
+
+static bool binds_name(const ast_node *n) {
+  return n->kind == AST_name || n->kind == AST_define || n->kind == AST_param || n->kind == AST_method;
+}
+
+/* How often a tree (may be NULL) has the function's name. */
+static uint32_t mentions(const maker *m, const ast_node *n) {
+  if (!n) return 0;
+  uint32_t count = binds_name(n) && n->u.s == m->name;
+  for (uint32_t i = 0; i < n->n; i++) count += mentions(m, n->kids[i]);
+  return count;
+}
+
+static bool has_kind(const ast_node *n, ast_kind kind) {
+  bool has = n && n->kind == kind;
+  for (uint32_t i = 0; n && i < n->n && !has; i++) has = has_kind(n->kids[i], kind);
+  return has;
+}
+
+static bool has_op(const ast_node *n, ast_op op) {
+  bool has = n && n->kind == AST_binary && n->op == op;
+  for (uint32_t i = 0; n && i < n->n && !has; i++) has = has_op(n->kids[i], op);
+  return has;
+}
+
+static bool is_call(const maker *m, const ast_node *n) {
+  if (n->kind != AST_call || n->n != 1 + m->nparams) return false;
+  const ast_node *callee = n->kids[AST_call_callee];
+  if (callee->kind != AST_name || callee->u.s != m->name) return false;
+  for (uint32_t i = 1; i < n->n; i++)
+    if (n->kids[i]->kind == AST_keyword || n->kids[i]->kind == AST_spread || mentions(m, n->kids[i])) return false;
+  return true;
+}
+
+/* The call in an expression that always makes it; NULL: there is none, or it is made only perhaps. */
+static const ast_node *call_in(const maker *m, const ast_node *n) {
+  static const uint8_t kinds[] = {AST_unary, AST_binary, AST_not,    AST_call,        AST_index, AST_field,  AST_list,
+                                  AST_array, AST_record, AST_spread, AST_field_value, AST_slice, AST_keyword};
+  if (is_call(m, n)) return n;
+  if (!memchr(kinds, n->kind, sizeof kinds)) return NULL;
+  const ast_node *call = NULL;
+  for (uint32_t i = 0; i < n->n && !call; i++)
+    if (n->kids[i]) call = call_in(m, n->kids[i]);
+  return call;
+}
+
+/* The expression with `in` in place of the call. */
+static ast_node *with_result(maker *m, const ast_node *n, const ast_node *call, ast_node *in) {
+  if (n == call) return in;
+  ast_node *x = copy_of(m, n);
+  for (uint32_t i = 0; x && i < x->n; i++)
+    if (x->kids[i] && mentions(m, x->kids[i])) x->kids[i] = with_result(m, x->kids[i], call, in);
+  return x;
+}
+
+/* Notes which parameters a tree assigns. */
+static void note_assignments(maker *m, const ast_node *n) {
+  if (!n) return;
+  if (n->kind == AST_assign) {
+    const ast_node *target = n->kids[AST_assign_target];
+    for (uint32_t i = 0; i < target->n; i++) /* of a list of targets any may be a parameter */
+      if (is_pattern(target)) m->assigned = ~(uint64_t)0;
+    while (target->kind == AST_index || target->kind == AST_field) target = target->kids[0];
+    int p = param_number(m, target);
+    if (p >= 0) m->assigned |= (uint64_t)1 << p;
+  }
+  for (uint32_t i = 0; i < n->n; i++) note_assignments(m, n->kids[i]);
+}
+
+/* Does a tree make a variable that has a parameter's name? */
+static bool hides_param(const maker *m, const ast_node *n, bool pattern) {
+  if (!n) return false;
+  if (pattern && param_number(m, n) >= 0) return true;
+  if (n->kind == AST_define || n->kind == AST_import) return true; /* (these are rare) */
+  for (uint32_t i = 0; i < n->n; i++) {
+    bool binds =
+        pattern || ((n->kind == AST_let || n->kind == AST_for) && i == 0) || (n->kind == AST_try && i == AST_try_name);
+    if (hides_param(m, n->kids[i], binds)) return true;
+  }
+  return false;
+}
+
+/* Does a tree, up to the function's calls of itself, only compute? */
+static bool only_computes(const maker *m, const ast_node *n) {
+  if (!n) return true;
+  if (n->kind == AST_method || n->kind == AST_try || n->kind == AST_fn || n->kind == AST_define) return false;
+  if (n->kind == AST_call) {
+    const ast_node *callee = n->kids[AST_call_callee];
+    if (callee->kind != AST_name) return false;
+    const builtin_def *def = callee->u.s == m->name ? NULL : builtin_named(m->r, callee->u.s);
+    if (callee->u.s != m->name && (!def || strstr(def->signature, "key = nil")))
+      return false; /* (or it draws numbers) */
+  }
+  for (uint32_t i = 0; i < n->n; i++)
+    if (!only_computes(m, n->kids[i])) return false;
+  return true;
+}
+
+/* Notes what a call changes. */
+static void note_call(maker *m, const ast_node *call, bool tail) {
+  for (uint32_t i = 0; i < m->nparams; i++) {
+    const ast_node *arg = call->kids[1 + i];
+    uint64_t bit = (uint64_t)1 << i;
+    if (param_number(m, arg) == (int)i) {
+      m->steps &= ~bit; /* another call may change it */
+      continue;
+    }
+    int64_t step = 0;
+    bool steps = arg->kind == AST_binary && (arg->op == AST_OP_sub || arg->op == AST_OP_add) &&
+                 param_number(m, arg->kids[0]) == (int)i && arg->kids[1]->kind == AST_int;
+    if (steps) step = arg->kids[1]->u.i;
+    if (step <= 0 || step > INT32_MAX) steps = false;
+    if (arg->kind == AST_binary && arg->op == AST_OP_sub) step = -step;
+    if (!steps || (m->calls && m->step[i] != step)) m->steps &= ~bit;
+    m->step[i] = step;
+    m->varies |= bit;
+    m->shrinks |= has_op(arg, AST_OP_floordiv);
+  }
+  m->calls++;
+  m->tail += tail;
+}
+
+/* ---- statements ---- */
+
+/* Statements of a block. */
+typedef struct statements {
+  ast_node *const *list;
+  uint32_t n;
+} statements;
+
+static statements of_block(ast_node *const *at) {
+  return (*at)->kind == AST_block ? (statements){(*at)->kids, (*at)->n} : (statements){at, 1};
+}
+
+/* A block of some statements, and then those of another block (may be NULL: none, or memory is short). */
+static ast_node *block_with(maker *m, statements x, const ast_node *then) {
+  ast_node *b = make(m, AST_block, x.n ? x.list[0]->at : m->fn->at, x.n + (then ? then->n : 0), NULL);
+  if (!b) return NULL;
+  if (x.n) memcpy(b->kids, x.list, x.n * sizeof *b->kids);
+  if (then && then->n) memcpy(b->kids + x.n, then->kids, then->n * sizeof *b->kids);
+  return b;
+}
+
+/* A block, at most, of one statement. */
+static ast_node *one(maker *m, ast_node *statement) {
+  return statement ? MAKE(m, AST_block, statement->at, statement) : NULL;
+}
+
+static ast_node *refused(maker *m) {
+  m->failed = true;
+  return NULL;
+}
+
+/* Where the statement with the call stands, and what that is; NULL: no way, or not every way, goes there as it has to. */
+static const ast_node *calling(maker *m, statements x, uint32_t *at) {
+  uint32_t k = 0;
+  while (k < x.n && !mentions(m, x.list[k])) k++;
+  if (k == x.n) return refused(m);
+  for (uint32_t i = 0; i < x.n; i++)
+    if ((i < k && has_kind(x.list[i], AST_return)) || (i > k && mentions(m, x.list[i]))) return refused(m);
+  const ast_node *s = x.list[k];
+  *at = k;
+  if (s->kind != AST_if) return s;
+  bool both = s->kids[AST_if_otherwise] && k + 1 == x.n && !mentions(m, s->kids[AST_if_cond]);
+  return both ? s : refused(m);
+}
+
+/* The expression that makes the call in a statement which is no branch. */
+static const ast_node *value_of(const ast_node *s) {
+  switch ((ast_kind)s->kind) {
+  case AST_return: return s->kids[AST_return_value];
+  case AST_let: return s->kids[AST_let_pattern]->kind == AST_name ? s->kids[AST_let_value] : NULL;
+  default: return s;
+  }
+}
+
+/* The branch `s` with other arms. */
+static ast_node *branch_of(maker *m, const ast_node *s, ast_node *then, ast_node *otherwise) {
+  if (!then || !otherwise) return refused(m);
+  ast_node *x = copy_of(m, s);
+  if (x) x->kids[AST_if_then] = then, x->kids[AST_if_otherwise] = otherwise;
+  return x;
+}
+
+static ast_node *assign_params(maker *m, const ast_node *call) {
+  ast_node *names[64], *values[64];
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < m->nparams; i++) {
+    if (!(m->varies >> i & 1)) continue;
+    names[n] = make_name(m, param_of(m, i)->u.s, call->at);
+    values[n++] = call->kids[1 + i];
+  }
+  if (!n) return refused(m);
+  if (n == 1) return make_assign(m, names[0], values[0], call->at);
+  return make_assign(m, make(m, AST_pat_list, call->at, n, names), make(m, AST_list, call->at, n, values), call->at);
+}
+
+/* Notes the calls in statements that always come to one (`last`: the function ends with them). */
+static void note_calls(maker *m, statements x) {
+  uint32_t k;
+  const ast_node *s = calling(m, x, &k);
+  if (!s) return;
+  if (s->kind == AST_if) {
+    note_calls(m, of_block(&s->kids[AST_if_then]));
+    note_calls(m, of_block(&s->kids[AST_if_otherwise]));
+    return;
+  }
+  const ast_node *e = value_of(s), *call = e ? call_in(m, e) : NULL;
+  if (!call || mentions(m, e) != 1 || (s->kind == AST_return && k + 1 != x.n))
+    m->failed = true;
+  else
+    note_call(m, call, e == call && s->kind != AST_let && k + 1 == x.n);
+}
+
+/* As statements that always come to a call, up to its arguments, which become the parameters. NULL if that cannot be. */
+static ast_node *down(maker *m, statements x) {
+  uint32_t k;
+  const ast_node *s = calling(m, x, &k);
+  if (!s) return NULL;
+  ast_node *end = s->kind == AST_if ? branch_of(m, s, down(m, of_block(&s->kids[AST_if_then])),
+                                                down(m, of_block(&s->kids[AST_if_otherwise])))
+                                    : assign_params(m, call_in(m, value_of(s)));
+  return end ? block_with(m, (statements){x.list, k}, one(m, end)) : NULL;
+}
+
+static bool returns_last(const ast_node *block) { return block->n && block->kids[block->n - 1]->kind == AST_return; }
+
+/* Statements that make the variable the value of a block that ends with these. NULL if that cannot be. */
+static ast_node *give(maker *m, statements x) {
+  span at = x.n ? x.list[x.n - 1]->at : m->fn->at;
+  for (uint32_t i = 0; i + 1 < x.n; i++) {
+    const ast_node *s = x.list[i];
+    if (!has_kind(s, AST_return)) continue;
+    if (s->kind != AST_if || s->kids[AST_if_otherwise] || !returns_last(s->kids[AST_if_then])) return refused(m);
+    ast_node *all =
+        branch_of(m, s, give(m, of_block(&s->kids[AST_if_then])), give(m, (statements){x.list + i + 1, x.n - i - 1}));
+    return all ? block_with(m, (statements){x.list, i}, one(m, all)) : NULL;
+  }
+  ast_node *last = x.n ? x.list[x.n - 1] : NULL, *value = last;
+  if (last && last->kind == AST_if) {
+    ast_node *none = NULL, *const *other = last->kids[AST_if_otherwise] ? &last->kids[AST_if_otherwise] : &none;
+    ast_node *all = branch_of(m, last, give(m, of_block(&last->kids[AST_if_then])),
+                              give(m, *other ? of_block(other) : (statements){NULL, 0}));
+    return all ? block_with(m, (statements){x.list, x.n - 1}, one(m, all)) : NULL;
+  }
+  bool returns = last && last->kind == AST_return;
+  if (returns) value = last->kids[AST_return_value];
+  if (value && has_kind(value, AST_return)) return refused(m);
+  static const uint8_t worthless[] = {AST_let,   AST_assign, AST_define,   AST_for,
+                                      AST_while, AST_break,  AST_continue, AST_import};
+  bool none = !value || memchr(worthless, value->kind, sizeof worthless);
+  if (none) value = make(m, AST_nil, at, 0, NULL);
+  ast_node *set = make_assign(m, make_name(m, m->result, at), value, at);
+  return set ? block_with(m, (statements){x.list, x.n - (last && (returns || !none))}, one(m, set)) : NULL;
+}
+
+/* Statements that always come to a call, with the variable in place of what that returns, which becomes what they return. */
+static ast_node *up(maker *m, statements x) {
+  uint32_t k;
+  const ast_node *s = calling(m, x, &k);
+  if (!s) return NULL;
+  const statements before = {x.list, k};
+  if (s->kind == AST_if) {
+    ast_node *end =
+        branch_of(m, s, up(m, of_block(&s->kids[AST_if_then])), up(m, of_block(&s->kids[AST_if_otherwise])));
+    return end ? block_with(m, before, one(m, end)) : NULL;
+  }
+  const ast_node *e = value_of(s), *call = call_in(m, e);
+  ast_node *with = with_result(m, s, call, make_name(m, m->result, call->at));
+  if (!with || m->failed) return NULL;
+  if (e == call && s->kind != AST_let && k + 1 == x.n) return block_with(m, before, NULL);
+  ast_node *const *rest = x.list + k + 1;
+  statements after = {rest, x.n - k - 1};
+  ast_node *all = after.n || s->kind == AST_let ? NULL : give(m, (statements){&with, 1});
+  if (!all) {
+    ast_node *given = give(m, after);
+    all = given ? block_with(m, (statements){&with, 1}, given) : NULL;
+  }
+  return all ? block_with(m, before, all) : NULL;
+}
+
+/* ---- the function ---- */
+
+/* A way through the function without a call: what is asked, what the answer is there, and what the function then does. */
+typedef struct base {
+  ast_node *test;
+  bool truth;
+  statements then;
+} base;
+
+/* Statements that a function ends with, as one branch where one of them is `if c { ... return a }`: what follows is its other arm. */
+static ast_node *as_branches(maker *m, statements x) {
+  for (uint32_t i = 0; i < x.n; i++) {
+    ast_node *s = x.list[i], *then = s->kind == AST_if ? s->kids[AST_if_then] : NULL;
+    bool last = i + 1 == x.n;
+    ast_node *const *other = s->kind == AST_if ? &s->kids[AST_if_otherwise] : NULL;
+    if (!then || (last ? !*other : *other || !returns_last(then))) continue;
+    ast_node *all = branch_of(m, s, as_branches(m, of_block(&s->kids[AST_if_then])),
+                              as_branches(m, last ? of_block(other) : (statements){x.list + i + 1, x.n - i - 1}));
+    return all ? block_with(m, (statements){x.list, i}, one(m, all)) : NULL;
+  }
+  return block_with(m, x, NULL);
+}
+
+/* Takes the ways without a call from the front of the statements. */
+static uint32_t bases_of(maker *m, statements *x, base *out) {
+  uint32_t n = 0;
+  while (n < TESTS_MAX && x->n == 1 && x->list[0]->kind == AST_if && x->list[0]->kids[AST_if_otherwise]) {
+    ast_node *s = x->list[0];
+    bool in_then = mentions(m, s->kids[AST_if_then]), in_other = mentions(m, s->kids[AST_if_otherwise]);
+    if (in_then == in_other || mentions(m, s->kids[AST_if_cond]) || has_kind(s->kids[AST_if_cond], AST_return)) break;
+    out[n++] = (base){s->kids[AST_if_cond], in_other, of_block(&s->kids[in_other ? AST_if_then : AST_if_otherwise])};
+    *x = of_block(&s->kids[in_other ? AST_if_otherwise : AST_if_then]);
+  }
+  return n;
+}
+
+/* `while` the function would call itself, it goes down. */
+static ast_node *way_down(maker *m, const base *bases, uint32_t nbases, ast_node *turn) {
+  span at = m->fn->at;
+  ast_node *goes = NULL;
+  for (uint32_t i = 0; i < nbases; i++) {
+    ast_node *test = bases[i].truth ? MAKE(m, AST_not, bases[i].test->at, bases[i].test) : bases[i].test;
+    goes = goes ? MAKE(m, AST_and, bases[i].test->at, goes, test) : test;
+  }
+  ast_node *first[2] = {MAKE(m, AST_depth, at, make_name(m, m->depth, at)),
+                        make_assign(m, make_name(m, m->depth, at),
+                                    make_binary(m, AST_OP_add, make_name(m, m->depth, at), make_int(m, 1, at), at),
+                                    at)};
+  return m->failed || !turn ? NULL : MAKE(m, AST_while, at, goes, block_with(m, (statements){first, 2}, turn));
+}
+
+/* The result of the last call. */
+static ast_node *result_of(maker *m, const base *bases, uint32_t n) {
+  ast_node *last = give(m, bases->then);
+  if (n == 1 || !last) return last;
+  ast_node *test = bases->truth ? bases->test : MAKE(m, AST_not, bases->test->at, bases->test);
+  ast_node *other = result_of(m, bases + 1, n - 1);
+  return other && test ? one(m, MAKE(m, AST_if, test->at, test, last, other)) : NULL;
+}
+
+static ast_node *make_let(maker *m, qn_str *name, ast_node *value, span at) {
+  return MAKE(m, AST_let, at, make_name(m, name, at), value);
+}
+
+/* The turns of the way back. `turn` goes down by one level. */
+static ast_node *way_up(maker *m, qn_str *const *kept, ast_node *turn, ast_node *back) {
+  span at = m->fn->at;
+  ast_node *first[64 + 2];
+  uint32_t n = 0;
+  bool computed = (m->varies & ~m->steps) == 0;
+  ast_node *level =
+      make_binary(m, AST_OP_sub, make_binary(m, AST_OP_sub, make_name(m, m->depth, at), make_int(m, 1, at), at),
+                  make_name(m, m->turn, at), at);
+  first[n++] = make_let(m, m->level, level, at);
+  for (uint32_t i = 0; i < m->nparams; i++) {
+    if (!(m->varies >> i & 1)) continue;
+    ast_node *value = make_name(m, kept[i], at);
+    if (computed) {
+      int64_t step = m->step[i];
+      ast_node *by = make_name(m, m->level, at);
+      if (step != 1 && step != -1) by = make_binary(m, AST_OP_mul, by, make_int(m, step < 0 ? -step : step, at), at);
+      value = make_binary(m, step < 0 ? AST_OP_sub : AST_OP_add, value, by, at);
+    }
+    first[n++] = make_assign(m, make_name(m, param_of(m, i)->u.s, at), value, at);
+  }
+  if (!computed) {
+    qn_str *unused = own_name(m, "unused");
+    ast_node *range = MAKE(m, AST_range, at, make_int(m, 0, at), make_name(m, m->level, at));
+    first[n++] = MAKE(m, AST_for, at, make_name(m, unused, at), range, turn);
+  }
+  ast_node *range = MAKE(m, AST_range, at, make_int(m, 0, at), make_name(m, m->depth, at));
+  ast_node *body = m->failed ? NULL : block_with(m, (statements){first, n}, back);
+  return body ? MAKE(m, AST_for, at, make_name(m, m->turn, at), range, body) : NULL;
+}
+
+/* The body of the function as loops; NULL if that cannot be. */
+static ast_node *body_as_loops(maker *m, recursion *out) {
+  span at = m->fn->at;
+  base bases[TESTS_MAX];
+  ast_node *const *body = &m->fn->kids[AST_fn_body], *all_branches = as_branches(m, of_block(body));
+  if (!all_branches) return NULL;
+  statements rest = of_block(&all_branches);
+  uint32_t nbases = bases_of(m, &rest, bases);
+  if (!nbases || hides_param(m, *body, false)) return NULL;
+  m->steps = ~(uint64_t)0;
+  note_calls(m, rest);
+  if (m->failed || !m->calls) return NULL;
+  note_assignments(m, *body);
+  out->returns = m->calls > m->tail;
+  bool pure = only_computes(m, *body);
+  if ((out->returns || nbases > 1) && (!pure || m->r->prompt)) return NULL;
+  if (out->returns) m->varies |= m->assigned, m->steps &= ~m->assigned;
+  if (m->nparams < 64) m->varies &= ((uint64_t)1 << m->nparams) - 1;
+  m->steps &= m->varies;
+  m->depth = own_name(m, "depth"), m->result = own_name(m, "result");
+  m->turn = own_name(m, "turn"), m->level = own_name(m, "level");
+  if (m->failed) return NULL;
+  ast_node *turn = down(m, rest), *all[64 + 8];
+  qn_str *kept[64];
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < m->nparams && out->returns; i++) {
+    if (!(m->varies >> i & 1)) continue;
+    kept[i] = own_name(m, param_of(m, i)->u.s->text);
+    if (kept[i]) all[n++] = make_let(m, kept[i], make_name(m, param_of(m, i)->u.s, at), at);
+  }
+  if (m->failed) return NULL;
+  all[n++] = make_let(m, m->depth, make_int(m, 0, at), at);
+  all[n++] = way_down(m, bases, nbases, turn);
+  all[n++] = make_let(m, m->result, make(m, AST_nil, at, 0, NULL), at);
+  uint32_t before = n;
+  ast_node *given = m->failed ? NULL : result_of(m, bases, nbases);
+  if (out->returns && given) all[n++] = way_up(m, kept, turn, up(m, rest));
+  all[n++] = make_name(m, m->result, at);
+  if (m->failed || !given) return NULL;
+  out->computed = (m->varies & ~m->steps) == 0;
+  out->varies = m->varies;
+  out->shrinks = m->shrinks;
+  ast_node *end = make(m, AST_block, at, n - before, all + before);
+  ast_node *tail = end ? block_with(m, (statements){given->kids, given->n}, end) : NULL;
+  return tail ? block_with(m, (statements){all, before}, tail) : NULL;
+}
+
+ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, recursion *out) {
+  maker m = {.r = r, .fn = fn, .name = name, .nparams = fn->n - 2};
+  *out = (recursion){0};
+  if (m.nparams == 0 || m.nparams > 64 || fn->kids[AST_fn_result] || !mentions(&m, fn->kids[AST_fn_body])) return NULL;
+  for (uint32_t i = 0; i < m.nparams; i++) {
+    const ast_node *p = param_of(&m, i);
+    if ((p->flags & AST_REST) || p->kids[AST_param_type] || p->u.s == name) return NULL;
+  }
+  ast_node *body = body_as_loops(&m, out);
+  ast_node *x = body ? copy_of(&m, fn) : NULL;
+  if (!x || m.failed) return NULL;
+  x->kids[AST_fn_body] = body;
+  x->flags |= AST_SHORT; /* what it ends with needs no look */
+  return x;
+}
