@@ -153,10 +153,23 @@ static bool is_cut(const pattern *p, uint32_t at) { return at >= p->n; }
 /* Is it the part of a stacked list? */
 static bool is_stack(const pat *x) { return x->kind == PAT_LIST && x->tag == TAG_SIGNAL; }
 
+/* Is the part a transform, like grad(f)? */
+static const transform_def *transform_of(const pat *x) {
+  return x->kind == PAT_FN && x->tag == FN_TRANSFORM ? x->value.u.p : NULL;
+}
+
+/* What a transform calls its i-th captured value; NULL: that is the function that it is of. */
+static const char *capture_name(const transform_def *t, uint32_t i) {
+  return i < sizeof t->captures / sizeof *t->captures ? t->captures[i] : NULL;
+}
+
 /* Appends what function x has as its i-th captured value: ", captured scale". What a transform is of is no part of its own. */
 static void print_captured(const pattern *p, const pat *x, uint32_t i, text_buf *out) {
+  const transform_def *transform = transform_of(x);
   const qn_str *name = x->dims ? p->names[x->dims - 1 + i] : NULL;
-  if (name)
+  if (transform && capture_name(transform, i))
+    text_addf(out, ", %s", capture_name(transform, i));
+  else if (name)
     text_addf(out, ", captured %s", name->text);
   else if (i || x->tag != FN_TRANSFORM)
     text_addf(out, ", captured value %u", i + 1);
@@ -766,7 +779,7 @@ static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
     else
       text_kind(out, x->value);
     break;
-  case PAT_FN: text_adds(out, "fn"); break;
+  case PAT_FN: text_adds(out, transform_of(x) ? transform_of(x)->name : "fn"); break;
   case PAT_LIST: text_adds(out, is_stack(x) ? "stacked " : "("); break;
   case PAT_RECORD: text_adds(out, "{"); break;
   }
@@ -779,9 +792,11 @@ static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
     return at;
   }
   if (x->kind == PAT_LIST || x->kind == PAT_RECORD || (x->kind == PAT_FN && x->n)) {
-    if (x->kind == PAT_FN) text_adds(out, " over (");
+    const transform_def *transform = transform_of(x);
+    if (x->kind == PAT_FN) text_adds(out, transform ? "(" : " over (");
     for (uint32_t i = 0; i < x->n && (i == 0 || !is_cut(p, at)); i++) {
       if (i) text_adds(out, ", ");
+      if (transform && capture_name(transform, i)) text_addf(out, "%s: ", capture_name(transform, i));
       if (x->kind == PAT_RECORD) text_addf(out, "%s: ", record_name(value_record(x->value), i)->text);
       at = print_pat(p, at, out);
     }
@@ -795,10 +810,19 @@ void pattern_print_arg(const pattern *p, uint32_t arg, text_buf *out) {
     if (p->roots[i].kind == ROOT_ARG && p->roots[i].arg == arg) print_pat(p, p->roots[i].first, out);
 }
 
+/* Does the root say that a transform was called without keywords? Then it is not mentioned. */
+static bool is_no_keywords(const pattern *p, const root *x) {
+  const pat *y = &p->pats[x->first];
+  bool transform = false;
+  for (uint32_t i = 0; i < p->nroots && !transform; i++)
+    transform = p->roots[i].kind == ROOT_FN && transform_of(&p->pats[p->roots[i].first]);
+  return transform && x->kind == ROOT_ARG && x->arg + 1 == p->nargs && y->kind == PAT_EXACT && y->tag == TAG_NIL;
+}
+
 void pattern_print(const pattern *p, text_buf *out) {
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
-    if (x->kind == ROOT_FN && p->pats[x->first].n == 0) continue;
+    if ((x->kind == ROOT_FN && p->pats[x->first].n == 0) || is_no_keywords(p, x)) continue;
     /* Guards that a name still means the builtin are not mentioned. */
     if (p->pats[x->first].tag == TAG_UNSET || x->library) continue;
     print_root(x, out);

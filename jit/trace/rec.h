@@ -767,6 +767,8 @@ typedef enum transform_kind {
 typedef struct transform_def {
   transform_kind kind;
   const char *name;
+  const char *
+      captures[4]; /* what they are called where guards on them are told; NULL: the function that it is of, or unused */
   /* How a call is made if no plan serves it; and, if that is in a recording, what is done there (transform.c). */
   qn_value (*run)(void *ctx);
   qn_value (*work)(struct recording *r, const rec_call_site *site);

@@ -234,17 +234,18 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_
 }
 
 const transform_def transform_defs[] = {
-    [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad", within_run, differentiate_call},
-    [TRANSFORM_VALUE_AND_GRAD] = {TRANSFORM_VALUE_AND_GRAD, "value_and_grad", within_run, differentiate_call},
-    [TRANSFORM_JIT] = {TRANSFORM_JIT, "jit", inner_run, NULL},
-    [TRANSFORM_NOJIT] = {TRANSFORM_NOJIT, "nojit", inner_run, NULL},
-    [TRANSFORM_CHECKPOINT] = {TRANSFORM_CHECKPOINT, "checkpoint", region_run, region_call},
-    [TRANSFORM_VJP] = {TRANSFORM_VJP, "vjp", within_run, differentiate_call},
-    [TRANSFORM_JVP] = {TRANSFORM_JVP, "jvp", within_run, differentiate_call},
-    [TRANSFORM_CUSTOM_GRAD] = {TRANSFORM_CUSTOM_GRAD, "custom_grad", region_run, region_call},
-    [TRANSFORM_VMAP] = {TRANSFORM_VMAP, "vmap", within_run, vmap_call},
-    [TRANSFORM_JACOBIAN] = {TRANSFORM_JACOBIAN, "jacobian", within_run, differentiate_call},
-    [TRANSFORM_HESSIAN] = {TRANSFORM_HESSIAN, "hessian", within_run, differentiate_call},
+    [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad", {NULL, "wrt", "aux", "inner"}, within_run, differentiate_call},
+    [TRANSFORM_VALUE_AND_GRAD] =
+        {TRANSFORM_VALUE_AND_GRAD, "value_and_grad", {NULL, "wrt", "aux"}, within_run, differentiate_call},
+    [TRANSFORM_JIT] = {TRANSFORM_JIT, "jit", {NULL, "options"}, inner_run, NULL},
+    [TRANSFORM_NOJIT] = {TRANSFORM_NOJIT, "nojit", {NULL}, inner_run, NULL},
+    [TRANSFORM_CHECKPOINT] = {TRANSFORM_CHECKPOINT, "checkpoint", {NULL}, region_run, region_call},
+    [TRANSFORM_VJP] = {TRANSFORM_VJP, "vjp", {NULL}, within_run, differentiate_call},
+    [TRANSFORM_JVP] = {TRANSFORM_JVP, "jvp", {NULL}, within_run, differentiate_call},
+    [TRANSFORM_CUSTOM_GRAD] = {TRANSFORM_CUSTOM_GRAD, "custom_grad", {NULL, "backward"}, region_run, region_call},
+    [TRANSFORM_VMAP] = {TRANSFORM_VMAP, "vmap", {NULL, "in_axes", "out_axes", "dtype"}, within_run, vmap_call},
+    [TRANSFORM_JACOBIAN] = {TRANSFORM_JACOBIAN, "jacobian", {NULL, "wrt"}, within_run, differentiate_call},
+    [TRANSFORM_HESSIAN] = {TRANSFORM_HESSIAN, "hessian", {NULL, "wrt"}, within_run, differentiate_call},
 };
 
 /* Calls nojit(f): nothing inside is compiled. */
