@@ -78,7 +78,10 @@ bool arms_possible(const struct recording *r) {
   return deep < ARMS_DEEP;
 }
 
-bool rec_recursion(const qn_vm *vm) { return vm->rec && arms_possible(vm->rec) && !rec_base(vm->rec)->trying; }
+bool rec_recursion(const qn_vm *vm) {
+  /* (in gradients, what is added up along the calls is added in their order) */
+  return vm->rec && arms_possible(vm->rec) && !rec_base(vm->rec)->trying && !rec_derivatives(vm->rec);
+}
 
 void rec_recursion_failed(qn_vm *vm) {
   if (vm->rec && !vm->rec->arm && vm->rec->capturing && error_catchable(vm)) vm->rec->again = true;
