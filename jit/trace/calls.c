@@ -999,6 +999,37 @@ static void stack_more(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   }
 }
 
+/* The least size in a call, where those of a specialization, which it fits but for sizes, are others; SIZES_MANY if there are none below 2. */
+enum { SIZES_MANY = 2 };
+static int64_t least_apart(const pattern *p, const int64_t *sizes) {
+  int64_t least = SIZES_MANY;
+  for (uint32_t i = 0; i < p->ndims; i++)
+    if (sizes[i] != p->dims[i] && sizes[i] < least) least = sizes[i];
+  return least;
+}
+
+/* How many specializations there may be for a call that nothing serves to be recorded. Sizes of 0 and 1 are never symbolic, and if they come on
+ * several axes there are many calls that differ in which of them are so. These do not use up what other calls need: with an empty array a quarter of
+ * jit.entries, with sizes of 1 three quarters. */
+static uint64_t entries_for(qn_vm *vm, const rec_call_site *site, const anchor_specializations *list) {
+  uint64_t all = (uint64_t)vm->tune[TUNE_jit_entries];
+  int64_t least = -1; /* no specialization differs in sizes alone */
+  for (const specialization *e = list->first; e && least < SIZES_MANY; e = e->next) {
+    const pattern *p = &e->pattern;
+    size_t bytes = (p->ndims + (size_t)1) * sizeof(int64_t);
+    int64_t *sizes = mem_alloc(vm, bytes);
+    if (!sizes) break;
+    if (p->ndims) memcpy(sizes, p->dims, p->ndims * sizeof *sizes);
+    if (pattern_match_but_sizes(p, true, site->fn, site->args, site->nargs, sizes)) {
+      int64_t own = least_apart(p, sizes);
+      if (own > least) least = own;
+    }
+    mem_free(vm, sizes, bytes);
+  }
+  error_clear(vm);
+  return least == 0 ? all / 4 : least == 1 ? all - all / 4 : all;
+}
+
 /* Is a call that nothing serves to be recorded? If so, the reason (`why`, unless it has words already) is noted for the log and for explain,
  * and *wish (owned; may be NULL) says which sizes are to be symbolic. */
 static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *list, call_inputs *c, lookup_miss miss,
@@ -1010,6 +1041,7 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
   if (site->stacked && may_stack(vm, site)) stack_more(vm, site, list, &why);
   if (!list->first) return true;
+  if (list->count >= entries_for(vm, site, list) && list->count < (uint64_t)vm->tune[TUNE_jit_entries]) return false;
   if (!why.len) *wish = wish_for(vm, site, list, c, &why);
   if (!why.len && !*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
     specialization_fits(vm, list->first, site, c, &why);
