@@ -115,13 +115,15 @@ typedef enum op_raises {
  *   dot        flags & ATTR_LIBRARY: on the device where it was recorded its library made it; & ATTR_X_ACROSS, & ATTR_Y_ACROSS: of an
  *              operand that then lay as the transposes of its matrices, without gaps
  *   product    flags & ATTR_X_ACROSS, & ATTR_Y_ACROSS: the operand is given so
+ *   where      flags & ATTR_JOINS: the condition says which of two ways was taken; nothing came of the other one (lanes of a vmap, grad.c)
  *   any fallible op: flags & ATTR_PROVEN says that an earlier node has made the same check, so this one cannot fail
  * Steps of slices, interior counts, permutations, what a window has and how many argsort gives are plain integers; the other members of d are dims.
  */
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 /* clang-format off */
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
-       ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape */ };
+       ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape */,
+       ATTR_JOINS = ATTR_EXCLUSIVE /* of a where */ };
 /* clang-format on */
 /* Is the product of operands of these ranks the sum of the products of their elements, sum(x * y)? That of two vectors is: in a graph it is
  * made of these ops (graph_op), and its one-op kernel and its loop for few elements sum in their order. All others are fma chains. */

@@ -11,6 +11,11 @@
  * come later in the graph, so their cotangents are complete. A region that is computed once more (checkpoint) is copied, and the copy
  * is differentiated by a nested graph_vjp.
  *
+ * Where the root depends on a node on some ways through branches and loops only, the node has no cotangent on the others, and nothing is
+ * multiplied by it. Here its cotangent is zeros then, and a bool of rank 0 beside it says whether there is one (node_state.there). Most rules have
+ * strong zeros and make zeros of zeros. Where a rule multiplies plainly (grad_is_plain, functions of custom_grad), zeros are selected by that bool. It
+ * is only made where such a rule comes later (node_state.plain).
+ *
  * A cotangent has exactly the type of its node. Nodes of integer or bool dtype have none. An op with NO_GRAD("zero: ...") in the table
  * silently passes none on, one with another NO_GRAD is refused. Nodes below `from` are constants, so a cotangent of a `wrt` node there
  * is not passed on. New nodes have the sites of the nodes that they differentiate.
@@ -93,15 +98,17 @@ static int by_number(const void *a, const void *b) {
 
 static bool is_float(const graph *g, uint32_t node) { return dtype_is_float((qn_dtype)g->nodes[node].type.dtype); }
 
-/* Is the gradient of this op zero by NO_GRAD("zero: ...")? */
-static bool ends_silently(const graph_node *n) {
+bool grad_ends(const graph_node *n) {
   const char *reason = op_rows[n->op].no_grad;
   return n->kind == NODE_OP && reason && strncmp(reason, "zero", 4) == 0;
 }
 
 typedef struct node_state {
   bool active;
+  bool plain;         /* is its cotangent, or what is made of it, multiplied plainly? */
   uint32_t cotangent; /* 0: none */
+  uint32_t
+      there; /* GRAD_FLAG: is there a cotangent, or is it zeros because there is none? 0: there is, or it does not matter */
 } node_state;
 
 /* One differentiation. Its time and memory depend on the nodes [from, last] alone, not on how many there are before them. */
@@ -148,7 +155,7 @@ static uint32_t cotangent_of(const backward *b, uint32_t node) {
 }
 
 /* Allocates the states and marks the nodes of wrt as active. */
-static bool take_states(backward *b, const uint32_t *wrt, int nwrt) {
+static bool take_states(backward *b, const uint32_t *wrt, int nwrt, const graph_presence *there) {
   size_t n = b->last >= b->from ? b->last - b->from + (size_t)1 : 0;
   b->states = arena_alloc(&b->scratch, (n + 1) * sizeof *b->states);
   b->below = arena_alloc(&b->scratch, ((size_t)nwrt + 1) * sizeof *b->below);
@@ -161,6 +168,7 @@ static bool take_states(backward *b, const uint32_t *wrt, int nwrt) {
   for (int i = 0; i < nwrt; i++) {
     node_state *s = state_of(b, wrt[i]);
     if (s) s->active = true;
+    if (s && there) s->plain |= there->plain[i];
   }
   return true;
 }
@@ -236,7 +244,7 @@ static bool mark_region(backward *b, const graph_region *x) {
     if (x->outs[k] >= x->first && x->outs[k] < x->end) needed[x->outs[k] - x->first] = true;
   for (uint32_t i = x->end; i-- > x->first;) {
     const graph_node *n = &g->nodes[i];
-    if (!needed[i - x->first] || !is_float(g, i) || n->kind == NODE_TAP || ends_silently(n)) continue;
+    if (!needed[i - x->first] || !is_float(g, i) || n->kind == NODE_TAP || grad_ends(n)) continue;
     for (int k = 0; k < n->nin; k++)
       if (n->in[k] >= x->first) needed[n->in[k] - x->first] = true;
     for (int k = 0; k < n->nin; k++)
@@ -247,8 +255,35 @@ static bool mark_region(backward *b, const graph_region *x) {
             "so backward cannot give its gradient; pass it as an argument");
   }
   for (uint32_t k = 0; k < x->nouts && any; k++)
-    if (x->outs[k] >= b->from && is_float(g, x->outs[k])) b->states[x->outs[k] - b->from].active = true;
+    if (x->outs[k] >= b->from && is_float(g, x->outs[k]))
+      b->states[x->outs[k] - b->from].active = b->states[x->outs[k] - b->from].plain = true;
   return true;
+}
+
+/* Is a cotangent multiplied plainly somewhere in the graph, or in its regions? */
+static bool has_plain(const graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (graph_kind_has_regions(n->kind) ? has_plain(n->payload.regions[0]) || has_plain(n->payload.regions[1])
+                                        : n->kind == NODE_OP && grad_is_plain((op_id)n->op))
+      return true;
+  }
+  return false;
+}
+
+/* Is the cotangent of a node multiplied plainly by itself, as that of one that depends on it? */
+static bool begins_plain(const graph_node *n) {
+  if (graph_kind_has_regions(n->kind)) return has_plain(n->payload.regions[0]) || has_plain(n->payload.regions[1]);
+  return n->kind == NODE_OP && grad_is_plain((op_id)n->op);
+}
+
+void grad_mark_plain(const graph *g, bool *marks) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (!(is_float(g, i) || graph_kind_has_regions(n->kind)) || n->kind == NODE_TAP || grad_ends(n)) continue;
+    marks[i] |= begins_plain(n);
+    for (int k = 0; k < n->nin && !marks[i]; k++) marks[i] = marks[n->in[k]];
+  }
 }
 
 /* Marks the active nodes. */
@@ -264,20 +299,58 @@ static bool mark_active(backward *b) {
     }
     const graph_node *n = &g->nodes[i];
     bool regions = graph_kind_has_regions(n->kind); /* a branch or loop has no type itself, only its results have */
-    if (!(is_float(g, i) || regions) || n->kind == NODE_TAP || ends_silently(n)) continue;
+    if (!(is_float(g, i) || regions) || n->kind == NODE_TAP || grad_ends(n)) continue;
     node_state *s = &b->states[i - b->from];
     if (n->kind == NODE_PROJ && n->in[0] >= b->from) {
       b->proj_of[i - b->from] = b->proj_of[n->in[0] - b->from];
       b->proj_of[n->in[0] - b->from] = i;
     }
     for (int k = 0; k < n->nin && !s->active; k++) s->active = is_active(b, n->in[k]);
+    if (!s->active) continue;
+    s->plain |= begins_plain(n);
+    for (int k = 0; k < n->nin && !s->plain; k++) {
+      const node_state *x = state_of(b, n->in[k]);
+      s->plain = x && x->plain;
+    }
   }
   return true;
 }
 
-/* Adds `ct` to the cotangent of the active node j; the sum gets `site`. */
-static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t site) {
+uint32_t grad_flag(graph *g, bool is) { return graph_const_scalar(g, QN_bool, false, is, is, 0); }
+
+/* A cotangent that is there if `there` says so (0: it is), where a rule that multiplies plainly has made it: zeros if not. */
+static uint32_t or_zeros(graph *g, uint32_t there, uint32_t ct, uint32_t site) {
+  if (!there || !ct) return ct;
+  const graph_type t = g->nodes[ct].type;
+  const op_attr host = {.dtype = QN_bool, .flags = ATTR_WEAK};
+  if (t.weak) there = graph_op(g, OP_cast, &there, 1, &host, site);
+  const uint32_t in[] = {there, ct, graph_const_scalar(g, (qn_dtype)t.dtype, t.weak, 0, 0, site)};
+  const op_attr joins = {.flags = ATTR_JOINS};
+  return graph_op(g, OP_where, in, 3, &joins, site);
+}
+
+/* Is there one of two cotangents (0: there always is)? */
+static uint32_t either(graph *g, uint32_t a, uint32_t b) {
+  const uint32_t in[] = {a, b};
+  return a == b ? a : a && b ? graph_op(g, OP_bitor, in, 2, NULL, 0) : 0;
+}
+
+/* Where different ways are joined (ATTR_JOINS), operand k has a cotangent if its way was taken. `there`: has the node one? */
+static uint32_t in_way(graph *g, const graph_node *n, int k, uint32_t there) {
+  bool joins = n->op == OP_where && n->attr && n->attr->flags & ATTR_JOINS;
+  if (!joins || g->nodes[n->in[0]].type.rank || g->nodes[n->in[0]].type.weak) return there;
+  const uint32_t no = grad_flag(g, false), yes = there ? there : grad_flag(g, true);
+  const uint32_t in[] = {n->in[0], k == 1 ? yes : no, k == 1 ? no : yes};
+  return graph_op(g, OP_where, in, 3, NULL, 0);
+}
+
+/* Adds `ct`, which is there if `there` says so (0: it is), to the cotangent of the active node j; the sum gets `site`. */
+static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t there, uint32_t site) {
   node_state *s = state_of(b, j);
+  if (!s->cotangent)
+    s->there = s->plain ? there : 0;
+  else
+    s->there = either(b->g, s->there, there);
   if (b->rules && b->rules->apart && ct < b->fresh) ct = graph_alias(b->g, ct, site);
   if (ct >= b->fresh) b->fresh = ct + 1;
   const uint32_t in[] = {s->cotangent, ct};
@@ -292,15 +365,21 @@ static bool step_control(backward *b, uint32_t i) {
   graph_node n = g->nodes[i];
   uint32_t nout = graph_nresults(&n), ncarries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : 0;
   control_grad c = {.g = g, .node = i, .apart = b->rules && b->rules->apart};
-  c.given = arena_alloc(&b->scratch, (nout + 1u) * sizeof *c.given);
-  c.wanted = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.wanted);
-  c.so_far = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.so_far);
-  c.out = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.out);
+  c.given = arena_alloc(&b->scratch, 2 * (nout + (size_t)1) * sizeof *c.given);
+  c.wanted = arena_alloc(&b->scratch, 2 * (n.nin + (size_t)1) * sizeof *c.wanted);
+  c.so_far = arena_alloc(&b->scratch, 2 * (n.nin + (size_t)1) * sizeof *c.so_far);
+  c.out = arena_alloc(&b->scratch, 2 * (n.nin + (size_t)1) * sizeof *c.out);
   if (!c.given || !c.wanted || !c.so_far || !c.out) return out_of_memory(b->why, b->culprit);
+  c.given_there = c.given + nout + 1;
+  c.plain = c.wanted + n.nin + 1;
+  c.so_far_there = c.so_far + n.nin + 1;
+  c.out_there = c.out + n.nin + 1;
   bool any = false;
   for (uint32_t x = b->proj_of[i - b->from]; x; x = b->proj_of[x - b->from]) {
-    c.given[g->nodes[x].payload.index] = cotangent_of(b, x);
-    any |= cotangent_of(b, x) != 0;
+    const node_state *s = state_of(b, x);
+    c.given[g->nodes[x].payload.index] = s->cotangent;
+    c.given_there[g->nodes[x].payload.index] = s->there;
+    any |= s->cotangent != 0;
   }
   *b->culprit = i;
   if (!any) return true;
@@ -311,13 +390,15 @@ static bool step_control(backward *b, uint32_t i) {
     if (k < ncarries || !c.wanted[k]) continue;
     node_state *s = state_of(b, n.in[k]);
     c.so_far[k] = s->cotangent;
-    s->cotangent = 0; /* so that a value which is captured twice hands it over once */
+    c.so_far_there[k] = s->there;
+    s->cotangent = s->there = 0; /* so that a value which is captured twice hands it over once */
   }
+  for (uint32_t k = 0; k < n.nin; k++) c.plain[k] = c.wanted[k] && state_of(b, n.in[k])->plain;
   if (!grad_control(&c, b->why)) return false;
   for (uint32_t k = ncarries; k < n.nin; k++)
-    if (c.out[k]) contribute(b, n.in[k], c.out[k], n.site);
+    if (c.out[k]) contribute(b, n.in[k], c.out[k], c.out_there[k], n.site);
   for (uint32_t k = ncarries; k-- > 0;)
-    if (c.out[k]) contribute(b, n.in[k], c.out[k], n.site);
+    if (c.out[k]) contribute(b, n.in[k], c.out[k], c.out_there[k], n.site);
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
@@ -340,13 +421,15 @@ static bool step(backward *b, uint32_t i) {
   bool any = false;
   for (int k = 0; k < n.nin; k++) any |= wanted[k] = is_active(b, n.in[k]);
   if (!any) return true;
+  uint32_t there = b->states[i - b->from].there, plain = grad_is_plain((op_id)n.op) ? there : 0;
   grad_ctx c = {g, i, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), cotangent_of(b, i), wanted, out};
   rules[n.op](&c);
   for (int k = 0; k < n.nin; k++) {
     if (!wanted[k] || !out[k]) continue;
     uint32_t j = n.in[k];
     graph_type type = g->nodes[j].type;
-    contribute(b, j, grad_unbroadcast(&c, out[k], &type), c.site);
+    contribute(b, j, or_zeros(g, plain, grad_unbroadcast(&c, out[k], &type), c.site),
+               state_of(b, j)->plain ? in_way(g, &n, k, there) : 0, c.site);
   }
   return !g->failed || out_of_memory(why, culprit);
 }
@@ -470,7 +553,8 @@ static bool region_again(backward *b, const graph_region *x) {
   graph *g = b->g;
   uint32_t n = x->end - x->first, nmarks = 0, *marks = NULL, from = g->n;
   uint32_t *map = arena_alloc(&b->scratch, n * sizeof *map);
-  uint32_t *roots = arena_alloc(&b->scratch, (2 * (size_t)x->nouts + 1) * sizeof *roots), *seeds = roots + x->nouts;
+  uint32_t *roots = arena_alloc(&b->scratch, (3 * (size_t)x->nouts + 1) * sizeof *roots), *seeds = roots + x->nouts,
+           *there = seeds + x->nouts;
   graph_rules inner = *b->rules;
   if (!map || !roots || !make_again(b, x, map, &marks, &nmarks) || !copy_regions(b, x, map, &inner))
     return out_of_memory(b->why, b->culprit);
@@ -480,21 +564,25 @@ static bool region_again(backward *b, const graph_region *x) {
     node_state *s = o ? state_of(b, o) : NULL;
     if (!s || !s->cotangent || !s->active) continue;
     roots[nroots] = map[o - x->first];
+    there[nroots] = s->there;
     seeds[nroots++] = s->cotangent;
     s->cotangent = 0; /* so that a result which is listed twice counts once */
   }
-  uint32_t *wrt = arena_alloc(&b->scratch, (2 * (size_t)nmarks + 1) * sizeof *wrt), *grads = wrt + nmarks, nwrt = 0;
-  if (!wrt) return out_of_memory(b->why, b->culprit);
+  uint32_t *wrt = arena_alloc(&b->scratch, (3 * (size_t)nmarks + 1) * sizeof *wrt), *grads = wrt + nmarks, nwrt = 0;
+  bool *plain = arena_alloc(&b->scratch, (nmarks + (size_t)1) * sizeof *plain);
+  if (!wrt || !plain) return out_of_memory(b->why, b->culprit);
   for (uint32_t m = 0; m < nmarks; m++)
     if (is_active(b, marks[2 * m])) {
       wrt[nwrt] = marks[2 * m + 1];
       marks[2 * nwrt] = marks[2 * m];
-      nwrt++;
+      plain[nwrt++] = state_of(b, marks[2 * m])->plain;
     }
   if (!nwrt || !nroots) return true;
-  if (!graph_vjp(g, from, roots, seeds, nroots, wrt, (int)nwrt, &inner, grads, b->culprit, b->why)) return false;
+  const graph_presence p = {.seeds = there, .plain = plain, .grads = grads + nmarks};
+  if (!graph_vjp_onto(g, from, roots, seeds, nroots, wrt, NULL, (int)nwrt, &inner, &p, grads, b->culprit, b->why))
+    return false;
   for (uint32_t k = 0; k < nwrt; k++)
-    if (grads[k]) contribute(b, marks[2 * k], grads[k], g->nodes[grads[k]].site);
+    if (grads[k]) contribute(b, marks[2 * k], grads[k], p.grads[k], g->nodes[grads[k]].site);
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
@@ -504,12 +592,21 @@ static bool region_rule(backward *b, const graph_region *x) {
   uint32_t *given = arena_alloc(&b->scratch, (x->nouts + (size_t)x->nargs + 1) * sizeof *given),
            *grads = given + x->nouts;
   if (!given) return out_of_memory(b->why, b->culprit);
-  for (uint32_t k = 0; k < x->nouts; k++) given[k] = x->outs[k] ? cotangent_of(b, x->outs[k]) : 0;
+  uint32_t there = 0;
+  bool any = false;
+  for (uint32_t k = 0; k < x->nouts; k++) {
+    const node_state *s = x->outs[k] ? state_of(b, x->outs[k]) : NULL;
+    if (!s || !(given[k] = s->cotangent)) continue;
+    there = any ? either(g, there, s->there) : s->there;
+    any = true;
+  }
   *b->culprit = x->end - 1;
   if (!b->rules->apply(b->rules->ctx, x, given, grads, b->why)) return false;
   b->fresh = g->n;
+  uint32_t site = g->nodes[x->end - 1].site;
   for (uint32_t k = 0; k < x->nargs; k++)
-    if (grads[k] && is_active(b, x->args[k])) contribute(b, x->args[k], grads[k], g->nodes[x->end - 1].site);
+    if (grads[k] && is_active(b, x->args[k]))
+      contribute(b, x->args[k], or_zeros(g, there, grads[k], site), there, site);
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
@@ -545,12 +642,12 @@ static void backward_end(backward *b) { arena_free(&b->scratch); }
 
 bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots, const uint32_t *wrt,
                int nwrt, const graph_rules *rules, uint32_t *grads, uint32_t *culprit, op_refusal *why) {
-  return graph_vjp_onto(g, from, roots, seeds, nroots, wrt, NULL, nwrt, rules, grads, culprit, why);
+  return graph_vjp_onto(g, from, roots, seeds, nroots, wrt, NULL, nwrt, rules, NULL, grads, culprit, why);
 }
 
 bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
-                    const uint32_t *wrt, const uint32_t *onto, int nwrt, const graph_rules *rules, uint32_t *grads,
-                    uint32_t *culprit, op_refusal *why) {
+                    const uint32_t *wrt, const uint32_t *onto, int nwrt, const graph_rules *rules,
+                    const graph_presence *there, uint32_t *grads, uint32_t *culprit, op_refusal *why) {
   backward b __attribute__((cleanup(backward_end))) = {
       .g = g, .from = from ? from : 1, .rules = rules, .culprit = culprit, .why = why};
   arena_init(&b.scratch, g->arena.vm);
@@ -565,10 +662,12 @@ bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32
   for (int i = 0; i < nroots; i++)
     if (roots[i] > b.last) b.last = roots[i];
   b.last = whole_regions(&b);
-  bool ok = take_states(&b, wrt, nwrt) && take_regions(&b) && mark_active(&b);
+  bool ok = take_states(&b, wrt, nwrt, there) && take_regions(&b) && mark_active(&b);
   for (int i = 0; i < nwrt && ok && onto; i++) {
     node_state *s = state_of(&b, wrt[i]);
-    if (s) s->cotangent = onto[i];
+    if (!s) continue;
+    s->cotangent = onto[i];
+    if (there) s->there = there->onto[i];
   }
   for (int i = 0; i < nroots && ok; i++) {
     uint32_t root = roots[i];
@@ -576,11 +675,15 @@ bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32
     uint32_t seed = seeds[i] ? seeds[i]
                              : graph_const_scalar(g, (qn_dtype)g->nodes[root].type.dtype, g->nodes[root].type.weak, 1,
                                                   1, g->nodes[root].site);
-    contribute(&b, root, seed, g->nodes[root].site);
+    contribute(&b, root, seed, there ? there->seeds[i] : 0, g->nodes[root].site);
     ok = cotangent_of(&b, root) || out_of_memory(why, culprit);
   }
   ok = ok && walk(&b);
-  for (int i = 0; i < nwrt && ok; i++) grads[i] = state_of(&b, wrt[i]) || !onto ? cotangent_of(&b, wrt[i]) : onto[i];
+  for (int i = 0; i < nwrt && ok; i++) {
+    const node_state *s = state_of(&b, wrt[i]);
+    grads[i] = s || !onto ? cotangent_of(&b, wrt[i]) : onto[i];
+    if (there) there->grads[i] = s ? s->there : onto ? there->onto[i] : 0;
+  }
 #ifdef QN_CHECKED
   for (uint32_t i = 1; rules && i < rules->n; i++) assert(rules->regions[i - 1].end <= rules->regions[i].end);
   char wrong[160];

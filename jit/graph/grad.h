@@ -76,18 +76,32 @@ static inline uint32_t make_smul(grad_ctx *c, uint32_t ct, uint32_t derivative) 
   return make2(c, plain ? OP_mul : OP_smul, ct, derivative);
 }
 
+/* ---- cotangents that there are on some ways only (head of grad.c) ---------------------------------------------------------- */
+
+/* Does the rule of an op multiply plainly, so that a cotangent of zeros does not always give zeros? */
+static inline bool grad_is_plain(op_id op) { return op == OP_dot || op == OP_recurrence || op == OP_cumprod; }
+/* Is the gradient of this op zero by NO_GRAD("zero: ...")? */
+bool grad_ends(const graph_node *n);
+/* Marks the nodes on whose operands, by floats all the way, the cotangent is multiplied plainly: the marked ones, ops whose rules do, and what
+ * depends on these. */
+void grad_mark_plain(const graph *g, bool *marks);
+/* What says whether there is a cotangent: a bool of rank 0. */
+#define GRAD_FLAG ((graph_type){.dtype = QN_bool})
+uint32_t grad_flag(graph *g, bool is);
+
 /* ---- branches and loops (grad_control.c) ------------------------------------------------------------------------------ */
 
 /* The gradient of branch or loop `node`: `given` are the cotangents of its results (0: none), `wanted` says which operands want theirs,
- * `so_far` what captured ones have already (0: none), `out` receives these, `so_far` included, each of its operand's type (0: none). All by
- * number of result or operand, owned by the caller. */
+ * `so_far` what captured ones have already (0: none), `out` receives these, `so_far` included, each of its operand's type (0: none). `..._there`
+ * are bools of rank 0 that say whether there is such a cotangent (0: there always is); `plain` says for which operands it matters. All by number
+ * of result or operand, owned by the caller. */
 typedef struct control_grad {
   graph *g;
   uint32_t node;
-  uint32_t *given;
-  bool *wanted;
-  uint32_t *so_far;
-  uint32_t *out;
+  uint32_t *given, *given_there;
+  bool *wanted, *plain;
+  uint32_t *so_far, *so_far_there;
+  uint32_t *out, *out_there;
   bool apart; /* graph_rules.apart */
 } control_grad;
 /* Of the operands of `node` that are `wanted`, leaves those on which a result with a cotangent depends by floats all the way: what only decides

@@ -39,25 +39,34 @@ typedef struct region_vjp {
   graph *g; /* a copy of the region, proven; owned */
   /* as graph_vjp_onto takes them; one allocation, owned by `roots` */
   uint32_t *roots, *seeds, *wrt, *onto, *grads;
+  uint32_t *seeds_there, *onto_there, *grads_there;
+  bool *plain; /* owned */
   int nroots, nwrt;
   graph_rules rules;
 } region_vjp;
 
 static void region_vjp_free(region_vjp *x) {
   free(x->roots);
+  free(x->plain);
   graph_free(x->g);
 }
 
 /* Copies a region of the node. False when memory is short; region_vjp_free in any case. */
 static bool region_vjp_begin(const control_grad *c, const graph *region, region_vjp *x) {
   size_t most = (size_t)region->noutputs + region->ninputs + 1;
-  *x = (region_vjp){.g = graph_copy(region), .roots = calloc(5 * most, sizeof *x->roots), .rules = {.apart = c->apart}};
-  if (!x->g || !x->roots || !graph_prove(x->g)) return false;
+  *x = (region_vjp){.g = graph_copy(region),
+                    .roots = calloc(8 * most, sizeof *x->roots),
+                    .plain = calloc(most, sizeof *x->plain),
+                    .rules = {.apart = c->apart}};
+  if (!x->g || !x->roots || !x->plain || !graph_prove(x->g)) return false;
   x->g->grad_bytes = c->g->grad_bytes;
   x->seeds = x->roots + most;
   x->wrt = x->seeds + most;
   x->onto = x->wrt + most;
   x->grads = x->onto + most;
+  x->seeds_there = x->grads + most;
+  x->onto_there = x->seeds_there + most;
+  x->grads_there = x->onto_there + most;
   return true;
 }
 
@@ -83,26 +92,32 @@ static void root_order(const graph *region, uint32_t n, bool loop, uint32_t *ord
     if (!is_own_result(region, k, loop)) order[at++] = k;
 }
 
-/* Result `k` of the region has a cotangent: `seed`, a node of the copy. False: `seed` is 0. */
-static bool region_vjp_root(region_vjp *x, uint32_t k, uint32_t seed) {
+/* Result `k` of the region has a cotangent: `seed`, a node of the copy, which is there if `there` says so (0: it is). False: `seed` is 0. */
+static bool region_vjp_root(region_vjp *x, uint32_t k, uint32_t seed, uint32_t there) {
   x->roots[x->nroots] = x->g->outputs[k];
+  x->seeds_there[x->nroots] = there;
   return (x->seeds[x->nroots++] = seed) != 0;
 }
 
-/* Chooses what is kept of a turn: called with the gradient of the turn, which may make nodes of the turn inputs. False when memory is short. */
-typedef bool region_vjp_keep(void *ctx, graph *g);
+/* Is called with the gradient of a region, whose results are the cotangents of `wrt`, and may add results and inputs. False when memory is short. */
+typedef bool region_vjp_made(void *ctx, const region_vjp *x);
 
-/* The cotangents of `wrt` become the copy's results. `keep` may be NULL. Returns the copy, owned by the caller; NULL with `why`. Frees
- * everything else. */
-static graph *region_vjp_end(region_vjp *x, region_vjp_keep *keep, void *ctx, op_refusal *why) {
+/* Is there a cotangent of wrt[i]? A flag. 0: memory is short. */
+static uint32_t is_there(const region_vjp *x, int i) {
+  return x->grads_there[i] ? x->grads_there[i] : grad_flag(x->g, x->grads[i] != 0);
+}
+
+/* The cotangents of `wrt` become the copy's results. Returns the copy, owned by the caller; NULL with `why`. Frees everything else. */
+static graph *region_vjp_end(region_vjp *x, region_vjp_made *made, void *ctx, op_refusal *why) {
   graph *g = x->g;
   uint32_t culprit;
-  bool ok =
-      graph_vjp_onto(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->onto, x->nwrt, &x->rules, x->grads, &culprit, why);
+  const graph_presence there = {x->seeds_there, x->onto_there, x->plain, x->grads_there};
+  bool ok = graph_vjp_onto(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->onto, x->nwrt, &x->rules, &there, x->grads,
+                           &culprit, why);
   if (ok) {
     g->noutputs = 0;
     for (int i = 0; i < x->nwrt; i++) (void)graph_output(g, x->grads[i] ? x->grads[i] : zeros(g, x->wrt[i]));
-    ok = (!g->failed && (!keep || keep(ctx, g))) || short_of_memory(why);
+    ok = (!g->failed && made(ctx, x)) || short_of_memory(why);
     graph_dce(g);
     ok = ok && (!g->failed || short_of_memory(why));
   } else if (why->id == E_memory) {
@@ -113,25 +128,45 @@ static graph *region_vjp_end(region_vjp *x, region_vjp_keep *keep, void *ctx, op
   return ok ? g : NULL;
 }
 
-/* An arm's gradient: its inputs are the arm's, then the cotangents that are given, then those that captured values have so far; its results
- * the cotangents of those captured values that are wanted. Owned; NULL with `why`. */
+/* Sets *input to a new input of the region for a flag of the graph around it, if there is one (0). False when memory is short. */
+static bool take_flag(graph *g, uint32_t flag, uint32_t *input) {
+  return !flag || (*input = graph_input(g, GRAD_FLAG, 0)) != 0;
+}
+
+/* region_vjp_made of an arm: adds whether cotangents are there, where that matters (`plain`). */
+static bool arm_made(void *ctx, const region_vjp *x) {
+  (void)ctx;
+  for (int i = 0; i < x->nwrt; i++)
+    if (x->plain[i] && !graph_output(x->g, is_there(x, i))) return false;
+  return true;
+}
+
+/* An arm's gradient: its inputs are the arm's, then the cotangents that are given, then those that captured values have so far, each with
+ * what says whether it is there; its results the cotangents of those captured values that are wanted, then whether they are there, where that
+ * matters (`plain`). Owned; NULL with `why`. */
 static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *why) {
   region_vjp x;
-  uint32_t nout = arm->noutputs, *seeds = calloc(2 * ((size_t)nout + 1), sizeof *seeds), *order = seeds + nout + 1;
+  uint32_t nout = arm->noutputs, *seeds = calloc(3 * ((size_t)nout + 1), sizeof *seeds), *order = seeds + nout + 1,
+           *there = order + nout + 1;
   bool ok = region_vjp_begin(c, arm, &x) && seeds;
   for (uint32_t k = 0; k < nout && ok; k++)
-    if (c->given[k]) ok = (seeds[k] = graph_input(x.g, x.g->nodes[x.g->outputs[k]].type, 0)) != 0;
+    if (c->given[k])
+      ok = (seeds[k] = graph_input(x.g, x.g->nodes[x.g->outputs[k]].type, 0)) != 0 &&
+           take_flag(x.g, c->given_there[k], &there[k]);
   if (ok) root_order(arm, nout, false, order);
   for (uint32_t k = 0; k < nout && ok; k++)
-    if (c->given[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]]);
+    if (c->given[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]], there[order[k]]);
   free(seeds);
   for (uint32_t i = 0; i < arm->ninputs && ok; i++) {
     if (!c->wanted[1 + i]) continue; /* operand 0 is the predicate */
     uint32_t input = x.g->inputs[i];
-    if (c->so_far[1 + i]) ok = (x.onto[x.nwrt] = graph_input(x.g, x.g->nodes[input].type, 0)) != 0;
+    if (c->so_far[1 + i])
+      ok = (x.onto[x.nwrt] = graph_input(x.g, x.g->nodes[input].type, 0)) != 0 &&
+           take_flag(x.g, c->so_far_there[1 + i], &x.onto_there[x.nwrt]);
+    x.plain[x.nwrt] = c->plain[1 + i];
     x.wrt[x.nwrt++] = input;
   }
-  if (ok) return region_vjp_end(&x, NULL, NULL, why);
+  if (ok) return region_vjp_end(&x, arm_made, NULL, why);
   short_of_memory(why);
   region_vjp_free(&x);
   return NULL;
@@ -144,13 +179,34 @@ static bool take_results(graph *g, uint32_t node, uint32_t first, uint32_t n, co
   return node != 0;
 }
 
+/* Removes from both arms what says whether cotangents are there (their results from `first` on) where it is known that they are; what
+ * is left becomes result number to[k], and to[k] is 0 where nothing is. n: how many there are. */
+static void drop_known(graph *const arms[2], uint32_t first, uint32_t n, uint32_t *to) {
+  uint32_t left = first;
+  for (uint32_t k = 0; k < n; k++) {
+    bool known = true;
+    for (int a = 0; a < 2; a++) {
+      qn_value v;
+      known &= graph_const_value(arms[a], arms[a]->outputs[first + k], &v) && v.u.i;
+    }
+    for (int a = 0; a < 2; a++) arms[a]->outputs[left] = arms[a]->outputs[first + k];
+    to[k] = known ? 0 : left++;
+  }
+  for (int a = 0; a < 2; a++) {
+    bool dead = arms[a]->noutputs != left;
+    arms[a]->noutputs = left;
+    if (dead) graph_dce(arms[a]);
+  }
+}
+
 static bool grad_branch(control_grad *c, op_refusal *why) {
   graph *g = c->g;
   graph_node n = g->nodes[c->node]; /* a copy, since the list of nodes moves when it grows */
   uint32_t nout = n.payload.regions[0]->noutputs, nin = n.nin;
   graph *arms[2] = {backward_arm(c, n.payload.regions[0], why), NULL};
   if (arms[0]) arms[1] = backward_arm(c, n.payload.regions[1], why);
-  uint32_t *in = calloc(2 * (size_t)nin + nout + 1, sizeof *in);
+  uint32_t *in = calloc(4 * (size_t)nin + 2 * (size_t)nout + 1, sizeof *in),
+           *to = in + 3 * (size_t)nin + 2 * (size_t)nout;
   if (!arms[1] || !in) {
     graph_free(arms[0]);
     graph_free(arms[1]);
@@ -158,14 +214,27 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
     return arms[1] ? short_of_memory(why) : false;
   }
   memcpy(in, n.in, nin * sizeof *in);
-  for (uint32_t k = 0; k < nout; k++)
+  for (uint32_t k = 0; k < nout; k++) {
     if (c->given[k]) in[nin++] = c->given[k];
-  for (int k = 1; k < n.nin; k++)
-    if (c->wanted[k] && c->so_far[k]) in[nin++] = c->so_far[k];
-  uint32_t node = graph_regions(g, NODE_IF, in, (int)nin, arms[0], arms[1], NULL, n.site), index = 0;
+    if (c->given[k] && c->given_there[k]) in[nin++] = c->given_there[k];
+  }
+  uint32_t nwanted = 0, nplain = 0, index = 0, flag = 0;
+  for (int k = 1; k < n.nin; k++) {
+    if (!c->wanted[k]) continue;
+    nwanted++;
+    nplain += c->plain[k];
+    if (c->so_far[k]) in[nin++] = c->so_far[k];
+    if (c->so_far[k] && c->so_far_there[k]) in[nin++] = c->so_far_there[k];
+  }
+  drop_known(arms, nwanted, nplain, to);
+  uint32_t node = graph_regions(g, NODE_IF, in, (int)nin, arms[0], arms[1], NULL, n.site);
+  for (int k = 1; k < n.nin && node; k++) {
+    if (!c->wanted[k]) continue;
+    uint32_t there = c->plain[k] ? to[flag++] : 0;
+    if (!(c->out[k] = graph_proj(g, node, index++, g->nodes[n.in[k]].type, n.site))) node = 0;
+    if (node && there && !(c->out_there[k] = graph_proj(g, node, there, GRAD_FLAG, n.site))) node = 0;
+  }
   free(in);
-  for (int k = 1; k < n.nin && node; k++)
-    if (c->wanted[k] && !(c->out[k] = graph_proj(g, node, index++, g->nodes[n.in[k]].type, n.site))) node = 0;
   return node || short_of_memory(why);
 }
 
@@ -176,15 +245,18 @@ typedef struct loop_grad {
   graph *
       body; /* the loop's body, proven, with the carries of the next turn and then the kept values as its only results; owned */
   /* The gradient of one turn; owned. Its inputs are the turn's carries and captured values, the cotangents of the float carries that
-   * the turn gives, those of its rows, those that captured values have so far, and the kept values; its results the cotangents of the float
-   * carries that it takes, then of captured values. */
+   * the turn gives, those of its rows, those that captured values have so far, which of these are there (`flagged`), and the kept
+   * values; its results the cotangents of the float carries that it takes, then of captured values, and which of them are there. */
   graph *back;
   uint32_t ncarries, ncaptured, nrows;
   uint32_t *values, nvalues; /* nodes of the loop's body that are kept besides its carries */
   graph_type *types;         /* room for the types that these have in the graph at hand */
   /* carries that have cotangents; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
-  bool *has_ct;  /* by carry: is it a float on which some result with a cotangent depends? */
+  uint32_t *flagged, nflags; /* those of them, counted together, that are not there on all ways where it matters */
+  bool *has_ct;              /* by carry: is it a float on which some result with a cotangent depends? */
+  bool *sure;                /* by operand: is its cotangent always there? */
+  bool *plain;   /* by operand: does it matter in a turn, or behind the loop, whether its cotangent is there? */
   bool *weak;    /* by carry: is it a host number? */
   bool *counts;  /* by carry: is it a host int that goes up by one each turn? */
   int64_t block; /* turns that are computed once more at a time */
@@ -195,13 +267,13 @@ typedef struct loop_values {
   uint32_t *captured; /* ncaptured of them */
   uint32_t *row_cts;  /* nrows: arrays of the cotangents of kept rows */
   uint32_t stride;    /* how many turns lie between two kept rows */
-  uint32_t *cts;      /* ncts cotangents of carries, then naccs sums */
+  uint32_t *cts;      /* ncts cotangents of carries, then naccs sums, then nflags flags */
 } loop_values;
 
 static bool values_make(const loop_grad *l, arena *a, loop_values *v) {
   *v = (loop_values){.captured = arena_alloc(a, l->ncaptured * sizeof *v->captured),
                      .row_cts = arena_alloc(a, l->nrows * sizeof *v->row_cts),
-                     .cts = arena_alloc(a, (l->ncts + l->naccs) * sizeof *v->cts)};
+                     .cts = arena_alloc(a, 2 * ((size_t)l->ncts + l->naccs) * sizeof *v->cts)};
   return !a->failed;
 }
 
@@ -225,7 +297,7 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
                           const uint32_t *kept, uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t n = l->ncts + l->naccs;
+  uint32_t n = l->ncts + l->naccs + l->nflags;
   builder_open(&b, g);
   (void)builder_operand(&b, hi);
   uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
@@ -337,7 +409,7 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
                            uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t n = l->ncts + l->naccs;
+  uint32_t n = l->ncts + l->naccs + l->nflags;
   builder_open(&b, g);
   uint32_t *carries = builder_list(&b, l->ncarries + l->nvalues);
   (void)builder_operand(&b, turns);
@@ -455,22 +527,59 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
   return graph_set_attr(g, node, &attr) ? at : 0;
 }
 
-/* Chooses the values of a turn that are kept. */
+/* Chooses the values of a turn that are kept, and the flags. */
 typedef struct value_choice {
   loop_grad *l;
+  uint32_t
+      *flags;  /* by number of wrt: what stands for the flag of the cotangent behind the turn, an op; 0: it has none */
+  bool *asked; /* by number of wrt: does its flag matter behind the loop? */
   const graph *body; /* of the loop */
   arena *memory;
   int64_t turns, rows; /* the loop makes at most so many; rows of so many of them are kept at a time */
 } value_choice;
 
-/* region_vjp_keep. Values are kept where the bytes that may be kept suffice for rows of all turns or, where these are more than can be kept or
+/* Marks what the marked nodes are made of. */
+static void mark_operands(const graph *g, bool *marks) {
+  for (uint32_t i = g->n; i-- > 1;)
+    for (int k = 0; k < g->nodes[i].nin && marks[i]; k++) marks[g->nodes[i].in[k]] = true;
+}
+
+/* Makes those flags inputs and results of the gradient of a turn that are read, in this turn or behind the loop. */
+static bool keep_flags(const value_choice *c, const region_vjp *x) {
+  loop_grad *l = c->l;
+  graph *g = x->g;
+  uint32_t n = (uint32_t)x->nwrt, *there = arena_alloc(c->memory, n * sizeof *there);
+  bool any = false, ok = there != NULL;
+  for (uint32_t e = 0; e < n && ok; e++)
+    if (c->flags[e]) any = ok = (there[e] = is_there(x, (int)e)) != 0;
+  if (!ok || !any) return ok;
+  bool *marks = arena_alloc(c->memory, g->n * sizeof *marks);
+  l->flagged = arena_alloc(c->memory, n * sizeof *l->flagged);
+  if (!marks || !l->flagged) return false;
+  for (uint32_t k = 0; k < g->noutputs; k++) marks[g->outputs[k]] = true;
+  for (bool more = true; more && ok;) {
+    mark_operands(g, marks);
+    more = false;
+    for (uint32_t e = 0; e < n && ok; e++) {
+      if (!c->flags[e] || !(marks[c->flags[e]] || c->asked[e])) continue;
+      marks[there[e]] = more = true;
+      ok = graph_make_input(g, c->flags[e]) && graph_output(g, there[e]);
+      l->flagged[l->nflags++] = e;
+      c->flags[e] = 0;
+    }
+  }
+  return ok;
+}
+
+/* region_vjp_made of a turn. Values are kept where the bytes that may be kept suffice for rows of all turns or, where these are more than can be kept or
  * nobody knows how many, for many: with blocks of so many turns, a loop makes no turn more than twice before it has made 2^28. */
-static bool keep_values(void *ctx, graph *back) {
+static bool keep_values(void *ctx, const region_vjp *x) {
   value_choice *c = ctx;
   loop_grad *l = c->l;
+  graph *back = x->g;
   uint32_t n = c->body->n;
   bool *kept = arena_alloc(c->memory, n * sizeof *kept);
-  if (!kept || !graph_keep(back, n, l->ncarries, kept)) return false;
+  if (!kept || !keep_flags(c, x) || !graph_keep(back, n, l->ncarries, kept)) return false;
   for (uint32_t v = 1; v < n; v++) l->nvalues += kept[v];
   l->values = arena_alloc(c->memory, l->nvalues * sizeof *l->values);
   l->types = arena_alloc(c->memory, l->nvalues * sizeof *l->types);
@@ -503,21 +612,32 @@ static bool keep_value_rows(graph *g, uint32_t node, const loop_grad *l, uint32_
   return true;
 }
 
+/* Sets c->flags for number `e` of wrt to an op that stands for the flag. False when memory is short. */
+static bool make_flag(value_choice *c, graph *g, uint32_t e) {
+  uint32_t no = grad_flag(g, false);
+  return (c->flags[e] = graph_op2(g, OP_bitor, no, no)) != 0;
+}
+
 /* Makes loop_grad.back: the gradient of a turn. `rows`: which results of the body are the rows that have cotangents. NULL with `why`. */
 static graph *backward_body(const control_grad *c, const graph *body, const loop_grad *l, const uint32_t *rows,
                             value_choice *choice, op_refusal *why) {
   region_vjp x;
-  uint32_t *seeds = calloc(2 * ((size_t)l->ncarries + 1), sizeof *seeds), *order = seeds + l->ncarries + 1;
+  uint32_t *seeds = calloc(3 * ((size_t)l->ncarries + 1), sizeof *seeds), *order = seeds + l->ncarries + 1,
+           *there = order + l->ncarries + 1;
   bool ok = region_vjp_begin(c, body, &x) && seeds;
   graph *g = x.g;
   for (uint32_t k = 0; k < l->ncarries && ok; k++) {
     if (!l->has_ct[k]) continue;
     ok = (seeds[k] = graph_input(g, g->nodes[g->outputs[k]].type, 0)) != 0;
+    if (ok && l->plain[k] && !l->sure[k]) ok = make_flag(choice, g, (uint32_t)x.nwrt);
+    there[k] = choice->flags[x.nwrt];
+    choice->asked[x.nwrt] = c->plain[k];
+    x.plain[x.nwrt] = l->plain[k];
     x.wrt[x.nwrt++] = g->inputs[k];
   }
   if (ok) root_order(body, l->ncarries, true, order);
   for (uint32_t k = 0; k < l->ncarries && ok; k++)
-    if (seeds[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]]);
+    if (seeds[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]], there[order[k]]);
   free(seeds);
   for (uint32_t k = 0; k < l->nrows && ok; k++) {
     graph_type t = g->nodes[g->outputs[rows[k]]].type;
@@ -526,12 +646,15 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
     t.weak = false;
     uint32_t seed = graph_input(g, t, 0);
     if (weak) seed = graph_op(g, OP_cast, &seed, 1, &attr, 0);
-    ok = region_vjp_root(&x, rows[k], seed);
+    ok = region_vjp_root(&x, rows[k], seed, 0);
   }
   for (uint32_t i = l->ncarries; i < body->ninputs && ok; i++) {
     if (!c->wanted[i]) continue;
     uint32_t input = g->inputs[i];
     ok = (x.onto[x.nwrt] = graph_input(g, g->nodes[input].type, 0)) != 0;
+    if (ok && l->plain[i] && !l->sure[i]) ok = make_flag(choice, g, (uint32_t)x.nwrt);
+    x.onto_there[x.nwrt] = choice->flags[x.nwrt];
+    x.plain[x.nwrt] = choice->asked[x.nwrt] = l->plain[i];
     x.wrt[x.nwrt++] = input;
   }
   if (ok) return region_vjp_end(&x, keep_values, choice, why);
@@ -548,20 +671,37 @@ static uint32_t result_of(graph *g, uint32_t node, uint32_t index, graph_type ty
   return graph_proj(g, node, index, type, site);
 }
 
-static bool region_needs(const graph_node *n, const bool *results, bool *operands);
+static bool region_needs(const graph_node *n, const bool *results, bool sure, bool *operands);
 
-/* Sets l->has_ct. (A carry that none of them depends on has no cotangent in any turn, and not even zeros go through its products: where these have
+/* Sets l->has_ct, l->sure and l->plain. (A carry that none of them depends on has no cotangent in any turn, and not even zeros go through its products: where these have
  * infinite factors they would become NaN.) False when memory is short. */
 static bool note_cotangents(const control_grad *c, loop_grad *l, arena *memory) {
   const graph *g = c->g;
   const graph_node *n = &g->nodes[c->node];
-  uint32_t made = n->payload.regions[1]->noutputs;
+  const graph *body = n->payload.regions[1];
+  uint32_t made = body->noutputs;
   bool *results = arena_alloc(memory, (made + (size_t)1) * sizeof *results);
+  bool *marks = arena_alloc(memory, body->n * sizeof *marks);
   l->has_ct = arena_alloc(memory, (n->nin + (size_t)1) * sizeof *l->has_ct);
-  if (!results || !l->has_ct) return false;
+  l->sure = arena_alloc(memory, (n->nin + (size_t)1) * sizeof *l->sure);
+  l->plain = arena_alloc(memory, (n->nin + (size_t)1) * sizeof *l->plain);
+  if (!results || !marks || !l->has_ct || !l->sure || !l->plain) return false;
   for (uint32_t k = 0; k < made; k++) results[k] = c->given[k] != 0;
-  if (!region_needs(n, results, l->has_ct)) return false;
+  if (!region_needs(n, results, false, l->has_ct)) return false;
   for (uint32_t k = 0; k < l->ncarries; k++) l->has_ct[k] &= dtype_is_float((qn_dtype)g->nodes[n->in[k]].type.dtype);
+  for (uint32_t k = 0; k < n->nin; k++) marks[body->inputs[k]] = c->plain[k];
+  for (bool more = true; more;) { /* what comes of a carry's cotangent goes to that of the turn before */
+    more = false;
+    grad_mark_plain(body, marks);
+    for (uint32_t k = 0; k < l->ncarries; k++) {
+      more |= marks[body->outputs[k]] && !marks[body->inputs[k]];
+      marks[body->inputs[k]] |= marks[body->outputs[k]];
+    }
+  }
+  for (uint32_t k = 0; k < n->nin; k++) l->plain[k] = marks[body->inputs[k]];
+  for (uint32_t k = 0; k < made; k++) results[k] = c->given[k] && !c->given_there[k];
+  if (!region_needs(n, results, true, l->sure)) return false;
+  for (uint32_t k = l->ncarries; k < n->nin; k++) l->sure[k] = c->so_far[k] && !c->so_far_there[k];
   return true;
 }
 
@@ -574,7 +714,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t *given_rows = arena_alloc(memory, made * sizeof *given_rows);
   uint32_t *float_carries = arena_alloc(memory, l->ncarries * sizeof *float_carries);
   uint32_t *wanted = arena_alloc(memory, n.nin * sizeof *wanted);
-  uint32_t *cts = arena_alloc(memory, n.nin * sizeof *cts);
+  uint32_t *cts = arena_alloc(memory, 2 * (size_t)n.nin * sizeof *cts);
   l->weak = arena_alloc(memory, l->ncarries * sizeof *l->weak);
   l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
   if (memory->failed || !note_cotangents(c, l, memory)) return false;
@@ -592,9 +732,15 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   loop_values v;
   int64_t slots = graph_loop_slots(&n), most = most_turns(g, c->node);
   bool all = !slots || most <= slots; /* does it keep the carries of all turns? */
-  value_choice choice = {.l = l, .body = n.payload.regions[1], .memory = memory, .turns = most};
+  value_choice choice = {.l = l,
+                         .flags = arena_alloc(memory, (n.nin + (size_t)1) * sizeof *choice.flags),
+                         .asked = arena_alloc(memory, (n.nin + (size_t)1) * sizeof *choice.asked),
+                         .body = n.payload.regions[1],
+                         .memory = memory,
+                         .turns = most};
   l->block = choice.rows = all ? most : slots;
-  if (!rows || !values_make(l, memory, &v) || !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
+  if (!choice.flags || !choice.asked || !rows || !values_make(l, memory, &v) ||
+      !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
     return false;
   if (!(l->back = backward_body(c, n.payload.regions[1], l, given_rows, &choice, why))) return false;
   short_of_memory(why);
@@ -627,6 +773,13 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     uint32_t so_far = c->so_far[wanted[k]];
     v.cts[l->ncts + k] = so_far ? so_far : zeros(g, n.in[wanted[k]]);
   }
+  uint32_t *flags = cts + l->ncts + l->naccs;
+  for (uint32_t k = 0; k < l->nflags; k++) {
+    uint32_t e = l->flagged[k], x = e < l->ncts ? float_carries[e] : wanted[e - l->ncts];
+    uint32_t ct = e < l->ncts ? c->given[x] : c->so_far[x],
+             there = e < l->ncts ? c->given_there[x] : c->so_far_there[x];
+    v.cts[l->ncts + l->naccs + k] = ct && there ? there : grad_flag(g, ct != 0);
+  }
   if (!turns || !v.stride || g->failed) return false;
   if (all ? !reverse_block(l, g, &v, graph_weak_int(g, 0), turns, kept, cts)
           : !reverse_blocks(l, g, &v, turns, kept, cts))
@@ -634,13 +787,18 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   for (uint32_t k = 0; k < l->ncts; k++)
     if (c->wanted[float_carries[k]]) c->out[float_carries[k]] = cts[k];
   for (uint32_t k = 0; k < l->naccs; k++) c->out[wanted[k]] = cts[l->ncts + k];
+  for (uint32_t k = 0; k < l->nflags; k++) {
+    uint32_t e = l->flagged[k];
+    c->out_there[e < l->ncts ? float_carries[e] : wanted[e - l->ncts]] = flags[k];
+  }
   return true;
 }
 
 /* ---- what a result depends on ------------------------------------------------------------------------------------------- */
 
-/* Marks the nodes on which marked ones depend by floats all the way. False: memory is short. */
-static bool mark_needed(const graph *g, bool *marks) {
+/* Marks the nodes on which marked ones depend by floats all the way; with `sure` those on which they do whatever arms are taken. False: memory
+ * is short. */
+static bool mark_needed(const graph *g, bool sure, bool *marks) {
   uint32_t most = 1, *proj_of = NULL; /* as those of grad.c */
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
@@ -663,9 +821,9 @@ static bool mark_needed(const graph *g, bool *marks) {
       memset(lists, 0, 2 * (size_t)most * sizeof *lists);
       for (uint32_t x = proj_of[i]; x; x = proj_of[x])
         if (dtype_is_float((qn_dtype)g->nodes[x].type.dtype)) results[g->nodes[x].payload.index] |= marks[x];
-      ok = region_needs(n, results, operands);
+      ok = region_needs(n, results, sure, operands);
       for (int k = 0; k < n->nin; k++) marks[n->in[k]] |= operands[k];
-    } else if (marks[i] && n->kind != NODE_PROJ && dtype_is_float((qn_dtype)n->type.dtype)) {
+    } else if (marks[i] && n->kind != NODE_PROJ && dtype_is_float((qn_dtype)n->type.dtype) && !grad_ends(n)) {
       for (int k = 0; k < n->nin; k++) marks[n->in[k]] = true;
     }
   }
@@ -674,14 +832,17 @@ static bool mark_needed(const graph *g, bool *marks) {
   return ok;
 }
 
-static bool branch_needs(const graph_node *n, const bool *results, bool *operands) {
+static bool branch_needs(const graph_node *n, const bool *results, bool sure, bool *operands) {
   bool ok = true;
   for (int a = 0; a < 2 && ok; a++) {
     const graph *arm = n->payload.regions[a];
     bool *marks = calloc(arm->n, sizeof *marks);
     for (uint32_t k = 0; k < arm->noutputs && marks; k++) marks[arm->outputs[k]] |= results[k];
-    ok = marks && mark_needed(arm, marks);
-    for (uint32_t i = 0; i < arm->ninputs && ok; i++) operands[1 + i] |= marks[arm->inputs[i]];
+    ok = marks && mark_needed(arm, sure, marks);
+    for (uint32_t i = 0; i < arm->ninputs && ok; i++) {
+      bool is = marks[arm->inputs[i]];
+      operands[1 + i] = !a ? is : sure ? operands[1 + i] && is : operands[1 + i] || is;
+    }
     free(marks);
   }
   return ok;
@@ -693,7 +854,7 @@ static bool loop_needs(const graph_node *n, const bool *results, bool *operands)
   bool *marks = calloc(body->n, sizeof *marks), ok = marks != NULL;
   for (uint32_t k = 0; k < body->noutputs && ok; k++) marks[body->outputs[k]] |= results[k];
   for (bool more = true; more && ok;) { /* a carry that matters to a turn matters at the end of the turn before */
-    ok = mark_needed(body, marks);
+    ok = mark_needed(body, false, marks);
     more = false;
     for (uint32_t k = 0; k < ncarries && ok; k++) {
       if (!marks[body->inputs[k]] || marks[body->outputs[k]]) continue;
@@ -706,9 +867,33 @@ static bool loop_needs(const graph_node *n, const bool *results, bool *operands)
   return ok;
 }
 
-/* Sets operands[k] to whether some of these results of a branch or loop depend on operand k by floats all the way. False: memory is short. */
-static bool region_needs(const graph_node *n, const bool *results, bool *operands) {
-  return n->kind == NODE_IF ? branch_needs(n, results, operands) : loop_needs(n, results, operands);
+/* The same, with `sure`. (A loop may make no turn; so nothing is sure of what it captures.) */
+static bool loop_needs_surely(const graph_node *n, const bool *results, bool *operands) {
+  const graph *body = n->payload.regions[1];
+  uint32_t ncarries = graph_loop_carries(n);
+  bool *marks = malloc(body->n * sizeof *marks), ok = marks != NULL;
+  for (uint32_t k = 0; k < n->nin; k++) operands[k] = k < ncarries && results[k];
+  for (bool more = true;
+       more && ok;) { /* those that are not sure before a turn are not behind the turn before either */
+    memset(marks, 0, body->n * sizeof *marks);
+    for (uint32_t k = 0; k < ncarries; k++) marks[body->outputs[k]] |= operands[k];
+    ok = mark_needed(body, true, marks);
+    more = false;
+    for (uint32_t k = 0; k < ncarries && ok; k++) {
+      if (!operands[k] || marks[body->inputs[k]]) continue;
+      operands[k] = false;
+      more = true;
+    }
+  }
+  free(marks);
+  return ok;
+}
+
+/* Sets operands[k] to whether some of these results of a branch or loop depend on operand k by floats all the way (`sure`: whatever arms are taken,
+ * and however many turns are made). False: memory is short. */
+static bool region_needs(const graph_node *n, const bool *results, bool sure, bool *operands) {
+  if (n->kind == NODE_IF) return branch_needs(n, results, sure, operands);
+  return sure ? loop_needs_surely(n, results, operands) : loop_needs(n, results, operands);
 }
 
 bool grad_control_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *any) {
@@ -716,7 +901,7 @@ bool grad_control_wants(const graph *g, uint32_t node, const uint32_t *given, bo
   uint32_t nout = graph_nresults(n);
   bool *results = calloc((size_t)nout + n->nin + 1, sizeof *results), *operands = results + nout;
   for (uint32_t k = 0; k < nout && results; k++) results[k] = given[k] != 0;
-  bool ok = results && region_needs(n, results, operands);
+  bool ok = results && region_needs(n, results, false, operands);
   *any = false;
   for (uint32_t k = 0; k < n->nin && ok; k++) *any |= wanted[k] &= operands[k];
   free(results);

@@ -372,11 +372,18 @@ void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions);
 QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                              const uint32_t *wrt, int nwrt, const graph_rules *rules, uint32_t *grads,
                              uint32_t *culprit, op_refusal *why);
+/* Which cotangents there are on some ways through branches and loops only (head of grad.c): bools of rank 0 that say whether there is one, where it
+ * is zeros if not. 0: there always is. */
+typedef struct graph_presence {
+  const uint32_t *seeds, *onto; /* by root, by wrt: of those that are given */
+  const bool *plain;            /* by wrt: does it matter outside of these nodes? */
+  uint32_t *grads;              /* by wrt: of those that are made, where it matters; set by graph_vjp_onto */
+} graph_presence;
 /* As graph_vjp; onto[i] is a cotangent that wrt[i] has already, from users outside of these nodes (0: none). What they contribute is added to
- * it, one after the other, and grads[i] is the sum. */
+ * it, one after the other, and grads[i] is the sum. `there` may be NULL: what is given is there, and nothing matters outside. */
 QN_MUST_CHECK bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                                   const uint32_t *wrt, const uint32_t *onto, int nwrt, const graph_rules *rules,
-                                  uint32_t *grads, uint32_t *culprit, op_refusal *why);
+                                  const graph_presence *there, uint32_t *grads, uint32_t *culprit, op_refusal *why);
 
 /* ---- text ---------------------------------------------------------------------------------------------------------------- */
 

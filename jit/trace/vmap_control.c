@@ -115,12 +115,15 @@ static int same_part(qn_vm *vm, qn_value a, qn_value b) {
   return value_is(a, TAG_FN) && value_is(b, TAG_FN) ? rec_same_fn(vm, a, b) : same_value(a, b);
 }
 
+/* Of the ops that select. */
+static const op_attr joins = {.flags = ATTR_JOINS};
+
 /* where(mask, a, b) of two host numbers of a kind, as a host number. Owned, or the error value. */
 static qn_value select_numbers(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn_dtype kind) {
   op_attr as = {.dtype = (uint8_t)kind};
   qn_value in[3] = {mask, op_apply(vm, OP_cast, &a, 1, &as), value_error()}, out = value_error();
   if (!value_is_error(in[1])) in[2] = op_apply(vm, OP_cast, &b, 1, &as);
-  if (!value_is_error(in[2])) out = op_apply(vm, OP_where, in, 3, NULL);
+  if (!value_is_error(in[2])) out = op_apply(vm, OP_where, in, 3, &joins);
   value_release(vm, in[1]);
   value_release(vm, in[2]);
   if (value_is_error(out)) return out;
@@ -141,7 +144,7 @@ static qn_value select_leaf(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
              (!array_a && !array_b && value_tag_of(a) != value_tag_of(b))) {
     return raise_select(vm, a, b);
   }
-  qn_value in[3] = {mask, a, b}, out = op_apply(vm, OP_where, in, 3, NULL);
+  qn_value in[3] = {mask, a, b}, out = op_apply(vm, OP_where, in, 3, &joins);
   if (value_is_error(out) || array_a == array_b) return out;
   if (value_array(out)->dtype == value_array(array_a ? a : b)->dtype) return out;
   value_release(vm, out);
