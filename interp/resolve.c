@@ -201,9 +201,21 @@ static void growing_ends(function *f, const variable *v) {
   }
 }
 
+/* The scope of variables ends. One that a let has made and nothing has changed holds a stacked list if its value may be one and all that is done with it
+ * is noted as such: that value is read by these. The last ones come first, since they may be made of others. */
+static void lets_end(resolver *r, uint32_t first) {
+  const function *f = r->fn;
+  for (uint32_t i = f->nvars; i > first; i--) {
+    const variable *v = &f->vars[i - 1];
+    if (v->initial && v->stackable && v->reads == v->stackable && !v->captured && !rebound_since(r, v->slot, v->made))
+      note_stackable(r, v->initial);
+  }
+}
+
 void forget(resolver *r, uint32_t first) {
   enum { ENDED_MAX = 10000 }; /* with more of them, messages are less helpful */
   function *f = r->fn;
+  lets_end(r, first);
   for (uint32_t i = first; i < f->nvars; i++) {
     const variable *v = &f->vars[i];
     if (f->ngrowing) growing_ends(f, v);

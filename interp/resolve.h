@@ -18,11 +18,13 @@ typedef struct variable {
   span decl;
   span value; /* in `let f = fn(...) ...`: the text of that function */
   uint32_t reads;
-  uint32_t stackable; /* how many of these a stacked list may answer */
-  bool expects_use;   /* made by let or fn, so that never reading it is worth a warning */
-  bool captured;      /* a function value has captured it */
-  bool warned;        /* a warning has said that it was rebound after that */
-  bool function;      /* the statement that made it bound it to a function */
+  uint32_t stackable;  /* how many of these a stacked list may answer */
+  const node *initial; /* what a let binds it to; NULL: something else, or it is not known */
+  uint32_t made;       /* how many assignments the walk had met by then */
+  bool expects_use;    /* made by let or fn, so that never reading it is worth a warning */
+  bool captured;       /* a function value has captured it */
+  bool warned;         /* a warning has said that it was rebound after that */
+  bool function;       /* the statement that made it bound it to a function */
 } variable;
 
 typedef struct captured {

@@ -15,10 +15,11 @@ With --turns a program is one function of loops that take parts of arrays, bound
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
 With --named the function has a signature that names sizes, which are symbolic from the first recording on.
 With --lists, and with --records where the list is in a record, a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
-With --made the loops go over what is made of the lists: slices, in reverse, joined, numbered, side by side. With --long lists of more than two items are
+With --made the loops go over what is made of the lists: slices, in reverse, joined, numbered, side by side, some of them held by variables. With --long lists of more than two items are
 stacked at the first recording.
 """
 import argparse
+import itertools
 import os
 import random
 import re
@@ -441,11 +442,25 @@ MADE = ["for w in ws[1:] {", "for w in ws[:-1] {", "for w in ws[::-1] {", "for w
         "let huge = map(ws, fn(v) float(sum(LEAF(v))) * 1e38); x = x * 0.5 + try { max(stack(huge[1:])) / 1e38 } catch e { 1 }; for w in ws {"]
 
 
+def bound(rng, loop, number):
+    """The header of a loop over what a variable holds."""
+    m = re.match(r"(.*)for (.*?) in (.*?) \{(.*)$", loop)
+    l = f"l{number}"
+    more = rng.choice(["", "", f"x = x + len({l}) * 0.1; ", f"y = y * 0.5 + try {{ len({l}[1:]) + len({l}[0]) }} catch e {{ 1 }}; "])
+    return f"{m[1]}let {l} = {m[3]}; {more}for {m[2]} in {l} {{{m[4]}"
+
+
 def made_of(seed, text):
     """The program with loops over what is made of the list."""
     rng = random.Random(seed)
     item = re.search(r"let item = (.*?);", text).group(1)
-    return re.sub(r"for w in ws \{", lambda _: re.sub(r"LEAF\((\w)\)", lambda m: "(" + re.sub(r"\bw\b", m.group(1), item) + ")", rng.choice(MADE)), text)
+    n = itertools.count()
+
+    def loop(_):
+        made = re.sub(r"LEAF\((\w)\)", lambda m: "(" + re.sub(r"\bw\b", m.group(1), item) + ")", rng.choice(MADE))
+        return bound(rng, made, next(n)) if rng.random() < 0.4 else made
+
+    return re.sub(r"for w in ws \{", loop, text)
 
 
 NAMED = ["x: [s0, s1], y: [s0, ...]", "x: [s0, ...], y: [s0, ...]", "x: [s0, s1], y: [s2, s3]", "x: [..., s1], y: [..., s3]", "x: [s0, _], y"]
