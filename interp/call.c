@@ -226,7 +226,17 @@ static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const fn_
   return true;
 }
 
-static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
+/* The result of a function of the program (owned), in a recording with stacked lists: those that the reader of the call `n` (NULL: C) does not know of
+ * become ordinary ones. Owned, or the error value. */
+static __attribute__((noinline, cold)) qn_value known_result(qn_vm *vm, const fn_code *code, const n_call *n,
+                                                             qn_value r) {
+  enum call_stacks known = n && !code->result && op_deferred(vm) ? n->stacks : STACKS_NONE;
+  if (known == STACKS_RESULT || (known == STACKS_VALUE && value_is_stacked(r))) return r;
+  return rec_plain(vm, &r) ? r : value_fail(vm, r);
+}
+
+static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at,
+                                                      const n_call *n) {
   if (__builtin_expect(vm->asked.stacked, 0) && !plain_arguments(vm, code, fp)) return value_error();
   uint32_t refused;
   if (code->typed && !signature_bind(vm, code, fp, &refused)) {
@@ -265,6 +275,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   } else {
     r = run_body(vm, code, fp);
   }
+  if (__builtin_expect(vm->asked.stacked, 0) && !value_is_error(r)) r = known_result(vm, code, n, r);
   if (code->result && !value_is_error(r)) {
     vm_owned held;
     vm_own(vm, &held, vm_drop_value, &r); /* checking it may evaluate sizes that are expressions */
@@ -362,7 +373,7 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
     r = raise_at(vm, at);
   } else if ((heads & TAG_HEAP) | (uint64_t)code->watched | (uint64_t)rec_hears_calls(vm) |
              value_fn(fp[-1])->head.aux) {
-    r = run_watched(vm, code, fp, at);
+    r = run_watched(vm, code, fp, at, n);
   } else {
     r = run_body(vm, code, fp);
   }

@@ -160,6 +160,9 @@ typedef struct call_arg {
 } call_arg;
 enum { CALL_MOVES = 1, CALL_MIXED = 2 /* keywords or spreads among the arguments */ };
 enum { BORROWS_NOT, BORROWS_VALUES, BORROWS_LIST };
+/* What does whatever reads the value of a call know of stacked lists: nothing; that it may be one; the function returns the value as it is, with those
+ * that are in it. */
+enum call_stacks { STACKS_NONE, STACKS_VALUE, STACKS_RESULT };
 typedef struct n_call {
   node h; /* flag: CALL_ bits */
   span args_at;
@@ -180,7 +183,7 @@ typedef struct n_call {
   /* If that builtin is pure, and all arguments are variables, constants, or one list of such: BORROWS_VALUES or BORROWS_LIST. Then the call
    * passes them without taking references. */
   uint8_t borrows;
-  bool stacks;       /* whatever reads its value knows of stacked lists */
+  uint8_t stacks;    /* call_stacks */
   uint8_t missing;   /* if it borrows: a bit for each parameter that gets its default */
   uint32_t n, nrest; /* how many arguments there are; once laid out, how many of them the rest parameter takes */
   call_arg args[];

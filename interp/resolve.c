@@ -259,7 +259,19 @@ void note_stackable(resolver *r, const node *read) {
   if (read->kind == N_FIELD) ((n_field *)(uintptr_t)read)->stacks = true;
   if (read->eval == eval_index) ((n_index *)(uintptr_t)read)->stacks = true;
   if (read->kind == N_BINARY) ((n_binary *)(uintptr_t)read)->stacks = true;
-  if (read->eval == eval_call || read->eval == eval_method) ((n_call *)(uintptr_t)read)->stacks = true;
+  if (read->eval == eval_call || read->eval == eval_method) ((n_call *)(uintptr_t)read)->stacks = STACKS_VALUE;
+}
+
+void note_result(resolver *r, const node *value) {
+  const function *f = r->fn;
+  enum { OF_BODY = 2 }; /* the function itself, and the block that it has */
+  if (!f->outer || f->blocks != OF_BODY || f->returns) return;
+  note_stackable(r, value);
+  if (value->eval == eval_call || value->eval == eval_method) ((n_call *)(uintptr_t)value)->stacks = STACKS_RESULT;
+  const n_items *list = value->eval == eval_list ? (const n_items *)value : NULL;
+  for (uint32_t i = 0; list && i < list->n; i++) note_stackable(r, list->items[i]);
+  const n_record *record = value->eval == eval_record && !value->flag ? (const n_record *)value : NULL;
+  for (uint32_t i = 0; record && i < record->n; i++) note_stackable(r, record->fields[i].value);
 }
 
 bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool call) {

@@ -188,6 +188,8 @@ variable *variable_in(const function *f, uint32_t slot);
 QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out);
 /* A node that has just been made reads a value only to go over its items, to count them or to take one: notes that, if it is a local. */
 void note_stackable(resolver *r, const node *read);
+/* Likewise of what a function is worth if no statement before has returned: a value, or one in a list or record that is made there. */
+void note_result(resolver *r, const node *value);
 /* Notes that a variable of the function f is read. False with an error raised. */
 QN_MUST_CHECK bool note_read(resolver *r, function *f, variable *v);
 

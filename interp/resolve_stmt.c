@@ -660,7 +660,11 @@ static node *signal_node(resolver *r, const ast_node *n, signal_kind kind) {
 static node *return_node(resolver *r, const ast_node *n, bool tail) {
   if (at_top(r)) return misplaced(r, n, "return belongs in a function");
   const ast_node *value = n->kids[AST_return_value];
-  if (tail) return value ? expression(r, value) : nil_node(r, n);
+  if (tail) {
+    node *result = value ? expression(r, value) : nil_node(r, n);
+    if (result) note_result(r, result);
+    return result;
+  }
   n_one *out = node_new(r, sizeof *out, eval_return, n);
   if (!out || (value && !(out->a = expression(r, value)))) return NULL;
   r->fn->signals++;
@@ -699,6 +703,7 @@ static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
   default: break;
   }
   node *out = expression(r, n);
+  if (out && tail) note_result(r, out);
   bool call = n->kind == AST_call || n->kind == AST_method;
   if (!out || used || !call) return out;
   node *made = out;

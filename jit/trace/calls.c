@@ -143,7 +143,7 @@ static qn_value result_of(qn_vm *vm, const specialization *e, const rec_call_sit
   call_values call = {&e->pattern, site->fn, site->args};
   qn_value result = template_build(vm, &e->result, out, &call);
   for (uint32_t i = 0; i < n; i++) value_release(vm, out[i]);
-  return site->stacked && site->stacked->n ? stacked_results(vm, result) : result;
+  return e->result.stacks ? stacked_results(vm, result) : result;
 }
 
 /* The random numbers behind a call whose plan has given these outputs. */
@@ -534,9 +534,20 @@ static bool apply_patterns(qn_vm *vm, specialization *e, qn_value *result) {
   return false;
 }
 
+/* The result of a call without stacked lists. Owned; takes over `v`, which may be the error value. */
+static qn_value plain_result(qn_vm *vm, qn_value v) {
+  return value_is_error(v) || rec_plain(vm, &v) ? v : value_fail(vm, v);
+}
+
+/* A call that is recorded in several ways. */
+typedef struct forked_call {
+  qn_vm *vm;
+  const rec_call_site *site;
+} forked_call;
+
 static qn_value run_site(void *ctx, rec_exit *how) {
-  const rec_call_site *site = ctx;
-  qn_value v = site->run(site->ctx);
+  const forked_call *c = ctx;
+  qn_value v = plain_result(c->vm, c->site->run(c->site->ctx));
   if (value_is_error(v)) *how = REC_ERROR;
   return v;
 }
@@ -544,14 +555,18 @@ static qn_value run_site(void *ctx, rec_exit *how) {
 /* Runs the call that is being recorded; in several ways, if its results may differ (forks.c). */
 static qn_value run_recorded(struct recording *r, rec_call_site *site) {
   enum { ARGS_MOST = 64 };
-  if (!r->of->forked || site->nargs > ARGS_MOST) return site->run(site->ctx);
+  if (!r->of->forked || site->nargs > ARGS_MOST) {
+    qn_value v = site->run(site->ctx);
+    return value_is(r->vm->asked.watched_fn, TAG_FN) ? plain_result(r->vm, v) : v; /* graphs give no such lists */
+  }
+  forked_call call = {r->vm, site};
   qn_value *args[ARGS_MOST], result = value_nil();
   for (int i = 0; i < site->nargs; i++) args[i] = &site->args[i];
   const rec_section part = {
-      .at = r->at, .run = {run_site, site}, .assigned = {args, site->nargs}, .used = true, .last = !site->home};
+      .at = r->at, .run = {run_site, &call}, .assigned = {args, site->nargs}, .used = true, .last = !site->home};
   switch (fork_capture(r, &part, true, &result)) {
   case REC_DONE: return result;
-  case REC_NOT_YET: return site->run(site->ctx);
+  case REC_NOT_YET: return plain_result(r->vm, site->run(site->ctx));
   default: return value_error();
   }
 }
@@ -719,7 +734,7 @@ static qn_value record_call(qn_vm *vm, rec_call_site *site, anchor_specializatio
   vm_owned held;
   if (wish) vm_own(vm, &held, drop_wish, wish);
   qn_value result = record(vm, site, list, wish, exact);
-  if (site->stacked && site->stacked->n) result = stacked_results(vm, result);
+  result = stacked_results(vm, result);
   if (wish) {
     vm_disown(vm, &held);
     size_wish_free(vm, wish);
@@ -783,8 +798,8 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     }
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
     if (e->exact && !exact_serves(vm, e)) continue;
-    if (asked && e->tried) continue;         /* and what may fail does */
-    if (asked && e->pattern.sizes) continue; /* graphs of calls have plain sizes */
+    if (asked && e->tried) continue;                               /* and what may fail does */
+    if (asked && (e->pattern.sizes || e->result.stacks)) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
     /* Recording is tried again where memory was short, or where somebody asks for a graph and nothing was computed on arrays. */
     bool retry = e->state == SPEC_BROKEN && !list->full &&

@@ -148,6 +148,7 @@ typedef struct tpl_list {
   tpl *tpls;
   uint32_t n, cap;
   uint32_t made; /* how many new functions it makes */
+  bool stacks;   /* stacked lists are in the result, which are ordinary ones for whoever has called (stacked_results) */
   /* For each TPL_GIVEN: a root_kind; the number of the argument, or of the root in the pattern; the steps from there down, the last one
    * first. */
   uint32_t *paths, npaths, paths_cap;

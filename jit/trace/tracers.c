@@ -325,7 +325,10 @@ static bool make(making *m, qn_value v, int depth) {
   bool makes = false; /* the call makes this function anew */
   switch (value_tag_of(v)) {
   case TAG_ARRAY: m->broken = BREAK_untracked_result; return false;
-  case TAG_LIST: kind = TPL_LIST; break;
+  case TAG_LIST:
+    kind = TPL_LIST;
+    out->stacks |= value_is_stacked(v);
+    break;
   case TAG_RECORD: kind = TPL_RECORD; break;
   case TAG_FN: {
     const struct fn_place *given = nodes ? NULL : place_of(r, v);

@@ -440,6 +440,13 @@ MADE = ["for w in ws[1:] {", "for w in ws[:-1] {", "for w in ws[::-1] {", "for w
         "x = x * 0.5 + try { sum(stack(ws[3:])) } catch e { 1 }; for w in ws {", "y = y + try { sum(concat(ws[i:])) } catch e { x }; for w in ws {",
         "for j in 0..5 { x = x * 0.5 + sum(stack(append(ws[j:], ws[0]))) }; for w in ws {",
         "let huge = map(ws, fn(v) float(sum(LEAF(v))) * 1e38); x = x * 0.5 + try { max(stack(huge[1:])) / 1e38 } catch e { 1 }; for w in ws {"]
+# Functions that give such lists; g is what the program calls.
+GIVEN = ["fn gives(ws, x, b) = ws", "fn gives(ws, x, b) = (map(ws, fn(v) LEAF(v) * x), g(ws, x, b))", "fn gives(ws, x, b) { let l = ws[1:]; {l: l, r: reverse(l), n: len(l), g: g(ws, x, b)} }",
+         "fn gives(ws, x, b) { let l = walk(ws, x); if sum(x) > 90 { return nil }; (l, l[-1][0] * x) }", "fn gives(ws, x, b) = walk(ws, x)", "fn gives(ws, x, b) { let l = walk(ws, x); return (l[1:], l + l) }",
+         "fn gives(ws, x, b) { let l = map(ws, fn(v) sum(LEAF(v) * x)); let t = walk(ws, x); (t, stack(l), l, x * b) }", "fn gives(ws, x, b) = zip(ws, reverse(ws))",
+         "fn gives(ws, x, b) { let (l, s) = (walk(ws, x), 2); {..{a: l}, b: enumerate(ws), s: s} }", "fn inner(ws, x) = (walk(ws, x), x * 2)\nfn gives(ws, x, b) { let (l, y) = inner(ws, x); let z = inner(ws, y)[0]; (l, z, x * y) }",
+         "fn inner(ws, x) = {l: walk(ws, x), y: x * 2}\nfn gives(ws, x, b) = inner(append(ws, ws[0]), x * b)", "let gives = jit(fn(ws, x, b) (walk(ws, x), x * b))",
+         "fn gives(ws, x, b) = map(walk(ws, x), fn(p) p[0] * p[1])", "fn gives(ws, x, b) { let l = (x,); for v in ws { l = append(l, LEAF(v) * x) }; if sum(x) > 0.5 { l } else { (g(ws, x, b), l) } }"]
 
 
 def bound(rng, loop, number):
@@ -460,7 +467,16 @@ def made_of(seed, text):
         made = re.sub(r"LEAF\((\w)\)", lambda m: "(" + re.sub(r"\bw\b", m.group(1), item) + ")", rng.choice(MADE))
         return bound(rng, made, next(n)) if rng.random() < 0.4 else made
 
-    return re.sub(r"for w in ws \{", loop, text)
+    text = re.sub(r"for w in ws \{", loop, text)
+    if rng.random() < 0.5:
+        return text
+
+    def leaf(v):
+        return "(" + re.sub(r"\bw\b", v, item) + ")"
+
+    walk = f"fn walk(ws, x) {{ let ys = (); for v in ws {{ x = tanh(x + {leaf('v')}); ys = append(ys, (x, float(sum(x)))) }}; ys }}"
+    gives = re.sub(r"LEAF\((\w)\)", lambda m: leaf(m.group(1)), rng.choice(GIVEN))
+    return re.sub(r"\bg\(", "gives(", text).replace("\nfor n in ", f"\n{walk}\n{gives}\nfor n in ", 1)
 
 
 NAMED = ["x: [s0, s1], y: [s0, ...]", "x: [s0, ...], y: [s0, ...]", "x: [s0, s1], y: [s2, s3]", "x: [..., s1], y: [..., s3]", "x: [s0, _], y"]
