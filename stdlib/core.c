@@ -196,6 +196,8 @@ qn_value builtin_len(qn_vm *vm, const qn_value *args) {
   switch ((int)value_tag_of(x)) {
   case TAG_RECORD: return value_int(value_record(x)->len);
   case TAG_LIST:
+    if (value_is_stacked(x)) return rec_length(vm, stacked_lead(x));
+    break;
   case TAG_STR:
   case TAG_RANGE: break;
   case TAG_ARRAY:

@@ -40,6 +40,8 @@ typedef struct turns_over {
   qn_value *
       state; /* what a turn changes: the list of map; of fold the arguments of f, of which the first one is the state */
   span at;
+  const char *fn; /* of a reduction: its name, and what takes two items */
+  op_id combine;
 } turns_over;
 
 /* Begins the loop. It may be captured if it goes over the rows of an array, or over numbers. */
@@ -518,6 +520,48 @@ static qn_value number_item(qn_vm *vm, const char *fn, sequence *s, int64_t i) {
   return value_fail(vm, item);
 }
 
+/* The state becomes what it gives with the item. */
+static qn_value combine_turn(void *ctx, qn_value number, rec_exit *how) {
+  turns_over *t = ctx;
+  qn_value made = use2(t->vm, t->combine, value_retain(t->state[0]), turns_item(t, number), NULL);
+  *how = value_is_error(made) ? REC_ERROR : REC_VALUE;
+  if (value_is_error(made)) return made;
+  value_release(t->vm, t->state[0]);
+  t->state[0] = made;
+  return value_nil();
+}
+
+/* What a reduction makes of a stacked list of `n` items, one or more, the first of which it begins with (`sum`, taken over). */
+static qn_value reduce_turns(turns_over *t, qn_value sum) {
+  qn_vm *vm = t->vm;
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &sum);
+  t->state = &sum;
+  rec_tries tries = turns_begin(t);
+  const rec_slots slots = {&t->state, 1};
+  rec_answer answer = REC_NOT_YET;
+  bool ok = !tries.parts || rec_part_turn(vm, slots, &tries);
+  for (int64_t i = 1; i < t->s->n && ok && answer == REC_NOT_YET; i++) {
+    answer = turns_offer(t, i, combine_turn, 0, &tries);
+    if (answer != REC_NOT_YET) break;
+    rec_exit how;
+    (void)combine_turn(t, value_int(i), &how);
+    ok = how == REC_VALUE && !vm_poll_item(vm, i) && (!tries.parts || rec_part_turn(vm, slots, &tries));
+  }
+  rec_loop_ends(vm, &tries);
+  vm_disown(vm, &held);
+  return ok && answer != REC_FAILED ? sum : value_fail(vm, sum);
+}
+
+/* As reduce, of the items of a stacked list that are arrays or numbers. */
+static qn_value reduce_stacked(qn_vm *vm, const char *fn, op_id combine, qn_value empty, qn_value x) {
+  sequence s = {.v = x, .n = value_array(stacked_lead(x))->shape[0]};
+  qn_value sum = number_item(vm, fn, &s, 0);
+  if (value_is(sum, TAG_BOOL) && !value_is(empty, TAG_UNSET)) sum = use2(vm, combine, empty, sum, NULL);
+  turns_over t = {.vm = vm, .s = &s, .fn = fn, .combine = combine};
+  return value_is_error(sum) ? sum : reduce_turns(&t, sum);
+}
+
 /* A reduction of an array, by `op`, or of the items of a sequence, which `combine` takes two at a time. `args` are x, axis and keepdims.
  * `empty` is the result for a sequence without items; if it is unset such a sequence is an error. */
 static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_value empty, const qn_value *args) {
@@ -542,6 +586,8 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
       return op2(vm, combine, empty, x, NULL);
     return value_retain(x);
   }
+  if (value_is_stacked(x) && value_array(stacked_lead(x))->shape[0] > 0)
+    return reduce_stacked(vm, fn, combine, empty, x);
   sequence s;
   if (!sequence_of(vm, fn, x, &s)) return value_error();
   if (s.n == 0) {
@@ -576,12 +622,32 @@ qn_value builtin_min(qn_vm *vm, const qn_value *args) {
   return reduce_any(vm, "min", OP_min, OP_minimum, value_unset(), args);
 }
 
+/* Are the items of a stacked list arrays or numbers, and nothing else? */
+static bool stacked_is_plain(qn_value x) {
+  qn_value shape = value_list(x)->items[STACKED_SHAPE];
+  return value_is(shape, TAG_UNSET) || (value_is(shape, TAG_SIGNAL) && !stacked_is_count(shape));
+}
+
+/* A rank-0 bool array (taken over) as a host bool. */
+static qn_value truth_of_all(qn_vm *vm, qn_value all) {
+  return value_is_error(all) ? all : used(vm, all, rec_host_number(vm, all, WEAK_BOOL));
+}
+
 /* any and all: of an array by `op`; of a list by asking the items until one answers `stop`, which is then the result. */
 static qn_value truth(qn_vm *vm, const char *fn, op_id op, bool stop, const qn_value *args) {
   qn_value x = args[0];
   if (is_array(x)) return reduce_any(vm, fn, op, op, value_bool(!stop), args);
   if (value_is(x, TAG_BOOL)) return value_retain(x);
   if (!value_is(x, TAG_LIST)) return arg_refuse(vm, fn, "a bool array or a list of conditions", x);
+  if (value_is_stacked(x)) {
+    qn_value lead = stacked_lead(x);
+    bool conditions = is_array(lead) && value_array(lead)->rank == 1 && dtype_is_bool(value_array(lead)->dtype) &&
+                      stacked_is_plain(x);
+    if (conditions) return truth_of_all(vm, op_reduce(vm, op, lead, 1, false));
+    if (value_is_error(x = rec_unstacked(vm, x))) return x;
+    qn_value plain[1] = {x};
+    return used(vm, x, truth(vm, fn, op, stop, plain));
+  }
   const qn_list *l = value_list(x);
   for (uint32_t i = 0; i < l->len; i++) {
     int answer = rec_truth(vm, l->items[i], SPAN_NONE);

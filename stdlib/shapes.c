@@ -362,8 +362,16 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
 
 /* stack of a list of any length. */
 static __attribute__((noinline)) qn_value stack_stacked(qn_vm *vm, qn_value list, int64_t axis) {
-  qn_value out = axis == 0 ? rec_stacked_whole(vm, list) : value_unset();
-  if (!value_is(out, TAG_UNSET)) return out;
+  qn_value out = rec_stacked_whole(vm, list);
+  int rank = value_is(out, TAG_ARRAY) ? value_array(out)->rank : 0;
+  if (axis < 0) axis += rank;
+  if (rank && axis > 0 && axis < rank) { /* the items lie side by side, in place of one behind the other */
+    int order[ARRAY_MAX_RANK];
+    for (int k = 0; k < rank; k++) order[k] = k < axis ? k + 1 : k == axis ? 0 : k;
+    return used(vm, out, op_permute(vm, out, order));
+  }
+  if (value_is_error(out) || (rank && axis == 0)) return out;
+  if (rank) value_release(vm, out);
   list = rec_unstacked(vm, list);
   if (value_is_error(list)) return list;
   const qn_list *l = value_list(list);

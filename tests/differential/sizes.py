@@ -439,6 +439,9 @@ MADE = ["for w in ws[1:] {", "for w in ws[:-1] {", "for w in ws[::-1] {", "for w
         "let rows = stack(map(ws, fn(v) LEAF(v) * f32([1, 1, 1]))); for (w, r) in zip(ws, rows) { x = x * 0.5 + r; ", "let l = ws[1:]; for w in l {",
         "x = x * 0.5 + try { sum(stack(ws[3:])) } catch e { 1 }; for w in ws {", "y = y + try { sum(concat(ws[i:])) } catch e { x }; for w in ws {",
         "for j in 0..5 { x = x * 0.5 + sum(stack(append(ws[j:], ws[0]))) }; for w in ws {",
+        "let l = map(ws, fn(v) LEAF(v) * f32([1, 1, 1])); x = x * 0.5 + sum(l) * 0.1 + try { max(l[1:]) } catch e { 1 }; y = y - min(append(l, x)); for w in ws {",
+        "let s = map(ws, fn(v) sum(LEAF(v))); if any(map(s, fn(v) v > 1)) and not all(map(s, fn(v) v > 0)) { x = x - sum(s) / (1 + ws.len()) }; for w in ws {",
+        "let l = map(ws, fn(v) float(sum(LEAF(v))) * 0.5); x = x * (sum(l) + prod(l[:3])) * 0.1; y = y + max(l + (0.5,)); for w in reverse(ws) {",
         "let huge = map(ws, fn(v) float(sum(LEAF(v))) * 1e38); x = x * 0.5 + try { max(stack(huge[1:])) / 1e38 } catch e { 1 }; for w in ws {"]
 # Functions that give such lists; g is what the program calls.
 GIVEN = ["fn gives(ws, x, b) = ws", "fn gives(ws, x, b) = (map(ws, fn(v) LEAF(v) * x), g(ws, x, b))", "fn gives(ws, x, b) { let l = ws[1:]; {l: l, r: reverse(l), n: len(l), g: g(ws, x, b)} }",
