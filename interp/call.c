@@ -390,7 +390,8 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   /* The error already has a trace: it comes from a function that the builtin called, or the builtin rethrew it. */
   raise_outside(vm, at);
   raise_through(vm, at, NULL);
-  ip->place.rethrown = info->def.effect == BUILTIN_STATE || info->def.effect == BUILTIN_RAISES;
+  ip->place.rethrown =
+      info->def.effect == BUILTIN_STATE || info->def.effect == BUILTIN_DRAWS || info->def.effect == BUILTIN_RAISES;
 }
 
 static __attribute__((noinline, cold)) bool plain_for_builtin(qn_vm *vm, const builtin_info *info, qn_value *args) {
@@ -399,12 +400,13 @@ static __attribute__((noinline, cold)) bool plain_for_builtin(qn_vm *vm, const b
   return true;
 }
 
-/* Calls a builtin on arguments that lie on the stack, one for each parameter, and tells the recorder. Owned, or the error value. */
-static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
+/* Calls a builtin on arguments that lie on the stack, one for each parameter, and tells the recorder. `n` is the call's node; NULL: C calls. Owned, or the
+ * error value. */
+static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at, const n_call *n) {
   int told;
   qn_value r;
   if (__builtin_expect(vm->asked.stacked, 0) && !plain_for_builtin(vm, info, args)) return value_error();
-  rec_answer answer = rec_builtin(vm, &info->def, &info->sig, args, at, &told, &r);
+  rec_answer answer = rec_builtin(vm, &info->def, &info->sig, args, at, n && n->unused, &told, &r);
   if (answer != REC_NOT_YET) return answer == REC_DONE ? r : value_error();
   span outer = interp_of(vm)->place.calling;
   interp_of(vm)->place.calling = at;
@@ -622,7 +624,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     qn_value *args = vm->sp;
     if (!bind(vm, &p, pos, npos, kw, nkw)) break;
     qn_value *lent = lend_moved(vm, n, fp, info, args);
-    r = run_builtin(vm, info, args, at);
+    r = run_builtin(vm, info, args, at, n);
     if (!(n && n->stacks) && !value_is_error(r) && !rec_plain_field(vm, &r)) r = value_fail(vm, r);
     if (value_is_error(r)) {
       if (lent) *lent = value_retain(args[n->moved_arg]);
@@ -836,7 +838,7 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
                            : evaluate_arguments(vm, n, fp, args, 0, NULL);
   if (value_stops(stopped)) return vm_pop_with(vm, args, stopped);
   if (info->moves) lent = lend_moved(vm, n, fp, info, args);
-  qn_value r = run_builtin(vm, info, args, n->h.at);
+  qn_value r = run_builtin(vm, info, args, n->h.at, n);
   if (__builtin_expect(vm->asked.stacked, 0) && !n->stacks && !value_is_error(r) && !rec_plain_field(vm, &r))
     r = value_fail(vm, r);
   if (__builtin_expect(value_is_error(r), 0)) {
@@ -1019,7 +1021,8 @@ qn_value call_counting(qn_vm *vm, node *h, qn_value *fp, qn_value *bounds, bool 
   int offers = rec_range(vm, bounds, &bounds[COUNT_FIRST], &bounds[COUNT_END]);
   *counts = offers > 0;
   if (offers < 0) r = raise_at(vm, h->at);
-  if (offers == 0 && value_is_error(r = run_builtin(vm, info, args, h->at))) note_arguments(vm, n, info, args, false);
+  if (offers == 0 && value_is_error(r = run_builtin(vm, info, args, h->at, n)))
+    note_arguments(vm, n, info, args, false);
   return vm_pop_with(vm, args, r);
 }
 

@@ -184,6 +184,7 @@ typedef struct n_call {
    * passes them without taking references. */
   uint8_t borrows;
   uint8_t stacks;    /* call_stacks */
+  bool unused;       /* it is a statement whose value nobody uses */
   uint8_t missing;   /* if it borrows: a bit for each parameter that gets its default */
   uint32_t n, nrest; /* how many arguments there are; once laid out, how many of them the rest parameter takes */
   call_arg args[];

@@ -707,6 +707,7 @@ static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
   bool call = n->kind == AST_call || n->kind == AST_method;
   if (!out || used || !call) return out;
   node *made = out;
+  if (made->eval == eval_call || made->eval == eval_method) ((n_call *)made)->unused = true;
   out = lost_call(r, n, made, NULL);
   if (!out || r->scope->library || out != made) return out;
   n_one *lost = node_new(r, sizeof *lost, eval_lost, n);

@@ -27,6 +27,7 @@ typedef enum builtin_effect {
   BUILTIN_PURE, /* only its arguments: may be recorded (ops inside append nodes), repeated, dropped if unused */
   BUILTIN_READ, /* reads the outside or data of arrays: ends a segment when recorded */
   BUILTIN_TAP,  /* returns nil and only writes out (print, save): in a recorded call it becomes a step, kept in order */
+  BUILTIN_DRAWS,  /* as TAP, but gives what it has written: it is one where nobody uses that */
   BUILTIN_STATE,  /* changes the VM (seed) or the outside */
   BUILTIN_RAISES, /* ends with an error: an effect, but an arm that does it can be captured (branches.c) */
   BUILTIN_HIGHER, /* calls functions it is given (tree_map, grad): pure if they are */

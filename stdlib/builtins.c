@@ -3,7 +3,7 @@
 #include "stdlib/modules.h"
 #include "stdlib/stdlib.h"
 
-/* A TAP is not made again by a call that is made again. */
+/* A TAP is not made again by a call that is made again. (A DRAWS that is no tap ends the capture, so it is never among those that were made.) */
 static qn_value call_tap(qn_vm *vm, builtin_fn call, const qn_value *args) {
   if (!rec_tap_due(vm, args)) return value_nil();
   qn_value result = call(vm, args);
@@ -18,6 +18,7 @@ static qn_value call_tap(qn_vm *vm, builtin_fn call, const qn_value *args) {
 #define WRAP_CHOICE(name)
 #define WRAP_TAP(name)                                                                                                 \
   static qn_value tap_##name(qn_vm *vm, const qn_value *args) { return call_tap(vm, builtin_##name, args); }
+#define WRAP_DRAWS(name) WRAP_TAP(name)
 #define BUILTIN(name, signature, effect, doc) WRAP_##effect(name)
 #include "stdlib/builtins.def"
 
@@ -28,6 +29,7 @@ static qn_value call_tap(qn_vm *vm, builtin_fn call, const qn_value *args) {
 #define CALL_HIGHER(name) builtin_##name
 #define CALL_CHOICE(name) builtin_##name
 #define CALL_TAP(name) tap_##name
+#define CALL_DRAWS(name) tap_##name
 static const builtin_def rows[] = {
 #define BUILTIN(name, signature, effect, doc) {#name, signature, BUILTIN_##effect, doc, CALL_##effect(name), WORK_ANY},
 #define BUILTIN_WORK(name, work, signature, effect, doc)                                                               \

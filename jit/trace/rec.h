@@ -618,15 +618,16 @@ void rec_builtin_failed(qn_vm *vm, const qn_value *args, int nargs);
 QN_MUST_CHECK bool rec_try_caught(qn_vm *vm, const struct recording *in, const qn_error_object *e, bool seen);
 /* A builtin is about to run on these arguments, one for each parameter, which the caller owns. Traced numbers among them become plain,
  * unless the parameter is data. Before an effect (any builtin but PURE, HIGHER and CHOICE ones) pending work that can fail is done, and
- * inside a vmap arguments become those of all lanes. A TAP of a call that is captured gets arguments with data.
+ * inside a vmap arguments become those of all lanes. A TAP of a call that is captured, and a DRAWS if its result is `unused`, gets arguments with data.
  * REC_NOT_YET: the builtin is to be called, and then, unless *told is 0, rec_told with its result. REC_DONE: it is not to be called, and
  * *result (owned) is what it gives. REC_FAILED: with an error raised. */
 QN_MUST_CHECK rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args,
-                                          span at, int *told, qn_value *result);
+                                          span at, bool unused, int *told, qn_value *result);
 static inline rec_answer rec_builtin(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
-                                     int *told, qn_value *result) {
+                                     bool unused, int *told, qn_value *result) {
   *told = 0;
-  return __builtin_expect(vm->rec == NULL, 1) ? REC_NOT_YET : rec_builtin_call(vm, def, sig, args, at, told, result);
+  return __builtin_expect(vm->rec == NULL, 1) ? REC_NOT_YET
+                                              : rec_builtin_call(vm, def, sig, args, at, unused, told, result);
 }
 /* Takes over and gives a builtin's result (which may be the error value), or the error value with an error raised: inside a gradient floats
  * must not lose their derivative. */

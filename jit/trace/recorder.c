@@ -908,11 +908,11 @@ static rec_answer fail_unworded(qn_vm *vm, const builtin_def *def, const qn_valu
   return truth < 0 ? REC_FAILED : truth ? REC_DONE : vm->rec == r ? raise_unworded(r, args[1]) : REC_NOT_YET;
 }
 
-rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at, int *told,
-                            qn_value *result) {
+rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
+                            bool unused, int *told, qn_value *result) {
   rec_at(vm, at);
   builtin_effect effect = def->effect;
-  if (effect == BUILTIN_TAP && taps_possible(vm->rec)) {
+  if ((effect == BUILTIN_TAP || (effect == BUILTIN_DRAWS && unused)) && taps_possible(vm->rec)) {
     rec_answer answer = make_tap(vm->rec, def, args, sig->nparams, at, told, result);
     if (answer != REC_NOT_YET || *told) return answer;
   }
@@ -935,7 +935,8 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
   bool effects = !followed && effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE &&
                  !(effect == BUILTIN_RAISES && vm->rec && (vm->rec->arm || vmap_catches(vm->rec)));
   /* their results only give back what they were given */
-  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE || effect == BUILTIN_RAISES;
+  bool outputs =
+      effect == BUILTIN_TAP || effect == BUILTIN_DRAWS || effect == BUILTIN_STATE || effect == BUILTIN_RAISES;
   if (effects && vm->rec &&
       !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
     return REC_FAILED;
