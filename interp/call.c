@@ -227,11 +227,12 @@ static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const fn_
 }
 
 /* The result of a function of the program (owned), in a recording with stacked lists: those that the reader of the call `n` (NULL: C) does not know of
- * become ordinary ones. Owned, or the error value. */
+ * become ordinary ones, but for fields of a record. Owned, or the error value. */
 static __attribute__((noinline, cold)) qn_value known_result(qn_vm *vm, const fn_code *code, const n_call *n,
                                                              qn_value r) {
   enum call_stacks known = n && !code->result && op_deferred(vm) ? n->stacks : STACKS_NONE;
-  if (known == STACKS_RESULT || (known == STACKS_VALUE && value_is_stacked(r))) return r;
+  if (known == STACKS_RESULT || (known == STACKS_VALUE && value_is_stacked(r)) || (n && value_is(r, TAG_RECORD)))
+    return r;
   return rec_plain(vm, &r) ? r : value_fail(vm, r);
 }
 

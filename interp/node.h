@@ -295,6 +295,7 @@ typedef struct lvalue lvalue;
 struct lvalue {
   uint8_t kind;
   bool defines; /* it is a new binding, by let (a global need not have a value yet) */
+  bool stacks;  /* of a variable: all that reads it takes a stacked list */
   span at;
   uint32_t slot;
   global_cell *cell;

@@ -207,8 +207,10 @@ static void lets_end(resolver *r, uint32_t first) {
   const function *f = r->fn;
   for (uint32_t i = f->nvars; i > first; i--) {
     const variable *v = &f->vars[i - 1];
-    if (v->initial && v->stackable && v->reads == v->stackable && !v->captured && !rebound_since(r, v->slot, v->made))
-      note_stackable(r, v->initial);
+    if (!v->target || !v->stackable || v->reads != v->stackable || v->captured || rebound_since(r, v->slot, v->made))
+      continue;
+    v->target->stacks = true;
+    if (v->initial) note_stackable(r, v->initial);
   }
 }
 
@@ -270,8 +272,12 @@ void note_result(resolver *r, const node *value) {
   if (value->eval == eval_call || value->eval == eval_method) ((n_call *)(uintptr_t)value)->stacks = STACKS_RESULT;
   const n_items *list = value->eval == eval_list ? (const n_items *)value : NULL;
   for (uint32_t i = 0; list && i < list->n; i++) note_stackable(r, list->items[i]);
-  const n_record *record = value->eval == eval_record && !value->flag ? (const n_record *)value : NULL;
-  for (uint32_t i = 0; record && i < record->n; i++) note_stackable(r, record->fields[i].value);
+}
+
+void note_destructured(resolver *r, const node *value) {
+  if (value->eval == eval_call || value->eval == eval_method) ((n_call *)(uintptr_t)value)->stacks = STACKS_RESULT;
+  const n_items *list = value->eval == eval_list ? (const n_items *)value : NULL;
+  for (uint32_t i = 0; list && i < list->n; i++) note_stackable(r, list->items[i]);
 }
 
 bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool call) {
@@ -583,8 +589,10 @@ static lvalue *let_lvalue(resolver *r, const ast_node *n, bool expects_use) {
   qn_str *name = n->u.s;
   if (strcmp(name->text, "_") == 0) return lvalue_new(r, LVALUE_NONE, n->at);
   if (!defines_global(r)) {
-    const variable *v = declare(r, name, n->at, expects_use);
-    return v ? lvalue_variable(r, n, name, NULL, v) : NULL;
+    variable *v = declare(r, name, n->at, expects_use);
+    if (!v) return NULL;
+    v->made = r->fn->uses.nevents;
+    return v->target = lvalue_variable(r, n, name, NULL, v);
   }
   global_cell *c = scope_cell(r->vm, r->scope, name);
   lvalue *p = c && note_assigned(r, c, 0) ? lvalue_variable(r, n, name, c, NULL) : NULL;

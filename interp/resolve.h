@@ -18,13 +18,14 @@ typedef struct variable {
   span decl;
   span value; /* in `let f = fn(...) ...`: the text of that function */
   uint32_t reads;
-  uint32_t stackable;  /* how many of these a stacked list may answer */
-  const node *initial; /* what a let binds it to; NULL: something else, or it is not known */
-  uint32_t made;       /* how many assignments the walk had met by then */
-  bool expects_use;    /* made by let or fn, so that never reading it is worth a warning */
-  bool captured;       /* a function value has captured it */
-  bool warned;         /* a warning has said that it was rebound after that */
-  bool function;       /* the statement that made it bound it to a function */
+  uint32_t stackable;    /* how many of these a stacked list may answer */
+  const node *initial;   /* what a let binds it to; NULL: something else, or it is not known */
+  struct lvalue *target; /* what binds it in a let or a loop; NULL: something else */
+  uint32_t made;         /* how many assignments the walk had met by then */
+  bool expects_use;      /* made by let or fn, so that never reading it is worth a warning */
+  bool captured;         /* a function value has captured it */
+  bool warned;           /* a warning has said that it was rebound after that */
+  bool function;         /* the statement that made it bound it to a function */
 } variable;
 
 typedef struct captured {
@@ -190,6 +191,8 @@ QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_m
 void note_stackable(resolver *r, const node *read);
 /* Likewise of what a function is worth if no statement before has returned: a value, or one in a list or record that is made there. */
 void note_result(resolver *r, const node *value);
+/* Likewise of a value that a pattern takes apart, whose variables say whether they may hold one (lvalue.stacks). */
+void note_destructured(resolver *r, const node *value);
 /* Notes that a variable of the function f is read. False with an error raised. */
 QN_MUST_CHECK bool note_read(resolver *r, function *f, variable *v);
 

@@ -144,6 +144,7 @@ static node *record_expression(resolver *r, const ast_node *n) {
       f->value = value->kind == AST_fn ? function_node(r, value, kid->u.s, false) : expression(r, value);
     }
     if (!f->value) return NULL;
+    if (f->name) note_stackable(r, f->value); /* whoever reads a field says what it takes */
     out->n++;
   }
   return &out->h;

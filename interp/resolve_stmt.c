@@ -355,10 +355,8 @@ static node *let_node(resolver *r, const ast_node *n, bool tail) {
   if (p && global) note_pattern(r, pattern);
   if (p && value->kind == AST_fn && r->fn->nvars > first) r->fn->vars[first].value = value->at;
   for (uint32_t i = first; p && value->kind == AST_fn && i < r->fn->nvars; i++) r->fn->vars[i].function = true;
-  if (p && pattern->kind == AST_name && r->fn->nvars > first) {
-    r->fn->vars[first].initial = v;
-    r->fn->vars[first].made = r->fn->uses.nevents;
-  }
+  if (p && pattern->kind == AST_name && r->fn->nvars > first) r->fn->vars[first].initial = v;
+  if (p && !global && is_pattern(pattern)) note_destructured(r, v);
   if (p && warned) /* one warning is enough: it counts as read, so that none says it is never used */
     for (uint32_t i = first; i < r->fn->nvars; i++) r->fn->vars[i].reads++;
   return p ? store_node(r, n, p, v) : NULL;

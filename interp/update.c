@@ -261,7 +261,16 @@ static bool detach_items(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_valu
   return true;
 }
 
+/* Binds an item (taken over; may be the error value) of what a pattern takes apart. */
+static bool item_put(qn_vm *vm, const lvalue *to, qn_value *fp, const qn_value *values, qn_value item) {
+  if (value_is_error(item)) return false;
+  if (to->stacks || rec_plain_field(vm, &item)) return lvalue_put(vm, to, fp, values, item);
+  value_release(vm, item);
+  return false;
+}
+
 static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
+  if (!rec_plain_field(vm, &v)) return value_release(vm, v), false;
   if (!rec_length_seen(vm, v)) return false;
   int64_t n = value_is(v, TAG_LIST)                                ? value_list(v)->len
               : value_is(v, TAG_RANGE)                             ? range_length(value_range(v))
@@ -279,7 +288,7 @@ static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *v
     qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
                     : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
                                              : op_index_row(vm, v, i);
-    ok = !value_is_error(item) && lvalue_put(vm, p->items[i], fp, values, item);
+    ok = item_put(vm, p->items[i], fp, values, item);
     values += p->items[i]->nvalues;
   }
   if (!ok) raise_at(vm, p->at);
@@ -288,6 +297,7 @@ static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *v
 }
 
 static bool record_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
+  if (!rec_plain_field(vm, &v)) return value_release(vm, v), false;
   bool ok = value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE);
   if (!ok) {
     text_buf t = {.vm = vm};
@@ -297,8 +307,7 @@ static bool record_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value 
   }
   for (uint32_t i = 0; ok && i < p->n; i++) {
     qn_value item = field_of(vm, v, p->fields[i], p->items[i]->at, NULL);
-    ok = !value_is_error(item) && (rec_plain_field(vm, &item) ? lvalue_put(vm, p->items[i], fp, values, item)
-                                                              : (value_release(vm, item), false));
+    ok = item_put(vm, p->items[i], fp, values, item);
     values += p->items[i]->nvalues;
   }
   if (!ok) raise_at(vm, p->at);

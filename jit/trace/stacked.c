@@ -373,23 +373,30 @@ qn_value rec_unstacked(qn_vm *vm, qn_value list) {
   return out ? value_obj(TAG_LIST, out) : value_error();
 }
 
-/* How deep in results and arguments stacked lists are looked for: value_and_grad gives (value, gradients), and these may be of several arguments that
- * have them as deep as places are (stack_place). */
-enum { STACKED_DEPTH = 3 + PLACE_DEPTH };
+/* How deep in results and arguments stacked lists are looked for, and among how many parts. Results of graphs have no more of them; of values that the
+ * interpreter has, in which parts may lie many times over, it is looked at the first levels: value_and_grad gives (value, gradients), and these may be of
+ * several arguments that have such lists as deep as places are (stack_place). */
+enum { STACKED_LEVELS = 3 + PLACE_DEPTH, STACKED_LOOK = 1 << 16 };
 
-static bool holds_stacked(qn_value v, int depth) {
-  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return false;
+static bool holds_within(qn_value v, int depth, uint32_t *left) {
+  if ((!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) || !*left) return false;
   if (value_is_stacked(v)) return true;
   uint32_t n;
   const qn_value *items = value_parts(v.u.p, &n);
+  --*left;
   for (uint32_t i = 0; i < n && depth; i++)
-    if (holds_stacked(items[i], depth - 1)) return true;
+    if (holds_within(items[i], depth - 1, left)) return true;
   return false;
 }
 
+static bool holds_stacked(qn_value v) {
+  uint32_t left = STACKED_LOOK, all = UINT32_MAX;
+  return holds_within(v, PATTERN_DEPTH, &left) || (!left && holds_within(v, STACKED_LEVELS, &all));
+}
+
 /* Owned, or the error value. */
-static qn_value without_stacked(qn_vm *vm, qn_value v, int depth) {
-  if (!holds_stacked(v, depth)) return value_retain(v);
+static qn_value without_stacked(qn_vm *vm, qn_value v) {
+  if (!holds_stacked(v)) return value_retain(v);
   if (value_is_stacked(v)) return rec_unstacked(vm, v);
   bool list = value_is(v, TAG_LIST);
   uint32_t n;
@@ -398,7 +405,7 @@ static qn_value without_stacked(qn_vm *vm, qn_value v, int depth) {
   if (!copy) return value_error();
   qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy), *to = value_parts(copy, &n);
   for (uint32_t i = 0; i < n; i++) {
-    qn_value made = without_stacked(vm, items[i], depth - 1);
+    qn_value made = without_stacked(vm, items[i]);
     if (value_is_error(made)) return value_fail(vm, out);
     to[i] = made;
   }
@@ -406,16 +413,16 @@ static qn_value without_stacked(qn_vm *vm, qn_value v, int depth) {
 }
 
 qn_value stacked_results(qn_vm *vm, qn_value v) {
-  if (value_is_error(v) || !holds_stacked(v, STACKED_DEPTH)) return v;
-  qn_value plain = without_stacked(vm, v, STACKED_DEPTH);
+  if (value_is_error(v) || !holds_stacked(v)) return v;
+  qn_value plain = without_stacked(vm, v);
   value_release(vm, v);
   return plain;
 }
 
 bool rec_make_plain(qn_vm *vm, qn_value *v) {
-  if (!holds_stacked(*v, STACKED_DEPTH)) return true;
+  if (!holds_stacked(*v)) return true;
   bool of_rows = value_is_stacked(*v) && (stacked_mark(*v) & STACKED_OF_ROWS);
-  qn_value plain = without_stacked(vm, *v, STACKED_DEPTH);
+  qn_value plain = without_stacked(vm, *v);
   if (value_is_error(plain)) return false;
   value_release(vm, *v);
   *v = plain;

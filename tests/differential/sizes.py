@@ -460,8 +460,8 @@ def bound(rng, loop, number):
     return f"{m[1]}let {l} = {m[3]}; {more}for {m[2]} in {l} {{{m[4]}"
 
 
-def made_of(seed, text):
-    """The program with loops over what is made of the list."""
+def made_of(seed, text, given):
+    """The program with loops over what is made of the list; with `given` it may also be given such lists."""
     rng = random.Random(seed)
     item = re.search(r"let item = (.*?);", text).group(1)
     n = itertools.count()
@@ -471,7 +471,7 @@ def made_of(seed, text):
         return bound(rng, made, next(n)) if rng.random() < 0.4 else made
 
     text = re.sub(r"for w in ws \{", loop, text)
-    if rng.random() < 0.5:
+    if not given or rng.random() < 0.5:
         return text
 
     def leaf(v):
@@ -541,7 +541,7 @@ def main():
     more = ["--set", "jit.regions=1"] if args.regions else []
     if args.long:
         more += ["--set", "jit.leaves=20"]
-    lists = (lambda seed: made_of(seed, lists_program(seed))) if args.made else lists_program
+    lists = (lambda seed: made_of(seed, lists_program(seed), not args.records)) if args.made else lists_program
     plain = make = turns_program if args.turns else arms_program if args.arms else lists if args.lists else ints_program if args.ints else program
     if args.named:
         make = lambda seed: name_sizes(seed, plain(seed))
