@@ -342,11 +342,15 @@ static bool can_inline(const graph *g, const graph_node *n, int part) {
   return true;
 }
 
-/* Can an arm be computed by lanes that do not take it? (Sums of host ints do not count: where they fail, the call is made again.) */
+/* Can an arm be computed by lanes that do not take it, and if none takes it? (Sums of host ints do not count: where they fail, the call is made
+ * again. Places that are known to lie inside are so where the arm is taken.) */
 static bool is_plain(const graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
-    if (graph_kind_has_regions(n->kind) || n->kind == NODE_TAP || (graph_fallible(g, i) && !n->type.weak)) return false;
+    if (graph_kind_has_regions(n->kind) || n->kind == NODE_TAP) return false;
+    const op_raises raises = n->kind == NODE_OP ? (op_raises)op_rows[n->op].raises : RAISES_never;
+    if (raises == RAISES_bounds) return false;
+    if (graph_fallible(g, i) && raises != RAISES_weak_range && !(n->type.weak && raises == RAISES_never)) return false;
   }
   return true;
 }
