@@ -1056,7 +1056,9 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
   if (site->stacked && may_stack(vm, site)) stack_more(vm, site, list, &why);
   if (!list->first) return true;
-  if (list->count >= entries_for(vm, site, list) && list->count < (uint64_t)vm->tune[TUNE_jit_entries]) return false;
+  bool asked = vm->asked.sync_once || value_is(vm->asked.watched_fn, TAG_FN); /* for the code of this very call */
+  if (!asked && list->count < (uint64_t)vm->tune[TUNE_jit_entries] && list->count >= entries_for(vm, site, list))
+    return false;
   if (!why.len) *wish = wish_for(vm, site, list, c, &why);
   if (!why.len && !*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
     specialization_fits(vm, list->first, site, c, &why);
