@@ -221,47 +221,101 @@ qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int
 
 /* ---- from text ---------------------------------------------------------------------------------------------------------------------- */
 
+/* What graph_runnable goes through. */
+typedef struct runnable {
+  arena scratch;
+  char *why;
+  size_t size;
+} runnable;
+
 /* Is a size a number or, in a region, made of numbers of a turn? */
 static bool is_sized(const graph *g, qn_dim d, bool region) {
   return d >= 0 || (region && ~d < (qn_dim)g->dims.n && dim_is_number(&g->dims, d));
 }
 
+/* Does node i hold rows that a loop keeps? `rows`: which nodes before do, and `inputs`, of a region, which inputs. How many rows there are is no
+ * number before the loop has run. So they are only handed on into regions, turned, and read by indices that are checked; nothing follows of
+ * their number. */
+static bool is_rows(const graph *g, uint32_t i, const bool *rows, const bool *inputs) {
+  const graph_node *n = &g->nodes[i], *of = n->nin ? &g->nodes[n->in[0]] : NULL;
+  switch ((graph_kind)n->kind) {
+  case NODE_INPUT: return inputs && inputs[n->payload.input];
+  case NODE_PROJ:
+    return of->kind == NODE_LOOP && n->payload.index >= graph_loop_carries(of) &&
+           n->payload.index < of->payload.regions[1]->noutputs;
+  case NODE_OP:
+    if ((n->op != OP_permute && n->op != OP_index) || !rows[n->in[0]]) return false;
+    for (int k = 0; k < n->type.rank; k++)
+      if (n->type.shape[k] < 0) return true;
+    return false;
+  default: return false;
+  }
+}
+
+static bool takes_rows(const graph_node *n, int operand) {
+  if (n->kind == NODE_OP) return (n->op == OP_permute || n->op == OP_index) && operand == 0;
+  return n->kind == NODE_IF ? operand > 0 : n->kind == NODE_LOOP && (uint32_t)operand >= graph_loop_carries(n);
+}
+
+static bool part_runnable(runnable *x, const graph *g, bool region, const bool *inputs);
+
+static bool *flags(runnable *x, size_t n) {
+  bool *all = arena_alloc(&x->scratch, n + 1);
+  if (!all) snprintf(x->why, x->size, "out of memory");
+  return all;
+}
+
+/* The regions of a node, into which it may hand rows on. */
+static bool regions_runnable(runnable *x, const graph_node *n, const bool *rows) {
+  bool *inputs = flags(x, n->nin);
+  int first = n->kind == NODE_IF;
+  for (int k = first; k < n->nin && inputs; k++) inputs[k - first] = rows[n->in[k]];
+  return inputs && part_runnable(x, n->payload.regions[0], true, inputs) &&
+         part_runnable(x, n->payload.regions[1], true, inputs);
+}
+
 /* graph_runnable for a graph or a region of one. */
-static bool graph_part_runnable(const graph *g, bool region, char *why, size_t size) {
-  for (uint32_t i = 1; i < g->n; i++) {
+static bool part_runnable(runnable *x, const graph *g, bool region, const bool *inputs) {
+  bool any = false, *rows = flags(x, g->n);
+  for (uint32_t i = 1; i < g->n && rows; i++) {
     const graph_node *n = &g->nodes[i];
     if (n->kind == NODE_TAP && (n->payload.tap != GRAPH_TAP_MADE || n->type.weak)) {
-      snprintf(why, size, "%%%u is an effect, which only the compiler makes", (unsigned)i);
+      snprintf(x->why, x->size, "%%%u is an effect, which only the compiler makes", (unsigned)i);
       return false;
     }
-    /* how many rows a loop keeps is no number before it has run, and who reads them relies on it */
-    if (n->kind == NODE_LOOP && graph_loop_carries(n) != n->payload.regions[1]->noutputs) {
-      snprintf(why, size, "%%%u is a loop that keeps rows, which only the compiler makes", (unsigned)i);
+    for (int k = 0; k < n->nin; k++) {
+      if (!rows[n->in[k]] || takes_rows(n, k)) continue;
+      snprintf(x->why, x->size, "%%%u does more with a loop's rows than index them", (unsigned)i);
       return false;
     }
-    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
-      if (!graph_part_runnable(n->payload.regions[k], true, why, size)) return false;
+    if (graph_kind_has_regions(n->kind) && !regions_runnable(x, n, rows)) return false;
+    any |= rows[i] = is_rows(g, i, rows, inputs);
     bool sized = n->kind != NODE_OP || op_rows[n->op].shape_rule != SH_data;
-    for (int k = 0; k < n->type.rank; k++) sized &= is_sized(g, n->type.shape[k], region);
+    for (int k = 0; k < n->type.rank; k++) sized &= rows[i] || is_sized(g, n->type.shape[k], region);
     for (int k = 0; n->attr && k < n->attr->n; k++)
       sized &= is_sized(g, n->attr->d[k], region) || !op_attr_is_dim((op_id)n->op, k);
     if (!sized) {
-      snprintf(why, size, "a size of %%%u is no number", (unsigned)i);
+      snprintf(x->why, x->size, "a size of %%%u is no number", (unsigned)i);
       return false;
     }
   }
-  return true;
+  for (uint32_t i = 0; i < g->noutputs && rows; i++) {
+    if (!rows[g->outputs[i]]) continue;
+    snprintf(x->why, x->size, "it returns the rows of a loop");
+    return false;
+  }
+  if (any && g->dims.nfacts) snprintf(x->why, x->size, "it relies on the number of a loop's rows");
+  return rows && !(any && g->dims.nfacts);
 }
 
 bool graph_runnable(const graph *g, char *why, size_t size) {
-  const char *no;
-  if (g->noutputs && !graph_part_runnable(g, false, why, size)) return false;
-  if (g->noutputs && ranges_fit(g, &no)) return true;
-  if (g->noutputs) {
-    snprintf(why, size, "%s", no ? no : "out of memory");
-    return false;
-  }
-  snprintf(why, size, "it returns nothing");
+  const char *no = "it returns nothing";
+  runnable x = {.why = why, .size = size};
+  arena_init(&x.scratch, NULL);
+  bool ok = !g->noutputs || part_runnable(&x, g, false, NULL);
+  arena_free(&x.scratch);
+  if (!ok || (g->noutputs && ranges_fit(g, &no))) return ok;
+  snprintf(why, size, "%s", no ? no : "out of memory");
   return false;
 }
 
