@@ -277,6 +277,10 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   int nargs = site->nargs - 1;
   if (custom && value_is(site->args[nargs], TAG_RECORD))
     return raise_error(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
+  /* An arm or a turn that holds a region is not captured. Where nothing is differentiated the call needs none, unless somebody asks for the
+   * graph, which may be differentiated later. */
+  if (r->arm && !rec_derivatives(r) && !value_is(vm->asked.watched_fn, TAG_FN))
+    return vm->hooks.call(vm, f->captures[0], site->args, nargs, site->args[nargs]);
   leaves in = {.r = r}, out = {.r = r};
   qn_value args = value_unset(), y = value_error(), result = value_error();
   node_list arg_nodes = {0}, outs = {0};
