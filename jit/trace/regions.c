@@ -9,12 +9,14 @@
 #include <string.h>
 
 #include "jit/trace/anchors.h"
+#include "jit/trace/draws.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/tracers.h"
 #include "jit/trace/vmap.h"
+#include "jit/trace/ways.h"
 
 /* ---- rules ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -269,6 +271,47 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
   return NULL;
 }
 
+static bool waits_for_nothing(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
+
+/* Calls checkpoint(f) in an arm or a turn of which a gradient is taken: what is in these is kept or computed once more as the gradient of the arm
+ * decides. f is recorded apart and then joins the arm, and it reads floats from outside through aliases. So what its nodes give to the cotangent of
+ * one is summed up before it is added, as for a region that is computed once more; the same holds for each of its results. Owned, or the error
+ * value. */
+static qn_value call_within(struct recording *r, const qn_fn *f, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  qn_value *mark = vm->sp;
+  drawn_kept random = draws_keep(r);
+  struct recording *in = rec_arm_begin(r, NULL);
+  if (!in) return value_error();
+  vm_owned held;
+  vm_own(vm, &held, rec_drop, in);
+  qn_value y = vm->hooks.call(vm, f->captures[0], site->args, site->nargs - 1, site->args[site->nargs - 1]);
+  bool drawn = draws_put_back(r, &random);
+  bool ok = !value_is_error(y) && vm->rec == in;
+  if (ok && (drawn || in->regions.n || in->g->failed || in->g->dims.strict || graph_has_taps(in->g, 1) ||
+             !tree_each_part(vm, y, waits_for_nothing, in)))
+    ok = !error_pending(vm) && rec_give_up(in, BREAK_branch);
+  for (uint32_t k = 0; ok && k < in->g->ninputs; k++) {
+    const graph_type *t = &r->g->nodes[in->captures[k]].type;
+    if (t->weak || !dtype_is_float((qn_dtype)t->dtype)) continue;
+    ok = (in->captures[k] = graph_alias(r->g, in->captures[k], rec_site(r))) != 0 || (raise_memory(vm), false);
+  }
+  vm_pop_to(vm, mark);
+  rec_arm_end(in);
+  if (!ok)
+    y = value_fail(vm, y);
+  else if (!arm_splice(r, in, &y))
+    y = value_error();
+  vm_disown(vm, &held);
+  rec_free(in);
+  if (value_is_error(y)) return y;
+  leaves out = {.r = r};
+  qn_value result = tree_rebuild(vm, y, leaves_alias, &out);
+  leaves_free(&out);
+  value_release(vm, y);
+  return result;
+}
+
 qn_value region_call(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
@@ -281,6 +324,7 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
    * graph, which may be differentiated later. */
   if (r->arm && !rec_derivatives(r) && !value_is(vm->asked.watched_fn, TAG_FN))
     return vm->hooks.call(vm, f->captures[0], site->args, nargs, site->args[nargs]);
+  if (r->arm && !custom && !r->lanes) return call_within(r, f, site);
   leaves in = {.r = r}, out = {.r = r};
   qn_value args = value_unset(), y = value_error(), result = value_error();
   node_list arg_nodes = {0}, outs = {0};
