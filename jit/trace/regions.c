@@ -321,10 +321,11 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   if (custom && value_is(site->args[nargs], TAG_RECORD))
     return raise_error(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
   /* An arm or a turn that holds a region is not captured. Where nothing is differentiated the call needs none, unless somebody asks for the
-   * graph, which may be differentiated later. */
-  if (r->arm && !rec_derivatives(r) && !value_is(vm->asked.watched_fn, TAG_FN))
+   * graph or rewrites one, which may be differentiated later. */
+  if (r->arm && !r->lenient && !rec_derivatives(r) && !value_is(vm->asked.watched_fn, TAG_FN))
     return vm->hooks.call(vm, f->captures[0], site->args, nargs, site->args[nargs]);
-  if (r->arm && !custom && !r->lanes) return call_within(r, f, site);
+  if (r->arm && !r->lenient && !custom && !r->lanes && !value_is(vm->asked.watched_fn, TAG_FN))
+    return call_within(r, f, site);
   leaves in = {.r = r}, out = {.r = r};
   qn_value args = value_unset(), y = value_error(), result = value_error();
   node_list arg_nodes = {0}, outs = {0};
