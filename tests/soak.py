@@ -63,6 +63,7 @@ TESTS = {
     "differential.random_programs": Test(60, 65, "differential/run.py"),
     "differential.lanes": Test(40, 80, "differential/lanes.py"),
     "differential.control": Test(60, 400, "differential/control.py"),
+    "differential.control_twice": Test(20, 150, "differential/control.py", "--kind", "twice"),
     "differential.draws": Test(20, 130, "differential/draws.py"),
     "differential.guards": Test(40, 400, "differential/guards.py"),
     "differential.aliasing": Test(15, 1300, "differential/aliasing.py"),

@@ -124,6 +124,7 @@ typedef struct backward {
   uint32_t *proj_of;
   graph_region *regions; /* those that begin at `from` or later and lie in no other, by descending end */
   uint32_t nregions;
+  bool sums; /* nodes of wrt have cotangents from outside: these nodes are a region's, and perhaps the turn of a loop */
   uint32_t fresh; /* nodes from here on were made by the step in progress, and none of them is a cotangent yet */
   arena scratch;
   uint32_t *culprit;
@@ -365,6 +366,7 @@ static bool step_control(backward *b, uint32_t i) {
   graph_node n = g->nodes[i];
   uint32_t nout = graph_nresults(&n), ncarries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : 0;
   control_grad c = {.g = g, .node = i, .apart = b->rules && b->rules->apart};
+  c.derived = b->rules && b->rules->derived;
   c.given = arena_alloc(&b->scratch, 2 * (nout + (size_t)1) * sizeof *c.given);
   c.wanted = arena_alloc(&b->scratch, 2 * (n.nin + (size_t)1) * sizeof *c.wanted);
   c.so_far = arena_alloc(&b->scratch, 2 * (n.nin + (size_t)1) * sizeof *c.so_far);
@@ -402,6 +404,22 @@ static bool step_control(backward *b, uint32_t i) {
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
+/* The cotangent of an array of which one part is read, `ct`, where a sum over all turns is made of them: what is added to is that part of the sum,
+ * not an array of zeros around it, which would take a time like that of all turns together in each. 0: it is none of these. */
+static uint32_t add_to_part(backward *b, const grad_ctx *c, uint32_t ct) {
+  graph *g = b->g;
+  const graph_node *n = &g->nodes[ct];
+  const node_state *s = state_of(b, c->in[0]);
+  if (!b->sums || c->op != OP_index || !s->cotangent || g->nodes[c->in[0]].kind != NODE_INPUT) return 0;
+  if (n->kind != NODE_OP || n->op != OP_scatter || n->attr->mode != SCATTER_SET) return 0;
+  uint32_t in[ARRAY_MAX_RANK + 2], nin = n->nin;
+  op_attr attr = graph_attr(n);
+  attr.mode = SCATTER_ADD;
+  memcpy(in, n->in, nin * sizeof *in);
+  in[0] = s->cotangent;
+  return graph_op(g, OP_scatter, in, (int)nin, &attr, c->site);
+}
+
 /* Differentiates node i: contributes to its operands' cotangents. False with why. */
 static bool step(backward *b, uint32_t i) {
   graph *g = b->g;
@@ -428,8 +446,12 @@ static bool step(backward *b, uint32_t i) {
     if (!wanted[k] || !out[k]) continue;
     uint32_t j = n.in[k];
     graph_type type = g->nodes[j].type;
-    contribute(b, j, or_zeros(g, plain, grad_unbroadcast(&c, out[k], &type), c.site),
-               state_of(b, j)->plain ? in_way(g, &n, k, there) : 0, c.site);
+    uint32_t part = k == 0 && !plain ? add_to_part(b, &c, out[k]) : 0;
+    uint32_t in_its_way = state_of(b, j)->plain ? in_way(g, &n, k, there) : 0;
+    if (part)
+      state_of(b, j)->cotangent = part, state_of(b, j)->there = either(g, state_of(b, j)->there, in_its_way);
+    else
+      contribute(b, j, or_zeros(g, plain, grad_unbroadcast(&c, out[k], &type), c.site), in_its_way, c.site);
   }
   return !g->failed || out_of_memory(why, culprit);
 }
@@ -649,7 +671,7 @@ bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32
                     const uint32_t *wrt, const uint32_t *onto, int nwrt, const graph_rules *rules,
                     const graph_presence *there, uint32_t *grads, uint32_t *culprit, op_refusal *why) {
   backward b __attribute__((cleanup(backward_end))) = {
-      .g = g, .from = from ? from : 1, .rules = rules, .culprit = culprit, .why = why};
+      .g = g, .from = from ? from : 1, .rules = rules, .culprit = culprit, .why = why, .sums = onto != NULL};
   arena_init(&b.scratch, g->arena.vm);
   why->id = 0;
   *culprit = 0;

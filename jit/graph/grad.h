@@ -102,7 +102,7 @@ typedef struct control_grad {
   bool *wanted, *plain;
   uint32_t *so_far, *so_far_there;
   uint32_t *out, *out_there;
-  bool apart; /* graph_rules.apart */
+  bool apart, derived; /* those of graph_rules */
 } control_grad;
 /* Of the operands of `node` that are `wanted`, leaves those on which a result with a cotangent depends by floats all the way: what only decides
  * how long a loop runs, or which arm, has none, not even zeros, as where the turns are nodes of the graph. *any: is one left? False: memory
@@ -118,6 +118,8 @@ bool graph_counts_up(const graph *body, uint32_t k);
  * the turn's `ncarries` carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first`
  * that are better kept as rows than made once more. False: memory is short. */
 QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool *kept);
+/* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
+bool graph_may_be_row(const graph *g, uint32_t v);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);
 /* What it costs to make a node's value from its operands, in bytes that are written or read. */

@@ -15,6 +15,17 @@
  * once: it does not double with each level of nesting.
  *
  * Regions inside regions are differentiated by graph_vjp when it meets them in the copy.
+ *
+ * A gradient that will be differentiated itself (graph_rules.derived) makes no value of a turn once more that may have a cotangent: those of what is
+ * made twice would be summed apart, and then multiplied apart, where in unrolled turns all uses of a value are uses of one node. There the uses
+ * by the gradient, which come last in the graph, are met first, those by turn 0's gradient before those by turn 1's. So
+ *
+ *     row t of what turn t makes and its gradient reads    is read there; its cotangent is the first that the value has
+ *     a carry that turn t makes and its gradient reads     is handed from the gradient of turn t + 1 to that of turn t, as it read it from row t + 1:
+ *                                                          on the way back the uses by turn t add up first, then those by turn t + 1
+ *     a carry that no turn changes                         is read where the loop gives it, behind which all other uses lie
+ *
+ * and the bits are those of unrolled turns. Rows are kept of all turns, as the interpreter keeps all values.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +68,7 @@ static bool region_vjp_begin(const control_grad *c, const graph *region, region_
   *x = (region_vjp){.g = graph_copy(region),
                     .roots = calloc(8 * most, sizeof *x->roots),
                     .plain = calloc(most, sizeof *x->plain),
-                    .rules = {.apart = c->apart}};
+                    .rules = {.apart = c->apart, .derived = c->derived}};
   if (!x->g || !x->roots || !x->plain || !graph_prove(x->g)) return false;
   x->g->grad_bytes = c->g->grad_bytes;
   x->seeds = x->roots + most;
@@ -251,6 +262,10 @@ typedef struct loop_grad {
   uint32_t ncarries, ncaptured, nrows;
   uint32_t *values, nvalues; /* nodes of the loop's body that are kept besides its carries */
   graph_type *types;         /* room for the types that these have in the graph at hand */
+  /* By kept value: 1 + the carry that it is for the next turn, whose row it then comes from; 0: it has rows of its own. nnext: how many are such.
+   * The gradient's turns hand on the row that they have read to the turn before, so that the uses of such a value by the gradients of both
+   * turns are uses of one node. */
+  uint32_t *next, nnext;
   /* carries that have cotangents; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
   uint32_t *flagged, nflags; /* those of them, counted together, that are not there on all ways where it matters */
@@ -259,6 +274,8 @@ typedef struct loop_grad {
   bool *plain;   /* by operand: does it matter in a turn, or behind the loop, whether its cotangent is there? */
   bool *weak;    /* by carry: is it a host number? */
   bool *counts;  /* by carry: is it a host int that goes up by one each turn? */
+  bool *fixed;   /* by carry: is it read from one value, since no turn changes it? (only if `derived`) */
+  bool derived;  /* as in graph_rules; then the carries of all turns are kept */
   int64_t block; /* turns that are computed once more at a time */
 } loop_grad;
 
@@ -267,13 +284,14 @@ typedef struct loop_values {
   uint32_t *captured; /* ncaptured of them */
   uint32_t *row_cts;  /* nrows: arrays of the cotangents of kept rows */
   uint32_t stride;    /* how many turns lie between two kept rows */
-  uint32_t *cts;      /* ncts cotangents of carries, then naccs sums, then nflags flags */
+  /* ncts cotangents of carries, then naccs sums, then nflags flags, then nnext values that the last turn has made of carries */
+  uint32_t *cts;
 } loop_values;
 
 static bool values_make(const loop_grad *l, arena *a, loop_values *v) {
   *v = (loop_values){.captured = arena_alloc(a, l->ncaptured * sizeof *v->captured),
                      .row_cts = arena_alloc(a, l->nrows * sizeof *v->row_cts),
-                     .cts = arena_alloc(a, 2 * ((size_t)l->ncts + l->naccs) * sizeof *v->cts)};
+                     .cts = arena_alloc(a, (2 * ((size_t)l->ncts + l->naccs) + l->nnext) * sizeof *v->cts)};
   return !a->failed;
 }
 
@@ -291,13 +309,13 @@ static void capture_values(const loop_grad *l, region_builder *b, const loop_val
 
 /* Appends to g
  *     for t = hi - 1 down to lo: the gradient of turn t
- * where row t - lo of `kept` has the carries of turn t (of one that counts it is the carry of turn 0) and its kept values, and v->cts are the
+ * where row t - lo of `kept` has the carries of turn t (of one that counts or is fixed it is the carry of turn 0) and its kept values, and v->cts are the
  * cotangents and sums behind turn hi - 1. Sets `cts` to those before turn lo. False: memory is short. */
 static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi,
                           const uint32_t *kept, uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t n = l->ncts + l->naccs + l->nflags;
+  uint32_t sums = l->ncts + l->naccs + l->nflags, n = sums + l->nnext;
   builder_open(&b, g);
   (void)builder_operand(&b, hi);
   uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
@@ -311,9 +329,12 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     builder_outputs(&b, 0, &more, 1);
     uint32_t t = graph_count(body, OP_sub, builder_input(&b, 1, 0), graph_weak_int(body, 1)), k = 0;
     uint32_t at = graph_count(body, OP_sub, t, builder_input(&b, 1, from));
-    for (uint32_t i = 0; i < l->ncarries; i++)
-      args[k++] = l->counts[i] ? graph_count(body, OP_add, builder_input(&b, 1, rows + i), t)
-                               : graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
+    for (uint32_t i = 0; i < l->ncarries; i++) {
+      uint32_t row = builder_input(&b, 1, rows + i);
+      args[k++] = l->counts[i]  ? graph_count(body, OP_add, row, t)
+                  : l->fixed[i] ? row
+                                : graph_row(body, row, at, l->weak[i]);
+    }
     for (uint32_t i = 0; i < l->ncaptured; i++) args[k++] = in.captured[i];
     for (uint32_t i = 0; i < l->ncts; i++) args[k++] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->nrows; i++) { /* a row was kept of every stride-th turn */
@@ -323,9 +344,12 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
           graph_const_scalar(body, row ? (qn_dtype)body->nodes[row].type.dtype : DTYPE_FLOAT, false, 0, 0, 0);
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
     }
-    for (uint32_t i = l->ncts; i < n; i++) args[k++] = builder_input(&b, 1, first + i);
-    for (uint32_t i = 0; i < l->nvalues; i++)
-      args[k++] = graph_row(body, builder_input(&b, 1, rows + l->ncarries + i), at, false);
+    for (uint32_t i = l->ncts; i < sums; i++) args[k++] = builder_input(&b, 1, first + i);
+    for (uint32_t i = 0, next = sums; i < l->nvalues; i++) {
+      if (l->next[i]) outs[1 + next] = args[l->next[i] - 1];
+      args[k++] = l->next[i] ? builder_input(&b, 1, first + next++)
+                             : graph_row(body, builder_input(&b, 1, rows + l->ncarries + i), at, l->types[i].weak);
+    }
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1, false);
@@ -409,7 +433,7 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
                            uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t n = l->ncts + l->naccs + l->nflags;
+  uint32_t n = l->ncts + l->naccs + l->nflags; /* (what is derived keeps all turns: l->nnext is 0) */
   builder_open(&b, g);
   uint32_t *carries = builder_list(&b, l->ncarries + l->nvalues);
   (void)builder_operand(&b, turns);
@@ -506,19 +530,21 @@ static void rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added) {
       g->nodes[i].payload.index += added;
 }
 
-/* Makes a loop keep its carries of each turn as rows, unless it does so already. Returns the number of its result that is the first
- * carry's rows; 0 when memory is short. */
-static uint32_t keep_carries(graph *g, uint32_t node) {
+/* Makes a loop keep its carries of each turn as rows, unless it does so already; if `derived`, of all turns. Returns the number of its result
+ * that is the first carry's rows; 0 when memory is short. */
+static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
   graph_node *n = &g->nodes[node];
   graph *body = n->payload.regions[1];
   uint32_t carries = graph_loop_carries(n), at = carries;
   for (; at + carries <= body->noutputs; at++) {
     uint32_t same = 0;
     while (same < carries && body->outputs[at + same] == body->inputs[same]) same++;
-    if (same == carries && carries) return at;
+    if (same < carries || !carries) continue;
+    op_attr every = graph_loop_attr(carries, 0);
+    return !derived || !graph_loop_slots(n) || graph_set_attr(g, node, &every) ? at : 0;
   }
   int64_t slots = graph_loop_slots(n);
-  if (!n->attr) slots = slots_for(g, rows_bytes(g, n->in, carries), most_turns(g, node));
+  if (!n->attr && !derived) slots = slots_for(g, rows_bytes(g, n->in, carries), most_turns(g, node));
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
@@ -571,6 +597,41 @@ static bool keep_flags(const value_choice *c, const region_vjp *x) {
   return ok;
 }
 
+/* keep_values where the gradient will be differentiated itself: it reads from rows each value of the turn that may have a cotangent, so that none is
+ * made from others. `kept`: room by node. */
+static bool keep_read_values(const value_choice *c, graph *back, bool *kept) {
+  loop_grad *l = c->l;
+  const graph *body = c->body;
+  uint32_t n = body->n;
+  bool *read = arena_alloc(c->memory, back->n * sizeof *read);
+  if (!read) return false;
+  for (uint32_t k = 0; k < back->noutputs; k++) read[back->outputs[k]] = true;
+  for (uint32_t v = back->n; v-- > n;)
+    for (int k = 0; read[v] && k < back->nodes[v].nin; k++) read[back->nodes[v].in[k]] = true;
+  for (uint32_t v = 1; v < n; v++) { /* kept: does it depend on floats of the program by floats all the way? */
+    const graph_node *of = &back->nodes[v];
+    kept[v] = of->kind == NODE_INPUT;
+    for (int k = 0; k < of->nin; k++) kept[v] |= kept[of->in[k]];
+    kept[v] &= dtype_is_float((qn_dtype)of->type.dtype) || graph_kind_has_regions(of->kind);
+  }
+  for (uint32_t v = 1; v < n; v++) {
+    if (!read[v] || !kept[v] || !graph_may_be_row(back, v)) continue;
+    uint32_t k = 0;
+    while (k < l->ncarries && !(body->outputs[k] == v && is_own_result(body, k, true))) k++;
+    if (k < l->ncarries) l->nnext++, l->next[l->nvalues] = k + 1;
+    l->values[l->nvalues++] = v;
+    if (!graph_make_input(back, v)) return false;
+  }
+  memset(kept, 0, n * sizeof *kept);
+  if (!graph_keep(back, n, l->ncarries, kept)) return false;
+  for (uint32_t v = 1; v < n; v++) {
+    if (!kept[v]) continue;
+    l->values[l->nvalues++] = v;
+    if (!graph_make_input(back, v)) return false;
+  }
+  return true;
+}
+
 /* region_vjp_made of a turn. Values are kept where the bytes that may be kept suffice for rows of all turns or, where these are more than can be kept or
  * nobody knows how many, for many: with blocks of so many turns, a loop makes no turn more than twice before it has made 2^28. */
 static bool keep_values(void *ctx, const region_vjp *x) {
@@ -579,12 +640,12 @@ static bool keep_values(void *ctx, const region_vjp *x) {
   graph *back = x->g;
   uint32_t n = c->body->n;
   bool *kept = arena_alloc(c->memory, n * sizeof *kept);
-  if (!kept || !keep_flags(c, x) || !graph_keep(back, n, l->ncarries, kept)) return false;
-  for (uint32_t v = 1; v < n; v++) l->nvalues += kept[v];
-  l->values = arena_alloc(c->memory, l->nvalues * sizeof *l->values);
-  l->types = arena_alloc(c->memory, l->nvalues * sizeof *l->types);
-  if (!l->values || !l->types) return false;
-  l->nvalues = 0;
+  l->values = arena_alloc(c->memory, n * sizeof *l->values);
+  l->types = arena_alloc(c->memory, n * sizeof *l->types);
+  l->next = arena_alloc(c->memory, n * sizeof *l->next);
+  if (!kept || !l->values || !l->types || !l->next || !keep_flags(c, x)) return false;
+  if (l->derived) return keep_read_values(c, back, kept);
+  if (!graph_keep(back, n, l->ncarries, kept)) return false;
   for (uint32_t v = 1; v < n; v++)
     if (kept[v]) l->values[l->nvalues++] = v;
   int64_t bytes = rows_bytes(back, back->inputs, l->ncarries), more;
@@ -604,6 +665,7 @@ static bool keep_value_rows(graph *g, uint32_t node, const loop_grad *l, uint32_
   graph *body = g->nodes[node].payload.regions[1];
   uint32_t made = body->noutputs;
   for (uint32_t i = 0; i < l->nvalues; i++) {
+    if (l->next[i]) continue;
     result[i] = l->ncarries;
     while (result[i] < body->noutputs && body->outputs[result[i]] != l->values[i]) result[i]++;
     if (result[i] == body->noutputs && !graph_output(body, l->values[i])) return false;
@@ -635,10 +697,6 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
     x.plain[x.nwrt] = l->plain[k];
     x.wrt[x.nwrt++] = g->inputs[k];
   }
-  if (ok) root_order(body, l->ncarries, true, order);
-  for (uint32_t k = 0; k < l->ncarries && ok; k++)
-    if (seeds[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]], there[order[k]]);
-  free(seeds);
   for (uint32_t k = 0; k < l->nrows && ok; k++) {
     graph_type t = g->nodes[g->outputs[rows[k]]].type;
     op_attr attr = {.dtype = t.dtype, .flags = ATTR_WEAK};
@@ -646,8 +704,13 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
     t.weak = false;
     uint32_t seed = graph_input(g, t, 0);
     if (weak) seed = graph_op(g, OP_cast, &seed, 1, &attr, 0);
+    /* before those of carries: rows are read by gradients, which come last in the graph */
     ok = region_vjp_root(&x, rows[k], seed, 0);
   }
+  if (ok) root_order(body, l->ncarries, true, order);
+  for (uint32_t k = 0; k < l->ncarries && ok; k++)
+    if (seeds[order[k]]) ok = region_vjp_root(&x, order[k], seeds[order[k]], there[order[k]]);
+  free(seeds);
   for (uint32_t i = l->ncarries; i < body->ninputs && ok; i++) {
     if (!c->wanted[i]) continue;
     uint32_t input = g->inputs[i];
@@ -705,6 +768,21 @@ static bool note_cotangents(const control_grad *c, loop_grad *l, arena *memory) 
   return true;
 }
 
+/* Sets unread[k] for the carries that the gradient of a turn does not read. (Sums of cotangents over the turns are such: as rows they would take
+ * a sum for each turn.) False: memory is short. */
+static bool note_unread(const loop_grad *l, arena *memory, bool *unread) {
+  const graph *back = l->back;
+  bool *read = arena_alloc(memory, back->n * sizeof *read);
+  if (!read) return false;
+  for (uint32_t i = 1; i < back->n; i++)
+    for (int k = 0; k < back->nodes[i].nin; k++) read[back->nodes[i].in[k]] = true;
+  for (uint32_t k = 0; k < back->noutputs; k++) read[back->outputs[k]] = true;
+  for (uint32_t k = 0; k < l->ncarries; k++) unread[k] = !read[back->inputs[k]];
+  for (uint32_t i = 0; i < l->nvalues; i++)
+    if (l->next[i]) unread[l->next[i] - 1] = false; /* it is read by the turn before */
+  return true;
+}
+
 static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refusal *why) {
   graph *g = c->g;
   graph_node n = g->nodes[c->node];
@@ -714,24 +792,26 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t *given_rows = arena_alloc(memory, made * sizeof *given_rows);
   uint32_t *float_carries = arena_alloc(memory, l->ncarries * sizeof *float_carries);
   uint32_t *wanted = arena_alloc(memory, n.nin * sizeof *wanted);
-  uint32_t *cts = arena_alloc(memory, 2 * (size_t)n.nin * sizeof *cts);
   l->weak = arena_alloc(memory, l->ncarries * sizeof *l->weak);
   l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
+  l->fixed = arena_alloc(memory, l->ncarries * sizeof *l->fixed);
+  l->derived = c->derived;
   if (memory->failed || !note_cotangents(c, l, memory)) return false;
   for (uint32_t k = l->ncarries; k < made; k++)
     if (c->given[k]) given_rows[l->nrows++] = k;
   for (uint32_t k = 0; k < l->ncarries; k++) {
     l->weak[k] = g->nodes[n.in[k]].type.weak;
     l->counts[k] = graph_counts_up(n.payload.regions[1], k);
+    l->fixed[k] = l->derived && n.payload.regions[1]->outputs[k] == n.payload.regions[1]->inputs[k];
     if (l->has_ct[k]) float_carries[l->ncts++] = k;
   }
   for (uint32_t i = l->ncarries; i < n.nin; i++)
     if (c->wanted[i]) wanted[l->naccs++] = i;
-  uint32_t rows = keep_carries(g, c->node);
+  uint32_t rows = keep_carries(g, c->node, l->derived);
   n = g->nodes[c->node];
   loop_values v;
   int64_t slots = graph_loop_slots(&n), most = most_turns(g, c->node);
-  bool all = !slots || most <= slots; /* does it keep the carries of all turns? */
+  bool all = !slots || most <= slots || l->derived; /* does it keep the carries of all turns? */
   value_choice choice = {.l = l,
                          .flags = arena_alloc(memory, (n.nin + (size_t)1) * sizeof *choice.flags),
                          .asked = arena_alloc(memory, (n.nin + (size_t)1) * sizeof *choice.asked),
@@ -739,31 +819,38 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
                          .memory = memory,
                          .turns = most};
   l->block = choice.rows = all ? most : slots;
-  if (!choice.flags || !choice.asked || !rows || !values_make(l, memory, &v) ||
-      !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
+  if (!choice.flags || !choice.asked || !rows || !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
     return false;
   if (!(l->back = backward_body(c, n.payload.regions[1], l, given_rows, &choice, why))) return false;
   short_of_memory(why);
+  bool *unread = arena_alloc(memory, l->ncarries * sizeof *unread);
+  if (!unread || !note_unread(l, memory, unread) || !values_make(l, memory, &v)) return false;
   l->body->noutputs = l->ncarries;
   for (uint32_t i = 0; i < l->nvalues; i++)
     if (!graph_output(l->body, l->values[i])) return false;
   graph_dce(l->body);
+  uint32_t *cts = arena_alloc(memory, (2 * ((size_t)l->ncts + l->naccs) + l->nnext) * sizeof *cts);
   uint32_t *value_rows = arena_alloc(memory, l->nvalues * sizeof *value_rows);
   uint32_t *kept = arena_alloc(memory, (l->ncarries + l->nvalues) * sizeof *kept);
-  if (!value_rows || !kept || (all && !keep_value_rows(g, c->node, l, value_rows))) return false;
+  if (!cts || !value_rows || !kept || (all && !keep_value_rows(g, c->node, l, value_rows))) return false;
   n = g->nodes[c->node];
   uint32_t results = n.payload.regions[1]->noutputs;
   uint32_t turns = result_of(g, c->node, results, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   v.stride = result_of(g, c->node, results + 1, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   for (uint32_t k = 0; k < l->ncarries; k++)
-    if (l->counts[k])
+    if (l->counts[k] || (all && unread[k])) {
+      l->fixed[k] = true; /* (what is not read may be any value) */
       kept[k] = n.in[k];
-    else if (!(kept[k] = result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site)))
-      return false;
+    } else if (!(kept[k] = result_of(g, c->node, l->fixed[k] ? k : rows + k, g->nodes[n.in[k]].type, n.site)))
+      return false; /* (what is fixed is read behind the loop: there all uses of it add to one cotangent, as those of one node do) */
   memcpy(v.captured, n.in + l->ncarries, l->ncaptured * sizeof *v.captured);
   if (!value_types(l, g, n.in, v.captured)) return false;
-  for (uint32_t k = 0; k < l->nvalues && all; k++)
-    if (!(kept[l->ncarries + k] = result_of(g, c->node, value_rows[k], l->types[k], n.site))) return false;
+  uint32_t *next = v.cts + l->ncts + l->naccs + l->nflags;
+  for (uint32_t k = 0; k < l->nvalues && all; k++) {
+    uint32_t at = l->next[k] ? l->next[k] - 1 : value_rows[k];
+    if (!(kept[l->ncarries + k] = result_of(g, c->node, at, l->types[k], n.site))) return false;
+    if (l->next[k]) *next++ = kept[l->ncarries + k];
+  }
   for (uint32_t k = 0; k < l->nrows; k++) v.row_cts[k] = c->given[given_rows[k]];
   for (uint32_t k = 0; k < l->ncts; k++) {
     uint32_t carry = float_carries[k];

@@ -358,6 +358,9 @@ typedef struct graph_rules {
   /* Each node gets a cotangent of its own, also where a rule passes on that of its user. So in the transpose of what is appended, which computes
    * tangents, contributions meet at the node that they belong to, and their sums have the order of its rule, whatever else the graph holds. */
   bool apart;
+  /* What is appended will be differentiated, too. So what a loop's gradient reads of a turn comes from rows that the loop keeps, and is not made once
+   * more: the cotangents of a value that is made twice would be summed apart, in another order than if the turns were nodes of the graph. */
+  bool derived;
   uint64_t *work; /* NULL, or a count to which steps of loops over regions are added (tests look at it) */
 } graph_rules;
 

@@ -173,10 +173,9 @@ int64_t graph_node_work(const graph *g, uint32_t v) {
   return n->kind == NODE_LOOP ? times(work, INNER_TURNS) : work;
 }
 
-/* May a value be a row? Host numbers are too cheap, and the sizes of others are known only when they are there. */
-static bool can_be_row(const graph *g, uint32_t v) {
+bool graph_may_be_row(const graph *g, uint32_t v) {
   const graph_node *n = &g->nodes[v];
-  if ((n->kind != NODE_OP && n->kind != NODE_PROJ) || n->type.weak || n->type.rank == ARRAY_MAX_RANK) return false;
+  if ((n->kind != NODE_OP && n->kind != NODE_PROJ) || n->type.rank == ARRAY_MAX_RANK) return false;
   for (int a = 0; a < n->type.rank; a++)
     if (dim_is_late(&g->dims, n->type.shape[a])) return false;
   return true;
@@ -234,8 +233,8 @@ static void add_edges(turn_nodes *t) {
   for (uint32_t v = 1; v < g->n && t->ok; v++) {
     if (!t->read[v] || (v < t->first && !t->varies[v])) continue;
     if (v < t->first) {
-      int64_t row = can_be_row(g, v) ? times(graph_row_bytes(g, v), 2) + ROW_COST : ENDLESS,
-              work = graph_node_work(g, v);
+      bool may = !g->nodes[v].type.weak && graph_may_be_row(g, v); /* (host numbers are too cheap) */
+      int64_t row = may ? times(graph_row_bytes(g, v), 2) + ROW_COST : ENDLESS, work = graph_node_work(g, v);
       t->ok = add_edge(&t->w, need(v), make(v), row) && (!work || add_edge(&t->w, make(v), SINK, work));
     }
     for (int k = 0; k < g->nodes[v].nin; k++) edge_to(t, v, g->nodes[v].in[k]);

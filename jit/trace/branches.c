@@ -65,17 +65,30 @@ static bool is_data(const struct recording *r, uint32_t node, int *left) {
   return false;
 }
 
-/* (Inside two gradients, regions would give derivatives whose sums come in another order than those of unrolled programs, so they would not
- * be the bits of eager calls: the gradient of a region computes values once more, and what is differentiated by these is summed apart.) */
+/* Loops are captured inside so many gradients. (A third one would have to read values of turns in two loops of a gradient, and uses behind the loop
+ * between them: jvp inside another derivative, which is the transpose of a gradient, is no better.) */
+enum { DERIVED_LOOPS = 2 };
+
 bool arms_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
-  if (rec_derivatives(r) > 1) return false;
+  if (rec_derivatives(r) > DERIVED_LOOPS) return false;
   if (!r->vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->lanes || r->lanes ||
       r->tries || base->tries)
     return false;
   int deep = 0;
   for (const struct recording *x = r; x->arm; x = x->outer) deep++;
   return deep < ARMS_DEEP;
+}
+
+/* (The gradient of a branch computes the arm's values once more, and what is differentiated by these is summed apart: inside two gradients in another
+ * order than if the arm's nodes were those of the graph, which would give other bits than the interpreter's.) */
+bool branches_possible(const struct recording *r) { return arms_possible(r) && rec_derivatives(r) < 2; }
+
+bool loops_possible(const struct recording *r) {
+  if (!arms_possible(r)) return false;
+  for (const struct recording *x = r; rec_derivatives(x) > 1 && x->arm; x = x->outer)
+    if (rec_derivatives(x->outer) > 1) return false;
+  return true;
 }
 
 bool rec_recursion(const qn_vm *vm) {
@@ -107,7 +120,7 @@ rec_answer arms_refused(struct recording *r) {
 
 /* May the branch be captured with both arms? */
 static bool is_captured(const struct recording *r, qn_value predicate) {
-  if (!arms_possible(r)) return false;
+  if (!branches_possible(r)) return false;
   bool one = value_is(predicate, TAG_ARRAY)
                  ? value_array(predicate)->dtype == QN_bool && value_array(predicate)->size == 1
                  : value_is(predicate, TAG_BOOL);
@@ -634,7 +647,7 @@ static rec_answer tail_once(struct recording *r, span at, rec_arm tail, const dr
 
 rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result) {
   struct recording *r = vm->rec;
-  if (!r || !arms_possible(r)) return REC_NOT_YET;
+  if (!r || !branches_possible(r)) return REC_NOT_YET;
   const rec_way *around = way_of(r);
   if (around && around->kind == WAY_TAIL && around->may_return) return REC_NOT_YET; /* it is a part of that */
   drawn_slots s;

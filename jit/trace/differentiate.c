@@ -159,8 +159,14 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
     return false;
   }
   if (n) memcpy(regions, r->regions.list + low, n * sizeof *regions);
-  graph_rules rules = {
-      .regions = regions, .n = n, .ctx = r, .apply = region_apply_rule, .add = add_region, .apart = apart};
+  bool derived = rec_derivatives(r) > 0;
+  graph_rules rules = {.regions = regions,
+                       .n = n,
+                       .ctx = r,
+                       .apply = region_apply_rule,
+                       .add = add_region,
+                       .apart = apart || (derived && wrt->controls),
+                       .derived = derived};
   op_refusal why = {0};
   vm_memory copies = {regions, (n + 1) * sizeof *regions};
   vm_owned held;
@@ -333,7 +339,8 @@ static bool forward_args(struct recording *r, const rec_call_site *site, int nar
 
 /* Calls the function; meanwhile r->wrt says by what is differentiated. False with an error raised. */
 static bool forward_run(struct recording *r, const rec_call_site *site, forward *w) {
-  derived_by by = {r->wrt, w->in.nodes, w->in.n};
+  transform_kind kind = ((const transform_def *)value_fn(site->fn)->code)->kind;
+  derived_by by = {r->wrt, w->in.nodes, w->in.n, kind == TRANSFORM_JVP || kind == TRANSFORM_JACOBIAN};
   r->wrt = &by;
   qn_value y = r->vm->hooks.call(r->vm, value_fn(site->fn)->captures[0], w->all, w->nall, site->args[site->nargs - 1]);
   r->wrt = by.outer;

@@ -27,6 +27,7 @@
  */
 #include <string.h>
 
+#include "jit/graph/grad.h"
 #include "jit/graph/region_builder.h"
 #include "jit/trace/draws.h"
 #include "jit/trace/grown.h"
@@ -626,7 +627,7 @@ rec_tries rec_loop_tries(const qn_vm *vm) {
   rec_way *way = rec_base(vm->rec)->way;
   if (way) way->inner++;
   return (rec_tries){
-      .left = arms_possible(vm->rec) ? ASKED : 0, .way = way, .parts = parted_wanted(vm->rec) ? vm->rec : NULL};
+      .left = loops_possible(vm->rec) ? ASKED : 0, .way = way, .parts = parted_wanted(vm->rec) ? vm->rec : NULL};
 }
 
 void rec_note_taps(const qn_vm *vm, rec_tries *tries) { tries->taps = vm->rec ? rec_base(vm->rec)->taps.n : 0; }
@@ -746,6 +747,18 @@ bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
   return rec_count_traced(vm, end) && (uint64_t)((start >> BOUND_BITS) + 1) <= 1 && way_may_exit(vm->rec);
 }
 
+/* May the loop be differentiated twice? Then rows are kept of all floats of a turn that its gradient reads (grad_control.c). */
+static bool rows_possible(const loop *l) {
+  if (rec_derivatives(l->r) < 2) return true;
+  const graph *g = l->body->g;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (graph_kind_has_regions(n->kind)) return false;
+    if (n->kind == NODE_OP && dtype_is_float((qn_dtype)n->type.dtype) && !graph_may_be_row(g, i)) return false;
+  }
+  return true;
+}
+
 bool rec_loop_refused(qn_vm *vm) {
   struct recording *r = vm->rec;
   return !r || !r->capturing || rec_break(r, r->why ? r->why : BREAK_branch, NULL);
@@ -774,7 +787,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (!last) base->timid++;
   if (told) base->whole_turns++;
   rec_marked before = rec_mark(r);
-  bool ok = (!told || test_known(&l)) && loop_begin(&l) && run_arms(&l), few = ok && is_short(&l);
+  bool ok = (!told || test_known(&l)) && loop_begin(&l) && run_arms(&l) && rows_possible(&l), few = ok && is_short(&l);
   if (!last) base->timid--;
   if (told) base->whole_turns--;
   if (few) tries->left = 0, tries->apart = false;
@@ -812,7 +825,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
 
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
-  if (!r || !arms_possible(r)) tries->left = 0;
+  if (!r || !loops_possible(r)) tries->left = 0;
   if (!tries->left) return REC_NOT_YET;
   const rec_tries before = *tries;
   drawn_slots s;

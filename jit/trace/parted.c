@@ -80,8 +80,12 @@ static bool part_value(parting *p, qn_value *v) {
 
 int rec_derivatives(const struct recording *r) {
   int n = 0;
+  bool pushes = false; /* the one that was counted last */
   for (const struct recording *x = r; x; x = x->arm ? x->outer : NULL)
-    for (const derived_by *by = x->wrt; by; by = by->outer) n++;
+    for (const derived_by *by = x->wrt; by; by = by->outer) {
+      n += 1 + pushes;
+      pushes = by->pushes;
+    }
   return n;
 }
 

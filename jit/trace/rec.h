@@ -314,6 +314,9 @@ bool rec_index_stays(const qn_vm *vm, qn_value v);
 QN_MUST_CHECK qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype);
 /* Can branches and loops be captured as nodes with regions now? */
 bool arms_possible(const struct recording *r);
+/* Which of them: derivatives of derivatives are known of loops alone, and not of those within a loop's body. */
+bool branches_possible(const struct recording *r);
+bool loops_possible(const struct recording *r);
 /* Can a function that calls itself be recorded with loops in place of these calls? */
 bool rec_recursion(const qn_vm *vm);
 /* Such a function has failed: the call that is recorded is made again, so that the error has the trace that it has. */

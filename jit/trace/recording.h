@@ -33,6 +33,7 @@ typedef struct derived_by {
   const struct derived_by *outer;
   const uint32_t *nodes;
   uint32_t n;
+  bool pushes; /* the gradient is transposed, to push tangents forward */
 } derived_by;
 
 typedef struct rec_way rec_way; /* ways.h */
@@ -374,7 +375,8 @@ QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
 int may_guard(struct recording *r, qn_value v);
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
-/* How many gradients are in progress, one inside the other, here and around the arms that r lies in. */
+/* How many gradients are in progress, one inside the other, here and around the arms that r lies in. Inside another one that pushes tangents counts
+ * as two. */
 int rec_derivatives(const struct recording *r);
 /* Are variables that share a value parted where a loop or branch may be captured (parted.c)? */
 bool parted_wanted(const struct recording *r);

@@ -181,7 +181,7 @@ static rec_answer unroll_once(struct recording *r, span at, const rec_turns *tur
 
 rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
   struct recording *r = vm->rec;
-  if (!r || !arms_possible(r)) return REC_NOT_YET;
+  if (!r || !branches_possible(r)) return REC_NOT_YET;
   if (turns->counts && (value_node(turns->first) || value_node(turns->end))) return REC_NOT_YET;
   const rec_tries before = *tries;
   drawn_slots s;

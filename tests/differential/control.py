@@ -29,6 +29,7 @@ from flow import Program, smaller  # noqa: E402
 from run import Many  # noqa: E402
 
 KINDS = ("plain", "plain", "grad", "plain", "vmap")
+MORE_KINDS = ("twice",)  # made if asked for: derivatives of derivatives
 HOT, LOOPS, VM = ["--set", "jit.hot=2"], ["--set", "jit.unroll=8"], ["--set", "jit.cc=0", "--threads", "1"]
 MODES = {
     "loops": ["--jit", "sync", *HOT, *LOOPS, *VM],
@@ -145,7 +146,8 @@ class Suite:
     """What is made and how it runs: a class of programs, made of a seed and a kind; the kinds, in turn; modes by name, of which each program
     runs in the first one and in one of `turns`; whether all programs end without an error."""
 
-    def __init__(self, program, kinds, modes, turns, ends=False):
+    def __init__(self, program, kinds, modes, turns, ends=False, more=()):
+        self.more = more  # kinds that are made if they are asked for
         self.program, self.kinds, self.modes, self.turns, self.ends, self.first = program, kinds, modes, turns, ends, next(iter(modes))
 
 
@@ -254,7 +256,7 @@ def main(suite, about):
     parser.add_argument("--seed", default="1", help="a number, or random")
     parser.add_argument("--count", type=int, default=1000000, help="programs at most")
     parser.add_argument("--seconds", type=float, default=60, help="time at most")
-    parser.add_argument("--kind", choices=sorted(set(suite.kinds)), help="only programs of this kind")
+    parser.add_argument("--kind", choices=sorted({*suite.kinds, *suite.more}), help="only programs of this kind")
     parser.add_argument("--mode", action="append", choices=list(suite.modes), default=[], help="instead of the usual ones")
     parser.add_argument("--every-mode", action="store_true", help="all of them for each program")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a tunable of what is captured")
@@ -301,4 +303,4 @@ def main(suite, about):
 
 
 if __name__ == "__main__":
-    sys.exit(main(Suite(Program, KINDS, MODES, TURNS), __doc__))
+    sys.exit(main(Suite(Program, KINDS, MODES, TURNS, more=MORE_KINDS), __doc__))

@@ -85,12 +85,14 @@ FEATURES = (("print", 0.3), ("read", 0.35), ("error", 0.3), ("try", 0.3), ("retu
             ("grow", 0.3), ("matrix", 0.5), ("store", 0.5), ("integer", 0.6), ("while", 0.7), ("for", 0.8), ("if", 0.9), ("retype", 0.25), ("random", 0.08),
             ("text", 0.15), ("recursion", 0.2), ("global", 0.3), ("host", 0.7), ("slice", 0.5), ("odd", 0.15), ("helpers", 0.6))
 
+TWICE_WITHOUT = [("if", 0.8), ("leave", 0.9), ("return", 0.9), ("try", 0.9), ("while", 0.8), ("read", 0.7), ("matrix", 0.3)]
 SMOOTH = ["tanh({})", "sin({})", "cos({}) * 0.5", "{} / (abs({}) + 1)", "exp(clip({}, -2.0, 1.0))", "sqrt(abs({}) + 0.5)", "arctan({})", "-{}", "sigmoid({})"]
 
 
 class Program:
     def __init__(self, seed, kind):
-        self.random = r = random.Random(seed * 3 + {"plain": 0, "grad": 1, "vmap": 2}[kind])
+        self.random = r = random.Random(seed * 3 + {"plain": 0, "grad": 1, "vmap": 2, "twice": 1}[kind])
+        self.twice, kind = kind == "twice", "grad" if kind == "twice" else kind
         self.kind = kind
         self.has = {name for name, chance in FEATURES if r.random() < chance}
         if kind == "plain" and random.Random(seed * 7 + 1).random() < 0.35:  # its own numbers: programs of older seeds stay as they were
@@ -108,6 +110,10 @@ class Program:
             self.has |= {"try", "refuse"}
         if kind != "plain":
             self.has -= {"print", "random", "text", "odd", "global"} | ({"error", "retype"} if kind == "grad" else set())
+        if self.twice:  # mostly of what is captured inside two gradients
+            own = random.Random(seed * 7 + 6)
+            self.has -= {name for name, chance in TWICE_WITHOUT if own.random() < chance}
+            self.has |= {"for"}
         if kind == "vmap":
             self.has -= {"read", "try"} if r.random() < 0.9 else set()
         self.counter = 0
@@ -1008,23 +1014,34 @@ class Program:
         names = [n for n, _ in parameters]
         ways = ["grad", "grad", "grad", "value_and_grad", "tree", "jvp", "second", "inner", "vjp"]
         way = r.choice(ways)
+        if self.twice:
+            way = r.choice(["second", "inner", "hessian", "jvp grad", "grad jvp", "jvp jvp", "vjp grad", "steps", "steps"])
         out = self.top.statements
         arguments = ", ".join(names)
-        scalar = f"fn s({arguments}) = sum(f({arguments})) * 1.0"
-        out.append(Statement(scalar))
+        of, tail = names[wrt], "sum" if parameters[wrt][1] in "VM" else ""
+        if self.twice:
+            out.append(Statement("fn total(v) = sum(v) * 1.0"))
+        slope = f"grad(fn({of}) s({arguments}))"
+        out.append(Statement(f"fn s({arguments}) {{}}", self.recurrence(names[wrt], arguments)) if self.twice else Statement(f"fn s({arguments}) = sum(f({arguments})) * 1.0"))
         form = {"grad": f"grad(s, wrt: {wrt})({arguments})", "value_and_grad": f"value_and_grad(s, wrt: {wrt})({arguments})",
                 "tree": f"grad(s, wrt: ({', '.join(map(str, sorted(floats)))},))({arguments})",
                 "jvp": f"jvp(fn({names[wrt]}) s({arguments}), {names[wrt]}, {names[wrt]} * 0.5)",
                 "second": f"grad(fn({arguments}) sum(grad(s, wrt: {wrt})({arguments}) * 0.5), wrt: {wrt})({arguments})",
                 "inner": f"value_and_grad(fn({arguments}) s({arguments}) + sum(grad(s, wrt: {wrt})({arguments})) * 0.25, wrt: {wrt})({arguments})",
-                "vjp": f"vjp(fn({names[wrt]}) s({arguments}), {names[wrt]})[1](0.5)"}[way]
+                "vjp": f"vjp(fn({names[wrt]}) s({arguments}), {names[wrt]})[1](0.5)",
+                "hessian": f"hessian(fn({of}) s({arguments}))({of})",
+                "jvp grad": f"jvp({slope}, {of}, {of} * 0.5)",
+                "grad jvp": f"grad(fn({of}) jvp(fn({of}) s({arguments}), {of}, {of} * 0.5 + 0.1)[1] * 1.0)({of})",
+                "jvp jvp": f"jvp(fn({of}) jvp(fn({of}) s({arguments}), {of}, {of} * 0.5)[1], {of}, {of} * 0.3)",
+                "vjp grad": f"vjp({slope}, {of})[1]({of} * 0.5)",
+                "steps": f"grad(fn({of}) {{ let p = {of}; for _ in 0..2 {{ p = p - {slope}(p) * 0.01 }}; {of} = p; s({arguments}) + {tail}(p) }})({of})"}[way]
         out.append(Statement(f"fn g({arguments}) = {form}"))
         for number in range(r.randint(1, 3)):
             n, rows = r.choice([1, 2, 3, 3, 4, 8]), r.choice([1, 2, 3])
             values = [self.value(t, n, rows, "f64" if number < 2 else "f32") for _, t in parameters]
             call = Expression("?", f"g({', '.join(values)})")
             out.append(Statement(f"for _ in 0..{r.choice([2, 3, 4])} {{}}", Block([Statement("print(try {{ repr({}) }} catch e {{ repr(e) }})", call)])))
-            if number < 2:
+            if number < 2 and not self.twice:
                 # The gradient along a direction, and central differences of two widths, in the eager interpreter.
                 direction = "(0.7 + 0.3 * sin(arange(size) * 1.7))" if parameters[wrt][1] in "VM" else "0.7"
                 given = ", ".join(f"p{n}" if i == wrt else v for i, (n, v) in enumerate(zip(names, values)))
@@ -1045,6 +1062,24 @@ class Program:
                 for line in lines.statements:
                     line.fixed = True
                 out.append(Statement("try {} catch _e {}", lines, Block([Statement('print("no slopes")')])))
+
+    def recurrence(self, name, arguments):
+        """The body of a function: a loop of smooth steps, of which gradients read values of one turn and of the next; then f of what it gives."""
+        r = random.Random(self.own.random())
+
+        def term(depth):
+            if depth == 0:
+                return r.choice(["a", "a", "a", "b", "c", "0.3"])
+            one, other = term(depth - 1), term(r.choice([0, depth - 1]))
+            return r.choice([r.choice(SMOOTH).replace("{}", f"({one})"), r.choice(SMOOTH).replace("{}", f"({one})"), f"({one} * {other})", f"({one} + {other})", f"({one} - {other} * 0.3)"])
+
+        steps = [r.choice(["a = tanh({})", "a = sin({}) * 0.9", "b = cos({})", "a = exp(-abs({}))", "b = tanh({})", "a = a * 0.5 + tanh({}) * 0.3", "b += sin({})",
+                           "let t = b * 0.5; b = a; a = t + tanh({}) * 0.1", "b = a", "a += b * tanh({})", "c = c"]).format(term(2)) for _ in range(r.randint(1, 4))]
+        lines = [Statement(f"let (a, b, c) = ({name} * 0.5, {name} * 0.3 + 0.1, {name})")] if r.random() < 0.7 else [Statement(f"let (a, b, c) = ({name}, {name}, {name} * 0.7)")]
+        lines.append(Statement(f"for _ in 0..{r.choice([9, 12, 16])} {{}}", Block([Statement(s) for step in steps for s in step.split("; ")])))
+        lines.append(Statement(f"{name} = {r.choice(['a', 'a + b', 'a * b', 'a + b * a', 'sin(b) * a + c'])}"))
+        lines.append(Statement(r.choice([f"sum(f({arguments}))", f"sum(f({arguments})) + sum({name} * {name})", f"sum(f({arguments})) + sum(a * {name})", "sum(a * a * b)"]).replace("sum(", "total(")))
+        return Block(lines)
 
     def make_vmap(self):
         r = self.random
