@@ -229,8 +229,11 @@ static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const fn_
 /* The result of a function of the program (owned), in a recording with stacked lists: those that the reader of the call `n` (NULL: C) does not know of
  * become ordinary ones, but for fields of a record. Owned, or the error value. */
 static __attribute__((noinline, cold)) qn_value known_result(qn_vm *vm, const fn_code *code, const n_call *n,
-                                                             qn_value r) {
-  enum call_stacks known = n && !code->result && op_deferred(vm) ? n->stacks : STACKS_NONE;
+                                                             bool hands_on, qn_value r) {
+  enum call_stacks known = code->result || !op_deferred(vm) ? STACKS_NONE
+                           : hands_on                       ? STACKS_RESULT
+                           : n                              ? n->stacks
+                                                            : STACKS_NONE;
   if (known == STACKS_RESULT || (known == STACKS_VALUE && value_is_stacked(r)) || (n && value_is(r, TAG_RECORD)))
     return r;
   return rec_plain(vm, &r) ? r : value_fail(vm, r);
@@ -238,6 +241,8 @@ static __attribute__((noinline, cold)) qn_value known_result(qn_vm *vm, const fn
 
 static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at,
                                                       const n_call *n) {
+  bool hands_on = vm->asked.hands_on;
+  vm->asked.hands_on = false;
   if (__builtin_expect(vm->asked.stacked, 0) && !plain_arguments(vm, code, fp)) return value_error();
   uint32_t refused;
   if (code->typed && !signature_bind(vm, code, fp, &refused)) {
@@ -276,7 +281,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   } else {
     r = run_body(vm, code, fp);
   }
-  if (__builtin_expect(vm->asked.stacked, 0) && !value_is_error(r)) r = known_result(vm, code, n, r);
+  if (__builtin_expect(vm->asked.stacked, 0) && !value_is_error(r)) r = known_result(vm, code, n, hands_on, r);
   if (code->result && !value_is_error(r)) {
     vm_owned held;
     vm_own(vm, &held, vm_drop_value, &r); /* checking it may evaluate sizes that are expressions */

@@ -133,8 +133,10 @@ typedef struct rec_asked {
   bool sync_once; /* explain: record, whatever --jit says, and plan on this thread */
   int whole;      /* calls in progress that must be one graph: all that keeps them from that is looked for at once */
   int stacked;    /* recorded calls in progress whose arguments hold stacked lists (jit/trace/stacked.c) */
-  int refused;    /* why there is no `served`: a break_reason */
-  void *served;   /* explain: the entry that belongs to the watched call that ended last, or NULL */
+  bool
+      hands_on; /* what the function gives that is called next is the result of the recorded call, which may have such lists */
+  int refused;  /* why there is no `served`: a break_reason */
+  void *served; /* explain: the entry that belongs to the watched call that ended last, or NULL */
   /* graph: a jit_anchor, whose call's function and arguments (with defaults) are kept here, owned; unset: none yet. */
   void *watched;
   qn_value watched_fn, watched_args;

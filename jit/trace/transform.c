@@ -112,10 +112,22 @@ static qn_value within_run(void *ctx) {
   return rec_within(c->vm, &c->site, ((const transform_def *)value_fn(c->site.fn)->code)->work);
 }
 
+/* Is what the inner function gives the result of the call that is recorded? */
+static bool gives_result(const own_site *c, qn_value inner) {
+  const struct recording *r = c->vm->rec ? rec_base(c->vm->rec) : NULL;
+  return r && r->of && r->of->anchor == c->site.anchor && r->capturing && r->ncalls == 0 &&
+         value_fn(inner)->head.flags == FN_USER && value_fn(c->site.fn)->code == &transform_defs[TRANSFORM_JIT];
+}
+
 static qn_value inner_run(void *ctx) {
   own_site *c = ctx;
+  qn_vm *vm = c->vm;
   int n = c->site.nargs - 1;
-  return c->vm->hooks.call(c->vm, value_fn(c->site.fn)->captures[0], c->site.args, n, c->site.args[n]);
+  qn_value inner = value_fn(c->site.fn)->captures[0];
+  vm->asked.hands_on = gives_result(c, inner);
+  qn_value v = vm->hooks.call(vm, inner, c->site.args, n, c->site.args[n]);
+  vm->asked.hands_on = false;
+  return v;
 }
 
 /* A call of checkpoint or custom_grad, which differ from the inner function only where something may differentiate them: in a recording. */
