@@ -256,23 +256,11 @@ static bool any_whole(const batching *c, int from, int to) {
   return false;
 }
 
-/* An index that is known to lie inside is so for lanes at work; for the others 0 stands in its place. */
-static uint32_t of_active(batching *c, uint32_t index) {
-  if (!index) return 0;
-  graph_type t = c->g->nodes[index].type;
-  qn_dim shape[ARRAY_MAX_RANK + 1] = {c->b->lanes};
-  for (int a = 1; a < t.rank; a++) shape[a] = 1;
-  uint32_t zero = graph_const_scalar(c->g, (qn_dtype)t.dtype, false, 0, 0, c->site);
-  const uint32_t in[] = {shaped(c, OP_reshape, c->b->active, t.rank, shape), index, zero};
-  return make(c, OP_where, in, 3, NULL);
-}
-
 /* Sets in[0..k) to the index operands for all lanes, aligned with each other. */
 static bool indices(batching *c, int k, uint32_t *in) {
   int rank = index_rank(c, k);
   for (int i = 0; i < k; i++) {
     in[i] = aligned(c, 1 + i, rank);
-    if (c->b->active && c->attr.flags & ATTR_PROVEN && whole(c, 1 + i)) in[i] = of_active(c, in[i]);
     if (!in[i]) return false;
   }
   return true;
@@ -490,6 +478,56 @@ static bool sizes_for_all(const graph_batch *b, graph_node *n, op_attr *attr) {
   return other;
 }
 
+/* With what number as operand k does an op that may fail on that operand never fail? -1: it does not fail on that operand. An index that has been
+ * found to lie inside (ATTR_PROVEN) is so for lanes at work only, and counts. */
+static int harmless(const graph *g, const graph_node *n, int k) {
+  op_raises raises = (op_raises)op_rows[n->op].raises;
+  if (raises == RAISES_bounds) return op_operand_role((op_id)n->op, k, n->nin) == ROLE_INDEX ? 0 : -1;
+  if (!graph_node_fallible(g, n)) return -1;
+  switch (raises) {
+  case RAISES_int_div: return k == 1 ? 1 : -1;
+  case RAISES_int_pow:
+  case RAISES_shift: return k == 1 ? 0 : -1;
+  case RAISES_to_int: return k == 0 ? 0 : -1;
+  default: return -1;
+  }
+}
+
+/* Operands on which node i can fail get such a number in place of what they are in lanes that are not at work: in[] becomes theirs, where one of a
+ * lane is a tracer. An operand that all lanes share gets it where no lane at all is at work. False when memory is short. */
+static bool make_harmless(graph_batch *b, const graph_node *n, uint32_t *in) {
+  graph *g = b->g;
+  for (int k = 0; k < n->nin; k++) {
+    int number = harmless(g, n, k);
+    const graph_type lane = g->nodes[in[k]].type;
+    uint32_t all = b->whole[in[k]], mask = b->active;
+    bool shared = !all || all & BATCH_SHARED;
+    if (number < 0 || (shared && (!b->masked || lane.weak))) continue;
+    uint32_t x = shared ? batch_shared_node(b, in[k]) : all;
+    const graph_type t = g->nodes[x].type;
+    qn_dim shape[ARRAY_MAX_RANK + 1] = {b->lanes};
+    for (int a = 1; a < t.rank; a++) shape[a] = 1;
+    op_attr any = {.axes = 1}, wide = graph_shape_attr(t.rank, shape);
+    if (shared)
+      mask = graph_op(g, OP_any, &mask, 1, &any, n->site);
+    else if (t.rank > 1)
+      mask = graph_op(g, OP_reshape, &mask, 1, &wide, n->site);
+    uint32_t other = graph_const_scalar(g, (qn_dtype)t.dtype, false, number, number, n->site);
+    x = mask && other ? graph_op(g, OP_where, (uint32_t[]){mask, x, other}, 3, NULL, n->site) : 0;
+    if (!x || !room(b)) return false;
+    if (shared) {
+      in[k] = x;
+    } else if (!lane.weak) {
+      in[k] = batch_lane(b, x, n->site);
+    } else {
+      in[k] = graph_const_scalar(g, (qn_dtype)lane.dtype, true, 0, 0, n->site);
+      if (!batch_bind(b, in[k], x)) return false;
+    }
+    if (!in[k]) return false;
+  }
+  return room(b);
+}
+
 /* Appends the counterpart of node i if an operand differs from lane to lane. False as in batch_advance. */
 static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why) {
   graph *g = b->g;
@@ -507,10 +545,17 @@ static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why)
   }
   anew |= b->together && n.nin && !any;
   op_attr attr = graph_attr(&n);
-  if (anew) {
+  bool guarded = false;
+  for (int k = 0; k < n.nin && b->active && n.kind == NODE_OP && (any || b->masked); k++)
+    guarded |= harmless(g, &n, k) >= 0;
+  anew |= guarded && b->masked;
+  if (anew || guarded) {
     uint32_t *in = arena_alloc(&b->memory, n.nin * sizeof *in);
-    for (int k = 0; k < n.nin && in; k++) in[k] = batch_shared_node(b, n.in[k]);
-    if (!(n.in = in)) {
+    for (int k = 0; k < n.nin && in; k++) in[k] = n.in[k];
+    bool ok = in && (!guarded || make_harmless(b, &n, in));
+    for (int k = 0; k < n.nin && ok && anew; k++) in[k] = batch_shared_node(b, in[k]);
+    n.in = in;
+    if (!ok) {
       g->failed = true;
       return out_of_memory(why, culprit);
     }

@@ -51,8 +51,10 @@ typedef struct graph_batch {
   /* It is differentiated, and sums of cotangents come in the order of the lanes and of the program: all lanes compute everything, and what they
    * share is computed once more between their counterparts. */
   bool together;
-  uint32_t
-      active; /* in the body of a loop that lanes leave at different turns: which lanes are at work, bool[lanes]; 0: all */
+  /* In the body of a loop that lanes leave at different turns, and in an arm that all lanes compute: which lanes are at work, bool[lanes]; 0: all.
+   * In others nothing may fail, and what is computed from their values is not used. */
+  uint32_t active;
+  bool masked; /* `active` may be no lane at all */
   struct batched_size {
     qn_dim lane, whole;
     struct batched_size *next;

@@ -5,7 +5,8 @@
  *
  * Where lanes take different ways:
  *
- * - Of a branch whose arms are cheap and cannot fail, all lanes compute both arms, and select.
+ * - Of a branch whose arms are cheap and cannot fail, all lanes compute both arms, and select. So they do with other arms where what comes of them is
+ *   differentiated (graph_batch.together); what could fail there gets operands with which it does not, in lanes that do not take the arm.
  * - Other arms are computed by the lanes that take them: their operands are gathered, and the results are stored in the rows of these
  *   lanes. An arm that no lane takes is not run.
  * - A loop makes turns until all lanes are done. A carry of a lane that is done keeps its value. What the body computes from such values
@@ -83,6 +84,12 @@ static uint32_t whole(const graph_batch *b, uint32_t node) {
   return w & BATCH_SHARED ? 0 : w;
 }
 
+/* As batch_whole_always, also of nodes that are being batched. */
+static uint32_t whole_always(graph_batch *b, uint32_t node) {
+  uint32_t w = whole(b, node);
+  return w ? w : batch_whole_always(b, node);
+}
+
 /* ---- all lanes take the same way ---------------------------------------------------------------------------------------------- */
 
 /* A region for all lanes, while it is being made. */
@@ -110,6 +117,8 @@ static void lane_arm_free(lane_arm *a) {
 static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *inputs, more_input more, lane_arm *a,
                             uint32_t *args, op_refusal *why) {
   const graph *arm = sizes->from;
+  const bool masked = more == MORE_NONE && b->masked;
+  if (more == MORE_NONE && b->active) more = MORE_ACTIVE;
   qn_dim lanes = more == MORE_NUMBER ? -1 : b->lanes;
   for (uint32_t i = 0; i < arm->ninputs + (more != MORE_NONE) && lanes < 0;
        i++) /* how many lanes there are is a size of the first input that differs */
@@ -118,6 +127,7 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
   batch_begin(&a->batch, a->g, NULL, lanes, 1);
   a->batch.region = true;
   a->batch.together = b->together;
+  a->batch.masked = masked;
   for (uint32_t i = 0; i < arm->ninputs; i++) {
     graph_type t = arm->nodes[arm->inputs[i]].type, all;
     size_map_input(sizes, &t, inputs[i]);
@@ -141,7 +151,6 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
  * short; lane_arm_free in any case. */
 static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *inputs, more_input more, lane_arm *a,
                           op_refusal *why) {
-  if (more == MORE_NONE && b->active) more = MORE_ACTIVE;
   a->g = graph_new(NULL);
   a->outs = calloc((size_t)arm->noutputs + arm->ninputs + 1, sizeof *a->outs);
   uint32_t *none = calloc(arm->n, sizeof *none), *args = a->outs + arm->noutputs, culprit;
@@ -208,7 +217,7 @@ static bool same_way_part(const graph_batch *b, same_way *s, int part, bool *res
 static uint32_t same_way_node(graph_batch *b, same_way *s) {
   for (uint32_t k = 0; k < s->n.nin; k++) {
     bool all = k >= s->before && s->inputs[k - s->before];
-    s->in[k] = all ? batch_whole_always(b, s->n.in[k]) : batch_shared_node(b, s->n.in[k]);
+    s->in[k] = all ? whole_always(b, s->n.in[k]) : batch_shared_node(b, s->n.in[k]);
     if (!s->in[k]) s->parts[0] = (graph_free(s->parts[0]), NULL);
   }
   if (b->active) s->in[s->n.nin] = b->active;
@@ -253,6 +262,20 @@ static bool one_lane_can(op_refusal *why) {
   return true;
 }
 
+/* Is any lane in the mask? As a condition. */
+static uint32_t any_lane(graph *g, uint32_t mask) {
+  op_attr all = {.axes = 1};
+  return graph_op(g, OP_any, &mask, 1, &all, 0);
+}
+
+/* Condition `x` and whether any lane is in the mask: where none is, a loop need not end. */
+static uint32_t and_any(graph *g, uint32_t x, uint32_t mask) {
+  op_attr test = {.dtype = DTYPE_TEST};
+  if (g->nodes[x].type.weak) x = graph_op(g, OP_fit, &x, 1, &test, 0);
+  uint32_t any = x ? any_lane(g, mask) : 0;
+  return any ? graph_op2(g, OP_bitand, x, any) : 0;
+}
+
 static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bool *parted, op_refusal *why);
 
 /* Makes a loop whose lanes all make the same number of turns, or which makes turns until all of them are done. Where that cannot be, nothing is
@@ -283,8 +306,9 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
     for (uint32_t k = 0; k < s.nresults && ok; k++)
       ok = graph_output(body, s.results[k] ? batch_whole_always(&s.arms[1].batch, s.arms[1].outs[k])
                                            : batch_shared_node(&s.arms[1].batch, s.arms[1].outs[k]));
-    ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1])) != NULL &&
-         graph_output(s.arms[0].g, batch_shared_node(&s.arms[0].batch, s.arms[0].outs[0])) &&
+    uint32_t more_turns = batch_shared_node(&s.arms[0].batch, s.arms[0].outs[0]);
+    if (b->masked) more_turns = and_any(s.arms[0].g, more_turns, s.arms[0].batch.active);
+    ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1])) != NULL && graph_output(s.arms[0].g, more_turns) &&
          (s.parts[0] = lane_arm_done(&s.arms[0])) != NULL;
   }
   if (ok)
@@ -300,12 +324,6 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
 
 /* ---- lanes that take different ways ----------------------------------------------------------------------------------------- */
 
-/* As batch_whole_always, also of nodes that are being batched. */
-static uint32_t whole_always(graph_batch *b, uint32_t node) {
-  uint32_t w = whole(b, node);
-  return w ? w : batch_whole_always(b, node);
-}
-
 /* where(mask, a, b) for a mask with an element for each lane; `a` and `b` may have no axis of the lanes. */
 static uint32_t select_lanes(graph *g, uint32_t mask, uint32_t a, uint32_t b) {
   if (!a || !b) return 0;
@@ -315,12 +333,6 @@ static uint32_t select_lanes(graph *g, uint32_t mask, uint32_t a, uint32_t b) {
   op_attr attr = graph_shape_attr(t.rank, shape);
   uint32_t wide = t.rank == 1 ? mask : graph_op(g, OP_reshape, &mask, 1, &attr, 0);
   return wide ? graph_op(g, OP_where, (uint32_t[]){wide, a, b}, 3, NULL, 0) : 0;
-}
-
-/* Is any lane in the mask? As a condition. */
-static uint32_t any_lane(graph *g, uint32_t mask) {
-  op_attr all = {.axes = 1};
-  return graph_op(g, OP_any, &mask, 1, &all, 0);
 }
 
 static double elements(const graph *g, uint32_t node) {
@@ -355,6 +367,19 @@ static bool is_plain(const graph *g) {
   return true;
 }
 
+/* Can an arm be computed by lanes that do not take it where these are told from the others? */
+static bool is_maskable(const graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    const bool never =
+        n->kind != NODE_OP || op_rows[n->op].raises == RAISES_never || op_rows[n->op].raises == RAISES_weak_range;
+    if (n->kind == NODE_TAP || (n->type.weak && !never && graph_fallible(g, i))) return false;
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      if (!is_maskable(n->payload.regions[k])) return false;
+  }
+  return true;
+}
+
 /* Does computing an arm cost about as much as gathering its operands and storing its results, or less? */
 static bool is_cheap(const graph *g) {
   enum { LEAST = 16, OPS = 16 }; /* elements that are moved, at the least; how many ops cost as much as moving one */
@@ -383,11 +408,24 @@ static bool select_arms(graph_batch *b, uint32_t node, op_refusal *why) {
   const graph_node n = g->nodes[node];
   uint32_t nouts = graph_nresults(&n), *outs = arena_alloc(&b->memory, 2 * (nouts + (size_t)1) * sizeof *outs);
   if (!outs) return short_of_memory(b);
-  uint32_t from = g->n;
-  for (int k = 0; k < 2; k++)
-    if (!graph_inline(g, n.payload.regions[k], n.in + 1, outs + (size_t)k * nouts, true)) return short_of_memory(b);
-  if (!batch_nodes(b, from, g->n, why)) return why->id ? false : short_of_memory(b);
   uint32_t mask = whole(b, n.in[0]);
+  for (int k = 0; k < 2; k++) {
+    const uint32_t around = b->active, from = g->n;
+    const bool masked = b->masked;
+    if (!graph_inline(g, n.payload.regions[k], n.in + 1, outs + (size_t)k * nouts, true)) return short_of_memory(b);
+    uint32_t end = g->n, taken = mask;
+    if (!is_plain(n.payload.regions[k])) {
+      if (k == 1) taken = graph_op(g, OP_invert, &mask, 1, NULL, 0);
+      if (taken && around) taken = graph_op2(g, OP_bitand, taken, around);
+      if (!taken) return short_of_memory(b);
+      b->active = taken;
+      b->masked = true;
+    }
+    bool ok = batch_nodes(b, from, end, why);
+    b->active = around;
+    b->masked = masked;
+    if (!ok) return why->id ? false : short_of_memory(b);
+  }
   batched_regions *r = results_new(b, node, mask, nouts);
   for (uint32_t k = 0; k < nouts && r; k++) {
     uint32_t yes = whole_always(b, outs[k]), no = whole_always(b, outs[nouts + k]);
@@ -494,21 +532,6 @@ static bool arms_of_lanes(graph_batch *b, uint32_t node, bool *parted, op_refusa
   return r || why->id ? r != NULL : short_of_memory(b);
 }
 
-/* Can anything in the graph of a region fail that differs between lanes? Inputs that `inputs` tells, and the one behind these, do. */
-static bool fails_in_lanes(const graph *g, const bool *inputs) {
-  bool *differs = calloc(g->n, sizeof *differs), fails = !differs;
-  for (uint32_t i = 1; i < g->n && !fails; i++) {
-    const graph_node *n = &g->nodes[i];
-    if (n->kind == NODE_INPUT)
-      differs[i] = n->payload.input + 1 == g->ninputs || inputs[n->payload.input];
-    else
-      for (int k = 0; k < n->nin; k++) differs[i] |= differs[n->in[k]];
-    fails = differs[i] && graph_fallible(g, i);
-  }
-  free(differs);
-  return fails;
-}
-
 /* Appends the loop that makes turns until all lanes are done, of a header and a body for those at work. `shared`: carries that are one for all
  * lanes. The number of a result is at[its number among those of `n`]; of a loop that keeps rows the number of turns is that of each lane.
  * Returns 0 when memory is short. */
@@ -598,12 +621,12 @@ static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bo
   for (uint32_t k = 0; k < carries; k++) shared[k] = !inputs[k];
   graph *parts[2] = {arm_of_lanes(b, n.payload.regions[0], inputs, MORE_ACTIVE, NULL, why), NULL};
   if (parts[0]) parts[1] = arm_of_lanes(b, n.payload.regions[1], inputs, MORE_ACTIVE, shared, why);
-  bool ok = parts[1] != NULL, can = ok && !fails_in_lanes(parts[0], inputs) && !fails_in_lanes(parts[1], inputs);
-  uint32_t *at = can ? arena_alloc(&b->memory, (results + (size_t)2) * sizeof *at) : NULL;
+  bool ok = parts[1] != NULL;
+  uint32_t *at = ok ? arena_alloc(&b->memory, (results + (size_t)2) * sizeof *at) : NULL;
   batched_regions *r = at ? results_new(b, node, loop_until_done(b, &n, parts, inputs, shared, at), results + 2) : NULL;
   graph_free(parts[0]);
   graph_free(parts[1]);
-  if (ok ? !can : one_lane_can(why)) return true;
+  if (!ok && one_lane_can(why)) return true;
   if (!r) return why->id ? false : short_of_memory(b);
   for (uint32_t k = 0; k < results + (results > carries); k++) r->differs[k] = true;
   r->at = at;
@@ -690,7 +713,7 @@ static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
   bool parted = n->kind == NODE_IF;
   if (parted && !known_sizes(n)) return refuse(why, "the sizes of what a branch gives are not known");
   bool select = parted;
-  for (int k = 0; k < 2; k++) select = select && (b->together ? is_plain : is_cheap)(n->payload.regions[k]);
+  for (int k = 0; k < 2; k++) select = select && (b->together ? is_maskable : is_cheap)(n->payload.regions[k]);
   if (select && can_inline(b->g, n, 0) && can_inline(b->g, n, 1)) return select_arms(b, node, why);
   const char *apart = "lanes that differ here would be differentiated one by one";
   if (parted && b->together) return refuse(why, apart);

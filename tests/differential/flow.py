@@ -1109,7 +1109,7 @@ class Program:
         entries = ", ".join("0" if a else "nil" for a in axes)
         out.append(Statement(f"let v = vmap(of, in_axes: ({entries},))"))
         total = ""
-        if self.outside and not derives and self.outside.random() < 0.5:
+        if self.outside and out[-2].text == f"fn of({arguments}) = f({arguments})" and self.outside.random() < 0.5:
             floats = [i for i, (_, t) in enumerate(parameters) if t in "VSM" or (t == "N" and not axes[i])]
             wrt = sorted(self.outside.sample(floats, self.outside.randint(1, len(floats))))
             name = self.outside.choice(["grad", "value_and_grad"])
