@@ -48,8 +48,8 @@ typedef struct graph_batch {
   batched_regions *regions;
   bool
       region; /* its nodes are those of a region, where a host bool may be the test of a loop, and becomes a bool array */
-  /* It is differentiated, and sums of cotangents come in the order of the lanes and of the program: all lanes compute everything, and what they
-   * share is computed once more between their counterparts. */
+  /* It is differentiated, and sums of cotangents come in the order of the lanes and of the program; or it is batched once more, for which there is no
+   * rule for some of the lanes. So all lanes compute everything, and what they share is computed once more between their counterparts. */
   bool together;
   /* In the body of a loop that lanes leave at different turns, and in an arm that all lanes compute: which lanes are at work, bool[lanes]; 0: all.
    * In others nothing may fail, and what is computed from their values is not used. */

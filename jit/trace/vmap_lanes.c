@@ -787,7 +787,8 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   } else {
     const rec_marked before = rec_mark(r);
     l->batch.region = true;
-    l->batch.together = rec_derivatives(r) > 0;
+    l->batch.together =
+        rec_derivatives(r) > 0 || vmap_aside(r); /* (the vmap around has no rule for lanes that are gathered) */
     if (!arm_splice(r, arm, &value)) {
       failed = true;
     } else if (!vmap_advance(r)) { /* it cannot be batched */
