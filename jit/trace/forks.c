@@ -8,7 +8,8 @@
  *   - one statement of a block, or that and what follows up to the last statement that reads what it assigns, or all that follows (the interpreter
  *     knows who reads what);
  *   - the whole call that is recorded. Then its result may differ, too: the graph has outputs for each kind of result, and one that tells which
- *     of them the call has (TPL_CHOICE).
+ *     of them the call has (TPL_CHOICE). So may that of a part with which the recorded function ends; what it has written out before stands in no way,
+ *     each of which would write it.
  *
  * Which parts there are is found while calls are recorded: where ways do not agree, the innermost statement around is marked (fork_wanted), and the call
  * is recorded once more. If the part is no help, its mark says so, and the statement around it is the next.
@@ -314,9 +315,14 @@ rec_answer fork_capture(struct recording *r, const rec_section *part, bool whole
   return answer;
 }
 
+/* Does the call that is recorded end with the function in progress, and do what follows and who made it see its result only? */
+static bool ends_call(const struct recording *r) {
+  return !r->arm && r->of && !r->home && !r->ncalls && !r->cut && !r->tries && !r->trying;
+}
+
 rec_answer rec_fork(qn_vm *vm, const rec_section *part, qn_value *result) {
   struct recording *r = vm->rec;
   if (!r || !r->g) return REC_NOT_YET;
   rec_at(vm, part->at);
-  return fork_capture(r, part, false, result);
+  return fork_capture(r, part, part->last && ends_call(r), result);
 }
