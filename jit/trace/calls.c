@@ -1111,7 +1111,10 @@ static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_speciali
   if (!e->left) e->left = mem_alloc(vm, EXITS_KEPT * sizeof *e->left);
   error_clear(vm);
   qn_value result = run_from_tap(vm, site, taps);
-  if (vague && value_is_error(result) && error_catchable(vm) && vm->error->at.source) left.at = vm->error->at;
+  if (vague && value_is_error(result) && error_catchable(vm) && vm->error->at.source) {
+    left.at = vm->error->at;
+    if (vm->error->id != (error_id)left.id) left.id = 0; /* a way that the graph has not ended with it */
+  }
   count_exit(e, left);
   return result;
 }

@@ -242,8 +242,11 @@ static bool run_ways(fork *f) {
   way_choices c = {.n = 0};
   uint32_t site = rec_site(f->arm);
   bool ok = run_way(f, &c) && !is_bool(f->missed, true) && note_result(f, NULL);
-  for (int64_t n = 1; ok && !is_bool(f->missed, false) && way_next(&c); n++)
-    ok = n < vm->tune[TUNE_jit_ways] && !c.many && add_way(f, &c, site);
+  for (int64_t n = 1; ok && !is_bool(f->missed, false) && way_next(&c); n++) {
+    const bool more = n >= vm->tune[TUNE_jit_ways];
+    if (more && rec_base(f->r)->of) rec_base(f->r)->of->many_ways = true;
+    ok = !more && !c.many && add_way(f, &c, site);
+  }
   if (!ok || is_bool(f->missed, false) || !f->required) return ok;
   return way_may_exit(f->arm) && way_expect(f->arm, f->missed, false);
 }

@@ -174,6 +174,7 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   draws_settle(r);
   r->tries += r->trying;
   bool within = why == BREAK_branch && r->refused.number; /* what is in its arms is why the branch is no region */
+  if (why == BREAK_branch && r->of && r->of->many_ways) why = BREAK_ways;
   r->why = within ? (break_reason)r->refused.number : why;
   r->why_at = within ? r->refused.at : r->at;
   snprintf(r->why_text, sizeof r->why_text, "%s", within ? r->refused.text : text ? text : "");

@@ -54,6 +54,8 @@ void report_limits(qn_vm *vm, text_buf *t, const anchor_specializations *a) {
     text_addf(t, "%lld call shapes are compiled, as many as may be (jit.entries): others stay eager\n", entries);
   else if (a->full)
     text_addf(t, "recorded again %lld times, as often as may be (jit.misses): other call shapes stay eager\n", misses);
+  if (a->many_ways)
+    text_addf(t, "arms that do not agree make more than %lld ways (jit.ways)\n", (long long)vm->tune[TUNE_jit_ways]);
   if (a->gave_up) text_addf(t, "not recorded any more, calls stay eager: %s\n", break_reasons[a->gave_up]);
 }
 

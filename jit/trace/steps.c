@@ -189,11 +189,15 @@ static uint32_t find_exits(const graph *g, exit_count out[EXITS_SHOWN], uint32_t
   return n;
 }
 
+static bool lies_in(span inner, span outer) {
+  return inner.source == outer.source && outer.start <= inner.start && inner.end <= outer.end;
+}
+
 /* A check of a way that is not taken divides by zero where it is. A kernel of a loop knows the place of the loop alone: then x is counted at the
- * first way in it. */
-static bool is_way_within(exit_count *way, const exit_count *x) {
-  return x->id == E_div_zero && !way->id && way->at.source == x->at.source && x->at.start <= way->at.start &&
-         way->at.end <= x->at.end;
+ * first way in it; or, where that has ended with another error, at the way that has raised it. */
+static bool is_way_within(const exit_count *way, const exit_count *x) {
+  if (way->id) return false;
+  return x->id == E_div_zero ? lies_in(way->at, x->at) : !x->id && lies_in(x->at, way->at);
 }
 
 static uint32_t exits_of(const specialization *e, exit_count out[EXITS_SHOWN]) {
