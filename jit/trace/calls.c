@@ -507,7 +507,10 @@ static void count_failure(qn_vm *vm, anchor_specializations *list, const struct 
 /* As call_again, and counts the failure; not if the call was recorded although there is code that serves it (`exact`). */
 static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
                             random_state random, bool exact) {
-  if (!exact) count_failure(vm, list, r);
+  const bool ends =
+      r->expects_end && !list->ends_apart && error_catchable(vm); /* then the next recording is another one */
+  list->ends_apart |= ends;
+  if (!exact && !ends) count_failure(vm, list, r);
   return call_again(vm, site, r, random);
 }
 
@@ -654,8 +657,9 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   if (value_is_scalar(result)) result.head &= 0xff;
   if (r->choice) result = chosen_result(vm, result);
   break_reason why = complete ? BREAK_memory : r->why;
-  if (e && (r->restart || r->retry) && e->state == SPEC_BROKEN && list->restarts < RESTARTS_MAX)
+  if (e && (r->restart || r->retry) && (e->state == SPEC_BROKEN || r->expects_end) && list->restarts < RESTARTS_MAX)
     e->retry = true, list->restarts++;
+  if (e) e->expects_end = r->expects_end;
   rec_free(r);
   if (!e) {
     if (complete)
@@ -802,8 +806,9 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     if (asked && (e->pattern.sizes || e->result.stacks)) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
     /* Recording is tried again where memory was short, or where somebody asks for a graph and nothing was computed on arrays. */
-    bool retry = e->state == SPEC_BROKEN && !list->full &&
-                 (e->why == BREAK_memory || e->retry || (e->why == BREAK_no_arrays && asked));
+    bool retry =
+        !list->full &&
+        (e->retry || (e->state == SPEC_BROKEN && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked))));
     bool own_rules = asked && specialization_has_rules(e);
     if ((retry || own_rules) && !e->running) {
       bool ways = e->retry;
@@ -1115,6 +1120,8 @@ static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_speciali
     left.at = vm->error->at;
     if (vm->error->id != (error_id)left.id) left.id = 0; /* a way that the graph has not ended with it */
   }
+  if (e->expects_end && left.id == E_div_zero && !list->ends_apart) /* (likely the check of that) */
+    list->ends_apart = e->retry = true;
   count_exit(e, left);
   return result;
 }

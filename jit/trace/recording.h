@@ -114,7 +114,9 @@ struct recording {
   int ways_in;      /* how many parts are being captured in several ways, one in another (ways.c) */
   uint64_t in_vain; /* where there is no anchor: as anchor_specializations.in_vain */
   bool restart, retry, choice;
-  bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */
+  bool
+      expects_end; /* a loop in it is captured for calls in which it ends with one of several kinds of values (states.c) */
+  bool lenient;    /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
   bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */

@@ -259,10 +259,26 @@ void specialization_number_guard(const specialization *e, uint32_t i, text_buf *
   print_guarded(e, i, e->guards[i].value, out);
 }
 
+/* Are guards i and j the same expression? first[k] is the first one that is the same as k, for all before these. */
+static bool guards_same(const specialization *e, uint32_t i, uint32_t j, const uint32_t *first) {
+  const scalar_guard *x = &e->guards[i], *y = &e->guards[j];
+  if (x->op != y->op || x->nin != y->nin || x->dtype != y->dtype) return false;
+  if (x->op == GUARD_INPUT) return x->in[0] == y->in[0];
+  if (x->op == GUARD_CONST) return same_scalar(x->value, y->value);
+  bool same = true;
+  for (int k = 0; k < x->nin && same; k++) same = first[x->in[k]] == first[y->in[k]];
+  return same;
+}
+
 void specialization_guards(const specialization *e, text_buf *out) {
+  uint32_t first[GUARDS_MAX];
+  bool said[GUARDS_MAX] = {false};
   pattern_print(&e->pattern, out);
   for (uint32_t i = 0; i < e->nguards; i++) {
-    if (!e->guards[i].compare) continue;
+    first[i] = 0;
+    while (first[i] < i && !guards_same(e, i, first[i], first)) first[i]++;
+    if (!e->guards[i].compare || said[first[i]]) continue;
+    said[first[i]] = true;
     specialization_number_guard(e, i, out);
     text_adds(out, "\n");
   }

@@ -99,8 +99,9 @@ struct specialization {
   /* The outputs that are the state behind the call, as output numbers + 1; 0: it is what it was, but for `ndraws`. */
   uint32_t drawn[RANDOM_INPUTS];
   bool exits; /* some check in the graph fails where the interpreter need not fail in the same way (recording.exits) */
-  bool retry; /* its recording broke off, but the next one may not (forks.c) */
-  bool tried; /* it holds bodies of try, so a call that leaves it need not fail */
+  bool retry; /* its recording broke off, but the next one may not (forks.c); or it is to be recorded once more */
+  bool expects_end;       /* as recording.expects_end */
+  bool tried;             /* it holds bodies of try, so a call that leaves it need not fail */
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
   /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
   uint64_t waited, timed, verified;

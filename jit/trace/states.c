@@ -10,7 +10,8 @@
  *     whose number is data.
  *
  * What follows the loop needs the types of one state. So the call is captured as one that comes to the goal; where it does not, the interpreter makes
- * it again (way_expect). Inside the turn of another loop of this kind every state may be the last one: which it is, is a choice like those
+ * it again (way_expect). Once a call has been seen that does not (anchor_specializations.ends_apart), a part of the program around the loop is captured in
+ * several ways instead (forks.c), in which every state may be the last one. Inside the turn of another loop of this kind every state may be the last one: which it is, is a choice like those
  * between arms, and a turn that ends in another one is missed.
  *
  * First the states are found: the turn is recorded in each way from each of them, in arms that are dropped. Loops with more than jit.states of them
@@ -19,13 +20,14 @@
  * Turns that are captured by themselves (rec_turns.ends) begin in one state, and most of them end in it: they are captured as the turns that stay
  * in it.
  *
- * A recorded call that does not come to the goal fails; the next recording of the function captures no loop in this manner (it is cut).
+ * A recorded call that does not come to the goal fails. If recordings fail in spite of the ways, the next one captures no loop in this manner (it is cut).
  */
 #include "jit/trace/states.h"
 
 #include <string.h>
 
 #include "jit/trace/breaks.h"
+#include "jit/trace/forks.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/sizes.h"
 #include "jit/trace/ways.h"
@@ -300,20 +302,35 @@ static bool may_end(const states *s, int k) {
   return k > 0 || s->list[k].stays >= 0 || !turns;
 }
 
+/* The way in which it may be chosen what the variables are, in this function or around it; or NULL. */
+static rec_way *chooser_of(const struct recording *r) {
+  rec_way *way = way_of(r);
+  return way_chooses(way) ? way : way ? NULL : way_chooser(r);
+}
+
 /* Decides in which state the loop is to end. */
 static bool find_goal(states *s) {
   if (s->turns->ends) return s->list[0].stays >= 0;
-  int candidates[UINT8_MAX], n = 0;
-  const rec_way *way = way_of(s->r);
-  bool chooses = way_chooses(way);
+  int candidates[UINT8_MAX], n = 0, ends = 0;
+  const rec_way *way = chooser_of(s->r);
+  bool chooses = way != NULL;
   find_back(s, 0);
   for (uint32_t k = 0; k < s->n && n < UINT8_MAX; k++) {
     bool leads_on = false;
+    ends += may_end(s, (int)k);
     for (int w = next_of(s, (int)k, -1, false); w >= 0; w = next_of(s, (int)k, w, false))
       leads_on |= !s->list[k].ways[w].back;
     if (chooses ? may_end(s, (int)k) : !leads_on) candidates[n++] = (int)k;
   }
   if (!n) return false;
+  if (!chooses && ends > 1) {
+    struct recording *base = rec_base(s->r);
+    if (base->of && base->of->ends_apart) {
+      fork_unlike(s->r, NULL);
+      if (fork_wanted(s->r)) return false;
+    }
+    base->expects_end = true;
+  }
   int first = 0;
   for (int i = n - 1; i >= 0; i--)
     if (s->list[candidates[i]].open) first = i;
@@ -331,9 +348,9 @@ static bool demand(states *s, qn_value condition, bool truth) {
   struct recording *r = vm->rec;
   if (is_bool(condition, truth) && !value_node(condition)) return true;
   if (!value_node(condition) || !r) return false; /* (!r: the capture has ended) */
-  rec_way *way = way_of(r);
+  rec_way *way = chooser_of(r);
   rec_at(vm, s->at);
-  if (way_chooses(way)) return way_require(vm, way, rec_site(r), condition, truth);
+  if (way) return way_require(vm, way, rec_site(r), condition, truth);
   if (!way_may_exit(r) || rec_base(r)->timid) return false;
   return way_expect(r, condition, truth);
 }
@@ -690,7 +707,7 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
     return REC_FAILED;
   }
   const anchor_specializations *of = rec_base(r)->of;
-  if (!way_chooses(way) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
+  if (!chooser_of(r) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
   if (ways_enough(r)) return REC_NOT_YET;
   states s = {.vm = vm, .r = r, .at = at, .turns = turns, .tries = tries, .assigned = assigned};
   s.number = turns->counts ? turns->first : value_int(0);
