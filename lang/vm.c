@@ -427,7 +427,8 @@ void vm_host_unwound(vm_host *host) {
 }
 
 bool vm_poll_slow(qn_vm *vm) {
-  if (atomic_exchange(&vm->interrupt, 0)) {
+  bool waits = vm->held > 0 && vm_seconds() < vm->held;
+  if (!waits && atomic_exchange(&vm->interrupt, 0)) {
     raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
     return true;
   }
