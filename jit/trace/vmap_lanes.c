@@ -725,7 +725,7 @@ static bool of_a_lane(const struct recording *r, uint32_t node, int *left) {
   return false;
 }
 
-enum { LOOKED_AT = 256 };
+enum { LOOKED_AT = 256, BATCH_SHARED_MOST = 64 };
 
 bool vmap_reads(const struct recording *r, uint32_t node) {
   return vmap_aside(r) && !r->g->nodes[node].type.weak && of_a_lane(r, node, &(int){LOOKED_AT});
@@ -751,6 +751,48 @@ static bool draws(const graph *g) {
   return false;
 }
 
+/* The input of a graph that a node is, perhaps behind aliases; -1: it is none. */
+static int64_t input_behind(const graph *g, uint32_t node) {
+  while (g->nodes[node].kind == NODE_OP && g->nodes[node].op == OP_reshape) node = g->nodes[node].in[0];
+  return g->nodes[node].kind == NODE_INPUT ? (int64_t)g->nodes[node].payload.input : -1;
+}
+
+/* Does a branch of the graph give, or a loop in it begin with, a float that is the same for all lanes (`shared`, by input)? The interpreter adds
+ * what lanes give to the cotangent of such a value where they have handed it on, a batch where they have got it: sums come in another order. */
+static bool hands_on_shared(const graph *g, const bool *shared) {
+  bool found = false;
+  for (uint32_t i = 1; i < g->n && !found; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (!graph_kind_has_regions(n->kind)) continue;
+    const bool branch = n->kind == NODE_IF;
+    bool inner[BATCH_SHARED_MOST] = {false};
+    found = n->nin > BATCH_SHARED_MOST;
+    for (int k = branch; k < n->nin && !found; k++) {
+      int64_t input = input_behind(g, n->in[k]);
+      inner[k - branch] = input >= 0 && shared[input];
+      found = !branch && (uint32_t)k < graph_loop_carries(n) && inner[k];
+    }
+    for (int k = 0; k < 2 && !found; k++) {
+      const graph *region = n->payload.regions[k];
+      for (uint32_t o = 0; o < region->noutputs && !found; o++) {
+        int64_t input = input_behind(region, region->outputs[o]);
+        found = input >= 0 && inner[input];
+      }
+      found = found || hands_on_shared(region, inner);
+    }
+  }
+  return found;
+}
+
+/* As hands_on_shared, of an arm in which the function of a vmap was recorded. */
+static bool lanes_hand_on(const struct recording *arm, const graph_batch *batch) {
+  bool shared[BATCH_SHARED_MOST] = {false};
+  if (arm->g->ninputs > BATCH_SHARED_MOST) return true;
+  for (uint32_t k = 0; k < arm->g->ninputs; k++)
+    shared[k] = dtype_is_float((qn_dtype)arm->g->nodes[arm->g->inputs[k]].type.dtype) && !batch_whole(batch, arm->captures[k]);
+  return hands_on_shared(arm->g, shared);
+}
+
 /* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
  * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
  * which is open. (Not where a device's library
@@ -774,7 +816,8 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   r->aside = NULL;
   bool ok = !value_is_error(value) && vm->rec == arm && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict &&
             vm->draw == draw && !draws(arm->g) && !products_in_regions(arm->g, base->device) &&
-            tree_each_part(vm, value, waits_for_nothing, arm);
+            tree_each_part(vm, value, waits_for_nothing, arm) &&
+            !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
   vm_pop_to(vm, mark);
   vm->draw = draw;
   rec_arm_end(arm);
