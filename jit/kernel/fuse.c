@@ -3,7 +3,7 @@
  * Units. What has to be computed somewhere is a unit: a node that does work, a library step, a host scalar, or a view whose
  * elements must lie in a buffer (an output, an operand of a library step). Other views are address arithmetic of whoever reads
  * them. Units are numbered in program order; edges say who reads whom, and through what. Edges without data keep fallible
- * units in program order and put a unit behind the step that finds one of its sizes.
+ * units in program order, put what was proven by such a one (an index that an earlier node checks) behind it, and put a unit behind the step that finds one of its sizes.
  *
  * Groups. At first every unit is a group. A merge must keep the graph of groups free of cycles, must be one that lower.c and
  * schedule.c can express, and must not cost time by their estimate:
@@ -547,6 +547,13 @@ static bool walk_operands(fuser *f, uint32_t self, walk *w) {
   return true;
 }
 
+/* Would the node do harm, and not just give some value, if a check before it, by which it was proven, had not been made yet? */
+static bool relies_on_checks(const graph_node *n) {
+  op_raises raises =
+      n->kind == NODE_OP && n->attr && (n->attr->flags & ATTR_PROVEN) ? (op_raises)op_rows[n->op].raises : RAISES_never;
+  return raises == RAISES_bounds || raises == RAISES_int_div;
+}
+
 static bool make_edges(fuser *f) {
   graph *g = f->g;
   walk w = {0};
@@ -562,6 +569,8 @@ static bool make_edges(fuser *f) {
     if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
       if (fallible && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) return false;
       fallible = i + 1;
+    } else if (fallible && relies_on_checks(&g->nodes[n]) && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) {
+      return false;
     }
     f->units[i].nin = f->nin - f->units[i].in;
     f->units[i].nleaves = f->nleaves - f->units[i].leaf;

@@ -789,7 +789,8 @@ static bool lanes_hand_on(const struct recording *arm, const graph_batch *batch)
   bool shared[BATCH_SHARED_MOST] = {false};
   if (arm->g->ninputs > BATCH_SHARED_MOST) return true;
   for (uint32_t k = 0; k < arm->g->ninputs; k++)
-    shared[k] = dtype_is_float((qn_dtype)arm->g->nodes[arm->g->inputs[k]].type.dtype) && !batch_whole(batch, arm->captures[k]);
+    shared[k] =
+        dtype_is_float((qn_dtype)arm->g->nodes[arm->g->inputs[k]].type.dtype) && !batch_whole(batch, arm->captures[k]);
   return hands_on_shared(arm->g, shared);
 }
 
@@ -816,8 +817,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   r->aside = NULL;
   bool ok = !value_is_error(value) && vm->rec == arm && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict &&
             vm->draw == draw && !draws(arm->g) && !products_in_regions(arm->g, base->device) &&
-            tree_each_part(vm, value, waits_for_nothing, arm) &&
-            !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
+            tree_each_part(vm, value, waits_for_nothing, arm) && !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
   vm_pop_to(vm, mark);
   vm->draw = draw;
   rec_arm_end(arm);
