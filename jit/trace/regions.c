@@ -287,7 +287,7 @@ static qn_value call_within(struct recording *r, const qn_fn *f, const rec_call_
   vm_own(vm, &held, rec_drop, in);
   qn_value y = vm->hooks.call(vm, f->captures[0], site->args, site->nargs - 1, site->args[site->nargs - 1]);
   bool drawn = draws_put_back(r, &random);
-  bool ok = !value_is_error(y) && vm->rec == in;
+  bool ok = !value_is_error(y) && rec_now(vm) == in;
   if (ok && (drawn || in->regions.n || in->g->failed || in->g->dims.strict || graph_has_taps(in->g, 1) ||
              !tree_each_part(vm, y, waits_for_nothing, in)))
     ok = !error_pending(vm) && rec_give_up(in, BREAK_branch);

@@ -114,7 +114,8 @@ static qn_value within_run(void *ctx) {
 
 /* Is what the inner function gives the result of the call that is recorded? */
 static bool gives_result(const own_site *c, qn_value inner) {
-  const struct recording *r = c->vm->rec ? rec_base(c->vm->rec) : NULL;
+  struct recording *now = rec_now(c->vm);
+  const struct recording *r = now ? rec_base(now) : NULL;
   return r && r->of && r->of->anchor == c->site.anchor && r->capturing && r->ncalls == 0 &&
          value_fn(inner)->head.flags == FN_USER && value_fn(c->site.fn)->code == &transform_defs[TRANSFORM_JIT];
 }
