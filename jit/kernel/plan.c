@@ -711,9 +711,10 @@ static bool may_overlap(const planner *m, uint32_t over, uint32_t by) {
   return false;
 }
 
-/* Does the step that first writes buffer y read no other buffer that may lie in the memory of x, but for those that y may lie over? */
+/* Does the step that first writes buffer y read no other buffer that may lie in the memory of x, but for those that y may lie over, nor store x? */
 static bool reads_apart(const planner *m, uint32_t x, uint32_t y) {
   const plan_step *s = &m->p->steps[m->lives[y].first];
+  if (plan_step_stores(m->p, s, x)) return false;
   for (uint32_t i = 0; i < s->nbuffers; i++) {
     uint32_t b = s->buffers[i];
     if (b != x && b != y && m->lives[b].origin == m->lives[x].origin && !may_overlap(m, b, y)) return false;
@@ -1020,9 +1021,8 @@ static attempted attempt(plan *p, const int64_t *tune, int64_t limit, const chos
 }
 
 /* Plans with as much fusion as keeps the peak at or below that of running node by node. Where the peak without a limit is higher, limits on
- * live bytes are tried. The actual peak differs from the simulated live bytes (values are placed over operands, there are gaps); the
- * first limit assumes the difference that there was without a limit, with some to spare, and each further one is corrected by how much
- * the try before missed the goal. False: there is no plan. */
+ * live bytes are tried. The actual peak differs from them (values are placed over operands, there are gaps): the first limit assumes the
+ * difference that there was without one, with some to spare; others are corrected by what the try before missed. False: there is no plan. */
 static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo *memo, cancel_flag cancel,
                         const char **why) {
   bool fuses = tune[TUNE_fuse_enabled] != 0;

@@ -170,4 +170,13 @@ typedef struct plan {
   uint64_t work;
 } plan;
 
+/* Does a kernel's step store this buffer (which it may read as well)? */
+static inline bool plan_step_stores(const plan *p, const plan_step *s, uint32_t buffer) {
+  const l_program *l = s->kind == STEP_KERNEL ? p->kernels[s->what].program : NULL;
+  uint32_t at = 0;
+  for (uint32_t i = 0; l && i < l->nbuffers; i++)
+    if (l->buffers[i].mode != BUF_SCRATCH && s->buffers[at++] == buffer && l->buffers[i].mode != BUF_IN) return true;
+  return false;
+}
+
 #endif
