@@ -174,7 +174,7 @@ typedef struct turn_variable {
 
 /* The turns of a loop that runs outside recordings, as calls, or a part of a block: what they begin with, and where they are counted
  * (turns.c). */
-enum { TURN_VARIABLES = 64, TURN_GROWN = 4 /* further lists are like other variables */, TURNS_SEEN = 255 };
+enum { TURN_VARIABLES = 64, TURN_GROWN = 4 /* further lists are like other variables */ };
 typedef struct turn_code {
   jit_anchor anchor;
   struct turn_code *next; /* the unit's list */
@@ -189,7 +189,7 @@ typedef struct turn_code {
   bool computes;         /* a turn that was watched made or changed an array */
   /* Handing turns over, many at once (turns_run): */
   bool may_hand, hands; /* enough turns were asked about; it is done now */
-  uint8_t asked;        /* how many were, until that; then TURNS_SEEN */
+  uint8_t asked;        /* how many were, until that */
   int64_t least;        /* what the shortest of these took, in ns; 0: nobody has looked */
   uint8_t streak;       /* of many turns: how many such calls in a row the interpreter has made */
   uint8_t rested;       /* likewise: how many rests followed on each other */

@@ -421,10 +421,8 @@ static __attribute__((noinline)) bool make_first(turn_call *t, const qn_value *l
   if (!code->computes || vm->device) return true;
   enum { ASKED = 16 };
   code->asked++;
-  if (code->anchor.state == ANCHOR_EAGER || code->asked >= ASKED || code->asked >= vm->tune[TUNE_jit_turns]) {
-    code->asked = TURNS_SEEN;
-    code->may_hand = t->parts->run && vm->tune[TUNE_jit_run];
-  }
+  code->may_hand = code->anchor.state == ANCHOR_EAGER ||
+                   code->asked >= (vm->tune[TUNE_jit_turns] < ASKED ? vm->tune[TUNE_jit_turns] : ASKED);
   if (!code->least || took < code->least) code->least = took > 0 ? took : 1;
   return true;
 }
@@ -432,7 +430,7 @@ static __attribute__((noinline)) bool make_first(turn_call *t, const qn_value *l
 bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
                  qn_value *next) {
   turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .more = value_nil()};
-  bool failed = code->asked == TURNS_SEEN ? !make_call(&t, &item) : !make_first(&t, &item);
+  bool failed = code->may_hand ? !make_call(&t, &item) : !make_first(&t, &item);
   *r = failed ? value_error() : value_nil();
   if (failed) return false;
   bool on = t.how == REC_VALUE || t.how == REC_CONTINUE;

@@ -8,8 +8,7 @@ one process; `seed(0)` stands between them, at which callgrind writes its counte
   eager ops       each row of the op table, on tiny arrays, through the forms in which programs write it: at most TINY
   turns           programs of the interpreter alone: per turn of a loop, per update of a value with one owner, per call
   compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels: as it stands, as
-                  jit(f)(...), and as a turn of a loop outside functions, which is a compiled call itself, or one of
-                  many that are handed over at once
+                  jit(f)(...), and as a turn of a loop outside functions, which is a compiled call itself
   start           of a process that runs an empty program
   long calls      what a call costs for each of its layers, globals, branches: as much where there are many as where there are few
 
@@ -241,7 +240,7 @@ fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
 for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
 """
 JIT_SETUP = CALLS_SETUP.replace("fn f(", "fn inner(").replace("for _", "let f = jit(inner)\nfor _")
-COMPILED_BOUND, JIT_BOUND, TURN_BOUND, HANDED_BOUND = 1600, 1950, 2500, 50
+COMPILED_BOUND, JIT_BOUND, TURN_BOUND = 1600, 1950, 2500
 WHILE_COMPILING, CALLS = 1.25, 150
 
 
@@ -381,8 +380,7 @@ def main():
         if not options.pattern:
             check("compiled call", compiled_call(quern, folder, "--set", "jit.turns=0"), COMPILED_BOUND)
             check("compiled call of jit(f)", compiled_call(quern, folder, "--set", "jit.turns=0", setup=JIT_SETUP), JIT_BOUND)
-            check("compiled turn", compiled_call(quern, folder, "--set", "jit.run=0"), TURN_BOUND)
-            check("compiled turn that is handed over", compiled_call(quern, folder), HANDED_BOUND)
+            check("compiled turn", compiled_call(quern, folder), TURN_BOUND)
             empty, out = os.path.join(folder, "empty.qn"), os.path.join(folder, "empty")
             open(empty, "w", encoding="utf-8").close()
             callgrind([quern, empty], out)
