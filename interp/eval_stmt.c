@@ -642,8 +642,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
         turn_parts parts = for_parts(n);
         turns_passed(n->turns, i - asked);
         asked = i + 1;
-        int64_t many =
-            turns_may_run(vm, n->turns) ? turns_run(vm, n->turns, &parts, fp, value_nil(), i, stop, &r, NULL) : 0;
+        int64_t many = turns_may_run(vm) ? turns_run(vm, n->turns, &parts, fp, value_nil(), i, stop, &r, NULL) : 0;
         if (many < 0 || (!many && !turn_called(vm, n->turns, &parts, fp, value_int(i), &r, NULL))) break;
         if (many) i += many - 1, asked = i + 1;
         until = pass_until(vm, n, asked, stop);
@@ -807,7 +806,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       r = raise_at(vm, h->at);
       break;
     }
-    if (__builtin_expect(i >= until && !shown, 0) && turns_may_run(vm, n->turns) &&
+    if (__builtin_expect(i >= until && !shown, 0) && turns_may_run(vm) &&
         (value_is(it, TAG_ARRAY) || value_is(it, TAG_LIST) || counted)) {
       turn_parts parts = for_parts(n);
       int64_t many = turns_run(vm, n->turns, &parts, fp, it, i, len, &r, NULL);
@@ -953,8 +952,7 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
     if (__builtin_expect(left <= 0, 0)) {
       turns_passed(n->turns, pass);
       turn_parts parts = while_parts(n);
-      int64_t many =
-          turns_may_run(vm, n->turns) ? turns_run(vm, n->turns, &parts, fp, value_nil(), 0, INT64_MAX, &r, &c) : 0;
+      int64_t many = turns_may_run(vm) ? turns_run(vm, n->turns, &parts, fp, value_nil(), 0, INT64_MAX, &r, &c) : 0;
       bool on = many ? many > 0 : turn_called(vm, n->turns, &parts, fp, value_nil(), &r, &c);
       pass = left = turns_pass(vm, n->turns);
       if (!on) break;

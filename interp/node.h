@@ -393,16 +393,14 @@ void turns_passed(turn_code *t, int64_t n);
  * value of the loop: nil, the error value, or the signal of a return. */
 QN_MUST_CHECK bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item,
                                qn_value *r, qn_value *next);
-/* Makes many turns at once, as a call of which they are a loop, if the loop is hot, or while a call that has left its plan is made again: turns from number `first`
+/* Makes many turns at once, as a call of which they are a loop, while a call that has left its plan is made again: turns from number `first`
  * on, before `end`, over `over` (borrowed: an array, a list or a range; nil: the numbers are the items; of a while loop they only count). How many were made, as many as
  * were asked for unless *next is false: the condition of the next one, as turn_called gives it. 0: none, the next one is to be asked about. -1:
  * the loop is over, with value *r. */
 QN_MUST_CHECK int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over,
                                 int64_t first, int64_t end, qn_value *r, qn_value *next);
-/* Can there be such runs: is a call made again, or has the loop been asked about often enough? */
-static inline bool turns_may_run(const qn_vm *vm, const turn_code *code) {
-  return __builtin_expect((vm->asked.taps != NULL) | code->may_hand, 0);
-}
+/* Can there be such runs: is a call made again? */
+static inline bool turns_may_run(const qn_vm *vm) { return __builtin_expect(vm->asked.taps != NULL, 0); }
 /* Makes them in the interpreter; bounds may be traced. False with an error raised; else *ends says how they have ended. */
 QN_MUST_CHECK bool loop_turns(qn_vm *vm, const turn_parts *parts, qn_value *fp, qn_value over, qn_value first,
                               qn_value end, rec_ends *ends);

@@ -187,13 +187,6 @@ typedef struct turn_code {
   uint32_t ngrown;
   struct turn_code *run; /* many turns of the loop as one call; NULL: none was made yet, or this is one */
   bool computes;         /* a turn that was watched made or changed an array */
-  /* Handing turns over, many at once (turns_run): */
-  bool may_hand, hands; /* enough turns were asked about; it is done now */
-  uint8_t asked;        /* how many were, until that */
-  int64_t least;        /* what the shortest of these took, in ns; 0: nobody has looked */
-  uint8_t streak;       /* of many turns: how many such calls in a row the interpreter has made */
-  uint8_t rested;       /* likewise: how many rests followed on each other */
-  int32_t rest;         /* likewise: how many chances pass before it is tried again */
   int32_t
       quiet; /* how many turns pass unwatched after one that did not; of many turns: untried, where items cannot be stacked */
 } turn_code;

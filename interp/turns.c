@@ -13,20 +13,15 @@
  * A list to which the turns only add items is no argument: it stays where it is, whatever its length, and the items that a turn adds are a part of
  * its result.
  *
- * A loop that goes on after some such turns hands many of those that are left at once to rec_call (jit.run at most): a call with the numbers of the first turn and the
- * end among its arguments, whatever these are, which is captured as a loop. Until its code is there, and where the interpreter turns out to be faster, turns are made as
- * before. The calls take a moment each, for which an interrupt waits, so that variables always have the values that a turn has left.
- *
  * A call that has left its plan is made again by the interpreter, from its beginning (jit/trace/calls.c), and may have to make a loop of a
- * million turns up to the one that fails. So its loops hand many turns over, too. The result of many turns begins with how the loop has ended: whether a
+ * million turns up to the one that fails. So its loops hand many turns at once to rec_call (jit.run): a call with the numbers of the first turn
+ * and the end among its arguments, whatever these are, which is captured as a loop. Its result begins with how the loop has ended: whether a
  * turn has left it, and in a while loop the next condition. The items of a list are stacked for it, if they are alike. One that fails is made again in its turn, by the interpreter, which thus makes no
  * more turns than these.
  */
 #include "interp/node.h"
 
 #include <string.h>
-
-#include "lang/trace_events.h"
 
 typedef struct turn_call {
   qn_vm *vm;
@@ -77,12 +72,7 @@ int64_t turns_pass(const qn_vm *vm, turn_code *t) {
   if (vm->asked.nojit || vm->asked.alone || vm->asked.sync_once) return INT64_MAX;
   jit_anchor *a = &t->anchor;
   if (a->state == ANCHOR_NEVER) return INT64_MAX;
-  if (t->hands) return 0;
   if (!a->countdown && !t->quiet) a->countdown = (int32_t)vm->tune[TUNE_jit_turns];
-  /* turns that stay eager may be captured as a loop all the same, where one leaves it, say */
-  enum { EAGER_PASS = 256 };
-  bool may = a->state == ANCHOR_EAGER && t->may_hand && (!t->run || t->run->anchor.state == ANCHOR_ACTIVE);
-  if (may && a->countdown > EAGER_PASS) return EAGER_PASS;
   return a->state == ANCHOR_ACTIVE ? 0 : a->countdown;
 }
 
@@ -208,7 +198,6 @@ static qn_value make_turn(void *ctx) {
   t->fp[-1] = value_retain(t->site.fn); /* rec_call may have put a tracer there, whose captures are traced */
   qn_value v = value_error(), ends[RUN_ENDS];
   rec_exit how = REC_ERROR;
-  if (many && !recorded) vm->held = 0; /* the variables are right after each turn */
   if (many)
     how = run_turns(t, item, ends) ? REC_VALUE : REC_ERROR;
   else
@@ -263,7 +252,6 @@ static void give_back(turn_call *t, bool failed) {
 /* An exception of a host passes. */
 static void turn_drop(qn_vm *vm, void *what) {
   turn_call *t = what;
-  vm->held = 0;
   give_back(t, true);
   value_release(vm, t->more);
 }
@@ -410,27 +398,10 @@ qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_val
   }
 }
 
-/* As make_call, for one of the first turns that are asked about: notes what it took. On a device the clock tells nothing, so turns are not handed
- * over there. */
-static __attribute__((noinline)) bool make_first(turn_call *t, const qn_value *lead) {
-  qn_vm *vm = t->vm;
-  int64_t begin = trace_events_now();
-  if (!make_call(t, lead)) return false;
-  int64_t took = trace_events_now() - begin;
-  turn_code *code = t->code;
-  if (!code->computes || vm->device) return true;
-  enum { ASKED = 16 };
-  code->asked++;
-  code->may_hand = code->anchor.state == ANCHOR_EAGER ||
-                   code->asked >= (vm->tune[TUNE_jit_turns] < ASKED ? vm->tune[TUNE_jit_turns] : ASKED);
-  if (!code->least || took < code->least) code->least = took > 0 ? took : 1;
-  return true;
-}
-
 bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
                  qn_value *next) {
   turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .more = value_nil()};
-  bool failed = code->may_hand ? !make_call(&t, &item) : !make_first(&t, &item);
+  bool failed = !make_call(&t, &item);
   *r = failed ? value_error() : value_nil();
   if (failed) return false;
   bool on = t.how == REC_VALUE || t.how == REC_CONTINUE;
@@ -467,47 +438,11 @@ static turn_code *run_of(qn_vm *vm, turn_code *code) {
   return run->anchor.state == ANCHOR_ACTIVE ? run : NULL;
 }
 
-/* Turns are handed over so many at once that the interpreter would take HAND_NS for them: a call of that length hides what calling costs, and
- * an interrupt may wait for its end (HELD seconds at most), so that the variables have the values of a turn then. All calls of a loop are as long as each
- * other, more or less, since they race. */
-enum { HAND_NS = 2000000, HAND_LEAST = 16, HAND_STREAK = 32, HAND_REST = 16, HAND_DOUBLED = 6 };
-#define HELD 0.1
-
-/* Of `left` turns those that the next call has; 0: they are not handed over now. */
-static int64_t turns_handed(qn_vm *vm, turn_code *code, qn_value over, uint64_t left) {
-  int64_t most = vm->tune[TUNE_jit_run];
-  turn_code *run = code->run;
-  if (!code->may_hand || vm->device || value_is(over, TAG_LIST) || op_deferred(vm)) return 0;
-  if (run && run->rest > 0 && run->rest--) return 0;
-  if (run && rec_code_waits(vm, &run->anchor)) return 0;
-  if (vm->config.jit == QN_JIT_ON && HAND_NS / code->least < most) most = HAND_NS / code->least;
-  uint64_t least = vm->config.jit == QN_JIT_ON ? HAND_LEAST : 2;
-  if (most < (int64_t)least || left < least) return 0;
-  if (!run && left > HAND_LEAST) return HAND_LEAST < most ? HAND_LEAST : most; /* recording takes longer */
-  uint64_t calls = (left - 1) / (uint64_t)most + 1;
-  return (int64_t)((left - 1) / calls + 1);
-}
-
-/* Many turns were handed over. Did the interpreter make them all the same, and often so, then the loop goes on as before for a while. */
-static void note_handed(turn_code *code, const turn_call *t) {
-  turn_code *run = t->code;
-  code->hands = run->anchor.state == ANCHOR_ACTIVE;
-  if (!t->begun) run->streak = run->rested = 0;
-  if (!t->begun || t->recorded || ++run->streak < HAND_STREAK) return;
-  run->streak = 0;
-  run->rest = HAND_REST << run->rested;
-  if (run->rested < HAND_DOUBLED) run->rested++;
-  code->hands = false;
-}
-
 int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value over, int64_t first,
                   int64_t end, qn_value *r, qn_value *next) {
   int64_t most = vm->tune[TUNE_jit_run];
   uint64_t left = end > first ? (uint64_t)end - (uint64_t)first : 0;
-  if (!parts->run || !most || !code->computes || at_once(vm)) return 0;
-  bool again = vm->asked.taps != NULL;
-  if (again && left < 2 * (uint64_t)most) return 0;
-  if (!again && !(most = turns_handed(vm, code, over, left))) return code->hands = false, 0;
+  if (!parts->run || !most || left < 2 * (uint64_t)most || !code->computes || at_once(vm)) return 0;
   /* Whatever the compiler gives in place of what is not returned, it is not what is compared. */
   if (parts->returns && vm->config.jit == QN_JIT_VERIFY) return 0;
   turn_code *run = run_of(vm, code);
@@ -528,12 +463,7 @@ int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value 
     value_retain(over);
   }
   *r = value_error();
-  double held = vm->held;
-  if (!again) vm->held = vm_seconds() + HELD;
-  bool made = make_call(&t, lead);
-  vm->held = held;
-  if (!made) return -1;
-  if (!again) note_handed(code, &t);
+  if (!make_call(&t, lead)) return -1;
   *r = value_nil();
   if (t.how == REC_RETURN) {
     slot_set(vm, &interp_of(vm)->returned, t.more);

@@ -427,8 +427,7 @@ void vm_host_unwound(vm_host *host) {
 }
 
 bool vm_poll_slow(qn_vm *vm) {
-  bool waits = vm->held > 0 && vm_seconds() < vm->held;
-  if (!waits && atomic_exchange(&vm->interrupt, 0)) {
+  if (atomic_exchange(&vm->interrupt, 0)) {
     raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
     return true;
   }

@@ -149,10 +149,8 @@ struct qn_vm {
    * `sp` is uninitialised. It never moves. */
   qn_value *stack, *sp, *stack_limit;
   atomic_int interrupt; /* set by qn_interrupt; looked at on loop back edges, calls, kernel launches */
-  double
-      held; /* until then (vm_seconds) an interrupt waits, for what takes a moment and is done as a whole; 0: none is */
-  uint64_t next_check; /* value of `steps` at which limits are looked at; UINT64_MAX without limits */
-  char *c_stack_limit; /* deepest address that recursion may reach (stacks grow downwards); bound.thread's */
+  uint64_t next_check;  /* value of `steps` at which limits are looked at; UINT64_MAX without limits */
+  char *c_stack_limit;  /* deepest address that recursion may reach (stacks grow downwards); bound.thread's */
   qn_engine *engine;
   struct qn_error_object *error;        /* pending, or NULL */
   struct qn_error_object *memory_error; /* allocated beforehand */

@@ -1343,15 +1343,6 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   return __builtin_expect(list->stacks, 0) ? stacking(vm, site, list, NULL, MISS_new) : make_call(vm, site, list);
 }
 
-bool rec_code_waits(qn_vm *vm, const jit_anchor *a) {
-  if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
-  const anchor_specializations *list = a->entries;
-  const specialization *e = list ? list->first : NULL;
-  if (!e || e->state != SPEC_READY || e->device) return e && e->state == SPEC_COMPILING && e->job;
-  const race *r = &e->race;
-  return !r->code && r->eager && r->calls >= RACE_CALLS && !plan_has_best_code(vm, e->plan);
-}
-
 /* ---- calls of jit/trace itself --------------------------------------------------------------------------------------------------- */
 
 bool own_site_begin(own_site *c, qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at,

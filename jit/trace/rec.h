@@ -150,8 +150,6 @@ typedef struct rec_call_site {
 } rec_call_site;
 /* Makes the call: by a compiled specialization, or with the recorder on, or simply in the interpreter. Owned result, or the error value. */
 QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
-/* Is the code that would make calls like the last one of this anchor still being made, so that the interpreter would make them? */
-bool rec_code_waits(qn_vm *vm, const jit_anchor *a);
 
 /* ---- what the interpreter tells a recording ------------------------------------------------------------------------------------
  * These may be called at any time: each looks for itself whether a recording is on. Without one it does only its ordinary work (rec_global

@@ -1263,27 +1263,6 @@ static void *interrupt_later(void *vm) {
   return NULL;
 }
 
-/* A loop whose turns are handed over many at once ends behind a turn: its variables are those of one and the same. */
-START_TEST(interrupted_turns_leave_variables_of_one_turn) {
-  static const qn_jit_mode modes[] = {QN_JIT_ON, QN_JIT_SYNC};
-  for (int k = 0; k < 2; k++) {
-    qn_vm *vm = open_jit(modes[k]);
-    ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "4"), QN_OK);
-    ck_assert_int_eq(qn_set_tunable(vm, "jit.cc", "0"), QN_OK);
-    good(vm, "let (x, n, ends) = (f64([0, 0]), 0, 0)");
-    for (int round = 0; round < 8; round++) {
-      atomic_store(&wait_ms, round < 2 ? 100 : 10);
-      pthread_t t;
-      pthread_create(&t, NULL, interrupt_later, vm);
-      ck_assert_int_eq(run(vm, "while true { n += 1; x = x + 1; if n % 3 == 0 { ends = n } }"), QN_INTERRUPTED);
-      pthread_join(t, NULL);
-      good(vm, "assert(x[0] == n and x[1] == n and n - ends < 3, \"{x} {n} {ends}\")");
-    }
-    qn_vm_close(vm);
-  }
-}
-END_TEST
-
 /* What a long recording keeps is not freed while somebody waits for the interrupt, but when the next recording begins. */
 START_TEST(interrupted_recordings_are_freed_later) {
   qn_vm *vm = open_jit(QN_JIT_OFF);
@@ -1448,7 +1427,6 @@ int main(void) {
   ADD(cancelling_is_linear)
   c = tcase_create("interrupts");
   ADD(interrupts_wait_for_the_next_call)
-  ADD(interrupted_turns_leave_variables_of_one_turn)
   ADD(interrupted_recordings_are_freed_later)
   c = tcase_create("names");
   ADD(globals_have_names_of_the_language)
