@@ -546,6 +546,7 @@ static uint32_t place_of(const region_state *x, const char *at) {
 /* Of a carry whose value no step has made for it: the place of that. 0: it lies in an operand. */
 static uint32_t place_handed_on(const region_state *x, uint32_t k) {
   const plan_output *o = &x->r->parts[1]->outputs[k];
+  if (!type_bytes(x->f, x->types[k])) return 0; /* it has no address of its own, and needs no place */
   if (o->kind == OUT_INPUT) return o->index < x->r->ncarries ? x->carries[o->index].place : 0;
   uint32_t place = place_of(x, x->out[k].at);
   for (uint32_t i = 0; !place && x->moving[i] != k; i++) /* a value of this turn that has two names */
