@@ -612,7 +612,7 @@ static inline bool rec_try_begin(qn_vm *vm, struct recording **in) {
 }
 void rec_try_end(qn_vm *vm, struct recording *in);
 /* May a handler see the pending error? Not if a capture is given up by it. */
-bool rec_try_catches(qn_vm *vm, const struct recording *in);
+bool rec_try_catches(const qn_vm *vm, const struct recording *in);
 /* A builtin has failed on these arguments, and a handler may see the error: numbers that it has looked at without asking for them become guards.
  * The pending error stays, unless there is another that is not for the handler. */
 void rec_builtin_failed(qn_vm *vm, const qn_value *args, int nargs);
