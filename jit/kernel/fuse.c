@@ -3,7 +3,8 @@
  * Units. What has to be computed somewhere is a unit: a node that does work, a library step, a host scalar, or a view whose
  * elements must lie in a buffer (an output, an operand of a library step). Other views are address arithmetic of whoever reads
  * them. Units are numbered in program order; edges say who reads whom, and through what. Edges without data keep fallible
- * units in program order, put what was proven by such a one (an index that an earlier node checks) behind it, and put a unit behind the step that finds one of its sizes.
+ * units in program order, put what was proven by such a one (an index that an earlier node checks) behind it, and put a unit
+ * behind the step that finds one of its sizes.
  *
  * Groups. At first every unit is a group. A merge must keep the graph of groups free of cycles, must be one that lower.c and
  * schedule.c can express, and must not cost time by their estimate:

@@ -442,8 +442,6 @@ static qn_value result_leaf(void *ctx, qn_value v) {
   return made ? rec_value_of(s->r, s->copies[s->next++]) : value_retain(v);
 }
 
-static bool waits_for_no_text(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
-
 bool arm_values(struct recording *arm, rec_slots s, const qn_value *more, int n, qn_value *values) {
   qn_vm *vm = arm->vm;
   qn_list *l = list_new(vm, (uint32_t)(s.n + n));
@@ -452,7 +450,7 @@ bool arm_values(struct recording *arm, rec_slots s, const qn_value *more, int n,
   for (int i = 0; i < s.n; i++) l->items[i] = value_retain(*s.slots[i]);
   for (int i = 0; i < n; i++) l->items[s.n + i] = value_retain(more[i]);
   qn_value made = value_obj(TAG_LIST, l);
-  if (tree_each_part(vm, made, waits_for_no_text, arm))
+  if (tree_each_part(vm, made, rec_no_text_waits, arm))
     *values = made;
   else
     value_release(vm, made);

@@ -640,6 +640,8 @@ const struct waiting_text *rec_text_of(const struct recording *r, qn_value v) {
   return number ? &base->texts[number - 1] : NULL;
 }
 
+bool rec_no_text_waits(void *r, qn_value v) { return !rec_text_of(r, v); }
+
 /* ---- running what is pending --------------------------------------------------------------------------------------------------------- */
 
 said kind_said(qn_value v) {

@@ -343,6 +343,8 @@ QN_MUST_CHECK bool rec_room(struct recording *r);
 QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
 /* What a text waits for; NULL if it does not wait in this recording or around it. */
 const struct waiting_text *rec_text_of(const struct recording *r, qn_value v);
+/* For tree_each_part: is it no text that waits for data of recording `r`? */
+bool rec_no_text_waits(void *r, qn_value v);
 /* Is the value traced in one of the recordings around an arm? */
 bool rec_traced_around(const struct recording *r, qn_value v);
 /* The number of a key; 0 if it is not there. */

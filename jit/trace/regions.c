@@ -271,8 +271,6 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
   return NULL;
 }
 
-static bool waits_for_nothing(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
-
 /* Calls checkpoint(f) in an arm or a turn of which a gradient is taken: what is in these is kept or computed once more as the gradient of the arm
  * decides. f is recorded apart and then joins the arm, and it reads floats from outside through aliases. So what its nodes give to the cotangent of
  * one is summed up before it is added, as for a region that is computed once more; the same holds for each of its results. Owned, or the error
@@ -289,7 +287,7 @@ static qn_value call_within(struct recording *r, const qn_fn *f, const rec_call_
   bool drawn = draws_put_back(r, &random);
   bool ok = !value_is_error(y) && rec_now(vm) == in;
   if (ok && (drawn || in->regions.n || in->g->failed || in->g->dims.strict || graph_has_taps(in->g, 1) ||
-             !tree_each_part(vm, y, waits_for_nothing, in)))
+             !tree_each_part(vm, y, rec_no_text_waits, in)))
     ok = !error_pending(vm) && rec_give_up(in, BREAK_branch);
   for (uint32_t k = 0; ok && k < in->g->ninputs; k++) {
     const graph_type *t = &r->g->nodes[in->captures[k]].type;
@@ -322,10 +320,10 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
     return raise_error(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
   /* An arm or a turn that holds a region is not captured. Where nothing is differentiated the call needs none, unless somebody asks for the
    * graph or rewrites one, which may be differentiated later. */
-  if (r->arm && !r->lenient && !rec_derivatives(r) && !value_is(vm->asked.watched_fn, TAG_FN))
-    return vm->hooks.call(vm, f->captures[0], site->args, nargs, site->args[nargs]);
-  if (r->arm && !r->lenient && !custom && !r->lanes && !value_is(vm->asked.watched_fn, TAG_FN))
-    return call_within(r, f, site);
+  if (r->arm && !r->lenient && !value_is(vm->asked.watched_fn, TAG_FN)) {
+    if (!rec_derivatives(r)) return vm->hooks.call(vm, f->captures[0], site->args, nargs, site->args[nargs]);
+    if (!custom && !r->lanes) return call_within(r, f, site);
+  }
   leaves in = {.r = r}, out = {.r = r};
   qn_value args = value_unset(), y = value_error(), result = value_error();
   node_list arg_nodes = {0}, outs = {0};

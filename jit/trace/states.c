@@ -10,9 +10,9 @@
  *     whose number is data.
  *
  * What follows the loop needs the types of one state. So the call is captured as one that comes to the goal; where it does not, the interpreter makes
- * it again (way_expect). Once a call has been seen that does not (anchor_specializations.ends_apart), a part of the program around the loop is captured in
- * several ways instead (forks.c), in which every state may be the last one. Inside the turn of another loop of this kind every state may be the last one: which it is, is a choice like those
- * between arms, and a turn that ends in another one is missed.
+ * it again (way_expect). Once a call has been seen that does not (anchor_specializations.ends_apart), a part of the program around the loop is
+ * captured in several ways instead (forks.c). In these, and inside the turn of another loop of this kind, every state may be the last one: which
+ * it is, is a choice like those between arms, and a way that ends in another one is missed.
  *
  * First the states are found: the turn is recorded in each way from each of them, in arms that are dropped. Loops with more than jit.states of them
  * are not captured. Ways back to a state that was left are left out: where the program takes one, the interpreter makes the call again.

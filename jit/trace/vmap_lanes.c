@@ -725,7 +725,7 @@ static bool of_a_lane(const struct recording *r, uint32_t node, int *left) {
   return false;
 }
 
-enum { LOOKED_AT = 256, BATCH_SHARED_MOST = 64 };
+enum { LOOKED_AT = 256, SHARED_MOST = 64 /* inputs that are looked at for floats which all lanes share */ };
 
 bool vmap_reads(const struct recording *r, uint32_t node) {
   return vmap_aside(r) && !r->g->nodes[node].type.weak && of_a_lane(r, node, &(int){LOOKED_AT});
@@ -737,8 +737,6 @@ bool vmap_reads_value(const struct recording *r, qn_value v) {
   while (!(node = rec_traced(r, v)) && r->arm) r = r->outer;
   return node && of_a_lane(r, node, &(int){LOOKED_AT});
 }
-
-static bool waits_for_nothing(void *ctx, qn_value v) { return !rec_text_of(ctx, v); }
 
 /* Does a graph, or a region in it, draw random numbers? Each lane has numbers of its own, which the graph of one lane cannot tell. */
 static bool draws(const graph *g) {
@@ -765,8 +763,8 @@ static bool hands_on_shared(const graph *g, const bool *shared) {
     const graph_node *n = &g->nodes[i];
     if (!graph_kind_has_regions(n->kind)) continue;
     const bool branch = n->kind == NODE_IF;
-    bool inner[BATCH_SHARED_MOST] = {false};
-    found = n->nin > BATCH_SHARED_MOST;
+    bool inner[SHARED_MOST] = {false};
+    found = n->nin > SHARED_MOST;
     for (int k = branch; k < n->nin && !found; k++) {
       int64_t input = input_behind(g, n->in[k]);
       inner[k - branch] = input >= 0 && shared[input];
@@ -786,8 +784,8 @@ static bool hands_on_shared(const graph *g, const bool *shared) {
 
 /* As hands_on_shared, of an arm in which the function of a vmap was recorded. */
 static bool lanes_hand_on(const struct recording *arm, const graph_batch *batch) {
-  bool shared[BATCH_SHARED_MOST] = {false};
-  if (arm->g->ninputs > BATCH_SHARED_MOST) return true;
+  bool shared[SHARED_MOST] = {false};
+  if (arm->g->ninputs > SHARED_MOST) return true;
   for (uint32_t k = 0; k < arm->g->ninputs; k++)
     shared[k] =
         dtype_is_float((qn_dtype)arm->g->nodes[arm->g->inputs[k]].type.dtype) && !batch_whole(batch, arm->captures[k]);
@@ -796,7 +794,7 @@ static bool lanes_hand_on(const struct recording *arm, const graph_batch *batch)
 
 /* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
  * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
- * which is open. (Not where a device's library
+ * which is open. (Not where lanes hand on floats that they share, inside a gradient; nor where a device's library
  * computes products in regions: for some of the lanes it may give other bits than for all.) Owned; unset if the function cannot be captured so (then lanes are recorded as they are eagerly); or the error value. */
 static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value fn, qn_value *args, int nargs) {
   qn_vm *vm = r->vm;
@@ -817,7 +815,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   r->aside = NULL;
   bool ok = !value_is_error(value) && vm->rec == arm && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict &&
             vm->draw == draw && !draws(arm->g) && !products_in_regions(arm->g, base->device) &&
-            tree_each_part(vm, value, waits_for_nothing, arm) && !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
+            tree_each_part(vm, value, rec_no_text_waits, arm) && !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
   vm_pop_to(vm, mark);
   vm->draw = draw;
   rec_arm_end(arm);
