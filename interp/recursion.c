@@ -24,7 +24,12 @@
 
 #include "interp/resolve.h"
 
-enum { TESTS_MAX = 8, NAME_MAX_BYTES = 64 };
+enum {
+  TESTS_MAX = 8,
+  BRANCHES_MAX =
+      64, /* made of statements, each of which lies in the one before: trees may not nest as deep as functions are long */
+  NAME_MAX_BYTES = 64
+};
 
 typedef struct maker {
   resolver *r;
@@ -36,6 +41,7 @@ typedef struct maker {
   int64_t step[64];          /* by how much a parameter changes, if all calls change it by the same number */
   uint64_t steps;            /* these parameters */
   uint32_t calls, tail;      /* how many calls there are; how many of these give the result */
+  uint32_t branches;         /* made so far */
   bool failed, shrinks;
 } maker;
 
@@ -345,6 +351,7 @@ static ast_node *give(maker *m, statements x) {
     const ast_node *s = x.list[i];
     if (!has_kind(s, AST_return)) continue;
     if (s->kind != AST_if || s->kids[AST_if_otherwise] || !returns_last(s->kids[AST_if_then])) return refused(m);
+    if (++m->branches > BRANCHES_MAX) return refused(m);
     ast_node *all =
         branch_of(m, s, give(m, of_block(&s->kids[AST_if_then])), give(m, (statements){x.list + i + 1, x.n - i - 1}));
     return all ? block_with(m, (statements){x.list, i}, one(m, all)) : NULL;
@@ -408,6 +415,7 @@ static ast_node *as_branches(maker *m, statements x) {
     bool last = i + 1 == x.n;
     ast_node *const *other = s->kind == AST_if ? &s->kids[AST_if_otherwise] : NULL;
     if (!then || (last ? !*other : *other || !returns_last(then))) continue;
+    if (++m->branches > BRANCHES_MAX) return refused(m);
     ast_node *all = branch_of(m, s, as_branches(m, of_block(&s->kids[AST_if_then])),
                               as_branches(m, last ? of_block(other) : (statements){x.list + i + 1, x.n - i - 1}));
     return all ? block_with(m, (statements){x.list, i}, one(m, all)) : NULL;

@@ -1081,6 +1081,13 @@ def case_too_many_shapes(p):
         need(len(full) == 1 and 3 <= len(again) <= 6, f"{limit}: said once, after {len(again)} recordings", result)
 
 
+def case_functions_of_many_returns(p):
+    """A function that calls itself may be as long as any other one: its tree as loops, which would nest as deep as it is long, is not made."""
+    returns = "".join(f"  if n == {k} {{ return {k} }}\n" for k in range(100_000))
+    result = p.script(f"fn f(n) {{\n{returns}  f(n - 1)\n}}\nprint(f(100_003))\n", *SYNC)
+    need(result.status == 0 and result.out == "99999\n", "a function of 100,000 returns", result)
+
+
 def compiler_in_front(p, seconds):
     """A PATH whose cc leaves a file `started`, waits before it compiles, and leaves a file `ended`."""
     folder = p.path("bin")
