@@ -204,14 +204,16 @@ static void growing_ends(function *f, const variable *v) {
 /* The scope of variables ends. One that a let has made and nothing has changed holds a stacked list if its value may be one and all that is done with it
  * is noted as such: that value is read by these. The last ones come first, since they may be made of others. */
 static void lets_end(resolver *r, uint32_t first) {
-  const function *f = r->fn;
-  for (uint32_t i = f->nvars; i > first; i--) {
-    const variable *v = &f->vars[i - 1];
+  function *f = r->fn;
+  const uint32_t all = f->nvars;
+  for (; f->nvars > first; f->nvars--) { /* (what it is made of is looked for among those before) */
+    const variable *v = &f->vars[f->nvars - 1];
     if (!v->target || !v->stackable || v->reads != v->stackable || v->captured || rebound_since(r, v->slot, v->made))
       continue;
     v->target->stacks = true;
     if (v->initial) note_stackable(r, v->initial);
   }
+  f->nvars = all;
 }
 
 void forget(resolver *r, uint32_t first) {
