@@ -57,6 +57,8 @@ typedef struct qn_error_object {
   span outer;
   uint32_t later;
   bool settled;
+  bool
+      unseen; /* a handler that cannot be captured would have seen it: it is for none further out, either (rec_try_catches) */
   qn_value payload; /* error(record) keeps the value */
 } qn_error_object;
 

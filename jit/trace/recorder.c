@@ -722,10 +722,11 @@ static int holds_waiting(struct recording *r, qn_value v) {
 bool rec_try_catches(const qn_vm *vm, const struct recording *in) {
   if (vm->rec && rec_base(vm->rec)->restart && vm->error->id == E_internal) return false; /* (fork_wanted) */
   if (in && in->again) return false;
-  if (in && vm->rec && vm->rec->arm) /* (a handler may look at its words, which an arm does not have) */
-    return way_raises(vm) && !(vm->error->message->head.flags & STR_WAITS) &&
-           holds_waiting(vm->rec, vm->error->payload) == 0;
-  return true;
+  if (!in || !vm->rec || !vm->rec->arm) return true;
+  if (!way_raises(vm) || vm->error->unseen) return false;
+  /* (a handler may look at its words, which an arm does not have) */
+  vm->error->unseen = vm->error->message->head.flags & STR_WAITS || holds_waiting(vm->rec, vm->error->payload) != 0;
+  return !vm->error->unseen;
 }
 
 int rec_text_waits(qn_vm *vm, qn_value v) { return vm->rec && taps_possible(vm->rec) ? holds_waiting(vm->rec, v) : 0; }

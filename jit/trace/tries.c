@@ -78,7 +78,8 @@ static void leave_calls(struct recording *r, const way_handler *h) {
 static bool is_seen(const qn_vm *vm, const rec_way *w, const way_handler *h) {
   const struct recording *base = rec_base(w->r);
   const way_handler *innermost = way_thrower(w);
-  if (!h || base->trying != innermost->trying || base->again || !way_raises(vm) || w->r->cut) return false;
+  if (!h || base->trying != innermost->trying || base->again || !way_raises(vm) || w->r->cut || vm->error->unseen)
+    return false;
   /* (the words of other errors may depend on the recorded call, unless they wait) */
   return vm->error->id == E_user || vm->error->id == E_assertion || value_is(vm->error->payload, TAG_RECORD) ||
          (vm->error->message->head.flags & STR_WAITS);
