@@ -749,14 +749,23 @@ static bool draws(const graph *g) {
   return false;
 }
 
-/* The input of a graph that a node is, perhaps behind aliases; -1: it is none. */
+/* The one input of a graph that a node is made of, with constants at most beside it; -1: it is made of none, or of several. */
 static int64_t input_behind(const graph *g, uint32_t node) {
-  while (g->nodes[node].kind == NODE_OP && g->nodes[node].op == OP_reshape) node = g->nodes[node].in[0];
+  while (g->nodes[node].kind == NODE_OP) {
+    const graph_node *n = &g->nodes[node];
+    node = 0;
+    for (int k = 0; k < n->nin; k++) {
+      if (g->nodes[n->in[k]].kind == NODE_CONST) continue;
+      if (node) return -1;
+      node = n->in[k];
+    }
+    if (!node) return -1;
+  }
   return g->nodes[node].kind == NODE_INPUT ? (int64_t)g->nodes[node].payload.input : -1;
 }
 
-/* Does a branch of the graph give, or a loop in it begin with, a float that is the same for all lanes (`shared`, by input)? The interpreter adds
- * what lanes give to the cotangent of such a value where they have handed it on, a batch where they have got it: sums come in another order. */
+/* Does a branch of the graph give, or a loop in it begin with, a float that is made of one that is the same for all lanes (`shared`, by input)?
+ * The interpreter adds what lanes give to the cotangent of such a value where they have handed it on, a batch where they have got it: sums come in another order. */
 static bool hands_on_shared(const graph *g, const bool *shared) {
   bool found = false;
   for (uint32_t i = 1; i < g->n && !found; i++) {
