@@ -71,16 +71,20 @@ static char folder[64];
 static void slow_compiler(void) {
   snprintf(folder, sizeof folder, "/tmp/quern-trace-XXXXXX");
   ck_assert_ptr_nonnull(mkdtemp(folder));
-  char path[128], text[256];
+  char path[128];
   snprintf(path, sizeof path, "%s/cc", folder);
   FILE *f = fopen(path, "w");
   ck_assert_ptr_nonnull(f);
   fprintf(f, "#!/bin/sh\n: >%s/started\nexec sleep 100\n", folder);
   fclose(f);
   ck_assert_int_eq(chmod(path, 0755), 0);
-  const char *old = getenv("PATH");
-  snprintf(text, sizeof text, "%s:%s", folder, old ? old : "/usr/bin:/bin");
+  const char *old = getenv("PATH") ? getenv("PATH") : "/usr/bin:/bin";
+  const size_t size = strlen(folder) + strlen(old) + 2;
+  char *text = malloc(size);
+  ck_assert_ptr_nonnull(text);
+  snprintf(text, size, "%s:%s", folder, old);
   setenv("PATH", text, 1);
+  free(text);
   snprintf(path, sizeof path, "%s/cache", folder);
   setenv("QUERN_CACHE", path, 1);
 }
