@@ -480,7 +480,7 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
   for (uint32_t i = n; i-- > 0;) {
     if (!needed[i]) continue;
     const graph_node *node = &g->nodes[x->first + i];
-    for (int k = 0; k < node->nin; k++)
+    for (int k = 0; k < node->nin && node->kind != NODE_TAP; k++)
       if (node->in[k] >= x->first)
         needed[node->in[k] - x->first] = true;
       else
@@ -492,7 +492,8 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
   for (uint32_t i = 0; i < n; i++) {
     if (!needed[i]) continue;
     graph_node node = g->nodes[x->first + i];
-    if (node.kind == NODE_CONST) { /* a copy would save no memory */
+    if (node.kind == NODE_CONST ||
+        node.kind == NODE_TAP) { /* a copy would save no memory; what was read is not read again */
       map[i] = x->first + i;
       continue;
     }

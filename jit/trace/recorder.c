@@ -583,11 +583,23 @@ enum {
       4 /* as TOLD_TAP for what makes a text that will wait; vm_jit.tapping->text_parts is what it makes it of */
 };
 
-/* Can a tap become a step of the recording in progress? */
+/* Can a tap become a step of the recording in progress, perhaps one that all lanes of a vmap make together? */
+static bool steps_possible(const struct recording *r) {
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  return base->capturing && !vmap_aside(r) && !base->vmap_held.on && !(r->arm ? r->lenient : r->hollow);
+}
+
+/* Can it be one outside of vmaps? */
 static bool taps_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
-  return base->capturing && !base->lanes && !r->lanes && !vmap_aside(r) && !base->vmap_held.on &&
-         !(r->arm ? r->lenient : r->hollow);
+  return steps_possible(r) && !base->lanes && !r->lanes;
+}
+
+/* Can it be one that all lanes make together? Not where only some of them may be at work. */
+static bool taps_of_lanes(const struct recording *r) {
+  if (!r->lanes || !value_is(r->active, TAG_NIL) || !steps_possible(r)) return false;
+  while (r->arm && !r->outer->lanes) r = r->outer;
+  return !r->arm;
 }
 
 /* For tree_rebuild_parts: an array gets the data that it has in the recording, a number becomes plain. */
@@ -661,7 +673,8 @@ static rec_answer make_tap(struct recording *r, const builtin_def *def, qn_value
 static uint32_t nodes_held(const struct recording *r, uint32_t *out, uint32_t most) {
   uint32_t n = 0;
   for (uint32_t i = r->g->n; i-- > 1 && n < most && r->g->nodes[i].kind != NODE_TAP;)
-    if (i < r->vals_cap && graph_is_run(&r->g->nodes[i]) && rec_held(r, i)) out[n++] = i;
+    if (i < r->vals_cap && graph_is_run(&r->g->nodes[i]) && rec_held(r, i) && !(r->lanes && vmap_whole(r, i)))
+      out[n++] = i;
   return n;
 }
 
@@ -698,10 +711,11 @@ static rec_answer make_reading(struct recording *r, const builtin_def *def, span
   return rec_appended(r) ? REC_DONE : REC_FAILED;
 }
 
-/* May what a builtin reads become a step of the recording in progress? Not within a try, which may be left behind the step. */
+/* May what a builtin reads become a step of the recording in progress? Not within a try, which may be left behind the step, nor in arms and turns
+ * of which a gradient is taken, which may be computed once more. */
 static bool reading_possible(const struct recording *r) {
-  return taps_possible(r) && !rec_base((struct recording *)(uintptr_t)r)->trying && !rec_derivatives(r) &&
-         !value_is(r->vm->asked.watched_fn, TAG_FN);
+  return (taps_possible(r) || taps_of_lanes(r)) && !rec_base((struct recording *)(uintptr_t)r)->trying &&
+         !(r->arm && rec_derivatives(r)) && !value_is(r->vm->asked.watched_fn, TAG_FN);
 }
 
 /* ---- texts that wait ---- */
@@ -913,7 +927,9 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
                             bool unused, int *told, qn_value *result) {
   rec_at(vm, at);
   builtin_effect effect = def->effect;
-  if ((effect == BUILTIN_TAP || (effect == BUILTIN_DRAWS && unused)) && taps_possible(vm->rec)) {
+  bool tap = effect == BUILTIN_TAP || (effect == BUILTIN_DRAWS && unused), of_lanes = tap && taps_of_lanes(vm->rec);
+  if (of_lanes && !vmap_effect(vm->rec, def, args, sig->nparams)) return REC_FAILED;
+  if (of_lanes || (tap && taps_possible(vm->rec))) {
     rec_answer answer = make_tap(vm->rec, def, args, sig->nparams, at, told, result);
     if (answer != REC_NOT_YET || *told) return answer;
   }
