@@ -540,8 +540,11 @@ static bool warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   return true;
 }
 
-/* == and != by structure. Numbers and arrays in both values are observed by the recorder, since the answer depends on all of them. */
+/* == and != by structure. Numbers and arrays in both values are observed by the recorder, since the answer depends on all of them; unless they are of
+ * two kinds, as a list and nil. */
 static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  if (value_tag_of(a) != value_tag_of(b) && !(value_is_operand(a) && value_is_operand(b)))
+    return value_bool(n->op != AST_OP_eq);
   rec_at(vm, n->mark);
   int sizes = rec_symbolic(vm) ? rec_lists_equal(vm, a, b) : -2;
   if (sizes != -2) return sizes < 0 ? value_error() : value_bool((sizes == 1) == (n->op == AST_OP_eq));

@@ -55,6 +55,7 @@ typedef struct anchor_specializations {
   uint8_t failed;                      /* how many recorded calls have failed since one was recorded to its end */
   bool forked;           /* results of its calls may differ in kind: these are recorded in several ways (forks.c) */
   bool ends_apart;       /* loops of its calls have ended with other kinds of values than was expected (states.c) */
+  uint8_t missed;        /* how many recorded calls have failed, perhaps since they did so */
   bool many_ways;        /* some part of it has more ways than jit.ways */
   uint8_t restarts;      /* how often a recording was begun once more */
   uint64_t in_vain;      /* nodes recorded in ways that came to nothing (ways.c) */

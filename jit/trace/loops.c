@@ -66,6 +66,7 @@ typedef struct loop {
   bool raises;                     /* one leaves the try around it */
   rec_way *raising;                /* the way, perhaps of a caller, that errors leave; or NULL */
   bool ends;                       /* the condition may be false */
+  bool changes;                    /* behind a turn the variables are not what they are before it */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
   /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; `goes`, if it is `tested`; if it may be left, a
    * flag; if it may return, a flag and what is returned; if it may leave a try, the number of the error. */
@@ -529,8 +530,10 @@ static bool run_body(loop *l) {
   ok = ok && (!l->tested || goes);
   if (!ok) vm_pop_to(vm, mark);
   l->nouts = 0;
-  for (int i = 0; i < l->assigned.n && ok; i++)
+  for (int i = 0; i < l->assigned.n && ok; i++) {
     ok = is_grown(l, i) ? match_grown(l, i) : match(l, l->before[i], *l->assigned.slots[i]);
+    l->changes |= !ok && !error_pending(vm);
+  }
   graph *g = l->body->g;
   if (ok && l->turns.counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
   if (ok && l->tested) ok = add_out(l, goes);
@@ -812,7 +815,8 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   loop_free(&l);
   if (done) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
-  if (answer == REC_NOT_YET && l.closed.wanted && split && vm->rec == r)
+  const bool states = l.closed.wanted || (l.changes && states_may_be_over(r, turns));
+  if (answer == REC_NOT_YET && states && split && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries, l.closed.tried);
   if (answer == REC_NOT_YET && l.closed.tried && split && vm->rec == r && !r->ended) {
     base->whole_turns++; /* tries in it leave the graph where their handlers run */

@@ -9,6 +9,8 @@
  *   - the loops of the states that these lead to; and so on, up to one state, the goal, which no turn leaves. Its loop is a plain one, from a turn on
  *     whose number is data.
  *
+ * So it is with a loop whose turns agree, but change what variables are, if data decides whether it has one: then none stays in the first state.
+ *
  * What follows the loop needs the types of one state. So the call is captured as one that comes to the goal; where it does not, the interpreter makes
  * it again (way_expect). Once a call has been seen that does not (anchor_specializations.ends_apart), a part of the program around the loop is
  * captured in several ways instead (forks.c). In these, and inside the turn of another loop of this kind, every state may be the last one: which
@@ -20,7 +22,8 @@
  * Turns that are captured by themselves (rec_turns.ends) begin in one state, and most of them end in it: they are captured as the turns that stay
  * in it.
  *
- * A recorded call that does not come to the goal fails. If recordings fail in spite of the ways, the next one captures no loop in this manner (it is cut).
+ * A recorded call that does not come to the goal fails, and is recorded anew (calls.c). If that fails in spite of the ways, the next one captures no
+ * loop in this manner (it is cut).
  */
 #include "jit/trace/states.h"
 
@@ -330,6 +333,7 @@ static bool find_goal(states *s) {
       if (fork_wanted(s->r)) return false;
     }
     base->expects_end = true;
+    base->ends_derived |= rec_derivatives(s->r) != 0;
   }
   int first = 0;
   for (int i = n - 1; i >= 0; i--)
@@ -586,15 +590,20 @@ static bool change_state(states *s, int k, int w, bool sure) {
   return ok;
 }
 
-/* Is there a turn? */
-static bool demand_turn(states *s) {
+/* From here on there is a next turn, or there is none. False as in demand. */
+static bool demand_turn(states *s, bool truth) {
   if (s->turns->counts) {
     qn_value goes = op_binary(s->vm, OP_lt, s->number, s->turns->end);
-    return !value_is_error(goes) && demand(s, goes, true);
+    if (!value_is_error(goes) && value_node(s->left)) {
+      qn_value on = op_unary(s->vm, OP_invert, s->left);
+      goes = value_is_error(on) ? on : op_binary(s->vm, OP_bitand, goes, on);
+    }
+    return !value_is_error(goes) && demand(s, goes, truth);
   }
   rec_exit how = REC_VALUE;
-  qn_value goes = test_turn(s, &how);
-  bool ok = how == REC_VALUE && value_is(goes, TAG_BOOL) && demand(s, goes, true);
+  s->guarded = value_node(s->left) != 0;
+  qn_value goes = guarded_test(s, &how);
+  bool ok = how == REC_VALUE && value_is(goes, TAG_BOOL) && demand(s, goes, truth);
   if (how != REC_ERROR && !value_is(goes, TAG_BOOL)) value_release(s->vm, goes);
   return ok;
 }
@@ -608,7 +617,7 @@ static bool advance(states *s, int k) {
   if (x->stays >= 0) {
     if (!run_state(s, k, false) || !demand(s, s->missed, true)) return false;
     s->left = s->missed = value_bool(false);
-  } else if (!demand_turn(s)) {
+  } else if (!demand_turn(s, true)) {
     return false;
   }
   bool sure = true;
@@ -621,12 +630,7 @@ static bool advance(states *s, int k) {
 static bool finish(states *s) {
   const loop_state *x = &s->list[s->goal];
   if (is_bool(s->left, true) && !value_node(s->left)) return true;
-  if (x->stays < 0 && s->goal > 0) return demand(s, s->left, true);
-  if (x->stays < 0) { /* the loop has no turn */
-    if (!s->turns->counts) return false;
-    qn_value goes = op_binary(s->vm, OP_lt, s->number, s->turns->end);
-    return !value_is_error(goes) && demand(s, goes, false);
-  }
+  if (x->stays < 0) return demand_turn(s, false);
   if (x->nways == 1) return run_state(s, s->goal, true);
   return run_state(s, s->goal, false) && demand(s, s->missed, false);
 }
@@ -697,6 +701,11 @@ static bool next_is_plain(states *s) {
   return ok && !c.wanted;
 }
 
+bool states_may_be_over(const struct recording *r, const rec_turns *turns) {
+  if (!turns->counts) return rec_is_data(r, turns->first);
+  return rec_is_data(r, turns->first) || rec_is_data(r, turns->end);
+}
+
 rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries,
                        bool again) {
   qn_vm *vm = r->vm;
@@ -717,8 +726,8 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   const uint64_t work = ways_begin(r);
   s.counted = true;
   rec_marked before = rec_mark(r);
-  bool found = begin(&s) && !(tries->left && next_is_plain(&s)) && !error_pending(vm) && find_all(&s) &&
-               find_goal(&s) && may_append(&s),
+  bool found = begin(&s) && !(tries->left && !states_may_be_over(r, turns) && next_is_plain(&s)) &&
+               !error_pending(vm) && find_all(&s) && find_goal(&s) && may_append(&s),
        whole = r->whole;
   const uint32_t taps = rec_base(r)->taps.n;
   r->whole = true;

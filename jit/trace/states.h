@@ -4,7 +4,9 @@
 
 #include "jit/trace/recording.h"
 
-/* Captures a loop of r in a turn of which branches do not agree. Answers as rec_loop: REC_NOT_YET: nothing has happened. `again`: then it is
+/* Does it depend on data whether a loop of r has a next turn? */
+bool states_may_be_over(const struct recording *r, const rec_turns *turns);
+/* Captures a loop of r in a turn of which branches do not agree, or which changes what variables are and may not happen. Answers as rec_loop: REC_NOT_YET: nothing has happened. `again`: then it is
  * tried in another way. */
 QN_MUST_CHECK rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned,
                                      rec_tries *tries, bool again);

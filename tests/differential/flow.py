@@ -105,6 +105,8 @@ class Program:
             self.has |= {"words", "spans", "asks"}
         if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
             self.has.add("unlike")
+        if seed >= 400_000_000 and not self.twice and random.Random(seed * 7 + 8).random() < 0.5:
+            self.has.add("kinds")
         # (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
         if kind == "plain" and seed >= 140_000_000 and random.Random(seed * 7 + 4).random() < 0.5:
             self.has |= {"try", "refuse"}
@@ -485,6 +487,8 @@ class Program:
         ways += ["step"] * 4 * ("step" in self.has)
         if "unlike" in self.has and self.own.random() < 0.25:
             return self.unlike()
+        if "kinds" in self.has and not self.in_lambda and self.turns * 6 <= TURNS and self.own.random() < 0.3:
+            return self.later(self.kinds)
         return getattr(self, r.choice(ways))(depth) or []
 
     def unlike(self):
@@ -503,6 +507,43 @@ class Program:
         if self.own.random() < 0.4:
             out += self.assign(1)
         out.append(Statement(f"let {target} = {{}}", Expression("V", use.format(**names))))
+        self.declare(target, "V")
+        return out
+
+    def kinds(self):
+        """A loop whose turns change what a variable is: from nothing or an int to what was found, summed or seen last; or one that goes back and forth."""
+        r = self.random
+        u, y, c, i, e = (self.fresh(letter) for letter in "uycie")
+        v, s = self.leaf("V").show(), self.leaf("S").show()
+        names = {"u": u, "y": y, "c": c, "i": i, "e": e, "v": v, "s": s, "a": self.leaf("N").show(), "b": self.leaf("S").show(), "n": r.choice([0, 1, 3, 6])}
+        counts = r.random() < 0.7
+        before, head, last = r.choice([
+            ("", "for {i} in 0..{n} {{}}", ""), ("", "for {i} in 0..int(clip({s}, -1.0, 5.0)) {{}}", ""), ("", "for ({i}, {e}) in enumerate({v}) {{}}", ""),
+            ("", "for {e} in {v} {{}}", "")] if counts else [
+            ("let {c} = clip({s}, -9.0, 9.0)", "while abs({c}) > 0.3 {{}}", "{c} = {c} * 0.4"), ("let {c} = clip(sum({v}), -9.0, 9.0)", "while {c} > 0.3 {{}}", "{c} = {c} - 1.7")])
+        item = "{e}" if "{e}" in head else "{y}[0]"
+        at = "{i}" if "{i}" in head else "1"
+        when = r.choice([item + " > {a}", "sum({y}) > {b}", "max({y}) < {a}", item + " < {b}"])
+        first, turn, use = r.choice([
+            ("nil", [("if " + when + " {{}}", ["{u} = (" + at + ", {y})", "break"])], "if {u} == nil {{ {v} }} else {{ {u}[1] * {u}[0] }}"),
+            ("-1", [("if " + when + " {{}}", ["{u} = {y} * 2", "break"])], "{v} + {u}"),
+            ("0", [("{u} = {u} + {y}", None)], "{v} + {u}"), ("0.0", [("{u} = {u} + sum({y})", None)], "{v} * {u}"), ("i64(0)", [("{u} = {u} + {y}", None)], "{v} + {u}"),
+            ("nil", [("if {u} != nil {{}}", ["{y} = {y} - {u} * 0.5"]), ("{u} = {y}", None)], "if {u} == nil {{ {v} }} else {{ {u} }}"),
+            ('"up"', [('if {u} == "up" {{}}', ["{y} = {y} + 0.3"]), ("if sum({y}) > {a} {{}}", ['{u} = "down"', "{y} = {y} * 0.5"]),
+                      ("if min({y}) < {b} {{}}", ['{u} = "up"'])], "if {u} == \"up\" {{ {y} }} else {{ {v} }}"),
+            ("nil", [("if {u} == nil or " + item + " > {u}[1] {{}}", ["{u} = (" + at + ", " + item + ")"])], "if {u} == nil {{ {v} }} else {{ {v} * {u}[1] + {u}[0] }}"),
+            ("0", [("if " + when + " {{}} else {{}}", ["{u} = 0"], ["{u} = {y}"])], "{v} - {u}"),
+            ("0", [("if " + when + " {{}}", ["{u} = " + item]), ("if {u} > 2 {{}}", ["{u} = 1"])], "{v} - {u}")])
+        fills = [Statement("{y} = {y} * 0.8 + {a}".format(**names))] if r.random() < 0.6 else []
+        for text, *blocks in turn:
+            blocks = [Block([Statement(line.format(**names)) for line in b]) for b in blocks if b]
+            fills.append(Statement(text.format(**names), *blocks))
+        fills += [Statement(last.format(**names), fixed=True)] if last else []
+        fills += [Statement("if sum({y}) > 40 {{}}".format(**names), Block([Statement("continue" if not last else "break")]))] if r.random() < 0.2 else []
+        target = self.fresh("V")
+        out = [Statement(f"let {u} = {first}"), Statement(f"let {y} = {{}}", Expression("V", v))]
+        out += [Statement(before.format(**names))] if before else []
+        out += [Statement(head.format(**names), Block(fills)), Statement(f"let {target} = {{}}", Expression("V", use.format(**names)))]
         self.declare(target, "V")
         return out
 
