@@ -265,6 +265,7 @@ static bool mark_region(backward *b, const graph_region *x) {
 static bool has_plain(const graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
+    if (graph_is_rule(n)) return true;
     if (graph_kind_has_regions(n->kind) ? has_plain(n->payload.regions[0]) || has_plain(n->payload.regions[1])
                                         : n->kind == NODE_OP && grad_is_plain((op_id)n->op))
       return true;
@@ -274,6 +275,7 @@ static bool has_plain(const graph *g) {
 
 /* Is the cotangent of a node multiplied plainly by itself, as that of one that depends on it? */
 static bool begins_plain(const graph_node *n) {
+  if (graph_is_rule(n)) return true;
   if (graph_kind_has_regions(n->kind)) return has_plain(n->payload.regions[0]) || has_plain(n->payload.regions[1]);
   return n->kind == NODE_OP && grad_is_plain((op_id)n->op);
 }
@@ -306,7 +308,9 @@ static bool mark_active(backward *b) {
       b->proj_of[i - b->from] = b->proj_of[n->in[0] - b->from];
       b->proj_of[n->in[0] - b->from] = i;
     }
-    for (int k = 0; k < n->nin && !s->active; k++) s->active = is_active(b, n->in[k]);
+    uint32_t first = graph_is_rule(n) ? 1 + 2 * graph_rule_made(n) : 0,
+             end = graph_is_rule(n) ? first + graph_rule_by(n) : n->nin;
+    for (uint32_t k = first; k < end && !s->active; k++) s->active = is_active(b, n->in[k]);
     if (!s->active) continue;
     s->plain |= begins_plain(n);
     for (int k = 0; k < n->nin && !s->plain; k++) {
@@ -356,6 +360,38 @@ static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t there, uin
   if (ct >= b->fresh) b->fresh = ct + 1;
   const uint32_t in[] = {s->cotangent, ct};
   s->cotangent = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
+}
+
+/* Differentiates node i, a call whose derivative is given. */
+static bool step_rule(backward *b, uint32_t i) {
+  graph *g = b->g;
+  graph_node n = g->nodes[i];
+  const graph *gives = n.payload.regions[1];
+  uint32_t made = graph_rule_made(&n), by = graph_rule_by(&n), there = 0;
+  uint32_t *args = arena_alloc(&b->scratch, (gives->ninputs + (size_t)1) * sizeof *args);
+  uint32_t *outs = arena_alloc(&b->scratch, (gives->noutputs + (size_t)1) * sizeof *outs);
+  if (!args || !outs) return out_of_memory(b->why, b->culprit);
+  memcpy(args, n.in + 1, gives->ninputs * sizeof *args);
+  bool any = false;
+  for (uint32_t x = b->proj_of[i - b->from]; x; x = b->proj_of[x - b->from]) {
+    const node_state *s = state_of(b, x);
+    if (!s->cotangent || g->nodes[x].payload.index >= made) continue;
+    args[made + g->nodes[x].payload.index] = s->cotangent;
+    there = any ? either(g, there, s->there) : s->there;
+    any = true;
+  }
+  *b->culprit = i;
+  if (!any) return true;
+  uint32_t from = g->n;
+  if (!graph_inline(g, gives, args, outs, false)) return out_of_memory(b->why, b->culprit);
+  for (uint32_t k = from; k < g->n; k++) g->nodes[k].site = n.site;
+  b->fresh = g->n;
+  for (uint32_t j = 0; j < by; j++) {
+    uint32_t arg = n.in[1 + 2 * made + j];
+    if (graph_rule_gives(&n, j) && is_active(b, arg))
+      contribute(b, arg, or_zeros(g, there, outs[made + j], n.site), there, n.site);
+  }
+  return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
 /* Differentiates a branch or loop, node i: all cotangents of its results are complete. Each of its captured values hands over the cotangent
@@ -428,7 +464,7 @@ static bool step(backward *b, uint32_t i) {
   arena *scratch = &b->scratch;
   graph_node n = g->nodes[i];           /* a copy, since the list of nodes moves when it grows */
   if (n.kind == NODE_PROJ) return true; /* step_control of the branch or loop sees to it */
-  if (graph_kind_has_regions(n.kind)) return step_control(b, i);
+  if (graph_kind_has_regions(n.kind)) return graph_is_rule(&n) ? step_rule(b, i) : step_control(b, i);
   if (n.kind != NODE_OP || n.nin == 0) return true;
   if (!rules[n.op])
     return refuse(why, culprit, i, "not differentiable: %s",

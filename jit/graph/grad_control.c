@@ -919,6 +919,15 @@ static bool mark_needed(const graph *g, bool sure, bool *marks) {
   return ok;
 }
 
+/* Of a call whose derivative is given: it goes from the results to the arguments, whatever these are made of. */
+static void rule_needs(const graph_node *n, const bool *results, bool *operands) {
+  uint32_t made = graph_rule_made(n), first = 1 + 2 * made;
+  bool any = false;
+  for (uint32_t k = 0; k < made; k++) any |= results[k];
+  for (uint32_t k = 0; k < n->nin; k++) operands[k] = false;
+  for (uint32_t j = 0; j < graph_rule_by(n); j++) operands[first + j] = any && graph_rule_gives(n, j);
+}
+
 static bool branch_needs(const graph_node *n, const bool *results, bool sure, bool *operands) {
   bool ok = true;
   for (int a = 0; a < 2 && ok; a++) {
@@ -979,6 +988,7 @@ static bool loop_needs_surely(const graph_node *n, const bool *results, bool *op
 /* Sets operands[k] to whether some of these results of a branch or loop depend on operand k by floats all the way (`sure`: whatever arms are taken,
  * and however many turns are made). False: memory is short. */
 static bool region_needs(const graph_node *n, const bool *results, bool sure, bool *operands) {
+  if (graph_is_rule(n)) return rule_needs(n, results, operands), true;
   if (n->kind == NODE_IF) return branch_needs(n, results, sure, operands);
   return sure ? loop_needs_surely(n, results, operands) : loop_needs(n, results, operands);
 }

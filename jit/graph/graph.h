@@ -46,7 +46,8 @@ typedef enum graph_kind {
   NODE_OP,    /* op, operands, attr */
   NODE_INPUT, /* payload.input: position among the graph's inputs */
   NODE_CONST, /* payload.data: elements, row-major; rank 0 for scalars */
-  /* operands: predicate, captured values; regions[0] if it is true, regions[1] if not; results by NODE_PROJ */
+  /* operands: predicate, captured values; regions[0] if it is true, regions[1] if not; results by NODE_PROJ. With attributes: a call whose
+     derivative is given (graph_rule_attr) */
   NODE_IF,
   /* Operands: initial carries, captured values, which are the inputs of both regions. regions[0] is the header, whose result is the
      predicate of the next turn; regions[1] the body, whose results are the carries of the next turn (graph_loop_carries of them), then
@@ -218,6 +219,20 @@ static inline uint32_t graph_loop_carries(const graph_node *n) {
   return n->attr ? (uint32_t)n->attr->d[0] : n->payload.regions[1]->noutputs;
 }
 static inline int64_t graph_loop_slots(const graph_node *n) { return n->attr ? n->attr->d[1] : 0; }
+/* A call whose derivative the program gives (custom_grad) is a branch whose predicate is the constant true, with these attributes. It captures the
+ * call's `made` results as they have been computed, a stand-in for the cotangent of each, `by` float arguments, and what else its derivative reads.
+ * The first arm passes the results on; the second, which is never run, makes of their cotangents those of the arguments, which are its results behind
+ * the first `made`. (The first arm gives zeros there or, where there is no cotangent, passes the argument on.) */
+static inline op_attr graph_rule_attr(uint32_t made, uint32_t by) { return (op_attr){.n = 2, .d = {made, by}}; }
+static inline bool graph_is_rule(const graph_node *n) { return n->kind == NODE_IF && n->attr; }
+static inline uint32_t graph_rule_made(const graph_node *n) { return (uint32_t)n->attr->d[0]; }
+static inline uint32_t graph_rule_by(const graph_node *n) { return (uint32_t)n->attr->d[1]; }
+/* Does the derivative give a cotangent of argument j? */
+static inline bool graph_rule_gives(const graph_node *n, uint32_t j) {
+  const graph *passes = n->payload.regions[0];
+  uint32_t made = graph_rule_made(n);
+  return passes->outputs[made + j] != passes->inputs[2 * made + j];
+}
 /* The number of results of a branch or loop. */
 static inline uint32_t graph_nresults(const graph_node *n) {
   return n->kind == NODE_LOOP ? n->payload.regions[1]->noutputs + 2 : n->payload.regions[0]->noutputs;

@@ -165,6 +165,7 @@ static int64_t op_work(const graph *g, uint32_t v) {
 int64_t graph_node_work(const graph *g, uint32_t v) {
   const graph_node *n = &g->nodes[v];
   if (!graph_kind_has_regions(n->kind)) return n->kind == NODE_OP ? op_work(g, v) : 0;
+  if (graph_is_rule(n)) return 0;
   int64_t work = 0;
   for (int k = 0; k < 2; k++) {
     const graph *region = n->payload.regions[k];

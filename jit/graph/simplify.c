@@ -242,10 +242,19 @@ static uint32_t renew_regions(rewriter *r, const graph_node *n, const uint32_t *
   return 0;
 }
 
+/* Where a node takes a result of a call whose derivative is given (what gradients needed of it they have taken): that result as it was computed;
+ * else 0. */
+static uint32_t passed_on(const graph_node *of, const graph_node *n) {
+  uint32_t k = n->payload.index;
+  return graph_is_rule(of) && k < graph_rule_made(of) ? of->in[1 + k] : 0;
+}
+
 /* Adds node i of the old graph to the new one; map[k] is what operand k has become. Returns the new node; 0 when memory is short. */
 static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t *map) {
   graph_node n = from->nodes[i];
   if (graph_kind_has_regions(n.kind)) return renew_regions(r, &n, map);
+  uint32_t passed = n.kind == NODE_PROJ ? passed_on(&r->g->nodes[map[n.in[0]]], &n) : 0;
+  if (passed) return passed;
   bool large = n.kind == NODE_CONST && graph_const_bytes(&n.type) > SHARED_CONST_BYTES;
   /* where its size is a symbol of this node no other can replace it */
   bool data_shaped = n.kind == NODE_OP && op_rows[n.op].shape_rule == SH_data;

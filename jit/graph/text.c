@@ -187,6 +187,8 @@ static void print_node(const graph *g, uint32_t i, int indent, const graph_store
     print_const(n, elements, out);
     break;
   case NODE_IF:
+    if (n->attr) text_addf(out, " made=%u by=%u", (unsigned)graph_rule_made(n), (unsigned)graph_rule_by(n));
+    break;
   case NODE_LOOP:
     if (n->attr) text_addf(out, " carries=%lld slots=%lld", (long long)n->attr->d[0], (long long)n->attr->d[1]);
     break;
@@ -748,6 +750,15 @@ static bool kept_rows(parser *p, graph_node *n, op_attr *attr) {
   return true;
 }
 
+static bool rule(parser *p, graph_node *n, op_attr *attr) {
+  uint32_t made = 0, by = 0;
+  if (!word(p, "made")) return true;
+  if (!expect(p, "=") || !number(p, &made) || !expect_word(p, "by") || !expect(p, "=") || !number(p, &by)) return false;
+  *attr = graph_rule_attr(made, by);
+  n->attr = attr;
+  return true;
+}
+
 static bool regions(parser *p, graph_node *n) {
   graph *made[2] = {NULL, NULL};
   bool ok = ++p->nesting <= MAX_NESTING || bad(p, "regions nest too deep");
@@ -803,6 +814,7 @@ static bool node(parser *p) {
     if (!node_refs(p, &n.in, &n.nin)) return false;
     if (op != OP_COUNT && !attributes(p, op, &attr)) return false;
     if (n.kind == NODE_LOOP && !kept_rows(p, &n, &attr)) return false;
+    if (n.kind == NODE_IF && !rule(p, &n, &attr)) return false;
     bool made = n.kind == NODE_TAP && !word(p, "number");
     if (made) which = GRAPH_TAP_MADE;
     if (n.kind == NODE_PROJ && !expect_word(p, "number")) return false;

@@ -175,6 +175,25 @@ static bool is_condition(const graph *g, uint32_t node) {
   return dtype_is_bool(g->nodes[node].type.dtype) && g->nodes[node].type.rank == 0;
 }
 
+/* Checks a call whose derivative is given, which is a branch. */
+static bool check_rule(const verifier *v, const graph_node *n) {
+  const graph *passes = n->payload.regions[0], *gives = n->payload.regions[1];
+  uint64_t made = (uint64_t)n->attr->d[0], by = (uint64_t)n->attr->d[1];
+  qn_value is;
+  if (!graph_const_value(v->g, n->in[0], &is) || !is.u.i) return wrong(v, "a rule needs a predicate that is true");
+  if (made > passes->noutputs || by > passes->ninputs || made + by != passes->noutputs ||
+      2 * made + by > passes->ninputs)
+    return wrong(v, "a rule has more results or arguments than its regions");
+  for (uint32_t k = 0; k < made + by; k++) {
+    const graph_type *t = &gives->nodes[gives->outputs[k]].type;
+    uint32_t of = k < made ? k : (uint32_t)made + k;
+    if (k < made && passes->outputs[k] != passes->inputs[k]) return wrong(v, "a rule passes its results on");
+    if (!same_kind(t, &gives->nodes[gives->inputs[of]].type))
+      return wrong(v, "result %u of a rule has another type", k);
+  }
+  return true;
+}
+
 static bool check_if(const verifier *v, const graph_node *n) {
   const graph *a = n->payload.regions[0], *b = n->payload.regions[1];
   if (n->nin == 0 || !is_condition(v->g, n->in[0])) return wrong(v, "if needs a bool");
@@ -183,7 +202,7 @@ static bool check_if(const verifier *v, const graph_node *n) {
   for (uint32_t i = 0; i < a->noutputs; i++)
     if (!same_kind(&a->nodes[a->outputs[i]].type, &b->nodes[b->outputs[i]].type))
       return wrong(v, "result %u of the arms has two types", (unsigned)i);
-  return true;
+  return !graph_is_rule(n) || check_rule(v, n);
 }
 
 static bool check_loop(const verifier *v, const graph_node *n) {

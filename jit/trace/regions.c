@@ -5,9 +5,13 @@
  * backward pass computes the region once more. A custom_grad has a rule: the program's backward function, and templates that say how its
  * arguments are made of the region's nodes; to differentiate the region, the function is called inside the recording. Copies of a region
  * share its rule until one of them has to change it.
+ *
+ * In an arm of a branch or a turn of a loop there are no regions. There a checkpoint is computed once more with the arm, as its gradient decides; and the
+ * derivative of a custom_grad is recorded at once, as a graph that a node holds (graph_rule_attr).
  */
 #include <string.h>
 
+#include "jit/graph/grad.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/draws.h"
 #include "jit/trace/gradients.h"
@@ -310,6 +314,202 @@ static qn_value call_within(struct recording *r, const qn_fn *f, const rec_call_
   return result;
 }
 
+/* ---- custom_grad in arms and turns ------------------------------------------------------------------------------------------------- */
+
+enum { LOOKED_AT = 256 };
+
+/* May a gradient in progress differentiate by something on which a node depends? Looks at *left nodes at most; beyond these it says yes. */
+static bool may_be_derived(const struct recording *r, uint32_t node, int *left) {
+  const graph_node *n = &r->g->nodes[node];
+  if (!dtype_is_float((qn_dtype)n->type.dtype) || n->kind == NODE_CONST) return false;
+  if (--*left < 0 || (n->kind != NODE_OP && n->kind != NODE_INPUT)) return true;
+  for (const derived_by *by = r->wrt; by; by = by->outer)
+    for (uint32_t i = 0; i < by->n; i++)
+      if (by->nodes[i] == node) return true;
+  if (n->kind == NODE_INPUT && r->arm) {
+    uint32_t number = n->payload.input, outer = number < r->carries ? 0 : r->captures[number];
+    return !outer || may_be_derived(r->outer, outer, left);
+  }
+  for (int k = 0; k < n->nin && n->op != OP_stop_gradient; k++)
+    if (may_be_derived(r, n->in[k], left)) return true;
+  return false;
+}
+
+/* Does what was recorded from node `first` on read floats that may be differentiated and are none of these? (The gradient refuses that.) */
+static bool reads_derived(const struct recording *r, uint32_t first, const leaves *args) {
+  for (uint32_t i = first; i < r->g->n; i++) {
+    const graph_node *n = &r->g->nodes[i];
+    if (n->kind == NODE_INPUT && may_be_derived(r, i, &(int){LOOKED_AT})) return true;
+    for (int k = 0; k < n->nin; k++) {
+      bool known = n->in[k] >= first;
+      for (uint32_t a = 0; a < args->n && !known; a++) known = args->nodes[a] == n->in[k];
+      if (!known && may_be_derived(r, n->in[k], &(int){LOOKED_AT})) return true;
+    }
+  }
+  return false;
+}
+
+/* A call of custom_grad in an arm or a turn of which a gradient is taken: f's nodes are the arm's, and a node with the graph that backward makes
+ * passes on their results (graph_rule_attr). */
+typedef struct ruled {
+  struct recording *r;
+  struct recording *arms[2]; /* owned */
+  qn_value args, y;          /* owned: the arguments as a list, and the result, with alias nodes for their floats */
+  leaves in, out;            /* these nodes; in.grads: by argument, the node in arms[1] of its cotangent, 0: none */
+  uint32_t at;               /* the next leaf */
+} ruled;
+
+static void ruled_free(qn_vm *vm, void *what) {
+  ruled *c = what;
+  for (int k = 2; k-- > 0;)
+    if (c->arms[k]) rec_free(c->arms[k]);
+  value_release(vm, c->args);
+  value_release(vm, c->y);
+  leaves_free(&c->in);
+  leaves_free(&c->out);
+}
+
+/* The first arm, whose inputs are those of both as graph_rule_attr says. False with an error raised. */
+static bool passing_arm(ruled *c) {
+  struct recording *r = c->r;
+  uint32_t made = c->out.n;
+  uint32_t *cts = mem_alloc(r->vm, (made + (size_t)1) * sizeof *cts);
+  bool ok = cts != NULL;
+  for (uint32_t k = 0; k < made && ok; k++) /* aliases, so that each is a value of its own */
+    ok = (cts[k] = alias_of_node(r, graph_full(r->g, &r->g->nodes[c->out.nodes[k]].type, 0, rec_site(r)))) != 0;
+  ok = ok && (c->arms[0] = rec_arm_begin(r, NULL)) != NULL;
+  for (uint32_t k = 0; k < made && ok; k++) ok = arm_operand(c->arms[0], c->out.nodes[k]) != 0;
+  for (uint32_t k = 0; k < made && ok; k++) ok = arm_operand(c->arms[0], cts[k]) != 0;
+  for (uint32_t k = 0; k < c->in.n && ok; k++) ok = arm_operand(c->arms[0], c->in.nodes[k]) != 0;
+  if (c->arms[0]) rec_arm_end(c->arms[0]);
+  if (cts) mem_free(r->vm, cts, (made + (size_t)1) * sizeof *cts);
+  if (!ok) return false;
+  /* (sizes that are numbers would be inputs in between) */
+  return c->arms[0]->g->ninputs == 2 * made + c->in.n || rec_give_up(r, BREAK_branch);
+}
+
+static qn_value cotangent_leaf(void *ctx, qn_value v) {
+  ruled *c = ctx;
+  if (!is_float_leaf(v)) return value_nil();
+  return rec_value_of(c->arms[1], c->arms[1]->g->inputs[c->out.n + c->at++]);
+}
+
+static bool take_cotangent(void *ctx, qn_value like, qn_value given) {
+  ruled *c = ctx;
+  uint32_t k = c->at++;
+  (void)like;
+  if (value_is(given, TAG_NIL)) return true;
+  if (!(c->in.grads[k] = rec_node(c->arms[1], given))) return fail_memory(c->r->vm);
+  const graph_type *of = &c->r->g->nodes[c->in.nodes[k]].type, *t = &c->arms[1]->g->nodes[c->in.grads[k]].type;
+  return (t->dtype == of->dtype && t->weak == of->weak && t->rank == of->rank) || rec_give_up(c->r, BREAK_branch);
+}
+
+/* Calls backward in the second arm. False with an error raised. */
+static bool giving_arm(ruled *c, qn_value backward) {
+  struct recording *r = c->r;
+  qn_vm *vm = r->vm;
+  uint32_t nargs = value_list(c->args)->len;
+  qn_value *mark = vm->sp, gs = value_error();
+  drawn_kept random = draws_keep(r);
+  if (!mem_grow(vm, (void **)&c->in.grads, &c->in.grads_cap, c->in.n + 1, sizeof *c->in.grads)) return false;
+  memset(c->in.grads, 0, c->in.grads_cap * sizeof *c->in.grads);
+  struct recording *in = c->arms[1] = rec_arm_begin(r, c->arms[0]);
+  if (!in) return false;
+  bool ok = vm_enter(vm, nargs + 1);
+  if (ok) {
+    c->at = 0;
+    qn_value ct = tree_rebuild(vm, c->y, cotangent_leaf, c);
+    if ((ok = !value_is_error(ct))) {
+      *vm->sp++ = ct;
+      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(c->args)->items[i]);
+      gs = vm->hooks.call(vm, backward, mark, (int)nargs + 1, value_nil());
+      ok = !value_is_error(gs);
+    }
+  }
+  bool drawn = draws_put_back(r, &random);
+  c->at = 0;
+  ok = ok && rec_now(vm) == in &&
+       tree_match_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
+                       nargs == 1 ? value_list(c->args)->items[0] : c->args, gs, 0, take_cotangent, c);
+  ok = ok && tree_each_part(vm, gs, rec_no_text_waits, in);
+  vm_pop_to(vm, mark);
+  if (!value_is_error(gs)) value_release(vm, gs);
+  rec_arm_end(in);
+  bool fallible = false;
+  for (uint32_t i = 1; i < in->g->n; i++) fallible |= graph_fallible(in->g, i);
+  bool kept =
+      ok && !drawn && !fallible && !in->regions.n && !in->g->failed && !in->g->dims.strict && !graph_has_taps(in->g, 1);
+  if (kept) return true;
+  if (error_pending(vm)) { /* an error of the program is raised when the gradient is taken, if it is */
+    if (!error_catchable(vm) || vm->error->id == E_memory) return false;
+    error_clear(vm);
+  }
+  return rec_give_up(r, BREAK_branch);
+}
+
+/* The arms become a node, and the floats of the result its results. False with an error raised. */
+static bool ruled_close(ruled *c) {
+  struct recording *r = c->r;
+  graph *g = r->g, *passes = c->arms[0]->g, *gives = c->arms[1]->g;
+  uint32_t made = c->out.n, by = c->in.n;
+  for (uint32_t k = 0; k < made; k++)
+    if (!graph_output(passes, passes->inputs[k]) || !graph_output(gives, gives->inputs[k])) return fail_memory(r->vm);
+  for (uint32_t j = 0; j < by; j++) {
+    uint32_t grad = c->in.grads[j], input = passes->inputs[2 * made + j], in = gives->inputs[2 * made + j];
+    if (grad) input = graph_full(passes, &passes->nodes[input].type, 0, 0);
+    if (!grad) grad = graph_full(gives, &gives->nodes[in].type, 0, 0);
+    if (!graph_output(passes, input) || !graph_output(gives, grad)) return fail_memory(r->vm);
+  }
+  op_attr attr = graph_rule_attr(made, by);
+  uint32_t site = rec_site(r), node = arms_close(r, NODE_IF, grad_flag(g, true), c->arms, &attr, site);
+  for (uint32_t k = 0; k < made && node; k++)
+    if (!(c->out.nodes[k] = graph_proj(g, node, k, g->nodes[c->out.nodes[k]].type, site))) node = 0;
+  return (node && rec_room(r)) || error_pending(r->vm) || fail_memory(r->vm);
+}
+
+static qn_value ruled_leaf(void *ctx, qn_value v) {
+  ruled *c = ctx;
+  return is_float_leaf(v) ? rec_value_of(c->r, c->out.nodes[c->at++]) : value_retain(v);
+}
+
+static bool ruled_run(ruled *c, const qn_fn *f, const rec_call_site *site) {
+  struct recording *r = c->r;
+  qn_vm *vm = r->vm;
+  int nargs = site->nargs - 1;
+  qn_value list = value_obj(TAG_LIST, list_from(vm, site->args, (size_t)nargs));
+  if (!list.u.p) return false;
+  c->args = tree_rebuild(vm, list, leaves_alias, &c->in);
+  value_release(vm, list);
+  if (value_is_error(c->args)) return false;
+  uint32_t first = r->g->n;
+  qn_value y = vm->hooks.call(vm, f->captures[0], value_list(c->args)->items, nargs, site->args[nargs]);
+  if (value_is_error(y)) return false;
+  c->y = tree_rebuild(vm, y, leaves_alias, &c->out);
+  value_release(vm, y);
+  if (value_is_error(c->y)) return false;
+  if (rec_now(vm) != r || reads_derived(r, first, &c->in)) return rec_give_up(r, BREAK_branch);
+  if (!c->in.n || !c->out.n) return true;
+  return passing_arm(c) && giving_arm(c, f->captures[1]) && ruled_close(c) && !error_pending(vm);
+}
+
+static qn_value call_ruled(struct recording *r, const qn_fn *f, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  /* (a gradient around a vmap, in whose function this is, would meet the batch of the node) */
+  for (const struct recording *x = r; x; x = x->arm ? x->outer : NULL)
+    if (x->aside && rec_derivatives(x)) return rec_give_up(r, BREAK_branch), value_error();
+  ruled c = {.r = r, .args = value_unset(), .y = value_unset(), .in = {.r = r}, .out = {.r = r}};
+  vm_owned held;
+  vm_own(vm, &held, ruled_free, &c);
+  qn_value result = value_error();
+  if (ruled_run(&c, f, site)) {
+    c.at = 0;
+    result = c.arms[1] ? tree_rebuild(vm, c.y, ruled_leaf, &c) : value_retain(c.y);
+  }
+  vm_disown(vm, &held);
+  ruled_free(vm, &c);
+  return result;
+}
+
 qn_value region_call(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
@@ -320,10 +520,11 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
     return raise_error(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
   /* An arm or a turn that holds a region is not captured. Where nothing is differentiated the call needs none, unless somebody asks for the
    * graph or rewrites one, which may be differentiated later. */
-  if (r->arm && !r->lenient && !value_is(vm->asked.watched_fn, TAG_FN)) {
-    if (!rec_derivatives(r)) return vm->hooks.call(vm, f->captures[0], site->args, nargs, site->args[nargs]);
-    if (!custom && !r->lanes) return call_within(r, f, site);
-  }
+  bool inside = r->arm && !r->lenient, watched = value_is(vm->asked.watched_fn, TAG_FN),
+       derived = rec_derivatives(r) > 0;
+  if (inside && !watched && !derived) return vm->hooks.call(vm, f->captures[0], site->args, nargs, site->args[nargs]);
+  if (inside && derived && !r->lanes && custom) return call_ruled(r, f, site);
+  if (inside && !watched && !r->lanes) return call_within(r, f, site);
   leaves in = {.r = r}, out = {.r = r};
   qn_value args = value_unset(), y = value_error(), result = value_error();
   node_list arg_nodes = {0}, outs = {0};
