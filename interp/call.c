@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "interp/signature.h"
+#include "lang/trace_events.h"
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------- */
 
@@ -148,6 +149,14 @@ static __attribute__((noinline)) int takes_loop(qn_vm *vm, const recursion *loop
   return same;
 }
 
+/* As run_body, as a span of --trace. */
+static __attribute__((noinline, cold)) qn_value run_traced(qn_vm *vm, fn_code *code, qn_value *fp) {
+  int64_t begin = trace_events_begin(vm->engine);
+  qn_value r = run_body(vm, code, fp);
+  trace_events_end(vm->engine, TRACE_EVENTS_call, code->name->text, begin, NULL, 0);
+  return r;
+}
+
 /* As run_body, while something is recorded. */
 static inline qn_value run_recording(qn_vm *vm, fn_code *code, qn_value *fp) {
   int loop = code->loop ? takes_loop(vm, code->loop, fp) : 0;
@@ -278,6 +287,8 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
                           .ctx = &run};
     run.site = &site;
     r = rec_call(vm, &site);
+  } else if (__builtin_expect(vm->engine->trace_events != NULL, 0)) {
+    r = run_traced(vm, code, fp);
   } else {
     r = run_body(vm, code, fp);
   }

@@ -1,7 +1,8 @@
 /* What an engine did when: spans of time that `--trace` writes for chrome://tracing and Perfetto.
  *
- * An engine has no trace_events unless somebody starts one; then recordings, plans, compilations, runs of plans and kernels add a
- * span each, from whatever thread they happen on. Where there is none, asking costs a load and a test. */
+ * An engine has no trace_events unless somebody starts one; then calls, ops, recordings, plans, compilations, runs of plans and kernels add a
+ * span each, from whatever thread they happen on. Where there is none, asking costs a load and a test, and the ops that cost least do not even
+ * ask: the CPU looks their programs up in a table that stays empty meanwhile. */
 #ifndef LANG_TRACE_EVENTS_H
 #define LANG_TRACE_EVENTS_H
 
@@ -9,6 +10,8 @@
 
 #define TRACE_EVENTS_KINDS(X)                                                                                          \
   X(script)    /* a file or text */                                                                                    \
+  X(call)      /* a call of a function with arrays that the interpreter makes */                                       \
+  X(op)        /* an op on few elements, at once */                                                                    \
   X(recording) /* a call that is run under the recorder */                                                             \
   X(plan)      /* a graph made into a plan */                                                                          \
   X(compile)   /* a plan's kernels compiled, or found in the cache */                                                  \

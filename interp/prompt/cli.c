@@ -104,7 +104,7 @@ static const char usage[] =
     "  --device cpu|gpu|gpu:N     where new arrays are made\n"
     "  --threads N                threads of a kernel (default: all processors)\n"
     "  --log CHANNELS             " LOG_NAMES ", or all\n"
-    "  --trace FILE               what ran when, for chrome://tracing or ui.perfetto.dev: recordings, compilations, "
+    "  --trace FILE               what ran when, for chrome://tracing or ui.perfetto.dev: calls, ops, compilations, "
     "kernels\n"
     "  --set NAME=VALUE           a tunable; `quern help tunables` lists them\n"
     "  --version, --help\n"

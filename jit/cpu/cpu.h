@@ -13,6 +13,8 @@ void cpu_close(qn_vm *vm);
 typedef struct cpu_kept {
   const bvm_loops *loops;                          /* of this processor */
   const struct op_program **op_programs[OP_COUNT]; /* op_program.h's; NULL: none of the op so far */
+  /* The same for ops that need not look whether they are traced (trace_events.h): all NULL while they are. */
+  const struct op_program **quick[OP_COUNT];
 } cpu_kept;
 static inline cpu_kept *cpu_kept_of(qn_vm *vm) { return vm->devices[FAMILY_cpu]; }
 

@@ -169,6 +169,8 @@ qn_value eager_fast_dot(qn_vm *vm, qn_value a, qn_value b) {
   const bvm_loops *l = cpu_loops(vm);
   if (__builtin_expect(!l, 0)) return value_error();
   qn_dtype d = (qn_dtype)x->dtype;
-  return y->dtype != d || !l->product[d] ? multiply_converted(vm, l, x, y)
-                                         : multiply(vm, l, d, x, array_data(x), y, array_data(y));
+  int64_t begin = trace_events_begin(vm->engine);
+  qn_value out = y->dtype != d || !l->product[d] ? multiply_converted(vm, l, x, y)
+                                                 : multiply(vm, l, d, x, array_data(x), y, array_data(y));
+  return eager_traced(vm, OP_dot, begin, out);
 }

@@ -447,11 +447,13 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
 }
 
 static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_value *in, qn_dtype to) {
-  return any(vm, op, in, 1, to);
+  int64_t begin = trace_events_begin(vm->engine);
+  return eager_traced(vm, op, begin, any(vm, op, in, 1, to));
 }
 static __attribute__((noinline)) qn_value any_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   const qn_value in[2] = {a, b};
-  return any(vm, op, in, 2, 0);
+  int64_t begin = trace_events_begin(vm->engine);
+  return eager_traced(vm, op, begin, any(vm, op, in, 2, 0));
 }
 
 /* ---- the common operands ---------------------------------------------------------------------------------------------- */
@@ -502,7 +504,10 @@ qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   return any_two(vm, op, a, b);
 }
 
-qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) { return any(vm, op, in, 3, 0); }
+qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) {
+  int64_t begin = trace_events_begin(vm->engine);
+  return eager_traced(vm, op, begin, any(vm, op, in, 3, 0));
+}
 
 qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_value out = nin == 2                  ? eager_two(vm, op, in[0], in[1])

@@ -80,12 +80,9 @@ typedef struct fold_mean {
   qn_dtype wide; /* in which that is done */
 } fold_mean;
 
-/* A REDUCE op over a mask of axes or a SCAN op along one; of a mean the op is OP_sum. */
-static inline __attribute__((always_inline)) qn_value fold(qn_vm *vm, op_id op, const qn_array *x, uint32_t axes,
-                                                           bool keepdims, const fold_mean *mean) {
-  if (!axes || !x->storage || x->device || (uint64_t)x->size - 1 >= TINY_ELEMENTS) return value_unset();
-  const op_program *s = op_program_of(vm, op, op_program_number(mean ? mean->wide : x->dtype, 0));
-  if (__builtin_expect(!s, 0)) return value_error();
+/* A REDUCE op over a mask of axes or a SCAN op along one, by its program, of few elements in the CPU's memory; of a mean the op is OP_sum. */
+static inline __attribute__((always_inline)) qn_value fold_by(qn_vm *vm, const op_program *s, const qn_array *x,
+                                                              uint32_t axes, bool keepdims, const fold_mean *mean) {
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   const op_fold *f = &s->fold;
   bvm_fn widen = mean && mean->cast ? mean->cast : f->widen;
@@ -144,6 +141,23 @@ static inline __attribute__((always_inline)) qn_value fold(qn_vm *vm, op_id op, 
     mean->divide(out->storage->data, out->storage->data, count, NULL, VM_A, out->size);
   }
   return value_obj(TAG_ARRAY, out);
+}
+
+/* The same where there is no program yet, or somebody traces what is done. */
+static __attribute__((noinline, cold)) qn_value fold_asked(qn_vm *vm, op_id op, const qn_array *x, uint32_t axes,
+                                                           bool keepdims, const fold_mean *mean) {
+  const op_program *s = op_program_of(vm, op, op_program_number(mean ? mean->wide : x->dtype, 0));
+  if (!s) return value_error();
+  int64_t begin = trace_events_begin(vm->engine);
+  return eager_traced(vm, op, begin, fold_by(vm, s, x, axes, keepdims, mean));
+}
+
+static inline __attribute__((always_inline)) qn_value fold(qn_vm *vm, op_id op, const qn_array *x, uint32_t axes,
+                                                           bool keepdims, const fold_mean *mean) {
+  if (!axes || !x->storage || x->device || (uint64_t)x->size - 1 >= TINY_ELEMENTS) return value_unset();
+  const op_program *s = op_program_known(vm, op, op_program_number(mean ? mean->wide : x->dtype, 0));
+  return __builtin_expect(s != NULL, 1) ? fold_by(vm, s, x, axes, keepdims, mean)
+                                        : fold_asked(vm, op, x, axes, keepdims, mean);
 }
 
 qn_value eager_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims) {

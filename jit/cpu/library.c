@@ -94,8 +94,9 @@ qn_value eager_fast_nonzero(qn_vm *vm, qn_value in) {
 
 qn_value eager_sort(qn_vm *vm, op_id op, const qn_array *x, int axis, bool descending) {
   if (!x->storage || x->device || axis >= x->rank) return value_unset();
+  int64_t begin = trace_events_begin(vm->engine);
   qn_array *out = sort_along(vm, x, axis, descending, op == OP_argsort);
-  return out ? value_obj(TAG_ARRAY, out) : value_error();
+  return eager_traced(vm, op, begin, out ? value_obj(TAG_ARRAY, out) : value_error());
 }
 
 qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr) {

@@ -295,6 +295,7 @@ __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_
   bool moves = op_bodies[op].kind == BODY_KOP && (op_bodies[op].which == KOP_copy || op_bodies[op].which == KOP_cast);
   s->same = in_order && moves && s->result == types[0].dtype;
   if (in_order && !s->same) s->fn = s->steps[0].fn;
+  if (!vm->engine->trace_events) t->quick[op] = t->op_programs[op];
   return t->op_programs[op][number] = s;
 }
 

@@ -85,10 +85,10 @@ static inline __attribute__((always_inline)) const op_program *op_program_of(qn_
   return __builtin_expect(s != NULL, 1) ? s : op_program_make(vm, op, number);
 }
 
-/* The program if it is made already, else NULL. */
+/* The program if it is made already, and nobody traces what is done by it, else NULL. */
 static inline __attribute__((always_inline)) const op_program *op_program_known(qn_vm *vm, op_id op, uint32_t number) {
   const cpu_kept *t = vm->devices[FAMILY_cpu];
-  const op_program **row = __builtin_expect(t != NULL, 1) ? t->op_programs[op] : NULL;
+  const op_program **row = __builtin_expect(t != NULL, 1) ? t->quick[op] : NULL;
   return __builtin_expect(row != NULL, 1) ? row[number] : NULL;
 }
 

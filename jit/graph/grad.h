@@ -122,6 +122,8 @@ QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries,
 bool graph_may_be_row(const graph *g, uint32_t v);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);
+/* Is an op one of the elementary functions (exp, sin, pow ...), each element of which takes many instructions, or does it draw random numbers? */
+bool op_is_function(op_id op);
 /* What it costs to make a node's value from its operands, in bytes that are written or read. */
 int64_t graph_node_work(const graph *g, uint32_t v);
 

@@ -136,7 +136,6 @@ static int64_t product_work(const graph *g, uint32_t v) {
   return times(times(elements(g, v), dim_hint(&g->dims, x->shape[x->rank - 1])), 2);
 }
 
-/* Is a pointwise op more than one primitive of a processor? */
 static const bool is_function[OP_COUNT] = {
 #define K(prim) false
 #define M(function) true
@@ -145,6 +144,7 @@ static const bool is_function[OP_COUNT] = {
 #undef K
 #undef M
 };
+bool op_is_function(op_id op) { return is_function[op] || op_rows[op].klass == CLASS_RANDOM; }
 
 static int64_t op_work(const graph *g, uint32_t v) {
   op_id op = (op_id)g->nodes[v].op;

@@ -15,7 +15,15 @@
 #include "jit/kernel/plan.h"
 #include "jit/run/dispatch.h"
 #include "jit/run/door.h"
+#include "lang/trace_events.h"
 #include "lang/vm.h"
+
+/* For the forms: notes that one which began then (trace_events_begin) has done an op. Gives its result. */
+static inline qn_value eager_traced(const qn_vm *vm, op_id op, int64_t begin, qn_value out) {
+  if (__builtin_expect(begin != 0, 0) && out.head != TAG_UNSET)
+    trace_events_add(vm->engine, TRACE_EVENTS_op, op_rows[op].name, begin, NULL, 0);
+  return out;
+}
 
 /* Runs one op now. Operands: arrays (forced here) and host scalars, as the language has them: promotion, weak numbers and
  * shapes are resolved here. Borrowed operands, owned result (a new array, a view, or a host scalar when all operands are

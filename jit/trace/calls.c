@@ -236,10 +236,18 @@ static void answer(qn_vm *vm, specialization *served, break_reason refused) {
   vm->asked.refused = refused;
 }
 
+/* Makes a call in the interpreter. */
+static qn_value run_call(qn_vm *vm, const rec_call_site *site) {
+  int64_t begin = trace_events_begin(vm->engine);
+  qn_value result = site_run(site);
+  trace_events_end(vm->engine, TRACE_EVENTS_call, site->anchor->name, begin, NULL, 0);
+  return result;
+}
+
 /* Makes a call that no specialization serves in the interpreter. */
 static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why) {
   count_plain(vm, site->anchor, why);
-  qn_value result = site_run(site);
+  qn_value result = run_call(vm, site);
   answer(vm, NULL, why);
   return result;
 }
@@ -257,7 +265,7 @@ static bool keep_call(qn_vm *vm, const rec_call_site *site) {
 static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   uint64_t before = vm->arrays_made;
   list->calls[CALL_early]++;
-  qn_value result = site_run(site);
+  qn_value result = run_call(vm, site);
   list->watched = true;
   list->computes |= vm->arrays_made != before;
   return result;
@@ -1113,7 +1121,7 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   short_call c;
   bool rests = !timed && rest_begin(vm, site, &c);
   vm->asked.alone += alone;
-  qn_value result = site_run(site);
+  qn_value result = run_call(vm, site);
   vm->asked.alone -= alone;
   if (rests) rest_end(vm, site->anchor, list, &c);
   return result;

@@ -584,13 +584,21 @@ static bool run_grown(loop *l) {
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
 
-/* How many nodes all turns would make, unrolled; a loop whose number of turns is unknown counts as MANY. */
+/* How many nodes all turns would make, unrolled; a loop whose number of turns is unknown counts as MANY. Functions as exp count FUNCTION times: so
+ * much code they are in a kernel, which compilers take long for when a hundred of them stand in a row (tanh: 4 s). */
 static double unrolled(const loop *l) {
-  enum { MANY = 1 << 16, STACKING = 3 /* what stacking takes for each item: a node, and its part in another one */ };
+  enum {
+    MANY = 1 << 16,
+    STACKING = 3 /* what stacking takes for each item: a node, and its part in another one */,
+    FUNCTION = 8
+  };
   const rec_turns *t = &l->turns;
   bool known = t->counts && !value_node(t->first) && !value_node(t->end);
   double turns = known ? (double)t->end.u.i - (double)t->first.u.i : MANY;
-  double nodes = l->body->g->n - l->body->g->ninputs + l->body->unrolled;
+  const graph *g = l->body->g;
+  double nodes = g->n - g->ninputs + l->body->unrolled;
+  for (uint32_t i = 1; i < g->n; i++)
+    if (g->nodes[i].kind == NODE_OP && op_is_function((op_id)g->nodes[i].op)) nodes += FUNCTION - 1;
   for (int i = 0; i < l->assigned.n; i++)
     if (is_grown(l, i)) nodes += STACKING * l->adds[i];
   return turns * nodes;

@@ -174,8 +174,8 @@ void rec_pop_call(qn_vm *vm);
 static inline void rec_leave(qn_vm *vm) {
   if (vm->rec) rec_pop_call(vm);
 }
-/* `what` is about to happen for the one time that it does. False with an error raised where the program is only recorded and may not come to it:
- * in an arm of a branch or a loop, of which no more is captured then. */
+/* `what` is about to happen for the one time that it does. False with an error raised where the program may not come to it: in an arm of a branch or a
+ * loop, of which no more is captured then, and where pending work fails, which is done first. */
 QN_MUST_CHECK bool rec_once(qn_vm *vm, const char *what);
 /* Must every call of a function of the program be announced by rec_enter, also if it has nothing to do with arrays? */
 static inline bool rec_hears_calls(const qn_vm *vm) { return vm->rec != NULL; }

@@ -429,7 +429,9 @@ bool rec_callee(qn_vm *vm, jit_anchor *callee) {
 }
 
 bool rec_once(qn_vm *vm, const char *what) {
-  return !vm->rec || !vm->rec->arm || rec_break(vm->rec, BREAK_effect, what);
+  struct recording *r = vm->rec;
+  if (!r) return true;
+  return r->arm ? rec_break(r, BREAK_effect, what) : rec_run_pending(r);
 }
 
 bool rec_effect(qn_vm *vm, const char *what) { return !vm->rec || rec_break(vm->rec, BREAK_effect, what); }

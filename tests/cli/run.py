@@ -228,8 +228,12 @@ def case_trace(p):
         whole = by["script"][0]
         need(whole["name"] == script[-55:] or whole["name"] == script[:55] or script.startswith(whole["name"]), "the script's span")
         need(all(e["ts"] >= whole["ts"] and e["ts"] + e["dur"] <= whole["ts"] + whole["dur"] + 1
-                 for kind in ("recording", "run", "kernel") for e in by.get(kind, [])), "spans within the script's")
+                 for kind in ("call", "op", "recording", "run", "kernel") for e in by.get(kind, [])), "spans within the script's")
         need([e["name"] for e in by["recording"]] == ["été"], f"one recording, not {by['recording']}")
+        need(len(by["call"]) >= 1 and {e["name"] for e in by["call"]} == {"été"}, f"calls that are made before, not {by['call']}")
+        first = by["call"][0]
+        inside = [e["name"] for e in by["op"] if first["ts"] <= e["ts"] and e["ts"] + e["dur"] <= first["ts"] + first["dur"] + 1]
+        need(inside == ["dot", "tanh", "mul", "sum"] or inside == ["dot", "tanh", "mul"], f"the ops of a call, not {inside}")
         if mode == "sync":
             need(len(by["plan"]) == len(by["compile"]) == 1 and len(by["run"]) == 38, f"a plan and its runs: {by.keys()}")
             inside = [e for e in by["kernel"] if by["run"][0]["ts"] <= e["ts"] <= by["run"][0]["ts"] + by["run"][0]["dur"]]

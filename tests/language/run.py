@@ -10,6 +10,7 @@ Expectations, anywhere in a script:
   f(2)                    # error: E208 b is 3 and 5      ... and its report contains this text
   # error: E503                             an error without a line (the comment stands alone: the line is not checked)
   # stderr: compiled in                     stderr contains this text
+  # no stderr: warning                      ... and does not contain this one
   # args: a "b c"                           arguments of the script
   # exit: 2                                 the exit status (without it: 0, or 1 if an error is expected)
   # flags: --threads 2                      more flags of the command line; `--jit` here runs the script once only
@@ -44,7 +45,7 @@ MODES = {
     "on": ["--jit", "on"],
     "verify": ["--jit", "verify", "--set", "jit.hot=2"],
 }
-DIRECTIVE = re.compile(r"(?:^|\s)#\s*(=>|error:|stderr:|args:|exit:|flags:|stdin:|device:)(.*)$")
+DIRECTIVE = re.compile(r"(?:^|\s)#\s*(=>|error:|stderr:|no stderr:|args:|exit:|flags:|stdin:|device:)(.*)$")
 NAMED_CPU = re.compile(r"\bcpu\b")  # with --device arrays say where they are
 REPORT = re.compile(r"^error\[(E\d+)\](.*)$", re.M)
 PLACE = re.compile(r"^\s*--> (.*?):(\d+)(?::(\d+))?", re.M)
@@ -54,7 +55,7 @@ class Expectation:
     """What the comments of one script ask for."""
 
     def __init__(self, path):
-        self.out, self.err, self.args, self.flags = [], [], [], []
+        self.out, self.err, self.no_err, self.args, self.flags = [], [], [], [], []
         self.error = self.exit = self.line = self.device = None
         self.error_text = self.stdin = ""
         with open(path, encoding="utf-8") as f:
@@ -77,6 +78,8 @@ class Expectation:
             self.line = number if line[:found.start()].strip() else None
         elif kind == "stderr:":
             self.err.append(text)
+        elif kind == "no stderr:":
+            self.no_err.append(text)
         elif kind == "args:":
             self.args += shlex.split(text)
         elif kind == "device:":
@@ -226,6 +229,9 @@ def compare(want, path, status, out, err):
     for text in want.err:
         if text not in err:
             bad.append(f"stderr lacks: {text}")
+    for text in want.no_err:
+        if text in err:
+            bad.append(f"stderr has: {text}")
     if "the compiler gave up" in err:
         bad.append("the compiler gave up")
     if re.search(r"C compiler failed|NVRTC failed", err):
