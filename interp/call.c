@@ -412,8 +412,11 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
 }
 
 static __attribute__((noinline, cold)) bool plain_for_builtin(qn_vm *vm, const builtin_info *info, qn_value *args) {
-  for (int i = 0; i < info->sig.nparams; i++)
-    if ((!info->sig.params[i].stacks || !op_deferred(vm)) && !rec_plain(vm, &args[i])) return false;
+  for (int i = 0; i < info->sig.nparams; i++) {
+    bool takes =
+        info->sig.params[i].stacks && op_deferred(vm) && (info->sig.params[i].counted || !value_is_counted(args[i]));
+    if (!takes && !rec_plain(vm, &args[i])) return false;
+  }
   return true;
 }
 

@@ -537,6 +537,7 @@ static bool is_row(qn_vm *vm, const node *n) {
 }
 
 static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
+  if (!n->stacks && !value_is_error(r) && !rec_plain_field(vm, &r)) r = value_fail(vm, r);
   if (value_is_error(r)) {
     raise_at(vm, n->mark);
     note_operand(vm, n->object->at, x, n->object);
@@ -575,7 +576,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
       if (at < l->len) {
         qn_value r = value_retain(l->items[at]);
         if (!local) value_release(vm, x);
-        return r;
+        return n->stacks || rec_plain_field(vm, &r) ? r : value_fail(vm, r);
       }
     } else if (x.head == TAG_ARRAY && value_array(x)->rank > 0) {
       int64_t size = value_array(x)->shape[0], at = i.u.i < 0 ? i.u.i + size : i.u.i;
@@ -598,8 +599,8 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
 /* len or stack of a stacked list. Owned; the error value; or unset: *list (owned) becomes the ordinary list, of which it is asked. */
 static qn_value count_stacked(qn_vm *vm, const n_count *n, qn_value *list) {
   rec_at(vm, n->h.at);
-  if (!n->stacks) return rec_length(vm, stacked_lead(*list));
-  qn_value whole = rec_stacked_whole(vm, *list);
+  if (!n->stacks) return rec_stacked_length(vm, *list);
+  qn_value whole = value_is_counted(*list) ? value_unset() : rec_stacked_whole(vm, *list);
   if (!value_is(whole, TAG_UNSET)) return whole;
   return rec_make_plain(vm, list) ? value_unset() : value_error();
 }
@@ -640,7 +641,7 @@ static __attribute__((noinline, cold)) qn_value index_stacked_slice(qn_vm *vm, c
                                                                     qn_value *values) {
   index_item items[INDEX_MAX];
   qn_value r = value_unset();
-  if (n->stacks && n->n == 1 && n->items[0]->kind == N_SLICE) {
+  if (n->stacks && n->n == 1 && n->items[0]->kind == N_SLICE && !value_is_counted(*x)) {
     if (!index_items_of(vm, n->items, n->n, values, false, items)) return value_error();
     r = rec_stacked_slice(vm, *x, items);
   }

@@ -402,7 +402,8 @@ static rec_answer offer_loop(qn_vm *vm, span at, const site *s, turn *t, rec_tur
   qn_value *slots[SITE_MAX];
   int count = site_slots(s, t->fp, slots);
   if (count < 0) tries->left = 0;
-  turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown, turns.stacks = s->stacks;
+  turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown, turns.stacks = s->stacks,
+  turns.stores = s->stores & s->stacks;
   if (count < 0) return REC_NOT_YET;
   rec_answer answer = tries->left ? rec_loop(vm, at, &turns, (rec_slots){slots, count}, tries) : REC_NOT_YET;
   if (answer == REC_NOT_YET && tries->apart) {
@@ -765,6 +766,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (value_stops(it)) return it;
   if (!rec_look(vm, it) || !rec_iterates(vm, &it)) return value_fail(vm, it);
+  if (__builtin_expect(value_is_counted(it), 0) && !rec_make_plain(vm, &it)) return value_fail(vm, it);
   if (__builtin_expect(offers_text(vm, h, it), 0) && value_is_error(it = characters(vm, it))) return it;
   bool stacked = value_is_stacked(it);
   int64_t len = iterable_length(stacked ? stacked_lead(it) : it);
@@ -825,6 +827,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     case TAG_LIST:
       if (stacked) rec_at(vm, n->iterable->at);
       item = stacked ? rec_stacked_item(vm, it, value_int(i)) : value_retain(value_list(it)->items[i]);
+      if (!stacked && !rec_plain_field(vm, &item)) item = value_fail(vm, item);
       break;
     case TAG_RANGE: item = value_int(range_item(value_range(it), i)); break;
     case TAG_ARRAY:

@@ -64,6 +64,7 @@ typedef struct site {
   /* Of a loop: a bit for each of the first locals, and globals behind these, to which its turns only add items at the end (n_grow), without looking at it. */
   uint64_t grown;
   /* And for each of these that is also only gone over, counted, stacked or has items taken elsewhere. */
+  uint64_t stores; /* and for each of these: its turns store items in it, by an index */
   uint64_t stacks;
   uint32_t nlocals, nglobals;
   uint32_t *locals;

@@ -97,6 +97,7 @@ static void function_end(resolver *r) {
     uses_free(vm, &f->uses);
   }
   mem_free(vm, f->grown, f->grown_cap * sizeof *f->grown);
+  mem_free(vm, f->stored, f->stored_cap * sizeof *f->stored);
   mem_free(vm, f->growing, f->growing_cap * sizeof *f->growing);
   mem_free(vm, f->data, f->data_cap * sizeof *f->data);
   r->fn = f->outer;
@@ -261,7 +262,7 @@ void note_stackable(resolver *r, const node *read) {
   variable *v = read->kind == N_LOCAL ? variable_in(r->fn, read->slot) : NULL;
   if (v) v->stackable++;
   if (read->kind == N_FIELD) ((n_field *)(uintptr_t)read)->stacks = true;
-  if (read->eval == eval_index) ((n_index *)(uintptr_t)read)->stacks = true;
+  if (read->eval == eval_index || read->eval == eval_index_one) ((n_index *)(uintptr_t)read)->stacks = true;
   if (read->kind == N_BINARY) ((n_binary *)(uintptr_t)read)->stacks = true;
   if (read->eval == eval_call || read->eval == eval_method) ((n_call *)(uintptr_t)read)->stacks = STACKS_VALUE;
 }
@@ -302,7 +303,7 @@ bool module_defines(const resolver *r, const global_cell *c) { return c->declare
 /* ---- sites -------------------------------------------------------------------------------------------------------------------- */
 
 site_mark site_here(const resolver *r) {
-  return (site_mark){r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown};
+  return (site_mark){r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown, r->fn->nstored};
 }
 
 site *site_begin(resolver *r, site_mark *mark) {
@@ -372,11 +373,14 @@ static bool only_grows(const function *f, const site_mark *mark, event x) {
 bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out) {
   const function *f = r->fn;
   if (!site_end(r, s, mark)) return false;
-  for (uint32_t i = 0; i < s->nlocals + s->nglobals && i < 64 && f->ngrown > mark->grown; i++) {
+  bool some = f->ngrown > mark->grown || f->nstored > mark->stored;
+  for (uint32_t i = 0; i < s->nlocals + s->nglobals && i < 64 && some; i++) {
     bool local = i < s->nlocals;
     event x = {local ? NULL : s->globals[i - s->nlocals], local ? s->locals[i] : 0};
-    if (!only_grows(f, mark, x)) continue;
-    s->grown |= (uint64_t)1 << i;
+    bool stores = local && count_events(f->stored, mark->stored, f->nstored, x);
+    if (!stores && !count_events(f->grown, mark->grown, f->ngrown, x)) continue;
+    if (stores) s->stores |= (uint64_t)1 << i;
+    if (only_grows(f, mark, x)) s->grown |= (uint64_t)1 << i;
     if (!local) continue;
     if (!mem_grow(r->vm, (void **)&r->fn->growing, &r->fn->growing_cap, (size_t)f->ngrowing + 1, sizeof *f->growing))
       return false;
@@ -614,6 +618,11 @@ static lvalue *path_lvalue(resolver *r, const ast_node *n) {
                          "an assignment changes a variable; this begins with another expression");
   lvalue *root = variable_lvalue(r, at, at->u.s);
   if (!root) return NULL;
+  function *f = r->fn;
+  if (!root->cell && steps == 1 && n->kind == AST_index && f->loops) {
+    if (!mem_grow(r->vm, (void **)&f->stored, &f->stored_cap, (size_t)f->nstored + 1, sizeof *f->stored)) return NULL;
+    f->stored[f->nstored++] = (event){NULL, root->slot};
+  }
   root->kind = LVALUE_PATH;
   root->at = n->at;
   root->n = steps;

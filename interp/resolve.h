@@ -62,6 +62,8 @@ typedef struct function {
   uint32_t item;            /* which of its statements */
   event *grown;             /* variables to which an n_grow that the walk has met adds items */
   uint32_t ngrown, grown_cap;
+  event *stored; /* and of which one an assignment changes an item */
+  uint32_t nstored, stored_cap;
   global_cell **data;
   uint32_t ndata, data_cap;
   uint32_t top, most;    /* how many slots are in use now, and the most there were */
@@ -178,7 +180,7 @@ QN_MUST_CHECK lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, 
 
 /* What is noted at the beginning of a site: how many assignments came before it, and where slots of its own locals begin. */
 typedef struct site_mark {
-  uint32_t events, top, reads, grown;
+  uint32_t events, top, reads, grown, stored;
 } site_mark;
 site_mark site_here(const resolver *r);
 QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
@@ -189,6 +191,8 @@ variable *variable_in(const function *f, uint32_t slot);
 QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, turn_code **out);
 /* A node that has just been made reads a value only to go over its items, to count them or to take one: notes that, if it is a local. */
 void note_stackable(resolver *r, const node *read);
+/* Is it a call of what is named append? */
+bool is_append(const ast_node *n);
 /* Likewise of what a function is worth if no statement before has returned: a value, or one in a list or record that is made there. */
 void note_result(resolver *r, const node *value);
 /* Likewise of a value that a pattern takes apart, whose variables say whether they may hold one (lvalue.stacks). */

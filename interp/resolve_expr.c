@@ -96,6 +96,13 @@ static node *spread_node(resolver *r, const ast_node *n) {
   return out->a ? &out->h : NULL;
 }
 
+bool is_append(const ast_node *n) {
+  const qn_str *name = n->kind == AST_method                                 ? n->u.s
+                       : n->kind == AST_call && n->kids[0]->kind == AST_name ? n->kids[0]->u.s
+                                                                             : NULL;
+  return name && strcmp(name->text, "append") == 0;
+}
+
 static node *items_expression(resolver *r, const ast_node *n) {
   n_items *out = node_new(r, sizeof *out + n->n * sizeof *out->items, n->kind == AST_list ? eval_list : eval_array, n);
   if (!out) return NULL;
@@ -105,6 +112,7 @@ static node *items_expression(resolver *r, const ast_node *n) {
     node *item = kid->kind == AST_spread ? spread_node(r, kid) : expression(r, kid);
     if (!item) return NULL;
     out->items[out->n++] = item;
+    if (n->kind == AST_list && is_append(kid)) note_stackable(r, item); /* whoever reads the item says what it takes */
     if (kid->kind == AST_spread && n->kind == AST_list) out->h.eval = eval_list_spread;
   }
   return &out->h;

@@ -404,8 +404,8 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
   if ((p->kind != LVALUE_LOCAL && !global) || !settled || r->fn->loops == 0) return plain;
   n_grow g = {.n = 0};
   node *const *items = NULL;
-  const n_call *call = (const n_call *)a->value;
-  const n_binary *b = (const n_binary *)a->value;
+  n_call *call = (n_call *)a->value;
+  n_binary *b = (n_binary *)a->value;
   if (a->value->eval == eval_call || a->value->eval == eval_method) {
     if (!appends(r, value, call, p, &g.callee, &g.def)) return error_pending(r->vm) ? NULL : plain;
     items = (node *const *)&call->args[call->n - 1].value;
@@ -416,6 +416,10 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
     g.n = ((const n_items *)b->b)->n;
   }
   if (!g.n) return plain;
+  if (g.callee)
+    call->stacks = STACKS_VALUE;
+  else
+    b->stacks = true;
   n_grow *out = node_new(r, sizeof *out + g.n * sizeof *out->items, global ? eval_grow_global : eval_grow, n);
   if (!out || !note_grown(r, global ? p->cell : NULL, p->slot, g.callee != NULL)) return NULL;
   out->h.slot = p->slot;
@@ -442,6 +446,7 @@ static node *assign_node(resolver *r, const ast_node *n) {
     lvalue *p = sum ? lvalue_of(r, target, false, false) : NULL;
     node *out = p ? store_node(r, n, p, sum) : NULL;
     if (out) mark_accumulation((n_assign *)out, settled);
+    if (out && p->kind == LVALUE_PATH && op == AST_OP_add) note_stackable(r, sum);
     return out && op == AST_OP_add ? growing_node(r, n, out, settled) : out;
   }
   lvalue *p = lvalue_of(r, target, false, false);
@@ -458,6 +463,7 @@ static node *assign_node(resolver *r, const ast_node *n) {
   } else {
     mark_moved(r, v, p, settled);
     mark_accumulation((n_assign *)out, settled);
+    if (p->kind == LVALUE_PATH && is_append(value)) note_stackable(r, v);
     return growing_node(r, n, out, settled);
   }
   return out;
@@ -779,7 +785,7 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
   if (count == 0) return nil_node(r, n);
   n_block *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_block_plain, n);
   if (!out) return NULL;
-  site_mark mark = {r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown}, at;
+  site_mark mark = {r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown, r->fn->nstored}, at;
   site *rebound = NULL; /* what the statements rebind, if one of them is a tail */
   bool parts = count > 1;
   if (parts && !block_begin(r, out, count, tail)) return NULL;

@@ -88,7 +88,7 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
   }
   if (!record_own(vm, x)) return false;
   if (!adds) field_cache_set(vm, &steps->cache, value_record(*x), (uint32_t)i);
-  if (!rec_plain_field(vm, &value_record(*x)->items[i])) return false;
+  if ((n > 1 || s->assign) && !rec_plain_field(vm, &value_record(*x)->items[i])) return false;
   return put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
 }
 
@@ -136,6 +136,13 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
     qn_str *key = rec_look(vm, name) ? str_intern(vm, value_str(name)->text, value_str(name)->len) : NULL;
     ok = key && put_field(vm, x, key, true, steps, n, values, s);
     if (key) value_release(vm, value_obj(TAG_STR, key));
+  } else if (value_is_counted(*x) && n == 1 && steps->n == 1 && steps->nvalues == 1 && !s->assign) {
+    rec_at(vm, steps->mark);
+    int stored = rec_counted_set(vm, x, values[0], s->v);
+    ok = stored > 0 || (!stored && rec_make_plain(vm, x) && put(vm, x, steps, n, values, s));
+  } else if (value_is_stacked(*x)) {
+    rec_at(vm, steps->mark);
+    ok = rec_make_plain(vm, x) && put(vm, x, steps, n, values, s);
   } else if (value_is(*x, TAG_LIST)) {
     index_item item;
     int64_t at;
@@ -148,6 +155,7 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
       ok = false;
     } else {
       ok = index_position(vm, item.start, value_list(*x)->len, "list", &at) && list_own(vm, x) &&
+           (n == 1 || rec_plain_field(vm, &value_list(*x)->items[at])) &&
            put_item(vm, &value_list(*x)->items[at], steps, n, values, s);
     }
   } else {
@@ -365,7 +373,7 @@ static __attribute__((noinline, cold)) qn_value grow(qn_vm *vm, n_grow *n, qn_va
 }
 
 qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
-  if (value_is_stacked(fp[h->slot])) {
+  if (value_is_stacked(fp[h->slot]) && !value_is_counted(fp[h->slot])) {
     qn_value list = rec_unstacked(vm, fp[h->slot]);
     if (value_is_error(list)) return raise_at(vm, h->at);
     slot_set(vm, &fp[h->slot], list);
@@ -607,7 +615,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
     return v;
   }
   qn_value *x = p->cell ? path_to(vm, p, 0, fp, NULL) : &fp[p->slot];
-  if (x && x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x)) {
+  if (x && x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x) && !value_is_stacked(*x)) {
     qn_list *l = value_list(*x);
     uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
     if (at < l->len) {

@@ -108,6 +108,7 @@ static bool read_param(sig_reader *r, param_def *p) {
   p->rest = accept(r, "..");
   p->move = !p->rest && accept(r, "@");
   p->stacks = accept(r, "&");
+  p->counted = p->stacks && accept(r, "&");
   p->data = p->stacks || accept(r, "^");
   p->sized = p->data || accept(r, "%");
   p->data = p->data || accept(r, "~");

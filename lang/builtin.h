@@ -94,6 +94,7 @@ typedef struct param_def {
   bool data;         /* ~name, ^name or &name */
   bool sized;        /* ^name, %name or &name */
   bool stacks;       /* &name */
+  bool counted;      /* &&name: the length of such a list may be data, too */
   bool keyword_only; /* after a bare `*` in the signature */
 } param_def;
 

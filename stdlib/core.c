@@ -196,7 +196,7 @@ qn_value builtin_len(qn_vm *vm, const qn_value *args) {
   switch ((int)value_tag_of(x)) {
   case TAG_RECORD: return value_int(value_record(x)->len);
   case TAG_LIST:
-    if (value_is_stacked(x)) return rec_length(vm, stacked_lead(x));
+    if (value_is_stacked(x)) return rec_stacked_length(vm, x);
     break;
   case TAG_STR:
   case TAG_RANGE: break;
@@ -363,6 +363,7 @@ qn_value builtin_remove(qn_vm *vm, const qn_value *args) {
 
 /* append to a list of any length. */
 static qn_value append_stacked(qn_vm *vm, const qn_value *args) {
+  if (value_is_counted(args[0])) return rec_counted_append(vm, args[0], args[1]);
   qn_value one = list_value(list_from(vm, &args[1], 1));
   if (value_is_error(one)) return one;
   qn_value out = rec_stacked_join(vm, args[0], one);

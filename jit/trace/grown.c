@@ -7,6 +7,13 @@
  *
  * When the body is recorded for the first time there are no buffers: it tells how many items a turn adds, and what they are like (loops.c).
  * Behind the loop the list is one of rows of the buffers. Stacking these gives the buffer itself (rec_rows).
+ *
+ * Lists that grow in other ways (they are read while they grow, lie in records, get items behind conditions) are counted ones: stacked lists (stacked.c)
+ * whose last part is the number of items, a number of the graph like others, and whose arrays have room for more. So such a list is carried through loops and
+ * arms as what it is made of. An item is stored in the row that the count names; room for it is certain, or its check leaves the graph. What
+ * reads the list and knows nothing of counts gets the ordinary list (rec_make_plain): in an arm the capture of that is given up, at the top of a call it ends
+ * there. A loop is tried in this way when it could not be captured as it is; as with other lists that grow, it is recorded first to see what is added. Behind the
+ * loop the list is an ordinary one, or a stacked one, if its length is known or a size; else it stays counted, also as the result of the call.
  */
 #include "jit/trace/grown.h"
 
@@ -16,6 +23,8 @@
 #include "jit/run/index.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/rec.h"
+#include "jit/trace/sizes.h"
+#include "jit/trace/ways.h"
 
 enum { LOOKED_AT = 256 /* nodes, for whether a number is data */ };
 
@@ -188,6 +197,238 @@ bool rec_append(qn_vm *vm, qn_value *list, qn_value item) {
   return error_pending(vm) ? false : rec_give_up(r, BREAK_branch);
 }
 
+/* Row `row` of the buffers as an item. */
+typedef struct row_walk {
+  struct recording *r;
+  const grown_items *of;
+  qn_value parts;
+  int64_t row;
+  uint32_t next;
+} row_walk;
+
+/* ---- counted lists ----------------------------------------------------------------------------------------------------------------- */
+
+static qn_list *counted_parts(qn_value v) { return value_list(value_list(v)->items[STACKED_PARTS]); }
+static qn_value counted_count(qn_value v) {
+  const qn_list *l = counted_parts(v);
+  return l->items[l->len - 1];
+}
+
+/* The counted list with these parts: n buffers (taken over) and a count. Owned, or the error value. */
+static qn_value counted_with(qn_vm *vm, qn_value shape, qn_list *parts, qn_value count, int mark) {
+  if (!parts) {
+    value_release(vm, shape);
+    return value_error();
+  }
+  parts->items[parts->len - 1] = count;
+  rec_note_stacked(vm);
+  return rec_stacked_marked(vm, shape, value_obj(TAG_LIST, parts), mark);
+}
+
+qn_value counted_looks(struct recording *r, uint32_t number, uint32_t count) {
+  grown_items *g = grown_of(r, number);
+  g->looks = true;
+  g->adds = 0;
+  g->within = g->stores = false;
+  return counted_with(r->vm, value_nil(), list_new(r->vm, 1), value_int(count),
+                      STACKED_COUNTED | COUNTED_LOOKS | (int)(number << COUNTED_NUMBER));
+}
+
+/* The types of a list's items become known by this one. False if it can be none, perhaps with an error raised. */
+static bool note_item(item_walk *w, qn_value item) {
+  w->of->n = 0;
+  w->of->shape = tree_rebuild(w->r->vm, item, note_leaf, w);
+  w->of->known = !value_is_error(w->of->shape) && w->of->n > 0;
+  if (value_is_error(w->of->shape)) w->of->shape = value_unset();
+  return w->of->known;
+}
+
+/* count + by, as a host int. */
+static qn_value count_plus(struct recording *r, qn_value count, int64_t by) {
+  uint32_t node = rec_node(r, count);
+  if (node && by) node = graph_count(r->g, OP_add, node, graph_weak_int(r->g, by));
+  return node ? rec_value_of(r, node) : value_error();
+}
+
+/* Is it like the items of the list, while it is found out what is done? False, perhaps with an error raised. */
+static bool looks_like(item_walk *w, qn_value item) {
+  if (!w->of->known && !note_item(w, item)) return false;
+  size_t bytes = (w->of->n + (size_t)1) * sizeof(qn_value);
+  qn_value *leaves = mem_alloc(w->r->vm, bytes);
+  uint32_t n = 0;
+  bool ok = leaves && same_shape(w, w->of->shape, item, leaves, &n);
+  if (leaves) mem_free(w->r->vm, leaves, bytes);
+  return ok;
+}
+
+/* Adds an item while it is found out what is added. */
+static qn_value look_at(struct recording *r, uint32_t number, qn_value list, qn_value item) {
+  qn_vm *vm = r->vm;
+  item_walk w = {.r = r, .of = grown_of(r, number)};
+  qn_value count = looks_like(&w, item) ? count_plus(r, counted_count(list), 1) : value_error();
+  if (value_is_error(count)) return count;
+  w.of->adds++;
+  w.of->within |= w.of->turns != rec_base(r)->turns;
+  return counted_with(vm, value_nil(), list_new(vm, 1), count, stacked_mark(list));
+}
+
+/* What a leaf of an item is as a row of a buffer. */
+static bool fits_part(struct recording *r, qn_value shape, qn_value v, qn_value part) {
+  uint32_t node = value_is_operand(v) ? rec_node(r, v) : 0, of = rec_node(r, part);
+  if (!node || !of) return false;
+  graph_type t = r->g->nodes[node].type;
+  const graph_type *row = &r->g->nodes[of].type;
+  rec_pin_type(r, &t);
+  bool weak = value_is(shape, TAG_SIGNAL);
+  if ((weak ? !t.weak || shape.u.i != t.dtype : t.weak) || t.dtype != row->dtype || t.rank + 1 != row->rank)
+    return false;
+  return !memcmp(t.shape, row->shape + 1, t.rank * sizeof *t.shape);
+}
+
+/* The leaves of an item, stored in row `count` of the buffers. */
+typedef struct counted_walk {
+  struct recording *r;
+  const qn_list *parts;
+  qn_list *out;
+  qn_value row;
+  uint32_t next;
+  bool inside;
+} counted_walk;
+
+static bool store_leaf(counted_walk *w, qn_value shape, qn_value v) {
+  qn_vm *vm = w->r->vm;
+  qn_value part = w->parts->items[w->next];
+  if (!fits_part(w->r, shape, v, part)) return false;
+  qn_value in[3] = {part, w->row, op_cast(vm, v, (qn_dtype)value_array(part)->dtype)};
+  if (value_is_error(in[2])) return false;
+  const op_attr attr = {.n = 1, .mode = SCATTER_SET, .flags = w->inside ? ATTR_PROVEN : 0, .d = {1}};
+  qn_value made = op_apply(vm, OP_scatter, in, 3, &attr);
+  value_release(vm, in[2]);
+  if (value_is_error(made)) return false;
+  w->out->items[w->next++] = made;
+  return true;
+}
+
+static bool store_item(counted_walk *w, qn_value shape, qn_value v) {
+  if (value_is(shape, TAG_UNSET) || value_is(shape, TAG_SIGNAL)) return store_leaf(w, shape, v);
+  if (value_tag_of(shape) != value_tag_of(v) || value_is_operand(v)) return false;
+  if (value_is(v, TAG_STR)) return !rec_text_of(w->r, v) && str_equal(value_str(shape), value_str(v));
+  bool list = value_is(v, TAG_LIST);
+  if (!list && !value_is(v, TAG_RECORD)) return shape.head == v.head && shape.u.i == v.u.i;
+  if (list ? value_is_stacked(v) : !record_same_layout(value_record(v), value_record(shape))) return false;
+  uint32_t n, m;
+  const qn_value *p = value_parts(shape.u.p, &n), *q = value_parts(v.u.p, &m);
+  if (n != m || !vm_enter(w->r->vm, 0)) return false;
+  for (uint32_t i = 0; i < n; i++)
+    if (!store_item(w, p[i], q[i])) return false;
+  return true;
+}
+
+/* Adds an item to the buffers; in the place of the one in `row` (unset: behind the last one). Owned, or the error value, perhaps without an error raised. */
+static qn_value put_item(struct recording *r, qn_value list, qn_value row, qn_value item) {
+  qn_vm *vm = r->vm;
+  bool adds = value_is(row, TAG_UNSET);
+  const qn_list *parts = counted_parts(list);
+  counted_walk w = {.r = r,
+                    .parts = parts,
+                    .out = list_new(vm, parts->len),
+                    .row = adds ? counted_count(list) : row,
+                    .inside = !adds || (stacked_mark(list) & COUNTED_INSIDE)};
+  qn_value shape = value_list(list)->items[STACKED_SHAPE];
+  if (!w.out) return value_error();
+  qn_value count = !store_item(&w, shape, item) ? value_error() : adds ? count_plus(r, w.row, 1) : counted_count(list);
+  if (value_is_error(count)) return value_fail(vm, value_obj(TAG_LIST, w.out));
+  return counted_with(vm, value_retain(shape), w.out, count, stacked_mark(list));
+}
+
+qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item) {
+  struct recording *r = op_deferred(vm) ? vm->rec : NULL;
+  if (r && (r->arm || r->capturing)) {
+    uint32_t number = counted_number(list);
+    bool looks = stacked_mark(list) & COUNTED_LOOKS,
+         known = number <= rec_base(r)->ngrown && grown_of(r, number)->looks;
+    qn_value out = !looks  ? put_item(r, list, value_unset(), item)
+                   : known ? look_at(r, number, list, item)
+                           : value_error();
+    if (!value_is_error(out) || error_pending(vm)) return out;
+    if (r->arm) return rec_give_up(r, BREAK_branch), value_error();
+  }
+  qn_value out = rec_unstacked(vm, list);
+  if (value_is_error(out) || list_push(vm, value_list(out), value_retain(item))) return out;
+  return value_fail(vm, out);
+}
+
+int64_t counted_length(qn_vm *vm, qn_value v) {
+  if (stacked_mark(v) & COUNTED_LOOKS) return rec_give_up(vm->rec, BREAK_branch), -1;
+  qn_value n = rec_observe(vm, counted_count(v));
+  return value_is_error(n) ? -1 : n.u.i;
+}
+
+qn_value rec_stacked_length(qn_vm *vm, qn_value list) {
+  return value_is_counted(list) ? counted_count(list) : rec_length(vm, stacked_lead(list));
+}
+
+/* Zeros in place of a leaf of an item that is not there yet. */
+static qn_value zero_leaf(void *ctx, qn_value v) {
+  row_walk *w = ctx;
+  if (!value_is(v, TAG_UNSET)) return value_retain(v);
+  const graph_type *t = &w->of->types[w->next++];
+  uint32_t zeros = graph_full(w->r->g, t, 0, rec_site(w->r));
+  return zeros ? rec_value_of(w->r, zeros) : value_error();
+}
+
+/* The row of list[i], of which it is known from here on that it is there. Unset: it is not, or it is not known; the error value. */
+static qn_value row_inside(struct recording *r, qn_value list, qn_value i) {
+  qn_vm *vm = r->vm;
+  qn_value count = counted_count(list);
+  bool traced = rec_traced(r, i) || rec_traced_around(r, i), behind = !traced && i.u.i < 0;
+  if (traced && !r->arm && (i.u.i < 0 || i.u.i >= count.u.i)) return value_unset();
+  if (!traced && !r->arm && (behind ? -i.u.i > count.u.i : i.u.i >= count.u.i)) return value_unset();
+  if (behind && i.u.i < -INT32_MAX) return value_unset();
+  qn_value row = behind ? count_plus(r, count, i.u.i) : i;
+  for (int k = 0; k < 2; k++) { /* 0 <= row < count; the last item is there if any is */
+    if (behind ? k == 1 : k == 0 && !traced) continue;
+    qn_value inside = value_is_error(row) ? row
+                      : k                 ? op_binary(vm, OP_lt, row, count)
+                                          : op_binary(vm, OP_ge, row, value_int(0));
+    if (value_is_error(inside) || !way_expect(r, inside, true)) return value_error();
+  }
+  return row;
+}
+
+qn_value rec_counted_get(qn_vm *vm, qn_value list, qn_value i) {
+  struct recording *r = op_deferred(vm) ? vm->rec : NULL;
+  if (!r || !value_is(i, TAG_INT) || !(r->arm || r->capturing) || !way_may_exit(r)) return value_unset();
+  if (stacked_mark(list) & COUNTED_LOOKS) {
+    uint32_t number = counted_number(list);
+    row_walk w = {.r = r};
+    if (number > rec_base(r)->ngrown) return value_unset();
+    w.of = grown_of(r, number);
+    return w.of->looks && w.of->known ? tree_rebuild(vm, w.of->shape, zero_leaf, &w) : value_unset();
+  }
+  qn_value row = row_inside(r, list, i);
+  return value_is_error(row) || value_is(row, TAG_UNSET) ? row : rec_stacked_item(vm, list, row);
+}
+
+int rec_counted_set(qn_vm *vm, qn_value *list, qn_value i, qn_value item) {
+  struct recording *r = op_deferred(vm) ? vm->rec : NULL;
+  if (!r || !value_is(i, TAG_INT) || !(r->arm || r->capturing) || !way_may_exit(r)) return 0;
+  if (stacked_mark(*list) & COUNTED_LOOKS) {
+    uint32_t number = counted_number(*list);
+    if (number > rec_base(r)->ngrown || !grown_of(r, number)->looks) return 0;
+    item_walk w = {.r = r, .of = grown_of(r, number)};
+    w.of->stores = true;
+    return looks_like(&w, item) ? 1 : error_pending(vm) ? -1 : 0;
+  }
+  qn_value row = row_inside(r, *list, i);
+  if (value_is(row, TAG_UNSET)) return 0;
+  qn_value made = value_is_error(row) ? row : put_item(r, *list, row, item);
+  if (value_is_error(made)) return error_pending(vm) ? -1 : 0;
+  value_release(vm, *list);
+  *list = made;
+  return 1;
+}
+
 /* ---- buffers ------------------------------------------------------------------------------------------------------------------------- */
 
 qn_value grown_buffers(struct recording *r, uint32_t number, int64_t n) {
@@ -209,15 +450,6 @@ qn_value grown_buffers(struct recording *r, uint32_t number, int64_t n) {
   }
   return v;
 }
-
-/* Row `row` of the buffers as an item. */
-typedef struct row_walk {
-  struct recording *r;
-  const grown_items *of;
-  qn_value parts;
-  int64_t row;
-  uint32_t next;
-} row_walk;
 
 static qn_value row_leaf(void *ctx, qn_value v) {
   row_walk *w = ctx;
@@ -282,15 +514,15 @@ bool grown_fits(struct recording *r, uint32_t number, qn_value list) {
   return leaves != NULL;
 }
 
-/* Buffer k behind the leaves with this number of n items in front of it. */
+/* Buffer k (unset: there is none) behind the leaves with this number of n items in front of it. */
 static qn_value with_front(qn_vm *vm, const grown_items *g, uint32_t k, qn_value part, const qn_value *leaves,
                            uint32_t n) {
-  enum { FEW = 16 };
-  qn_value in[FEW], both[2] = {value_error(), part};
-  if (n > FEW) return value_error();
+  qn_value *in = mem_alloc(vm, n * sizeof *in), both[2] = {value_error(), part};
+  if (!in) return value_error();
   for (uint32_t i = 0; i < n; i++) in[i] = leaves[(size_t)i * g->n + k];
   both[0] = op_stack(vm, in, (int)n, 0, (qn_dtype)g->types[k].dtype);
-  if (value_is_error(both[0])) return both[0];
+  mem_free(vm, in, n * sizeof *in);
+  if (value_is_error(both[0]) || value_is(part, TAG_UNSET)) return both[0];
   qn_value made = op_concat(vm, both, 2, 0);
   value_release(vm, both[0]);
   return made;
@@ -314,6 +546,65 @@ qn_value grown_stacked(struct recording *r, uint32_t number, qn_value parts, qn_
   qn_value whole = all ? value_obj(TAG_LIST, all) : value_error();
   if (!ok) return value_fail(vm, whole);
   return rec_stacked(vm, tree_rebuild(vm, w.of->shape, stacked_leaf, &w), whole);
+}
+
+/* ---- counted lists, made and behind their loops ---------------------------------------------------------------------------------------- */
+
+bool counted_begin(struct recording *r, uint32_t number, qn_value list) {
+  const qn_list *l = value_list(list);
+  item_walk w = {.r = r, .of = grown_of(r, number)};
+  return !l->len || (note_item(&w, l->items[0]) && grown_fits(r, number, list));
+}
+
+int64_t counted_bytes(const struct recording *r, uint32_t number) {
+  const grown_items *g = grown_of(r, number);
+  int64_t bytes = 0;
+  for (uint32_t k = 0; k < g->n; k++) {
+    int64_t size = dtype_size((qn_dtype)g->types[k].dtype);
+    for (int i = 0; i < g->types[k].rank; i++) size *= g->types[k].shape[i];
+    bytes += size;
+  }
+  return bytes;
+}
+
+qn_value counted_new(struct recording *r, uint32_t number, qn_value list, int64_t n, bool inside) {
+  qn_vm *vm = r->vm;
+  grown_items *g = grown_of(r, number);
+  const qn_list *l = value_list(list);
+  g->looks = false;
+  row_walk w = {.r = r, .of = g};
+  int64_t room = l->len ? dim_make(&r->g->dims, DIM_SUB, n, dim_const(&r->g->dims, l->len)) : n;
+  qn_value bufs = room ? grown_buffers(r, number, room) : value_nil(); /* 0: the items are all that it will have */
+  size_t bytes = 0;
+  qn_value *leaves = value_is_error(bufs) ? NULL : leaves_of(r, g, list, &bytes);
+  qn_list *parts = leaves ? list_new(vm, g->n + (size_t)1) : NULL;
+  bool ok = parts != NULL;
+  for (uint32_t k = 0; k < g->n && ok; k++) {
+    qn_value part = room ? value_list(bufs)->items[k] : value_unset();
+    part = l->len ? with_front(vm, g, k, part, leaves, l->len) : value_retain(part);
+    ok = !value_is_error(part);
+    if (ok) parts->items[k] = part;
+  }
+  if (leaves) mem_free(vm, leaves, bytes);
+  value_release(vm, bufs);
+  if (!ok) return parts ? value_fail(vm, value_obj(TAG_LIST, parts)) : value_error();
+  return counted_with(vm, tree_rebuild(vm, g->shape, stacked_leaf, &w), parts, value_int(l->len),
+                      STACKED_COUNTED | (inside ? COUNTED_INSIDE : 0) | (int)(number << COUNTED_NUMBER));
+}
+
+qn_value counted_end(struct recording *r, qn_value v, int64_t n) {
+  qn_vm *vm = r->vm;
+  const qn_list *parts = counted_parts(v);
+  qn_value shape = value_retain(value_list(v)->items[STACKED_SHAPE]);
+  if (!n) return counted_with(vm, shape, list_from(vm, parts->items, parts->len), counted_count(v), STACKED_COUNTED);
+  qn_list *bufs = list_from(vm, parts->items, parts->len - 1);
+  qn_value all = bufs ? value_obj(TAG_LIST, bufs) : value_error();
+  if (n < 0) return rec_stacked(vm, shape, all);
+  value_release(vm, shape);
+  qn_value list = value_is_error(all) ? all : value_new(TAG_LIST, list_new(vm, 0));
+  if (!value_is_error(list) && !grown_list(r, counted_number(v), n, all, &list)) list = value_fail(vm, list);
+  value_release(vm, all);
+  return list;
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------------------------------------------- */

@@ -16,6 +16,11 @@ enum {
 typedef struct grown_items {
   bool known;        /* an item has been added */
   qn_value shape;    /* owned: an item with unset in place of its arrays and numbers */
+  bool looks;        /* a loop's body is recorded to find out what is added to a counted list */
+  uint32_t turns;    /* recording.turns in that body */
+  uint32_t adds;     /* how often it adds an item to such a list, on all its ways together */
+  bool stores;       /* it stores an item in the place of another one */
+  bool within;       /* something is added in loops within the body, or by its condition: perhaps more often */
   bool data;         /* some of these are no numbers that the host would know, were the loop unrolled */
   graph_type *types; /* those of its arrays and numbers, in order */
   uint32_t n, cap;
@@ -38,5 +43,27 @@ bool grown_fits(struct recording *r, uint32_t number, qn_value list);
 QN_MUST_CHECK qn_value grown_stacked(struct recording *r, uint32_t number, qn_value parts, qn_value list);
 /* Appends the items that lie in the buffers to a list (owned, with one owner). False with an error raised. */
 QN_MUST_CHECK bool grown_list(struct recording *r, uint32_t number, int64_t n, qn_value parts, qn_value *list);
+
+/* ---- counted lists: stacked ones whose number of items is a number of the graph (rec.h) ---- */
+
+/* More of STACKED_MARK. From COUNTED_NUMBER on it holds the number of the list's grown_items. */
+enum {
+  COUNTED_INSIDE = 8, /* there is room for all items that may be added */
+  COUNTED_LOOKS = 16, /* the items are not known yet; the count is the only part */
+  COUNTED_NUMBER = 8  /* bits before it */
+};
+static inline uint32_t counted_number(qn_value v) { return (uint32_t)stacked_mark(v) >> COUNTED_NUMBER; }
+/* Makes the items of an ordinary list those that its counted list is to have; there may be none. False: they are not alike, or an error is raised. */
+QN_MUST_CHECK bool counted_begin(struct recording *r, uint32_t number, qn_value list);
+/* What stands for it while a body is recorded in which it is found out what is added. Owned, or the error value. */
+QN_MUST_CHECK qn_value counted_looks(struct recording *r, uint32_t number, uint32_t count);
+/* How many items it has: the capture ends if that is data. -1 with an error raised. */
+int64_t counted_length(qn_vm *vm, qn_value v);
+/* Bytes of an item in the buffers. */
+int64_t counted_bytes(const struct recording *r, uint32_t number);
+/* The counted list of these items, with room for n, a size; INSIDE: it is known to be enough. Owned, or the error value, perhaps without an error raised. */
+QN_MUST_CHECK qn_value counted_new(struct recording *r, uint32_t number, qn_value list, int64_t n, bool inside);
+/* The counted list (borrowed) behind the loop: as it is if n is 0, else with n items, a size, which are all that there is room for. Owned, or the error value. */
+QN_MUST_CHECK qn_value counted_end(struct recording *r, qn_value v, int64_t n);
 
 #endif

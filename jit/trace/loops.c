@@ -22,6 +22,9 @@
  * A list to which the turns only append is longer after each, so buffers with a row for each item are carried in its place (grown.c). What these
  * must hold is known when the body has been recorded, so it is recorded again with them; turns must be known in number then.
  *
+ * Where that does not do, lists become counted ones (counting): those to which the variables' own turns add items, empty ones in what the variables hold,
+ * and those that are longer behind the turn of a try that failed.
+ *
  * A body that needs data, has an effect or fails is no region, and one whose turns make few nodes together
  * (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
  */
@@ -40,11 +43,40 @@
 enum {
   ASKED = 3 /* times that a loop is asked about */,
   WITHIN = 8 /* jit.unroll is so much less in arms */,
-  GROWN_MAX = 64 /* of the variables only so many first ones may be lists that grow */
+  COUNTED_MAX = 8,     /* lists that grow in other ways */
+  COUNTED_FEW = 16,    /* items that these have before the loop, */
+  COUNTED_MANY = 4096, /* or if items are stored in them; */
+  COUNTED_LEAST = 4,   /* with so many it is tried at once */
+  COUNTED_KB = 1024,   /* memory for their items, if nothing is known of the number of turns, */
+  COUNTED_ROWS = 1024, /* and for how many items */
+  GROWN_MAX = 64       /* of the variables only so many first ones may be lists that grow */
 };
+
+/* Lists that become counted ones (grown.h), as an earlier try has found. */
+typedef struct counting {
+  bool on;
+  const void *grew[COUNTED_MAX]; /* lists of the program that were longer behind a turn */
+  uint32_t n;
+} counting;
+
+/* One of them. */
+typedef struct counted_list {
+  uint32_t number; /* its grown_items */
+  qn_value held;   /* borrowed: the list before the loop */
+  bool made;       /* it has buffers */
+  bool plain;      /* nothing is added to it: it stays as it is */
+  int64_t adds;    /* how many items each turn adds; -1: that differs */
+  uint32_t carry;  /* which of what is carried counts them */
+  bool host;       /* how many there are follows from numbers of the host: those of l->asks among others */
+} counted_list;
 
 typedef struct loop {
   qn_vm *vm;
+  counting *counting;
+  counted_list lists[COUNTED_MAX]; /* in the order of the variables and of what these hold */
+  uint32_t nlists, list;           /* the next one while trees are walked */
+  int64_t turns_of_test; /* of a loop that does not count: how many turns its test allows; 0: that is not known */
+  uint32_t asks[COUNTED_MAX], nasks; /* nodes around the loop */
   struct recording *r;
   rec_turns turns;
   rec_slots assigned;
@@ -173,12 +205,14 @@ static bool unstack(loop *l, int i) {
 
 /* Lists that may grow are replaced by what stands for them while their items are not known. False with an error raised. */
 static bool grown_begin(loop *l) {
-  uint64_t may = l->turns.counts ? l->turns.grown : 0;
+  bool on = l->counting->on;
+  uint64_t may = l->turns.counts && !on ? l->turns.grown : 0;
+  bool bounds = may || (on && l->turns.counts);
   for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++)
     if ((may >> i & 1) && !unstack(l, i)) return false;
-  if (may && !bound_known(l, &l->turns.first)) return false;
-  l->size = may ? turns_size(l, may) : 0;
-  if (may && !l->size && !bound_known(l, &l->turns.end)) return false;
+  if (bounds && !bound_known(l, &l->turns.first)) return false;
+  l->size = bounds ? turns_size(l, may) : 0;
+  if (bounds && !l->size && !bound_known(l, &l->turns.end)) return false;
   if (!l->size && !turns_known(l)) may = 0;
   for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++) {
     qn_value v = l->held[i];
@@ -280,6 +314,266 @@ static bool grown_end(loop *l) {
   return true;
 }
 
+/* ---- counted lists --------------------------------------------------------------------------------------------------------------- */
+
+/* How many turns there are, if that is known and no size. */
+static int64_t counted_turns(const loop *l) { return l->turns.counts ? turns_known(l) : l->turns_of_test; }
+
+/* Is a list to become a counted one? `variable`: it is what that variable holds; -1: a part of it. */
+static bool is_counting(const loop *l, qn_value v, int variable) {
+  const qn_list *x = value_list(v);
+  bool may = variable >= 0 && variable < GROWN_MAX, stores = may && (l->turns.stores >> variable & 1);
+  if (x->len > (stores ? COUNTED_MANY : COUNTED_FEW) || x->head.aux == OBJ_PROGRESS) return false;
+  if (variable >= 0) return may && (l->turns.stacks >> variable & 1);
+  bool wanted = !x->len;
+  for (uint32_t k = 0; k < l->counting->n && !wanted; k++) wanted = l->counting->grew[k] == x;
+  return wanted;
+}
+
+/* What stands for the next list. Owned, or the error value. */
+static qn_value counted_for(loop *l, qn_value v) {
+  if (l->list == COUNTED_MAX) return value_retain(v);
+  counted_list *x = &l->lists[l->list++];
+  if (l->list > l->nlists) {
+    l->nlists = l->list;
+    *x = (counted_list){.number = grown_new(l->r), .held = v};
+    x->plain = x->number && !counted_begin(l->r, x->number, v);
+    if (!x->number || error_pending(l->vm)) return value_error();
+  }
+  if (x->plain) return value_retain(v);
+  if (!x->made) return counted_looks(l->r, x->number, value_list(v)->len);
+  int64_t n = counted_turns(l), len = value_list(v)->len;
+  const grown_items *g = grown_of(l->r, x->number);
+  dim_table *dims = &l->r->g->dims;
+  if (!g->adds) return counted_new(l->r, x->number, v, len, true);
+  bool known = (n || l->size) && !g->within, exact = known && x->adds >= 0 && !l->leaves;
+  int64_t adds = exact ? x->adds : g->adds, bytes = counted_bytes(l->r, x->number) + 1,
+          most = (int64_t)COUNTED_KB << 10;
+  if (!known)
+    n = COUNTED_ROWS < most / bytes ? COUNTED_ROWS : most / bytes;
+  else if (l->size)
+    n = dim_make(dims, DIM_MUL, l->size, dim_const(dims, adds));
+  else
+    n *= adds;
+  if (n > INT32_MAX - len) return value_error();
+  n = n < 0 ? dim_make(dims, DIM_ADD, n, dim_const(dims, len)) : n + len;
+  return counted_new(l->r, x->number, v, n, known);
+}
+
+/* v with what stands for lists in it. Owned, or the error value. */
+static qn_value with_counted(loop *l, qn_value v, int variable) {
+  bool list = value_is(v, TAG_LIST);
+  if ((!list && !value_is(v, TAG_RECORD)) || rec_grows(l->vm, v) || value_is_stacked(v)) return value_retain(v);
+  if (list && is_counting(l, v, variable)) return counted_for(l, v);
+  if (!vm_enter(l->vm, 0)) return value_error();
+  qn_value copy = parts_like(l->vm, v);
+  if (value_is_error(copy)) return copy;
+  uint32_t n;
+  const qn_value *from = value_parts(v.u.p, &n);
+  qn_value *to = value_parts(copy.u.p, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value part = with_counted(l, from[i], -1);
+    if (value_is_error(part)) return value_fail(l->vm, copy);
+    to[i] = part;
+  }
+  return copy;
+}
+
+/* The variables hold counted lists in place of those that may grow. False if there is none, or it cannot be; with or without an error raised. */
+static bool counted_lists(loop *l) {
+  if (rec_base(l->r)->lanes) return false;
+  l->list = 0;
+  for (int i = 0; i < l->assigned.n; i++)
+    if (!set_before(l, i, with_counted(l, l->held[i], i))) return false;
+  return l->nlists > 0;
+}
+
+/* What the body adds to a carried number, if that is always the same; else -1. */
+static int64_t always_added(const loop *l, uint32_t k) {
+  const graph *g = l->body->g;
+  int64_t all = 0;
+  for (uint32_t node = l->outs[k]; node != g->inputs[k];) {
+    const graph_node *n = &g->nodes[node];
+    qn_value by;
+    if (n->kind != NODE_OP || n->op != OP_add || !graph_const_value(g, n->in[1], &by) || by.u.i < 0) return -1;
+    all += by.u.i;
+    node = n->in[0];
+  }
+  return all;
+}
+
+/* Goes over what is carried of a variable, and notes what is added to its counted lists; *k: how many numbers and arrays there were. */
+static void note_added(loop *l, qn_value v, uint32_t *k) {
+  if (value_is_operand(v)) {
+    ++*k;
+    return;
+  }
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return;
+  uint32_t n;
+  const qn_value *parts = value_parts(v.u.p, &n);
+  for (uint32_t i = 0; i < n; i++) note_added(l, parts[i], k);
+  if (!value_is_counted(v)) return;
+  for (uint32_t i = 0; i < l->nlists; i++)
+    if (l->lists[i].number == counted_number(v)) l->lists[i].carry = *k - 1, l->lists[i].adds = always_added(l, *k - 1);
+}
+
+/* The branch that a graph is an arm of. */
+typedef struct arm_of {
+  const struct arm_of *outer;
+  const graph *g;
+  const graph_node *branch;
+} arm_of;
+
+/* Does a number of the body follow from the number of the turn and numbers of the host around the loop? Looks at *left nodes at most. */
+static bool of_host(loop *l, const arm_of *arm, const graph *g, uint32_t node, int *left) {
+  const graph_node *n = &g->nodes[node];
+  if (--*left < 0) return false;
+  if (n->kind == NODE_PROJ && g->nodes[n->in[0]].kind == NODE_IF) {
+    const graph_node *branch = &g->nodes[n->in[0]];
+    const arm_of within = {arm, g, branch};
+    bool ok = of_host(l, arm, g, branch->in[0], left);
+    for (int k = 0; k < 2 && ok; k++) {
+      const graph *way = branch->payload.regions[k];
+      ok = of_host(l, &within, way, way->outputs[n->payload.index], left);
+    }
+    return ok;
+  }
+  if (!n->type.weak || n->type.dtype == QN_f64) return false;
+  if (n->kind == NODE_CONST) return true;
+  if (n->kind == NODE_OP) {
+    for (int k = 0; k < n->nin; k++)
+      if (!of_host(l, arm, g, n->in[k], left)) return false;
+    return true;
+  }
+  if (n->kind != NODE_INPUT) return false;
+  uint32_t at = n->payload.input;
+  if (arm) return of_host(l, arm->outer, arm->g, arm->branch->in[1 + at], left);
+  if (at < l->n) {
+    bool known = l->turns.counts && at == l->count;
+    for (uint32_t i = 0; i < l->nlists; i++) known |= l->lists[i].made && l->lists[i].carry == at;
+    return known;
+  }
+  uint32_t outer = l->body->captures[at];
+  for (uint32_t i = 0; i < l->nasks; i++)
+    if (l->asks[i] == outer) return true;
+  if (!outer || l->nasks == COUNTED_MAX || rec_is_data(l->r, rec_value_of(l->r, outer))) return false;
+  l->asks[l->nasks++] = outer;
+  return true;
+}
+
+/* The arms have been recorded with buffers. Of lists whose length may be known, finds out whether it is: it is what unrolled turns would give. */
+static void note_host(loop *l) {
+  enum { LOOKED_AT = 200 };
+  const struct recording *r = l->r;
+  if (r->arm || r->hollow || !r->capturing || l->leaves || l->size || !turns_known(l)) return;
+  uint32_t k = 0;
+  for (int i = 0; i < l->assigned.n; i++) note_added(l, l->before[i], &k);
+  bool all = true;
+  for (uint32_t i = 0; i < l->nlists && all; i++)
+    all = !l->lists[i].made || of_host(l, NULL, l->body->g, l->outs[l->lists[i].carry], &(int){LOOKED_AT});
+  for (uint32_t i = 0; i < l->nlists; i++) l->lists[i].host = all && l->lists[i].adds < 0;
+}
+
+/* A list behind the loop whose length follows from numbers of the host, which are guarded. Owned, or the error value. */
+static qn_value host_counted(loop *l, const counted_list *x, qn_value v) {
+  for (uint32_t i = 0; i < l->nasks; i++) {
+    qn_value asked = rec_value_of(l->r, l->asks[i]);
+    if (value_is_error(asked) || value_is_error(asked = rec_guard(l->vm, asked))) return asked;
+  }
+  qn_value n = rec_stacked_length(l->vm, v);
+  return n.u.i ? counted_end(l->r, v, n.u.i) : value_retain(x->held);
+}
+
+/* A loop that does not count, as `while len(h) < n`, and adds an item in each turn: finds out how many turns there are. */
+static void note_turns(loop *l) {
+  const struct recording *r = l->r;
+  const graph *g = l->header->g;
+  const graph_node *test = &g->nodes[g->outputs[0]];
+  if (l->turns.counts || l->leaves || l->tested || r->arm || test->kind != NODE_OP || test->op != OP_lt) return;
+  const counted_list *x = NULL;
+  for (uint32_t i = 0; i < l->nlists && !x; i++)
+    if (l->lists[i].adds == 1 && test->in[0] == g->inputs[l->lists[i].carry]) x = &l->lists[i];
+  const graph_node *bound = &g->nodes[test->in[1]];
+  int64_t len = x ? value_list(x->held)->len : 0, end = 0;
+  qn_value known;
+  if (!x || !bound->type.weak || !dtype_is_int((qn_dtype)bound->type.dtype)) return;
+  if (bound->kind == NODE_INPUT && bound->payload.input >= l->n) {
+    uint32_t outer = l->header->captures[bound->payload.input];
+    qn_dim size;
+    if (!outer) return;
+    known = rec_value_of(l->r, outer);
+    if (value_is_error(known) || rec_is_data(r, known)) return;
+    if (sizes_of_number(l->r, outer, &size) && size < 0) {
+      if (len > 1 || dim_hint(&r->g->dims, size) <= 2) return;
+      l->size = dim_make(&l->r->g->dims, DIM_SUB, size, dim_const(&l->r->g->dims, len));
+      return;
+    }
+    sizes_asked(l->r, outer);
+    known = rec_guard(l->vm, known);
+    if (value_is_error(known)) return;
+    end = known.u.i;
+  } else if (graph_const_value(g, test->in[1], &known)) {
+    end = known.u.i;
+  }
+  if (end > len && end <= INT32_MAX) l->turns_of_test = end - len;
+}
+
+/* The arms have been recorded, and it is known what is added: makes the buffers. False if it cannot be captured. */
+static bool counted_make(loop *l) {
+  uint32_t k = 0;
+  for (int i = 0; i < l->assigned.n; i++) note_added(l, l->before[i], &k);
+  note_turns(l);
+  if (error_pending(l->vm)) return false;
+  for (uint32_t i = 0; i < l->nlists; i++) {
+    counted_list *x = &l->lists[i];
+    const grown_items *g = grown_of(l->r, x->number);
+    x->plain |= !g->adds && !(g->stores && value_list(x->held)->len);
+    x->made = !x->plain;
+    if (x->made && !g->data && x->adds >= 0) return false; /* numbers that the host knows */
+  }
+  return counted_lists(l);
+}
+
+/* Behind the loop: the lists as what follows knows them. Owned, or the error value. */
+static qn_value after_counted(loop *l, qn_value v) {
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return value_retain(v);
+  for (uint32_t i = 0; value_is_counted(v) && i < l->nlists; i++) {
+    const counted_list *x = &l->lists[i];
+    if (x->number != counted_number(v)) continue;
+    int64_t turns = counted_turns(l), len = value_list(x->held)->len;
+    if (x->host) return host_counted(l, x, v);
+    if (!grown_of(l->r, x->number)->adds) return counted_end(l->r, v, len);
+    bool exact = (turns || l->size) && x->adds >= 0 && !l->leaves && !grown_of(l->r, x->number)->within;
+    dim_table *dims = &l->r->g->dims;
+    if (!exact) return counted_end(l->r, v, 0);
+    if (!l->size) return counted_end(l->r, v, len + turns * x->adds);
+    qn_dim all = dim_make(dims, DIM_MUL, l->size, dim_const(dims, x->adds));
+    return counted_end(l->r, v, dim_make(dims, DIM_ADD, all, dim_const(dims, len)));
+  }
+  if (value_is_stacked(v) || rec_grows(l->vm, v)) return value_retain(v);
+  qn_value copy = parts_like(l->vm, v);
+  if (value_is_error(copy)) return copy;
+  uint32_t n;
+  const qn_value *from = value_parts(v.u.p, &n);
+  qn_value *to = value_parts(copy.u.p, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value part = after_counted(l, from[i]);
+    if (value_is_error(part)) return value_fail(l->vm, copy);
+    to[i] = part;
+  }
+  return copy;
+}
+
+static bool counted_behind(loop *l) {
+  for (int i = 0; i < l->assigned.n; i++) {
+    qn_value v = after_counted(l, *l->assigned.slots[i]);
+    if (value_is_error(v)) return false;
+    value_release(l->vm, *l->assigned.slots[i]);
+    *l->assigned.slots[i] = v;
+  }
+  return true;
+}
+
 /* Notes what the variables hold, and what is carried. */
 static bool loop_begin(loop *l) {
   size_t bytes = ((size_t)l->assigned.n + 1) * sizeof *l->before;
@@ -288,7 +582,7 @@ static bool loop_begin(loop *l) {
     l->held[i] = value_retain(*l->assigned.slots[i]);
     l->before[i] = value_retain(l->held[i]);
   }
-  return grown_begin(l) && carry_all(l);
+  return grown_begin(l) && (!l->counting->on || counted_lists(l)) && carry_all(l);
 }
 
 /* Adds what says that the loop has been left, as is now known. */
@@ -451,6 +745,8 @@ static bool match(loop *l, qn_value was, qn_value is) {
   bool list = value_is(was, TAG_LIST);
   if (!list && !value_is(was, TAG_RECORD)) return was.head == is.head && was.u.i == is.u.i;
   uint32_t n = list ? value_list(was)->len : value_record(was)->len;
+  if (list && n < value_list(is)->len && !l->counting->on && l->counting->n < COUNTED_MAX)
+    l->counting->grew[l->counting->n++] = was.u.p;
   if (n != (list ? value_list(is)->len : value_record(is)->len) || !vm_enter(l->vm, 0)) return false;
   for (uint32_t i = 0; i < n && !list; i++)
     if (!str_equal(record_name(value_record(was), i), record_name(value_record(is), i))) return false;
@@ -525,7 +821,10 @@ static bool run_body(loop *l) {
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
   bool left = l->leaves, ok = arm_open(l, &l->body);
   if (!l->body) return false;
+  rec_base(l->r)->turns++;
+  for (uint32_t i = 0; i < l->nlists; i++) grown_of(l->r, l->lists[i].number)->turns = rec_base(l->r)->turns;
   ok = ok && (!l->grown || grown_turn(l)) && run_turn(l, parts) && l->leaves == left;
+  rec_base(l->r)->turns--;
   uint32_t goes = ok && l->tested ? test_behind(l, parts[END_LEAVES]) : 0;
   ok = ok && (!l->tested || goes);
   if (!ok) vm_pop_to(vm, mark);
@@ -573,6 +872,18 @@ static bool run_arms(loop *l) {
   return false;
 }
 
+/* Likewise of counted lists. */
+static bool run_counted(loop *l) {
+  if (!counted_make(l)) return false;
+  arms_free(l);
+  l->leaves = l->returns = l->raises = l->parts = l->ends = false;
+  value_release(l->vm, l->returned);
+  l->returned = value_unset();
+  if (!carry_all(l) || !run_arms(l)) return false;
+  note_host(l);
+  return true;
+}
+
 /* The arms have been recorded to see what is added to lists: now with buffers. */
 static bool run_grown(loop *l) {
   bool again;
@@ -607,10 +918,14 @@ static double unrolled(const loop *l) {
 /* Should the loop be unrolled? Yes if all its turns together make at most jit.unroll nodes, and the recording has room for them. Inside another
  * arm the limit is WITHIN times smaller, since those nodes run again in each turn. Never if an arm breaks or continues: only a captured loop
  * can express that. */
-static bool is_short(const loop *l) {
+static bool is_short(loop *l) {
   const int64_t *tune = l->vm->tune;
   double most = (double)tune[TUNE_jit_unroll] / (l->r->arm ? WITHIN : 1),
          room = (double)tune[TUNE_jit_nodes] - l->r->g->n;
+  uint32_t k = 0;
+  for (int i = 0; i < l->assigned.n && l->nlists; i++) note_added(l, l->before[i], &k);
+  for (uint32_t i = 0; i < l->nlists; i++)
+    if (l->lists[i].adds < 0) return false;
   return !l->parts && !l->turns.whole && unrolled(l) <= (most < room ? most : room);
 }
 
@@ -775,8 +1090,32 @@ bool rec_loop_refused(qn_vm *vm) {
   return !r || !r->capturing || rec_break(r, r->why ? r->why : BREAK_branch, NULL);
 }
 
-static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns, rec_slots assigned,
-                            rec_tries *tries) {
+/* Is there a list in v that may become a counted one? */
+static bool may_grow_in(const counting *c, qn_value v, int depth) {
+  bool list = value_is(v, TAG_LIST);
+  if ((!list && !value_is(v, TAG_RECORD)) || value_is_stacked(v) || depth == PATTERN_DEPTH) return false;
+  uint32_t n;
+  const qn_value *parts = value_parts(v.u.p, &n);
+  bool grew = list && !n;
+  for (uint32_t k = 0; k < c->n && !grew; k++) grew = c->grew[k] == v.u.p;
+  for (uint32_t i = 0; i < n && !grew; i++) grew = may_grow_in(c, parts[i], depth + 1);
+  return grew;
+}
+
+/* May lists that the variables hold have kept a loop from being captured, since they grow? */
+static bool lists_may_grow(struct recording *r, const rec_turns *turns, rec_slots assigned, counting *c) {
+  if (rec_base(r)->lanes || !way_may_exit(r)) return false;
+  for (int i = 0; i < assigned.n; i++) {
+    qn_value v = *assigned.slots[i];
+    if (rec_grows(r->vm, v)) continue;
+    if (i < GROWN_MAX && value_is(v, TAG_LIST) && (turns->stacks >> i & 1)) return true;
+    if (may_grow_in(c, v, 0)) return true;
+  }
+  return false;
+}
+
+static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries,
+                            counting *counting) {
   qn_vm *vm = r->vm;
   bool told = !turns->counts && rec_base(r)->taps.n != tries->taps; /* they have been made: not twice */
   bool known = turns->counts && !value_node(turns->first) && !value_node(turns->end);
@@ -784,7 +1123,13 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (!tries->left || ended) return REC_NOT_YET;
   bool last = !--tries->left;
   struct recording *base = rec_base(r);
-  loop l = {.vm = vm, .r = r, .turns = *turns, .assigned = assigned, .around = way_of(r), .returned = value_unset()};
+  loop l = {.vm = vm,
+            .r = r,
+            .counting = counting,
+            .turns = *turns,
+            .assigned = assigned,
+            .around = way_of(r),
+            .returned = value_unset()};
   l.raising = l.around ? l.around : way_catcher(r);
   l.closed.closed = true;
   l.tested = turns->tests;
@@ -803,9 +1148,11 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (told) base->whole_turns--;
   if (few) tries->left = 0, tries->apart = false;
   if (ok && !few && l.looks) ok = run_grown(&l);
+  if (ok && !few && l.nlists) ok = run_counted(&l) && rows_possible(&l);
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
-    ok = l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l));
+    ok =
+        l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l)) && (!l.nlists || counted_behind(&l));
     ok = ok && (!l.raises || way_split_raised(vm, l.raising, site, carried_behind(&l, l.n - 1)));
     if (ok && l.returns && !turns->ends)
       answer = leave(&l, site);
@@ -818,21 +1165,40 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   }
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   bool done = answer == REC_DONE || answer == REC_LEFT;
-  if (!done && l.held && l.looks | (l.grown != 0)) slots_set(vm, assigned, l.held);
+  if (!done && l.held && (l.looks || l.grown || l.nlists)) slots_set(vm, assigned, l.held);
   vm_disown(vm, &held);
   loop_free(&l);
   if (done) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
+  if (answer == REC_NOT_YET && !counting->on && !few && vm->rec == r && !r->ended &&
+      lists_may_grow(r, turns, assigned, counting)) {
+    counting->on = true;
+    tries->left++;
+    answer = loop_once(r, at, turns, assigned, tries, counting);
+    counting->on = false;
+    if (answer != REC_NOT_YET) return answer;
+  }
   const bool states = l.closed.wanted || (l.changes && states_may_be_over(r, turns));
   if (answer == REC_NOT_YET && states && split && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries, l.closed.tried);
   if (answer == REC_NOT_YET && l.closed.tried && split && vm->rec == r && !r->ended) {
     base->whole_turns++; /* tries in it leave the graph where their handlers run */
     tries->left++;
-    answer = loop_once(r, at, turns, assigned, tries);
+    answer = loop_once(r, at, turns, assigned, tries, counting);
     base->whole_turns--;
   }
   return answer;
+}
+
+/* Are items stored in lists that could only be carried item by item? */
+static bool stores_in_lists(const qn_vm *vm, const rec_turns *turns, rec_slots assigned) {
+  if (rec_base(vm->rec)->lanes || !way_may_exit(vm->rec)) return false;
+  for (int i = 0; i < assigned.n && i < GROWN_MAX; i++) {
+    qn_value v = *assigned.slots[i];
+    bool list = (turns->stores >> i & 1) && value_is(v, TAG_LIST) && !value_is_stacked(v) && !rec_grows(vm, v);
+    if (list && value_list(v)->len >= COUNTED_LEAST) return true;
+  }
+  return false;
 }
 
 rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries) {
@@ -842,9 +1208,13 @@ rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   const rec_tries before = *tries;
   drawn_slots s;
   rec_answer answer = REC_FAILED;
+  bool stores = stores_in_lists(vm, turns, assigned);
   do {
     *tries = before;
-    if (draws_begin(r, assigned, &s)) answer = loop_once(r, at, turns, s.all, tries);
+    if (!draws_begin(r, assigned, &s)) continue;
+    if (stores) answer = loop_once(r, at, turns, s.all, tries, &(counting){.on = true});
+    if (stores && answer == REC_NOT_YET && tries->left && vm->rec == r && !r->ended) stores = false, *tries = before;
+    if (!stores) answer = loop_once(r, at, turns, s.all, tries, &(counting){.on = false});
   } while (draws_again(r, answer));
   return answer;
 }

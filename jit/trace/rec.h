@@ -428,6 +428,7 @@ typedef struct rec_turns {
   bool breaks;    /* something in its body may break or continue it */
   bool whole; /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
   uint64_t grown;  /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
+  uint64_t stores; /* and for each of these, if it may hold a counted list: the turns store items in it */
   uint64_t stacks; /* and for each of these that may hold a stacked list behind the loop */
   /* of a loop that counts: host ints, which may be traced; the numbers run from `first` up, and end before `end`; of another one `first` is the
    * condition as it was evaluated for the next turn; unset: it is not known */
@@ -497,7 +498,8 @@ QN_MUST_CHECK int rec_turn_goes(qn_vm *vm, qn_value first, qn_value end);
 static inline bool rec_grows(const qn_vm *vm, qn_value v) {
   if (__builtin_expect(vm->rec == NULL, 1) || !value_is(v, TAG_LIST)) return false;
   const qn_list *l = value_list(v);
-  return l->len && value_is(l->items[0], TAG_SIGNAL);
+  return l->len == 3 && value_is(l->items[0], TAG_SIGNAL) &&
+         !value_is(l->items[2], TAG_SIGNAL); /* that is a stacked one */
 }
 /* Is this global, which holds a list, one of rec_call_site.ngrown of the recording in progress? */
 bool rec_grows_unseen(const qn_vm *vm, const qn_value *slot);
@@ -532,9 +534,21 @@ static inline bool stacked_is_count(qn_value leaf) { return value_is(leaf, TAG_S
 /* What the mark says: which lists are made of others in the recording, so that only loops and the like take them (stacked_ops.c). */
 enum {
   STACKED_LOOPED = 1,
-  STACKED_OF_ROWS = 2 /* of arrays: how many items there are has never been a list's length */
+  STACKED_OF_ROWS = 2, /* of arrays: how many items there are has never been a list's length */
+  /* How many items there are is a number of the graph, the last one of the parts, and not more than axis 0 of the arrays (counted.c). All other reads than
+   * rec_stacked_length, rec_stacked_get, rec_counted_append and rec_unstacked need the ordinary list. */
+  STACKED_COUNTED = 4
 };
 static inline int stacked_mark(qn_value v) { return (int)value_list(v)->items[STACKED_MARK].u.i; }
+static inline bool value_is_counted(qn_value v) { return value_is_stacked(v) && (stacked_mark(v) & STACKED_COUNTED); }
+/* How many items a stacked list has, as a host int. Owned, or the error value. */
+QN_MUST_CHECK qn_value rec_stacked_length(qn_vm *vm, qn_value list);
+/* list[i] of such a list, as rec_stacked_get. */
+QN_MUST_CHECK qn_value rec_counted_get(qn_vm *vm, qn_value list, qn_value i);
+/* A list of which STACKED_COUNTED is true, with one more item. Borrows both. Owned, or the error value. */
+QN_MUST_CHECK qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item);
+/* list[i] = item of such a list (owned, replaced); borrows the other two. 1; 0: it is to be made of the ordinary list; -1 with an error raised. */
+QN_MUST_CHECK int rec_counted_set(qn_vm *vm, qn_value *list, qn_value i, qn_value item);
 /* May a list be stacked, as far as its items go: two or more of one structure, with arrays of one dtype and shape? */
 bool rec_stacks(qn_vm *vm, qn_value list);
 /* A stacked list of these parts (owned; the error value: it is handed on). Owned, or the error value. */

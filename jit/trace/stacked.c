@@ -23,6 +23,7 @@
 
 #include "jit/run/door.h"
 #include "jit/run/index.h"
+#include "jit/trace/grown.h"
 #include "jit/trace/recording.h"
 
 enum { LEAVES_MAX = 64 /* arrays and floats in an item */ };
@@ -362,9 +363,16 @@ static qn_value item_of(qn_vm *vm, qn_value list, qn_value number, bool any) {
 qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value number) { return item_of(vm, list, number, false); }
 
 qn_value rec_unstacked(qn_vm *vm, qn_value list) {
-  qn_value lead = stacked_lead(list);
-  if (!rec_length_seen(vm, lead)) return value_error();
-  qn_list *out = list_new(vm, (size_t)value_array(lead)->shape[0]);
+  int64_t n;
+  if (value_is_counted(list)) {
+    n = counted_length(vm, list);
+    if (n < 0) return value_error();
+  } else {
+    qn_value lead = stacked_lead(list);
+    if (!rec_length_seen(vm, lead)) return value_error();
+    n = value_array(lead)->shape[0];
+  }
+  qn_list *out = list_new(vm, (size_t)n);
   for (uint32_t i = 0; out && i < out->len; i++) {
     qn_value item = item_of(vm, list, value_int(i), false);
     if (value_is_error(item)) return value_fail(vm, value_obj(TAG_LIST, out));
@@ -421,7 +429,7 @@ qn_value stacked_results(qn_vm *vm, qn_value v) {
 
 bool rec_make_plain(qn_vm *vm, qn_value *v) {
   if (!holds_stacked(*v)) return true;
-  bool of_rows = value_is_stacked(*v) && (stacked_mark(*v) & STACKED_OF_ROWS);
+  bool of_rows = value_is_stacked(*v) && (stacked_mark(*v) & (STACKED_OF_ROWS | STACKED_COUNTED));
   qn_value plain = without_stacked(vm, *v);
   if (value_is_error(plain)) return false;
   value_release(vm, *v);
@@ -434,7 +442,10 @@ bool rec_make_plain(qn_vm *vm, qn_value *v) {
 }
 
 qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i) {
-  if (value_is(i, TAG_INT) && !(stacked_mark(*list) & STACKED_LOOPED)) {
+  if (value_is_counted(*list)) {
+    qn_value item = rec_counted_get(vm, *list, i);
+    if (!value_is(item, TAG_UNSET)) return item;
+  } else if (value_is(i, TAG_INT) && !(stacked_mark(*list) & STACKED_LOOPED)) {
     int64_t n = value_array(stacked_lead(*list))->shape[0];
     bool known = !is_traced(vm, i);
     if (!known || (i.u.i >= -n && i.u.i < n)) {

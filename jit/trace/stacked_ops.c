@@ -246,7 +246,22 @@ static int alike(qn_vm *vm, qn_value a, qn_value b) {
   return same;
 }
 
+/* A counted list with the items of an ordinary one behind its own. */
+static qn_value join_counted(qn_vm *vm, qn_value a, qn_value b) {
+  if (value_is_stacked(b) || value_list(b)->len > JOINED_MAX) return value_unset();
+  qn_value out = value_retain(a);
+  for (uint32_t i = 0; i < value_list(b)->len && value_is_counted(out); i++) {
+    qn_value more = rec_counted_append(vm, out, value_list(b)->items[i]);
+    value_release(vm, out);
+    out = more;
+  }
+  if (value_is_error(out) || value_is_counted(out)) return out;
+  value_release(vm, out);
+  return value_unset();
+}
+
 qn_value rec_stacked_join(qn_vm *vm, qn_value a, qn_value b) {
+  if (value_is_counted(a) || value_is_counted(b)) return join_counted(vm, a, b);
   bool first = value_is_stacked(a), both = first && value_is_stacked(b);
   qn_value of = first ? a : b;
   if (counts(value_list(of)->items[STACKED_SHAPE])) return value_unset();

@@ -105,6 +105,7 @@ class Program:
             self.has |= {"words", "spans", "asks"}
         if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
             self.has.add("unlike")
+        self.lists = random.Random(seed * 11 + 3) if seed >= 400_400_000 else None  # (likewise)
         if seed >= 400_000_000 and not self.twice and random.Random(seed * 7 + 8).random() < 0.5:
             self.has.add("kinds")
         # (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
@@ -485,11 +486,41 @@ class Program:
         ways += ["store"] * 3 * ("store" in self.has) + ["print_"] * 2 * ("print" in self.has) + ["leave"] * 2 * ("leave" in self.has and self.loops > 0)
         ways += ["return_"] * ("return" in self.has) + ["error"] * ("error" in self.has) + ["retype"] * ("retype" in self.has) + ["swap", "local"] + ["draw"] * ("random" in self.has)
         ways += ["step"] * 4 * ("step" in self.has)
+        if self.lists and "grow" in self.has and depth > 0 and self.turns * 9 <= TURNS and self.lists.random() < 0.3:
+            return self.growing()
         if "unlike" in self.has and self.own.random() < 0.25:
             return self.unlike()
         if "kinds" in self.has and not self.in_lambda and self.turns * 6 <= TURNS and self.own.random() < 0.3:
             return self.later(self.kinds)
         return getattr(self, r.choice(ways))(depth) or []
+
+    def growing(self):
+        """A loop in which a list grows in some way, and what uses the list."""
+        r = self.lists
+        q, t, i, target = self.fresh("q"), self.fresh("t"), self.fresh("i"), self.fresh("V")
+        s, v, c = self.leaf("S").show(), self.leaf("V").show(), r.choice(["{t} > 0.3", "sum({v}) > {i}", "{i} % 3 == 1", "{t} * {i} < 1"])
+        first = r.choice(["()", "()", "({s},)", "({s}, {s} * 0.5)"])
+        held = r.choice(["plain"] * 5 + ["record", "tuple"])
+        here = {"plain": q, "record": f"{q}.h", "tuple": f"{q}[1]"}[held]
+        names = {"s": s, "v": v, "q": here, "i": i, "t": t}
+        some = ["{q} = append({q}, {t})", "{q} = append({q}, {t} * {i})", "{q} += ({t},)"]
+        if first != "()":
+            some += ["{q} = append({q}, {q}[-1] * 0.9 + {s})", "{q} = append({q}, {q}[len({q}) - 1] + {t})", "{q} = append({q}, {q}[0] * {q}[-1])"]
+        more = [p.format(**names) for p in (r.choice(some), r.choice(some))]
+        if held == "tuple":
+            more = [f"let (a{q}, b{q}) = {q}", f"{q} = (a{q} * 0.9, append(b{q}, a{q} + {t}))"]
+        step = f"{t} = {t} * 0.8 + {s} * 0.1"
+        c = c.format(**names)
+        body = r.choice([[step] + more, [step] + more[:1] if held != "tuple" else [step] + more, [step, f"if {c} {{ {'; '.join(more)} }}"],
+                         [step, f"if {c} {{ continue }}"] + more, [step] + more + [f"if {c} {{ break }}"]])
+        head = r.choice([f"for {i} in 0..{r.choice([3, 7, 9])}", f"for {i} in 0..{r.choice([3, 9])}", f"for {i} in 1..4"])
+        use = r.choice(["{v} * len({q})", "{v} + if len({q}) > 0 {{ {q}[-1] }} else {{ {s} }}", "{v} + sum({q})", "{v} * if len({q}) > 1 {{ sum(stack({q})) }} else {{ 2 }}",
+                        "{v} + fold({q}, fn(a, b) a * 0.5 + b, {s})", "{v} + sum(map({q}, fn(a) a * 2))"]).format(**names)
+        first = first.format(**names)
+        start = {"plain": first, "record": f"{{a: 1, h: {first}}}", "tuple": f"({s}, {first})"}[held]
+        self.declare(target, "V")
+        return [Statement(f"let {t} = {s} * 1.0"), Statement(f"let {q} = {start}"), Statement(f"{head} {{}}", Block([Statement(l) for l in body])),
+                Statement(f"let {target} = {{}}", Expression("V", use))]
 
     def unlike(self):
         """A branch whose arms do not agree in what they make of a variable, and what uses it."""
