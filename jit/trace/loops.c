@@ -1090,6 +1090,11 @@ bool rec_loop_refused(qn_vm *vm) {
   return !r || !r->capturing || rec_break(r, r->why ? r->why : BREAK_branch, NULL);
 }
 
+/* May lists become counted ones? In lanes they may differ in length; and inside two gradients what reads items has other last bits. */
+static bool may_count(struct recording *r) {
+  return !rec_base(r)->lanes && way_may_exit(r) && rec_derivatives(r) < 2;
+}
+
 /* Is there a list in v that may become a counted one? */
 static bool may_grow_in(const counting *c, qn_value v, int depth) {
   bool list = value_is(v, TAG_LIST);
@@ -1104,7 +1109,7 @@ static bool may_grow_in(const counting *c, qn_value v, int depth) {
 
 /* May lists that the variables hold have kept a loop from being captured, since they grow? */
 static bool lists_may_grow(struct recording *r, const rec_turns *turns, rec_slots assigned, counting *c) {
-  if (rec_base(r)->lanes || !way_may_exit(r)) return false;
+  if (!may_count(r)) return false;
   for (int i = 0; i < assigned.n; i++) {
     qn_value v = *assigned.slots[i];
     if (rec_grows(r->vm, v)) continue;
@@ -1192,7 +1197,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
 
 /* Are items stored in lists that could only be carried item by item? */
 static bool stores_in_lists(const qn_vm *vm, const rec_turns *turns, rec_slots assigned) {
-  if (rec_base(vm->rec)->lanes || !way_may_exit(vm->rec)) return false;
+  if (!may_count(vm->rec)) return false;
   for (int i = 0; i < assigned.n && i < GROWN_MAX; i++) {
     qn_value v = *assigned.slots[i];
     bool list = (turns->stores >> i & 1) && value_is(v, TAG_LIST) && !value_is_stacked(v) && !rec_grows(vm, v);
