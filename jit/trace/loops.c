@@ -110,16 +110,8 @@ typedef struct loop {
 
 /* ---- what is carried ----------------------------------------------------------------------------------------------------------- */
 
-/* Does the node have a size that depends on data, or on numbers of a turn? */
-static bool has_late_size(const struct recording *r, uint32_t node) {
-  const graph_type *t = &r->g->nodes[node].type;
-  for (int k = 0; k < t->rank; k++)
-    if (dim_is_late(&r->g->dims, t->shape[k])) return true;
-  return false;
-}
-
 static bool add_carried(loop *l, uint32_t node) {
-  if (!node || has_late_size(l->r, node)) return false;
+  if (!node || sizes_late(l->r, node)) return false;
   if (!mem_grow(l->vm, (void **)&l->outer, &l->cap, l->n + (size_t)1, sizeof *l->outer)) return false;
   l->outer[l->n++] = node;
   return true;

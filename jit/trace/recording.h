@@ -331,6 +331,8 @@ QN_MUST_CHECK bool sizes_into_arm(struct recording *r, struct recording *outer, 
 /* A size of arm r in the recording around it, and those of a type; false if one depends on numbers or data of the arm. */
 qn_dim sizes_outside(const struct recording *r, qn_dim d);
 QN_MUST_CHECK bool sizes_type_outside(const struct recording *r, graph_type *t);
+/* Has a node a size that depends on data, or on numbers of a turn? */
+bool sizes_late(const struct recording *r, uint32_t node);
 /* A size of arm r in `other`, an arm with the same inputs. It depends on no numbers or data of the arm. */
 qn_dim sizes_beside(const struct recording *r, struct recording *other, qn_dim d);
 /* Are two types of r one in this call? Then it becomes a fact that their sizes are equal. */

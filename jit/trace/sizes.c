@@ -883,6 +883,13 @@ bool sizes_type_outside(const struct recording *r, graph_type *t) {
   return true;
 }
 
+bool sizes_late(const struct recording *r, uint32_t node) {
+  const graph_type *t = &r->g->nodes[node].type;
+  for (int k = 0; k < t->rank; k++)
+    if (dim_is_late(&r->g->dims, t->shape[k])) return true;
+  return false;
+}
+
 bool sizes_agree(struct recording *r, const graph_type *a, const graph_type *b) {
   dim_table *t = &r->g->dims;
   if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak) return false;

@@ -17,7 +17,12 @@
  * it is, is a choice like those between arms, and a way that ends in another one is missed.
  *
  * First the states are found: the turn is recorded in each way from each of them, in arms that are dropped. Loops with more than jit.states of them
- * are not captured. Ways back to a state that was left are left out: where the program takes one, the interpreter makes the call again.
+ * are not captured.
+ *
+ * Where a way leads back to a state that was left, there is one loop of all states. It carries the number of the state that a turn begins in, and for
+ * each variable a slot for each type that it has in any of them; a turn is that of one state, a branch on the number, by one of its ways. Behind the
+ * loop the number tells in which state it has ended, which again is a choice. Where there can be none (in gradients), such ways are left out: where
+ * the program takes one, the interpreter makes the call again.
  *
  * Turns that are captured by themselves (rec_turns.ends) begin in one state, and most of them end in it: they are captured as the turns that stay
  * in it.
@@ -54,11 +59,14 @@ typedef struct loop_state {
   bool open;         /* there may be a turn in it */
   bool known;        /* its ways are known */
   bool seen, within; /* while its ways are followed: it has been come to; it is being left */
+  /* Owned: for each variable the first state in which it is of this type. One loop of all states has a slot for a variable in each such state. */
+  uint32_t *of;
 } loop_state;
 
 /* What the variables held somewhere. */
 typedef struct snapshot {
   struct snapshot *outer;
+  rec_slots slots;
   qn_value *values; /* owned */
 } snapshot;
 
@@ -72,8 +80,12 @@ typedef struct states {
   rec_slots all;                 /* owned: these, then the loop's own: */
   qn_value left, missed, number; /* is the loop left; is the last turn missed; the next one's number, if it counts */
   qn_value end;                  /* where the number ends */
-  bool guarded;                  /* the test of a loop that does not count asks `left` first */
-  loop_state *list;              /* owned */
+  bool cyclic;                   /* some way leads back: all states are in one loop, which has */
+  qn_value *slots, tag; /* owned: what the variables hold in the states, and the number of the state that they are in */
+  rec_slots every;      /* owned: the variables, which hold nil between turns; these slots, `tag` and `left` */
+  rec_slots joined;     /* `all` or `every`: what branches between turns may set */
+  bool guarded;         /* the test of a loop that does not count asks `left` first */
+  loop_state *list;     /* owned */
   uint32_t n, cap;
   bool many; /* more than jit.states are needed */
   int goal;
@@ -90,15 +102,15 @@ static void values_free(states *s, qn_value *values) {
   if (values) mem_free(s->vm, values, ((size_t)s->all.n + 1) * sizeof *values);
 }
 
-/* What all variables hold, to be dropped in reverse order. NULL with an error raised. */
+/* What `joined` holds, to be dropped in reverse order. NULL with an error raised. */
 static const qn_value *keep(states *s) {
   snapshot *x = mem_zalloc(s->vm, sizeof *x);
   if (!x) return NULL;
-  if (!(x->values = mem_zalloc(s->vm, ((size_t)s->all.n + 1) * sizeof *x->values))) {
+  if (!(x->values = slots_keep(s->vm, s->joined))) {
     mem_free(s->vm, x, sizeof *x);
     return NULL;
   }
-  for (int i = 0; i < s->all.n; i++) x->values[i] = value_retain(*s->all.slots[i]);
+  x->slots = s->joined;
   x->outer = s->kept;
   s->kept = x;
   return x->values;
@@ -107,17 +119,32 @@ static const qn_value *keep(states *s) {
 static void drop_kept(states *s) {
   snapshot *x = s->kept;
   s->kept = x->outer;
-  values_free(s, x->values);
+  slots_free(s->vm, x->slots, x->values);
   mem_free(s->vm, x, sizeof *x);
 }
 
 static void set(qn_value *to, qn_value v) { *to = v; } /* (of numbers, which nobody owns) */
 
+static size_t nslots(const states *s) { return (size_t)s->n * (size_t)s->assigned.n; }
+
+static void every_free(states *s) {
+  for (size_t i = 0; i < nslots(s) && s->slots; i++) value_release(s->vm, s->slots[i]);
+  if (s->slots) mem_free(s->vm, s->slots, (nslots(s) + 1) * sizeof *s->slots);
+  if (s->every.slots)
+    mem_free(s->vm, s->every.slots, (nslots(s) + (size_t)s->assigned.n + OWN) * sizeof *s->every.slots);
+  s->slots = NULL;
+  s->every = (rec_slots){NULL, 0};
+}
+
 static void states_free(states *s) {
   while (s->kept) drop_kept(s);
   if (s->arm) rec_free(s->arm);
   if (s->counted) ways_end(s->r);
-  for (uint32_t k = 0; k < s->n; k++) values_free(s, s->list[k].values);
+  every_free(s);
+  for (uint32_t k = 0; k < s->n; k++) {
+    values_free(s, s->list[k].values);
+    if (s->list[k].of) mem_free(s->vm, s->list[k].of, ((size_t)s->assigned.n + 1) * sizeof *s->list[k].of);
+  }
   mem_free(s->vm, s->list, s->cap * sizeof *s->list);
   if (s->all.slots) mem_free(s->vm, s->all.slots, ((size_t)s->assigned.n + OWN) * sizeof *s->all.slots);
 }
@@ -135,8 +162,8 @@ static qn_value zeros_leaf(void *ctx, qn_value v) {
   states *s = ctx;
   uint32_t node = value_is_operand(v) ? rec_node(s->arm, v) : 0;
   if (!node) return value_is_operand(v) || rec_text_of(s->arm, v) ? value_error() : value_retain(v);
-  const graph_type t = s->arm->g->nodes[node].type;
-  uint32_t zeros = type_is_fixed(&t) ? graph_full(s->r->g, &t, 0, rec_site(s->r)) : 0;
+  graph_type t = s->arm->g->nodes[node].type;
+  uint32_t zeros = sizes_type_outside(s->arm, &t) ? graph_full(s->r->g, &t, 0, rec_site(s->r)) : 0;
   return zeros ? rec_value_of(s->r, zeros) : value_error();
 }
 
@@ -160,7 +187,10 @@ static int add_state(states *s, qn_value (*leaf)(void *ctx, qn_value v)) {
     if (value_is_error(v)) return -1;
     values[i] = v;
   }
-  return (int)s->n - 1;
+  uint32_t k = s->n - 1, *of = s->list[k].of = mem_zalloc(vm, ((size_t)s->assigned.n + 1) * sizeof *of);
+  for (int i = 0; i < s->assigned.n && of; i++)
+    while (of[i] < k && !way_alike(s->r, s->list[of[i]].values[i], s->arm, *s->assigned.slots[i])) of[i]++;
+  return of && !error_pending(vm) ? (int)k : -1;
 }
 
 /* The state that the variables are in, in the arm. -1: it cannot be one, or an error is raised. */
@@ -201,7 +231,7 @@ static qn_value input_leaf(void *ctx, qn_value v) {
   states *s = ctx;
   if (!value_is_operand(v)) return value_retain(v);
   uint32_t node = rec_node(s->r, v), input = 0;
-  if (node && type_is_fixed(&s->r->g->nodes[node].type)) input = arm_operand(s->arm, node);
+  if (node && !sizes_late(s->r, node)) input = arm_operand(s->arm, node);
   return input ? rec_value_of(s->arm, input) : value_error();
 }
 
@@ -268,13 +298,14 @@ static bool find_all(states *s) {
   return true;
 }
 
-/* Marks the ways that lead back. */
+/* Marks the ways that lead back, from state k on. */
 static void find_back(states *s, int k) {
   loop_state *x = &s->list[k];
   x->seen = x->within = true;
   for (int w = 0; w < x->nways; w++) {
     int to = x->ways[w].to;
     x->ways[w].back = to != k && s->list[to].within;
+    s->cyclic |= x->ways[w].back;
     if (!s->list[to].seen) find_back(s, to);
   }
   x->within = false;
@@ -302,7 +333,10 @@ static int next_of(const states *s, int k, int w, bool stays) {
 static bool may_end(const states *s, int k) {
   const rec_turns *t = s->turns;
   bool turns = t->counts && !value_node(t->first) && !value_node(t->end) && t->first.u.i < t->end.u.i;
-  return k > 0 || s->list[k].stays >= 0 || !turns;
+  bool again = false;
+  for (uint32_t from = 0; from < s->n && s->cyclic; from++)
+    for (int w = 0; w < s->list[from].nways; w++) again |= s->list[from].ways[w].to == k;
+  return k > 0 || s->list[k].stays >= 0 || again || !turns;
 }
 
 /* The way in which it may be chosen what the variables are, in this function or around it; or NULL. */
@@ -318,6 +352,12 @@ static bool find_goal(states *s) {
   const rec_way *way = chooser_of(s->r);
   bool chooses = way != NULL;
   find_back(s, 0);
+  s->cyclic &= !rec_derivatives(s->r); /* (whose sums would go in another order) */
+  if (s->cyclic && !chooses) {
+    fork_unlike(s->r, NULL);
+    if (fork_wanted(s->r)) return false;
+    s->cyclic = false;
+  }
   for (uint32_t k = 0; k < s->n && n < UINT8_MAX; k++) {
     bool leads_on = false;
     ends += may_end(s, (int)k);
@@ -368,7 +408,7 @@ static qn_value nothing(void *ctx, rec_exit *how) {
 static bool branch_on(states *s, qn_value condition, qn_value (*then)(void *ctx, rec_exit *how),
                       qn_value (*otherwise)(void *ctx, rec_exit *how), void *ctx, bool leaves) {
   const rec_branch b = {
-      .at = s->at, .then = {then, ctx}, .otherwise = {otherwise, ctx}, .assigned = s->all, .leaves = leaves};
+      .at = s->at, .then = {then, ctx}, .otherwise = {otherwise, ctx}, .assigned = s->joined, .leaves = leaves};
   qn_value v = value_nil();
   rec_answer answer = rec_if(s->vm, &b, condition, &v);
   if (answer == REC_DONE) value_release(s->vm, v);
@@ -635,6 +675,206 @@ static bool finish(states *s) {
   return run_state(s, s->goal, false) && demand(s, s->missed, false);
 }
 
+/* ---- all states in one loop -------------------------------------------------------------------------------------------------------- */
+
+/* The next state behind k that may have turns. -1: there is none. */
+static int next_open(const states *s, int k) {
+  for (uint32_t next = (uint32_t)k + 1; next < s->n; next++)
+    if (s->list[next].open) return (int)next;
+  return -1;
+}
+
+/* Where a variable lies in state k. */
+static qn_value *slot_of(const states *s, int k, int i) {
+  return &s->slots[(size_t)s->list[k].of[i] * (size_t)s->assigned.n + (size_t)i];
+}
+
+/* The variables get what they hold in state k. */
+static void take_state(states *s, int k) {
+  for (int i = 0; i < s->assigned.n; i++) {
+    qn_value old = *s->assigned.slots[i];
+    *s->assigned.slots[i] = value_retain(*slot_of(s, k, i));
+    value_release(s->vm, old);
+  }
+}
+
+/* The variables are in state k now: its slots get what they hold. */
+static void put_state(states *s, int k) {
+  for (int i = 0; i < s->assigned.n; i++) {
+    qn_value *to = slot_of(s, k, i), old = *to;
+    *to = *s->assigned.slots[i];
+    *s->assigned.slots[i] = value_nil();
+    value_release(s->vm, old);
+  }
+  set(&s->tag, value_int(k));
+}
+
+static bool begin_every(states *s) {
+  qn_vm *vm = s->vm;
+  const size_t n = nslots(s), room = n + (size_t)s->assigned.n + OWN;
+  rec_slots *all = &s->every;
+  if (!(s->slots = mem_zalloc(vm, (n + 1) * sizeof *s->slots))) return false;
+  for (size_t i = 0; i < n; i++) s->slots[i] = value_nil();
+  if (!(all->slots = mem_alloc(vm, room * sizeof *all->slots))) return false;
+  for (int i = 0; i < s->assigned.n; i++) all->slots[all->n++] = s->assigned.slots[i];
+  for (uint32_t k = 0; k < s->n; k++)
+    for (int i = 0; i < s->assigned.n; i++) {
+      if (s->list[k].of[i] != k) continue;
+      all->slots[all->n++] = slot_of(s, (int)k, i);
+      *slot_of(s, (int)k, i) = value_retain(s->list[k].values[i]);
+    }
+  all->slots[all->n++] = &s->tag;
+  all->slots[all->n++] = &s->left;
+  s->joined = *all;
+  s->left = value_bool(false);
+  put_state(s, 0);
+  return true;
+}
+
+/* A turn that begins in state k, by its way w or those behind it. */
+typedef struct every_turn {
+  states *s;
+  const qn_value *before; /* borrowed */
+  qn_value number;
+  int k, w;
+  bool required; /* one of the ways before may be missed although its choices are those of the program */
+} every_turn;
+
+static bool every_way(every_turn *x);
+
+static qn_value way_behind(void *ctx, rec_exit *how) {
+  every_turn next = *(const every_turn *)ctx;
+  slots_set(next.s->vm, next.s->joined, next.before);
+  next.w++;
+  return arm_ended(every_way(&next), how);
+}
+static qn_value way_ends(void *ctx, rec_exit *how) {
+  const every_turn *x = ctx;
+  (void)how;
+  put_state(x->s, x->s->list[x->k].ways[x->w].to);
+  return value_nil();
+}
+
+static bool every_way(every_turn *x) {
+  states *s = x->s;
+  const loop_state *from = &s->list[x->k];
+  qn_value parts[END_PARTS];
+  way_choices c;
+  take_state(s, x->k);
+  if (!run_known(s, &from->ways[x->w], &c, x->number, parts)) return false;
+  turn_end e = {.s = s, .before = x->before, .parts = parts};
+  const qn_value missed = parts[END_MISSED];
+  s->left = parts[END_LEAVES];
+  x->required |= c.required;
+  bool ok = may_return(&e), last = x->w + 1 == from->nways;
+  if (ok && !last && value_node(missed)) {
+    ok = branch_on(s, missed, way_behind, way_ends, x, true);
+  } else if ((ok = ok && ((last && !x->required) || demand(s, missed, false)))) {
+    put_state(s, from->ways[x->w].to);
+  }
+  end_parts_free(s->vm, parts);
+  return ok;
+}
+
+static bool every_state(every_turn *x);
+
+static qn_value in_this(void *ctx, rec_exit *how) {
+  every_turn x = *(const every_turn *)ctx;
+  return arm_ended(every_way(&x), how);
+}
+static qn_value in_others(void *ctx, rec_exit *how) {
+  every_turn x = *(const every_turn *)ctx;
+  x.k = next_open(x.s, x.k);
+  return arm_ended(every_state(&x), how);
+}
+
+/* The turn, if it begins in state k or one behind it. */
+static bool every_state(every_turn *x) {
+  states *s = x->s;
+  if (next_open(s, x->k) < 0) return every_way(x);
+  qn_value here = op_binary(s->vm, OP_eq, s->tag, value_int(x->k));
+  return !value_is_error(here) && branch_on(s, here, in_this, in_others, x, true);
+}
+
+static qn_value every_body(void *ctx, qn_value number, rec_exit *how) {
+  states *s = ctx;
+  *how = REC_VALUE;
+  every_turn x = {.s = s, .number = number, .before = keep(s)};
+  if (!x.before) return arm_ended(false, how);
+  turn_end e = {.s = s, .before = x.before};
+  bool ok = every_state(&x);
+  if (ok && value_node(s->left))
+    ok = branch_on(s, s->left, leaves_arm, nothing, &e, true);
+  else if (ok && is_bool(s->left, true))
+    (void)leaves_arm(&e, how);
+  s->left = value_bool(*how == REC_BREAK);
+  drop_kept(s);
+  return arm_ended(ok, how);
+}
+
+/* The test of a loop that does not count, which reads the variables. */
+static qn_value test_in(void *ctx, rec_exit *how) {
+  const every_turn *x = ctx;
+  states *s = x->s;
+  take_state(s, x->k);
+  qn_value v = test_turn(s, how);
+  for (int i = 0; i < s->assigned.n; i++) {
+    value_release(s->vm, *s->assigned.slots[i]);
+    *s->assigned.slots[i] = value_nil();
+  }
+  return v;
+}
+static qn_value test_behind(void *ctx, rec_exit *how);
+
+static qn_value test_from(every_turn *x, rec_exit *how) {
+  states *s = x->s;
+  if (next_open(s, x->k) < 0) return test_in(x, how);
+  qn_value here = op_binary(s->vm, OP_eq, s->tag, value_int(x->k)), v = value_nil();
+  const rec_branch b = {
+      .at = s->at, .then = {test_in, x}, .otherwise = {test_behind, x}, .assigned = s->assigned, .used = true};
+  if (!value_is_error(here) && rec_if(s->vm, &b, here, &v) == REC_DONE) return v;
+  *how = REC_ERROR;
+  return value_error();
+}
+static qn_value test_behind(void *ctx, rec_exit *how) {
+  every_turn x = *(const every_turn *)ctx;
+  x.k = next_open(x.s, x.k);
+  return test_from(&x, how);
+}
+static qn_value every_test(void *ctx, rec_exit *how) {
+  every_turn x = {.s = ctx};
+  return test_from(&x, how);
+}
+
+/* Appends the loop; `slots` have what they hold behind it. */
+static bool append_loop(states *s) {
+  qn_vm *vm = s->vm;
+  if (!begin_every(s)) return false;
+  rec_tries once = {.left = 1, .taps = rec_base(vm->rec)->taps.n};
+  const rec_turns turns = {.test = every_test,
+                           .body = every_body,
+                           .ctx = s,
+                           .counts = s->turns->counts,
+                           .tests = s->turns->tests,
+                           .whole = true,
+                           .first = s->turns->counts ? s->turns->first : value_int(0),
+                           .end = s->turns->end};
+  rec_answer answer = rec_loop(vm, s->at, &turns, s->every, &once);
+  s->left = s->missed = value_bool(false);
+  return answer == REC_DONE;
+}
+
+/* One loop, behind which the variables are in the goal. */
+static bool append_every(states *s) {
+  if (!append_loop(s)) return false;
+  qn_value ends = op_binary(s->vm, OP_eq, s->tag, value_int(s->goal));
+  if (value_is_error(ends) || !demand(s, ends, true)) return false;
+  take_state(s, s->goal);
+  s->joined = s->all;
+  every_free(s);
+  return true;
+}
+
 /* ---- the whole ------------------------------------------------------------------------------------------------------------------ */
 
 static bool begin(states *s) {
@@ -644,6 +884,7 @@ static bool begin(states *s) {
   all->slots[all->n++] = &s->left;
   all->slots[all->n++] = &s->missed;
   if (s->turns->counts) all->slots[all->n++] = &s->number;
+  s->joined = *all;
   if (!keep(s) || add_state(s, NULL) < 0) return false;
   s->list[0].open = true;
   return true;
@@ -651,6 +892,7 @@ static bool begin(states *s) {
 
 /* Appends all pieces to the recording in progress. */
 static bool append(states *s) {
+  if (s->cyclic) return append_every(s);
   s->left = s->missed = value_bool(false);
   s->number = s->turns->counts ? s->turns->first : value_int(0);
   return advance(s, 0) && finish(s);
@@ -658,6 +900,8 @@ static bool append(states *s) {
 
 static void restore(states *s) {
   while (s->kept->outer) drop_kept(s);
+  s->joined = s->all;
+  every_free(s);
   slots_set(s->vm, s->assigned, s->kept->values);
 }
 

@@ -712,7 +712,8 @@ static uint32_t node_around(struct recording *r, const struct recording *arm, qn
 bool way_alike(struct recording *r, qn_value x, struct recording *to, qn_value y) {
   if (value_is_operand(x) || value_is_operand(y)) {
     uint32_t n = value_is_operand(x) && value_is_operand(y) ? node_around(r, to, x) : 0, m = n ? rec_node(to, y) : 0;
-    return m && graph_type_same(&r->g->nodes[n].type, &to->g->nodes[m].type);
+    graph_type t = to->g->nodes[m].type;
+    return m && sizes_type_outside(to, &t) && graph_type_same(&r->g->nodes[n].type, &t);
   }
   if (value_tag_of(x) != value_tag_of(y)) return false;
   if (value_is(x, TAG_STR))
