@@ -97,7 +97,8 @@ typedef struct fork {
   qn_value *before; /* owned: what `rebound` held */
   qn_value *kept;   /* owned: what all variables hold while a way is recorded, or NULL */
   way_end ends[2];
-  bool counted; /* in recording.ways_in */
+  way_loop loop; /* owned */
+  bool counted;  /* in recording.ways_in */
 } fork;
 
 static void kept_free(fork *f) {
@@ -108,6 +109,7 @@ static void kept_free(fork *f) {
 static void fork_free(fork *f) {
   qn_vm *vm = f->vm;
   kept_free(f);
+  slots_free(vm, f->loop.slots, f->loop.values);
   for (int k = 0; k < 2; k++) end_free(vm, &f->ends[k]);
   if (f->arm) rec_free(f->arm);
   if (f->counted) ways_end(f->r);
@@ -239,7 +241,7 @@ static bool add_way(fork *f, way_choices *c, uint32_t site) {
 /* Records all ways. False as in run_way. */
 static bool run_ways(fork *f) {
   qn_vm *vm = f->vm;
-  way_choices c = {.n = 0};
+  way_choices c = {.loop = &f->loop};
   uint32_t site = rec_site(f->arm);
   bool ok = run_way(f, &c) && !is_bool(f->missed, true) && note_result(f, NULL);
   for (int64_t n = 1; ok && !is_bool(f->missed, false) && way_next(&c); n++) {

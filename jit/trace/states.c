@@ -21,7 +21,7 @@
  *
  * Where a way leads back to a state that was left, there is one loop of all states. It carries the number of the state that a turn begins in, and for
  * each variable a slot for each type that it has in any of them; a turn is that of one state, a branch on the number, by one of its ways. Behind the
- * loop the number tells in which state it has ended, which again is a choice. Where there can be none (in gradients), such ways are left out: where
+ * loop the number tells in which state it has ended, which again is a choice; the loop itself is made once, by the first way. Where there can be none (in gradients), such ways are left out: where
  * the program takes one, the interpreter makes the call again.
  *
  * Turns that are captured by themselves (rec_turns.ends) begin in one state, and most of them end in it: they are captured as the turns that stay
@@ -89,6 +89,7 @@ typedef struct states {
   uint32_t n, cap;
   bool many; /* more than jit.states are needed */
   int goal;
+  uint32_t choice;       /* how many choices have been made when it was chosen */
   int state;             /* whose turns are made in the loop that is being recorded */
   struct recording *arm; /* owned: in which ways are looked for; or NULL */
   snapshot *kept;
@@ -379,6 +380,7 @@ static bool find_goal(states *s) {
   for (int i = n - 1; i >= 0; i--)
     if (s->list[candidates[i]].open) first = i;
   if (chooses && n > 1) first = way_choose(way, n);
+  s->choice = chooses && n > 1 ? way->choices->at : 0;
   if (first < 0 || first >= n) return false;
   s->goal = candidates[first];
   return true;
@@ -864,9 +866,35 @@ static bool append_loop(states *s) {
   return answer == REC_DONE;
 }
 
+/* Of the part whose way is recorded in r: the loop that its first way has made at this place, or has just made if it is that; or NULL. */
+static way_loop *loop_of(const states *s, const struct recording *r) {
+  const rec_way *way = s->choice ? chooser_of(s->r) : NULL;
+  const way_choices *c = way ? way->choices : NULL;
+  way_loop *l = c && s->choice <= c->at ? c->loop : NULL;
+  for (uint32_t i = 0; i + 1 < s->choice && l; i++)
+    if (c->made[i]) l = NULL;
+  if (l && !l->r) return r == c->r && !c->made[s->choice - 1] ? l : NULL;
+  while (l && r != l->r && r->arm) r = r->outer;
+  return l && r == l->r && l->choice == s->choice && span_same_start(l->at, s->at) ? l : NULL;
+}
+
+/* As append_loop; but a loop that is there already is not made again. */
+static bool loop_or_known(states *s) {
+  way_loop *l = loop_of(s, s->vm->rec);
+  if (!l || !l->r) {
+    if (!append_loop(s)) return false;
+    if (!l || s->vm->rec != s->r || !(l->values = slots_keep(s->vm, s->every))) return !error_pending(s->vm);
+    l->r = s->r, l->at = s->at, l->choice = s->choice, l->slots.n = s->every.n;
+    return true;
+  }
+  if (!begin_every(s) || l->slots.n != s->every.n) return false;
+  slots_set(s->vm, s->every, l->values);
+  return true;
+}
+
 /* One loop, behind which the variables are in the goal. */
 static bool append_every(states *s) {
-  if (!append_loop(s)) return false;
+  if (!loop_or_known(s)) return false;
   qn_value ends = op_binary(s->vm, OP_eq, s->tag, value_int(s->goal));
   if (value_is_error(ends) || !demand(s, ends, true)) return false;
   take_state(s, s->goal);

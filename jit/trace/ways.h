@@ -36,6 +36,16 @@ typedef enum way_kind {
   WAY_TRY   /* the body of a try: left by errors, behind whose handlers its value is what these give (tries.c) */
 } way_kind;
 
+/* What a loop of several kinds of values has left behind it in the first way of a part (states.c): other ways that come to it by the same choices
+ * find it there, and make no such loop of their own. */
+typedef struct way_loop {
+  struct recording *r; /* where it stands; NULL: there is none */
+  span at;
+  uint32_t choice;  /* how many choices have been made when it was chosen how it ends */
+  qn_value *values; /* owned */
+  rec_slots slots;  /* their number counts */
+} way_loop;
+
 /* One way through a turn where branches do not agree in what they make of variables (states.c): which part is taken at each of these, in the
  * order in which they are come to. Wherever the program takes another one, the turn is missed. */
 enum { CHOICES_MAX = 16 };
@@ -51,6 +61,7 @@ typedef struct way_choices {
   bool
       required; /* the turn is also missed where a condition is not what way_require wants, which no choice stands for */
   bool fork;    /* it is no turn, but a part of a block or a call (forks.c) */
+  way_loop *loop;            /* borrowed: of such a part; else NULL */
   const struct recording *r; /* where the turn begins, and the number of its first node there */
   uint32_t from;
 } way_choices;
