@@ -120,6 +120,8 @@ bool graph_counts_up(const graph *body, uint32_t k);
 QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool *kept);
 /* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
 bool graph_may_be_row(const graph *g, uint32_t v);
+/* May a gradient that will be differentiated itself keep all floats of an arm or a turn? It holds no loops. */
+bool graph_may_be_kept(const graph *g);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);
 /* Is an op one of the elementary functions (exp, sin, pow ...), each element of which takes many instructions, or does it draw random numbers? */

@@ -26,6 +26,10 @@
  *     a carry that no turn changes                         is read where the loop gives it, behind which all other uses lie
  *
  * and the bits are those of unrolled turns. Rows are kept of all turns, as the interpreter keeps all values.
+ *
+ * Of a branch, what an arm makes and its gradient reads becomes a result of the branch (zeros if the other arm is taken), which the gradient captures:
+ * its uses by the gradient are then met before those in the arm. Of branches within arms and turns all floats become results first, so that
+ * what surrounds them finds these among its own values; results that nobody takes are dropped when the graph is planned.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -110,6 +114,76 @@ static bool region_vjp_root(region_vjp *x, uint32_t k, uint32_t seed, uint32_t t
   return (x->seeds[x->nroots++] = seed) != 0;
 }
 
+/* Sets *t to the type that node `v` of `from` has in `to`, where the inputs of `from` are these nodes. False: memory is short. */
+static bool type_beside(graph *to, const uint32_t *inputs, const graph *from, uint32_t v, graph_type *t) {
+  *t = from->nodes[v].type;
+  bool known = true;
+  for (int a = 0; a < t->rank; a++) known &= t->shape[a] >= 0;
+  if (known) return true;
+  size_map m;
+  uint32_t *map = calloc(from->n, sizeof *map);
+  bool ok = size_map_begin(&m, to, from, map) && map;
+  for (uint32_t i = 0; i < from->ninputs && ok; i++) map[from->inputs[i]] = inputs[i];
+  if (ok) size_map_type(&m, v, t);
+  ok = ok && !m.failed && !to->failed && !to->dims.arena->failed;
+  free(map);
+  size_map_end(&m);
+  return ok;
+}
+
+/* Result `index` of a node with regions: the node that takes it already, or else a new one. (An array of kept rows must be taken by one
+ * node only, since its size is a symbol of that node.) */
+static uint32_t result_of(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site) {
+  for (uint32_t i = node + 1; i < g->n; i++)
+    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index == index) return i;
+  return graph_proj(g, node, index, type, site);
+}
+
+/* Marks the first n nodes of a graph that may have cotangents and be results or rows: they depend on its inputs by floats all the way. */
+static void mark_kept(const graph *g, uint32_t n, bool *kept) {
+  for (uint32_t v = 1; v < n; v++) {
+    const graph_node *of = &g->nodes[v];
+    kept[v] = of->kind == NODE_INPUT;
+    for (int k = 0; k < of->nin; k++) kept[v] |= kept[of->in[k]];
+    kept[v] &= dtype_is_float((qn_dtype)of->type.dtype) || graph_kind_has_regions(of->kind);
+  }
+  for (uint32_t v = 1; v < n; v++) kept[v] &= graph_may_be_row(g, v);
+}
+
+/* Value `v` of arm `a` of a branch becomes a result, unless it is one. The node that takes it; 0 when memory is short. */
+static uint32_t arm_result(graph *g, uint32_t node, int a, uint32_t v) {
+  const graph_node n = g->nodes[node];
+  graph *arm = n.payload.regions[a], *other = n.payload.regions[!a];
+  graph_type t;
+  uint32_t k = 0;
+  while (k < arm->noutputs && arm->outputs[k] != v) k++;
+  if (k == arm->noutputs) {
+    if (!type_beside(other, other->inputs, arm, v, &t) || !graph_output(arm, v) ||
+        !graph_output(other, graph_full(other, &t, 0, 0)))
+      return 0;
+  }
+  return type_beside(g, n.in + 1, arm, v, &t) ? result_of(g, node, k, t, n.site) : 0;
+}
+
+/* All floats of the arms of the branches in a graph become results of these. False: memory is short. */
+static bool expose_arms(graph *g) {
+  uint32_t n = g->n;
+  for (uint32_t i = 1; i < n; i++) {
+    if (g->nodes[i].kind != NODE_IF || graph_is_rule(&g->nodes[i])) continue;
+    for (int a = 0; a < 2; a++) {
+      graph *arm = g->nodes[i].payload.regions[a];
+      if (!expose_arms(arm)) return false;
+      bool *kept = calloc(arm->n, sizeof *kept), ok = kept != NULL;
+      if (ok) mark_kept(arm, arm->n, kept);
+      for (uint32_t v = 1, most = arm->n; v < most && ok; v++)
+        if (kept[v]) ok = arm_result(g, i, a, v) != 0;
+      free(kept);
+      if (!ok) return false;
+    }
+  }
+  return true;
+}
+
 /* Is called with the gradient of a region, whose results are the cotangents of `wrt`, and may add results and inputs. False when memory is short. */
 typedef bool region_vjp_made(void *ctx, const region_vjp *x);
 
@@ -144,18 +218,55 @@ static bool take_flag(graph *g, uint32_t flag, uint32_t *input) {
   return !flag || (*input = graph_input(g, GRAD_FLAG, 0)) != 0;
 }
 
-/* region_vjp_made of an arm: adds whether cotangents are there, where that matters (`plain`). */
-static bool arm_made(void *ctx, const region_vjp *x) {
-  (void)ctx;
-  for (int i = 0; i < x->nwrt; i++)
-    if (x->plain[i] && !graph_output(x->g, is_there(x, i))) return false;
+/* The values of an arm that its gradient reads and, if that will be differentiated itself, takes from the branch's results. */
+typedef struct arm_values {
+  const graph *arm;
+  const struct arm_values *before; /* those of the other arm, which was differentiated first, or NULL */
+  bool derived;
+  uint32_t *values, n; /* owned */
+} arm_values;
+
+/* Inputs of one arm's gradient, which it does not read, for the values that that of the other one takes. */
+static bool take_others(graph *g, const arm_values *others) {
+  for (uint32_t i = 0; i < others->n; i++) {
+    graph_type t;
+    if (!type_beside(g, g->inputs, others->arm, others->values[i], &t) || !graph_input(g, t, 0)) return false;
+  }
   return true;
 }
 
+/* Makes the values that are read inputs of an arm's gradient. */
+static bool keep_arm_values(arm_values *a, graph *back) {
+  uint32_t n = a->arm->n;
+  bool *read = calloc(back->n, sizeof *read), *kept = calloc(n, sizeof *kept);
+  a->values = calloc(n, sizeof *a->values);
+  bool ok = read && kept && a->values && (!a->before || take_others(back, a->before));
+  for (uint32_t k = 0; k < back->noutputs && ok; k++) read[back->outputs[k]] = true;
+  for (uint32_t v = back->n; v-- > n && ok;)
+    for (int k = 0; read[v] && k < back->nodes[v].nin; k++) read[back->nodes[v].in[k]] = true;
+  if (ok) mark_kept(back, n, kept);
+  for (uint32_t v = 1; v < n && ok; v++) {
+    if (!read[v] || !kept[v]) continue;
+    a->values[a->n++] = v;
+    ok = graph_make_input(back, v);
+  }
+  free(read);
+  free(kept);
+  return ok;
+}
+
+/* region_vjp_made of an arm: adds whether cotangents are there, where that matters (`plain`). */
+static bool arm_made(void *ctx, const region_vjp *x) {
+  arm_values *a = ctx;
+  for (int i = 0; i < x->nwrt; i++)
+    if (x->plain[i] && !graph_output(x->g, is_there(x, i))) return false;
+  return !a->derived || keep_arm_values(a, x->g);
+}
+
 /* An arm's gradient: its inputs are the arm's, then the cotangents that are given, then those that captured values have so far, each with
- * what says whether it is there; its results the cotangents of those captured values that are wanted, then whether they are there, where that
+ * what says whether it is there, then values that are kept; its results the cotangents of those captured values that are wanted, then whether they are there, where that
  * matters (`plain`). Owned; NULL with `why`. */
-static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *why) {
+static graph *backward_arm(const control_grad *c, const graph *arm, arm_values *kept, op_refusal *why) {
   region_vjp x;
   uint32_t nout = arm->noutputs, *seeds = calloc(3 * ((size_t)nout + 1), sizeof *seeds), *order = seeds + nout + 1,
            *there = order + nout + 1;
@@ -177,7 +288,7 @@ static graph *backward_arm(const control_grad *c, const graph *arm, op_refusal *
     x.plain[x.nwrt] = c->plain[1 + i];
     x.wrt[x.nwrt++] = input;
   }
-  if (ok) return region_vjp_end(&x, arm_made, NULL, why);
+  if (ok) return region_vjp_end(&x, arm_made, kept, why);
   short_of_memory(why);
   region_vjp_free(&x);
   return NULL;
@@ -210,19 +321,33 @@ static void drop_known(graph *const arms[2], uint32_t first, uint32_t n, uint32_
   }
 }
 
+/* Makes the gradients of both arms, with the same inputs. Sets `kept` to the values that they take from the branch. False with `why`. */
+static bool backward_arms(const control_grad *c, graph *const regions[2], graph *arms[2], arm_values kept[2],
+                          op_refusal *why) {
+  for (int a = 0; a < 2; a++) {
+    if (c->derived && !expose_arms(regions[a])) return short_of_memory(why);
+    kept[a] = (arm_values){.arm = regions[a], .before = a ? &kept[0] : NULL, .derived = c->derived};
+    if (!(arms[a] = backward_arm(c, regions[a], &kept[a], why))) return false;
+  }
+  return take_others(arms[0], &kept[1]) || short_of_memory(why);
+}
+
 static bool grad_branch(control_grad *c, op_refusal *why) {
   graph *g = c->g;
   graph_node n = g->nodes[c->node]; /* a copy, since the list of nodes moves when it grows */
   uint32_t nout = n.payload.regions[0]->noutputs, nin = n.nin;
-  graph *arms[2] = {backward_arm(c, n.payload.regions[0], why), NULL};
-  if (arms[0]) arms[1] = backward_arm(c, n.payload.regions[1], why);
-  uint32_t *in = calloc(4 * (size_t)nin + 2 * (size_t)nout + 1, sizeof *in),
-           *to = in + 3 * (size_t)nin + 2 * (size_t)nout;
-  if (!arms[1] || !in) {
+  graph *arms[2] = {NULL, NULL};
+  arm_values kept[2] = {{0}, {0}};
+  bool made = backward_arms(c, n.payload.regions, arms, kept, why);
+  uint32_t *in = calloc(4 * (size_t)nin + 2 * (size_t)nout + kept[0].n + kept[1].n + 1, sizeof *in),
+           *to = in + 3 * (size_t)nin + 2 * (size_t)nout + kept[0].n + kept[1].n;
+  if (!made || !in) {
     graph_free(arms[0]);
     graph_free(arms[1]);
+    free(kept[0].values);
+    free(kept[1].values);
     free(in);
-    return arms[1] ? short_of_memory(why) : false;
+    return made ? short_of_memory(why) : false;
   }
   memcpy(in, n.in, nin * sizeof *in);
   for (uint32_t k = 0; k < nout; k++) {
@@ -236,6 +361,10 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
     nplain += c->plain[k];
     if (c->so_far[k]) in[nin++] = c->so_far[k];
     if (c->so_far[k] && c->so_far_there[k]) in[nin++] = c->so_far_there[k];
+  }
+  for (int a = 0; a < 2; a++) {
+    for (uint32_t i = 0; i < kept[a].n; i++) in[nin++] = arm_result(g, c->node, a, kept[a].values[i]);
+    free(kept[a].values);
   }
   drop_known(arms, nwanted, nplain, to);
   uint32_t node = graph_regions(g, NODE_IF, in, (int)nin, arms[0], arms[1], NULL, n.site);
@@ -608,14 +737,9 @@ static bool keep_read_values(const value_choice *c, graph *back, bool *kept) {
   for (uint32_t k = 0; k < back->noutputs; k++) read[back->outputs[k]] = true;
   for (uint32_t v = back->n; v-- > n;)
     for (int k = 0; read[v] && k < back->nodes[v].nin; k++) read[back->nodes[v].in[k]] = true;
-  for (uint32_t v = 1; v < n; v++) { /* kept: does it depend on floats of the program by floats all the way? */
-    const graph_node *of = &back->nodes[v];
-    kept[v] = of->kind == NODE_INPUT;
-    for (int k = 0; k < of->nin; k++) kept[v] |= kept[of->in[k]];
-    kept[v] &= dtype_is_float((qn_dtype)of->type.dtype) || graph_kind_has_regions(of->kind);
-  }
+  mark_kept(back, n, kept);
   for (uint32_t v = 1; v < n; v++) {
-    if (!read[v] || !kept[v] || !graph_may_be_row(back, v)) continue;
+    if (!read[v] || !kept[v]) continue;
     uint32_t k = 0;
     while (k < l->ncarries && !(body->outputs[k] == v && is_own_result(body, k, true))) k++;
     if (k < l->ncarries) l->nnext++, l->next[l->nvalues] = k + 1;
@@ -726,14 +850,6 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
   return NULL;
 }
 
-/* Result `index` of a node with regions: the node that takes it already, or else a new one. (An array of kept rows must be taken by one
- * node only, since its size is a symbol of that node.) */
-static uint32_t result_of(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site) {
-  for (uint32_t i = node + 1; i < g->n; i++)
-    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index == index) return i;
-  return graph_proj(g, node, index, type, site);
-}
-
 static bool region_needs(const graph_node *n, const bool *results, bool sure, bool *operands);
 
 /* Sets l->has_ct, l->sure and l->plain. (A carry that none of them depends on has no cotangent in any turn, and not even zeros go through its products: where these have
@@ -796,7 +912,8 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
   l->fixed = arena_alloc(memory, l->ncarries * sizeof *l->fixed);
   l->derived = c->derived;
-  if (memory->failed || !note_cotangents(c, l, memory)) return false;
+  if (memory->failed || (l->derived && !expose_arms(n.payload.regions[1])) || !note_cotangents(c, l, memory))
+    return false;
   for (uint32_t k = l->ncarries; k < made; k++)
     if (c->given[k]) given_rows[l->nrows++] = k;
   for (uint32_t k = 0; k < l->ncarries; k++) {

@@ -17,6 +17,7 @@
  */
 #include <string.h>
 
+#include "jit/graph/grad.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/draws.h"
 #include "jit/trace/forks.h"
@@ -65,7 +66,7 @@ static bool is_data(const struct recording *r, uint32_t node, int *left) {
   return false;
 }
 
-/* Loops are captured inside so many gradients. (A third one would have to read values of turns in two loops of a gradient, and uses behind the loop
+/* Branches and loops are captured inside so many gradients. (A third one would have to read values of turns in two loops of a gradient, and uses behind the loop
  * between them: jvp inside another derivative, which is the transpose of a gradient, is no better.) */
 enum { DERIVED_LOOPS = 2 };
 
@@ -80,14 +81,12 @@ bool arms_possible(const struct recording *r) {
   return deep < ARMS_DEEP;
 }
 
-/* (The gradient of a branch computes the arm's values once more, and what is differentiated by these is summed apart: inside two gradients in another
- * order than if the arm's nodes were those of the graph, which would give other bits than the interpreter's.) */
-bool branches_possible(const struct recording *r) { return arms_possible(r) && rec_derivatives(r) < 2; }
+bool branches_possible(const struct recording *r) { return arms_possible(r); }
 
 bool loops_possible(const struct recording *r) {
   if (!arms_possible(r)) return false;
   for (const struct recording *x = r; rec_derivatives(x) > 1 && x->arm; x = x->outer)
-    if (rec_derivatives(x->outer) > 1) return false;
+    if (rec_derivatives(x->outer) > 1 && !x->joins) return false;
   return true;
 }
 
@@ -202,6 +201,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   b->raises = !ok && how == REC_ERROR && way_raises(vm);
   if (ok) b->left[k] = value_retain(parts[END_LEFT]);
   ok = ok && vm->rec == end->r && !end->r->regions.n;
+  ok = ok && (rec_derivatives(b->r) < 2 || graph_may_be_kept(end->r->g));
   if (!ok) vm_pop_to(vm, mark);
   ok = ok && end_note(end, is_gone(b, k) ? b->around->slots : b->held, parts, is_gone(b, k) ? b->around : NULL);
   end_parts_free(vm, parts);
@@ -611,6 +611,7 @@ static rec_answer tail_once(struct recording *r, span at, rec_arm tail, const dr
   vm_own(vm, &held, tail_left, &own);
   vm_own(vm, &held_result, vm_drop_value, result);
   vm_own(vm, &held_values, vm_drop_value, &values);
+  if (arm) arm->joins = true;
   bool ok = arm && run_tail(arm, tail, drawn, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict;
   ok = ok && arm_values(arm, drawn, result, 1, &values);
   value_release(vm, *result);

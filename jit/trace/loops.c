@@ -1066,16 +1066,7 @@ bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
 }
 
 /* May the loop be differentiated twice? Then rows are kept of all floats of a turn that its gradient reads (grad_control.c). */
-static bool rows_possible(const loop *l) {
-  if (rec_derivatives(l->r) < 2) return true;
-  const graph *g = l->body->g;
-  for (uint32_t i = 1; i < g->n; i++) {
-    const graph_node *n = &g->nodes[i];
-    if (graph_kind_has_regions(n->kind)) return false;
-    if (n->kind == NODE_OP && dtype_is_float((qn_dtype)n->type.dtype) && !graph_may_be_row(g, i)) return false;
-  }
-  return true;
-}
+static bool rows_possible(const loop *l) { return rec_derivatives(l->r) < 2 || graph_may_be_kept(l->body->g); }
 
 bool rec_loop_refused(qn_vm *vm) {
   struct recording *r = vm->rec;
