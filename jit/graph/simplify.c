@@ -6,12 +6,13 @@
  *   3. the rules of rules.def for its op, in their order
  *   4. a node that the new graph has already takes its place (equal op, operands, attributes and type; operands of commutative
  *      ops in any order)
- *   5. what is the same in all turns of a loop is made before it (invariants.c)
+ *   5. what is the same in all turns of a loop is made before it (invariants.c), and rows that nobody takes are not kept
  *
  * Rules build their results through the same door, so what they make is simplified too. In the end nodes that nothing needs are
  * removed. Bits are kept, fallible nodes stay where they are in the order, unless a rule proves that they cannot fail.
  * The rules do not look at users; a result is a fixed point for all but a few graphs, and simplifying again is cheap.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "jit/graph/rewrite.h"
@@ -271,6 +272,36 @@ static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t
   return n.kind == NODE_OP ? rewrite(r, &n) : share(r, &n);
 }
 
+/* Removes the rows of a loop that nobody takes, and what only they need: a carry that is a row as well would be copied in each turn. False when
+ * memory is short. */
+static bool drop_rows(graph *g, uint32_t loop) {
+  graph_node *n = &g->nodes[loop];
+  graph *body = n->payload.regions[1];
+  uint32_t made = body->noutputs, left = graph_loop_carries(n), *to = calloc(made + (size_t)1, sizeof *to);
+  bool stride = false;
+  if (!to) return false;
+  for (uint32_t x = loop + 1; x < g->n; x++) {
+    if (g->nodes[x].kind != NODE_PROJ || g->nodes[x].in[0] != loop) continue;
+    stride |= g->nodes[x].payload.index == made + 1;
+    if (g->nodes[x].payload.index < made) to[g->nodes[x].payload.index] = 1;
+  }
+  for (uint32_t k = left; k < made; k++) {
+    if (!to[k]) continue;
+    body->outputs[left] = body->outputs[k];
+    to[k] = left++;
+  }
+  for (uint32_t x = loop + 1; x < g->n && left < made; x++) {
+    graph_node *p = &g->nodes[x];
+    if (p->kind != NODE_PROJ || p->in[0] != loop || p->payload.index < graph_loop_carries(n)) continue;
+    p->payload.index = p->payload.index < made ? to[p->payload.index] : p->payload.index - (made - left);
+  }
+  free(to);
+  body->noutputs = left;
+  if (left == graph_loop_carries(n) && !stride) n->attr = NULL;
+  if (left < made) graph_dce(body);
+  return !body->failed;
+}
+
 graph *graph_simplify(const graph *from, cancel_flag cancel) {
   graph *g = graph_new(from->arena.vm);
   if (!g) return NULL;
@@ -289,6 +320,9 @@ graph *graph_simplify(const graph *from, cancel_flag cancel) {
   if (ok) {
     dim_rename_nodes(&g->dims, map, from->n);
     graph_dce(g);
+    for (uint32_t i = 1; ok && i < g->n; i++)
+      if (g->nodes[i].kind == NODE_LOOP && g->nodes[i].attr) ok = drop_rows(g, i);
+    graph_dce(g); /* (what only rows read that were dropped) */
   }
   arena_free(&scratch);
   if (ok && !g->failed && !g->arena.failed) {

@@ -61,9 +61,19 @@ static bool arm_may(struct recording *r, struct recording *base, int parts) {
   return rec_give_up(r, BREAK_effect);
 }
 
+/* What is pending and can fail does so before the state changes, which the program sees behind the error; in a capture the call is made again then.
+ * False with an error raised. */
+static bool failures_first(struct recording *r) {
+  if (!r || r->arm || r->capturing || r->lanes || r->hollow) return true;
+  for (uint32_t i = r->done; i < r->g->n; i++)
+    if (i && graph_fallible(r->g, i)) return rec_run_pending(r);
+  return true;
+}
+
 qn_value rec_draws(qn_vm *vm, uint64_t n) {
   struct recording *r = vm->rec, *base = r ? rec_base(r) : NULL;
   if (!r || (!base->capturing && (!r->arm || r->lenient))) {
+    if (!failures_first(r)) return value_error();
     uint64_t draw = vm->draw;
     vm->draw += n;
     return value_int((int64_t)draw);
@@ -98,6 +108,7 @@ bool rec_seed(qn_vm *vm, qn_value n) {
   struct recording *r = vm->rec, *base = r ? rec_base(r) : NULL;
   bool recorded = r && base->capturing;
   if (r && r->arm && !(recorded && arm_may(r, base, RANDOM_INPUTS))) return rec_give_up(r, BREAK_effect);
+  if (!failures_first(r)) return false;
   if (recorded) {
     qn_value mask = value_int(0xffffffff), low = op_binary(vm, OP_bitand, n, mask),
              high = value_is_error(low) ? low : op_binary(vm, OP_shr, n, value_int(32));
