@@ -238,9 +238,10 @@ static bool take_others(graph *g, const arm_values *others) {
 /* Makes the values that are read inputs of an arm's gradient. */
 static bool keep_arm_values(arm_values *a, graph *back) {
   uint32_t n = a->arm->n;
+  bool ok = !a->before || take_others(back, a->before); /* (this appends nodes) */
   bool *read = calloc(back->n, sizeof *read), *kept = calloc(n, sizeof *kept);
   a->values = calloc(n, sizeof *a->values);
-  bool ok = read && kept && a->values && (!a->before || take_others(back, a->before));
+  ok = ok && read && kept && a->values;
   for (uint32_t k = 0; k < back->noutputs && ok; k++) read[back->outputs[k]] = true;
   for (uint32_t v = back->n; v-- > n && ok;)
     for (int k = 0; read[v] && k < back->nodes[v].nin; k++) read[back->nodes[v].in[k]] = true;
