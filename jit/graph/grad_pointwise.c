@@ -191,10 +191,13 @@ void grad_arctan2(grad_ctx *c) {
 
 /* ---- selection and types ------------------------------------------------------------------------------------------------ */
 
+/* (Where ways are joined, nothing comes of a cotangent on the way that was not taken either: its transpose gives tangents.) */
 void grad_where(grad_ctx *c) {
   uint32_t zero = make_number(c, 0);
-  if (grad_wants(c, 1)) c->out[1] = make3(c, OP_where, c->in[0], c->ct, zero);
-  if (grad_wants(c, 2)) c->out[2] = make3(c, OP_where, c->in[0], zero, c->ct);
+  const op_attr joins = {.flags = ATTR_JOINS}, *attr = c->attr.flags & ATTR_JOINS ? &joins : NULL;
+  const uint32_t then[] = {c->in[0], c->ct, zero}, otherwise[] = {c->in[0], zero, c->ct};
+  if (grad_wants(c, 1)) c->out[1] = graph_op(c->g, OP_where, then, 3, attr, c->site);
+  if (grad_wants(c, 2)) c->out[2] = graph_op(c->g, OP_where, otherwise, 3, attr, c->site);
 }
 
 /* cast and fit: a cast to the operand's type; for a host number one with ATTR_WEAK (graph.h). */
