@@ -508,7 +508,11 @@ static qn_value state_turn(void *ctx, qn_value number, rec_exit *how) {
   if (!e.before) return arm_ended(false, how);
   staying x = {.s = s, .before = e.before, .number = number, .w = s->list[s->state].stays};
   bool ok = stay(&x);
-  if (next_of(s, s->state, -1, false) < 0) s->missed = value_bool(false);
+  if (next_of(s, s->state, -1, false) < 0) {
+    /* (loops in the turn whose values change back are missed by all of its ways) */
+    ok = ok && (!parted_wanted(s->vm->rec) || !value_node(s->missed) || demand(s, s->missed, false));
+    s->missed = value_bool(false);
+  }
   if (ok && value_node(s->missed)) ok = branch_on(s, s->missed, missed_arm, nothing, &e, true);
   s->missed = value_bool(false);
   ok = ok && count(s, number);
