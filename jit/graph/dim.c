@@ -17,8 +17,6 @@
 
 #include "lang/mem.h"
 
-enum { DIM_TERMS = 16 };
-
 /* ---- plain arithmetic ------------------------------------------------------------------------------------------ */
 
 static int64_t floor_div(int64_t a, int64_t b) {
@@ -227,10 +225,7 @@ static qn_dim product_atoms(dim_table *t, const product *p) {
 typedef struct sum {
   int n;
   int64_t constant;
-  struct term {
-    qn_dim of; /* a product of atoms */
-    int64_t coef;
-  } terms[DIM_TERMS];
+  dim_term terms[DIM_TERMS]; /* products of atoms */
 } sum;
 
 /* s += scale * d. False when s would have more than DIM_TERMS terms or a number would overflow. */
@@ -253,7 +248,7 @@ static bool sum_add(const dim_table *t, sum *s, qn_dim d, int64_t scale) {
   }
   if (s->n == DIM_TERMS) return false;
   memmove(&s->terms[i + 1], &s->terms[i], (size_t)(s->n++ - i) * sizeof *s->terms);
-  s->terms[i] = (struct term){d, scale};
+  s->terms[i] = (dim_term){d, scale};
   return true;
 }
 
@@ -379,7 +374,7 @@ qn_dim dim_make(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
       if (sum_add(t, &s, dim_is_const(t, a, &x) ? b : a, x) && sum_sane(&s)) return sum_make(t, &s);
     } else if (product_add(t, &p, a) && product_add(t, &p, b)) {
       s.n = 1;
-      s.terms[0] = (struct term){product_atoms(t, &p), p.coef};
+      s.terms[0] = (dim_term){product_atoms(t, &p), p.coef};
       if (sum_sane(&s)) return sum_make(t, &s);
     }
     break;
@@ -390,6 +385,14 @@ qn_dim dim_make(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   case DIM_SYMBOL: break;
   }
   return raw(t, op, a, b);
+}
+
+int dim_terms(const dim_table *t, qn_dim d, dim_term terms[DIM_TERMS], int64_t *constant) {
+  sum s = {0};
+  if (!sum_add(t, &s, d, 1)) return -1;
+  memcpy(terms, s.terms, (size_t)s.n * sizeof *terms);
+  *constant = s.constant;
+  return s.n;
 }
 
 bool dim_quotient(dim_table *t, qn_dim a, qn_dim b, qn_dim *q) {

@@ -33,7 +33,13 @@ typedef struct dim_expr {
   int64_t hint;     /* value in the recorded call */
   const char *name; /* of a named dimension, or NULL; lives in the table's arena */
 } dim_expr;
-enum { DIM_MAX_SIZE = 256 };
+enum { DIM_MAX_SIZE = 256, DIM_TERMS = 16 /* of a sum in normal form */ };
+
+/* A product in a sum, with its coefficient. */
+typedef struct dim_term {
+  qn_dim of;
+  int64_t coef;
+} dim_term;
 
 typedef enum dim_relation { DIM_EQ, DIM_NE, DIM_LT, DIM_LE } dim_relation;
 
@@ -82,6 +88,9 @@ static inline qn_dim dim_mul(dim_table *t, qn_dim a, qn_dim b) {
 }
 /* a // b, if b is not 0 and known to divide a: then *q is the quotient; false if that is not known. For numbers, too. */
 bool dim_quotient(dim_table *t, qn_dim a, qn_dim b, qn_dim *q);
+/* A size as a sum: its products, in their order, and its constant. How many products there are; -1: more than DIM_TERMS, or numbers that are too
+ * large. */
+int dim_terms(const dim_table *t, qn_dim d, dim_term terms[DIM_TERMS], int64_t *constant);
 /* The value in the recorded call. */
 int64_t dim_hint(const dim_table *t, qn_dim d);
 /* Questions that steer a rule: answered by the hint, and remembered as a fact when a symbol is involved. */

@@ -957,6 +957,15 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
   return NULL;
 }
 
+/* The wish for the recording of a call that differs from all before in more than sizes: what was symbolic the last time. Owned, or NULL. */
+static size_wish *wish_like(qn_vm *vm, const rec_call_site *site, const anchor_specializations *list) {
+  size_wish *w = NULL;
+  if (!may_vary(vm, site)) return NULL;
+  for (specialization *e = list->first; e && !w; e = e->next)
+    if (!e->exact) w = size_wish_like(vm, &e->pattern);
+  return w;
+}
+
 /* The length of the list in this place in an earlier call, if that was another one than now; else -1. */
 static int64_t length_before(const anchor_specializations *list, uint32_t arg, qn_str *const *names, uint32_t depth,
                              int64_t now) {
@@ -1101,6 +1110,7 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
   if (!why.len) *wish = wish_for(vm, site, list, c, &why);
   if (!why.len && !*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
     specialization_fits(vm, list->first, site, c, &why);
+  if (!*wish && !asked) *wish = wish_like(vm, site, list);
   if (!why.len) text_adds(&why, "a graph of this very call was asked for");
   text_add(&why, "", 1);
   error_clear(vm);

@@ -103,22 +103,21 @@ static __attribute__((cold, noinline)) bool fail_mask(qn_vm *vm, const qn_array 
   return false;
 }
 
-/* Is a bound of a slice, a plain number or (`symbolic`) a size, never negative? */
-static bool never_negative(qn_vm *vm, int64_t v, bool symbolic) {
-  return symbolic ? rec_size_ordered(vm, 0, v) : v >= 0;
-}
-
-/* The position that a bound stands for on an axis of size d, clipped to it: *to, a size. False: that it depends on more than the order of
- * sizes is possible. */
+/* The position that a bound, a plain number or (`symbolic`) a size, stands for on an axis of size d, clipped to it: *to, a size. False: that it
+ * depends on more than the order of sizes is possible. */
 static bool clip_bound(qn_vm *vm, int64_t v, bool symbolic, int64_t d, int64_t *to) {
   dim_table *t = rec_dims(vm);
-  if (never_negative(vm, v, symbolic)) {
-    *to = rec_size_ordered(vm, v, d) ? v : dim_make(t, DIM_MIN, v, d);
+  bool positive = symbolic ? rec_size_certain(vm, 0, v) : v >= 0;
+  if (symbolic && !positive && !rec_size_certain(vm, dim_add(t, v, 1), 0)) {
+    if (!rec_size_ordered(vm, 0, v)) return false;
+    positive = true;
+  }
+  if (positive) {
+    *to = rec_size_certain(vm, v, d) ? v : dim_make(t, DIM_MIN, v, d);
     return true;
   }
-  if (symbolic && !rec_size_ordered(vm, dim_add(t, v, 1), 0)) return false;
   qn_dim at = symbolic ? dim_add(t, d, v) : dim_sub(t, d, v < -INT64_MAX ? INT64_MAX : -v);
-  *to = rec_size_ordered(vm, 0, at) ? at : dim_make(t, DIM_MAX, at, 0);
+  *to = rec_size_certain(vm, 0, at) ? at : dim_make(t, DIM_MAX, at, 0);
   return true;
 }
 
@@ -134,11 +133,25 @@ static __attribute__((noinline)) bool clip_numbers(qn_vm *vm, const index_item *
   if (known && s->has_stop) known = clip_bound(vm, s->stop, s->size_stop, d, &to);
   if (!known) return rec_unknown_size(vm);
   int64_t way = dim_sub(t, to, from);
-  if (way < 0 && !rec_size_ordered(vm, 0, way)) way = dim_make(t, DIM_MAX, way, 0);
+  if (way < 0 && !rec_size_certain(vm, 0, way)) way = dim_make(t, DIM_MAX, way, 0);
   if (s->step < 0) from = dim_sub(t, d, 1);
-  if (from < 0 && !rec_size_ordered(vm, 0, from)) from = dim_make(t, DIM_MAX, from, 0);
+  if (from < 0 && !rec_size_certain(vm, 0, from)) from = dim_make(t, DIM_MAX, from, 0);
   *start = from;
   *count = each == 1 ? way : dim_make(t, DIM_FLOORDIV, dim_add(t, way, each - 1), each);
+  return true;
+}
+
+/* As clip_numbers, of a slice of no element or of one in this call, where no size is a number of a turn: that there are so many becomes a fact, not
+ * what the bounds are. False: it cannot be said so. */
+static bool clip_few(qn_vm *vm, const index_item *s, int64_t d, int64_t *start, int64_t count) {
+  dim_table *t = rec_dims(vm);
+  int64_t from = 0, to = d, known;
+  if (s->has_start && !clip_bound(vm, s->start, s->size_start, d, &from)) return false;
+  if (s->has_stop && !clip_bound(vm, s->stop, s->size_stop, d, &to)) return false;
+  int64_t way = dim_sub(t, to, from);
+  if (!count && !rec_size_ordered(vm, to, from)) return false;
+  if (count && !dim_is_const(t, way, &known)) dim_assume(t, way, DIM_EQ, count);
+  *start = count ? from : 0;
   return true;
 }
 
@@ -167,26 +180,14 @@ static __attribute__((noinline)) void clip_symbolic(qn_vm *vm, const index_item 
       from = v;
   }
   if (!known) {
-    (void)rec_size_now(vm, d);
+    bool sized = !dim_is_late(t, d) && (*count < 2 ? s->step == 1 && clip_few(vm, s, d, start, *count)
+                                                   : s->step > 0 && clip_numbers(vm, s, d, start, count));
+    if (!sized) (void)rec_size_now(vm, d);
     return;
   }
   *start = from;
   int64_t way = s->step > 0 ? dim_sub(t, to, from) : dim_add(t, from, 1), each = s->step > 0 ? s->step : -s->step;
   *count = each == 1 ? way : dim_add(t, dim_make(t, DIM_FLOORDIV, dim_sub(t, way, 1), each), 1);
-}
-
-/* As clip_numbers, of a slice of no element or of one in this call, where no size is a number of a turn: that there are so many becomes a fact, not
- * what the bounds are. False: it cannot be said so. */
-static bool clip_few(qn_vm *vm, const index_item *s, int64_t d, int64_t *start, int64_t count) {
-  dim_table *t = rec_dims(vm);
-  int64_t from = 0, to = d, known;
-  if (s->has_start && !clip_bound(vm, s->start, s->size_start, d, &from)) return false;
-  if (s->has_stop && !clip_bound(vm, s->stop, s->size_stop, d, &to)) return false;
-  int64_t way = dim_sub(t, to, from);
-  if (!count && !rec_size_ordered(vm, to, from)) return false;
-  if (count && !dim_is_const(t, way, &known)) dim_assume(t, way, DIM_EQ, count);
-  *start = count ? from : 0;
-  return true;
 }
 
 /* What clip gives where a bound is made of sizes of arrays, and neither is a number of a turn: as sizes, or as numbers, and then they are guarded.

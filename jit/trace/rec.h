@@ -248,6 +248,8 @@ static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) 
 QN_MUST_CHECK bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound);
 /* Is a <= b, for two sizes or bounds? True: in each call like this one, by what is known or as a guard. False: perhaps not. */
 bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b);
+/* As rec_size_ordered, where there is another way if it is not so: no size is guarded by value to know it. */
+bool rec_size_certain(qn_vm *vm, int64_t a, int64_t b);
 /* As rec_size_ordered, where the answer decides what is done: it becomes a guard either way. 1, 0, -1 with an error raised. */
 QN_MUST_CHECK int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b);
 /* Is a size made of numbers of a captured loop's turn? */

@@ -17,6 +17,7 @@
 
 #include <string.h>
 
+#include "jit/graph/dim_bounds.h"
 #include "jit/graph/region_builder.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/rec.h"
@@ -118,16 +119,22 @@ size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_val
   bool ok = w != NULL;
   for (uint32_t i = 0; i < p->n && ok; i++)
     if (p->pats[i].kind == PAT_ARRAY) ok = classify(vm, p, i, sizes, w, &classes, &cap, why);
-  bool any = false;
+  bool any = false, differ = false; /* (sizes of arrays do) */
   for (uint32_t i = 0; scalars && i < p->asked.n && ok; i++) {
     uint32_t input = p->asked.nodes[i];
     int64_t now = scalars[input].u.i;
     if (now < SIZE_LEAST || now > INT_SIZE_MOST || !want_int(w, p, input)) continue;
+    bool first = !any;
     any = true;
-    if (why->len) continue;
+    if (why->len && (first || differ)) {
+      differ = true;
+      continue;
+    }
+    if (why->len) text_adds(why, ", ");
     pattern_input_name(p, input, why);
-    text_addf(why, " is %lld, and another size before; now symbolic", (long long)now);
+    text_addf(why, " is %lld", (long long)now);
   }
+  if (any && !differ) text_adds(why, ", and another size before; now symbolic");
   for (uint32_t i = 0; ok && p->sizes && i < p->sizes->nplaces; i++)
     if (p->sizes->places[i].axis == PLACE_INT) (void)want_int(w, p, p->sizes->places[i].input);
   ok = ok && (w->most > 0 || any);
@@ -135,6 +142,28 @@ size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_val
   mem_free(vm, classes, cap * sizeof *classes);
   mem_free(vm, sizes, bytes);
   if (ok) return w;
+  size_wish_free(vm, w);
+  return NULL;
+}
+
+size_wish *size_wish_like(qn_vm *vm, const pattern *p) {
+  const pattern_sizes *known = p->sizes;
+  if (!known || !known->nplaces) return NULL;
+  size_wish *w = wish_new(vm, p);
+  qn_dim *of = w ? mem_alloc(vm, (p->ndims + (size_t)1) * sizeof *of) : NULL; /* by class: its symbol */
+  for (uint32_t i = 0; of && i < p->ndims; i++) {
+    uint32_t c = 1;
+    if (p->dims[i] >= 0) continue;
+    while (c <= w->most && of[c] != p->dims[i]) c++;
+    if (c > w->most) of[w->most = c] = p->dims[i];
+    w->classes[i] = c;
+  }
+  for (uint32_t i = 0; of && i < known->nplaces; i++)
+    if (known->places[i].axis == PLACE_INT) (void)want_int(w, p, known->places[i].input);
+  if (of) w->symbols = mem_zalloc(vm, (w->most + (size_t)1) * sizeof *w->symbols);
+  if (of) mem_free(vm, of, (p->ndims + (size_t)1) * sizeof *of);
+  if (w && w->symbols) return w;
+  error_clear(vm);
   size_wish_free(vm, w);
   return NULL;
 }
@@ -257,6 +286,7 @@ bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_ty
   for (int k = 0; k < t->rank; k++) {
     uint32_t c = classes ? classes[k] : 0;
     int64_t size = t->shape[k];
+    if (size < SIZE_LEAST) c = 0; /* (of a wish that another call has left) */
     bool items = k == 0 && r->in_stack && size >= SIZE_LEAST;
     uint32_t name = size >= SIZE_LEAST ? name_of_axis(r, t->rank, k) : 0;
     if (!c && !items && !name && (!all || size < SIZE_LEAST)) continue;
@@ -335,7 +365,7 @@ static void demand_room(dim_table *t, const graph_type *type) {
   dim_assume(t, all, DIM_LE, ARRAY_MAX_ELEMENTS);
 }
 
-/* Notes that the sizes of all nodes are SIZE_LEAST or more. */
+/* Notes that the sizes of all nodes are SIZE_LEAST or more, or what they are: a size that is computed, and small, says nothing about others. */
 static void demand_least(struct recording *r) {
   dim_table *t = &r->g->dims;
   for (uint32_t i = 1; i < r->g->n; i++) {
@@ -344,7 +374,7 @@ static void demand_least(struct recording *r) {
       qn_dim d = type->shape[k];
       if (d >= 0 || dim_is_late(t, d) || least(t, d) >= SIZE_LEAST) continue;
       if (dim_hint(t, d) < SIZE_LEAST)
-        dim_pin(t, d);
+        dim_assume(t, d, DIM_EQ, dim_hint(t, d));
       else
         dim_assume(t, SIZE_LEAST, DIM_LE, d);
     }
@@ -711,6 +741,8 @@ static struct number_range range_at(struct recording *r, uint32_t node, int dept
   qn_dim d;
   if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 32 || --*left < 0) return any_number;
   if (graph_const_value(r->g, node, &v)) return (struct number_range){v.u.i, v.u.i, v.u.i};
+  if (n->kind == NODE_OP && n->op == OP_neg)
+    return range_made(DIM_SUB, (struct number_range){0, 0, 0}, range_at(r, n->in[0], depth + 1, left));
   if (n->kind == NODE_OP && n->nin == 2 && dim_op_of((op_id)n->op, &op))
     return range_made(op, range_at(r, n->in[0], depth + 1, left), range_at(r, n->in[1], depth + 1, left));
   if (n->kind != NODE_INPUT) return any_number;
@@ -751,6 +783,8 @@ static struct number_range counts_range(struct recording *r, int *left) {
   struct number_range x = {from.low, ends ? to.high - 1 : to.high, from.about};
   if (to.about > from.about) x.about += (int64_t)(((uint64_t)to.about - (uint64_t)from.about) / 8 * 3);
   if (x.about < 2) x.about = 2;
+  if (to.about > from.about && x.about >= to.about)
+    x.about = to.about - 1; /* parts must lie within arrays by hints, too */
   return x;
 }
 
@@ -982,6 +1016,8 @@ static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int dept
     if (value_is(v = number_around(r, n->payload.input), TAG_INT)) return *d = dim_const(&r->g->dims, v.u.i), true;
     return !error_pending(r->vm) && (*d = symbol_of_input(r, r->g->nodes[node].payload.input), true);
   }
+  if (n->kind == NODE_OP && n->op == OP_neg)
+    return size_of_turn(r, n->in[0], &a, depth + 1) && (*d = dim_make(&r->g->dims, DIM_SUB, 0, a), true);
   if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
   uint32_t in[2] = {n->in[0], n->in[1]};
   if (!size_of_turn(r, in[0], &a, depth + 1) || !size_of_turn(r, in[1], &b, depth + 1)) return false;
@@ -989,13 +1025,142 @@ static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int dept
   return true;
 }
 
-/* Does a fact hold wherever the numbers lie? */
+/* ---- what is certain of sizes of turns ------------------------------------------------------------------------------------------------
+ *
+ * Where the ends of ranges do not tell, a proof (dim_bounds.h): in its table sizes of the recording outside of all arms and numbers of loops
+ * that count are symbols, which are known by their place there, and by their node and the depth of their recording. What is left to ask
+ * of sizes outside becomes a fact, and so a guard. */
+
+static bool proof_number(struct recording *r, dim_proof *p, uint32_t node, int depth, qn_dim *d);
+
+/* A size of recording r in the table of a proof. */
+static bool proof_size(struct recording *r, dim_proof *p, qn_dim d, int depth, qn_dim *to) {
+  const dim_table *t = &r->g->dims;
+  int64_t c;
+  qn_dim a, b;
+  if (dim_is_const(t, d, &c)) return *to = dim_const(&p->t, c), true;
+  const dim_expr e = t->exprs[~d];
+  if (e.op != DIM_SYMBOL) {
+    if (!proof_size(r, p, e.a, depth, &a) || !proof_size(r, p, e.b, depth, &b)) return false;
+    return *to = dim_make(&p->t, (dim_op)e.op, a, b), true;
+  }
+  if (r->arm && e.source == DIM_FROM_INPUT)
+    return proof_size(r->outer, p, r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis], depth, to);
+  if (r->arm) return e.source == DIM_FROM_SCALAR && proof_number(r, p, r->g->inputs[e.ref], depth, to);
+  if (is_fixed(t, d)) return *to = dim_const(&p->t, e.hint), true;
+  *to = dim_symbol(&p->t, DIM_FROM_INPUT, (uint32_t)~d, 0, e.hint, NULL);
+  bool late = dim_is_late(t, d);
+  dim_proof_bound(p, *to, (dim_bound){late ? BOUND_UNKNOWN : BOUND_SIZE, true, late ? 0 : SIZE_LEAST, 0});
+  return *to < 0;
+}
+
+/* The number of a loop that counts, in its body r, in the table of a proof. */
+static bool proof_count(struct recording *r, dim_proof *p, uint32_t node, int depth, qn_dim *d) {
+  enum { DEEPEST = 64 };
+  qn_dim first, end;
+  uint16_t place = 0;
+  if (depth > DEEPEST || !proof_number(r->outer, p, r->count_from, depth + 1, &first) ||
+      !proof_number(r->outer, p, r->count_to, depth + 1, &end))
+    return false;
+  for (const struct recording *x = r; x->arm && place < UINT16_MAX; x = x->outer) place++;
+  *d = dim_symbol(&p->t, DIM_FROM_NODE, node, place, 0, NULL);
+  dim_proof_bound(p, *d, (dim_bound){BOUND_ENDS, true, first, dim_make(&p->t, DIM_SUB, end, 1)});
+  return *d < 0;
+}
+
+/* A number of recording r, `depth` numbers and operations away, in the table of a proof. */
+static bool proof_number(struct recording *r, dim_proof *p, uint32_t node, int depth, qn_dim *d) {
+  enum { DEEPEST = 64 };
+  const graph_node *n = &r->g->nodes[node];
+  qn_value v;
+  dim_op op;
+  qn_dim a, b;
+  if (!n->type.weak || n->type.dtype != WEAK_INT || depth > DEEPEST || --p->left < 0) return false;
+  if (graph_const_value(r->g, node, &v)) return *d = dim_const(&p->t, v.u.i), true;
+  if (n->kind == NODE_OP && n->op == OP_neg)
+    return proof_number(r, p, n->in[0], depth + 1, &a) && (*d = dim_make(&p->t, DIM_SUB, 0, a), true);
+  if (n->kind == NODE_OP && n->nin == 2 && dim_op_of((op_id)n->op, &op)) {
+    if (!proof_number(r, p, n->in[0], depth + 1, &a) || !proof_number(r, p, n->in[1], depth + 1, &b)) return false;
+    return *d = dim_make(&p->t, op, a, b), true;
+  }
+  if (n->kind != NODE_INPUT) return false;
+  uint32_t k = n->payload.input;
+  if (r->arm && r->count == k + 1) return proof_count(r, p, node, depth, d);
+  if (r->arm) return k >= r->carries && proof_number(r->outer, p, r->captures[k], depth + 1, d);
+  if (sizes_of_number(r, node, &a)) return proof_size(r, p, a, depth, d);
+  v = node < r->vals_cap ? r->vals[node] : value_unset();
+  if (!value_is(v, TAG_INT) || !key_number(&r->observed_nodes, node)) return false;
+  return *d = dim_const(&p->t, v.u.i), true;
+}
+
+/* A size of a proof as one of the recording outside of all arms. */
+static qn_dim proof_outside(const dim_table *p, dim_table *t, qn_dim d) {
+  int64_t c;
+  if (dim_is_const(p, d, &c)) return dim_const(t, c);
+  const dim_expr e = p->exprs[~d];
+  if (e.op == DIM_SYMBOL) return ~(qn_dim)e.ref;
+  return dim_make(t, (dim_op)e.op, proof_outside(p, t, e.a), proof_outside(p, t, e.b));
+}
+
+/* Is size d of arm r never negative, in no turn? What must hold of sizes outside of all arms, so that this is so, becomes facts. */
+static bool holds_in_turns(struct recording *r, qn_dim d) {
+  if (range_of_size(r, d).low >= 0) return true;
+  if (!r->arm) return false;
+  enum { NUMBERS = 512 /* looked at */ };
+  arena a;
+  dim_proof p;
+  arena_init(&a, r->vm);
+  dim_proof_init(&p, &a);
+  p.left = NUMBERS;
+  dim_table *t = &rec_base(r)->g->dims;
+  bool ok = proof_size(r, &p, d, 0, &d) && !a.failed;
+  if (ok && !dim_proves(&p, d)) {
+    ok = dim_demands(&p, d);
+    for (int i = 0; ok && i < p.ndemands; i++) dim_assume(t, 0, DIM_LE, proof_outside(&p.t, t, p.demands[i]));
+  }
+  arena_free(&a);
+  if (error_pending(r->vm)) error_clear(r->vm); /* of memory: then it is not known */
+  return ok;
+}
+
+/* The host ints outside of all arms that the numbers of loops around arm r lie between are guarded, as sizes are. Were any not guarded? */
+static bool pin_ends(struct recording *r) {
+  struct recording *base = rec_base(r), *active = r->vm->rec;
+  uint32_t before = base->nobserved;
+  for (struct recording *body = r; body->arm; body = body->outer) {
+    const uint32_t ends[2] = {body->count_from, body->count_to};
+    for (int i = 0; i < 2 && body->count; i++) {
+      struct recording *x = body->outer;
+      uint32_t node = ends[i];
+      for (; x->arm && x->g->nodes[node].kind == NODE_INPUT && x->g->nodes[node].payload.input >= x->carries;
+           x = x->outer)
+        node = x->captures[x->g->nodes[node].payload.input];
+      qn_dim d;
+      if (x->arm || !x->capturing || graph_const_value(x->g, node, &(qn_value){0}) || sizes_of_number(x, node, &d))
+        continue;
+      qn_value v = rec_value_of(x, node);
+      if (!value_is(v, TAG_INT) || rec_is_data(x, v)) continue;
+      r->vm->rec = x;
+      (void)observe_size(r->vm, v);
+      r->vm->rec = active;
+    }
+  }
+  if (error_pending(r->vm)) error_clear(r->vm); /* of memory: then it is not guarded */
+  return base->nobserved > before;
+}
+
+/* As holds_in_turns, if necessary with guards on the values of numbers and sizes. */
+static bool holds_guarded(struct recording *r, qn_dim d) {
+  return holds_in_turns(r, d) || (pin_ends(r) && holds_in_turns(r, d)) || (sizes_pin_all(r) && holds_in_turns(r, d));
+}
+
+/* Does a fact hold wherever the numbers lie, if necessary guarded ones? */
 static bool fact_holds(struct recording *r, const dim_fact *f) {
   dim_table *t = &r->g->dims;
   if (f->relation != DIM_LE && f->relation != DIM_LT)
     return true; /* nothing relies on two sizes being different, and none are said to be equal */
   qn_dim more = dim_make(t, DIM_SUB, f->b, f->a);
-  return range_of_size(r, more).low >= (f->relation == DIM_LT);
+  return holds_guarded(r, f->relation == DIM_LT ? dim_make(t, DIM_SUB, more, 1) : more);
 }
 
 bool sizes_pin_all(struct recording *r) {
@@ -1018,7 +1183,7 @@ bool sizes_hold(struct recording *r) {
   for (; r->sized < t->nfacts; r->sized++) {
     const dim_fact f = t->facts[r->sized];
     if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
-    if (!fact_holds(r, &f) && !(sizes_pin_all(r) && fact_holds(r, &f))) return rec_give_up(r, BREAK_branch);
+    if (!fact_holds(r, &f)) return rec_give_up(r, BREAK_branch);
   }
   return true;
 }
@@ -1029,11 +1194,16 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
   int64_t c;
   qn_dim more = dim_make(t, DIM_SUB, b, a);
   if (dim_is_const(t, more, &c)) return c >= 0;
-  if (dim_is_number(t, more))
-    return range_of_size(vm->rec, more).low >= 0 || (sizes_pin_all(vm->rec) && range_of_size(vm->rec, more).low >= 0);
+  if (dim_is_number(t, more)) return holds_guarded(vm->rec, more);
   if (dim_hint(t, more) < 0) return false;
   dim_assume(t, a, DIM_LE, b);
   return true;
+}
+
+bool rec_size_certain(qn_vm *vm, int64_t a, int64_t b) {
+  dim_table *t = rec_dims(vm);
+  qn_dim more = dim_make(t, DIM_SUB, b, a);
+  return dim_is_number(t, more) ? holds_in_turns(vm->rec, more) : rec_size_ordered(vm, a, b);
 }
 
 int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {

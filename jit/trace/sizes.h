@@ -38,6 +38,9 @@ typedef struct size_wish {
  * which are others than those that were guarded as sizes: these are symbolic, too. */
 size_wish *size_wish_of(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                         const qn_value *scalars, text_buf *why);
+/* The wish for the recording of a call that differs from this pattern in more than sizes, by dtypes or structure: what is symbolic there varies here,
+ * too. Owned; NULL if there is nothing symbolic, or memory is short. */
+size_wish *size_wish_like(qn_vm *vm, const pattern *p);
 void size_wish_free(qn_vm *vm, size_wish *w);
 
 /* Puts symbols in place of the sizes of an array that becomes input `input` of the recording, where the wish says so. `part` is its number in
