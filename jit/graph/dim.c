@@ -306,6 +306,8 @@ bool dim_nonnegative(const dim_table *t, qn_dim d) {
 static qn_dim make_division(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   int64_t c;
   if (a == 0) return 0;
+  if (dim_is_const(t, b, &c) && c < 0 && c > -INT64_MAX && op == DIM_FLOORDIV)
+    return make_division(t, op, dim_make(t, DIM_SUB, 0, a), -c);
   if (!dim_is_const(t, b, &c) || c <= 0) return raw(t, op, a, b);
   if (c == 1) return op == DIM_MOD ? 0 : a;
   sum whole = {0}, rest = {0};

@@ -452,7 +452,7 @@ GIVEN = ["fn gives(ws, x, b) = ws", "fn gives(ws, x, b) = (map(ws, fn(v) LEAF(v)
          "fn gives(ws, x, b) = map(walk(ws, x), fn(p) p[0] * p[1])", "fn gives(ws, x, b) { let l = (x,); for v in ws { l = append(l, LEAF(v) * x) }; if sum(x) > 0.5 { l } else { (g(ws, x, b), l) } }"]
 
 
-def bound(rng, loop, number):
+def held_by_let(rng, loop, number):
     """The header of a loop over what a variable holds."""
     m = re.match(r"(.*)for (.*?) in (.*?) \{(.*)$", loop)
     l = f"l{number}"
@@ -468,7 +468,7 @@ def made_of(seed, text, given):
 
     def loop(_):
         made = re.sub(r"LEAF\((\w)\)", lambda m: "(" + re.sub(r"\bw\b", m.group(1), item) + ")", rng.choice(MADE))
-        return bound(rng, made, next(n)) if rng.random() < 0.4 else made
+        return held_by_let(rng, made, next(n)) if rng.random() < 0.4 else made
 
     text = re.sub(r"for w in ws \{", loop, text)
     if not given or rng.random() < 0.5:

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "graph_random.h"
+#include "jit/graph/dim_bounds.h"
 #include "lang/mem.h"
 
 static arena memory;
@@ -60,6 +61,8 @@ START_TEST(constants_fold_and_negative_ones_are_kept) {
   ck_assert_int_eq(make(DIM_FLOORDIV, dim_const(&t, -7), 2), dim_const(&t, -4));
   ck_assert_int_eq(make(DIM_MOD, dim_const(&t, -7), 2), 1);
   ck_assert_int_eq(make(DIM_FLOORDIV, 7, 0), 0);
+  ck_assert_int_eq(make(DIM_FLOORDIV, n, dim_const(&t, -1)), make(DIM_SUB, 0, n));
+  ck_assert_int_eq(make(DIM_FLOORDIV, make(DIM_SUB, 0, n), dim_const(&t, -2)), make(DIM_FLOORDIV, n, 2));
   ck_assert_int_eq(dim_mul(&t, (qn_dim)1 << 40, (qn_dim)1 << 40), INT64_MAX); /* saturates */
   ck_assert_int_eq(dim_make(NULL, DIM_SUB, 3, 5), -2);                        /* plain numbers */
 }
@@ -181,6 +184,71 @@ START_TEST(rules_of_shape_take_symbols) {
 }
 END_TEST
 
+/* A proof with a size `n`, a number `turn` of a loop that goes from 0 to n, and a number inner of one that goes from 1 to `turn`. */
+static dim_proof proof;
+static qn_dim extent, turn, inner;
+
+static void begin_proof(void) {
+  dim_proof_init(&proof, &memory);
+  extent = dim_symbol(&proof.t, DIM_FROM_INPUT, 0, 0, 8, "n");
+  turn = dim_symbol(&proof.t, DIM_FROM_NODE, 1, 0, 0, NULL);
+  inner = dim_symbol(&proof.t, DIM_FROM_NODE, 2, 0, 0, NULL);
+  dim_proof_bound(&proof, extent, (dim_bound){BOUND_SIZE, true, 2, 0});
+  dim_proof_bound(&proof, turn, (dim_bound){BOUND_ENDS, true, 0, dim_sub(&proof.t, extent, 1)});
+  dim_proof_bound(&proof, inner, (dim_bound){BOUND_ENDS, true, 1, dim_sub(&proof.t, turn, 1)});
+}
+
+static qn_dim of(dim_op op, qn_dim a, qn_dim b) { return dim_make(&proof.t, op, a, b); }
+
+START_TEST(numbers_of_loops_lie_within_their_ends) {
+  begin_proof();
+  qn_dim left = of(DIM_SUB, extent, turn), three = of(DIM_ADD, turn, 3);
+  ck_assert(dim_proves(&proof, of(DIM_SUB, left, 1)));
+  ck_assert(!dim_proves(&proof, of(DIM_SUB, left, 2)));
+  ck_assert(dim_proves(&proof, of(DIM_SUB, of(DIM_SUB, turn, inner), 1)));
+  ck_assert(dim_proves(&proof, of(DIM_SUB, of(DIM_MIN, three, extent), turn)));
+  ck_assert(dim_proves(&proof, of(DIM_SUB, of(DIM_MUL, turn, turn), turn)) ==
+            false); /* (it is so of ints, not of all between them) */
+  ck_assert(dim_proves(&proof, of(DIM_MUL, of(DIM_SUB, left, 1), of(DIM_ADD, inner, 1))));
+  qn_dim last = of(DIM_SUB, of(DIM_FLOORDIV, of(DIM_ADD, extent, 3), 4), 1);
+  ck_assert(dim_proves(&proof, of(DIM_SUB, of(DIM_SUB, extent, of(DIM_MUL, last, 4)), 1)));
+  ck_assert(dim_demands(&proof, of(DIM_SUB, left, 3)) == false); /* 8 - 7 is less */
+  ck_assert(dim_demands(&proof, of(DIM_SUB, of(DIM_FLOORDIV, extent, 2), 3)));
+  ck_assert_int_eq(proof.ndemands, 1);
+}
+END_TEST
+
+static qn_dim random_size(rng *r, int depth) {
+  static const uint8_t ops[] = {DIM_ADD, DIM_SUB, DIM_SUB, DIM_MUL, DIM_FLOORDIV, DIM_MOD, DIM_MIN, DIM_MAX};
+  const qn_dim leaves[] = {extent, extent, turn, turn, inner, 1, 2, 3};
+  dim_op op = (dim_op)ops[rng_below(r, 8)];
+  if (!depth || rng_below(r, 4) == 0) return leaves[rng_below(r, 8)];
+  qn_dim a = random_size(r, depth - 1);
+  return of(op, a, op == DIM_FLOORDIV || op == DIM_MOD ? 1 + rng_below(r, 4) : random_size(r, depth - 1));
+}
+
+START_TEST(what_is_proved_holds_for_all_numbers) {
+  rng r = {7};
+  int proved = 0;
+  for (int times = 0; times < 4000; times++) {
+    begin_proof();
+    qn_dim d = of(DIM_SUB, random_size(&r, 3), random_size(&r, 2));
+    if (!dim_proves(&proof, d)) continue;
+    proved++;
+    int64_t values[64] = {0};
+    for (int64_t x = 2; x < 10; x++)
+      for (int64_t y = 0; y < x; y++)
+        for (int64_t z = 1; z < y; z++) {
+          values[~extent] = x;
+          values[~turn] = y;
+          values[~inner] = z;
+          ck_assert_msg(dim_eval(&proof.t, d, values) >= 0, "n = %d, i = %d, j = %d", (int)x, (int)y, (int)z);
+        }
+  }
+  ck_assert_int_gt(proved, 500);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("graph dims");
   struct {
@@ -194,6 +262,8 @@ int main(void) {
       {tcase_create("normal_forms_have_the_same_values"), normal_forms_have_the_same_values},
       {tcase_create("endless_expressions_are_specialised"), endless_expressions_are_specialised},
       {tcase_create("rules_of_shape_take_symbols"), rules_of_shape_take_symbols},
+      {tcase_create("numbers_of_loops_lie_within_their_ends"), numbers_of_loops_lie_within_their_ends},
+      {tcase_create("what_is_proved_holds_for_all_numbers"), what_is_proved_holds_for_all_numbers},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     tcase_add_checked_fixture(cases[i].t, setup, teardown);
