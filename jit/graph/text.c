@@ -13,7 +13,8 @@
  *   region  = "{" graph "}"
  *
  *           ("const data": the elements stand elsewhere, see graph_store)
- *           (before the text of a graph value stands "source N = HASH" for each source text that its sites are in: jit/trace/graphs.c)
+ *           (before the text of a graph value stands "source N = HASH" for each source text that its sites are in: jit/trace/graphs.c; and a line that says
+ *           how it is called, if the graph does not: jit/trace/call_text.c)
  *
  * What stands between # and the end of a line is a comment; printed are those that name the calls that nodes came from (composites.h).
  * Inputs are declared at the top; their nodes come where the numbering leaves room for them. Elements of constants are exact:

@@ -1,7 +1,8 @@
 /* graph(...): making, reading and rewriting graphs as values of the language. (What such a value is and how it is called is in body.c.)
  *
  * From a call: the specialization that serves the call has the graph, pattern and template. Whatever the call took from elsewhere (captured
- * values, globals, defaults) is bound as it is now. From a text: every input is an argument; one output is the result, several are a list.
+ * values, globals, defaults) is bound as it is now. From a text: it is called as the line for that says (call_text.c); where there is none, every input
+ * is an argument; one output is the result, several are a list.
  *
  * Reading: the fields nodes, inputs and outputs are lists of records.
  *
@@ -15,6 +16,7 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
+#include "jit/trace/call_text.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/gradients.h"
 #include "jit/graph/composites.h"
@@ -416,25 +418,23 @@ bool graph_distrust(graph *g) {
   return true;
 }
 
-qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
-  char why[256] = "";
-  sources known = {.vm = vm};
-  const char *from = read_sources(&known, text->text);
-  graph *g = strlen(text->text) == text->len ? graph_parse(from, why, sizeof why) : NULL;
-  if (g) keep_places(&known, g);
-  if (!g || !graph_runnable(g, why, sizeof why) || !graph_unprove(g)) {
-    if (g && (g->arena.failed || !why[0])) snprintf(why, sizeof why, "out of memory");
-    if (g) graph_free(g);
-    return raise_error(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
-                       why[0] ? why : "it holds a NUL");
-  }
-  graph_body *b = body_new(vm);
-  if (!b) {
-    graph_free(g);
-    return value_error();
-  }
-  b->call.graph = g;
-  b->code.anchor.name = "graph";
+/* The line that says how a graph is called, if one stands at *from, which is moved behind it; owned, or NULL with *ok false or true. */
+static char *take_call(qn_vm *vm, const char **from, size_t *bytes, bool *ok) {
+  const char *line = *from + strspn(*from, " \n");
+  *ok = true;
+  if (strncmp(line, "call ", 5) != 0) return NULL;
+  size_t n = strcspn(line, "\n");
+  *from = line + n;
+  char *copy = mem_alloc(vm, *bytes = n + 1);
+  if (!copy) return *ok = false, NULL;
+  memcpy(copy, line, n);
+  copy[n] = 0;
+  return copy;
+}
+
+/* Fills in how a graph is called whose text does not say it. */
+static bool plain_call(qn_vm *vm, graph_body *b) {
+  const graph *g = b->call.graph;
   bool ok = true;
   for (uint32_t i = 0; i < g->ninputs && ok; i++)
     ok = pattern_add_input(vm, &b->call.pattern, &g->nodes[g->inputs[i]].type, i);
@@ -443,8 +443,48 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
   if (ok && g->noutputs > 1) t->tpls[t->n++] = (tpl){.kind = TPL_LIST, .n = g->noutputs, .value = value_nil()};
   for (uint32_t i = 0; i < g->noutputs && ok; i++)
     t->tpls[t->n++] = (tpl){.kind = TPL_OUTPUT, .output = i, .value = value_nil()};
-  qn_value result = ok ? body_value(vm, b, NULL) : value_error();
+  return ok;
+}
+
+/* The graph value of a graph that was read (taken over). `call`: the line that says how it is called, or NULL. */
+static qn_value value_of_text(qn_vm *vm, graph *g, const char *call) {
+  graph_body *b = body_new(vm);
+  if (!b) {
+    graph_free(g);
+    return value_error();
+  }
+  b->call.graph = g;
+  b->code.anchor.name = "graph";
+  char why[256] = "";
+  size_t bytes = (g->ninputs + (size_t)1) * sizeof(qn_value);
+  qn_value *values = mem_zalloc(vm, bytes), result = value_error(); /* numbers, which need not be released */
+  bool ok = values && (call ? call_text_read(vm, call, b, values, why, sizeof why) : plain_call(vm, b));
+  if (ok) result = body_value(vm, b, values);
+  if (values) mem_free(vm, values, bytes);
   body_release(vm, b);
+  if (why[0]) raise_error(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s", why);
+  return result;
+}
+
+qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
+  char why[256] = "";
+  sources known = {.vm = vm};
+  const char *from = read_sources(&known, text->text);
+  size_t bytes;
+  bool room;
+  char *call = take_call(vm, &from, &bytes, &room);
+  if (!room) return value_error();
+  graph *g = strlen(text->text) == text->len ? graph_parse(from, why, sizeof why) : NULL;
+  if (g) keep_places(&known, g);
+  bool runs = g && graph_runnable(g, why, sizeof why) && graph_unprove(g);
+  qn_value result = runs ? value_of_text(vm, g, call) : value_error();
+  if (call) mem_free(vm, call, bytes);
+  if (!runs) {
+    if (g && (g->arena.failed || !why[0])) snprintf(why, sizeof why, "out of memory");
+    if (g) graph_free(g);
+    return raise_error(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
+                       why[0] ? why : "it holds a NUL");
+  }
   return result;
 }
 
@@ -538,6 +578,7 @@ static void graph_text(qn_value v, text_buf *out) {
   if (s.vm) collect_sources(&s, g);
   for (uint32_t i = 0; i < s.n; i++)
     text_addf(out, "source %u = %08x\n", (unsigned)s.list[i], (unsigned)source_hash(source_get(s.vm, s.list[i])));
+  call_text_write(v, out);
   graph_print(g, out);
   if (out->len > from && out->text && out->text[out->len - 1] == '\n') out->text[--out->len] = 0;
 }
