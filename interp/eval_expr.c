@@ -522,6 +522,10 @@ static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   if (value_is(x, TAG_RECORD)) return fail_record_index(vm, x, i);
   index_item item;
   bool array = value_is(x, TAG_ARRAY);
+  if (op_deferred(vm) && value_is(x, TAG_LIST)) {
+    qn_value r = rec_item_by_data(vm, x, i);
+    if (!value_is(r, TAG_UNSET)) return r;
+  }
   if (!index_item_of(vm, i, !array, &item)) return value_error();
   if (array && !rec_try_index(vm, x, &item, 1)) return value_error();
   return array ? op_index(vm, x, &item, 1) : index_get(vm, x, &item, 1);

@@ -498,6 +498,7 @@ qn_value builtin_progress(qn_vm *vm, const qn_value *args) {
   if (!sequence_of(vm, "progress", args[0], &s) || !arg_str(vm, "progress", "a text as label", args[1], &label))
     return value_error();
   if (!on_terminal(vm, 2)) return value_retain(args[0]);
+  if (!rec_effect(vm, "progress")) return value_error();
   qn_value out;
   if (value_is(args[0], TAG_RANGE)) {
     const qn_range *r = value_range(args[0]);

@@ -177,6 +177,8 @@ static inline void rec_leave(qn_vm *vm) {
 /* `what` is about to happen for the one time that it does. False with an error raised where the program may not come to it: in an arm of a branch or a
  * loop, of which no more is captured then, and where pending work fails, which is done first. */
 QN_MUST_CHECK bool rec_once(qn_vm *vm, const char *what);
+/* `what` must happen in order and cannot be in a graph: ends a capture in progress. False with an error raised if pending work has failed. */
+QN_MUST_CHECK bool rec_effect(qn_vm *vm, const char *what);
 /* Must every call of a function of the program be announced by rec_enter, also if it has nothing to do with arrays? */
 static inline bool rec_hears_calls(const qn_vm *vm) { return vm->rec != NULL; }
 
@@ -564,6 +566,12 @@ QN_MUST_CHECK qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value numbe
 /* list[i], for any value i; borrows both. Owned; the error value; or unset: the item is that of the ordinary list, which takes the place of *list
  * (owned). */
 QN_MUST_CHECK qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i);
+/* Is a number made of data, in a captured call that may choose by it? Not where errors have handlers, who would see words about an array in place of those
+ * about a list; nor where lanes differ; nor in gradients, which give zeros, or zeros of another sign, to what is not chosen, where it would have none. */
+bool rec_chosen_by_data(const qn_vm *vm, qn_value i);
+/* list[i] of an ordinary list whose items are alike, for an i that is made of data: the items are stacked. Borrows both. Owned; the error value; or unset:
+ * i must be known. */
+QN_MUST_CHECK qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i);
 /* What is made of stacked lists, and of arrays as lists of their rows (stacked_ops.c): some of their items; all from the last one on; with numbers, from
  * `start` on; k of them side by side; two lists, one of which is stacked, joined; the arrays of a list behind one another. Operands are borrowed. Owned, or the
  * error value; unset: it is to be made of ordinary lists. */

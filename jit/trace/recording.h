@@ -249,8 +249,6 @@ QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
 /* Called for a function whose anchor was not asked (NULL: it has none). True: make the call by rec_call. False: it has been counted, in the
  * recording in progress or at the anchor. */
 bool rec_callee(qn_vm *vm, jit_anchor *callee);
-/* `what` must happen in order and cannot be in a graph: ends a capture in progress. False with an error raised if pending work has failed. */
-QN_MUST_CHECK bool rec_effect(qn_vm *vm, const char *what);
 /* Removes the function with this id from the part lists of all recordings of the VM. */
 void recs_forget_part(qn_vm *vm, uint32_t id);
 /* Begins an arm of a branch: a hollow recording inside `outer`, whose values become inputs where they are used. The second arm of two is

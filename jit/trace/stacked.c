@@ -381,6 +381,60 @@ qn_value rec_unstacked(qn_vm *vm, qn_value list) {
   return out ? value_obj(TAG_LIST, out) : value_error();
 }
 
+/* ---- items of ordinary lists, by numbers made of data ---------------------------------------------------------------------------------- */
+
+enum { CHOSEN_ITEMS = 64, CHOSEN_ELEMENTS = 1 << 14 /* all of them are copied each time */ };
+
+bool rec_chosen_by_data(const qn_vm *vm, qn_value i) {
+  const struct recording *r = vm->rec;
+  if (!r) return false;
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  bool number = value_is(i, TAG_INT) && value_node(i);
+  bool array = value_is(i, TAG_ARRAY) && dtype_is_int((qn_dtype)value_array(i)->dtype) && !value_array(i)->rank;
+  if ((!number && !array) || !base->capturing || base->tries || base->trying || base->lanes || base->vmap_held.on)
+    return false;
+  if (r->arm ? r->lenient : r->hollow) return false;
+  return !rec_has_lanes(vm) && !vmap_aside(r) && !rec_derivatives(r) && rec_is_data(r, i);
+}
+
+/* The dtype in which items can be stacked: arrays of one dtype and one shape, or numbers of one kind. QN_DTYPE_COUNT: they cannot. */
+static qn_dtype dtype_of_items(qn_vm *vm, const qn_list *l) {
+  qn_value first = l->items[0];
+  int64_t sizes[ARRAY_MAX_RANK], others[ARRAY_MAX_RANK];
+  bool array = value_is(first, TAG_ARRAY);
+  if (array ? value_array(first)->rank == ARRAY_MAX_RANK || value_array(first)->size > CHOSEN_ELEMENTS / l->len
+            : !value_is(first, TAG_FLOAT) && !value_is(first, TAG_INT))
+    return QN_DTYPE_COUNT;
+  if (array) rec_sizes(vm, first, sizes);
+  for (uint32_t k = 1; k < l->len; k++) {
+    qn_value v = l->items[k];
+    if (value_tag_of(v) != value_tag_of(first)) return QN_DTYPE_COUNT;
+    if (!array) continue;
+    const qn_array *a = value_array(first), *b = value_array(v);
+    if (a->dtype != b->dtype || a->rank != b->rank) return QN_DTYPE_COUNT;
+    rec_sizes(vm, v, others);
+    if (memcmp(sizes, others, a->rank * sizeof *sizes)) return QN_DTYPE_COUNT;
+  }
+  return array ? (qn_dtype)value_array(first)->dtype : value_is(first, TAG_INT) ? QN_i64 : QN_f64;
+}
+
+qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i) {
+  const qn_list *l = value_list(list);
+  if (!l->len || l->len > CHOSEN_ITEMS || l->head.aux == OBJ_PROGRESS || !rec_chosen_by_data(vm, i))
+    return value_unset();
+  qn_dtype dtype = dtype_of_items(vm, l);
+  if (dtype == QN_DTYPE_COUNT) return value_unset();
+  qn_value all = op_stack(vm, l->items, (int)l->len, 0, dtype);
+  if (value_is_error(all)) return all;
+  index_item item = {.kind = INDEX_ARRAY, .array = i};
+  qn_value out = op_index(vm, all, &item, 1);
+  value_release(vm, all);
+  if (value_is_error(out) || value_is(l->items[0], TAG_ARRAY)) return out;
+  qn_value number = rec_host_number(vm, out, dtype == QN_i64 ? WEAK_INT : WEAK_FLOAT);
+  value_release(vm, out);
+  return number;
+}
+
 /* How deep in results and arguments stacked lists are looked for, and among how many parts. Results of graphs have no more of them; of values that the
  * interpreter has, in which parts may lie many times over, it is looked at the first levels: value_and_grad gives (value, gradients), and these may be of
  * several arguments that have such lists as deep as places are (stack_place). */
