@@ -355,7 +355,7 @@ static void body_find(session *s, const char *code, body_parts *b) {
   config->write = write;
 }
 
-/* Runs `verb(f, arguments)` for an argument f(arguments). Any other code becomes the body of a function: `verb(fn() code)`. What it assigns are
+/* Runs `verb(f, arguments)` for an argument f(arguments), and `verb(f)`, which is of its last call, for the name of a function. Any other code becomes the body of a function: `verb(fn() code)`. What it assigns are
  * parameters, `verb(fn(z) { z = z + 1; z }, z)`, so that the session's variables stay as they are. */
 static void ask(session *s, const char *verb, const char *argument) {
   if (!*argument) {
@@ -384,8 +384,13 @@ static void ask(session *s, const char *verb, const char *argument) {
   call = call && !has_keywords(argument, highlights, open + 1, len - 1) &&
          chain_value(s->vm, argument, highlights, 0, open, &f) && value_is(f, TAG_FN) &&
          value_fn(f)->head.flags != FN_BUILTIN;
+  bool named = !open && chain_begin(argument, highlights, len) == 0 &&
+               chain_value(s->vm, argument, highlights, 0, len, &f) && value_is(f, TAG_FN) &&
+               value_fn(f)->head.flags != FN_BUILTIN;
   text_buf t = {0};
-  if (call) {
+  if (named) {
+    text_addf(&t, "%s(%s)", verb, argument);
+  } else if (call) {
     bool any = strspn(argument + open + 1, " \t") < len - open - 2;
     text_addf(&t, "%s(%.*s%s%.*s)", verb, (int)open, argument, any ? ", " : "", (int)(len - open - 2),
               argument + open + 1);

@@ -139,6 +139,15 @@ bool plan_wait(qn_vm *vm, void *const *served) {
   return true;
 }
 
+/* The call has failed. Is it one without arguments of a function that needs some, which asks for the call that was served last? Then the error is
+ * cleared. */
+static bool asks_last(qn_vm *vm, const jit_anchor *a, int nargs) {
+  const anchor_specializations *list = a->entries;
+  if (nargs || !list->first || !error_catchable(vm) || vm->error->id != E_arity || vm->error->at.source) return false;
+  error_clear(vm);
+  return true;
+}
+
 bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int nargs, served *s) {
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
@@ -157,6 +166,8 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   bool direct = value_fn(fn)->head.flags == FN_BUILTIN && !op_deferred(vm);
   qn_value result = direct ? call_builtin(vm, a, fn, args, nargs) : vm->hooks.call(vm, fn, args, nargs, value_nil());
   asking_end(&was);
+  const bool last = value_is_error(result) && asks_last(vm, a, nargs);
+  if (last) vm->asked.served = ((anchor_specializations *)a->entries)->first, result = value_nil();
   if (value_is_error(result)) return false;
   break_reason refused = (break_reason)vm->asked.refused;
   value_release(vm, result);

@@ -871,6 +871,8 @@ def case_commands(place):
     p.answer("fn step(x) = sum(tanh(x) * 2)")
     p.type(ctrl("l") + ":explain step(x)\r")
     p.wait(lambda: any("one graph, 1 kernel" in r for r in p.screen.lines()), "the report", 60)
+    p.type(ctrl("l") + ":explain step\r")
+    p.wait(lambda: any("one graph, 1 kernel" in r for r in p.screen.lines()), "the report of the last call", 60)
     p.type(ctrl("l") + ":graph step(x)\r")
     p.wait(lambda: any("tanh" in r and "%" in r for r in p.screen.lines()), "the graph")
     p.type(ctrl("l") + ":code step(x)\r")
