@@ -232,16 +232,11 @@ static int64_t roll_kept(qn_vm *vm, int64_t *n, int64_t shift, bool symbolic) {
 
 /* roll by a number that is made of data: takes the elements by their indices. */
 static qn_value roll_by_data(qn_vm *vm, qn_value x, qn_value shift, int axis, int64_t n) {
-  qn_value at = op_iota(vm, QN_i64, 1, &n, 0);
-  const struct step {
-    op_id op;
-    qn_value by;
-  } steps[] = {{OP_sub, op_binary(vm, OP_mod, shift, value_int(n))}, {OP_mod, value_int(n)}};
-  for (int k = 0; k < 2; k++) {
-    qn_value next =
-        value_is_error(at) || value_is_error(steps[k].by) ? value_error() : op_binary(vm, steps[k].op, at, steps[k].by);
+  qn_value size = rec_size_number(vm, n), by = value_is_error(size) ? size : op_binary(vm, OP_mod, shift, size);
+  qn_value at = value_is_error(by) ? by : op_iota(vm, QN_i64, 1, &n, 0);
+  for (int k = 0; k < 2 && !value_is_error(at); k++) {
+    qn_value next = k ? op_binary(vm, OP_mod, at, size) : op_binary(vm, OP_sub, at, by);
     value_release(vm, at);
-    value_release(vm, steps[k].by);
     at = next;
   }
   qn_value out = value_is_error(at) ? at : op_take(vm, x, at, axis);
@@ -261,18 +256,17 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
         "roll: one axis takes one shift; several are rolled one after the other: x.roll(1, axis: 0).roll(1, "
         "axis: 1)");
   }
-  bool by_data = value_is(args[1], TAG_INT) && rec_chosen_by_data(vm, args[1]);
-  if ((!by_data && !arg_int(vm, "roll", "an int as shift", args[1], &shift)) ||
-      !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis) || !rec_sizes_of_call(vm, x, sizes))
+  bool by_data = value_is(args[1], TAG_INT) && rec_chosen_by_data(vm, args[1]), symbolic = false;
+  if (!by_data && !arg_int(vm, "roll", "an int as shift", args[1], &shift)) return value_fail(vm, x);
+  /* The shift is asked for before the sizes are: it may end a capture, whose symbols these are. */
+  if (!by_data && value_node(args[1]) && !rec_bound(vm, args[1], &symbolic, &shift)) return value_fail(vm, x);
+  if (!arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis) || !rec_sizes_of_call(vm, x, sizes))
     return value_fail(vm, x);
-  if (by_data && sizes[axis] > 0) {
-    qn_value out = roll_by_data(vm, x, args[1], axis, sizes[axis]);
+  if (by_data) {
+    qn_value out = sizes[axis] ? roll_by_data(vm, x, args[1], axis, sizes[axis]) : value_retain(x);
     value_release(vm, x);
     return out;
   }
-  if (by_data && !arg_int(vm, "roll", "an int as shift", args[1], &shift)) return value_fail(vm, x);
-  bool symbolic = false;
-  if (value_node(args[1]) && !rec_bound(vm, args[1], &symbolic, &shift)) return value_fail(vm, x);
   int64_t n = sizes[axis], kept = roll_kept(vm, &n, shift, symbolic);
   if (n == 0 || kept == n) return x;
   int64_t moved = dim_sub(rec_dims(vm), n, kept);
