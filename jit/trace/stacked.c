@@ -386,7 +386,7 @@ qn_value rec_unstacked(qn_vm *vm, qn_value list) {
 enum { CHOSEN_ITEMS = 64, CHOSEN_ELEMENTS = 1 << 14 /* all of them are copied each time */ };
 
 bool rec_chosen_by_data(const qn_vm *vm, qn_value i) {
-  const struct recording *r = vm->rec;
+  const struct recording *r = rec_now(vm);
   if (!r) return false;
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   bool number = value_is(i, TAG_INT) && value_node(i);
