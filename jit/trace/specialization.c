@@ -164,6 +164,15 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
     if (g->nodes[i].kind == NODE_OP)
       for (int k = 0; k < g->nodes[i].nin; k++) number[g->nodes[i].in[k]] = NEEDED;
   }
+  /* Too many: in place of what is computed from the numbers of the call these themselves must be as they are. */
+  const bool given = count > GUARDS_MAX;
+  if (given) count = 0;
+  for (uint32_t i = 1; i < g->n && given; i++) {
+    if (!number[i] || g->nodes[i].kind != NODE_INPUT)
+      number[i] = 0;
+    else
+      count += value_is_scalar(r->vals[i]) ? 1 : GUARDS_MAX + 1;
+  }
   if (count > GUARDS_MAX)
     *broken = BREAK_too_many_guards;
   else if (!count || (e->guards = mem_zalloc(vm, count * sizeof *e->guards)) != NULL)
@@ -178,6 +187,8 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
     if (n->kind == NODE_INPUT) {
       x->op = GUARD_INPUT;
       x->in[0] = n->payload.input;
+      x->compare = given;
+      if (given) x->value = value_plain(r->vals[i]);
     } else if (n->kind == NODE_CONST) {
       x->op = GUARD_CONST;
       x->value = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
@@ -189,7 +200,7 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
     }
     number[i] = ++at;
   }
-  for (uint32_t i = 0; i < r->nobserved && e->guards; i++) {
+  for (uint32_t i = 0; i < r->nobserved && e->guards && !given; i++) {
     if (data[r->observed[i].node]) continue;
     scalar_guard *x = &e->guards[number[r->observed[i].node] - 1];
     x->compare = true;
