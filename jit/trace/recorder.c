@@ -683,6 +683,7 @@ static rec_answer make_reading(struct recording *r, const builtin_def *def, span
   enum { HELD = 64 };
   qn_vm *vm = r->vm;
   struct recording *base = rec_base(r);
+  if (!vmap_advance(r)) return REC_FAILED;
   uint32_t held[HELD], n = nodes_held(r, held, HELD);
   qn_value number = value_float(1); /* in an arm any one will do */
   if (!r->arm) {

@@ -400,6 +400,7 @@ bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, in
   if (def->effect != BUILTIN_TAP && def->effect != BUILTIN_DRAWS && def->effect != BUILTIN_STATE &&
       def->effect != BUILTIN_RAISES)
     return true;
+  if (!vmap_advance(r)) return false;
   for (int i = 0; i < nargs; i++) {
     qn_value all = tree_rebuild_parts(vm, args[i], all_lanes, vm);
     if (value_is_error(all)) return false;
