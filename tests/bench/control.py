@@ -218,6 +218,18 @@ def power(x, n): return 1 if n == 0 else x * power(x, n - 1)
 def f(x): return power(x, 20)
 inputs = (np.ones(1000),)
 """),
+    "power_n": ("a recursive power of a scalar, 900 levels", """
+fn power(x, n) = if n == 0 { 1 } else { x * power(x, n - 1) }
+fn f(x, n) = power(x, n)
+let inputs = (f32(1.0001), 900)
+""", """
+def f(x, n): return lax.while_loop(lambda c: c[0] > 0, lambda c: (c[0] - 1, x * c[1]), (n, jnp.ones_like(x)))[1]
+inputs = (jnp.float32(1.0001), 900)
+""", """
+def power(x, n): return 1 if n == 0 else x * power(x, n - 1)
+def f(x, n): return power(x, n)
+inputs = (np.float32(1.0001), 900)
+"""),
     "jacobi": ("Jacobi by slice updates, 64 x 64, 100 sweeps", """
 fn f(u) { for _ in 0..100 { u[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]) }; u }
 let inputs = (arange(4096).reshape(64, 64) / 4096,)
