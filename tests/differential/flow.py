@@ -108,6 +108,8 @@ class Program:
         self.lists = random.Random(seed * 11 + 3) if seed >= 400_400_000 else None  # (likewise)
         if seed >= 400_000_000 and not self.twice and random.Random(seed * 7 + 8).random() < 0.5:
             self.has.add("kinds")
+        if seed >= 402_000_000 and not self.twice and random.Random(seed * 7 + 9).random() < 0.5:
+            self.has |= {"step", "chosen"}
         # (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
         if kind == "plain" and seed >= 140_000_000 and random.Random(seed * 7 + 4).random() < 0.5:
             self.has |= {"try", "refuse"}
@@ -755,8 +757,11 @@ class Program:
         return [Statement(f"let {name} = {{}} + {self.random.choice(['rand(len({}))', 'rand(len({}), key: key(3))', 'rand(len({}), dtype: {}.dtype)'])}", v, v, v)]
 
     def step(self, _):
-        """What no capture holds: a number that is a size, a mask, the length of a text, a clock, a call that asks for no compilation."""
-        type, text, *parts = self.random.choice([
+        """What no capture holds: a number that is a size, a mask, the length of a text, a clock, a call that asks for no compilation; and what data chooses."""
+        chosen = [("V", "({}, {}, {})[int({}) % 3]", "V", "V", "V", "S"), ("V", "({}, {}, {})[int({} * 2)]", "V", "V", "V", "S"), ("S", "({}, {})[int(abs({})) % 2]", "S", "S", "S"),
+                  ("S", "({}, {})[argmax({}) % 2]", "S", "S", "V"), ("V", "roll({}, int({} * 3))", "V", "S"), ("N", "(0.5, 2.0, 0.25)[int({}) % 3]", "S"),
+                  ("I", "(1, 0, 2)[int({}) % 3]", "S"), ("V", "map(progress((1, 2)), fn(k) {} * k)[int({}) % 2]", "V", "S")]
+        type, text, *parts = self.random.choice(("chosen" in self.has) * chosen + [
             ("S", "sum(zeros(int(clip({}, 0.0, 3.0))) + {})", "S", "S"), ("S", "sum({}[{} > {}])", "V", "V", "S"), ("I", "len(str({})) % 7", "S"),
             ("N", "time() * 0 + {}", "N"), ("V", "nojit(fn(v) v * 2)({})", "V"), ("I", "nonzero({} > {}).shape[0]", "V", "S"),
             ("V", "concat(({}[:1], zeros(int(clip({}, 0.0, 2.0))), {}))[:{}.shape[0]]", "V", "S", "V", "V")])
