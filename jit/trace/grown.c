@@ -346,7 +346,7 @@ qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item) {
   if (r && (r->arm || r->capturing)) {
     uint32_t number = counted_number(list);
     bool looks = stacked_mark(list) & COUNTED_LOOKS,
-         known = number <= rec_base(r)->ngrown && grown_of(r, number)->looks;
+         known = looks && number <= rec_base(r)->ngrown && grown_of(r, number)->looks;
     qn_value out = !looks  ? put_item(r, list, value_unset(), item)
                    : known ? look_at(r, number, list, item)
                            : value_error();
