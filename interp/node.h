@@ -317,7 +317,7 @@ typedef struct n_assign {
   uint8_t row; /* op_id */
 } n_assign;
 
-/* xs = append(xs, v), xs = xs.append(v) or xs += (v, w) for a local, in h.slot, or a global. While a loop is captured in which a list only grows,
+/* xs = append(xs, v), xs = xs.append(v), xs += (v, w) or xs = (..xs, v) for a local, in h.slot, or a global. While a loop is captured in which a list only grows,
  * the variable holds what the recorder puts there (rec_grows), and the items are handed to it. While a turn is recorded whose results are the
  * items that it adds to a global (turn_code.grown), they are added without a look at the list. */
 typedef struct n_grow {

@@ -415,11 +415,17 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
     items = ((const n_items *)b->b)->items;
     g.n = ((const n_items *)b->b)->n;
   }
+  const n_items *spread = a->value->eval == eval_list_spread ? (const n_items *)a->value : NULL;
+  if (spread && spread->items[0]->kind == N_SPREAD &&
+      reads_lvalue(((const n_one *)spread->items[0])->a, p, true)) { /* xs = (..xs, v) */
+    items = spread->items + 1;
+    g.n = spread->n - 1;
+    for (uint32_t i = 0; i < spread->n - 1; i++)
+      if (items[i]->kind == N_SPREAD) g.n = 0;
+  }
   if (!g.n) return plain;
-  if (g.callee)
-    call->stacks = STACKS_VALUE;
-  else
-    b->stacks = true;
+  if (g.callee) call->stacks = STACKS_VALUE;
+  if (a->value->kind == N_BINARY) b->stacks = true;
   n_grow *out = node_new(r, sizeof *out + g.n * sizeof *out->items, global ? eval_grow_global : eval_grow, n);
   if (!out || !note_grown(r, global ? p->cell : NULL, p->slot, g.callee != NULL)) return NULL;
   out->h.slot = p->slot;

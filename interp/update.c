@@ -372,13 +372,45 @@ static __attribute__((noinline, cold)) qn_value grow(qn_vm *vm, n_grow *n, qn_va
   return value_nil();
 }
 
+/* xs = (..xs, v), where xs holds a counted list. */
+static __attribute__((noinline, cold)) qn_value grow_counted(qn_vm *vm, n_grow *n, qn_value *fp) {
+  qn_value *mark = vm->sp;
+  if (!vm_enter(vm, n->n)) return raise_at(vm, n->h.at);
+  for (uint32_t i = 0; i < n->n; i++) { /* they may read the list */
+    qn_value v = eval(vm, n->items[i], fp);
+    if (value_stops(v)) return vm_pop_with(vm, mark, v);
+    *vm->sp++ = v;
+  }
+  qn_value all = value_retain(fp[n->h.slot]);
+  bool ok = true;
+  for (uint32_t i = 0; i < n->n && ok; i++) {
+    if (!value_is_counted(all)) { /* the capture has ended */
+      ok = list_own(vm, &all) && list_push(vm, value_list(all), value_retain(mark[i]));
+      continue;
+    }
+    qn_value more = rec_counted_append(vm, all, mark[i]);
+    ok = !value_is_error(more);
+    value_release(vm, all);
+    all = ok ? more : value_nil();
+  }
+  if (!ok) {
+    value_release(vm, all);
+    return vm_pop_with(vm, mark, raise_at(vm, n->h.at));
+  }
+  slot_set(vm, &fp[n->h.slot], all);
+  return vm_pop_with(vm, mark, value_nil());
+}
+
 qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
   if (value_is_stacked(fp[h->slot]) && !value_is_counted(fp[h->slot])) {
     qn_value list = rec_unstacked(vm, fp[h->slot]);
     if (value_is_error(list)) return raise_at(vm, h->at);
     slot_set(vm, &fp[h->slot], list);
   }
-  return rec_grows(vm, fp[h->slot]) ? grow(vm, (n_grow *)h, fp, &fp[h->slot]) : eval(vm, ((n_grow *)h)->plain, fp);
+  const n_grow *n = (const n_grow *)h;
+  if (((const n_assign *)n->plain)->value->eval == eval_list_spread && value_is_counted(fp[h->slot]))
+    return grow_counted(vm, (n_grow *)h, fp);
+  return rec_grows(vm, fp[h->slot]) ? grow(vm, (n_grow *)h, fp, &fp[h->slot]) : eval(vm, n->plain, fp);
 }
 
 /* Adds items to the list of a global, whose length is nothing that the recording in progress knows. */

@@ -519,8 +519,19 @@ static qn_value with_front(qn_vm *vm, const grown_items *g, uint32_t k, qn_value
                            uint32_t n) {
   qn_value *in = mem_alloc(vm, n * sizeof *in), both[2] = {value_error(), part};
   if (!in) return value_error();
-  for (uint32_t i = 0; i < n; i++) in[i] = leaves[(size_t)i * g->n + k];
-  both[0] = op_stack(vm, in, (int)n, 0, (qn_dtype)g->types[k].dtype);
+  bool same = true; /* as those of repeat((x,), n) */
+  for (uint32_t i = 0; i < n; i++) {
+    in[i] = leaves[(size_t)i * g->n + k];
+    same &= in[i].head == in[0].head && in[i].u.i == in[0].u.i;
+  }
+  both[0] = op_stack(vm, in, same ? 1 : (int)n, 0, (qn_dtype)g->types[k].dtype);
+  if (same && n > 1 && !value_is_error(both[0])) {
+    int64_t shape[ARRAY_MAX_RANK] = {n};
+    memcpy(shape + 1, g->types[k].shape, g->types[k].rank * sizeof *shape);
+    qn_value wide = op_broadcast(vm, both[0], g->types[k].rank + 1, shape);
+    value_release(vm, both[0]);
+    both[0] = wide;
+  }
   mem_free(vm, in, n * sizeof *in);
   if (value_is_error(both[0]) || value_is(part, TAG_UNSET)) return both[0];
   qn_value made = op_concat(vm, both, 2, 0);

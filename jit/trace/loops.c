@@ -1074,9 +1074,7 @@ bool rec_loop_refused(qn_vm *vm) {
 }
 
 /* May lists become counted ones? In lanes they may differ in length; and inside two gradients what reads items has other last bits. */
-static bool may_count(struct recording *r) {
-  return !rec_base(r)->lanes && way_may_exit(r) && rec_derivatives(r) < 2;
-}
+static bool may_count(struct recording *r) { return !rec_base(r)->lanes && way_may_exit(r) && rec_derivatives(r) < 2; }
 
 /* Is there a list in v that may become a counted one? */
 static bool may_grow_in(const counting *c, qn_value v, int depth) {

@@ -508,8 +508,9 @@ class Program:
         here = {"plain": q, "record": f"{q}.h", "tuple": f"{q}[1]"}[held]
         names = {"s": s, "v": v, "q": here, "i": i, "t": t}
         some = ["{q} = append({q}, {t})", "{q} = append({q}, {t} * {i})", "{q} += ({t},)"]
+        some += ["{q} = (..{q}, {t})"] if held == "plain" else []
         if first != "()":
-            some += ["{q} = append({q}, {q}[-1] * 0.9 + {s})", "{q} = append({q}, {q}[len({q}) - 1] + {t})", "{q} = append({q}, {q}[0] * {q}[-1])"]
+            some += ["{q} = append({q}, {q}[-1] * 0.9 + {s})", "{q} = append({q}, {q}[len({q}) - 1] + {t})", "{q} = append({q}, {q}[0] * {q}[-1])", "{q}[0] = {q}[-1] * 0.5"]
         more = [p.format(**names) for p in (r.choice(some), r.choice(some))]
         if held == "tuple":
             more = [f"let (a{q}, b{q}) = {q}", f"{q} = (a{q} * 0.9, append(b{q}, a{q} + {t}))"]
