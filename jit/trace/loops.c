@@ -510,6 +510,12 @@ static void note_turns(loop *l) {
   if (end > len && end <= INT32_MAX) l->turns_of_test = end - len;
 }
 
+/* Is it recorded for all lanes of a vmap? The interpreter refuses lists to them whose lengths differ. */
+static bool of_lanes(const struct recording *r) {
+  while (!r->aside && !r->lanes && r->arm) r = r->outer;
+  return r->aside || r->lanes;
+}
+
 /* The arms have been recorded, and it is known what is added: makes the buffers. False if it cannot be captured. */
 static bool counted_make(loop *l) {
   uint32_t k = 0;
@@ -522,6 +528,8 @@ static bool counted_make(loop *l) {
     x->plain |= !g->adds && !(g->stores && value_list(x->held)->len);
     x->made = !x->plain;
     if (x->made && !g->data && x->adds >= 0) return false; /* numbers that the host knows */
+    bool differs = x->adds < 0 || l->leaves || g->within || !(l->size || counted_turns(l));
+    if (x->made && g->adds && differs && of_lanes(l->r)) return false;
   }
   return counted_lists(l);
 }
