@@ -213,27 +213,29 @@ typedef struct forked {
   qn_vm *vm;
   n_block *n;
   qn_value *fp;
-  uint32_t from, to;
-  qn_value *slots[SITE_MAX],
-      *dead[SITE_MAX]; /* the variables that they rebind; those of them that nothing behind reads */
+  uint32_t from, to;         /* of the step in progress */
+  uint32_t first, end;       /* of all */
+  qn_value *slots[SITE_MAX]; /* the variables that they rebind; */
+  uint32_t locals[SITE_MAX]; /* of each its slot, or GLOBAL; */
+  qn_value *dead[SITE_MAX];  /* and those that nothing behind the step reads */
   int nslots, ndead;
 } forked;
+enum { GLOBAL = INT32_MAX };
 
 static bool add_slot(forked *f, global_cell *cell, uint32_t slot) {
-  const block_code *c = f->n->code;
   qn_value *at = cell ? &cell->value : &f->fp[slot];
   for (int i = 0; i < f->nslots; i++)
     if (f->slots[i] == at) return true;
   if (f->nslots == SITE_MAX) return false;
+  f->locals[f->nslots] = cell ? GLOBAL : slot;
   f->slots[f->nslots++] = at;
-  if (!cell && !is_kept(c, slot, f->to)) f->dead[f->ndead++] = at;
   return true;
 }
 
 /* Finds the variables. False: these are too many. */
 static bool find_slots(forked *f) {
   const block_code *c = f->n->code;
-  for (uint32_t i = f->from; i < f->to; i++) {
+  for (uint32_t i = f->first; i < f->end; i++) {
     const struct block_mark *a = &c->marks[i], *z = &c->marks[i + 1];
     for (uint32_t k = a->events; k < z->events; k++) {
       const struct event *e = &c->uses->events[k];
@@ -255,6 +257,20 @@ static qn_value run_forked(void *ctx, rec_exit *how) {
   return v;
 }
 
+/* As rec_section.step. A statement that may return is one step with what follows. */
+static bool fork_step(void *ctx, uint32_t number) {
+  forked *f = ctx;
+  const block_code *c = f->n->code;
+  f->from = f->first + number;
+  f->to = f->n->items[f->from]->eval == eval_tail ? f->end : f->from + 1;
+  f->ndead = 0;
+  for (int i = 0; i < f->nslots; i++) { /* (slots that are not in use behind it are used again) */
+    const uint32_t slot = f->locals[i];
+    if (slot != GLOBAL && (slot >= c->marks[f->to].top || !is_kept(c, slot, f->to))) f->dead[f->ndead++] = f->slots[i];
+  }
+  return f->to == f->end;
+}
+
 /* The end of the statements from number i on, before `to`, that read what statement i assigns. */
 static uint32_t last_reader(const block_code *c, uint32_t i, uint32_t to) {
   const struct block_mark *a = &c->marks[i], *z = &c->marks[i + 1];
@@ -273,30 +289,36 @@ static uint32_t last_reader(const block_code *c, uint32_t i, uint32_t to) {
  * have been made. */
 static bool offer_fork(qn_vm *vm, n_block *n, qn_value *fp, uint32_t i, uint32_t to, uint32_t *end, qn_value *v) {
   block_code *c = n->code;
+  const bool chooses = rec_chooses(vm);
   const uint32_t ends[] = {i + 1, last_reader(c, i, to), to};
   for (size_t k = 0; k < sizeof ends / sizeof *ends; k++) {
     if (k && ends[k] == ends[k - 1]) continue;
-    forked f = {.vm = vm, .n = n, .fp = fp, .from = i, .to = ends[k]};
+    forked f = {.vm = vm, .n = n, .fp = fp, .first = i, .end = ends[k]};
     if (!find_slots(&f)) continue;
-    bool last = c->tail && f.to == n->n;
     const rec_section part = {.at = n->items[i]->at,
                               .run = {run_forked, &f},
+                              .step = fork_step,
                               .assigned = {f.slots, f.nslots},
-                              .used = f.to == to,
-                              .last = last};
+                              .used = f.end == to,
+                              .last = c->tail && f.end == n->n};
     *v = value_nil();
-    *end = f.to;
     rec_answer answer = rec_fork(vm, &part, v);
+    *end = answer == REC_DONE ? f.to : f.end;
     if (answer == REC_FAILED) *v = value_error();
-    if (answer == REC_DONE && last) {
+    if (answer == REC_DONE && c->tail && f.to == n->n) {
       slot_set(vm, &interp_of(vm)->returned, *v);
       *v = value_signal(SIGNAL_RETURN);
     }
     if (answer != REC_NOT_YET) return true;
   }
-  c->forks[i] = FORK_NOT;
+  c->forks[i] = chooses ? FORK_NOT : FORK_WITHIN;
   *end = i + 1;
   return false;
+}
+
+/* Is a statement to be offered? */
+static bool may_fork(const qn_vm *vm, uint8_t fork) {
+  return op_deferred(vm) && (fork == FORK_TRY || (fork == FORK_WITHIN && rec_chooses(vm)));
 }
 
 /* As block_run, in a recording. `forks`: the first statement may be one that is captured in several ways. */
@@ -311,7 +333,7 @@ static qn_value run_recorded(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from,
     const struct recording *captures = rec_captures(vm);
     uint32_t at = i, end = i + 1;
     b.fork = forks ? &c->forks[i] : NULL;
-    if (!(forks && c->forks[i] == FORK_TRY && op_deferred(vm) && offer_fork(vm, n, fp, i, to, &end, &v)))
+    if (!(forks && may_fork(vm, c->forks[i]) && offer_fork(vm, n, fp, i, to, &end, &v)))
       v = run_statement(vm, n, fp, i, to);
     forks = true;
     i = end;

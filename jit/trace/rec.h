@@ -397,14 +397,21 @@ typedef struct rec_block {
 enum {
   FORK_UNKNOWN, /* nothing is known */
   FORK_TRY,     /* branches in it do not agree: it is to be offered to rec_fork, alone or with what follows */
+  FORK_WITHIN,  /* that helps at most where it may be chosen what variables are behind it (rec_chooses) */
   FORK_NOT      /* that does not help */
 };
 void rec_block_begin(qn_vm *vm, rec_block *b);
 void rec_block_end(qn_vm *vm, rec_block *b);
+/* May what follows differ in what variables are: since it stands in a part that is captured in several ways, each of which may take one of several kinds
+ * of values, or in a call whose results may differ? */
+bool rec_chooses(const qn_vm *vm);
 /* Some statements of a block. */
 typedef struct rec_section {
   span at;
   rec_arm run; /* makes it. At its end variables that nothing behind it reads hold nil */
+  /* If it has several steps: `run` makes step `number`, which there is, from now on. Is that the last one? NULL: it is one step. If what variables are is
+   * one again behind a step, the part may end there. */
+  bool (*step)(void *ctx, uint32_t number);
   rec_slots assigned;
   bool used; /* something uses its value */
   bool last; /* the function ends with it: it may return, and nobody reads variables behind it */

@@ -692,6 +692,11 @@ rec_way *way_chooser(const struct recording *r) {
   return here && way_chooses(w) && w->grads == rec_derivatives(r) ? w : NULL;
 }
 
+rec_way *way_chooser_here(const struct recording *r) {
+  rec_way *w = way_of(r);
+  return way_chooses(w) ? w : w ? NULL : way_chooser(r);
+}
+
 bool way_next(way_choices *c) {
   uint32_t i = c->at;
   while (i > 0 && c->made[i - 1] + 1 >= c->of[i - 1]) i--;

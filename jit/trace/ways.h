@@ -155,6 +155,8 @@ bool way_next(way_choices *c);
 /* The way in which one of several parts may be chosen in r: that of way_of, or where a part of a block is captured in several ways also the one around
  * the function in progress. NULL: none. */
 rec_way *way_chooser(const struct recording *r);
+/* The way in which it may be chosen what variables are behind a part in r, in this function or around it; or NULL. */
+rec_way *way_chooser_here(const struct recording *r);
 /* Behind the rest of a function in which way w around that function may have been missed, as data: what follows is recorded where it is not. False with
  * an error raised. */
 QN_MUST_CHECK bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed);

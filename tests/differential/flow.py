@@ -101,6 +101,11 @@ class Program:
         self.derived = random.Random(seed * 7 + 5)  # of derivatives in lanes
         # of derivatives of lanes (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
         self.outside = random.Random(seed * 7 + 6) if seed >= 250_000_000 else None
+        # of chains of unlike arms
+        chains = kind == "plain" and (400_200_000 <= seed < 400_300_000 or seed >= 410_000_000)
+        self.chains = random.Random(seed * 7 + 8) if chains else None
+        if self.chains and self.chains.random() < 0.6:
+            self.chains = None
         if kind == "plain" and self.own.random() < 0.5:
             self.has |= {"words", "spans", "asks"}
         if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
@@ -496,6 +501,8 @@ class Program:
             return self.unlike()
         if "kinds" in self.has and not self.in_lambda and self.turns * 6 <= TURNS and self.own.random() < 0.3:
             return self.later(self.kinds)
+        if self.chains and self.chains.random() < 0.25:
+            return self.chain()
         return getattr(self, r.choice(ways))(depth) or []
 
     def growing(self):
@@ -580,6 +587,26 @@ class Program:
         out = [Statement(f"let {u} = {first}"), Statement(f"let {y} = {{}}", Expression("V", v))]
         out += [Statement(before.format(**names))] if before else []
         out += [Statement(head.format(**names), Block(fills)), Statement(f"let {target} = {{}}", Expression("V", use.format(**names)))]
+        self.declare(target, "V")
+        return out
+
+    def chain(self):
+        """Several branches that each may change what a variable is, and what uses it."""
+        r, name, target = self.chains, self.fresh("u"), self.fresh("V")
+        v, s = self.leaf("V").show(), self.leaf("S").show()
+        start, first, second, use = r.choice([
+            (v, "{s} * sum({u}) * 0.5", "{v} * sum({u}) * 0.25", "{v} + sum({u})"), ("nil", "{v} * {k}", None, "if {u} == nil {{ {v} }} else {{ {u} * 2 }}"),
+            ("0", "{u} * 0.5 + {v}", "{u} + 1", "{v} + {u} * 0.5"), ("()", "append({u}, {v})", None, "if len({u}) > 1 {{ {u}[1] }} else {{ {v} }}"),
+            (f"{{a: {v}}}", "{{a: {u}.a * 0.5}}", "{{a: {s}, b: {k}}}", "{v} * {u}.a"),
+            (s, "({v}, {k})", "{s}", 'if type({u}) == "list" {{ {u}[0] }} else {{ {v} * {u} }}')])
+        out = [Statement(f"let {name} = {{}}", Expression("V", start))]
+        for i in range(r.choice([2, 2, 3, 3, 4, 5])):
+            arms = [Block([Statement(f"{name} = {{}}", Expression("V", arm.format(v=v, s=s, u=name, k=i + 1)))]) if arm else Block()
+                    for arm in ((first, second) if r.random() < 0.5 else (second, first))]
+            out.append(Statement("if {} {} else {}", self.make("C", 2), *arms))
+            if r.random() < 0.2:
+                out += self.assign(1)
+        out.append(Statement(f"let {target} = {{}}", Expression("V", use.format(v=v, s=s, u=name))))
         self.declare(target, "V")
         return out
 
