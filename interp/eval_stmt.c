@@ -224,18 +224,18 @@ static __attribute__((noinline)) rec_answer offer_tail(qn_vm *vm, n_tail *n, qn_
 
 /* eval_tail while something is recorded. Inside a gradient what the function returns is told apart, wherever it is that it returns. */
 static __attribute__((noinline)) qn_value recorded_tail(qn_vm *vm, n_tail *n, qn_value *fp) {
-  rec_since since = n->leads ? rec_part_tail(vm) : (rec_since){NULL, 0};
+  uint32_t from = n->leads ? rec_part_tail(vm) : 0;
   qn_value result = value_nil();
   rec_answer answer = offer_tail(vm, n, fp, &result);
   if (answer == REC_FAILED) return value_error();
   if (answer != REC_DONE) {
-    if (!since.from) return eval(vm, n->first, fp);
+    if (!from) return eval(vm, n->first, fp);
     arm a = {vm, &n->h, fp};
     rec_exit how;
     result = run_tail(&a, &how);
     if (how == REC_ERROR) return result;
   }
-  return rec_part_returned(vm, since, &result) ? returning(vm, result) : value_fail(vm, result);
+  return rec_part_returned(vm, from, &result) ? returning(vm, result) : value_fail(vm, result);
 }
 
 qn_value eval_tail(qn_vm *vm, node *h, qn_value *fp) {
@@ -302,16 +302,17 @@ static __attribute__((noinline)) rec_answer offer_try(qn_vm *vm, n_try *n, qn_va
   return rec_try_arms(vm, n->h.at, &h, result);
 }
 
-qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
-  n_try *n = (n_try *)h;
-  qn_value *mark = vm->sp, result = value_nil();
+/* What body or handler have given, inside a gradient: told apart as behind an arm (parted_arm). `from` is what rec_part_tail gave. */
+static __attribute__((noinline)) qn_value parted_try(qn_vm *vm, n_try *n, qn_value *fp, uint32_t from, qn_value v) {
+  qn_value *slots[SITE_MAX];
+  if (value_stops(v)) return is_return(v) && !rec_part_returned(vm, from, &interp_of(vm)->returned) ? value_error() : v;
+  int count = site_slots(n->site, fp, slots);
+  return count < 0 || rec_part_arm(vm, from, (rec_slots){slots, count}, &v) ? v : value_fail(vm, v);
+}
+
+static qn_value eval_plain_try(qn_vm *vm, n_try *n, qn_value *fp) {
+  qn_value *mark = vm->sp;
   struct recording *in;
-  if (rec_in_vmap(vm)) return try_lanes(vm, n, fp);
-  if (rec_may_leave(vm)) {
-    rec_answer answer = offer_try(vm, n, fp, &result);
-    if (answer == REC_LEFT) return value_signal(SIGNAL_RETURN);
-    if (answer != REC_NOT_YET) return answer == REC_DONE ? result : value_error();
-  }
   if (!rec_try_begin(vm, &in)) return value_error();
   qn_value r = eval(vm, n->body, fp);
   rec_try_end(vm, in);
@@ -324,6 +325,25 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
     return value_error();
   }
   return handle(vm, n, fp, e);
+}
+
+/* eval_try while something is recorded. */
+static __attribute__((noinline)) qn_value recorded_try(qn_vm *vm, n_try *n, qn_value *fp) {
+  qn_value result = value_nil();
+  if (rec_in_vmap(vm)) return try_lanes(vm, n, fp);
+  uint32_t from = rec_part_tail(vm);
+  if (rec_may_leave(vm)) {
+    rec_answer answer = offer_try(vm, n, fp, &result);
+    if (answer == REC_LEFT) return value_signal(SIGNAL_RETURN);
+    if (answer != REC_NOT_YET) return answer == REC_DONE ? result : value_error();
+  }
+  result = eval_plain_try(vm, n, fp);
+  return from ? parted_try(vm, n, fp, from, result) : result;
+}
+
+qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
+  n_try *n = (n_try *)h;
+  return __builtin_expect(rec_may_leave(vm), 0) ? recorded_try(vm, n, fp) : eval_plain_try(vm, n, fp);
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------------------- */
@@ -425,14 +445,23 @@ static inline bool parted_turn(qn_vm *vm, const site *s, qn_value *fp, rec_tries
   return __builtin_expect(tries->parts == NULL, 1) || part_variables(vm, s, fp, tries);
 }
 
-/* Likewise after a body that has given *r, unless it has failed. If it has left the function what that returns is told apart. If memory is
- * short *r becomes the error value. */
-static inline void part_after(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries, qn_value *r) {
-  if (__builtin_expect(tries->parts == NULL, 1) || value_is_error(*r)) return;
+/* Likewise after a body that has given *r. If it has left the function what that returns is told apart. If memory is short *r becomes the error
+ * value. */
+static __attribute__((noinline)) void part_behind(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries,
+                                                  qn_value *r) {
+  if (value_is_error(*r)) { /* a handler may read the variables */
+    qn_value *slots[SITE_MAX];
+    int count = site_slots(s, fp, slots);
+    (void)(count < 0 || rec_part_raised(vm, (rec_slots){slots, count}, tries));
+    return;
+  }
   bool returns = value_stops(*r) && is_return(*r);
-  if (returns ? !rec_part_returned(vm, (rec_since){tries->parts, tries->from}, &interp_of(vm)->returned)
-              : !part_variables(vm, s, fp, tries))
+  if (returns ? !rec_part_returned(vm, tries->from, &interp_of(vm)->returned) : !part_variables(vm, s, fp, tries))
     *r = value_fail(vm, *r);
+}
+
+static inline void part_after(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries, qn_value *r) {
+  if (__builtin_expect(tries->parts != NULL, 0)) part_behind(vm, s, fp, tries, r);
 }
 
 /* As offer_loop, for a loop over the items of a range with these bounds (NULL: over numbers), or over the rows of an array. */

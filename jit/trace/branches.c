@@ -145,7 +145,8 @@ typedef struct branch {
   bool turned;      /* the second arm of the branch was run first */
   bool ran[2];      /* for each arm of the branch: has it been run; and the choices of the way that it has made */
   way_made made[2];
-  bool raises; /* the arm that was run last has ended with an error of the program */
+  bool raises;   /* the arm that was run last has ended with an error of the program */
+  uint32_t from; /* rec_next_id when it began */
 } branch;
 
 /* Has the arm left in any case? */
@@ -278,7 +279,7 @@ static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result
   slots_set(vm, b->held, end->held);
   *result = value_retain(parts[END_VALUE]);
   struct recording *on = end->r;
-  if (!parted_arm(on, 0, b->of->assigned, result)) return false;
+  if (!parted_arm(on, b->from, b->of->assigned, result)) return false;
   end->r = NULL;
   const way_made *made = b->made;
   uint32_t from = made[0].from < made[1].from ? made[0].from : made[1].from;
@@ -298,7 +299,6 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   uint32_t n = ends[0]->nheld;
   qn_value *joined = mem_zalloc(vm, n * sizeof *joined);
   if (!joined) return REC_FAILED;
-  uint32_t from = b->r->g->n;
   uint32_t differs = 0;
   rec_answer answer = ends_join(b->r, ends, gone ? w->own : own_slots(b), b->turned, predicate, site, joined, &differs);
   *unlike = differs < (uint32_t)slots.n ? slots.slots[differs] : NULL;
@@ -312,7 +312,7 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
       answer = rec_appended(b->r) ? REC_LEFT : REC_FAILED;
     } else {
       *result = value_retain(parts[END_VALUE]);
-      bool ok = parted_arm(b->r, from, b->of->assigned, result);
+      bool ok = parted_arm(b->r, b->from, b->of->assigned, result);
       ok = ok && (is_bool(parts[END_LEFT], false) ? rec_appended(b->r) : way_split(vm, w, site, parts));
       answer = ok ? REC_DONE : REC_FAILED;
     }
@@ -363,7 +363,7 @@ bool rec_expect(qn_vm *vm, qn_value condition) {
 static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_value predicate, qn_value *result) {
   qn_vm *vm = r->vm;
   rec_way *here = way_of(r);
-  branch b = {.vm = vm, .r = r, .of = of};
+  branch b = {.vm = vm, .r = r, .of = of, .from = rec_next_id(r)};
   if (of->leaves || way_chooses(here) || way_thrower(here)) b.around = here;
   if (!here && ((b.around = way_chooser(r)) || (b.around = way_catcher(r)))) b.called = true;
   b.catching = b.called && b.around == way_catcher(r);

@@ -20,7 +20,7 @@
 /* A walk over the leaves of some variables. */
 typedef struct parting {
   struct recording *r;
-  uint32_t from;       /* nodes below are older than the turn or arm */
+  uint32_t from;       /* nodes with smaller ids (rec_next_id) are older than the turn or arm */
   const uint32_t *own; /* by leaf, nown of them: the node that it had before; NULL: none counts */
   uint32_t nown;
   node_list held; /* by leaf: the node that it has now */
@@ -36,12 +36,22 @@ static uint32_t derived_node(struct recording *r, qn_value v) {
   return node;
 }
 
+/* Is a node of r older than this id? What an arm has captured is as old as where it is from. */
+static bool is_older(const struct recording *r, uint32_t node, uint32_t from) {
+  while (r->arm && r->g->nodes[node].kind == NODE_INPUT) {
+    uint32_t number = r->g->nodes[node].payload.input;
+    if (number < r->carries) return true;
+    node = r->captures[number];
+    r = r->outer;
+  }
+  return r->base + node < from;
+}
+
 /* Does the next leaf need a copy? Notes its node. -1 with an error raised. */
 static int needs_copy(parting *p, qn_value v) {
   uint32_t node = derived_node(p->r, v), at = p->held.n;
   if (!node) return error_pending(p->r->vm) ? -1 : 0;
-  bool older = node < p->from || (p->r->arm && p->r->g->nodes[node].kind == NODE_INPUT);
-  bool copy = older && !(at < p->nown && p->own[at] == node);
+  bool copy = is_older(p->r, node, p->from) && !(at < p->nown && p->own[at] == node);
   for (uint32_t i = 0; i < at && !copy; i++) copy = p->held.nodes[i] == node;
   return nodes_add(p->r->vm, &p->held, node) ? copy : -1;
 }
@@ -105,12 +115,12 @@ uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at) {
   if (!r || !parted_wanted(r)) return 0;
   const source_text *text = source_get(vm, at.source);
   if (rec_is_data(r, predicate) || !text || !text->library) rec_base(r)->controls++;
-  return r->g->n;
+  return rec_next_id(r);
 }
 
-rec_since rec_part_tail(const qn_vm *vm) {
+uint32_t rec_part_tail(const qn_vm *vm) {
   const struct recording *r = vm->rec;
-  return (rec_since){r, r && parted_wanted(r) ? r->g->n : 0};
+  return r && parted_wanted(r) ? rec_next_id(r) : 0;
 }
 
 static bool part_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value) {
@@ -133,15 +143,21 @@ bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value) {
   return !r || !parted_wanted(r) || (part_arm(r, from, slots, value) && rec_appended(r));
 }
 
-bool rec_part_returned(qn_vm *vm, rec_since since, qn_value *value) {
-  return !since.from || vm->rec != since.in || rec_part_arm(vm, since.from, (rec_slots){NULL, 0}, value);
+bool rec_part_returned(qn_vm *vm, uint32_t from, qn_value *value) {
+  return !from || rec_part_arm(vm, from, (rec_slots){NULL, 0}, value);
 }
 
 bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
   struct recording *r = vm->rec;
-  if (!r || r != tries->parts || r->parted.n < tries->parted) return true;
+  if (!r || !parted_wanted(r)) return true;
+  if (r != tries->parts) { /* a turn goes on in an arm, where its other ways have left what is around the loop */
+    tries->parts = r;
+    tries->from = 0;
+    tries->parted = r->parted.n;
+  }
+  if (r->parted.n < tries->parted) return true;
   bool first = !tries->from;
-  parting p = {.r = r, .from = first ? r->g->n : tries->from, .own = r->parted.nodes + tries->parted};
+  parting p = {.r = r, .from = first ? rec_next_id(r) : tries->from, .own = r->parted.nodes + tries->parted};
   p.nown = first ? 0 : r->parted.n - tries->parted;
   if (first) {
     rec_base(r)->controls++;
@@ -153,6 +169,14 @@ bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
   for (uint32_t i = 0; i < p.held.n && ok; i++) ok = nodes_add(vm, &r->parted, p.held.nodes[i]);
   nodes_free(vm, &p.held);
   ok = ok && rec_appended(r);
-  tries->from = r->g->n;
+  tries->from = rec_next_id(r);
   return ok;
+}
+
+bool rec_part_raised(qn_vm *vm, rec_slots slots, rec_tries *tries) {
+  if (!error_catchable(vm) || vm->error->id == E_memory) return true;
+  qn_error_object *e = error_take(vm);
+  if (!rec_part_turn(vm, slots, tries)) return error_free(vm, e), false;
+  error_put_back(vm, e);
+  return true;
 }

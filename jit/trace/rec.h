@@ -451,9 +451,10 @@ typedef struct rec_tries {
   bool apart; /* is it to be offered to rec_unroll, too? */
   struct rec_way *way;
   struct recording
-      *parts;            /* inside a gradient: the recording in which variables are parted (rec_part_turn); else NULL */
-  uint32_t from, parted; /* for rec_part_turn: where the turn began; where its nodes begin in recording.parted */
-  uint32_t taps;         /* how many effects were noted before the condition was evaluated (rec_loop_tests) */
+      *parts; /* inside a gradient: the recording in which variables are parted (rec_part_turn); else NULL */
+  uint32_t from,
+      parted; /* for rec_part_turn: the next node's id when the turn began; where its nodes begin in recording.parted */
+  uint32_t taps; /* how many effects were noted before the condition was evaluated (rec_loop_tests) */
 } rec_tries;
 rec_tries rec_loop_tries(const qn_vm *vm);
 /* To be called before the condition of a loop is evaluated that may be captured: such a loop evaluates it once more, and has none of its
@@ -476,14 +477,12 @@ QN_MUST_CHECK bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries);
  * what is not 0 is for rec_part_arm behind the arm, with the variables that the branch may rebind and its value (owned, replaced). */
 uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at);
 QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value);
-/* Likewise for what a function returns: rec_part_tail before a part that it ends with and that may return, rec_part_returned behind it, or behind
- * a turn that returns. `from` is 0 where nothing is to be done. */
-typedef struct rec_since {
-  const struct recording *in;
-  uint32_t from;
-} rec_since;
-rec_since rec_part_tail(const qn_vm *vm);
-QN_MUST_CHECK bool rec_part_returned(qn_vm *vm, rec_since since, qn_value *value);
+/* Likewise for a part of a function that may be left early: rec_part_tail before it, which gives 0 where nothing is to be done. Behind it, or behind a
+ * turn that returns, rec_part_returned is for what the function returns. */
+uint32_t rec_part_tail(const qn_vm *vm);
+QN_MUST_CHECK bool rec_part_returned(qn_vm *vm, uint32_t from, qn_value *value);
+/* As rec_part_turn, behind a turn that is left with the pending error, which stays. False with another one raised. */
+QN_MUST_CHECK bool rec_part_raised(qn_vm *vm, rec_slots slots, rec_tries *tries);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
 /* A loop has been refused that is captured as a whole, or not at all: ends the capture. False with an error raised. */

@@ -202,6 +202,7 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
   if (r->g->dims.strict && !sizes_hold(r)) return value_error();
   if (!vmap_advance(r)) return value_error();
   qn_value out = rec_value_of(r, node);
+  if (value_is_error(out) && r->tries) (void)!graph_node_prove(r->g, node); /* it has failed, and does not fail again */
   if (value_is_error(out) || rec_appended(r)) return out;
   return value_fail(vm, out);
 }

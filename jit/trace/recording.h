@@ -391,7 +391,10 @@ int rec_derivatives(const struct recording *r);
 bool parted_wanted(const struct recording *r);
 /* Is a gradient in progress in which this value, a leaf, is a float that may be derived, and older than what is recorded in r? */
 bool parted_leaf(const struct recording *r, qn_value v);
-/* Parts the first n variables, and *value, behind an arm that is recorded in r, where nodes below `from` are older. False with an error
+/* The id of the next node of r: those that have been recorded so far, in it and around it, have smaller ones, and what is recorded from now on, in it
+ * and in arms of it, has none. */
+static inline uint32_t rec_next_id(const struct recording *r) { return r->base + r->g->n; }
+/* Parts some variables, and *value, behind an arm in r, or in which r goes on, where nodes with ids below `from` are older. False with an error
  * raised. */
 QN_MUST_CHECK bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value);
 /* Appends a node with the value of `node`, so that uses of the one can be told from uses of the other. 0 with an error raised. */

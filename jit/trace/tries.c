@@ -20,8 +20,8 @@
  * Operations that nobody asked for have no value to ask for: they leave the graph, and the interpreter makes the call again (recorder.c).
  *
  * The body is tried in an arm of its own, whose nodes then join the graph, and which is forgotten where this cannot be captured: then the
- * interpreter runs the body in the recording itself (rec_try_begin). The same is done inside gradients, where a handler that was not run must not
- * count for the order of sums.
+ * interpreter runs the body in the recording itself (rec_try_begin). The same is done inside two gradients, as with other branches. Inside one, what
+ * variables hold behind the try is told apart as behind a branch (parted.c).
  */
 #include <stdio.h>
 #include <string.h>
@@ -44,6 +44,7 @@ typedef struct caught {
   rec_way *raising; /* the way around it, perhaps of a caller, that errors of the handler leave; or NULL */
   rec_way *chooser; /* the one, perhaps of a caller, that is missed where its ends do not agree; or NULL */
   qn_value *before; /* owned: what the variables held */
+  uint32_t from;    /* rec_next_id when it began */
 } caught;
 
 /* How many calls are in progress at a place in r, also around the arms. */
@@ -271,9 +272,12 @@ static void caught_drop(qn_vm *vm, void *what) {
   caught_free(what);
 }
 
-/* The try has joined the graph, with these parts of its end: what is around it may be left. */
-static rec_answer go_on(caught *c, const qn_value *parts, qn_value *result) {
+/* The try has joined the graph, with these parts of its end (which inside a gradient are told apart): what is around it may be left. */
+static rec_answer go_on(caught *c, qn_value *parts, qn_value *result) {
   qn_vm *vm = c->vm;
+  if (!parted_arm(c->r, c->from, c->of->assigned, &parts[END_VALUE]) ||
+      !parted_arm(c->r, c->from, (rec_slots){NULL, 0}, &parts[END_RETURNED]))
+    return REC_FAILED;
   uint32_t site = rec_site(c->r);
   rec_way *around = way_of(c->r);
   if (!is_bool(parts[END_MISSED], false)) {
@@ -296,7 +300,7 @@ static rec_answer go_on(caught *c, const qn_value *parts, qn_value *result) {
 
 static rec_answer try_once(struct recording *r, span at, const rec_handler *h, qn_value *result) {
   qn_vm *vm = r->vm;
-  caught c = {.vm = vm, .r = r, .of = h, .raising = way_of(r) ? way_of(r) : way_catcher(r)};
+  caught c = {.vm = vm, .r = r, .of = h, .raising = way_of(r) ? way_of(r) : way_catcher(r), .from = rec_next_id(r)};
   c.chooser = way_of(r) ? way_of(r) : way_chooser(r);
   way_choices *choices = c.chooser ? c.chooser->choices : NULL;
   uint32_t chosen = choices ? choices->at : 0, unlikes = rec_base(r)->unlike;
@@ -350,8 +354,7 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
 rec_answer rec_try_arms(qn_vm *vm, span at, const rec_handler *h, qn_value *result) {
   struct recording *r = vm->rec;
   enum { IN_VAIN = 32 }; /* bodies of a recording that are recorded twice */
-  if (!r || !arms_possible(r) || !try_possible(r) || rec_base(r)->untried >= IN_VAIN || parted_wanted(r))
-    return REC_NOT_YET;
+  if (!r || !branches_possible(r) || !try_possible(r) || rec_base(r)->untried >= IN_VAIN) return REC_NOT_YET;
   drawn_slots s;
   rec_handler with = *h;
   rec_answer answer = REC_FAILED;

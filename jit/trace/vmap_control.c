@@ -742,7 +742,7 @@ rec_answer rec_if(qn_vm *vm, const rec_branch *branch, qn_value predicate, qn_va
   o.not_p = op_apply(vm, OP_invert, &p, 1, NULL);
   bool ok = !value_is_error(o.not_p) && save_slots(vm, assigned, &o.before);
   const qn_value *before = o.before;
-  const uint32_t from = r->g->n;
+  const uint32_t from = rec_next_id(r);
   vm_owned held;
   vm_own(vm, &held, if_drop, &o);
   if (ok) masks[0] = mask_and(vm, r->active, p);

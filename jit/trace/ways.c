@@ -654,7 +654,8 @@ bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
 rec_way *way_catcher(const struct recording *r) {
   rec_way *w = rec_base((struct recording *)(uintptr_t)r)->way;
   if (!w || w->r != r || w->calls >= calls_in(r) || !way_thrower(w)) return NULL;
-  return parted_wanted(r) || r->regions.n || r->held ? NULL : w; /* (who is in the middle of r goes on there) */
+  /* (who is in the middle of r, such as a gradient that was begun in it, goes on there) */
+  return w->grads != rec_derivatives(r) || r->regions.n || r->held ? NULL : w;
 }
 
 /* ---- what is recorded in vain ------------------------------------------------------------------------------------------------------ */

@@ -120,6 +120,8 @@ class Program:
             self.has |= {"try", "refuse"}
         if kind != "plain":
             self.has -= {"print", "random", "text", "odd", "global"} | ({"error", "retype"} if kind == "grad" else set())
+        if kind != "vmap" and seed >= 500_000_000 and random.Random(seed * 7 + 8).random() < 0.4:
+            self.has |= {"try", "refuse", "assert"}
         if self.twice:  # mostly of what is captured inside two gradients
             own = random.Random(seed * 7 + 6)
             # (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
@@ -831,6 +833,9 @@ class Program:
             body.statements += [s for s in [Statement("if {} {}", self.make("C", 2), Block([Statement(f'error("t{self.fresh("")}{end}")', *parts)]))]]
         if "refuse" in self.has and self.own.random() < 0.7:
             body.statements.insert(self.own.randrange(len(body.statements) + 1), self.later(self.refuse))
+        while "assert" in self.has and self.own.random() < 0.6:
+            for statement in reversed(self.later(self.check)):
+                body.statements.insert(self.own.randrange(len(body.statements) + 1), statement)
         self.scopes.append([])
         handler = self.block(depth - 1, 2)
         self.scopes.pop()
@@ -838,6 +843,23 @@ class Program:
             handler.statements.insert(0, Statement("print(e.id, e.message, e.line)"))
             return [Statement("try {} catch e {}", body, handler)]
         return [Statement("try {} catch _e {}", body, handler)]
+
+    def check(self):
+        """Assertions, also in loops and functions, about variables that the body may rebind."""
+        r = self.random
+        v = self.variable("V", True)
+        name, low, high = self.leaf("V").show() if v is None else v, r.choice([-3, -1, 0, 0.5]), r.choice([1, 2, 4, 9])
+        said = r.choice(['"low"', '"low"', f'"low {{{name}[0]}}"'] if "words" in self.has else ['"low"'])
+        held = r.choice([f"sum({name}) > {low}", f"max({name}) < {high}", f"{name}[0] < {high}", f"{name}[1] * {name}[0] > {low}"])
+        to = "" if v is None else f"{v} = "
+        f = self.fresh("f")
+        lines = r.choice([
+            [f"assert({held}, {said})"],
+            [f"if not ({held}) {{ error({said}) }}"],
+            [f"let {f} = fn(u) {{ let w = u * 0.5; assert(sum(u) < {high}, {said}); w + tanh(u) }}", f"{to}{f}({name})"],
+            [f"for k{f} in 0..{r.choice([3, 20, 60])} {{ {to}{name} * {r.choice([0.9, 1.1])} + k{f} * 0.01; assert({held}, {said}) }}"],
+            [f"for k{f} in 0..{r.choice([4, 30])} {{ if not ({held}) {{ {r.choice(['break', f'error({said})'])} }}; let w{f} = {name}; {to}{name} * 1.2; if sum({name}) > {high} {{ error({said}) }}; {to}{name} + w{f} * 0.1 }}"]])
+        return [Statement(line) for line in lines]
 
     def refuse(self):
         """An operation that fails on some data, whose result reaches a variable, if there is one."""
