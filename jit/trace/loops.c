@@ -1172,7 +1172,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
     counting->on = false;
     if (answer != REC_NOT_YET) return answer;
   }
-  const bool states = l.closed.wanted || (l.changes && states_may_be_over(r, turns));
+  const bool states = l.closed.wanted || (l.changes && !of_lanes(r) && states_may_be_over(r, turns));
   if (answer == REC_NOT_YET && states && split && vm->rec == r)
     answer = states_loop(r, at, turns, assigned, tries, l.closed.tried);
   if (answer == REC_NOT_YET && l.closed.tried && split && vm->rec == r && !r->ended) {
