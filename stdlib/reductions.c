@@ -126,20 +126,40 @@ qn_value builtin_argsort(qn_vm *vm, const qn_value *args) {
   return op_sort(vm, OP_argsort, args[0], axis, descending);
 }
 
+/* The first `count` items of an array (taken over) along an axis; a size that may differ in later calls. */
+static qn_value first_of(qn_vm *vm, qn_value x, int axis, int64_t count) {
+  if (value_is_error(x)) return x;
+  int64_t sizes[ARRAY_MAX_RANK];
+  int rank = value_array(x)->rank;
+  op_attr attr = {.n = (uint8_t)(3 * rank)};
+  rec_sizes(vm, x, sizes);
+  for (int i = 0; i < rank; i++) {
+    attr.d[3 * i + 1] = i == axis ? count : sizes[i];
+    attr.d[3 * i + 2] = 1;
+  }
+  qn_value out = op1(vm, OP_slice, x, &attr);
+  value_release(vm, x);
+  return out;
+}
+
 qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  int64_t k;
+  int64_t k, count;
   int axis;
   if (!is_array(x)) return arg_refuse(vm, "topk", "an array", x);
-  if (!arg_int(vm, "topk", "an int as k", args[1], &k) || !arg_axis(vm, "topk", args[2], value_array(x)->rank, &axis))
+  if (!value_is(args[1], TAG_INT)) return arg_refuse(vm, "topk", "an int as k", args[1]);
+  if (!rec_size(vm, args[1], &count) || !arg_axis(vm, "topk", args[2], value_array(x)->rank, &axis))
     return value_error();
+  bool symbolic = count < 0 && count != args[1].u.i;
+  k = symbolic ? rec_size_hint(vm, count) : count;
   int64_t sizes[ARRAY_MAX_RANK], n = value_array(x)->shape[axis];
   if (!rec_sizes_of_call(vm, x, sizes)) return value_error();
-  if (k < 0 || k > n || !rec_size_ordered(vm, k, sizes[axis]))
+  if (k < 0 || (k > n && !rec_is_number(vm, count)) || !rec_size_ordered(vm, count, sizes[axis]))
     return raise_error(vm, E_argument, SPAN_NONE, "topk: k is %lld, but axis %d has the size %lld", (long long)k, axis,
                        (long long)n);
   op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = ATTR_DESCENDING, .n = 1, .d = {k}};
-  qn_value indices = op1(vm, OP_argsort, x, &attr);
+  qn_value indices = symbolic ? op_sort(vm, OP_argsort, x, axis, true) : op1(vm, OP_argsort, x, &attr);
+  if (symbolic) indices = first_of(vm, indices, axis, count);
   if (value_is_error(indices)) return indices;
   attr = (op_attr){.axes = (uint8_t)(1u << axis)};
   return use_pair(vm, op2(vm, OP_gather, x, indices, &attr), indices);

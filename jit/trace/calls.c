@@ -98,6 +98,7 @@ static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_sit
   if (!quick &&
       !pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
     return false;
+  if (e->pattern.sizes && e->nguards && !specialization_sizes_made(vm, e, c->arrays, c->scalars)) return false;
   if (e->pattern.sizes && !pattern_sizes_hold(vm, &e->pattern, c->arrays, c->scalars, why)) return false;
   uint32_t random = e->random[RANDOM_DRAW] | e->random[RANDOM_KEY] | e->random[RANDOM_KEY + 1];
   for (int i = 0; random && i < RANDOM_INPUTS; i++)

@@ -256,6 +256,11 @@ void pattern_input_name(const pattern *p, uint32_t input, text_buf *out) {
       dim_print(&p->sizes->dims, p->sizes->inputs[i].size, out);
       return;
     }
+  for (uint32_t i = 0; p->sizes && i < p->sizes->nplaces; i++)
+    if (p->sizes->places[i].axis == PLACE_INT && p->sizes->places[i].input == input) {
+      dim_print(&p->sizes->dims, p->sizes->places[i].symbol, out);
+      return;
+    }
   text_adds(out, "the random counter");
 }
 
@@ -584,8 +589,31 @@ static int64_t size_at(const struct size_place *x, qn_array *const *inputs, cons
   return x->axis == PLACE_INT ? scalars[x->input].u.i : inputs[x->input]->shape[x->axis];
 }
 
+enum { FEW = 128 /* expressions of sizes */ };
+
+/* Sets the inputs that are sizes. */
+static void fill_inputs(const pattern_sizes *s, const int64_t *symbols, qn_array **inputs, qn_value *scalars) {
+  for (uint32_t i = 0; i < s->ninputs; i++) {
+    scalars[s->inputs[i].input] = value_int(dim_eval(&s->dims, s->inputs[i].size, symbols));
+    inputs[s->inputs[i].input] = NULL;
+  }
+}
+
+bool pattern_sizes_fill(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars) {
+  const pattern_sizes *s = p->sizes;
+  int64_t few[FEW] = {0}, *symbols = few;
+  size_t bytes = s->dims.n * sizeof *symbols;
+  if (s->dims.n > FEW && !(symbols = mem_alloc(vm, bytes))) {
+    error_clear(vm);
+    return false;
+  }
+  for (uint32_t i = s->nplaces; i-- > 0;) symbols[~s->places[i].symbol] = size_at(&s->places[i], inputs, scalars);
+  fill_inputs(s, symbols, inputs, scalars);
+  if (symbols != few) mem_free(vm, symbols, bytes);
+  return true;
+}
+
 bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars, text_buf *why) {
-  enum { FEW = 128 };
   const pattern_sizes *s = p->sizes;
   const dim_table *t = &s->dims;
   int64_t few[FEW], *symbols = few;
@@ -623,10 +651,7 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
     print_fact(t, &t->facts[i], why);
     text_adds(why, " was relied on");
   }
-  for (uint32_t i = 0; i < s->ninputs && ok; i++) {
-    scalars[s->inputs[i].input] = value_int(dim_eval(t, s->inputs[i].size, symbols));
-    inputs[s->inputs[i].input] = NULL;
-  }
+  if (ok) fill_inputs(s, symbols, inputs, scalars);
   if (symbols != few) mem_free(vm, symbols, bytes);
   return ok;
 }

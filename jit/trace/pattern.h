@@ -185,6 +185,8 @@ void pattern_print_size(const pattern *p, qn_array *const *inputs, const qn_valu
 /* Do the symbolic sizes of inputs that pattern_match has found fulfil what is asked of them? Fills in the inputs that are sizes. `why` as
  * there. To be called if p->sizes is set. */
 bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars, text_buf *why);
+/* Fills in the inputs that are sizes, for symbols whose values the inputs say. False if memory is short (no error is raised). */
+bool pattern_sizes_fill(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value *scalars);
 void pattern_sizes_free(qn_vm *vm, pattern_sizes *s);
 /* Appends a fact about sizes: "n >= 2", "n * m == 64". */
 void print_fact(const dim_table *t, const dim_fact *f, text_buf *out);

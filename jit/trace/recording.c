@@ -326,6 +326,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->exit_places, r->exit_places_cap * sizeof *r->exit_places);
   mem_free(vm, r->size_places, r->size_places_cap * sizeof *r->size_places);
   mem_free(vm, r->size_inputs, r->size_inputs_cap * sizeof *r->size_inputs);
+  mem_free(vm, r->made, r->made_cap * sizeof *r->made);
   nodes_free(vm, &r->size_ints);
   if (r->sizes) mem_free(vm, r->name_symbols, r->sizes->nnames * sizeof *r->name_symbols);
   rewrite_notes_free(vm, &r->rewritten);

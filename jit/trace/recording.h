@@ -165,7 +165,11 @@ struct recording {
   uint32_t nstacks;
   struct size_place *size_places;
   uint32_t nsize_places, size_places_cap;
-  node_list size_ints;            /* inputs that are host ints and symbolic where they are sizes */
+  node_list size_ints; /* inputs that are host ints and symbolic where they are sizes */
+  struct size_made {   /* inputs that are numbers which are computed of host numbers as no size is, and symbolic */
+    uint32_t input, node;
+  } * made;
+  uint32_t nmade, made_cap;
   struct size_input *size_inputs; /* inputs that are sizes as host numbers, made on demand */
   uint32_t nsize_inputs, size_inputs_cap;
   /* vmap */

@@ -225,14 +225,19 @@ static const char *name_of_int(const struct recording *r, uint32_t input) {
   return fresh_name(r);
 }
 
+/* The symbol of an input that is a host int and a size; 0: it has none. */
+static qn_dim symbol_of_place(const struct recording *r, uint32_t input) {
+  for (uint32_t k = 0; k < r->nsize_places; k++)
+    if (r->size_places[k].axis == PLACE_INT && r->size_places[k].input == input) return r->size_places[k].symbol;
+  return 0;
+}
+
 /* The symbol of an input that is a host int, if it may be one: made, and its place noted, when it is first asked for. */
 static bool symbol_of_int(struct recording *r, uint32_t input, qn_dim *d) {
   uint32_t i = 0;
   while (i < r->size_ints.n && r->size_ints.nodes[i] != input) i++;
   if (i == r->size_ints.n || r->g->dims.strict) return false;
-  for (uint32_t k = 0; k < r->nsize_places; k++)
-    if (r->size_places[k].axis == PLACE_INT && r->size_places[k].input == input)
-      return *d = r->size_places[k].symbol, true;
+  if ((*d = symbol_of_place(r, input)) < 0) return true;
   qn_value v = r->vals[r->g->inputs[input]];
   if (!value_is(v, TAG_INT) || !mem_grow(r->vm, (void **)&r->size_places, &r->size_places_cap,
                                          r->nsize_places + (size_t)1, sizeof *r->size_places))
@@ -490,7 +495,7 @@ bool sizes_of_plan(qn_vm *vm, pattern *p, const dim_table *t) {
 
 /* May host numbers of a recording outside of all arms be sizes that may differ in later calls? */
 static bool has_size_numbers(const struct recording *r) {
-  return r->nsize_inputs || (r->size_ints.n && r->capturing && !r->symbolic);
+  return r->nsize_inputs || r->nmade || (r->size_ints.n && r->capturing && !r->symbolic);
 }
 
 /* Has a recording sizes that are no plain numbers? */
@@ -970,6 +975,44 @@ static qn_value observe_size(qn_vm *vm, qn_value v) {
   return rec_observe(vm, v);
 }
 
+/* Makes a symbol of a number of the recording outside of all arms that is computed of host numbers by operations which sizes have not, in calls whose
+ * sizes have differed before: an input, which gets the value that guards compute. False: it is no such number, or memory is short (no error is raised). */
+static bool make_size(struct recording *r, uint32_t node, qn_value v) {
+  const graph_type t = {.dtype = WEAK_INT, .weak = true};
+  const graph_node *n = &r->g->nodes[node];
+  qn_vm *vm = r->vm;
+  if (r->arm || !r->wish || !r->capturing || r->symbolic || r->g->dims.strict || n->kind != NODE_OP) return false;
+  if (!n->type.weak || n->type.dtype != WEAK_INT || v.u.i < SIZE_LEAST || v.u.i > INT_SIZE_MOST) return false;
+  if (key_number(&r->observed_nodes, node) || rec_is_data(r, v)) return false;
+  bool room =
+      mem_grow(vm, (void **)&r->made, &r->made_cap, r->nmade + (size_t)1, sizeof *r->made) &&
+      mem_grow(vm, (void **)&r->size_places, &r->size_places_cap, r->nsize_places + (size_t)1, sizeof *r->size_places);
+  uint32_t made = room ? graph_input(r->g, t, rec_site(r)) : 0, input = r->g->ninputs - 1;
+  bool ok = made && rec_keep(r, made, value_int(v.u.i));
+  qn_dim d = ok ? dim_symbol(&r->g->dims, DIM_FROM_SCALAR, input, 0, v.u.i, fresh_name(r)) : 0;
+  if (made) r->pattern.ninputs = r->g->ninputs;
+  if (d >= 0) {
+    error_clear(vm);
+    return false;
+  }
+  r->size_places[r->nsize_places++] = (struct size_place){input, PLACE_INT, d};
+  r->made[r->nmade++] = (struct size_made){input, node};
+  return true;
+}
+
+/* As make_size, of the number that input k of an arm is. */
+static bool make_size_around(struct recording *r, uint32_t k) {
+  while (r->arm && k >= r->carries) {
+    uint32_t node = r->captures[k];
+    r = r->outer;
+    qn_value v = r->arm ? value_unset() : rec_value_of(r, node);
+    if (!r->arm) return value_is(v, TAG_INT) && make_size(r, node, v);
+    if (r->g->nodes[node].kind != NODE_INPUT) return false;
+    k = r->g->nodes[node].payload.input;
+  }
+  return false;
+}
+
 /* The number that input k of an arm is, if it comes from outside of all arms and is no data: it is guarded. Else unset, or an error is
  * raised. */
 static qn_value number_around(struct recording *r, uint32_t k) {
@@ -1010,7 +1053,9 @@ static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int dept
   if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 8) return false;
   if (graph_const_value(r->g, node, &v)) return *d = dim_const(&r->g->dims, v.u.i), true;
   if (n->kind == NODE_INPUT) {
-    if (input_made_of_sizes(r, n->payload.input, d, depth)) return true;
+    uint32_t k = n->payload.input;
+    if (input_made_of_sizes(r, k, d, depth) || (make_size_around(r, k) && input_made_of_sizes(r, k, d, depth)))
+      return true;
     if (error_pending(r->vm)) return false;
     n = &r->g->nodes[node]; /* inputs may have been added */
     if (value_is(v = number_around(r, n->payload.input), TAG_INT)) return *d = dim_const(&r->g->dims, v.u.i), true;
@@ -1230,6 +1275,9 @@ static bool size_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
 static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int depth) {
   const graph_node *n = &r->g->nodes[node];
   dim_table *t = &r->g->dims;
+  for (uint32_t i = 0; i < r->nmade; i++)
+    if (r->made[i].node == node || (n->kind == NODE_INPUT && r->made[i].input == n->payload.input))
+      return *d = symbol_of_place(r, r->made[i].input), *d < 0;
   if (!n->type.weak || n->type.dtype != WEAK_INT || depth > 8) return false;
   if (n->kind == NODE_CONST) {
     *d = dim_const(t, dtype_load(WEAK_INT, n->payload.data).u.i);
@@ -1273,9 +1321,12 @@ static bool size_inwards(struct recording *r, const struct recording *from, qn_d
 static bool size_of_sizes(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec, *of;
   int64_t c;
-  if (!r || !has_size_numbers(rec_base(r)) || (r->arm && !arm_may_be_symbolic(r))) return false;
+  if (!r || !(has_size_numbers(rec_base(r)) || rec_base(r)->wish) || (r->arm && !arm_may_be_symbolic(r))) return false;
   uint32_t node = node_around(vm, v, &of);
-  if (!node || !made_of_sizes(of, node, d, 0) || dim_is_const(&of->g->dims, *d, &c)) return false;
+  if (!node) return false;
+  if (!(made_of_sizes(of, node, d, 0) || (make_size(of, node, v) && made_of_sizes(of, node, d, 0))) ||
+      dim_is_const(&of->g->dims, *d, &c))
+    return false;
   if (!of->arm && dim_hint(&of->g->dims, *d) != v.u.i) return false;
   return size_inwards(r, of, *d, d) && !dim_is_const(&r->g->dims, *d, &c);
 }

@@ -136,7 +136,7 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
   qn_vm *vm = r->vm;
   const graph *g = r->g;
   *broken = BREAK_none;
-  if (!r->nobserved) return true;
+  if (!r->nobserved && !r->nmade) return true;
   *broken = BREAK_memory;
   size_t bytes = g->n * sizeof(uint32_t);
   uint32_t *number = mem_zalloc(vm, bytes);             /* for each node: the number of its guard + 1, or NEEDED */
@@ -157,6 +157,7 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
       reads = true;
     else
       number[r->observed[i].node] = NEEDED;
+  for (uint32_t i = 0; i < r->nmade; i++) number[r->made[i].node] = NEEDED;
   uint32_t count = 0;
   for (uint32_t i = g->n - 1; i > 0; i--) {
     if (!number[i]) continue;
@@ -206,6 +207,8 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
     x->compare = true;
     x->value = r->observed[i].value;
   }
+  for (uint32_t i = 0; i < r->nmade && e->guards; i++)
+    e->guards[number[r->made[i].node] - 1].sets = r->made[i].input + 1;
   mem_free(vm, data, g->n);
   mem_free(vm, number, bytes);
   return *broken == BREAK_none;
@@ -295,28 +298,55 @@ void specialization_guards(const specialization *e, text_buf *out) {
   }
 }
 
+/* The value of guard i, given those before it. The error value, with no error raised: it cannot be computed. */
+static qn_value guard_value(qn_vm *vm, const specialization *e, const qn_value *scalars, const qn_value *vals,
+                            uint32_t i) {
+  const scalar_guard *x = &e->guards[i];
+  qn_value in[3];
+  if (x->op == GUARD_INPUT) return scalars[x->in[0]];
+  if (x->op == GUARD_CONST) return x->value;
+  for (int k = 0; k < x->nin; k++) in[k] = vals[x->in[k]];
+  qn_value v =
+      x->op == OP_cast ? eager_weak_cast(vm, in[0], (qn_dtype)x->dtype) : scalar_apply(vm, (op_id)x->op, in, x->nin);
+  if (value_is_error(v)) error_clear(vm);
+  return v;
+}
+
+bool specialization_sizes_made(qn_vm *vm, const specialization *e, qn_array **inputs, qn_value *scalars) {
+  qn_value vals[GUARDS_MAX];
+  bool made = false;
+  for (uint32_t i = 0; i < e->nguards; i++) {
+    if (!e->guards[i].sets) continue;
+    scalars[e->guards[i].sets - 1] =
+        value_int(2); /* until it is computed, perhaps of sizes that depend on others of these */
+    inputs[e->guards[i].sets - 1] = NULL;
+    made = true;
+  }
+  for (uint32_t last = 0, i; made && last < e->nguards; last = i + 1) {
+    if (!pattern_sizes_fill(vm, &e->pattern, inputs, scalars)) return false;
+    for (i = 0; i < e->nguards; i++) {
+      if (value_is_error(vals[i] = guard_value(vm, e, scalars, vals, i))) return false;
+      if (!e->guards[i].sets || i < last) continue;
+      if (!value_is(vals[i], TAG_INT)) return false;
+      scalars[e->guards[i].sets - 1] = value_plain(vals[i]);
+      break;
+    }
+  }
+  return true;
+}
+
 bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_value *scalars, text_buf *why) {
   qn_value vals[GUARDS_MAX];
   for (uint32_t i = 0; i < e->nguards; i++) {
     const scalar_guard *x = &e->guards[i];
-    if (x->op == GUARD_INPUT) {
-      vals[i] = scalars[x->in[0]];
-    } else if (x->op == GUARD_CONST) {
-      vals[i] = x->value;
-      continue;
-    } else {
-      qn_value in[3];
-      for (int k = 0; k < x->nin; k++) in[k] = vals[x->in[k]];
-      vals[i] = x->op == OP_cast ? eager_weak_cast(vm, in[0], (qn_dtype)x->dtype)
-                                 : scalar_apply(vm, (op_id)x->op, in, x->nin);
-      if (value_is_error(vals[i])) {
-        error_clear(vm);
-        if (why) {
-          print_guard(e, i, why, 0);
-          text_adds(why, " cannot be computed");
-        }
-        return false;
+    vals[i] = guard_value(vm, e, scalars, vals, i);
+    if (x->op == GUARD_CONST) continue;
+    if (value_is_error(vals[i])) {
+      if (why) {
+        print_guard(e, i, why, 0);
+        text_adds(why, " cannot be computed");
       }
+      return false;
     }
     if (x->compare && !same_scalar(vals[i], x->value)) {
       if (why) {

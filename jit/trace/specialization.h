@@ -37,10 +37,15 @@ typedef struct scalar_guard {
   uint8_t nin;
   uint8_t dtype; /* of the value of the expression */
   bool compare;  /* whether the expression must have the value `value` */
+  uint32_t sets; /* 1 + the graph input that gets the value: a size that is computed; 0: none does */
   /* the numbers of the guards that are the operands; for an input, in[0] is the number of the graph input */
   uint32_t in[3];
   qn_value value; /* what to compare with, or the constant; a plain number */
 } scalar_guard;
+
+/* Computes the sizes of a call that are made of host numbers by other operations than sizes are, before guards on sizes are looked at. False: one
+ * cannot be computed. */
+bool specialization_sizes_made(qn_vm *vm, const specialization *e, qn_array **inputs, qn_value *scalars);
 
 enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
 _Static_assert(OP_COUNT + 1 <= UINT8_MAX, "scalar_guard.op");
