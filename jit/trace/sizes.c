@@ -1000,9 +1000,9 @@ static bool make_size(struct recording *r, uint32_t node, qn_value v) {
   return true;
 }
 
-/* As make_size, of the number that input k of an arm is. */
+/* As make_size, of the number that input k of a loop's body is. (Arms of branches cannot give arrays of such sizes.) */
 static bool make_size_around(struct recording *r, uint32_t k) {
-  while (r->arm && k >= r->carries) {
+  while (r->arm && r->carries && k >= r->carries) {
     uint32_t node = r->captures[k];
     r = r->outer;
     qn_value v = r->arm ? value_unset() : rec_value_of(r, node);
@@ -1317,6 +1317,12 @@ static bool size_inwards(struct recording *r, const struct recording *from, qn_d
   return r == from || (size_inwards(r->outer, from, d, &d) && size_into_arm(r, r->outer, d, to));
 }
 
+/* Is a recording that of a loop's body, within loops alone, or outside of all arms? */
+static bool in_loops(const struct recording *r) {
+  while (r->arm && r->carries) r = r->outer;
+  return !r->arm;
+}
+
 /* Makes a size of v if it is computed from sizes of the call's arrays alone, and is no constant. False: it is not, or an error is raised. */
 static bool size_of_sizes(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec, *of;
@@ -1324,7 +1330,7 @@ static bool size_of_sizes(qn_vm *vm, qn_value v, qn_dim *d) {
   if (!r || !(has_size_numbers(rec_base(r)) || rec_base(r)->wish) || (r->arm && !arm_may_be_symbolic(r))) return false;
   uint32_t node = node_around(vm, v, &of);
   if (!node) return false;
-  if (!(made_of_sizes(of, node, d, 0) || (make_size(of, node, v) && made_of_sizes(of, node, d, 0))) ||
+  if (!(made_of_sizes(of, node, d, 0) || (in_loops(r) && make_size(of, node, v) && made_of_sizes(of, node, d, 0))) ||
       dim_is_const(&of->g->dims, *d, &c))
     return false;
   if (!of->arm && dim_hint(&of->g->dims, *d) != v.u.i) return false;
