@@ -517,8 +517,7 @@ static void count_failure(qn_vm *vm, anchor_specializations *list, const struct 
 static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
                             random_state random, bool exact) {
   enum { MISSED_MOST = 8 };
-  const bool missed =
-      r->ends_derived && error_catchable(vm) && list->missed < MISSED_MOST; /* the next one may be met */
+  const bool missed = (r->expects_end || r->expects_apart) && error_catchable(vm) && list->missed < MISSED_MOST;
   list->missed += missed;
   if (!exact && !missed) count_failure(vm, list, r);
   return call_again(vm, site, r, random);
@@ -529,7 +528,7 @@ static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_special
  * the recording freed. */
 static bool ends_apart(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
                        random_state random) {
-  if (!r->expects_end || r->ends_derived || list->failed || !error_catchable(vm) || vm->error->id == E_memory)
+  if (!r->expects_end || r->expects_apart || list->failed || !error_catchable(vm) || vm->error->id == E_memory)
     return false;
   const bool before = list->ends_apart;
   list->ends_apart = true;

@@ -116,11 +116,11 @@ struct recording {
   bool restart, retry, choice;
   bool
       expects_end, /* a loop in it is captured for calls in which it ends with one of several kinds of values (states.c); */
-      ends_derived; /* it stands in a gradient, where that cannot be left open */
-  bool joins;       /* of an arm: its nodes will be nodes of the recording around it (rec_tail) */
-  bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
-  bool symbolic;    /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
-  bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
+      expects_apart; /* one in a gradient or in lanes is, where that cannot be left open */
+  bool joins;        /* of an arm: its nodes will be nodes of the recording around it (rec_tail) */
+  bool lenient;      /* of an arm: what cannot be in a region does not matter (rewrite) */
+  bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
+  bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
   span at;         /* the place of what is evaluated next */
   uint32_t parent; /* the site of the innermost call */

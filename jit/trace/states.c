@@ -38,6 +38,7 @@
 #include "jit/trace/forks.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/sizes.h"
+#include "jit/trace/vmap.h"
 #include "jit/trace/ways.h"
 
 enum {
@@ -373,8 +374,7 @@ static bool find_goal(states *s) {
       fork_unlike(s->r, NULL);
       if (fork_wanted(s->r)) return false;
     }
-    base->expects_end = true;
-    base->ends_derived |= rec_derivatives(s->r) != 0;
+    *(rec_derivatives(s->r) || vmap_aside(s->r) ? &base->expects_apart : &base->expects_end) = true;
   }
   int first = 0;
   for (int i = n - 1; i >= 0; i--)
