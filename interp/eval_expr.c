@@ -540,8 +540,13 @@ static bool is_row(qn_vm *vm, const node *n) {
   return s > source->text && (s[-1] == '[' || s[-1] == ',');
 }
 
+/* A list that was an item of another one (owned): an ordinary one, unless the program text takes stacked ones there. Owned, or the error value. */
+static __attribute__((noinline)) qn_value plain_item(qn_vm *vm, const n_index *n, qn_value r) {
+  return n->stacks || rec_plain_field(vm, &r) ? r : value_fail(vm, r);
+}
+
 static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
-  if (!n->stacks && !value_is_error(r) && !rec_plain_field(vm, &r)) r = value_fail(vm, r);
+  if (!value_is_error(r)) r = plain_item(vm, n, r);
   if (value_is_error(r)) {
     raise_at(vm, n->mark);
     note_operand(vm, n->object->at, x, n->object);
@@ -580,7 +585,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
       if (at < l->len) {
         qn_value r = value_retain(l->items[at]);
         if (!local) value_release(vm, x);
-        return n->stacks || rec_plain_field(vm, &r) ? r : value_fail(vm, r);
+        return __builtin_expect(r.head == TAG_LIST, 0) ? plain_item(vm, n, r) : r;
       }
     } else if (x.head == TAG_ARRAY && value_array(x)->rank > 0) {
       int64_t size = value_array(x)->shape[0], at = i.u.i < 0 ? i.u.i + size : i.u.i;

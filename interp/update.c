@@ -647,10 +647,10 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
     return v;
   }
   qn_value *x = p->cell ? path_to(vm, p, 0, fp, NULL) : &fp[p->slot];
-  if (x && x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x) && !value_is_stacked(*x)) {
+  if (x && x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x)) {
     qn_list *l = value_list(*x);
     uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
-    if (at < l->len) {
+    if (at < l->len && !value_is_stacked(*x)) {
       slot_set(vm, &l->items[at], v);
       return value_nil();
     }

@@ -159,6 +159,44 @@ static qn_value store(struct recording *r, const grown_items *g, qn_value parts,
   return ok ? v : value_fail(vm, v);
 }
 
+/* One buffer as grown_stored has it. */
+static qn_value stored_last(struct recording *r, qn_value buffer, uint32_t count) {
+  uint32_t node = rec_node(r, buffer), first = node, stores = 0;
+  for (; first && stores < count; stores++) {
+    const graph_node *n = &r->g->nodes[first];
+    if (n->kind != NODE_OP || n->op != OP_scatter) break;
+    first = n->in[0];
+  }
+  if (!node || stores < count) return node ? value_retain(buffer) : value_error();
+  qn_value made = rec_value_of(r, first);
+  for (; stores > 0 && !value_is_error(made); stores--) {
+    uint32_t at = node;
+    for (uint32_t k = 1; k < stores; k++) at = r->g->nodes[at].in[0];
+    const op_attr attr = graph_attr(&r->g->nodes[at]);
+    const uint32_t row = r->g->nodes[at].in[1], item = r->g->nodes[at].in[2];
+    qn_value in[3] = {made, rec_value_of(r, row), value_error()};
+    if (!value_is_error(in[1])) in[2] = rec_value_of(r, item);
+    made = value_is_error(in[2]) ? value_error() : op_apply(r->vm, OP_scatter, in, 3, &attr);
+    for (int k = 0; k < 3; k++)
+      if (!value_is_error(in[k])) value_release(r->vm, in[k]);
+  }
+  return made;
+}
+
+qn_value grown_stored(struct recording *r, qn_value parts, uint32_t count) {
+  if (!value_is(parts, TAG_LIST)) return value_retain(parts);
+  const qn_list *l = value_list(parts);
+  qn_list *out = list_new(r->vm, l->len);
+  if (!out) return value_error();
+  qn_value v = value_obj(TAG_LIST, out);
+  for (uint32_t k = 0; k < l->len; k++) {
+    qn_value made = stored_last(r, l->items[k], count);
+    if (value_is_error(made)) return value_fail(r->vm, v);
+    out->items[k] = made;
+  }
+  return v;
+}
+
 bool rec_append(qn_vm *vm, qn_value *list, qn_value item) {
   struct recording *r = vm->rec;
   uint32_t number = grown_number(*list), count = grown_count(*list);

@@ -771,8 +771,11 @@ static bool match_grown(loop *l, int i) {
   qn_value was = l->before[i], is = *l->assigned.slots[i];
   if (!rec_grows(l->vm, is) || grown_number(is) != grown_number(was)) return false;
   if (l->looks) l->adds[i] = grown_count(is);
-  return grown_count(is) == l->adds[i] &&
-         match(l, value_list(was)->items[GROWN_PARTS], value_list(is)->items[GROWN_PARTS]);
+  if (grown_count(is) != l->adds[i]) return false;
+  qn_value parts = grown_stored(l->body, value_list(is)->items[GROWN_PARTS], l->adds[i]);
+  bool ok = !value_is_error(parts) && match(l, value_list(was)->items[GROWN_PARTS], parts);
+  value_release(l->vm, parts);
+  return ok;
 }
 
 /* Runs the body, as a turn that branches in it may leave. parts: those of its end, owned. */
@@ -1081,8 +1084,10 @@ bool rec_loop_refused(qn_vm *vm) {
   return !r || !r->capturing || rec_break(r, r->why ? r->why : BREAK_branch, NULL);
 }
 
-/* May lists become counted ones? In lanes they may differ in length; and inside two gradients what reads items has other last bits. */
-static bool may_count(struct recording *r) { return !rec_base(r)->lanes && way_may_exit(r) && rec_derivatives(r) < 2; }
+/* May lists become counted ones? In lanes they may differ in length. In gradients cotangents of items would be added up in another order: the
+ * interpreter has that of who reads the list behind the loop before those of the turn that has made the item, a loop has it where the item is
+ * stored. */
+static bool may_count(struct recording *r) { return !rec_base(r)->lanes && way_may_exit(r) && !rec_derivatives(r); }
 
 /* Is there a list in v that may become a counted one? */
 static bool may_grow_in(const counting *c, qn_value v, int depth) {
