@@ -654,7 +654,9 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
   vm_disown(vm, &held);
   value_release(vm, values);
   fork_free(&f);
-  if (answer == REC_DONE) ways_used(r, before);
+  if (answer != REC_DONE) return answer;
+  ways_used(r, before);
+  if (part->step) (void)part->step(part->run.ctx, f.to - 1); /* (a way may have ended before, with an error) */
   return answer;
 }
 

@@ -410,7 +410,7 @@ typedef struct rec_section {
   span at;
   rec_arm run; /* makes it. At its end variables that nothing behind it reads hold nil */
   /* If it has several steps: `run` makes step `number`, which there is, from now on. Is that the last one? NULL: it is one step. If what variables are is
-   * one again behind a step, the part may end there. */
+   * one again behind a step, the part may end there: behind REC_DONE the step that was asked for last is the one with which it has ended. */
   bool (*step)(void *ctx, uint32_t number);
   rec_slots assigned;
   bool used; /* something uses its value */
