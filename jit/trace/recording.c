@@ -432,7 +432,9 @@ bool rec_callee(qn_vm *vm, jit_anchor *callee) {
 bool rec_once(qn_vm *vm, const char *what) {
   struct recording *r = vm->rec;
   if (!r) return true;
-  return r->arm ? rec_break(r, BREAK_effect, what) : rec_run_pending(r);
+  if (r->arm) return rec_break(r, BREAK_effect, what);
+  /* A cotangent without a value yet lets no work run; what is written does not depend on it. */
+  return r->vmap_held.on || rec_run_pending(r);
 }
 
 bool rec_effect(qn_vm *vm, const char *what) { return !vm->rec || rec_break(vm->rec, BREAK_effect, what); }
