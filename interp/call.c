@@ -656,7 +656,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
   case FN_GRAPH: {
     qn_value kwargs = kwargs_record(vm, kw, nkw);
     if (value_is_error(kwargs)) break;
-    rec_at(vm, at);
+    if (at.source) rec_at(vm, at); /* else a transform makes the call, whose place was the last one */
     vm_owned held;
     vm_own(vm, &held, vm_drop_value, &kwargs);
     r = transform_call(vm, f, pos, (int)npos, kwargs, at.source ? at : interp_of(vm)->place.calling);
