@@ -1017,9 +1017,11 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
   return value_error();
 }
 
-/* Computes a number that a region gives, behind all pending work that can fail or has effects. False with an error raised. */
+/* Computes a number that a region gives, or that is read by an arm which has become a part of the graph, behind all pending work that can fail or
+ * has effects. False with an error raised. */
 static bool result_number(struct recording *r, uint32_t node) {
-  if (!r->vmap_held.on && !run_pending_and(r, node)) return false;
+  bool region = r->g->nodes[node].kind == NODE_PROJ; /* (pending readings are made in any case) */
+  if (!r->vmap_held.on && !run_pending_and(r, region ? node : 0)) return false;
   if (node_has_value(r, node)) return true;
   qn_vm *vm = r->vm;
   struct recording *active = vm->rec;
@@ -1027,7 +1029,7 @@ static bool result_number(struct recording *r, uint32_t node) {
   qn_value v = rec_computed(r, node);
   vm->rec = active;
   if (!value_is_error(v)) return true;
-  if (!graph_node_prove(r->g, r->g->nodes[node].in[0]))
+  if (region && !graph_node_prove(r->g, r->g->nodes[node].in[0]))
     raise_memory(vm); /* it has told its error, and is not to run again */
   return false;
 }
@@ -1083,7 +1085,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     if (!ok || node_has_value(r, i)) continue;
     if (x->kind == NODE_CONST) {
       ok = load_const(r, i);
-    } else if (x->kind == NODE_PROJ && x->type.weak) {
+    } else if ((x->kind == NODE_PROJ || x->kind == NODE_TAP) && x->type.weak) {
       ok = result_number(r, i);
     } else if (x->type.weak) {
       ok = run_node(r, i);
