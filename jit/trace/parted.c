@@ -15,6 +15,7 @@
 #include "jit/trace/gradients.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/vmap.h"
 #include "lang/source.h"
 
 /* A walk over the leaves of some variables. */
@@ -140,7 +141,7 @@ bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *v
 
 bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value) {
   struct recording *r = vm->rec;
-  return !r || !parted_wanted(r) || (part_arm(r, from, slots, value) && rec_appended(r));
+  return !r || !parted_wanted(r) || (part_arm(r, from, slots, value) && vmap_advance(r) && rec_appended(r));
 }
 
 bool rec_part_returned(qn_vm *vm, uint32_t from, qn_value *value) {
@@ -168,7 +169,7 @@ bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
   r->parted.n = tries->parted; /* those of loops inside were removed when these ended */
   for (uint32_t i = 0; i < p.held.n && ok; i++) ok = nodes_add(vm, &r->parted, p.held.nodes[i]);
   nodes_free(vm, &p.held);
-  ok = ok && rec_appended(r);
+  ok = ok && vmap_advance(r) && rec_appended(r);
   tries->from = rec_next_id(r);
   return ok;
 }

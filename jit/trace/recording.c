@@ -980,6 +980,7 @@ static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
     raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
     return false;
   }
+  if (!vmap_advance(r)) return false; /* (a copy may have been made for a gradient only) */
   if (rec_is_lane(vm, value_obj(TAG_ARRAY, a))) {
     vmap_raise_read(r, value_obj(TAG_ARRAY, a));
     return false;
