@@ -113,6 +113,9 @@ def slopes(out, text):
         # Products have no strong zeros (lang/REFERENCE.md), so that a number that has become inf on the way makes them nan.
         if slope != slope and "@" in text:
             continue
+        # Within the last place of a narrow dtype nothing differs.
+        if wide == close == 0 and re.search(r"\bb?f16\(", text):
+            continue
         # Where two widths or the two sides disagree the function has a kink or a jump nearby, or is too steep for differences.
         if not scale < 1e6 or not abs(wide - close) <= 1e-6 * scale or not abs(up - close) <= 1e-3 * scale:
             continue
