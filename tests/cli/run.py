@@ -178,7 +178,7 @@ def case_warnings_of_comparisons(p):
             return f.read()
     for mode in (["off"], ["on"], ["sync", "--set", "jit.hot=1"], ["verify", "--set", "jit.hot=2"]):
         result = p.script(source("never_equal.qn"), "--jit", *mode)
-        need(result.err.count("warning:") == 18, "eighteen warnings", result)
+        need(result.err.count("warning:") == 19, "nineteen warnings", result)
         result = p.script(source("never_equal_quiet.qn"), "--jit", *mode)
         need(result.status == 0 and not result.err, "no warning", result)
 
