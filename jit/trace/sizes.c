@@ -1108,7 +1108,8 @@ static bool proof_count(struct recording *r, dim_proof *p, uint32_t node, int de
       !proof_number(r->outer, p, r->count_to, depth + 1, &end))
     return false;
   for (const struct recording *x = r; x->arm && place < UINT16_MAX; x = x->outer) place++;
-  *d = dim_symbol(&p->t, DIM_FROM_NODE, node, place, 0, NULL);
+  *d = dim_symbol(&p->t, DIM_FROM_SCALAR, node, place, 0,
+                  NULL); /* (other symbols are sizes, which are never negative) */
   dim_proof_bound(p, *d, (dim_bound){BOUND_ENDS, true, first, dim_make(&p->t, DIM_SUB, end, 1)});
   return *d < 0;
 }

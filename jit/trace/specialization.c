@@ -174,7 +174,7 @@ static bool guards_make(struct recording *r, specialization *e, break_reason *br
     else
       count += value_is_scalar(r->vals[i]) ? 1 : GUARDS_MAX + 1;
   }
-  if (count > GUARDS_MAX)
+  if (count > GUARDS_MAX || (given && r->nmade)) /* (these would have to be computed) */
     *broken = BREAK_too_many_guards;
   else if (!count || (e->guards = mem_zalloc(vm, count * sizeof *e->guards)) != NULL)
     *broken = reads ? BREAK_host_read : BREAK_none;
