@@ -33,6 +33,15 @@ static void add_comma(text_buf *out, uint32_t i) {
   if (i) text_adds(out, ", ");
 }
 
+/* What stands before part i of a list, or of a record with these names. False if a name is no word. */
+static bool add_name(const qn_record *names, uint32_t i, text_buf *out) {
+  add_comma(out, i);
+  if (!names) return true;
+  if (!is_word(record_name(names, i))) return false;
+  text_addf(out, "%s: ", record_name(names, i)->text);
+  return true;
+}
+
 static bool exact_text(qn_value v, text_buf *out) {
   switch ((int)value_tag_of(v)) {
   case TAG_NIL: text_adds(out, "nil"); return true;
@@ -72,10 +81,7 @@ static bool pattern_text(const graph_body *b, uint32_t *at, text_buf *out) {
   const qn_record *names = record ? value_record(x->value) : NULL;
   text_adds(out, record ? "{" : "(");
   for (uint32_t i = 0; i < n && ok; i++) {
-    add_comma(out, i);
-    if (names && !(ok = is_word(record_name(names, i)))) break;
-    if (names) text_addf(out, "%s: ", record_name(names, i)->text);
-    ok = pattern_text(b, at, out);
+    ok = add_name(names, i, out) && pattern_text(b, at, out);
   }
   text_adds(out, record ? "}" : n == 1 ? ",)" : ")");
   return ok;
@@ -95,10 +101,7 @@ static bool template_text(const tpl_list *t, uint32_t *at, text_buf *out) {
   uint32_t n = x->n;
   text_adds(out, record ? "{" : "(");
   for (uint32_t i = 0; i < n && ok; i++) {
-    add_comma(out, i);
-    if (names && !(ok = is_word(record_name(names, i)))) break;
-    if (names) text_addf(out, "%s: ", record_name(names, i)->text);
-    ok = template_text(t, at, out);
+    ok = add_name(names, i, out) && template_text(t, at, out);
   }
   text_adds(out, record ? "}" : n == 1 ? ",)" : ")");
   return ok;

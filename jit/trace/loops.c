@@ -352,24 +352,33 @@ static qn_value counted_for(loop *l, qn_value v) {
   return counted_new(l->r, x->number, v, n, known);
 }
 
-/* v with what stands for lists in it. Owned, or the error value. */
-static qn_value with_counted(loop *l, qn_value v, int variable) {
-  bool list = value_is(v, TAG_LIST);
-  if ((!list && !value_is(v, TAG_RECORD)) || rec_grows(l->vm, v) || value_is_stacked(v)) return value_retain(v);
-  if (list && is_counting(l, v, variable)) return counted_for(l, v);
-  if (!vm_enter(l->vm, 0)) return value_error();
+/* A list or record with what `part` gives of each of its parts. Owned, or the error value. */
+static qn_value with_parts(loop *l, qn_value v, qn_value (*part)(loop *l, qn_value v)) {
   qn_value copy = parts_like(l->vm, v);
   if (value_is_error(copy)) return copy;
   uint32_t n;
   const qn_value *from = value_parts(v.u.p, &n);
   qn_value *to = value_parts(copy.u.p, &n);
   for (uint32_t i = 0; i < n; i++) {
-    qn_value part = with_counted(l, from[i], -1);
-    if (value_is_error(part)) return value_fail(l->vm, copy);
-    to[i] = part;
+    qn_value made = part(l, from[i]);
+    if (value_is_error(made)) return value_fail(l->vm, copy);
+    to[i] = made;
   }
   return copy;
 }
+
+static qn_value with_counted_part(loop *l, qn_value v);
+
+/* v with what stands for lists in it. Owned, or the error value. */
+static qn_value with_counted(loop *l, qn_value v, int variable) {
+  bool list = value_is(v, TAG_LIST);
+  if ((!list && !value_is(v, TAG_RECORD)) || rec_grows(l->vm, v) || value_is_stacked(v)) return value_retain(v);
+  if (list && is_counting(l, v, variable)) return counted_for(l, v);
+  if (!vm_enter(l->vm, 0)) return value_error();
+  return with_parts(l, v, with_counted_part);
+}
+
+static qn_value with_counted_part(loop *l, qn_value v) { return with_counted(l, v, -1); }
 
 /* The variables hold counted lists in place of those that may grow. False if there is none, or it cannot be; with or without an error raised. */
 static bool counted_lists(loop *l) {
@@ -551,17 +560,7 @@ static qn_value after_counted(loop *l, qn_value v) {
     return counted_end(l->r, v, dim_make(dims, DIM_ADD, all, dim_const(dims, len)));
   }
   if (value_is_stacked(v) || rec_grows(l->vm, v)) return value_retain(v);
-  qn_value copy = parts_like(l->vm, v);
-  if (value_is_error(copy)) return copy;
-  uint32_t n;
-  const qn_value *from = value_parts(v.u.p, &n);
-  qn_value *to = value_parts(copy.u.p, &n);
-  for (uint32_t i = 0; i < n; i++) {
-    qn_value part = after_counted(l, from[i]);
-    if (value_is_error(part)) return value_fail(l->vm, copy);
-    to[i] = part;
-  }
-  return copy;
+  return with_parts(l, v, after_counted);
 }
 
 static bool counted_behind(loop *l) {

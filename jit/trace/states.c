@@ -341,17 +341,11 @@ static bool may_end(const states *s, int k) {
   return k > 0 || s->list[k].stays >= 0 || again || !turns;
 }
 
-/* The way in which it may be chosen what the variables are, in this function or around it; or NULL. */
-static rec_way *chooser_of(const struct recording *r) {
-  rec_way *way = way_of(r);
-  return way_chooses(way) ? way : way ? NULL : way_chooser(r);
-}
-
 /* Decides in which state the loop is to end. */
 static bool find_goal(states *s) {
   if (s->turns->ends) return s->list[0].stays >= 0;
   int candidates[UINT8_MAX], n = 0, ends = 0;
-  const rec_way *way = chooser_of(s->r);
+  const rec_way *way = way_chooser_here(s->r);
   bool chooses = way != NULL;
   find_back(s, 0);
   s->cyclic &= !rec_derivatives(s->r); /* (whose sums would go in another order) */
@@ -394,7 +388,7 @@ static bool demand(states *s, qn_value condition, bool truth) {
   struct recording *r = vm->rec;
   if (is_bool(condition, truth) && !value_node(condition)) return true;
   if (!value_node(condition) || !r) return false; /* (!r: the capture has ended) */
-  rec_way *way = chooser_of(r);
+  rec_way *way = way_chooser_here(r);
   rec_at(vm, s->at);
   if (way) return way_require(vm, way, rec_site(r), condition, truth);
   if (!way_may_exit(r) || rec_base(r)->timid) return false;
@@ -499,6 +493,18 @@ static bool stay(staying *x) {
   return ok && (x->w < 0 || !value_node(s->missed) || branch_on(s, s->missed, next_stay, nothing, x, true));
 }
 
+/* The end of a turn, which may leave the loop. `ok`: has it been recorded until there? */
+static qn_value turn_ended(turn_end *e, bool ok, rec_exit *how) {
+  states *s = e->s;
+  if (ok && value_node(s->left))
+    ok = branch_on(s, s->left, leaves_arm, nothing, e, true);
+  else if (ok && is_bool(s->left, true))
+    (void)leaves_arm(e, how);
+  s->left = value_bool(*how == REC_BREAK);
+  drop_kept(s);
+  return arm_ended(ok, how);
+}
+
 /* The body of a state's loop: ends it if the turn is missed, or left. */
 static qn_value state_turn(void *ctx, qn_value number, rec_exit *how) {
   states *s = ctx;
@@ -516,13 +522,7 @@ static qn_value state_turn(void *ctx, qn_value number, rec_exit *how) {
   if (ok && value_node(s->missed)) ok = branch_on(s, s->missed, missed_arm, nothing, &e, true);
   s->missed = value_bool(false);
   ok = ok && count(s, number);
-  if (ok && value_node(s->left))
-    ok = branch_on(s, s->left, leaves_arm, nothing, &e, true);
-  else if (ok && is_bool(s->left, true))
-    (void)leaves_arm(&e, how);
-  s->left = value_bool(*how == REC_BREAK);
-  drop_kept(s);
-  return arm_ended(ok, how);
+  return turn_ended(&e, ok, how);
 }
 
 /* The test of a loop that does not count. */
@@ -809,13 +809,7 @@ static qn_value every_body(void *ctx, qn_value number, rec_exit *how) {
   if (!x.before) return arm_ended(false, how);
   turn_end e = {.s = s, .before = x.before};
   bool ok = every_state(&x);
-  if (ok && value_node(s->left))
-    ok = branch_on(s, s->left, leaves_arm, nothing, &e, true);
-  else if (ok && is_bool(s->left, true))
-    (void)leaves_arm(&e, how);
-  s->left = value_bool(*how == REC_BREAK);
-  drop_kept(s);
-  return arm_ended(ok, how);
+  return turn_ended(&e, ok, how);
 }
 
 /* The test of a loop that does not count, which reads the variables. */
@@ -872,7 +866,7 @@ static bool append_loop(states *s) {
 
 /* Of the part whose way is recorded in r: the loop that its first way has made at this place, or has just made if it is that; or NULL. */
 static way_loop *loop_of(const states *s, const struct recording *r) {
-  const rec_way *way = s->choice ? chooser_of(s->r) : NULL;
+  const rec_way *way = s->choice ? way_chooser_here(s->r) : NULL;
   const way_choices *c = way ? way->choices : NULL;
   way_loop *l = c && s->choice <= c->at ? c->loop : NULL;
   for (uint32_t i = 0; i + 1 < s->choice && l; i++)
@@ -992,7 +986,7 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
     return REC_FAILED;
   }
   const anchor_specializations *of = rec_base(r)->of;
-  if (!chooser_of(r) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
+  if (!way_chooser_here(r) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
   if (ways_enough(r)) return REC_NOT_YET;
   states s = {.vm = vm, .r = r, .at = at, .turns = turns, .tries = tries, .assigned = assigned};
   s.number = turns->counts ? turns->first : value_int(0);
