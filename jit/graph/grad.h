@@ -114,13 +114,18 @@ QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 /* Is carry k of a loop with this body a host int that goes up by one each turn? */
 bool graph_counts_up(const graph *body, uint32_t k);
 
+/* How many turns a loop makes at most, where that can be seen: it counts from one known number to another, and may be left early.
+ * INT64_MAX: it cannot. */
+int64_t graph_most_turns(const graph *g, uint32_t node);
+
 /* Chooses what a loop keeps of each turn for its gradient, besides its carries (keep.c). g is the gradient of a turn: its inputs are first
  * the turn's `ncarries` carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first`
  * that are better kept as rows than made once more. False: memory is short. */
 QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool *kept);
 /* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
 bool graph_may_be_row(const graph *g, uint32_t v);
-/* May a gradient that will be differentiated itself keep all floats of an arm or a turn? It holds no loops. */
+/* May a gradient that will be differentiated itself keep all floats of an arm or a turn? Of a loop in it, it must be seen how many turns it makes
+ * at most. */
 bool graph_may_be_kept(const graph *g);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);

@@ -29,7 +29,9 @@
  *
  * Of a branch, what an arm makes and its gradient reads becomes a result of the branch (zeros if the other arm is taken), which the gradient captures:
  * its uses by the gradient are then met before those in the arm. Of branches within arms and turns all floats become results first, so that
- * what surrounds them finds these among its own values; results that nobody takes are dropped when the graph is planned.
+ * what surrounds them finds these among its own values; results that nobody takes are dropped when the graph is planned. Likewise all floats of the turns of
+ * loops within arms and turns become rows first, and their arrays values of what is around the loop, with zeros behind the turns that were made, so that
+ * their size is known: for that it must be seen how many turns such a loop makes at most.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -165,21 +167,93 @@ static uint32_t arm_result(graph *g, uint32_t node, int a, uint32_t v) {
   return type_beside(g, n.in + 1, arm, v, &t) ? result_of(g, node, k, t, n.site) : 0;
 }
 
-/* All floats of the arms of the branches in a graph become results of these. False: memory is short. */
-static bool expose_arms(graph *g) {
-  uint32_t n = g->n;
-  for (uint32_t i = 1; i < n; i++) {
-    if (g->nodes[i].kind != NODE_IF || graph_is_rule(&g->nodes[i])) continue;
-    for (int a = 0; a < 2; a++) {
-      graph *arm = g->nodes[i].payload.regions[a];
-      if (!expose_arms(arm)) return false;
-      bool *kept = calloc(arm->n, sizeof *kept), ok = kept != NULL;
-      if (ok) mark_kept(arm, arm->n, kept);
-      for (uint32_t v = 1, most = arm->n; v < most && ok; v++)
-        if (kept[v]) ok = arm_result(g, i, a, v) != 0;
-      free(kept);
-      if (!ok) return false;
-    }
+static uint32_t keep_carries(graph *g, uint32_t node, bool derived);
+static void rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added);
+static bool exact_turns(const graph *g, uint32_t node);
+static bool expose_regions(graph *g);
+
+/* All floats of the arms of a branch become results of it. False: memory is short. */
+static bool expose_arms(graph *g, uint32_t node) {
+  for (int a = 0; a < 2; a++) {
+    graph *arm = g->nodes[node].payload.regions[a];
+    if (!expose_regions(arm)) return false;
+    bool *kept = calloc(arm->n, sizeof *kept), ok = kept != NULL;
+    if (ok) mark_kept(arm, arm->n, kept);
+    for (uint32_t v = 1, most = arm->n; v < most && ok; v++)
+      if (kept[v]) ok = arm_result(g, node, a, v) != 0;
+    free(kept);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+/* Appends the kept rows that `rows` takes with further ones of zeros, so that they have a size that is known before the loop runs. */
+static bool pad_rows(graph *g, uint32_t rows, int64_t most) {
+  if (!rows) return false;
+  graph_type t = g->nodes[rows].type;
+  op_attr attr = {.n = (uint8_t)(3 * t.rank)};
+  attr.d[1] = dim_sub(&g->dims, most, t.shape[0]);
+  const uint32_t in[] = {rows, graph_const_scalar(g, (qn_dtype)t.dtype, false, 0, 0, 0)};
+  return graph_op(g, OP_pad, in, 2, &attr, g->nodes[rows].site) != 0;
+}
+
+/* What stands for the array of kept rows that `rows` takes: the padded one, if there is one. */
+static uint32_t padded(const graph *g, uint32_t rows) {
+  for (uint32_t i = rows + 1; i < g->n && rows; i++)
+    if (g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_pad && g->nodes[i].in[0] == rows) return i;
+  return rows;
+}
+
+/* All floats of the turns of a loop, which makes few turns at most, become rows of it, and these and its carries values of the graph whose sizes
+ * are known. False: memory is short. */
+static bool expose_turns(graph *g, uint32_t node) {
+  graph *body = g->nodes[node].payload.regions[1];
+  int64_t most = graph_most_turns(g, node);
+  if (most == INT64_MAX) return true;
+  if (!expose_regions(body) || !keep_carries(g, node, true)) return false;
+  uint32_t ncarries = graph_loop_carries(&g->nodes[node]), made = body->noutputs;
+  bool *kept = calloc(body->n, sizeof *kept), ok = kept != NULL;
+  if (ok) mark_kept(body, body->n, kept);
+  for (uint32_t v = 1; v < body->n && ok; v++) {
+    uint32_t k = ncarries;
+    while (k < body->noutputs && body->outputs[k] != v) k++;
+    if (kept[v] && k == body->noutputs) ok = graph_output(body, v);
+  }
+  free(kept);
+  if (!ok) return false;
+  rows_added(g, node, made, body->noutputs - made);
+  const graph_node n = g->nodes[node];
+  for (uint32_t k = 0; k < body->noutputs; k++) {
+    graph_type t = body->nodes[body->outputs[k]].type;
+    if (!dtype_is_float((qn_dtype)t.dtype) && k < ncarries) continue;
+    if (!type_beside(g, n.in, body, body->outputs[k], &t)) return false;
+    uint32_t of = result_of(g, node, k, t, n.site);
+    if (!of || (k >= ncarries && !pad_rows(g, of, most > 2 ? most : 2))) return false;
+  }
+  if (exact_turns(g, node)) return true;
+  uint32_t turns = result_of(g, node, body->noutputs, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
+  const op_attr whole = {.dtype = QN_i64};
+  return graph_op(g, OP_fit, &turns, 1, &whole, n.site) != 0;
+}
+
+/* How many turns loop `node` has made, where its gradient will be differentiated itself: a host int. 0: memory is short. */
+static uint32_t turns_of(graph *g, uint32_t node) {
+  const graph_node n = g->nodes[node];
+  if (exact_turns(g, node)) return graph_const_scalar(g, QN_i64, true, 0, graph_most_turns(g, node), n.site);
+  uint32_t turns =
+      result_of(g, node, n.payload.regions[1]->noutputs, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
+  const op_attr host = {.dtype = QN_i64, .flags = ATTR_WEAK};
+  for (uint32_t i = turns + 1; i < g->n && turns; i++)
+    if (g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_fit && g->nodes[i].in[0] == turns)
+      return graph_op(g, OP_cast, &i, 1, &host, n.site);
+  return turns;
+}
+
+/* What arms and turns of the branches and loops in a graph make, and their gradients may read, become values of it. False: memory is short. */
+static bool expose_regions(graph *g) {
+  for (uint32_t i = 1, n = g->n; i < n; i++) {
+    if (g->nodes[i].kind == NODE_IF && !graph_is_rule(&g->nodes[i]) && !expose_arms(g, i)) return false;
+    if (g->nodes[i].kind == NODE_LOOP && !expose_turns(g, i)) return false;
   }
   return true;
 }
@@ -326,7 +400,7 @@ static void drop_known(graph *const arms[2], uint32_t first, uint32_t n, uint32_
 static bool backward_arms(const control_grad *c, graph *const regions[2], graph *arms[2], arm_values kept[2],
                           op_refusal *why) {
   for (int a = 0; a < 2; a++) {
-    if (c->derived && !expose_arms(regions[a])) return short_of_memory(why);
+    if (c->derived && !expose_regions(regions[a])) return short_of_memory(why);
     kept[a] = (arm_values){.arm = regions[a], .before = a ? &kept[0] : NULL, .derived = c->derived};
     if (!(arms[a] = backward_arm(c, regions[a], &kept[a], why))) return false;
   }
@@ -605,9 +679,7 @@ static bool known_int(const graph *g, uint32_t node, const graph *outer, const g
   return true;
 }
 
-/* How many turns a loop makes at most, where that can be seen: it counts from one known number to another, and may be left early.
- * INT64_MAX: it cannot. */
-static int64_t most_turns(const graph *g, uint32_t node) {
+int64_t graph_most_turns(const graph *g, uint32_t node) {
   const graph_node *n = &g->nodes[node];
   const graph *head = n->payload.regions[0], *body = n->payload.regions[1];
   const graph_node *test = &head->nodes[head->outputs[0]];
@@ -623,6 +695,12 @@ static int64_t most_turns(const graph *g, uint32_t node) {
       !known_int(body, next->in[1], g, n, &by) || by != 1)
     return INT64_MAX;
   return to > from ? to - from : 0;
+}
+
+/* Does a loop whose most turns are known make as many? */
+static bool exact_turns(const graph *g, uint32_t node) {
+  const graph *head = g->nodes[node].payload.regions[0];
+  return head->nodes[head->outputs[0]].op == OP_lt && graph_most_turns(g, node) != INT64_MAX;
 }
 
 bool graph_counts_up(const graph *body, uint32_t k) {
@@ -674,7 +752,7 @@ static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
     return !derived || !graph_loop_slots(n) || graph_set_attr(g, node, &every) ? at : 0;
   }
   int64_t slots = graph_loop_slots(n);
-  if (!n->attr && !derived) slots = slots_for(g, rows_bytes(g, n->in, carries), most_turns(g, node));
+  if (!n->attr && !derived) slots = slots_for(g, rows_bytes(g, n->in, carries), graph_most_turns(g, node));
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
@@ -913,7 +991,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
   l->fixed = arena_alloc(memory, l->ncarries * sizeof *l->fixed);
   l->derived = c->derived;
-  if (memory->failed || (l->derived && !expose_arms(n.payload.regions[1])) || !note_cotangents(c, l, memory))
+  if (memory->failed || (l->derived && !expose_regions(n.payload.regions[1])) || !note_cotangents(c, l, memory))
     return false;
   for (uint32_t k = l->ncarries; k < made; k++)
     if (c->given[k]) given_rows[l->nrows++] = k;
@@ -928,7 +1006,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t rows = keep_carries(g, c->node, l->derived);
   n = g->nodes[c->node];
   loop_values v;
-  int64_t slots = graph_loop_slots(&n), most = most_turns(g, c->node);
+  int64_t slots = graph_loop_slots(&n), most = graph_most_turns(g, c->node);
   bool all = !slots || most <= slots || l->derived; /* does it keep the carries of all turns? */
   value_choice choice = {.l = l,
                          .flags = arena_alloc(memory, (n.nin + (size_t)1) * sizeof *choice.flags),
@@ -953,20 +1031,23 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   if (!cts || !value_rows || !kept || (all && !keep_value_rows(g, c->node, l, value_rows))) return false;
   n = g->nodes[c->node];
   uint32_t results = n.payload.regions[1]->noutputs;
-  uint32_t turns = result_of(g, c->node, results, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
-  v.stride = result_of(g, c->node, results + 1, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
+  uint32_t turns = l->derived ? turns_of(g, c->node)
+                              : result_of(g, c->node, results, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
+  v.stride = l->derived ? graph_weak_int(g, 1)
+                        : result_of(g, c->node, results + 1, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   for (uint32_t k = 0; k < l->ncarries; k++)
     if (l->counts[k] || (all && unread[k])) {
       l->fixed[k] = true; /* (what is not read may be any value) */
       kept[k] = n.in[k];
-    } else if (!(kept[k] = result_of(g, c->node, l->fixed[k] ? k : rows + k, g->nodes[n.in[k]].type, n.site)))
+    } else if (!(kept[k] =
+                     padded(g, result_of(g, c->node, l->fixed[k] ? k : rows + k, g->nodes[n.in[k]].type, n.site))))
       return false; /* (what is fixed is read behind the loop: there all uses of it add to one cotangent, as those of one node do) */
   memcpy(v.captured, n.in + l->ncarries, l->ncaptured * sizeof *v.captured);
   if (!value_types(l, g, n.in, v.captured)) return false;
   uint32_t *next = v.cts + l->ncts + l->naccs + l->nflags;
   for (uint32_t k = 0; k < l->nvalues && all; k++) {
     uint32_t at = l->next[k] ? l->next[k] - 1 : value_rows[k];
-    if (!(kept[l->ncarries + k] = result_of(g, c->node, at, l->types[k], n.site))) return false;
+    if (!(kept[l->ncarries + k] = padded(g, result_of(g, c->node, at, l->types[k], n.site)))) return false;
     if (l->next[k]) *next++ = kept[l->ncarries + k];
   }
   for (uint32_t k = 0; k < l->nrows; k++) v.row_cts[k] = c->given[given_rows[k]];

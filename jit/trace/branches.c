@@ -84,12 +84,7 @@ bool arms_possible(const struct recording *r) {
 
 bool branches_possible(const struct recording *r) { return arms_possible(r); }
 
-bool loops_possible(const struct recording *r) {
-  if (!arms_possible(r) || rec_derivatives(r) > DERIVED_LOOPS) return false;
-  for (const struct recording *x = r; rec_derivatives(x) > 1 && x->arm; x = x->outer)
-    if (rec_derivatives(x->outer) > 1 && !x->joins) return false;
-  return true;
-}
+bool loops_possible(const struct recording *r) { return arms_possible(r) && rec_derivatives(r) <= DERIVED_LOOPS; }
 
 bool rec_recursion(const qn_vm *vm) {
   /* (in gradients, what is added up along the calls is added in their order) */

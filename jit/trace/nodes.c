@@ -151,6 +151,7 @@ static qn_value run_branch(qn_vm *vm, const graph_node *n, const handed *h, int 
 typedef struct kept {
   qn_value *rows; /* owned: arrays or host numbers */
   uint32_t cap;
+  bool taken; /* does a node take them? Others are not kept: nil stands for their array */
 } kept;
 
 /* For dims, in a region whose inputs have the values `ctx`: the size that an input has. */
@@ -209,14 +210,15 @@ static void loop_drop(qn_vm *vm, void *loop) {
   uses_drop(vm, &l->header);
   uses_drop(vm, &l->body);
   for (uint32_t k = 0; k < l->nrows; k++) {
-    release_all(vm, l->rows[k].rows, (uint32_t)l->count);
+    if (l->rows[k].taken) release_all(vm, l->rows[k].rows, (uint32_t)l->count);
     mem_free(vm, l->rows[k].rows, l->rows[k].cap * sizeof(qn_value));
   }
   release_all(vm, l->now, l->nin);
   mem_free(vm, l->now, l->bytes);
 }
 
-static qn_value run_loop(qn_vm *vm, const graph_node *n, const handed *h, int device, plan_taps *taps) {
+static qn_value run_loop(qn_vm *vm, const graph *g, uint32_t node, const handed *h, int device, plan_taps *taps) {
+  const graph_node *n = &g->nodes[node];
   const graph *header = n->payload.regions[0], *body = n->payload.regions[1];
   uint32_t carries = graph_loop_carries(n), made = body->noutputs, nrows = made - carries, nin = n->nin;
   int64_t slots = graph_loop_slots(n), turns = 0, stride = 1;
@@ -225,6 +227,11 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const handed *h, int de
   if (!now) return result;
   qn_value *outs = now + nin;
   kept *rows = (kept *)(void *)(outs + made);
+  for (uint32_t i = node + 1; i < g->n && nrows; i++) {
+    const graph_node *x = &g->nodes[i];
+    if (x->kind == NODE_PROJ && x->in[0] == node && x->payload.index - carries < nrows)
+      rows[x->payload.index - carries].taken = true;
+  }
   loop_values own = {.now = now, .rows = rows, .nin = nin, .nrows = nrows, .bytes = bytes};
   const handed tested = {now, NULL, 0}, turned = {now, now, carries};
   vm_owned held;
@@ -247,7 +254,7 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const handed *h, int de
     }
     if (slots && own.count == slots && turns % stride == 0 && nrows) {
       for (uint32_t k = 0; k < nrows; k++)
-        for (int64_t i = 0; i < own.count; i++) {
+        for (int64_t i = 0; i < own.count && rows[k].taken; i++) {
           if (i % 2)
             value_release(vm, rows[k].rows[i]);
           else
@@ -258,10 +265,11 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const handed *h, int de
     }
     bool keeps = nrows && turns % stride == 0;
     for (uint32_t k = 0; k < nrows && keeps && go > 0; k++)
-      if (!mem_grow(vm, (void **)&rows[k].rows, &rows[k].cap, (size_t)own.count + 1, sizeof(qn_value))) go = -1;
+      if (rows[k].taken && !mem_grow(vm, (void **)&rows[k].rows, &rows[k].cap, (size_t)own.count + 1, sizeof(qn_value)))
+        go = -1;
     keeps = keeps && go > 0;
     for (uint32_t k = 0; k < nrows; k++)
-      if (keeps)
+      if (keeps && rows[k].taken)
         rows[k].rows[own.count] = outs[carries + k];
       else
         value_release(vm, outs[carries + k]);
@@ -280,6 +288,7 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const handed *h, int de
     l->items[made + 1] = value_int(stride);
     result = value_obj(TAG_LIST, l);
     for (uint32_t k = 0; k < nrows && !value_is_error(result); k++) {
+      if (!rows[k].taken) continue;
       l->items[carries + k] =
           stack_rows(vm, &rows[k], own.count, body, &body->nodes[body->outputs[carries + k]].type, now, device);
       if (!value_is_error(l->items[carries + k])) continue;
@@ -317,7 +326,7 @@ static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const handed *h,
   qn_value out;
   switch ((graph_kind)n->kind) {
   case NODE_IF: return run_branch(vm, n, h, device, taps);
-  case NODE_LOOP: return run_loop(vm, n, h, device, taps);
+  case NODE_LOOP: return run_loop(vm, g, node, h, device, taps);
   case NODE_PROJ: return value_retain(value_list(in[0])->items[n->payload.index]);
   case NODE_TAP:
     out = n->type.weak ? value_float(0) : value_nil();

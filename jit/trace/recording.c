@@ -785,10 +785,20 @@ static void let_go(struct recording *r, uint32_t i) {
   r->tracers[i] = NULL;
 }
 
+/* Has a region that has been run given all results that are taken? A loop's may be needed later than now, and rows that nobody took are not there. */
+static bool has_results(const struct recording *r, uint32_t i, const qn_list *results) {
+  const graph *g = r->g;
+  if (results->len != graph_nresults(&g->nodes[i])) return false;
+  for (uint32_t x = i + 1; x < g->n && g->nodes[i].kind == NODE_LOOP && g->nodes[i].attr; x++)
+    if (g->nodes[x].kind == NODE_PROJ && g->nodes[x].in[0] == i &&
+        value_is(results->items[g->nodes[x].payload.index], TAG_NIL))
+      return false;
+  return true;
+}
+
 static bool node_has_value(const struct recording *r, uint32_t i) {
   qn_value v = r->vals[i];
-  if (value_is(v, TAG_LIST)) /* the results of a loop, more of which may be needed later than now */
-    return value_list(v)->len == graph_nresults(&r->g->nodes[i]);
+  if (value_is(v, TAG_LIST)) return has_results(r, i, value_list(v));
   return value_is(v, TAG_ARRAY) ? !array_pending(value_array(v)) : !value_is(v, TAG_UNSET);
 }
 
