@@ -27,10 +27,9 @@ void raise_last(qn_vm *vm, node *body) {
 }
 
 void trace_frame(qn_vm *vm, qn_value fn) {
-  interp *ip = interp_of(vm);
   if (!vm->error) return;
-  if (ip->place.rethrown) {
-    ip->place.rethrown = false;
+  if (vm->error->rethrown) {
+    vm->error->rethrown = false;
     return;
   }
   span place = vm->error->outer.source ? vm->error->outer : vm->error->at;
@@ -401,13 +400,11 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
 /* ---- builtins ------------------------------------------------------------------------------------------------------------------ */
 
 static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const builtin_info *info, span at) {
-  interp *ip = interp_of(vm);
-  ip->place.rethrown = false;
   if (!vm->error || !vm->error->nframes) return;
   /* The error already has a trace: it comes from a function that the builtin called, or the builtin rethrew it. */
   raise_outside(vm, at);
   raise_through(vm, at, NULL);
-  ip->place.rethrown =
+  vm->error->rethrown =
       info->def.effect == BUILTIN_STATE || info->def.effect == BUILTIN_DRAWS || info->def.effect == BUILTIN_RAISES;
 }
 

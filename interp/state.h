@@ -265,7 +265,6 @@ typedef struct interp_place {
   span calling; /* the place of the call of the innermost builtin; calls that it makes have no place of their own */
   /* The number of the argument that the signature of the called function has just refused, + 1; or 0. */
   uint32_t refused;
-  bool rethrown; /* the pending error brought a trace that has a frame of the current function already */
 } interp_place;
 
 enum { LOOSE_TEXTS = 16, RECENT_PROMPTS = 64, UNITS_FEW = 16 };

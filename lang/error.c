@@ -49,7 +49,7 @@ static void error_empty(qn_vm *vm, qn_error_object *e) {
   e->nnotes = e->nframes = e->frames_dropped = 0;
   e->at = e->outer = SPAN_NONE;
   e->later = 0;
-  e->settled = false;
+  e->settled = e->rethrown = false;
   qn_value payload = e->payload;
   e->payload = value_nil();
   value_release(vm, payload);
@@ -427,5 +427,6 @@ qn_value raise_record(qn_vm *vm, span at, qn_value record) {
     }
   }
   if (!e->at.source) e->at = at;
+  e->rethrown = e->nframes > 0;
   return value_error();
 }

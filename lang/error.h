@@ -57,6 +57,7 @@ typedef struct qn_error_object {
   span outer;
   uint32_t later;
   bool settled;
+  bool rethrown; /* it brought a trace that has a frame of the function that it leaves next already */
   bool
       unseen; /* a handler that cannot be captured would have seen it: it is for none further out, either (rec_try_catches) */
   qn_value payload; /* error(record) keeps the value */
@@ -119,7 +120,7 @@ void error_free(qn_vm *vm, qn_error_object *e);
  * innermost first. */
 QN_MUST_CHECK qn_value error_to_record(qn_vm *vm, const qn_error_object *e);
 /* Raises the error that such a record describes and returns the error value. Its id, place and trace are those of the record, or E701 at
- * `at` if the record lacks them. Borrows the record, which becomes the payload. */
+ * `at` if the record lacks them; its trace has a frame of the function that raises it. Borrows the record, which becomes the payload. */
 qn_value raise_record(qn_vm *vm, span at, qn_value record);
 /* Writes the whole report, as lang/REFERENCE.md shows it; `color` switches ANSI colours on; `columns` is the width
  * of a terminal, into which words and excerpts are fitted, 0 if there is none. */

@@ -558,7 +558,7 @@ static bool run_tail(struct recording *r, rec_arm tail, rec_slots slots, qn_valu
   if (ok) *result = value_retain(parts[END_VALUE]);
   ok = ok && vm->rec == r;
   if (ok && !raises_never(parts[END_RAISES])) {
-    ok = way_split_raised(vm, catcher, rec_site(r), parts[END_RAISES]);
+    ok = way_split_raised(vm, catcher, rec_site(r), parts[END_RAISES], parts[END_WORDS]);
     if (value_is(*result, TAG_UNSET)) *result = value_nil();
   }
   if (ok && around && !is_bool(parts[END_MISSED], false))

@@ -370,9 +370,9 @@ static bool note_kind(fork *f) {
 
 static bool note_end(fork *f, way_end *end) {
   qn_value parts[END_PARTS] = {
-      [END_VALUE] = value_nil(),         [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(false),
-      [END_LEAVES] = value_bool(false),  [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
-      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
+      [END_VALUE] = value_nil(),        [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(false),
+      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
+      [END_WORDS] = value_unset(),      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
   return end_note(end, f->all, parts, NULL);
 }
 

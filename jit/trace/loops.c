@@ -100,10 +100,12 @@ typedef struct loop {
   bool ends;                       /* the condition may be false */
   bool changes;                    /* behind a turn the variables are not what they are before it */
   qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
+  qn_value words;                  /* owned: the same of what the words of errors are made of */
   /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; `goes`, if it is `tested`; if it may be left, a
-   * flag; if it may return, a flag and what is returned; if it may leave a try, the number of the error. */
+   * flag; if it may return, a flag and what is returned; if it may leave a try, the number of the error and what its words are made of. */
   uint32_t *outer, n, cap;
-  uint32_t count, asked, flag;     /* where the number, `goes` and the first flag are among these */
+  uint32_t count, asked, flag;     /* where the number, `goes` and the first flag are among these, */
+  uint32_t raised;                 /* and the number of the error */
   uint32_t *outs, nouts, outs_cap; /* what the body makes of it */
   uint32_t leaf, node;             /* the next ones while trees are walked; the loop's node */
 } loop;
@@ -591,7 +593,8 @@ static bool carry_flags(loop *l) {
   if (l->returns &&
       !(add_carried(l, rec_node(l->r, value_bool(false))) && tree_each(l->vm, l->returned, carry_leaf, l)))
     return false;
-  return !l->raises || add_carried(l, rec_node(l->r, value_int(0)));
+  l->raised = l->n;
+  return !l->raises || (add_carried(l, rec_node(l->r, value_int(0))) && tree_each(l->vm, l->words, carry_leaf, l));
 }
 
 static qn_value leaf_of_arm(void *ctx, qn_value v) {
@@ -611,6 +614,12 @@ static qn_value leaf_of_result(void *ctx, qn_value v) {
 static qn_value returned_with(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
   l->leaf = l->flag + 2;
   return l->returns ? tree_rebuild(l->vm, l->returned, leaf, l) : value_unset();
+}
+
+/* What the words of an error are made of, likewise; unset where none have been seen. */
+static qn_value words_with(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
+  l->leaf = l->raised + 1;
+  return value_is(l->words, TAG_UNSET) ? value_unset() : tree_rebuild(l->vm, l->words, leaf, l);
 }
 
 /* Sets the variables to what they held before, with each array and number replaced by what `leaf` gives. False with an error raised. */
@@ -803,7 +812,12 @@ static bool run_turn(loop *l, qn_value *parts) {
     if (!l->returns) l->returned = value_unset();
     ok = false; /* it is recorded once more */
   }
-  if (ok && !l->raises && !raises_never(parts[END_RAISES])) {
+  bool worded = ok && value_is(l->words, TAG_UNSET) && !value_is(parts[END_WORDS], TAG_UNSET);
+  if (worded) {
+    l->words = tree_rebuild(vm, parts[END_WORDS], zeros_leaf, l);
+    if (value_is_error(l->words)) l->words = value_unset();
+  }
+  if (ok && !raises_never(parts[END_RAISES]) && (worded || !l->raises)) {
     l->raises = true;
     ok = false;
   }
@@ -842,6 +856,7 @@ static bool run_body(loop *l) {
   if (ok && l->returns)
     ok = add_out(l, rec_node(l->body, parts[END_RETURNS])) && match(l, l->returned, parts[END_RETURNED]);
   if (ok && l->raises) ok = add_out(l, rec_node(l->body, parts[END_RAISES]));
+  if (ok && !value_is(l->words, TAG_UNSET)) ok = match(l, l->words, parts[END_WORDS]);
   end_parts_free(vm, parts);
   for (uint32_t k = 0; k < l->nouts && ok; k++) ok = graph_output(g, l->outs[k]);
   return arm_close(l, ok && l->nouts == l->n);
@@ -863,13 +878,13 @@ static bool run_arms(loop *l) {
     if (!test_known(l) || !carry_all(l)) return false;
     if (run_header(l) && run_body(l)) return true;
   }
-  for (int k = 0; k < 3; k++) { /* which flags there are, each run may find one more */
-    bool returns = l->returns, raises = l->raises;
+  for (int k = 0; k < 4; k++) { /* which flags there are, each run may find one more */
+    bool returns = l->returns, raises = l->raises, worded = !value_is(l->words, TAG_UNSET);
     if (!l->leaves || l->grown || error_pending(l->vm)) return false;
     arms_free(l);
     if (!carry_flags(l)) return false;
     if (run_header(l) && run_body(l)) return true;
-    if (l->returns == returns && l->raises == raises) return false;
+    if (l->returns == returns && l->raises == raises && worded == !value_is(l->words, TAG_UNSET)) return false;
   }
   return false;
 }
@@ -940,6 +955,7 @@ static void loop_free(loop *l) {
     if (lists[k]) mem_free(vm, lists[k], ((size_t)l->assigned.n + 1) * sizeof *lists[k]);
   }
   value_release(vm, l->returned);
+  value_release(vm, l->words);
   slots_free(vm, l->assigned, l->untested);
   mem_free(vm, l->outer, l->cap * sizeof *l->outer);
   mem_free(vm, l->outs, l->outs_cap * sizeof *l->outs);
@@ -996,9 +1012,9 @@ static rec_answer leave(loop *l, uint32_t site) {
     qn_value returned = returned_with(l, leaf_of_result);
     if (value_is_error(returned)) return REC_FAILED;
     const qn_value gone[END_PARTS] = {
-        [END_VALUE] = value_unset(),       [END_RETURNED] = returned,        [END_LEFT] = value_bool(true),
-        [END_LEAVES] = value_bool(true),   [END_RETURNS] = value_bool(true), [END_RAISES] = value_int(0),
-        [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
+        [END_VALUE] = value_unset(),     [END_RETURNED] = returned,         [END_LEFT] = value_bool(true),
+        [END_LEAVES] = value_bool(true), [END_RETURNS] = value_bool(true),  [END_RAISES] = value_int(0),
+        [END_WORDS] = value_unset(),     [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
     way_all_left(w, gone);
     value_release(vm, returned);
     return rec_appended(l->r) ? REC_LEFT : REC_FAILED;
@@ -1007,10 +1023,23 @@ static rec_answer leave(loop *l, uint32_t site) {
   qn_value parts[END_PARTS] = {[END_VALUE] = value_unset(),           [END_RETURNED] = returned_with(l, leaf_of_result),
                                [END_LEFT] = rec_value_of(l->r, flag), [END_LEAVES] = value_bool(true),
                                [END_RETURNS] = value_bool(true),      [END_RAISES] = value_int(0),
-                               [END_HANDLED] = value_bool(false),     [END_MISSED] = value_bool(false)};
+                               [END_WORDS] = value_unset(),           [END_HANDLED] = value_bool(false),
+                               [END_MISSED] = value_bool(false)};
   bool ok = !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, w, site, parts);
   value_release(vm, parts[END_RETURNED]);
   return ok ? REC_DONE : REC_FAILED;
+}
+
+/* Behind a loop that may have left a try with an error: leaves the way around it if it has. False with an error raised. */
+static bool leave_raised(loop *l, uint32_t site) {
+  qn_value words = words_with(l, leaf_of_result);
+  if (value_is_error(words)) return false;
+  vm_owned held;
+  vm_own(l->vm, &held, vm_drop_value, &words); /* (the handler may leave through the host) */
+  bool ok = way_split_raised(l->vm, l->raising, site, carried_behind(l, l->raised), words);
+  vm_disown(l->vm, &held);
+  value_release(l->vm, words);
+  return ok;
 }
 
 void forget_operands(struct recording *r, rec_marked before) {
@@ -1127,7 +1156,8 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
             .turns = *turns,
             .assigned = assigned,
             .around = way_of(r),
-            .returned = value_unset()};
+            .returned = value_unset(),
+            .words = value_unset()};
   l.raising = l.around ? l.around : way_catcher(r);
   l.closed.closed = true;
   l.tested = turns->tests;
@@ -1151,7 +1181,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
     ok =
         l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l)) && (!l.nlists || counted_behind(&l));
-    ok = ok && (!l.raises || way_split_raised(vm, l.raising, site, carried_behind(&l, l.n - 1)));
+    ok = ok && (!l.raises || leave_raised(&l, site));
     if (ok && l.returns && !turns->ends)
       answer = leave(&l, site);
     else

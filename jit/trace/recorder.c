@@ -888,6 +888,8 @@ static qn_value run_unworded(void *ctx, rec_exit *how) {
     int id = record_find_text(fields, "id", 2), message = record_find_text(fields, "message", 7);
     if (id >= 0 && rec_text_of(vm->rec, fields->items[id])) return rec_give_up(vm->rec, BREAK_host_read), value_error();
     raise_record(vm, SPAN_NONE, text);
+    raise_outside(vm, vm->rec->at); /* (as a builtin that has failed) */
+    raise_through(vm, vm->rec->at, NULL);
     text = message >= 0 ? fields->items[message] : value_nil();
   } else {
     raise_error(vm, u->id, SPAN_NONE, "in words that wait");

@@ -448,9 +448,11 @@ void recs_forget_part(qn_vm *vm, uint32_t id) {
   for (const vm_host *h = vm->host; h; h = h->outer) parts_forget_in(h->rec, id);
 }
 
-/* The name of the function that is running; NULL if it has none, or is the one that is recorded. */
-static const char *rec_function(const struct recording *r) {
-  for (; !r->ncalls && r->arm; r = r->outer) {}
+const char *rec_function(const struct recording *r) {
+  for (;; r = r->outer) {
+    if (r->ncalls < r->handling) return r->handler;
+    if (r->ncalls || !r->arm) break;
+  }
   return r->ncalls ? r->callees[r->ncalls - 1]->name : NULL;
 }
 

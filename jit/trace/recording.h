@@ -132,6 +132,10 @@ struct recording {
   uint32_t ncalls, calls_cap;
   jit_anchor **callees; /* the anchors of the functions called, one for each entry of `calls` */
   uint32_t callees_cap;
+  /* While fewer than `handling` of these calls are in progress, the handler of a try runs, in this function (as rec_function has it), and calls
+   * that it has left are over for it, though other arms go on in them. */
+  const char *handler;
+  uint32_t handling;
   /* capture: the part that becomes a specialization */
   bool capturing;
   bool ending; /* nothing more is recorded, and results get their data */
@@ -307,6 +311,8 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text);
  * cannot look at it unnoticed. Takes over `data`. NULL with an error raised. */
 QN_MUST_CHECK qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data);
 uint32_t rec_site(struct recording *r);
+/* The name of the function that is running; NULL if it has none, or is the one that is recorded. */
+const char *rec_function(const struct recording *r);
 /* To be called after nodes were appended: executes them, or gives up the capture, if a limit or a try body asks for that. False with an
  * error raised. */
 QN_MUST_CHECK bool rec_appended(struct recording *r);

@@ -12,7 +12,7 @@
  * arm that goes on. But the turns of a loop are joined at its end, and so is the rest of a function that may return early, and with an error for
  * the handler in hand they would have to carry all that the handler makes. So they are left with a number that stands for the error (way_throw,
  * END_RAISES), and behind them the way around is left where that is not 0 (way_split_raised). The same is done with an error of a handler that stands
- * in another try.
+ * in another try. What the error's words wait for, and what its record holds, is handed on with the number (END_WORDS), for one error of a try.
  *
  * A body or handler may also break or continue the turn around, or return: then the parts of the end of the try say so, as those of an arm do, and
  * END_HANDLED tells its own handler's value from what is returned.
@@ -64,11 +64,13 @@ static void leave_calls(struct recording *r, const way_handler *h) {
     span place = e->outer.source ? e->outer : e->at;
     qn_str *name = function ? str_intern(vm, function, strlen(function)) : NULL;
     error_clear(vm);
-    e->settled = false;
+    bool later = e->later > 0, told = later || e->rethrown; /* (as the interpreter has it) */
+    if (later) e->later--;
+    if (!later) e->settled = e->rethrown = false;
     error_put_back(vm, e);
-    raise_frame(vm, place, name);
+    if (!told) raise_frame(vm, place, name);
     if (name) value_release(vm, value_obj(TAG_STR, name));
-    raise_outside(vm, r->g->sites[call].at);
+    if (!later) raise_outside(vm, r->g->sites[call].at);
     raise_through(vm, r->g->sites[call].at, function);
     site = call;
     call = r->g->sites[call].parent;
@@ -86,22 +88,34 @@ static bool is_seen(const qn_vm *vm, const rec_way *w, const way_handler *h) {
          (vm->error->message->head.flags & STR_WAITS);
 }
 
+/* The handler of h runs in r, or has run there: of the calls in progress those in its try are left. */
+static void calls_left(struct recording *r, const way_handler *h) {
+  for (uint32_t n = calls_around(r); n > h->calls; n--) r->parent = r->g->sites[r->parent].parent;
+  r->handler = h->function;
+  r->handling = r->ncalls + 1;
+}
+
 bool way_catches(const qn_vm *vm, const rec_way *w) { return w->catches && is_seen(vm, w, w->catches); }
 
 qn_value way_catch(qn_vm *vm, rec_way *w, rec_exit *how) {
   way_handler *catcher = w->catches;
   const rec_handler *h = catcher->of;
   struct recording *r = w->r, *base = rec_base(r);
-  uint32_t parent = r->parent;
+  const char *handler = r->handler;
+  uint32_t parent = r->parent, handling = r->handling;
   leave_calls(r, catcher);
-  for (uint32_t n = calls_around(r); n > catcher->calls; n--) r->parent = r->g->sites[r->parent].parent;
+  calls_left(r, catcher);
   base->trying--; /* errors of the handler are for others */
   catcher->caught = true;
   w->catches = NULL;
   qn_value v = h->handle(h->ctx, error_take(vm), how);
   w->catches = catcher;
   base->trying++;
-  r->parent = parent;
+  if (*how != REC_ERROR) { /* (an error of the handler is none of the calls that have been left) */
+    r->parent = parent;
+    r->handler = handler;
+    r->handling = handling;
+  }
   if (*how == REC_VALUE && !h->used) {
     value_release(vm, v);
     v = value_nil();
@@ -120,63 +134,189 @@ static bool same_frames(const qn_error_object *a, const qn_error_object *b) {
   return true;
 }
 
-static bool same_error(const qn_error_object *a, const qn_error_object *b) {
-  return a->id == b->id && memcmp(&a->at, &b->at, sizeof a->at) == 0 && str_equal(a->message, b->message) &&
-         value_is(a->payload, TAG_NIL) && value_is(b->payload, TAG_NIL) && same_frames(a, b);
+/* How many items a list or record has; *items: these. -1: it is neither. */
+static int64_t items_of(qn_value v, qn_value **items) {
+  bool list = value_is(v, TAG_LIST);
+  *items = NULL;
+  if (!list && !value_is(v, TAG_RECORD)) return -1;
+  *items = list ? value_list(v)->items : value_record(v)->items;
+  return list ? value_list(v)->len : value_record(v)->len;
 }
 
-int64_t way_throw(qn_vm *vm, rec_way *w) {
-  way_handler *h = w->throws;
-  if (!vm->error || vm->rec != w->r || !is_seen(vm, w, h)) return 0;
-  /* (what the words wait for, and what a record holds, would have to be handed on with the number) */
-  if (h->of->sees && (!value_is(vm->error->payload, TAG_NIL) || (vm->error->message->head.flags & STR_WAITS))) return 0;
-  leave_calls(w->r, h);
-  qn_error_object *e = error_take(vm);
+/* A list or record like `v` with so many items, which are nil. Owned, or the error value. */
+static qn_value items_like(qn_vm *vm, qn_value v, int64_t n) {
+  bool list = value_is(v, TAG_LIST);
+  void *made = list ? (void *)list_new(vm, (uint32_t)n) : (void *)record_like(vm, value_record(v));
+  return made ? value_obj(list ? TAG_LIST : TAG_RECORD, made) : value_error();
+}
+
+/* `v` with what its texts that wait are made of in their place. Owned, or the error value with an error raised. */
+static qn_value take_apart(struct recording *r, qn_value v) {
+  qn_vm *vm = r->vm;
+  const struct waiting_text *text = rec_text_of(r, v);
+  if (text) v = text->parts;
+  qn_value *from, *to;
+  int64_t n = items_of(v, &from);
+  if (n < 0) return value_retain(v);
+  qn_value apart = vm_enter(vm, 0) ? items_like(vm, v, n) : value_error();
+  if (value_is_error(apart)) return apart;
+  (void)items_of(apart, &to);
+  for (int64_t i = 0; i < n; i++)
+    if (value_is_error(to[i] = take_apart(r, from[i]))) {
+      to[i] = value_nil();
+      return value_fail(vm, apart);
+    }
+  return apart;
+}
+
+/* The other way round: texts that wait as those in `like`, made of what take_apart has given, now values of r. */
+static qn_value put_together(struct recording *r, qn_value like, qn_value apart) {
+  qn_vm *vm = r->vm;
+  const struct waiting_text *text = rec_text_of(r, like);
+  const builtin_def *def = text ? text->def : NULL;
+  if (text) like = text->parts;
+  qn_value *from, *to, *likes;
+  int64_t n = items_of(apart, &from);
+  if (n < 0 || items_of(like, &likes) != n) return value_retain(apart);
+  qn_value whole = vm_enter(vm, 0) ? items_like(vm, apart, n) : value_error();
+  if (value_is_error(whole)) return whole;
+  (void)items_of(whole, &to);
+  for (int64_t i = 0; i < n; i++)
+    if (value_is_error(to[i] = put_together(r, likes[i], from[i]))) {
+      to[i] = value_nil();
+      return value_fail(vm, whole);
+    }
+  if (!text) return whole;
+  qn_str *none = str_new(vm, "", 0);
+  qn_value made = none ? value_obj(TAG_STR, none) : value_error();
+  if (none && !rec_text_made(vm, &made, def, whole)) made = value_fail(vm, made);
+  value_release(vm, whole);
+  return made;
+}
+
+/* Would two values be handed on alike: have they the same structure, texts, dtypes and shapes? */
+static bool alike(struct recording *r, qn_value a, qn_value b) {
+  const struct waiting_text *text = rec_text_of(r, a), *other = rec_text_of(r, b);
+  if ((text == NULL) != (other == NULL)) return false;
+  if (text && text->def != other->def) return false;
+  if (text) a = text->parts, b = other->parts;
+  qn_value *p, *q;
+  int64_t n = items_of(a, &p);
+  if (n != items_of(b, &q) || value_tag_of(a) != value_tag_of(b)) return false;
+  if (value_is(a, TAG_STR)) return str_equal(value_str(a), value_str(b));
+  if (value_is(a, TAG_ARRAY)) {
+    const qn_array *x = value_array(a), *y = value_array(b);
+    return x->dtype == y->dtype && x->rank == y->rank && memcmp(x->shape, y->shape, x->rank * sizeof *x->shape) == 0;
+  }
+  if (n < 0) return value_is_scalar(a) || (a.head == b.head && a.u.i == b.u.i);
+  if (!vm_enter(r->vm, 0)) return false;
+  for (int64_t i = 0; i < n; i++) {
+    bool named = value_is(a, TAG_RECORD);
+    if (named && !str_equal(record_name(value_record(a), (uint32_t)i), record_name(value_record(b), (uint32_t)i)))
+      return false;
+    if (!alike(r, p[i], q[i])) return false;
+  }
+  return true;
+}
+
+/* Is error k of h raised at the place of e, and as that, whose message and payload are `said` if they wait for something? */
+static bool same_error(struct recording *r, const struct thrown *k, const qn_error_object *e, qn_value said) {
+  const qn_error_object *a = k->error;
+  if (a->id != e->id || memcmp(&a->at, &e->at, sizeof a->at) != 0 || !same_frames(a, e)) return false;
+  if (value_is(said, TAG_NIL)) return value_is(k->said, TAG_NIL) && str_equal(a->message, e->message);
+  return !value_is(k->said, TAG_NIL) && alike(r, k->said, said);
+}
+
+/* The number of an error among those of h: a new one if need be. -1: it cannot be handed on, or an error is raised. Takes over `said`. */
+static int64_t thrown_number(struct recording *r, way_handler *h, const qn_error_object *e, qn_value said) {
+  qn_vm *vm = r->vm;
   uint32_t k = 0;
-  while (k < h->nthrown && h->of->sees && !same_error(h->thrown[k].error, e))
-    k++; /* (unseen errors are all the same) */
-  if (k == h->nthrown) {
-    if (!mem_grow(vm, (void **)&h->thrown, &h->thrown_cap, k + (size_t)1, sizeof *h->thrown)) {
+  bool worded = false;
+  while (k < h->nthrown && h->of->sees && !same_error(r, &h->thrown[k], e, said)) /* (unseen errors are all the same) */
+    worded |= !value_is(h->thrown[k++].said, TAG_NIL);
+  if (k < h->nthrown || (worded && !value_is(said, TAG_NIL))) {
+    value_release(vm, said);
+    return k < h->nthrown ? (int64_t)k : -1;
+  }
+  qn_error_object *own =
+      mem_grow(vm, (void **)&h->thrown, &h->thrown_cap, k + (size_t)1, sizeof *h->thrown) ? error_copy(vm, e) : NULL;
+  if (!own) {
+    value_release(vm, said);
+    return -1;
+  }
+  value_release(vm, own->payload); /* what it holds belongs to the arm */
+  own->payload = value_nil();
+  h->thrown[h->nthrown++] = (struct thrown){own, said, false};
+  return (int64_t)k;
+}
+
+int64_t way_throw(qn_vm *vm, rec_way *w, qn_value *words) {
+  way_handler *h = w->throws;
+  struct recording *r = w->r;
+  if (!vm->error || vm->rec != r || !is_seen(vm, w, h)) return 0;
+  bool waits = !value_is(vm->error->payload, TAG_NIL) || (vm->error->message->head.flags & STR_WAITS);
+  waits = waits && h->of->sees;
+  if (waits && parted_wanted(r)) return 0; /* (a result of a region, which what is raised is not elsewhere) */
+  leave_calls(r, h);
+  qn_error_object *e = error_take(vm);
+  const qn_value both[] = {value_obj(TAG_STR, e->message), e->payload};
+  qn_list *l = waits ? list_from(vm, both, 2) : NULL;
+  qn_value said = l ? value_obj(TAG_LIST, l) : value_nil(), apart = l ? take_apart(r, said) : value_unset();
+  int64_t k = (waits && !l) || value_is_error(apart) ? -1 : thrown_number(r, h, e, value_retain(said));
+  value_release(vm, said);
+  if (k < 0) {
+    if (!value_is_error(apart)) value_release(vm, apart);
+    if (error_pending(vm))
       error_free(vm, e);
-      return 0;
-    }
-    if (!h->of->sees) { /* what it holds belongs to the arm */
-      value_release(vm, e->payload);
-      e->payload = value_nil();
-    }
-    h->thrown[h->nthrown++] = (struct thrown){error_copy(vm, e), false};
-    if (!h->thrown[k].error) {
-      h->nthrown--;
-      error_free(vm, e);
-      return 0;
-    }
+    else
+      error_put_back(vm, e);
+    return 0;
   }
   error_free(vm, e);
+  *words = apart;
   h->thrown[k].pending = h->caught = true;
-  return (int64_t)k + 1;
+  return k + 1;
 }
 
 static void thrown_free(qn_vm *vm, way_handler *h) {
-  for (uint32_t k = 0; k < h->nthrown; k++) error_free(vm, h->thrown[k].error);
+  for (uint32_t k = 0; k < h->nthrown; k++) {
+    error_free(vm, h->thrown[k].error);
+    value_release(vm, h->thrown[k].said);
+  }
   mem_free(vm, h->thrown, h->thrown_cap * sizeof *h->thrown);
 }
 
-/* Error number k of h is raised again. */
-static void raise_thrown(qn_vm *vm, const way_handler *h, uint32_t k) {
+/* Error number k of h is raised again, with these words. It has the frames of all calls in the try. */
+static void raise_thrown(qn_vm *vm, const way_handler *h, uint32_t k, qn_value words) {
+  uint32_t calls = calls_around(vm->rec);
+  qn_value said = h->thrown[k].said;
+  bool waits = !value_is(said, TAG_NIL);
   qn_error_object *e = error_copy(vm, h->thrown[k].error);
-  if (e) error_put_back(vm, e);
+  qn_value both = e && waits ? put_together(vm->rec, said, words) : value_nil();
+  if (e && waits && !value_is(both, TAG_LIST) && !value_is_error(both)) both = value_error(); /* no way raises it */
+  if (value_is_error(both)) error_free(vm, e);
+  if (!e || value_is_error(both)) return;
+  if (waits) {
+    const qn_value *items = value_list(both)->items;
+    value_release(vm, value_obj(TAG_STR, e->message));
+    e->message = value_str(value_retain(items[0]));
+    e->payload = value_retain(items[1]);
+    value_release(vm, both);
+  }
+  e->later = calls > h->calls ? calls - h->calls : 0;
+  error_put_back(vm, e);
 }
 
-/* Runs the handler on error k, as an arm of w, which it leaves: *gone gets its end. False: it cannot be captured, or an error is raised. */
-static bool run_handler(qn_vm *vm, rec_way *w, uint32_t k, way_end *gone) {
+/* Runs the handler on error k, with these words, as an arm of w, which it leaves: *gone gets its end. False: it cannot be captured, or an error is
+ * raised. */
+static bool run_handler(qn_vm *vm, rec_way *w, uint32_t k, qn_value words, way_end *gone) {
   rec_way arm;
   rec_exit how = REC_ERROR;
   qn_value parts[END_PARTS], *mark = vm->sp, v = value_nil();
   if (!(gone->r = rec_arm_begin(w->r, NULL))) return false;
-  for (uint32_t n = calls_around(gone->r); n > w->catches->calls; n--)
-    gone->r->parent = gone->r->g->sites[gone->r->parent].parent;
+  calls_left(gone->r, w->catches);
   way_begin(&arm, WAY_ARM, gone->r, w, w->slots);
-  raise_thrown(vm, w->catches, k);
+  raise_thrown(vm, w->catches, k, words);
   if (way_raises(vm)) v = way_catch(vm, &arm, &how);
   arm.handled = how == REC_VALUE;
   bool ok = way_close(vm, &arm, how, v, parts) && vm->rec == gone->r && !gone->r->regions.n;
@@ -188,13 +328,13 @@ static bool run_handler(qn_vm *vm, rec_way *w, uint32_t k, way_end *gone) {
 }
 
 /* Where `raises` is the number of error k, way w is left by the handler, which runs on it. False as before. */
-static bool split_handled(qn_vm *vm, rec_way *w, uint32_t site, uint32_t k, qn_value raises) {
+static bool split_handled(qn_vm *vm, rec_way *w, uint32_t site, uint32_t k, qn_value raises, qn_value words) {
   struct recording *r = w->r;
   qn_value raised = op_binary(vm, OP_eq, raises, value_int((int64_t)k + 1));
   uint32_t predicate = value_is_error(raised) ? 0 : rec_node(r, raised);
   qn_value *before = predicate ? slots_keep(vm, w->slots) : NULL;
   way_end gone = {.r = NULL};
-  bool ok = before && run_handler(vm, w, k, &gone);
+  bool ok = before && run_handler(vm, w, k, words, &gone);
   if (before) {
     slots_set(vm, w->slots, before);
     slots_free(vm, w->slots, before);
@@ -205,25 +345,30 @@ static bool split_handled(qn_vm *vm, rec_way *w, uint32_t site, uint32_t k, qn_v
   return false;
 }
 
-bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises) {
+bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises, qn_value words) {
   way_handler *h = way_thrower(w);
   if (!value_node(raises)) { /* it is left in any case: as by an error that the interpreter meets */
-    raise_thrown(vm, h, (uint32_t)raises.u.i - 1);
+    raise_thrown(vm, h, (uint32_t)raises.u.i - 1, words);
     return false;
   }
   if (!w->catches) {
     qn_value left = op_binary(vm, OP_ne, raises, value_int(0));
-    const qn_value parts[END_PARTS] = {
-        [END_VALUE] = value_unset(),       [END_RETURNED] = value_unset(),    [END_LEFT] = left,
-        [END_LEAVES] = value_bool(true),   [END_RETURNS] = value_bool(false), [END_RAISES] = raises,
-        [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
+    const qn_value parts[END_PARTS] = {[END_VALUE] = value_unset(),
+                                       [END_RETURNED] = value_unset(),
+                                       [END_LEFT] = left,
+                                       [END_LEAVES] = value_bool(true),
+                                       [END_RETURNS] = value_bool(false),
+                                       [END_RAISES] = raises,
+                                       [END_WORDS] = words,
+                                       [END_HANDLED] = value_bool(false),
+                                       [END_MISSED] = value_bool(false)};
     return !value_is_error(left) && way_split(vm, w, site, parts);
   }
   for (uint32_t k = 0; k < h->nthrown; k++) {
     if (!h->thrown[k].pending) continue;
     h->thrown[k].pending = false;
     rec_at(vm, w->r->at);
-    if (!split_handled(vm, w, k ? rec_site(w->r) : site, k, raises))
+    if (!split_handled(vm, w, k ? rec_site(w->r) : site, k, raises, words))
       return error_pending(vm) ? false : rec_give_up(w->r, BREAK_branch);
   }
   return true;
@@ -238,7 +383,8 @@ static bool run_body(caught *c, qn_value *parts) {
   struct recording *base = rec_base(c->r);
   way_begin(&way, WAY_TRY, c->arm, c->of->leaves ? way_of(c->r) : NULL, c->of->assigned);
   base->trying++;
-  c->handler = (way_handler){.of = c->of, .trying = base->trying, .calls = calls_around(c->arm)};
+  c->handler = (way_handler){
+      .of = c->of, .trying = base->trying, .calls = calls_around(c->arm), .function = rec_function(c->arm)};
   way.catches = &c->handler;
   way.throws = way_thrower(c->raising);
   if (c->chooser) way.choices = c->chooser->choices;
@@ -284,10 +430,12 @@ static rec_answer go_on(caught *c, qn_value *parts, qn_value *result) {
     if (is_bool(parts[END_MISSED], true)) return rec_give_up(c->r, BREAK_branch) ? REC_NOT_YET : REC_FAILED;
     if (!way_split_missed(vm, c->chooser, site, parts[END_MISSED])) return REC_FAILED;
   }
-  if (!raises_never(parts[END_RAISES]) && !way_split_raised(vm, c->raising, site, parts[END_RAISES])) return REC_FAILED;
+  if (!raises_never(parts[END_RAISES]) && !way_split_raised(vm, c->raising, site, parts[END_RAISES], parts[END_WORDS]))
+    return REC_FAILED;
   qn_value gone[END_PARTS];
   memcpy(gone, parts, sizeof gone);
   gone[END_RAISES] = value_int(0);
+  gone[END_WORDS] = value_unset();
   if (is_bool(parts[END_LEFT], true)) {
     way_all_left(around, gone);
     return rec_appended(vm->rec) ? REC_LEFT : REC_FAILED;

@@ -58,6 +58,7 @@ static void all_left(unrolled *u, qn_value *parts) {
   w->parted[END_LEFT] = w->parted[END_LEAVES] = value_bool(true);
   w->parted[END_RETURNS] = value_retain(parts[END_RETURNS]);
   w->parted[END_RAISES] = value_retain(parts[END_RAISES]);
+  w->parted[END_WORDS] = value_retain(parts[END_WORDS]);
   w->parted[END_HANDLED] = value_bool(false);
   w->parted[END_MISSED] = value_retain(parts[END_MISSED]);
   w->gone = w->parts = true;
@@ -118,10 +119,11 @@ static rec_answer go_on(unrolled *u, qn_value made) {
   int n = u->assigned.n;
   slots_set(vm, u->assigned, items);
   const qn_value parts[END_PARTS] = {
-      [END_VALUE] = value_unset(),       [END_RETURNED] = items[n],        [END_LEFT] = items[n + 1],
-      [END_LEAVES] = value_bool(true),   [END_RETURNS] = value_bool(true), [END_RAISES] = value_int(0),
-      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
-  if (!raises_never(items[n + 2]) && !way_split_raised(vm, u->raising, rec_site(u->r), items[n + 2])) return REC_FAILED;
+      [END_VALUE] = value_unset(),     [END_RETURNED] = items[n],         [END_LEFT] = items[n + 1],
+      [END_LEAVES] = value_bool(true), [END_RETURNS] = value_bool(true),  [END_RAISES] = value_int(0),
+      [END_WORDS] = value_unset(),     [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
+  if (!raises_never(items[n + 2]) && !way_split_raised(vm, u->raising, rec_site(u->r), items[n + 2], items[n + 3]))
+    return REC_FAILED;
   if (is_bool(items[n + 1], false)) return rec_appended(vm->rec) ? REC_DONE : REC_FAILED;
   rec_way *w = u->around;
   if (!is_bool(items[n + 1], true)) return way_split(vm, w, rec_site(vm->rec), parts) ? REC_DONE : REC_FAILED;
@@ -155,8 +157,8 @@ static rec_answer unroll_once(struct recording *r, span at, const rec_turns *tur
             !u.arm->regions.n && !u.arm->g->failed && !u.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
   if (ok) {
-    const qn_value returned[] = {parts[END_RETURNED], parts[END_RETURNS], parts[END_RAISES]};
-    ok = arm_values(u.arm, assigned, returned, 3, &values);
+    const qn_value returned[] = {parts[END_RETURNED], parts[END_RETURNS], parts[END_RAISES], parts[END_WORDS]};
+    ok = arm_values(u.arm, assigned, returned, 4, &values);
   }
   end_parts_free(vm, parts);
   if (u.arm) rec_arm_end(u.arm);

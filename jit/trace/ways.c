@@ -158,9 +158,9 @@ bool end_miss(qn_vm *vm, way_end *end, const rec_way *w) {
     end->idle[i] = true;
   }
   qn_value parts[END_PARTS] = {
-      [END_VALUE] = value_unset(),       [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(true),
-      [END_LEAVES] = value_bool(false),  [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
-      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(true)};
+      [END_VALUE] = value_unset(),      [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(true),
+      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
+      [END_WORDS] = value_unset(),      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(true)};
   if (!parts_settle(vm, w, parts)) return false;
   for (uint32_t i = 0; i < END_PARTS; i++) {
     uint32_t k = (uint32_t)w->slots.n + i;
@@ -571,6 +571,7 @@ static bool parts_of(rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
   parts[END_LEAVES] = value_bool(w->turn && (how == REC_BREAK || returns));
   parts[END_RETURNS] = value_bool(w->turn && returns);
   parts[END_RAISES] = value_int(0);
+  parts[END_WORDS] = value_unset();
   parts[END_HANDLED] = value_bool(w->handled);
   parts[END_MISSED] = value_bool(false);
   if (w->handled) {
@@ -645,9 +646,9 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
 
 bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
   const qn_value parts[END_PARTS] = {
-      [END_VALUE] = value_unset(),       [END_RETURNED] = value_unset(),    [END_LEFT] = missed,
-      [END_LEAVES] = value_bool(false),  [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
-      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(true)};
+      [END_VALUE] = value_unset(),      [END_RETURNED] = value_unset(),    [END_LEFT] = missed,
+      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
+      [END_WORDS] = value_unset(),      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(true)};
   return way_split(vm, w, site, parts);
 }
 
@@ -859,7 +860,8 @@ static bool raises_in_graph(qn_vm *vm, rec_way *w) {
 
 bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts) {
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
-  int64_t raises = how == REC_ERROR && (w->open || w->kind == WAY_ARM) ? way_throw(vm, w) : 0;
+  qn_value words = value_unset();
+  int64_t raises = how == REC_ERROR && (w->open || w->kind == WAY_ARM) ? way_throw(vm, w, &words) : 0;
   bool dead = how == REC_ERROR && !raises;
   if (raises) vm_pop_to(vm, w->sp);
   if (dead && !raises_in_graph(vm, w)) {
@@ -876,6 +878,7 @@ bool way_close(qn_vm *vm, rec_way *w, rec_exit how, qn_value v, qn_value *parts)
     parts[END_LEFT] = value_bool(true);
     parts[END_LEAVES] = value_bool(w->turn != NULL);
     parts[END_RAISES] = value_int(raises);
+    parts[END_WORDS] = words;
   }
   for (; w->open && ok; dead = false) ok = close_last(vm, w, parts, dead);
   ok = ok && parts_settle(vm, w, parts);

@@ -14,6 +14,7 @@ enum {
   END_RETURNS,
   /* An int, which may depend on data, too: the number of the error of rec_way.throws with which the try around is left; 0: it is not. */
   END_RAISES,
+  END_WORDS, /* what its words, and the record that it was raised with, are made of (way_words); unset if it has none that wait */
   END_HANDLED, /* a bool, which may depend on data, too: is the try left because its handler has run? Its value is END_RETURNED then */
   END_MISSED, /* the turn goes another way than the one that is recorded (way_choices): nothing else of the end counts */
   END_PARTS
@@ -76,10 +77,13 @@ typedef struct way_handler {
   const rec_handler *of;
   uint32_t trying;          /* recording.trying in it: more, while another try is in progress there */
   uint32_t calls;           /* how many calls are in progress around it, arms and all */
+  const char *function;     /* in which it stands */
   bool caught;              /* it has run, or will run */
   struct thrown {           /* errors that leave loops and functions in it; their numbers count from 1 */
     qn_error_object *error; /* owned */
-    bool pending;           /* some way that is being recorded ends with it */
+    qn_value
+        said;     /* owned: its message and payload, as they were raised first, if these wait for something; else nil */
+    bool pending; /* some way that is being recorded ends with it */
   } * thrown;
   uint32_t nthrown, thrown_cap;
 } way_handler;
@@ -184,13 +188,14 @@ bool way_raises(const qn_vm *vm);
 rec_way *way_catcher(const struct recording *r);
 /* Does the try that w stands in catch the pending error, so that an arm that ends with it leaves the try? */
 bool way_catches(const qn_vm *vm, const rec_way *w);
-/* The pending error, with which w ends, leaves the try of w->throws: its number there, and it is pending no more. 0: it does not. */
-int64_t way_throw(qn_vm *vm, rec_way *w);
+/* The pending error, with which w ends, leaves the try of w->throws: its number there, and it is pending no more. 0: it does not. *words (owned): as
+ * END_WORDS has them. */
+int64_t way_throw(qn_vm *vm, rec_way *w, qn_value *words);
 /* Of a way that begins in w, or in a function called in it: the handler of the try that errors leave with a number. */
 static inline way_handler *way_thrower(const rec_way *w) { return !w ? NULL : w->catches ? w->catches : w->throws; }
-/* Behind a part that stands in w, or in a function called in it, whose END_RAISES is `raises`: where it is not 0, w is left, and what follows is recorded
- * where it is. False with an error raised. */
-QN_MUST_CHECK bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises);
+/* Behind a part that stands in w, or in a function called in it, whose END_RAISES is `raises` and whose END_WORDS is `words` (borrowed): where the one is
+ * not 0, w is left, and what follows is recorded where it is. False with an error raised. */
+QN_MUST_CHECK bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises, qn_value words);
 /* Runs its handler on that error; w leaves the try, unless the handler ends otherwise (*how). Owned: its value. */
 QN_MUST_CHECK qn_value way_catch(qn_vm *vm, rec_way *w, rec_exit *how);
 /* Can the call that is captured be made again by the interpreter, if it does not go as captured? */
