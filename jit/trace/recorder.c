@@ -596,9 +596,9 @@ static bool taps_possible(const struct recording *r) {
   return steps_possible(r) && !base->lanes && !r->lanes;
 }
 
-/* Can it be one that all lanes make together? Not where only some of them may be at work. */
-static bool taps_of_lanes(const struct recording *r) {
-  if (!r->lanes || !value_is(r->active, TAG_NIL) || !steps_possible(r)) return false;
+/* Can it be one that all lanes make together? `some`: only some of them may be at work. */
+static bool taps_of_lanes(const struct recording *r, bool some) {
+  if (!r->lanes || !value_is(r->active, some ? TAG_ARRAY : TAG_NIL) || !steps_possible(r)) return false;
   while (r->arm && !r->outer->lanes) r = r->outer;
   return !r->arm;
 }
@@ -716,8 +716,44 @@ static rec_answer make_reading(struct recording *r, const builtin_def *def, span
 /* May what a builtin reads become a step of the recording in progress? Not within a try, which may be left behind the step, nor in arms and turns
  * of which a gradient is taken, which may be computed once more. */
 static bool reading_possible(const struct recording *r) {
-  return (taps_possible(r) || taps_of_lanes(r)) && !rec_base((struct recording *)(uintptr_t)r)->trying &&
-         !(r->arm && rec_derivatives(r)) && !value_is(r->vm->asked.watched_fn, TAG_FN);
+  return (taps_possible(r) || taps_of_lanes(r, false) || taps_of_lanes(r, true)) &&
+         !rec_base((struct recording *)(uintptr_t)r)->trying && !(r->arm && rec_derivatives(r)) &&
+         !value_is(r->vm->asked.watched_fn, TAG_FN);
+}
+
+/* A step that all lanes make together, if any lane is at work. */
+typedef struct lanes_step {
+  qn_vm *vm;
+  const builtin_def *def;
+  qn_value *args;
+  int nargs;
+  span at;
+} lanes_step;
+
+static qn_value run_step(void *ctx, rec_exit *how) {
+  const lanes_step *s = ctx;
+  int told = 0;
+  qn_value result = value_nil();
+  rec_answer answer = s->def->work == WORK_READING
+                          ? make_reading(s->vm->rec, s->def, s->at, &result)
+                          : make_tap(s->vm->rec, s->def, s->args, s->nargs, s->at, &told, &result);
+  *how = answer == REC_DONE ? REC_VALUE : REC_ERROR;
+  if (answer == REC_NOT_YET && !error_pending(s->vm)) (void)(rec_give_up(s->vm->rec, BREAK_effect) || true);
+  return answer == REC_DONE ? result : value_error();
+}
+
+static qn_value run_no_step(void *ctx, rec_exit *how) {
+  const lanes_step *s = ctx;
+  (void)how;
+  return s->def->work == WORK_READING ? value_float(1) : value_nil();
+}
+
+/* As rec_builtin_call, for a tap or a reading where only some lanes may be at work. */
+static rec_answer make_lanes_step(struct recording *r, const builtin_def *def, qn_value *args, int nargs, span at,
+                                  qn_value *result) {
+  lanes_step s = {r->vm, def, args, nargs, at};
+  rec_branch of = {.at = at, .then = {run_step, &s}, .otherwise = {run_no_step, &s}, .used = true};
+  return vmap_where_any(r, &of, args, nargs, result);
 }
 
 /* ---- texts that wait ---- */
@@ -931,13 +967,20 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
                             bool unused, int *told, qn_value *result) {
   rec_at(vm, at);
   builtin_effect effect = def->effect;
-  bool tap = effect == BUILTIN_TAP || (effect == BUILTIN_DRAWS && unused), of_lanes = tap && taps_of_lanes(vm->rec);
+  bool tap = effect == BUILTIN_TAP || (effect == BUILTIN_DRAWS && unused),
+       of_lanes = tap && taps_of_lanes(vm->rec, false);
+  bool reads = def->work == WORK_READING && reading_possible(vm->rec);
+  if ((tap || reads) && taps_of_lanes(vm->rec, true)) {
+    rec_answer answer = make_lanes_step(vm->rec, def, args, sig->nparams, at, result);
+    if (answer != REC_NOT_YET) return answer;
+    reads = false;
+  }
   if (of_lanes && !vmap_effect(vm->rec, def, args, sig->nparams)) return REC_FAILED;
   if (of_lanes || (tap && taps_possible(vm->rec))) {
     rec_answer answer = make_tap(vm->rec, def, args, sig->nparams, at, told, result);
     if (answer != REC_NOT_YET || *told) return answer;
   }
-  if (def->work == WORK_READING && reading_possible(vm->rec)) {
+  if (reads) {
     rec_answer answer = make_reading(vm->rec, def, at, result);
     if (answer != REC_NOT_YET) return answer;
   }

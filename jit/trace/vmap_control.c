@@ -80,12 +80,19 @@ static qn_value any_inner(qn_vm *vm, const struct vmap_level *l, qn_value mask) 
   return out;
 }
 
+/* Is any lane in the mask, an array? A bool array, owned, which no lane has for itself; or the error value. */
+static qn_value any_at_all(qn_vm *vm, qn_value mask) {
+  qn_value any = value_retain(mask);
+  for (const struct vmap_level *l = vm->rec->lanes; l && !value_is_error(any); l = l->outer)
+    any = any_inner(vm, l, any);
+  return any;
+}
+
 /* Is any lane in the mask? Reads data. 1, 0, or -1 with an error raised. */
 static int any_lane(qn_vm *vm, qn_value mask) {
   struct recording *r = vm->rec;
   if (!value_is(mask, TAG_ARRAY)) return is_all(mask);
-  qn_value any = value_retain(mask), number;
-  for (const struct vmap_level *l = r->lanes; l && !value_is_error(any); l = l->outer) any = any_inner(vm, l, any);
+  qn_value any = any_at_all(vm, mask), number;
   if (value_is_error(any)) return -1;
   bool ok = rec_break(r, BREAK_branch, NULL) && array_item(vm, value_array(any), 0, &number);
   value_release(vm, any);
@@ -389,6 +396,33 @@ static qn_value all_lanes(void *ctx, qn_value v) {
   return rec_value_of(vm->rec, vmap_outermost(vm->rec, rec_traced(vm->rec, v)));
 }
 
+/* Arguments that differ between lanes become arrays of all lanes. False with an error raised. */
+static bool take_all_lanes(struct recording *r, qn_value *args, int nargs) {
+  qn_vm *vm = r->vm;
+  if (!vmap_advance(r)) return false;
+  for (int i = 0; i < nargs; i++) {
+    qn_value all = tree_rebuild_parts(vm, args[i], all_lanes, vm);
+    if (value_is_error(all)) return false;
+    set_value(vm, &args[i], all);
+  }
+  return true;
+}
+
+rec_answer vmap_where_any(struct recording *r, rec_branch *of, qn_value *args, int nargs, qn_value *result) {
+  if (!take_all_lanes(r, args, nargs)) return REC_FAILED;
+  qn_value any = any_at_all(r->vm, r->active), active = r->active;
+  if (value_is_error(any)) return REC_FAILED;
+  if (!vmap_advance(r)) return value_release(r->vm, any), REC_FAILED;
+  struct vmap_level *lanes = r->lanes;
+  r->lanes = NULL; /* nothing in the arm is one lane's */
+  r->active = value_nil();
+  rec_answer answer = branch_capture(r, of, any, result);
+  r->lanes = lanes;
+  r->active = active;
+  value_release(r->vm, any);
+  return answer;
+}
+
 bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs) {
   qn_vm *vm = r->vm;
   if (!r->lanes || (def->effect == BUILTIN_RAISES && catching(r))) return true;
@@ -400,13 +434,7 @@ bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, in
   if (def->effect != BUILTIN_TAP && def->effect != BUILTIN_DRAWS && def->effect != BUILTIN_STATE &&
       def->effect != BUILTIN_RAISES)
     return true;
-  if (!vmap_advance(r)) return false;
-  for (int i = 0; i < nargs; i++) {
-    qn_value all = tree_rebuild_parts(vm, args[i], all_lanes, vm);
-    if (value_is_error(all)) return false;
-    set_value(vm, &args[i], all);
-  }
-  return true;
+  return take_all_lanes(r, args, nargs);
 }
 
 int rec_all_lanes(qn_vm *vm, qn_value condition) {
