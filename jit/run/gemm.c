@@ -87,9 +87,8 @@ static bool runs_across(const qn_array *a) {
 /* A library's call costs more than a small product, and no kernel can be one with it: a loop's body that has one is no part of a kernel. Long chains are
  * left to the library, which cuts them. */
 static bool are_small(const qn_vm *vm, const product_sizes *s, uint8_t dtype) {
-  enum { CHAIN = 512 };
   int64_t n = s->total;
-  return (dtype == QN_f32 || dtype == QN_f64) && s->k <= CHAIN && !__builtin_mul_overflow(n, s->m, &n) &&
+  return (dtype == QN_f32 || dtype == QN_f64) && s->k <= GEMM_CHAIN && !__builtin_mul_overflow(n, s->m, &n) &&
          !__builtin_mul_overflow(n, s->n, &n) && !__builtin_mul_overflow(n, s->k, &n) && n <= vm->tune[TUNE_gpu_small];
 }
 

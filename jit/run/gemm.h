@@ -7,6 +7,8 @@
 #include "jit/graph/graph.h"
 #include "jit/run/device.h"
 
+enum { GEMM_CHAIN = 512 /* longer sums are never our own kernel's */ };
+
 /* The flags for x @ y, of strict operands: ATTR_LIBRARY and how they lie in memory, on a device; 0: our own kernel makes it. */
 uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y);
 

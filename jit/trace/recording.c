@@ -705,12 +705,30 @@ static void share_frames(const struct recording *r) {
   raise_from(r->vm, shared, place, r->ncalls - shared);
 }
 
-/* By sizes a device's library decides how it makes a product, or whether. So those of its operands are guarded. */
-static void pin_product(struct recording *r, uint32_t i) {
-  for (int k = 0; k < 2; k++) {
+/* By sizes a device's library decides how it makes a product, or whether. Where it would not for all sizes as for these, those of operands are guarded.
+ * False with an error raised. */
+static bool fix_product(struct recording *r, uint32_t i, const qn_value *in, uint8_t flags) {
+  products_answer fixed = products_hold(r->vm, r->g, i, in, r->vals, flags);
+  for (int k = 0; k < 2 && fixed == PRODUCTS_SIZED; k++) {
     graph_type t = r->g->nodes[r->g->nodes[i].in[k]].type;
-    if (dtype_is_float((qn_dtype)t.dtype)) rec_pin_type(r, &t);
+    rec_pin_type(r, &t);
   }
+  return fixed != PRODUCTS_FAIL;
+}
+
+/* The same for products in regions. */
+static bool fix_products(struct recording *r, uint32_t i, const qn_value *in) {
+  const graph_node *n = &r->g->nodes[i];
+  products_answer fixed = products_fix(r->vm, r->g, i, in, r->vals, !r->nsize_places);
+  if (fixed == PRODUCTS_SIZED) {
+    for (int k = 0; k < n->nin; k++) {
+      graph_type t = r->g->nodes[n->in[k]].type;
+      if (!t.weak) rec_pin_type(r, &t);
+    }
+    fixed = products_fix(r->vm, r->g, i, in, r->vals, true);
+  }
+  if (fixed == PRODUCTS_VARY) rec_stop_capture(r, BREAK_products, NULL);
+  return fixed != PRODUCTS_FAIL;
 }
 
 static bool run_node(struct recording *r, uint32_t i) {
@@ -729,18 +747,10 @@ static bool run_node(struct recording *r, uint32_t i) {
       !graph_attr(n).flags) { /* notes how this product was computed, so that the plan computes it in the same way */
     uint8_t flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
     if (flags) ok = graph_fix_gemm(r->g, i, flags) || (raise_memory(vm), false);
-    if (r->device && device_kernels_of(r->device)->has_gemm) pin_product(r, i);
+    if (ok && r->device && device_kernels_of(r->device)->has_gemm && dtype_is_float((qn_dtype)n->type.dtype))
+      ok = fix_product(r, i, in, flags);
   }
-  if (ok && r->device && graph_kind_has_regions(n->kind)) { /* the same for products in regions */
-    bool sized;
-    products_answer fixed = products_fix(vm, r->g, i, in, &sized);
-    ok = fixed != PRODUCTS_FAIL;
-    for (int k = 0; sized && k < n->nin; k++) {
-      graph_type t = r->g->nodes[n->in[k]].type;
-      if (!t.weak) rec_pin_type(r, &t);
-    }
-    if (fixed == PRODUCTS_VARY) rec_stop_capture(r, BREAK_products, NULL);
-  }
+  if (ok && r->device && graph_kind_has_regions(n->kind)) ok = fix_products(r, i, in);
   vm_memory more = {in != few ? in : NULL, n->nin * sizeof *in};
   vm_owned held;
   vm_own(vm, &held, vm_drop_memory, &more);

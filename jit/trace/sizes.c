@@ -864,7 +864,7 @@ static bool is_of_node(const dim_table *t, qn_dim d) {
 /* May the sizes of an arm be symbolic? */
 static bool arm_may_be_symbolic(struct recording *r) {
   const struct recording *base = rec_base(r);
-  return base->capturing && (base->nsize_places || base->size_ints.n) && !base->device;
+  return base->capturing && (base->nsize_places || base->size_ints.n);
 }
 
 bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t) {
@@ -1261,7 +1261,7 @@ int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
  * raised. */
 static bool size_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec;
-  if (!r || !r->arm || rec_derivatives(r) || rec_base(r)->device) return false;
+  if (!r || !r->arm || rec_derivatives(r)) return false;
   uint32_t node = rec_traced(r, v);
   if (!node) {
     const struct recording *x = r->outer;
