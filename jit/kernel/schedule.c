@@ -738,28 +738,59 @@ static void note_lone_stores(nest_builder *nb, const nest *s) {
   }
 }
 
+/* Where all of a buffer's accesses that count for aliases lie: its loads, or its stores that are not behind loops. */
+typedef struct access {
+  bool any, alike; /* there are some; the first one stands for all, which have no guards and the same address and axes */
+  k_form at;
+  k_mask axes;
+} access;
+
+static void note_load(access *x, const k_node *n) {
+  bool alike = !n->guard && (!x->any || (x->alike && n->at == x->at && n->axes == x->axes));
+  *x = (access){.any = true, .alike = alike, .at = n->at, .axes = n->axes};
+}
+
+/* Only one store may be to the buffer, or, in kernels with loops, others that store one element each: these begin with copies of what they
+ * update. */
+static void note_store(access *x, const k_node *n, bool loops) {
+  if (x->any && loops && !n->axes && x->axes) return;
+  *x = x->any ? (access){.any = true} : (access){.any = true, .alike = !n->guard, .at = n->at, .axes = n->axes};
+}
+
+/* What each buffer's loads (inputs) or stores are like. False if memory is short. */
+static access *find_accesses(const k_kernel *k) {
+  access *found = calloc(k->nbuffers + (size_t)1, sizeof *found);
+  bool loops = nest_has_loops(k);
+  for (k_val v = 1; found && v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (n->code != K_LOAD && n->code != K_STORE) continue;
+    access *x = &found[n->buffer];
+    bool in = k->buffers[n->buffer].mode == BUF_IN;
+    if (n->code == K_LOAD && in) note_load(x, n);
+    if (n->code == K_STORE && !in) note_store(x, n, loops);
+  }
+  return found;
+}
+
 /* May output o be stored over input b? It may if every load of b has the address of the first store to o, runs over the same axes without a
- * guard, and comes before that store in every instance; and if that is the only store to o, or, in kernels with loops, others store one element
- * each: these begin with copies of what they update. */
-static bool may_alias(const nest_builder *nb, uint32_t b, uint32_t o) {
+ * guard, and comes before that store in every instance. */
+static bool may_alias(const nest_builder *nb, const access *found, uint32_t b, uint32_t o) {
   const k_kernel *k = nb->k;
-  k_val store = 0;
+  const access *load = &found[b], *store = &found[o];
   if (k->buffers[b].mode != BUF_IN || k->buffers[o].mode == BUF_IN) return false;
   if (dtype_size((qn_dtype)k->buffers[b].dtype) != dtype_size((qn_dtype)k->buffers[o].dtype)) return false;
-  bool loops = nest_has_loops(k);
-  for (k_val v = 1; v < k->n; v++) {
-    const k_node *n = &k->nodes[v];
-    if (n->code != K_STORE || n->buffer != (int32_t)o) continue;
-    if (store && !(loops && !n->axes && k->nodes[store].axes)) return false;
-    if (!store) store = v;
-  }
-  if (!store || k->nodes[store].guard || nb->lone_store[o]) return false;
-  for (k_val v = 1; v < k->n; v++) {
-    const k_node *n = &k->nodes[v];
-    if (n->code != K_LOAD || n->buffer != (int32_t)b) continue;
-    if (n->guard || n->at != k->nodes[store].at || n->axes != k->nodes[store].axes) return false;
-  }
+  if (!store->any || !store->alike || nb->lone_store[o]) return false;
+  if (load->any && (!load->alike || load->at != store->at || load->axes != store->axes)) return false;
   return nb->last_load[b] < nb->first_store[o];
+}
+
+static bool find_aliases(const nest_builder *nb, uint8_t *alias) {
+  uint32_t n = nb->k->nbuffers;
+  access *found = find_accesses(nb->k);
+  for (uint32_t b = 0; found && b < n; b++)
+    for (uint32_t o = 0; o < n; o++) alias[b * n + o] = may_alias(nb, found, b, o);
+  free(found);
+  return found != NULL;
 }
 
 /* ---- driver -------------------------------------------------------------------------------------------------------------------- */
@@ -813,8 +844,9 @@ bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule
   if (ok && !p->failed) {
     if (nb.nints) memcpy(out->ints, nb.ints, nb.nints * sizeof *out->ints);
     out->nints = p->nints = nb.nints;
-    for (uint32_t b = 0; b < k->nbuffers; b++)
-      for (uint32_t o = 0; o < k->nbuffers; o++) out->alias[b * k->nbuffers + o] = may_alias(&nb, b, o);
+    ok = find_aliases(&nb, out->alias);
+  }
+  if (ok && !p->failed) {
     out->program = p;
   } else {
     *why = nb.why && !p->failed ? nb.why : lower_no_memory;
