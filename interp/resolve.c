@@ -283,9 +283,9 @@ void note_destructured(resolver *r, const node *value) {
   for (uint32_t i = 0; list && i < list->n; i++) note_stackable(r, list->items[i]);
 }
 
-bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool call) {
+bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool noted) {
   function *f = r->fn;
-  variable *v = cell || call ? NULL : variable_in(f, slot);
+  variable *v = cell || noted ? NULL : variable_in(f, slot);
   if (v) v->stackable++; /* n_grow reads it */
   if (!mem_grow(r->vm, (void **)&f->grown, &f->grown_cap, (size_t)f->ngrown + 1, sizeof *f->grown)) return false;
   f->grown[f->ngrown++] = (event){cell, slot};
@@ -619,7 +619,7 @@ static lvalue *path_lvalue(resolver *r, const ast_node *n) {
   lvalue *root = variable_lvalue(r, at, at->u.s);
   if (!root) return NULL;
   function *f = r->fn;
-  if (!root->cell && steps == 1 && n->kind == AST_index && f->loops) {
+  if (!root->cell && steps == 1 && n->kind == AST_index) {
     if (!mem_grow(r->vm, (void **)&f->stored, &f->stored_cap, (size_t)f->nstored + 1, sizeof *f->stored)) return NULL;
     f->stored[f->nstored++] = (event){NULL, root->slot};
   }
@@ -1018,6 +1018,13 @@ static bool name_sizes(resolver *r, fn_code *code) {
   return true;
 }
 
+/* Is a variable rebound only where items are added to its list, or stored in it? */
+static bool only_updated(const function *f, uint32_t slot) {
+  const event x = {NULL, slot};
+  return count_events(f->uses.events, 0, f->uses.nevents, x) ==
+         count_events(f->grown, 0, f->ngrown, x) + count_events(f->stored, 0, f->nstored, x);
+}
+
 /* The parameters that stacked lists may be in: all that is done with them is noted as such, and they have no types. */
 static uint32_t stackable(const resolver *r, const fn_code *code) {
   const function *f = r->fn;
@@ -1025,7 +1032,7 @@ static uint32_t stackable(const resolver *r, const fn_code *code) {
   for (uint32_t i = 0; i < code->nparams && i < STACKABLE_MAX; i++) {
     const variable *v = &f->vars[i];
     if (v->stackable && v->slot == i && v->reads == v->stackable && !v->captured && !code->params[i].type &&
-        !rebound_since(r, i, 0))
+        only_updated(f, i))
       mask |= (uint32_t)1 << i;
   }
   return mask;

@@ -161,8 +161,9 @@ bool has_no_effect(resolver *r, const ast_node *n);
 bool is_self(const function *f, const qn_str *name);
 /* Notes an assignment to a global, or, with cell NULL, to the local in a slot, for the sites around it. False with an error raised. */
 QN_MUST_CHECK bool note_assigned(resolver *r, global_cell *cell, uint32_t slot);
-/* Notes that the assignment to the local in a slot, which was noted last, only adds items to a list. False with an error raised. */
-QN_MUST_CHECK bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool call);
+/* Notes that the assignment to the local in a slot, which was noted last, only adds items to a list; `noted`: so is that its value reads the list
+ * (note_stackable). False with an error raised. */
+QN_MUST_CHECK bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool noted);
 /* Has the local in this slot been assigned since there were `mark` events? */
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark);
 /* Does the module define the name, perhaps further down in this text? */

@@ -401,7 +401,7 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
   const lvalue *p = a->target;
   const ast_node *value = n->kids[AST_assign_value];
   bool global = p->kind == LVALUE_GLOBAL && !p->defines;
-  if ((p->kind != LVALUE_LOCAL && !global) || !settled || r->fn->loops == 0) return plain;
+  if ((p->kind != LVALUE_LOCAL && !global) || !settled || (global && r->fn->loops == 0)) return plain;
   n_grow g = {.n = 0};
   node *const *items = NULL;
   n_call *call = (n_call *)a->value;
@@ -426,8 +426,12 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
   if (!g.n) return plain;
   if (g.callee) call->stacks = STACKS_VALUE;
   if (a->value->kind == N_BINARY) b->stacks = true;
+  bool sum = a->value->kind == N_BINARY &&
+             n->op == AST_OP_none; /* it has been noted that the list is read (binary_expression) */
+  if (r->fn->loops == 0)           /* nothing to be done at once; but a parameter may hold a stacked list */
+    return spread || note_grown(r, NULL, p->slot, true) ? plain : NULL;
   n_grow *out = node_new(r, sizeof *out + g.n * sizeof *out->items, global ? eval_grow_global : eval_grow, n);
-  if (!out || !note_grown(r, global ? p->cell : NULL, p->slot, g.callee != NULL)) return NULL;
+  if (!out || !note_grown(r, global ? p->cell : NULL, p->slot, g.callee || sum)) return NULL;
   out->h.slot = p->slot;
   out->cell = global ? p->cell : NULL;
   out->plain = plain;

@@ -122,6 +122,20 @@ static bool put_array(qn_vm *vm, qn_value *x, const index_item *items, path_step
   return ok;
 }
 
+/* x[i] = v or x[i] op= v of a stacked list, as rec_counted_set. */
+static int put_stacked(qn_vm *vm, qn_value *x, qn_value i, store *s) {
+  if (!s->assign) return rec_counted_set(vm, x, i, s->v);
+  if (!value_is(i, TAG_INT)) return 0;
+  qn_value item = rec_stacked_get(vm, x, i);
+  if (value_is_error(item)) return -1;
+  if (value_is(item, TAG_UNSET)) return 0;
+  item = combined(vm, s, item);
+  if (value_is_error(item)) return -1;
+  s->v = item;
+  s->assign = NULL;
+  return rec_counted_set(vm, x, i, item);
+}
+
 static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
   bool ok;
   if (steps->name) {
@@ -136,9 +150,9 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
     qn_str *key = rec_look(vm, name) ? str_intern(vm, value_str(name)->text, value_str(name)->len) : NULL;
     ok = key && put_field(vm, x, key, true, steps, n, values, s);
     if (key) value_release(vm, value_obj(TAG_STR, key));
-  } else if (value_is_counted(*x) && n == 1 && steps->n == 1 && steps->nvalues == 1 && !s->assign) {
+  } else if (value_is_stacked(*x) && n == 1 && steps->n == 1 && steps->nvalues == 1) {
     rec_at(vm, steps->mark);
-    int stored = rec_counted_set(vm, x, values[0], s->v);
+    int stored = put_stacked(vm, x, values[0], s);
     ok = stored > 0 || (!stored && rec_make_plain(vm, x) && put(vm, x, steps, n, values, s));
   } else if (value_is_stacked(*x)) {
     rec_at(vm, steps->mark);
@@ -402,14 +416,14 @@ static __attribute__((noinline, cold)) qn_value grow_counted(qn_vm *vm, n_grow *
 }
 
 qn_value eval_grow(qn_vm *vm, node *h, qn_value *fp) {
-  if (value_is_stacked(fp[h->slot]) && !value_is_counted(fp[h->slot])) {
+  const n_grow *n = (const n_grow *)h;
+  bool spread = ((const n_assign *)n->plain)->value->eval == eval_list_spread;
+  if (spread && value_is_counted(fp[h->slot])) return grow_counted(vm, (n_grow *)h, fp);
+  if (spread && value_is_stacked(fp[h->slot])) { /* append and + know of these */
     qn_value list = rec_unstacked(vm, fp[h->slot]);
     if (value_is_error(list)) return raise_at(vm, h->at);
     slot_set(vm, &fp[h->slot], list);
   }
-  const n_grow *n = (const n_grow *)h;
-  if (((const n_assign *)n->plain)->value->eval == eval_list_spread && value_is_counted(fp[h->slot]))
-    return grow_counted(vm, (n_grow *)h, fp);
   return rec_grows(vm, fp[h->slot]) ? grow(vm, (n_grow *)h, fp, &fp[h->slot]) : eval(vm, n->plain, fp);
 }
 

@@ -740,7 +740,8 @@ static void note_lone_stores(nest_builder *nb, const nest *s) {
 
 /* Where all of a buffer's accesses that count for aliases lie: its loads, or its stores that are not behind loops. */
 typedef struct access {
-  bool any, alike; /* there are some; the first one stands for all, which have no guards and the same address and axes */
+  bool any,
+      alike; /* there are some; the first one stands for all, which have no guards and the same address and axes */
   k_form at;
   k_mask axes;
 } access;

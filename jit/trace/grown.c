@@ -12,8 +12,8 @@
  * whose last part is the number of items, a number of the graph like others, and whose arrays have room for more. So such a list is carried through loops and
  * arms as what it is made of. An item is stored in the row that the count names; room for it is certain, or its check leaves the graph. What
  * reads the list and knows nothing of counts gets the ordinary list (rec_make_plain): in an arm the capture of that is given up, at the top of a call it ends
- * there. A loop is tried in this way when it could not be captured as it is; as with other lists that grow, it is recorded first to see what is added. Behind the
- * loop the list is an ordinary one, or a stacked one, if its length is known or a size; else it stays counted, also as the result of the call.
+ * there. A loop is tried in this way when it could not be captured as it is; as with other lists that grow, it is recorded first to see what is added. A stacked list
+ * becomes a counted one likewise; items are stored in it as it is. Behind the loop the list is an ordinary one, or a stacked one, if its length is known or a size; else it stays counted, also as the result of the call.
  */
 #include "jit/trace/grown.h"
 
@@ -239,12 +239,16 @@ bool rec_append(qn_vm *vm, qn_value *list, qn_value item) {
 typedef struct row_walk {
   struct recording *r;
   const grown_items *of;
+  uint32_t number; /* of these */
   qn_value parts;
   int64_t row;
   uint32_t next;
 } row_walk;
 
 /* ---- counted lists ----------------------------------------------------------------------------------------------------------------- */
+
+/* Is it a stacked list that may become a counted one, or have items stored in it? */
+static bool is_rows(qn_value v) { return value_is_stacked(v) && !stacked_mark(v); }
 
 static qn_list *counted_parts(qn_value v) { return value_list(value_list(v)->items[STACKED_PARTS]); }
 static qn_value counted_count(qn_value v) {
@@ -263,12 +267,14 @@ static qn_value counted_with(qn_vm *vm, qn_value shape, qn_list *parts, qn_value
   return rec_stacked_marked(vm, shape, value_obj(TAG_LIST, parts), mark);
 }
 
-qn_value counted_looks(struct recording *r, uint32_t number, uint32_t count) {
+qn_value counted_looks(struct recording *r, uint32_t number, qn_value list) {
   grown_items *g = grown_of(r, number);
   g->looks = true;
   g->adds = 0;
   g->within = g->stores = false;
-  return counted_with(r->vm, value_nil(), list_new(r->vm, 1), value_int(count),
+  qn_value count = is_rows(list) ? rec_stacked_length(r->vm, list) : value_int(value_list(list)->len);
+  if (value_is_error(count)) return count;
+  return counted_with(r->vm, value_nil(), list_new(r->vm, 1), count,
                       STACKED_COUNTED | COUNTED_LOOKS | (int)(number << COUNTED_NUMBER));
 }
 
@@ -362,7 +368,8 @@ static bool store_item(counted_walk *w, qn_value shape, qn_value v) {
   return true;
 }
 
-/* Adds an item to the buffers; in the place of the one in `row` (unset: behind the last one). Owned, or the error value, perhaps without an error raised. */
+/* Adds an item to the buffers; in the place of the one in `row` (unset: behind the last one of a counted list). Owned, or the error value, perhaps without
+ * an error raised. */
 static qn_value put_item(struct recording *r, qn_value list, qn_value row, qn_value item) {
   qn_vm *vm = r->vm;
   bool adds = value_is(row, TAG_UNSET);
@@ -374,7 +381,9 @@ static qn_value put_item(struct recording *r, qn_value list, qn_value row, qn_va
                     .inside = !adds || (stacked_mark(list) & COUNTED_INSIDE)};
   qn_value shape = value_list(list)->items[STACKED_SHAPE];
   if (!w.out) return value_error();
-  qn_value count = !store_item(&w, shape, item) ? value_error() : adds ? count_plus(r, w.row, 1) : counted_count(list);
+  if (!store_item(&w, shape, item)) return value_fail(vm, value_obj(TAG_LIST, w.out));
+  if (is_rows(list)) return rec_stacked(vm, value_retain(shape), value_obj(TAG_LIST, w.out));
+  qn_value count = adds ? count_plus(r, w.row, 1) : counted_count(list);
   if (value_is_error(count)) return value_fail(vm, value_obj(TAG_LIST, w.out));
   return counted_with(vm, value_retain(shape), w.out, count, stacked_mark(list));
 }
@@ -418,7 +427,8 @@ static qn_value zero_leaf(void *ctx, qn_value v) {
 /* The row of list[i], of which it is known from here on that it is there. Unset: it is not, or it is not known; the error value. */
 static qn_value row_inside(struct recording *r, qn_value list, qn_value i) {
   qn_vm *vm = r->vm;
-  qn_value count = counted_count(list);
+  qn_value count = rec_stacked_length(vm, list);
+  if (value_is_error(count)) return count;
   bool traced = rec_traced(r, i) || rec_traced_around(r, i), behind = !traced && i.u.i < 0;
   if (traced && !r->arm && (i.u.i < 0 || i.u.i >= count.u.i)) return value_unset();
   if (!traced && !r->arm && (behind ? -i.u.i > count.u.i : i.u.i >= count.u.i)) return value_unset();
@@ -451,6 +461,7 @@ qn_value rec_counted_get(qn_vm *vm, qn_value list, qn_value i) {
 int rec_counted_set(qn_vm *vm, qn_value *list, qn_value i, qn_value item) {
   struct recording *r = op_deferred(vm) ? vm->rec : NULL;
   if (!r || !value_is(i, TAG_INT) || !(r->arm || r->capturing) || !way_may_exit(r)) return 0;
+  if (!value_is_counted(*list) && (!is_rows(*list) || rec_base(r)->lanes || rec_derivatives(r))) return 0;
   if (stacked_mark(*list) & COUNTED_LOOKS) {
     uint32_t number = counted_number(*list);
     if (number > rec_base(r)->ngrown || !grown_of(r, number)->looks) return 0;
@@ -599,9 +610,39 @@ qn_value grown_stacked(struct recording *r, uint32_t number, qn_value parts, qn_
 
 /* ---- counted lists, made and behind their loops ---------------------------------------------------------------------------------------- */
 
+/* A leaf of a stacked list's shape, whose type is noted, as grown_items.shape has it. */
+static qn_value note_part(void *ctx, qn_value v) {
+  row_walk *w = ctx;
+  bool number = value_is(v, TAG_SIGNAL);
+  if (!number && !value_is(v, TAG_UNSET)) return value_retain(v);
+  grown_items *g = grown_of(w->r, w->number);
+  uint32_t node = rec_node(w->r, value_list(w->parts)->items[w->next++]);
+  if (!node || !mem_grow(w->r->vm, (void **)&g->types, &g->cap, g->n + (size_t)1, sizeof *g->types))
+    return value_error();
+  graph_type t = w->r->g->nodes[node].type;
+  memmove(t.shape, t.shape + 1, --t.rank * sizeof *t.shape);
+  t.weak = number;
+  rec_pin_type(w->r, &t);
+  if (!type_is_fixed(&t)) return value_error();
+  g->types[g->n++] = t;
+  g->data = true;
+  return value_unset();
+}
+
+static bool begin_rows(struct recording *r, uint32_t number, qn_value list) {
+  grown_items *g = grown_of(r, number);
+  row_walk w = {.r = r, .number = number, .parts = value_list(list)->items[STACKED_PARTS]};
+  g->n = 0;
+  g->shape = tree_rebuild(r->vm, value_list(list)->items[STACKED_SHAPE], note_part, &w);
+  g->known = !value_is_error(g->shape);
+  if (!g->known) g->shape = value_unset();
+  return g->known;
+}
+
 bool counted_begin(struct recording *r, uint32_t number, qn_value list) {
   const qn_list *l = value_list(list);
   item_walk w = {.r = r, .of = grown_of(r, number)};
+  if (value_is_stacked(list)) return is_rows(list) && begin_rows(r, number, list);
   return !l->len || (note_item(&w, l->items[0]) && grown_fits(r, number, list));
 }
 
@@ -616,11 +657,33 @@ int64_t counted_bytes(const struct recording *r, uint32_t number) {
   return bytes;
 }
 
+/* The counted list of the items of a stacked one, with room for n, some of them more. */
+static qn_value counted_of_rows(struct recording *r, uint32_t number, qn_value list, int64_t n, int mark) {
+  qn_vm *vm = r->vm;
+  const qn_list *own = value_list(value_list(list)->items[STACKED_PARTS]);
+  int64_t sizes[ARRAY_MAX_RANK];
+  rec_sizes(vm, stacked_lead(list), sizes);
+  qn_value count = rec_stacked_length(vm, list),
+           bufs = value_is_error(count) ? count : grown_buffers(r, number, dim_make(&r->g->dims, DIM_SUB, n, sizes[0]));
+  qn_list *parts = value_is_error(bufs) ? NULL : list_new(vm, own->len + (size_t)1);
+  bool ok = parts != NULL;
+  for (uint32_t k = 0; k < own->len && ok; k++) {
+    qn_value in[2] = {own->items[k], value_list(bufs)->items[k]}, part = op_concat(vm, in, 2, 0);
+    ok = !value_is_error(part);
+    if (ok) parts->items[k] = part;
+  }
+  if (!value_is_error(bufs)) value_release(vm, bufs);
+  if (!ok) return parts ? value_fail(vm, value_obj(TAG_LIST, parts)) : value_error();
+  return counted_with(vm, value_retain(value_list(list)->items[STACKED_SHAPE]), parts, count, mark);
+}
+
 qn_value counted_new(struct recording *r, uint32_t number, qn_value list, int64_t n, bool inside) {
   qn_vm *vm = r->vm;
+  const int mark = STACKED_COUNTED | (inside ? COUNTED_INSIDE : 0) | (int)(number << COUNTED_NUMBER);
   grown_items *g = grown_of(r, number);
   const qn_list *l = value_list(list);
   g->looks = false;
+  if (value_is_stacked(list)) return counted_of_rows(r, number, list, n, mark);
   row_walk w = {.r = r, .of = g};
   int64_t room = l->len ? dim_make(&r->g->dims, DIM_SUB, n, dim_const(&r->g->dims, l->len)) : n;
   qn_value bufs = room ? grown_buffers(r, number, room) : value_nil(); /* 0: the items are all that it will have */
@@ -637,8 +700,7 @@ qn_value counted_new(struct recording *r, uint32_t number, qn_value list, int64_
   if (leaves) mem_free(vm, leaves, bytes);
   value_release(vm, bufs);
   if (!ok) return parts ? value_fail(vm, value_obj(TAG_LIST, parts)) : value_error();
-  return counted_with(vm, tree_rebuild(vm, g->shape, stacked_leaf, &w), parts, value_int(l->len),
-                      STACKED_COUNTED | (inside ? COUNTED_INSIDE : 0) | (int)(number << COUNTED_NUMBER));
+  return counted_with(vm, tree_rebuild(vm, g->shape, stacked_leaf, &w), parts, value_int(l->len), mark);
 }
 
 qn_value counted_end(struct recording *r, qn_value v, int64_t n) {

@@ -56,10 +56,11 @@ enum {
   COUNTED_NUMBER = 8  /* bits before it */
 };
 static inline uint32_t counted_number(qn_value v) { return (uint32_t)stacked_mark(v) >> COUNTED_NUMBER; }
-/* Makes the items of an ordinary list those that its counted list is to have; there may be none. False: they are not alike, or an error is raised. */
+/* Makes the items of an ordinary list, of which there may be none, or of a stacked one those that its counted list is to have. False: they are not alike,
+ * or an error is raised. */
 QN_MUST_CHECK bool counted_begin(struct recording *r, uint32_t number, qn_value list);
 /* What stands for it while a body is recorded in which it is found out what is added. Owned, or the error value. */
-QN_MUST_CHECK qn_value counted_looks(struct recording *r, uint32_t number, uint32_t count);
+QN_MUST_CHECK qn_value counted_looks(struct recording *r, uint32_t number, qn_value list);
 /* How many items it has: the capture ends if that is data. -1 with an error raised. */
 int64_t counted_length(qn_vm *vm, qn_value v);
 /* Bytes of an item in the buffers. */

@@ -62,7 +62,8 @@ typedef struct counting {
 /* One of them. */
 typedef struct counted_list {
   uint32_t number; /* its grown_items */
-  qn_value held;   /* borrowed: the list before the loop */
+  qn_value held;   /* borrowed: the list before the loop, which may be a stacked one */
+  qn_dim len;      /* how many items it has */
   bool made;       /* it has buffers */
   bool plain;      /* nothing is added to it: it stays as it is */
   int64_t adds;    /* how many items each turn adds; -1: that differs */
@@ -187,6 +188,16 @@ static qn_dim turns_size(loop *l, uint64_t may) {
   return size < 0 && dim_hint(&r->g->dims, size) > 1 ? size : 0;
 }
 
+/* May lists become counted ones? In lanes they may differ in length. In gradients cotangents of items would be added up in another order: the
+ * interpreter has that of who reads the list behind the loop before those of the turn that has made the item, a loop has it where the item is
+ * stored. */
+static bool may_count(struct recording *r) { return !rec_base(r)->lanes && way_may_exit(r) && !rec_derivatives(r); }
+
+/* Does it hold a stacked list, which may become a counted one? */
+static bool stays_stacked(const loop *l, int i) {
+  return value_is_stacked(l->held[i]) && !stacked_mark(l->held[i]) && may_count(l->r);
+}
+
 /* A variable that holds a stacked list gets the list itself. False with an error raised. */
 static bool unstack(loop *l, int i) {
   if (!value_is_stacked(l->held[i])) return true;
@@ -203,7 +214,7 @@ static bool grown_begin(loop *l) {
   uint64_t may = l->turns.counts && !on ? l->turns.grown : 0;
   bool bounds = may || (on && l->turns.counts);
   for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++)
-    if ((may >> i & 1) && !unstack(l, i)) return false;
+    if ((may >> i & 1) && (stays_stacked(l, i) || !unstack(l, i))) return false;
   if (bounds && !bound_known(l, &l->turns.first)) return false;
   l->size = bounds ? turns_size(l, may) : 0;
   if (bounds && !l->size && !bound_known(l, &l->turns.end)) return false;
@@ -316,6 +327,8 @@ static int64_t counted_turns(const loop *l) { return l->turns.counts ? turns_kno
 /* Is a list to become a counted one? `variable`: it is what that variable holds; -1: a part of it. */
 static bool is_counting(const loop *l, qn_value v, int variable) {
   const qn_list *x = value_list(v);
+  if (value_is_stacked(v))
+    return variable >= 0 && variable < GROWN_MAX && !stacked_mark(v) && (l->turns.stacks >> variable & 1);
   bool may = variable >= 0 && variable < GROWN_MAX, stores = may && (l->turns.stores >> variable & 1);
   if (x->len > (stores ? COUNTED_MANY : COUNTED_FEW) || x->head.aux == OBJ_PROGRESS) return false;
   if (variable >= 0) return may && (l->turns.stacks >> variable & 1);
@@ -324,19 +337,26 @@ static bool is_counting(const loop *l, qn_value v, int variable) {
   return wanted;
 }
 
+static qn_dim length_of(const loop *l, qn_value list) {
+  if (!value_is_stacked(list)) return value_list(list)->len;
+  int64_t sizes[ARRAY_MAX_RANK];
+  rec_sizes(l->vm, stacked_lead(list), sizes);
+  return sizes[0];
+}
+
 /* What stands for the next list. Owned, or the error value. */
 static qn_value counted_for(loop *l, qn_value v) {
   if (l->list == COUNTED_MAX) return value_retain(v);
   counted_list *x = &l->lists[l->list++];
   if (l->list > l->nlists) {
     l->nlists = l->list;
-    *x = (counted_list){.number = grown_new(l->r), .held = v};
+    *x = (counted_list){.number = grown_new(l->r), .held = v, .len = length_of(l, v)};
     x->plain = x->number && !counted_begin(l->r, x->number, v);
     if (!x->number || error_pending(l->vm)) return value_error();
   }
   if (x->plain) return value_retain(v);
-  if (!x->made) return counted_looks(l->r, x->number, value_list(v)->len);
-  int64_t n = counted_turns(l), len = value_list(v)->len;
+  if (!x->made) return counted_looks(l->r, x->number, v);
+  int64_t n = counted_turns(l), len = x->len;
   const grown_items *g = grown_of(l->r, x->number);
   dim_table *dims = &l->r->g->dims;
   if (!g->adds) return counted_new(l->r, x->number, v, len, true);
@@ -349,8 +369,9 @@ static qn_value counted_for(loop *l, qn_value v) {
     n = dim_make(dims, DIM_MUL, l->size, dim_const(dims, adds));
   else
     n *= adds;
-  if (n > INT32_MAX - len) return value_error();
-  n = n < 0 ? dim_make(dims, DIM_ADD, n, dim_const(dims, len)) : n + len;
+  bool size = n < 0 || len < 0;
+  if (!size && n > INT32_MAX - len) return value_error();
+  n = size ? dim_make(dims, DIM_ADD, n < 0 ? n : dim_const(dims, n), len < 0 ? len : dim_const(dims, len)) : n + len;
   return counted_new(l->r, x->number, v, n, known);
 }
 
@@ -374,8 +395,9 @@ static qn_value with_counted_part(loop *l, qn_value v);
 /* v with what stands for lists in it. Owned, or the error value. */
 static qn_value with_counted(loop *l, qn_value v, int variable) {
   bool list = value_is(v, TAG_LIST);
-  if ((!list && !value_is(v, TAG_RECORD)) || rec_grows(l->vm, v) || value_is_stacked(v)) return value_retain(v);
+  if ((!list && !value_is(v, TAG_RECORD)) || rec_grows(l->vm, v)) return value_retain(v);
   if (list && is_counting(l, v, variable)) return counted_for(l, v);
+  if (value_is_stacked(v)) return value_retain(v);
   if (!vm_enter(l->vm, 0)) return value_error();
   return with_parts(l, v, with_counted_part);
 }
@@ -474,7 +496,7 @@ static void note_host(loop *l) {
   bool all = true;
   for (uint32_t i = 0; i < l->nlists && all; i++)
     all = !l->lists[i].made || of_host(l, NULL, l->body->g, l->outs[l->lists[i].carry], &(int){LOOKED_AT});
-  for (uint32_t i = 0; i < l->nlists; i++) l->lists[i].host = all && l->lists[i].adds < 0;
+  for (uint32_t i = 0; i < l->nlists; i++) l->lists[i].host = all && l->lists[i].adds < 0 && l->lists[i].len >= 0;
 }
 
 /* A list behind the loop whose length follows from numbers of the host, which are guarded. Owned, or the error value. */
@@ -497,9 +519,9 @@ static void note_turns(loop *l) {
   for (uint32_t i = 0; i < l->nlists && !x; i++)
     if (l->lists[i].adds == 1 && test->in[0] == g->inputs[l->lists[i].carry]) x = &l->lists[i];
   const graph_node *bound = &g->nodes[test->in[1]];
-  int64_t len = x ? value_list(x->held)->len : 0, end = 0;
+  int64_t len = x ? x->len : 0, end = 0;
   qn_value known;
-  if (!x || !bound->type.weak || !dtype_is_int((qn_dtype)bound->type.dtype)) return;
+  if (!x || len < 0 || !bound->type.weak || !dtype_is_int((qn_dtype)bound->type.dtype)) return;
   if (bound->kind == NODE_INPUT && bound->payload.input >= l->n) {
     uint32_t outer = l->header->captures[bound->payload.input];
     qn_dim size;
@@ -536,7 +558,7 @@ static bool counted_make(loop *l) {
   for (uint32_t i = 0; i < l->nlists; i++) {
     counted_list *x = &l->lists[i];
     const grown_items *g = grown_of(l->r, x->number);
-    x->plain |= !g->adds && !(g->stores && value_list(x->held)->len);
+    x->plain |= !g->adds && !(g->stores && x->len > 0); /* (a stacked list takes stores as it is) */
     x->made = !x->plain;
     if (x->made && !g->data && x->adds >= 0) return false; /* numbers that the host knows */
     bool differs = x->adds < 0 || l->leaves || g->within || !(l->size || counted_turns(l));
@@ -551,15 +573,16 @@ static qn_value after_counted(loop *l, qn_value v) {
   for (uint32_t i = 0; value_is_counted(v) && i < l->nlists; i++) {
     const counted_list *x = &l->lists[i];
     if (x->number != counted_number(v)) continue;
-    int64_t turns = counted_turns(l), len = value_list(x->held)->len;
+    int64_t turns = counted_turns(l), len = x->len;
     if (x->host) return host_counted(l, x, v);
     if (!grown_of(l->r, x->number)->adds) return counted_end(l->r, v, len);
     bool exact = (turns || l->size) && x->adds >= 0 && !l->leaves && !grown_of(l->r, x->number)->within;
     dim_table *dims = &l->r->g->dims;
     if (!exact) return counted_end(l->r, v, 0);
-    if (!l->size) return counted_end(l->r, v, len + turns * x->adds);
-    qn_dim all = dim_make(dims, DIM_MUL, l->size, dim_const(dims, x->adds));
-    return counted_end(l->r, v, dim_make(dims, DIM_ADD, all, dim_const(dims, len)));
+    if (!l->size && len >= 0) return counted_end(l->r, v, len + turns * x->adds);
+    qn_dim all =
+        l->size ? dim_make(dims, DIM_MUL, l->size, dim_const(dims, x->adds)) : dim_const(dims, turns * x->adds);
+    return counted_end(l->r, v, dim_make(dims, DIM_ADD, all, len < 0 ? len : dim_const(dims, len)));
   }
   if (value_is_stacked(v) || rec_grows(l->vm, v)) return value_retain(v);
   return with_parts(l, v, after_counted);
@@ -1111,11 +1134,6 @@ bool rec_loop_refused(qn_vm *vm) {
   struct recording *r = vm->rec;
   return !r || !r->capturing || rec_break(r, r->why ? r->why : BREAK_branch, NULL);
 }
-
-/* May lists become counted ones? In lanes they may differ in length. In gradients cotangents of items would be added up in another order: the
- * interpreter has that of who reads the list behind the loop before those of the turn that has made the item, a loop has it where the item is
- * stored. */
-static bool may_count(struct recording *r) { return !rec_base(r)->lanes && way_may_exit(r) && !rec_derivatives(r); }
 
 /* Is there a list in v that may become a counted one? */
 static bool may_grow_in(const counting *c, qn_value v, int depth) {

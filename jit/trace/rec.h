@@ -83,7 +83,7 @@ typedef struct jit_anchor {
       composite; /* in graphs its calls are seen as one: it is a function of the library that has a name, or marked (composite) */
   bool loop;    /* its calls are turns of a loop */
   int64_t most; /* while it rests: a call on more elements than this is looked at all the same */
-  /* A bit for each of the first parameters that the body only goes over, counts or takes items of (STACKABLE_MAX). */
+  /* A bit for each of the first parameters that the body only goes over, counts, takes items of, stores items in or adds items to (STACKABLE_MAX). */
   uint32_t stackable;
   bool trees; /* lists in records among the arguments may be stacked, too */
   uint8_t
@@ -557,7 +557,7 @@ QN_MUST_CHECK qn_value rec_stacked_length(qn_vm *vm, qn_value list);
 QN_MUST_CHECK qn_value rec_counted_get(qn_vm *vm, qn_value list, qn_value i);
 /* A list of which STACKED_COUNTED is true, with one more item. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item);
-/* list[i] = item of such a list (owned, replaced); borrows the other two. 1; 0: it is to be made of the ordinary list; -1 with an error raised. */
+/* list[i] = item of a stacked list (owned, replaced); borrows the other two. 1; 0: it is to be made of the ordinary list; -1 with an error raised. */
 QN_MUST_CHECK int rec_counted_set(qn_vm *vm, qn_value *list, qn_value i, qn_value item);
 /* May a list be stacked, as far as its items go: two or more of one structure, with arrays of one dtype and shape? */
 bool rec_stacks(qn_vm *vm, qn_value list);

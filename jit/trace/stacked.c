@@ -1,7 +1,7 @@
 /* Lists of any length as arguments of compiled calls.
  *
  * A list is a part of what a call looks like, with its length. So where a function only goes over the items of a parameter, counts them, or takes
- * one (the interpreter finds this out from the text: jit_anchor.stackable), and calls have brought lists of different lengths, the items are
+ * one, stores one or adds some (the interpreter finds this out from the text: jit_anchor.stackable), and calls have brought lists of different lengths, the items are
  * stacked: each array of an item becomes a row of an array with one more axis, and the parameter holds a list of three parts (rec.h) with
  * these arrays, which is traced and guarded like any other argument. The size of the new axis is symbolic from the first such recording
  * on. Loops over the list are loops over rows, and len gives the size.
