@@ -84,6 +84,10 @@ static inline bool slice_int(qn_vm *vm, qn_value v, const char *what, bool *has,
   *out = v.u.i;
   if (size) *size = false;
   if (v.head == TAG_NIL || v.head == TAG_INT) return true;
+  if (size && rec_bound_waits(vm, v)) { /* an array that is an int, of which a plan may read what it is */
+    v = rec_host_number(vm, v, WEAK_INT);
+    if (value_is_error(v)) return false;
+  }
   return size && value_is(v, TAG_INT) ? rec_bound(vm, v, size, out) : index_int(vm, v, what, out);
 }
 

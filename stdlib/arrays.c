@@ -112,7 +112,7 @@ static qn_value steps_between(qn_vm *vm, qn_value start, qn_value stop, qn_value
   int64_t by = step.u.i;
   qn_dim low = from_symbol ? from : dim_const(t, from), high = to_symbol ? to : dim_const(t, to);
   qn_dim way = by > 0 ? dim_sub(t, high, low) : dim_sub(t, low, high);
-  *counted = rec_size_ordered(vm, 1, way);
+  *counted = rec_size_ordered(vm, rec_is_data_size(vm, way) ? 0 : 1, way);
   if (!*counted) return value_nil();
   by = by < 0 ? -by : by;
   qn_dim n = dim_make(t, DIM_FLOORDIV, dim_add(t, way, by - 1), dim_const(t, by));

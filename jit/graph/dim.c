@@ -87,6 +87,7 @@ static qn_dim intern(dim_table *t, const dim_expr *e) {
 bool dim_table_copy(dim_table *to, const dim_table *from, arena *a) {
   dim_table_init(to, a);
   to->strict = from->strict;
+  to->numbers_of_data = from->numbers_of_data;
   for (uint32_t i = 0; i < from->n; i++) {
     dim_expr e = from->exprs[i];
     if (e.name) {
@@ -110,6 +111,7 @@ qn_dim dim_symbol(dim_table *t, dim_source source, uint32_t ref, uint16_t axis, 
   dim_expr e = {.op = DIM_SYMBOL, .source = (uint8_t)source, .ref = ref, .axis = axis, .size = 1, .hint = hint};
   uint32_t before = t->n;
   qn_dim d = intern(t, &e);
+  t->numbers_of_data |= source == DIM_FROM_NUMBER;
   if (name && t->n > before) {
     size_t len = strlen(name) + 1;
     char *copy = arena_alloc(t->arena, len);
@@ -123,7 +125,7 @@ void dim_rename_nodes(dim_table *t, const uint32_t *map, uint32_t n) {
   bool changed = false;
   for (uint32_t i = 0; i < t->n; i++) {
     dim_expr *e = &t->exprs[i];
-    if (e->op != DIM_SYMBOL || e->source != DIM_FROM_NODE) continue;
+    if (e->op != DIM_SYMBOL || !dim_of_node(e->source)) continue;
     uint32_t ref = !e->ref || e->ref >= n ? 0 : map ? map[e->ref] : e->ref;
     changed |= ref != e->ref;
     e->ref = ref;
@@ -289,7 +291,7 @@ bool dim_nonnegative(const dim_table *t, qn_dim d) {
   const dim_expr *e = expr_of(t, d);
   int64_t c;
   switch ((dim_op)e->op) {
-  case DIM_SYMBOL: return e->source != DIM_FROM_SCALAR;
+  case DIM_SYMBOL: return e->source != DIM_FROM_SCALAR && e->source != DIM_FROM_NUMBER;
   case DIM_ADD:
   case DIM_MUL:
   case DIM_MIN: return dim_nonnegative(t, e->a) && dim_nonnegative(t, e->b);
@@ -428,7 +430,7 @@ void dim_pin(dim_table *t, qn_dim d) {
   if (e.op != DIM_SYMBOL) {
     dim_pin(t, e.a);
     dim_pin(t, e.b);
-  } else if (e.source == DIM_FROM_INPUT || (e.source == DIM_FROM_SCALAR && !t->strict)) {
+  } else if (e.source == DIM_FROM_INPUT || e.source == DIM_FROM_NUMBER || (e.source == DIM_FROM_SCALAR && !t->strict)) {
     dim_assume(t, d, DIM_EQ, e.hint);
   }
 }
@@ -436,17 +438,20 @@ void dim_pin(dim_table *t, qn_dim d) {
 bool dim_is_late(const dim_table *t, qn_dim d) {
   if (d >= 0) return false;
   const dim_expr *e = &t->exprs[~d];
-  if (e->op == DIM_SYMBOL) return e->source == DIM_FROM_NODE || (e->source == DIM_FROM_SCALAR && t->strict);
+  if (e->op == DIM_SYMBOL) return dim_of_node(e->source) || (e->source == DIM_FROM_SCALAR && t->strict);
   return dim_is_late(t, e->a) || dim_is_late(t, e->b);
 }
 
 static bool has_number(const dim_table *t, qn_dim d) {
   if (d >= 0) return false;
   const dim_expr *e = expr_of(t, d);
-  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_SCALAR : has_number(t, e->a) || has_number(t, e->b);
+  if (e->op != DIM_SYMBOL) return has_number(t, e->a) || has_number(t, e->b);
+  return e->source == DIM_FROM_NUMBER || (e->source == DIM_FROM_SCALAR && t->strict);
 }
 
-bool dim_is_number(const dim_table *t, qn_dim d) { return d < 0 && t && t->strict && has_number(t, d); }
+bool dim_is_number(const dim_table *t, qn_dim d) {
+  return d < 0 && t && (t->strict || t->numbers_of_data) && has_number(t, d);
+}
 
 bool dim_is_empty(dim_table *t, qn_dim d) {
   if (!dim_is_number(t, d)) return dim_is(t, d, 0);

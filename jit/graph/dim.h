@@ -20,7 +20,14 @@
 typedef enum dim_op { DIM_SYMBOL, DIM_ADD, DIM_SUB, DIM_MUL, DIM_FLOORDIV, DIM_MOD, DIM_MIN, DIM_MAX } dim_op;
 
 /* Where a symbol's value comes from when a plan runs. */
-typedef enum dim_source { DIM_FROM_INPUT, DIM_FROM_SCALAR, DIM_FROM_NODE } dim_source;
+typedef enum dim_source {
+  DIM_FROM_INPUT,
+  DIM_FROM_SCALAR,
+  DIM_FROM_NODE,
+  DIM_FROM_NUMBER /* the value of a node, a host int that the graph computes */
+} dim_source;
+/* Is the symbol of such a source one of a node (dim_expr.ref)? */
+static inline bool dim_of_node(uint8_t source) { return source == DIM_FROM_NODE || source == DIM_FROM_NUMBER; }
 
 typedef struct dim_expr {
   uint8_t op;     /* dim_op */
@@ -61,6 +68,7 @@ typedef struct dim_table {
   /* Are there sizes that are numbers of a program, as in a loop's body? Nobody has seen their values, so hints say nothing about them: two of
    * them are equal only where that follows from what they are made of, and whoever relies on more notes a fact of order. */
   bool strict;
+  bool numbers_of_data; /* are there symbols that are DIM_FROM_NUMBER? */
 } dim_table;
 
 void dim_table_init(dim_table *t, arena *a);
@@ -100,7 +108,7 @@ bool dim_is(dim_table *t, qn_dim a, int64_t value);
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
 /* Notes that all symbols of inputs' sizes in d, and of host ints that are arguments, have the values that they had in the recorded call. */
 void dim_pin(dim_table *t, qn_dim d);
-/* In a strict table: does d depend on a number of the program? */
+/* Does d depend on a number of the program that no guard can ask for: of data (DIM_FROM_NUMBER) or, in a strict table, of a loop's turn? */
 bool dim_is_number(const dim_table *t, qn_dim d);
 /* Is a size of an axis 0, in all calls like this one? Of a number's that is not asked: it must not be, which is noted. */
 bool dim_is_empty(dim_table *t, qn_dim d);

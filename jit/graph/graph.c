@@ -587,7 +587,7 @@ static void each_node_of_dim(const dim_table *t, qn_dim d, void (*visit)(void *c
   if (d >= 0) return;
   const dim_expr e = t->exprs[~d];
   if (e.op == DIM_SYMBOL) {
-    if (e.source == DIM_FROM_NODE && e.ref) visit(ctx, e.ref);
+    if (dim_of_node(e.source) && e.ref) visit(ctx, e.ref);
     return;
   }
   each_node_of_dim(t, e.a, visit, ctx);

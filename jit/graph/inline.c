@@ -24,10 +24,11 @@ void size_map_end(size_map *m) {
 
 static qn_dim symbol_in(size_map *m, const dim_expr *e) {
   graph *to = m->to;
-  if (m->plain && e->source != DIM_FROM_NODE) return e->hint;
-  uint32_t node = m->map[e->source == DIM_FROM_NODE ? e->ref : m->from->inputs[e->ref]];
+  if (m->plain && !dim_of_node(e->source)) return e->hint;
+  uint32_t node = m->map[dim_of_node(e->source) ? e->ref : m->from->inputs[e->ref]];
   const graph_node *n = &to->nodes[node];
   qn_value v;
+  if (node && e->source == DIM_FROM_NUMBER) return dim_symbol(&to->dims, DIM_FROM_NUMBER, node, 0, e->hint, e->name);
   if (node && e->source != DIM_FROM_SCALAR) return n->type.shape[e->axis];
   if (node && graph_const_value(to, node, &v)) return dim_const(&to->dims, v.u.i);
   if (node && n->kind == NODE_INPUT) {
@@ -85,8 +86,8 @@ static bool can_translate(const size_map *m, qn_dim d) {
   if (d >= 0 || m->known[~d]) return true;
   const dim_expr *e = &m->from->dims.exprs[~d];
   if (e->op != DIM_SYMBOL) return can_translate(m, e->a) && can_translate(m, e->b);
-  if (m->plain && e->source != DIM_FROM_NODE) return true;
-  return m->map[e->source == DIM_FROM_NODE ? e->ref : m->from->inputs[e->ref]] != 0;
+  if (m->plain && !dim_of_node(e->source)) return true;
+  return m->map[dim_of_node(e->source) ? e->ref : m->from->inputs[e->ref]] != 0;
 }
 
 void size_map_facts(size_map *m) {

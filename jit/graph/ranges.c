@@ -278,7 +278,9 @@ static range range_of_size(const graph *g, qn_dim d, const range *r) {
   if (dim_is_const(&g->dims, d, &c)) return one(c);
   const dim_expr *e = &g->dims.exprs[~d];
   if (e->op == DIM_SYMBOL)
-    return e->source == DIM_FROM_SCALAR ? r[g->inputs[e->ref]] : (range){true, 0, ARRAY_MAX_ELEMENTS};
+    return e->source == DIM_FROM_NUMBER   ? r[e->ref]
+           : e->source == DIM_FROM_SCALAR ? r[g->inputs[e->ref]]
+                                          : (range){true, 0, ARRAY_MAX_ELEMENTS};
   range a = range_of_size(g, e->a, r), b = range_of_size(g, e->b, r);
   bool positive = b.known && b.low == b.high && b.low > 0;
   switch ((dim_op)e->op) {

@@ -221,6 +221,7 @@ static void print_symbol(const graph *g, uint32_t index, text_buf *out) {
   case DIM_FROM_INPUT: text_addf(out, " = input %u axis %u", (unsigned)e->ref, e->axis); break;
   case DIM_FROM_SCALAR: text_addf(out, " = scalar %u", (unsigned)e->ref); break;
   case DIM_FROM_NODE: text_addf(out, " = node %%%u axis %u", (unsigned)e->ref, e->axis); break;
+  case DIM_FROM_NUMBER: text_addf(out, " = number %%%u", (unsigned)e->ref); break;
   }
   text_addf(out, " hint %lld", (long long)e->hint);
   if (e->name && !dim_prints_name(&g->dims, index)) {
@@ -511,13 +512,16 @@ static bool symbol(parser *p) {
     source = DIM_FROM_SCALAR;
   else if (word(p, "node") && mark(p, "%"))
     source = DIM_FROM_NODE;
+  else if (word(p, "number") && mark(p, "%"))
+    source = DIM_FROM_NUMBER;
   else
-    return bad(p, "expected input, scalar or node");
+    return bad(p, "expected input, scalar, node or number");
+  bool number_of = source == DIM_FROM_SCALAR || source == DIM_FROM_NUMBER;
   if (!number(p, &ref)) return false;
-  if (source != DIM_FROM_SCALAR && (!expect_word(p, "axis") || !number(p, &axis))) return false;
+  if (!number_of && (!expect_word(p, "axis") || !number(p, &axis))) return false;
   if (axis > UINT16_MAX) return bad(p, "axis out of range");
   if (!expect_word(p, "hint") || !integer(p, &hint)) return false;
-  if (hint < 0 && source != DIM_FROM_SCALAR) return bad(p, "negative size");
+  if (hint < 0 && !number_of) return bad(p, "negative size");
   bool numbered = n > 1 && label[0] == 'd';
   for (size_t i = 1; i < n; i++) numbered &= is_digit(label[i]);
   if (word(p, "name")) {

@@ -51,9 +51,13 @@ static bool check_dims(const verifier *v) {
     case DIM_FROM_NODE:
       known = e->ref < g->n && (e->ref == 0 || g->nodes[e->ref].kind == NODE_OP || g->nodes[e->ref].kind == NODE_PROJ);
       break;
+    case DIM_FROM_NUMBER:
+      known = e->ref < g->n && (e->ref == 0 || (g->nodes[e->ref].type.weak && g->nodes[e->ref].type.dtype == WEAK_INT));
+      break;
     }
     if (!known) return wrong(v, "dim %u has no source", (unsigned)i);
-    if (e->hint < 0 && e->source != DIM_FROM_SCALAR) return wrong(v, "dim %u has a negative hint", (unsigned)i);
+    if (e->hint < 0 && e->source != DIM_FROM_SCALAR && e->source != DIM_FROM_NUMBER)
+      return wrong(v, "dim %u has a negative hint", (unsigned)i);
   }
   for (uint32_t i = 0; i < t->nfacts; i++) {
     const dim_fact *f = &t->facts[i];

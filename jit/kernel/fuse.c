@@ -146,6 +146,7 @@ typedef struct fuser {
   fuse_memo *memo;
   cancel_flag cancel;
   const char *why;
+  bool by_number; /* does the unit whose operands are walked depend on a size that is DIM_FROM_NUMBER? */
   uint8_t *live;
   uint32_t *unit_of; /* by node: 1 + unit of its value */
   unit *units;
@@ -478,6 +479,7 @@ typedef struct ordered {
 
 static void order_behind(void *ctx, uint32_t node) {
   const ordered *o = ctx;
+  o->f->by_number |= node < o->f->g->n && o->f->g->nodes[node].type.weak;
   uint32_t u = node < o->f->g->n ? o->f->unit_of[node] : 0;
   if (u && u - 1 < o->self && !o->f->why) (void)add_edge(o->f, u - 1, EDGE_ORDER, NULL);
 }
@@ -548,7 +550,8 @@ static bool walk_operands(fuser *f, uint32_t self, walk *w) {
   return true;
 }
 
-/* Would the node do harm, and not just give some value, if a check before it, by which it was proven, had not been made yet? */
+/* Would the node do harm, and not just give some value, if a check before it, by which it was proven, had not been made yet? (So would all that
+ * depends on a size which data decide: that parts lie within arrays may be such a check.) */
 static bool relies_on_checks(const graph_node *n) {
   op_raises raises =
       n->kind == NODE_OP && n->attr && (n->attr->flags & ATTR_PROVEN) ? (op_raises)op_rows[n->op].raises : RAISES_never;
@@ -564,13 +567,15 @@ static bool make_edges(fuser *f) {
   for (uint32_t i = 0; i < f->n; i++) {
     f->units[i].in = f->nin;
     f->units[i].leaf = f->nleaves;
+    f->by_number = false;
     if (!goes_on(f) || !walk_operands(f, i, &w) || !order_update(f, i)) return false;
     uint32_t n = f->units[i].node;
     /* A checked fit that is also stored is two units; the first makes the check. */
     if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
       if (fallible && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) return false;
       fallible = i + 1;
-    } else if (fallible && relies_on_checks(&g->nodes[n]) && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) {
+    } else if (fallible && (f->by_number || relies_on_checks(&g->nodes[n])) &&
+               !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) {
       return false;
     }
     f->units[i].nin = f->nin - f->units[i].in;

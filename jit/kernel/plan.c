@@ -125,11 +125,12 @@ static bool add_buffer(planner *m, uint32_t n, plan_where where, uint32_t index)
   return true;
 }
 
-/* Does a size depend on how many turns a loop makes? */
+/* Does a size depend on how many turns a loop makes, or on a number that is computed? */
 static bool from_loop(const graph *g, qn_dim d, int depth) {
   if (d >= 0 || depth > DIM_MAX_SIZE) return d < 0;
   const dim_expr *e = &g->dims.exprs[~d];
-  if (e->op == DIM_SYMBOL) return e->source == DIM_FROM_NODE && g->nodes[e->ref].kind == NODE_PROJ;
+  if (e->op == DIM_SYMBOL)
+    return e->source == DIM_FROM_NUMBER || (e->source == DIM_FROM_NODE && g->nodes[e->ref].kind == NODE_PROJ);
   return from_loop(g, e->a, depth + 1) || from_loop(g, e->b, depth + 1);
 }
 
@@ -888,8 +889,7 @@ static bool copy_constants(graph *g) {
 static bool from_data(const dim_table *t, qn_dim d, int depth) {
   if (d >= 0 || depth > DIM_MAX_SIZE) return d < 0;
   const dim_expr *e = &t->exprs[~d];
-  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_NODE
-                             : from_data(t, e->a, depth + 1) || from_data(t, e->b, depth + 1);
+  return e->op == DIM_SYMBOL ? dim_of_node(e->source) : from_data(t, e->a, depth + 1) || from_data(t, e->b, depth + 1);
 }
 
 typedef struct sizes {

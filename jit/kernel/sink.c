@@ -99,7 +99,7 @@ static bool outer_size(sinker *s, place *p, qn_dim d, qn_dim *to) {
   }
   const dim_expr e = p->g->dims.exprs[i];
   if (e.op == DIM_SYMBOL) {
-    const sunk *x = e.source == DIM_FROM_NODE ? NULL : &p->of[p->g->inputs[e.ref]];
+    const sunk *x = dim_of_node(e.source) ? NULL : &p->of[p->g->inputs[e.ref]];
     if (!x) return refuse(s, "a size that is found in the loop");
     if (e.source == DIM_FROM_SCALAR) {
       const k_node *n = &s->k->nodes[x->is == SUNK_VALUE ? x->value : 0];

@@ -172,6 +172,25 @@ void frame_tell(plan_frame *f, uint32_t node, int rank, const int64_t *shape) {
   }
 }
 
+/* A node, a host number, has the value in this slot: sets the symbols that stand for it. */
+static void tell_number(plan_frame *f, uint32_t node, uint32_t slot) {
+  const dim_table *t = &f->p->graph->dims;
+  for (uint32_t i = 0; i < t->n; i++) {
+    const dim_expr *e = &t->exprs[i];
+    if (e->op != DIM_SYMBOL || e->source != DIM_FROM_NUMBER || e->ref != node) continue;
+    f->sizes += f->symbols[i] != f->slots[slot].i;
+    f->symbols[i] = f->slots[slot].i;
+  }
+}
+
+/* As tell_number, for all that the step has made. */
+static void tell_numbers(plan_frame *f, const plan_step *s) {
+  if (s->kind == STEP_SCALAR) tell_number(f, s->node, s->out);
+  const plan_region *r = s->kind == STEP_REGIONS ? &f->p->regions[s->what] : NULL;
+  for (uint32_t k = 0; r && k < r->nout; k++)
+    if (r->proj[k] && f->p->graph->nodes[r->proj[k]].type.weak) tell_number(f, r->proj[k], r->out[k]);
+}
+
 /* Does the op of a library step, on the device or else on the CPU. *out is a new array (the caller's, on the operands' device or the CPU), or NULL
  * if the device has stored the result to `to`. False with an error raised. */
 static bool library_call(plan_frame *f, const graph_node *n, qn_array *const *in, qn_array *to, qn_array **out) {
@@ -311,7 +330,9 @@ bool frame_checks(plan_frame *f, bool ok) {
 bool frame_late_make(plan_frame *f, uint32_t b) {
   const plan_buffer *buf = &f->p->buffers[b];
   if (buf->where != WHERE_LATE || f->late[b]) return true;
-  size_t bytes = (size_t)frame_size(f, buf->elements) * dtype_size((qn_dtype)buf->dtype) + ARRAY_TAIL;
+  int64_t elements = frame_size(f, buf->elements);
+  if (elements > ARRAY_MAX_ELEMENTS) return raise_memory(f->vm), false;
+  size_t bytes = (size_t)elements * dtype_size((qn_dtype)buf->dtype) + ARRAY_TAIL;
   if (!(f->buffers[b] = frame_take(f, bytes))) return false;
   f->late[b] = bytes;
   return true;
@@ -441,10 +462,12 @@ static uint32_t run_there(plan_frame *f, uint32_t first) {
 }
 
 bool frame_steps(plan_frame *f) {
+  const bool numbers = f->p->graph->dims.numbers_of_data;
   for (uint32_t i = 0, n; i < f->p->nsteps; i += n) {
     const plan_step *s = &f->p->steps[i];
     n = f->device ? run_there(f, i) : s->kind == STEP_KERNEL ? run_kernel_step(f, s) : run_step(f, s);
     if (!n) return false;
+    for (uint32_t k = i; numbers && k < i + n; k++) tell_numbers(f, &f->p->steps[k]);
   }
   return true;
 }
@@ -455,7 +478,7 @@ bool frame_steps(plan_frame *f) {
 static bool from_node(const dim_table *t, qn_dim d) {
   if (d >= 0) return false;
   const dim_expr *e = &t->exprs[~d];
-  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_NODE : from_node(t, e->a) || from_node(t, e->b);
+  return e->op == DIM_SYMBOL ? dim_of_node(e->source) : from_node(t, e->a) || from_node(t, e->b);
 }
 
 bool frame_symbols(plan_frame *f, const qk_scalar *scalars) {
@@ -463,7 +486,11 @@ bool frame_symbols(plan_frame *f, const qk_scalar *scalars) {
   for (uint32_t i = 0; i < g->dims.n; i++) {
     const dim_expr *e = &g->dims.exprs[i];
     f->symbols[i] = e->hint;
-    if (e->op != DIM_SYMBOL || e->source == DIM_FROM_NODE || e->ref >= g->ninputs) continue;
+    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NUMBER) {
+      qn_value v; /* (others are told when they are computed) */
+      if (e->ref && graph_const_value(g, e->ref, &v)) f->symbols[i] = v.u.i;
+    }
+    if (e->op != DIM_SYMBOL || dim_of_node(e->source) || e->ref >= g->ninputs) continue;
     const qn_array *a = f->inputs[e->ref];
     if (e->source == DIM_FROM_INPUT) {
       if (a && e->axis < a->rank) f->symbols[i] = a->shape[e->axis];

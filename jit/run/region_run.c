@@ -157,7 +157,7 @@ static bool part_open(region_part *x, plan_frame *outer, plan *p, uint32_t regio
   for (uint32_t i = 0; i < dims->n; i++) {
     if (dims->exprs[i].op != DIM_SYMBOL) continue;
     x->by_number |= dims->exprs[i].source == DIM_FROM_SCALAR;
-    x->by_data |= dims->exprs[i].source == DIM_FROM_NODE;
+    x->by_data |= dim_of_node(dims->exprs[i].source);
   }
   at[0] = frame_part(&bytes, frame_tables(&x->f, NULL), 1);
   at[1] = frame_part(&bytes, x->nin, sizeof *x->in);

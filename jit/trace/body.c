@@ -164,7 +164,7 @@ static void mark_sources(size_sources *s, qn_dim d) {
   if (e->op != DIM_SYMBOL) {
     mark_sources(s, e->a);
     mark_sources(s, e->b);
-  } else if (e->source != DIM_FROM_NODE) {
+  } else if (!dim_of_node(e->source)) {
     s->needed[s->r->g->inputs[e->ref]] = 1;
   }
 }

@@ -653,6 +653,8 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   site->fn = tracer;
   qn_value result = run_recorded(r, site);
   site->fn = fn;
+  if (!value_is_error(result) && rec_now(vm) == r && r->g->dims.numbers_of_data && r->capturing && !data_sizes_hold(r))
+    result = value_fail(vm, result);
   vm_disown(vm, &held);
   value_release(vm, tracer);
   if (value_is_error(result) && r->restart && r->capturing && error_repeats(vm)) {

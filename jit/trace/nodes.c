@@ -68,7 +68,7 @@ static bool uses_find(qn_vm *vm, const graph *g, last_uses *u) {
   for (uint32_t k = 0; k < g->noutputs; k++) u->of[g->outputs[k]] = g->n;
   for (uint32_t e = 0; e < g->dims.n; e++) {
     const dim_expr *d = &g->dims.exprs[e];
-    if (d->op == DIM_SYMBOL) u->of[d->source == DIM_FROM_NODE ? d->ref : g->inputs[d->ref]] = g->n;
+    if (d->op == DIM_SYMBOL) u->of[dim_of_node(d->source) ? d->ref : g->inputs[d->ref]] = g->n;
   }
   return true;
 }
@@ -156,7 +156,7 @@ typedef struct kept {
 
 /* For dims, in a region whose inputs have the values `ctx`: the size that an input has. */
 static int64_t size_of_input(const void *ctx, const dim_expr *e) {
-  qn_value v = e->source == DIM_FROM_NODE ? value_unset() : ((const qn_value *)ctx)[e->ref];
+  qn_value v = dim_of_node(e->source) ? value_unset() : ((const qn_value *)ctx)[e->ref];
   if (e->source == DIM_FROM_SCALAR) return value_is(v, TAG_INT) ? v.u.i : e->hint;
   return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
 }
@@ -313,9 +313,9 @@ typedef struct known_values {
 /* For dims: the size that a node's value has; if there is no value, the size in the recorded call. */
 static int64_t size_of(const void *ctx, const dim_expr *e) {
   const known_values *k = ctx;
-  uint32_t node = e->source == DIM_FROM_NODE ? e->ref : k->g->inputs[e->ref];
+  uint32_t node = dim_of_node(e->source) ? e->ref : k->g->inputs[e->ref];
   qn_value v = node ? k->vals[node] : value_unset(); /* 0: the node was removed */
-  if (e->source == DIM_FROM_SCALAR) return value_is(v, TAG_INT) ? v.u.i : e->hint;
+  if (e->source == DIM_FROM_SCALAR || e->source == DIM_FROM_NUMBER) return value_is(v, TAG_INT) ? v.u.i : e->hint;
   return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
 }
 

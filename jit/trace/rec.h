@@ -248,6 +248,8 @@ static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) 
 /* A host int as a bound of a slice of an array: *symbolic if it is made of sizes, or of numbers of a captured loop's turn; then *bound is a
  * size, else the number, which is observed. False with an error raised. */
 QN_MUST_CHECK bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound);
+/* Is it an array that can be such a bound without being read now? */
+bool rec_bound_waits(const qn_vm *vm, qn_value v);
 /* Is a <= b, for two sizes or bounds? True: in each call like this one, by what is known or as a guard. False: perhaps not. */
 bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b);
 /* As rec_size_ordered, where there is another way if it is not so: no size is guarded by value to know it. */
@@ -256,6 +258,8 @@ bool rec_size_certain(qn_vm *vm, int64_t a, int64_t b);
 QN_MUST_CHECK int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b);
 /* Is a size made of numbers of a captured loop's turn? */
 bool rec_is_number(const qn_vm *vm, int64_t size);
+/* Is a size made of numbers that data decide, outside of arms? (They may be 0, where a size of arguments has a recording of its own for that.) */
+bool rec_is_data_size(const qn_vm *vm, int64_t size);
 /* The arm in progress depends on a size in a manner that cannot be captured: it is given up. Returns false with an error raised. */
 bool rec_unknown_size(qn_vm *vm);
 /* `v` is the result of an op of an array and a number that is a size: notes that this number fits any dtype that such a result has. */

@@ -192,8 +192,12 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
   if (!op_infer(&r->g->dims, op, types, nin, attr, &inferred, &why)) {
     bool numbers = false; /* what does not fit may do so in the program, whose sizes are others */
     for (int k = 0; k < nin; k++) numbers |= sizes_are_numbers(r, &types[k]);
-    if (numbers) return rec_give_up(r, BREAK_branch), value_error();
+    if (numbers) return rec_unknown_size(vm), value_error();
     return op_refuse(vm, op, in, nin, &why);
+  }
+  if (r->g->dims.numbers_of_data) { /* checks come before what relies on them */
+    if (nin && sizes_are_numbers(r, &types[0])) note_order(r, op, &types[0], attr);
+    if (!sizes_hold(r)) return value_error();
   }
   if (!check_constants(r, op, in, nin, &inferred)) return value_error();
   uint32_t node = graph_op_typed(r->g, op, nodes, nin, attr, &inferred, rec_site(r));

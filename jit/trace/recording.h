@@ -348,6 +348,13 @@ qn_dim sizes_beside(const struct recording *r, struct recording *other, qn_dim d
 bool sizes_agree(struct recording *r, const graph_type *a, const graph_type *b);
 /* The arm becomes a region: the recording around it relies on its facts, too. */
 void sizes_lift(struct recording *r);
+/* Is a host int data, and can it be a size of the call that is recorded? Then *d is that. False: it cannot, or an error is raised (data_sizes.c). */
+bool data_size_of(qn_vm *vm, qn_value v, qn_dim *d);
+/* What was noted of such sizes since this was called the last time is asked for in later calls: to be called before an op that relies on it is
+ * appended. False with an error raised. */
+QN_MUST_CHECK bool data_sizes_hold(struct recording *r);
+/* The call cannot have such sizes: it is recorded once more without them, or the interpreter makes it. Returns false with an error raised. */
+bool data_sizes_end(struct recording *r);
 /* The sizes of a node become plain numbers for whoever copies it to another graph: guards them, and writes the numbers to `t`. */
 void rec_pin_type(struct recording *r, graph_type *t);
 /* Makes room in `vals` for all nodes of the graph. False with an error raised. */

@@ -318,7 +318,10 @@ static int64_t least(const dim_table *t, qn_dim d) {
   const dim_expr *e = &t->exprs[~d];
   int64_t none = -ARRAY_MAX_ELEMENTS;
   if (e->op == DIM_SYMBOL)
-    return e->source == DIM_FROM_NODE ? 0 : e->source == DIM_FROM_INPUT || !t->strict ? SIZE_LEAST : none;
+    return e->source == DIM_FROM_NODE                  ? 0
+           : e->source == DIM_FROM_NUMBER              ? none
+           : e->source == DIM_FROM_INPUT || !t->strict ? SIZE_LEAST
+                                                       : none;
   int64_t a = least(t, e->a), b = least(t, e->b), out = none;
   switch ((dim_op)e->op) {
   case DIM_ADD: out = a + b; break;
@@ -425,6 +428,7 @@ static void pin_late(dim_table *t) {
   for (uint32_t i = 0, n = t->nfacts; i < n; i++) {
     const dim_fact f = t->facts[i];
     if (!dim_is_late(t, f.a) && !dim_is_late(t, f.b)) continue;
+    if (dim_is_number(t, f.a) || dim_is_number(t, f.b)) continue; /* a check asks for it */
     dim_pin(t, f.a);
     dim_pin(t, f.b);
   }
@@ -500,7 +504,7 @@ static bool has_size_numbers(const struct recording *r) {
 
 /* Has a recording sizes that are no plain numbers? */
 static bool has_sizes(const struct recording *r) {
-  return r->nsize_places || r->symbolic || r->arm_sizes || r->g->dims.strict;
+  return r->nsize_places || r->symbolic || r->arm_sizes || r->g->dims.strict || r->g->dims.numbers_of_data;
 }
 
 bool rec_symbolic(const qn_vm *vm) {
@@ -522,7 +526,7 @@ static uint32_t node_around(qn_vm *vm, qn_value x, struct recording **of) {
 }
 
 bool sizes_are_numbers(const struct recording *r, const graph_type *t) {
-  for (int k = 0; k < t->rank && r->g->dims.strict; k++)
+  for (int k = 0; k < t->rank; k++)
     if (dim_is_number(&r->g->dims, t->shape[k])) return true;
   return false;
 }
@@ -559,7 +563,7 @@ static bool look_at(qn_vm *vm, qn_value v, int axes) {
   if (!node) return true;
   graph_type t = r->g->nodes[node].type;
   if (axes < t.rank) t.rank = (uint8_t)axes;
-  if (sizes_are_numbers(r, &t)) return rec_give_up(vm->rec, BREAK_branch);
+  if (sizes_are_numbers(r, &t)) return rec_unknown_size(vm);
   rec_pin_type(r, &t);
   return true;
 }
@@ -601,9 +605,7 @@ static uint32_t captured_node(struct recording *r, uint32_t outer) {
   return k < r->g->ninputs ? r->g->inputs[k] : arm_operand(r, outer);
 }
 
-/* A size of an arm, or of the recording around all arms, as a number of it, computed from those that it is made of. 0 with or without an
- * error raised. */
-static uint32_t number_of_size(struct recording *r, qn_dim d) {
+uint32_t sizes_number(struct recording *r, qn_dim d) {
   static const uint8_t ops[] = {
       [DIM_ADD] = OP_add, [DIM_SUB] = OP_sub,     [DIM_MUL] = OP_mul,    [DIM_FLOORDIV] = OP_floordiv,
       [DIM_MOD] = OP_mod, [DIM_MIN] = OP_minimum, [DIM_MAX] = OP_maximum};
@@ -612,20 +614,22 @@ static uint32_t number_of_size(struct recording *r, qn_dim d) {
   if (dim_is_const(&g->dims, d, &c)) return graph_weak_int(g, c);
   const dim_expr e = g->dims.exprs[~d];
   if (!r->arm && e.op == DIM_SYMBOL && e.source == DIM_FROM_SCALAR) return g->inputs[e.ref];
-  if (!r->arm) return r->capturing && !dim_is_late(&g->dims, d) ? size_input_of(r, d) : 0;
+  if (e.op == DIM_SYMBOL && e.source == DIM_FROM_NUMBER) return e.ref;
+  if (!r->arm && !dim_is_number(&g->dims, d))
+    return r->capturing && !dim_is_late(&g->dims, d) ? size_input_of(r, d) : 0;
   if (e.op == DIM_SYMBOL && e.source == DIM_FROM_INPUT) {
-    uint32_t outer = number_of_size(r->outer, r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis]);
+    uint32_t outer = sizes_number(r->outer, r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis]);
     return outer ? captured_node(r, outer) : 0;
   }
   if (e.op == DIM_SYMBOL) return e.source == DIM_FROM_SCALAR ? g->inputs[e.ref] : 0;
-  uint32_t a = number_of_size(r, e.a), b = a ? number_of_size(r, e.b) : 0;
+  uint32_t a = sizes_number(r, e.a), b = a ? sizes_number(r, e.b) : 0;
   return b ? graph_count(g, (op_id)ops[e.op], a, b) : 0;
 }
 
 qn_value rec_size_number_of(qn_vm *vm, int64_t d) {
   struct recording *r = vm->rec;
   if (r->arm) {
-    uint32_t node = number_of_size(r, d);
+    uint32_t node = sizes_number(r, d);
     if (node) return rec_value_of(r, node);
     if (error_pending(vm)) return value_error();
     return r->g->failed ? raise_memory(vm) : (rec_give_up(r, BREAK_branch), value_error());
@@ -633,8 +637,8 @@ qn_value rec_size_number_of(qn_vm *vm, int64_t d) {
   int64_t hint = dim_hint(&r->g->dims, d);
   if (r->symbolic) rec_pin(r, d); /* the number is a constant of its graph */
   if (!r->capturing) return value_int(hint);
-  uint32_t node = size_input_of(r, d);
-  return node ? value_traced(value_int(hint), r->base + node) : value_error();
+  uint32_t node = sizes_number(r, d);
+  return node ? rec_value_of(r, node) : value_error();
 }
 
 qn_value rec_length(qn_vm *vm, qn_value x) {
@@ -716,7 +720,7 @@ static struct number_range range_made(dim_op op, struct number_range a, struct n
   return r;
 }
 
-static bool dim_op_of(op_id op, dim_op *to) {
+bool sizes_op_of(op_id op, dim_op *to) {
   static const struct {
     uint8_t op, dim;
   } ops[] = {{OP_add, DIM_ADD}, {OP_sub, DIM_SUB},     {OP_mul, DIM_MUL},    {OP_floordiv, DIM_FLOORDIV},
@@ -748,7 +752,7 @@ static struct number_range range_at(struct recording *r, uint32_t node, int dept
   if (graph_const_value(r->g, node, &v)) return (struct number_range){v.u.i, v.u.i, v.u.i};
   if (n->kind == NODE_OP && n->op == OP_neg)
     return range_made(DIM_SUB, (struct number_range){0, 0, 0}, range_at(r, n->in[0], depth + 1, left));
-  if (n->kind == NODE_OP && n->nin == 2 && dim_op_of((op_id)n->op, &op))
+  if (n->kind == NODE_OP && n->nin == 2 && sizes_op_of((op_id)n->op, &op))
     return range_made(op, range_at(r, n->in[0], depth + 1, left), range_at(r, n->in[1], depth + 1, left));
   if (n->kind != NODE_INPUT) return any_number;
   uint32_t k = n->payload.input;
@@ -841,13 +845,14 @@ static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d
     *to = dim_make(&r->g->dims, (dim_op)e.op, a, b);
     return true;
   }
-  if (e.source == DIM_FROM_NODE) return rec_give_up(r, BREAK_branch);
+  if (e.source == DIM_FROM_NODE || (e.source == DIM_FROM_NUMBER && rec_derivatives(r)))
+    return rec_give_up(r, BREAK_branch);
   if (e.source == DIM_FROM_SCALAR && !outer->g->dims.strict && rec_derivatives(r)) {
     rec_pin(outer, d); /* gradients of regions know of sizes of arrays alone */
     *to = e.hint;
     return true;
   }
-  uint32_t node = captured_node(r, outer->g->inputs[e.ref]);
+  uint32_t node = captured_node(r, e.source == DIM_FROM_NUMBER ? e.ref : outer->g->inputs[e.ref]);
   if (!node) return false;
   *to = e.source == DIM_FROM_INPUT ? r->g->nodes[node].type.shape[e.axis]
                                    : symbol_of_input(r, r->g->nodes[node].payload.input);
@@ -967,8 +972,7 @@ static void ask_as_size(struct recording *r, uint32_t node, int depth) {
 
 void sizes_asked(struct recording *r, uint32_t node) { ask_as_size(r, node, 0); }
 
-/* Guards a number that is a size. Owned, or the error value. */
-static qn_value observe_size(qn_vm *vm, qn_value v) {
+qn_value sizes_guard(qn_vm *vm, qn_value v) {
   struct recording *of;
   uint32_t node = value_node(v) && vm->rec ? node_around(vm, v, &of) : 0;
   if (node) sizes_asked(of, node);
@@ -1024,7 +1028,7 @@ static qn_value number_around(struct recording *r, uint32_t k) {
       qn_value v = rec_value_of(r, node);
       if (value_is_error(v) || !r->capturing || rec_is_data(r, v)) return value_unset();
       r->vm->rec = r;
-      v = observe_size(r->vm, v);
+      v = sizes_guard(r->vm, v);
       r->vm->rec = active;
       return value_is_error(v) ? value_unset() : v;
     }
@@ -1063,7 +1067,7 @@ static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int dept
   }
   if (n->kind == NODE_OP && n->op == OP_neg)
     return size_of_turn(r, n->in[0], &a, depth + 1) && (*d = dim_make(&r->g->dims, DIM_SUB, 0, a), true);
-  if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
+  if (n->kind != NODE_OP || n->nin != 2 || !sizes_op_of((op_id)n->op, &op)) return false;
   uint32_t in[2] = {n->in[0], n->in[1]};
   if (!size_of_turn(r, in[0], &a, depth + 1) || !size_of_turn(r, in[1], &b, depth + 1)) return false;
   *d = dim_make(&r->g->dims, op, a, b);
@@ -1125,7 +1129,7 @@ static bool proof_number(struct recording *r, dim_proof *p, uint32_t node, int d
   if (graph_const_value(r->g, node, &v)) return *d = dim_const(&p->t, v.u.i), true;
   if (n->kind == NODE_OP && n->op == OP_neg)
     return proof_number(r, p, n->in[0], depth + 1, &a) && (*d = dim_make(&p->t, DIM_SUB, 0, a), true);
-  if (n->kind == NODE_OP && n->nin == 2 && dim_op_of((op_id)n->op, &op)) {
+  if (n->kind == NODE_OP && n->nin == 2 && sizes_op_of((op_id)n->op, &op)) {
     if (!proof_number(r, p, n->in[0], depth + 1, &a) || !proof_number(r, p, n->in[1], depth + 1, &b)) return false;
     return *d = dim_make(&p->t, op, a, b), true;
   }
@@ -1187,7 +1191,7 @@ static bool pin_ends(struct recording *r) {
       qn_value v = rec_value_of(x, node);
       if (!value_is(v, TAG_INT) || rec_is_data(x, v)) continue;
       r->vm->rec = x;
-      (void)observe_size(r->vm, v);
+      (void)sizes_guard(r->vm, v);
       r->vm->rec = active;
     }
   }
@@ -1226,6 +1230,7 @@ void rec_graph_seen(qn_vm *vm, qn_value graph) {
 
 bool sizes_hold(struct recording *r) {
   dim_table *t = &r->g->dims;
+  if (!r->arm) return data_sizes_hold(r);
   for (; r->sized < t->nfacts; r->sized++) {
     const dim_fact f = t->facts[r->sized];
     if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
@@ -1240,7 +1245,7 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
   int64_t c;
   qn_dim more = dim_make(t, DIM_SUB, b, a);
   if (dim_is_const(t, more, &c)) return c >= 0;
-  if (dim_is_number(t, more)) return holds_guarded(vm->rec, more);
+  if (dim_is_number(t, more) && vm->rec->arm) return holds_guarded(vm->rec, more);
   if (dim_hint(t, more) < 0) return false;
   dim_assume(t, a, DIM_LE, b);
   return true;
@@ -1249,7 +1254,7 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
 bool rec_size_certain(qn_vm *vm, int64_t a, int64_t b) {
   dim_table *t = rec_dims(vm);
   qn_dim more = dim_make(t, DIM_SUB, b, a);
-  return dim_is_number(t, more) ? holds_in_turns(vm->rec, more) : rec_size_ordered(vm, a, b);
+  return dim_is_number(t, more) && vm->rec->arm ? holds_in_turns(vm->rec, more) : rec_size_ordered(vm, a, b);
 }
 
 int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
@@ -1300,7 +1305,7 @@ static bool made_of_sizes(struct recording *r, uint32_t node, qn_dim *d, int dep
     *d = dim_make(t, DIM_SUB, 0, in[0]);
     return true;
   }
-  if (n->kind != NODE_OP || n->nin != 2 || !dim_op_of((op_id)n->op, &op)) return false;
+  if (n->kind != NODE_OP || n->nin != 2 || !sizes_op_of((op_id)n->op, &op)) return false;
   const uint32_t operands[2] = {n->in[0], n->in[1]}; /* nodes may be added */
   for (int k = 0; k < 2; k++)
     if (!made_of_sizes(r, operands[k], &in[k], depth + 1)) return false;
@@ -1347,7 +1352,10 @@ bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
     return true;
   }
   if (error_pending(vm)) return false;
-  v = observe_size(vm, v);
+  if (data_size_of(vm, v, size))
+    return (rec_size_ordered(vm, 0, *size) && rec_size_ordered(vm, *size, INT_SIZE_MOST)) || data_sizes_end(r);
+  if (error_pending(vm)) return false;
+  v = sizes_guard(vm, v);
   if (value_is_error(v)) return false;
   *size = v.u.i;
   return true;
@@ -1357,15 +1365,16 @@ bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound) {
   int64_t c;
   *symbolic = size_in_arm(vm, v, bound) && !dim_is_const(&vm->rec->g->dims, *bound, &c);
   if (!*symbolic && !error_pending(vm)) *symbolic = size_of_sizes(vm, v, bound);
+  if (!*symbolic && !error_pending(vm)) *symbolic = data_size_of(vm, v, bound);
   if (*symbolic || error_pending(vm)) return *symbolic;
-  v = observe_size(vm, v);
+  v = sizes_guard(vm, v);
   *bound = v.u.i;
   return !value_is_error(v);
 }
 
 bool rec_is_number(const qn_vm *vm, int64_t d) { return d < 0 && vm->rec && dim_is_number(&vm->rec->g->dims, d); }
 
-bool rec_unknown_size(qn_vm *vm) { return rec_give_up(vm->rec, BREAK_branch); }
+bool rec_unknown_size(qn_vm *vm) { return vm->rec->arm ? rec_give_up(vm->rec, BREAK_branch) : data_sizes_end(vm->rec); }
 
 int rec_sizes_equal(qn_vm *vm, int64_t a, int64_t b) {
   dim_table *t = rec_dims(vm);

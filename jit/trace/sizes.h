@@ -63,6 +63,13 @@ void sizes_of_graph(struct recording *r, qn_value v);
 /* The size that a node of a host int stands for, if it is made of sizes alone; then *d is set. */
 bool sizes_of_number(struct recording *r, uint32_t node, qn_dim *d);
 
+/* A size of an arm, or of the recording around all arms, as a number of it, computed from those that it is made of. 0 with or without an error raised. */
+uint32_t sizes_number(struct recording *r, qn_dim d);
+/* Guards a number that is a size. Owned, or the error value. */
+qn_value sizes_guard(qn_vm *vm, qn_value v);
+/* The operation of sizes that an op of host ints is. */
+bool sizes_op_of(op_id op, dim_op *to);
+
 /* A number of the recording outside of all arms is about to be guarded, because it is a size: notes the inputs that it is made of, which may be
  * symbolic in a later recording. */
 void sizes_asked(struct recording *r, uint32_t node);

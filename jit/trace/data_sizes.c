@@ -1,0 +1,105 @@
+/* Sizes that data decide (recording.h): `x[:int(argmax(x))]`, `zeros(int(sum(m)))`.
+ *
+ * In a call that is captured, outside of arms, a host int that is made of arrays is known, since what it is made of has been computed by then. Where it is a
+ * size it becomes a symbol of the graph (DIM_FROM_NUMBER): a plan finds its value when it comes to that number, and one graph serves all values. Rules of
+ * shapes treat such a size as they do one that is a number of a turn: two are equal where that follows from what they are made of, and what more is relied on
+ * is noted as a fact of order. What holds now is asked for in later calls: by a check in front of the operation that needs it (way_expect_number), where
+ * the call leaves the graph if it fails. An operation on such a size comes behind the checks before it (jit/kernel/fuse.c).
+ *
+ * What takes sizes of arrays as they are, or says more of two sizes than their order, cannot have such ones: then the call is recorded once more without
+ * them, and a number that is a size ends the capture.
+ */
+#include "jit/trace/anchors.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/forks.h"
+#include "jit/trace/rec.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/sizes.h"
+#include "jit/trace/vmap.h"
+#include "jit/trace/ways.h"
+
+enum { DEEPEST = 8 /* operations that a size is made of, one in another */ };
+
+/* May numbers that are data be sizes now? */
+static bool may_be_sizes(const struct recording *r) {
+  return r && !r->arm && r->capturing && r->of && !r->of->sizes_apart && !r->symbolic && !r->device && !r->trying &&
+         arms_possible(r) && !rec_derivatives(r) && !vmap_aside(r) && way_may_exit(r);
+}
+
+/* The size that a host int of r is, `depth` operations down. False: it is none, or an error is raised. */
+static bool size_of_node(struct recording *r, uint32_t node, int depth, qn_dim *d) {
+  const graph_node *n = &r->g->nodes[node];
+  dim_table *t = &r->g->dims;
+  qn_value v;
+  qn_dim a, b;
+  dim_op op;
+  if (!n->type.weak || n->type.dtype != WEAK_INT) return false;
+  if (graph_const_value(r->g, node, &v)) return *d = dim_const(t, v.u.i), true;
+  v = rec_value_of(r, node);
+  if (!value_is(v, TAG_INT)) return false;
+  if (!rec_is_data(r, v)) {
+    if (sizes_of_number(r, node, d)) return true;
+    v = sizes_guard(r->vm, v);
+    return !value_is_error(v) && (*d = dim_const(t, v.u.i), true);
+  }
+  n = &r->g->nodes[node];
+  if (n->kind == NODE_OP && depth < DEEPEST) {
+    const uint32_t in[2] = {n->in[0], n->nin > 1 ? n->in[1] : 0};
+    if (n->op == OP_neg) return size_of_node(r, in[0], depth + 1, &a) && (*d = dim_make(t, DIM_SUB, 0, a), true);
+    if (n->nin == 2 && sizes_op_of((op_id)n->op, &op))
+      return size_of_node(r, in[0], depth + 1, &a) && size_of_node(r, in[1], depth + 1, &b) &&
+             (*d = dim_make(t, op, a, b), true);
+  }
+  return (*d = dim_symbol(t, DIM_FROM_NUMBER, node, 0, v.u.i, NULL)) < 0;
+}
+
+bool data_size_of(qn_vm *vm, qn_value v, qn_dim *d) {
+  struct recording *r = rec_now(vm);
+  if (!may_be_sizes(r) || !value_is(v, TAG_INT) || !rec_is_data(r, v)) return false;
+  uint32_t node = rec_traced(r, v);
+  int64_t c;
+  return node && size_of_node(r, node, 0, d) && !dim_is_const(&r->g->dims, *d, &c) &&
+         dim_hint(&r->g->dims, *d) == v.u.i;
+}
+
+bool rec_is_data_size(const qn_vm *vm, int64_t size) { return rec_is_number(vm, size) && !rec_now(vm)->arm; }
+
+bool rec_bound_waits(const qn_vm *vm, qn_value v) {
+  return value_is(v, TAG_ARRAY) && !value_array(v)->rank && dtype_is_int((qn_dtype)value_array(v)->dtype) &&
+         value_array(v)->dtype != QN_u64 && array_pending(value_array(v)) && may_be_sizes(rec_now(vm));
+}
+
+bool data_sizes_end(struct recording *r) {
+  struct recording *base = rec_base(r);
+  bool told = base->taps.n || base->tap_run.plan.made; /* what has been written out is not written twice */
+  if (base->of) base->of->sizes_apart = true;
+  if (!error_pending(r->vm)) {
+    base->restart = !told && base->of && base->of->restarts < RESTARTS_MAX;
+    base->again |= !base->restart;
+  }
+  return rec_give_up(r, BREAK_host_read);
+}
+
+/* A size of r as one of its numbers. The error value, with or without an error raised. */
+static qn_value number_of(struct recording *r, qn_dim d) {
+  uint32_t node = sizes_number(r, d);
+  return node ? rec_value_of(r, node) : value_error();
+}
+
+/* From here on the call goes on only if a fact holds, as it does now. False, perhaps with an error raised. */
+static bool expect(struct recording *r, const dim_fact *f) {
+  static const op_id ops[] = {[DIM_EQ] = OP_eq, [DIM_NE] = OP_ne, [DIM_LT] = OP_lt, [DIM_LE] = OP_le};
+  qn_value a = number_of(r, f->a), b = value_is_error(a) ? a : number_of(r, f->b), c;
+  if (value_is_error(b) || value_is_error(c = op_binary(r->vm, ops[f->relation], a, b))) return false;
+  return value_is(c, TAG_BOOL) && c.u.i && way_expect_number(r, c);
+}
+
+bool data_sizes_hold(struct recording *r) {
+  dim_table *t = &r->g->dims;
+  while (r->sized < t->nfacts) {
+    const dim_fact f = t->facts[r->sized++];
+    if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
+    if (!expect(r, &f)) return data_sizes_end(r);
+  }
+  return true;
+}
