@@ -236,7 +236,8 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
   for (int k = 0; k < nin && ok; k++) {
     safe[k] = value_retain(in[k]);
     if (!may_fail(r, op, in, nin, k, &harmless)) continue;
-    qn_value three[3] = {mask, in[k], value_int(harmless)};
+    bool real = value_is(in[k], TAG_FLOAT); /* a number of another kind could not be selected */
+    qn_value three[3] = {mask, in[k], real ? value_float((double)harmless) : value_int(harmless)};
     qn_value v = numbers ? select_value(vm, mask, in[k], three[2]) : op_apply(vm, OP_where, three, 3, NULL);
     /* A number beside an array has the dtype of the array. */
     const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
