@@ -12,7 +12,7 @@ one process; `seed(0)` stands between them, at which callgrind writes its counte
   start           of a process that runs an empty program
   long calls      what a call costs for each of its layers, globals, branches: as much where there are many as where there are few
 
-And what 150 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
+And what the call that is recorded costs the calling thread, as a multiple of the same call with `--jit off`; and what 150 calls cost it while a compiler runs that does not end, as a multiple of the same calls with
 `--jit off`: recording, looking up and running plans on the block VM included.
 
 The bounds are limits that must hold, not goals. With a pattern, the costs of the turns that match it are printed, no more.
@@ -201,6 +201,8 @@ LENGTHS = {
     "global that is recorded": (RECORDED, lambda n: "".join(f"let g{i} = x\n" for i in range(n)) + "fn f(x) {\n" + "".join(f"  x = x + g{i}\n" for i in range(n)) +
                                 "  x\n}\nseed(0)\nf(x)"),
     "branch that is recorded": (RECORDED, "fn f(x, l) { for w in l { if w > 0 { x = x + 1 } }; x }\nlet l = list(map(0..COUNT, fn(i) i + 1))\nseed(0)\nf(x, l)"),
+    "step of an unrolled RNN, recorded and planned": (
+        RECORDED, "fn f(l, w) { let h = ones(4); for x in l { h = tanh(h * w + x) }; sum(h) }\nlet l = (1, ..list(map(1..COUNT, fn(i) 0.5 / i)))\nseed(0)\nf(l, x)"),
     "result that is recorded": (RECORDED, "fn f(x, n) { let l = (); for i in 0..n { l = append(l, x + i) }; l }\nseed(0)\nf(x, COUNT)"),
 }
 LENGTHS["element that a captured loop updates"] = (
@@ -242,6 +244,8 @@ for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
 JIT_SETUP = CALLS_SETUP.replace("fn f(", "fn inner(").replace("for _", "let f = jit(inner)\nfor _")
 COMPILED_BOUND, JIT_BOUND, TURN_BOUND = 1600, 1950, 2500
 WHILE_COMPILING, CALLS = 1.25, 150
+RECORDING = 3  # the call that is recorded, as a multiple of the same call with --jit off
+RECORDED_ROWS = ("rnn 64", "transformer 16", "mlp gradient")  # of tests/bench/recording.py
 
 
 def callgrind(command, out, *options, env=None):
@@ -385,7 +389,20 @@ def main():
             open(empty, "w", encoding="utf-8").close()
             callgrind([quern, empty], out)
             check("start of the process", totals(out), START_BOUND)
-    programs = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli", "run.py"))["WHILE_COMPILING"]
+    here = os.path.dirname(os.path.abspath(__file__))
+    rows = runpy.run_path(os.path.join(here, "bench", "recording.py"))["ROWS"]
+    for name in RECORDED_ROWS:
+        if options.pattern and not re.search(options.pattern, f"recording {name}"):
+            continue
+        with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
+            text, inputs = rows[name]
+            flags = ["--set", "jit.hot=2", "--set", "jit.short=0", "--set", "jit.cc=0"]
+            once, twice = (f"seed(1)\n{text}\n{inputs}\n" + "f(..inputs)\n" * calls for calls in (1, 2))
+            on, off = (main_thread(quern, [*flags, "--jit", mode], twice, folder) - main_thread(quern, [*flags, "--jit", mode], once, folder) for mode in ("on", "off"))
+        print(f"recording {name}: {on / off:.2f} times the call with --jit off, at most {RECORDING}")
+        if on > RECORDING * off:
+            failed.append(f"recording {name}")
+    programs = runpy.run_path(os.path.join(here, "cli", "run.py"))["WHILE_COMPILING"]
     for name, program in {} if options.pattern else programs.items():
         with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
             text = "seed(1)\n" + program
