@@ -12,6 +12,10 @@
  * process with an OpenMP pool and gigabytes of arrays is slow and hangs in its next parallel region. A shell stands in between (`watched`): it
  * ends the compiler and removes the folder when this process is gone, however that ended.
  *
+ * Kernels of more than jit.cc_longest instructions have no code: loops with hundreds of branches and loops inside. With gcc 12, -O2, kernels of
+ * 690, 2,700, 3,500 and 8,500 instructions (1,700 to 19,000 lines) took 0.7, 4, 14 and 52 s, all other kernels of the plan waiting with them. Tried
+ * for these: -O1 takes 20 to 30 % less, and -Og and -O0, which are quick, make code that is slower than the block VM.
+ *
  * Loaded objects stay until the engine closes: plans of several VMs share them.
  */
 #define _GNU_SOURCE
@@ -474,12 +478,14 @@ void cpu_compile(qn_engine *engine, plan *p, const compile_options *o) {
     report->how = COMPILED_BEFORE;
     return;
   }
+  const int64_t longest = o->tune[TUNE_jit_cc_longest];
   code_unit u;
   text_buf text = {0};
   bool ok = code_unit_open(&u, p->nkernels);
   for (uint32_t i = 0; i < p->nkernels && ok; i++)
-    if (!atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed))
+    if (!atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed) && p->kernels[i].program->n <= longest)
       ok = code_unit_add(&u, p->kernels[i].program, p->kernels[i].hash);
+  ok &= u.n > 0;
   if (ok) emit_c(u.programs, u.names, u.n, o->abandon, &text);
   if (ok && !text.failed && !given_up(o)) {
     code_for(t, &u, &text, o, report);

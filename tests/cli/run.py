@@ -519,6 +519,16 @@ def case_no_compiler(p):
     need(len(said) == 1, "said once", result)
 
 
+def case_long_kernels(p):
+    """Kernels that are too long for the compiler run on the block VM: nothing is compiled, and nobody is told."""
+    want = p.script(COMPUTE, "--jit", "off")
+    for longest, cached in (("1", False), ("3000", True)):
+        result = p.script(COMPUTE, *SYNC, "--set", f"jit.cc_longest={longest}")
+        need(result.status == 0 and result.out == want.out and result.err == want.err, f"of {longest} instructions", result)
+        files = [f for _, _, names in os.walk(p.path("cache")) for f in names if f.endswith(".so")]
+        need(bool(files) == cached, f"of {longest} instructions: {files} in the cache")
+
+
 def case_unusable_cache(p):
     want = p.script(COMPUTE, "--jit", "off")
     p.write("file", "not a folder")
