@@ -306,6 +306,11 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
       if (mask && !mask_fits(x, w.axis, by))
         return fits_count(vm, x, items, n) && (!deferred || check_numbers(vm, array, p)) &&
                fail_mask(vm, x, w.axis, by);
+      if (deferred && !by && w.sizes[w.axis] >= 0 && rec_index_known(vm, item->array)) {
+        int64_t known = item->array.u.i; /* a node that ran would name an axis of what has been permuted for it */
+        if ((uint64_t)(known < 0 ? known + x->shape[w.axis] : known) >= (uint64_t)x->shape[w.axis])
+          return fits_count(vm, x, items, n) && check_numbers(vm, array, p) && fail_element(vm, x, w.axis, known);
+      }
       if (mask || !by || by->rank || deferred) {
         int k = p->pick.n++;
         if (k == 0) p->pick.lead = w.rank;

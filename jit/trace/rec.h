@@ -317,6 +317,8 @@ static inline bool rec_look(qn_vm *vm, qn_value v) { return !rec_waits(vm, v) ||
 static inline bool rec_number(const qn_vm *vm, qn_value v) { return value_node(v) && vm->rec; }
 /* Must an index that is such a number stay one? Not where a capture has ended that gave numbers of its call nodes: there it is as good as plain. */
 bool rec_index_stays(const qn_vm *vm, qn_value v);
+/* Is the value of an index, in a recording, known for all that may come of it? So it is within gradients once a capture has ended. */
+bool rec_index_known(const qn_vm *vm, qn_value v);
 /* Makes a host number of a weak dtype from an array of rank 0 (borrowed) of the recording in progress. The array is only read if the number
  * is observed. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_host_number(qn_vm *vm, qn_value x, qn_dtype dtype);

@@ -295,6 +295,11 @@ bool rec_index_stays(const qn_vm *vm, qn_value v) {
   return rec_number(vm, v) && (r->arm || r->capturing || r->grads || rec_is_data(r, v) || rec_is_lane(vm, v));
 }
 
+bool rec_index_known(const qn_vm *vm, qn_value v) {
+  const struct recording *r = vm->rec;
+  return value_is(v, TAG_INT) && !(r->arm || r->capturing || rec_is_data(r, v) || rec_is_lane(vm, v));
+}
+
 bool rec_numbers_wait(const struct recording *r) {
   return arms_possible(r) || (!r->arm && r->capturing && !r->lanes && !r->tries && !r->vmap_held.on);
 }
