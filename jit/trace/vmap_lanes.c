@@ -801,6 +801,15 @@ static bool lanes_hand_on(const struct recording *arm, const graph_batch *batch)
   return hands_on_shared(arm->g, shared);
 }
 
+/* Inside a gradient, must a graph be called as eager lanes call it, whose nodes join those that the forward pass has made? (In an arm such as 1 - t * t
+ * would be made anew, behind others, and the gradient would add up in another order. Regions have no other way.) */
+static bool joins_forward(qn_value fn, const struct recording *arm) {
+  if (value_fn(fn)->head.flags != FN_GRAPH || !rec_derivatives(arm)) return false;
+  for (uint32_t i = 1; i < arm->g->n; i++)
+    if (graph_kind_has_regions(arm->g->nodes[i].kind)) return false;
+  return true;
+}
+
 /* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
  * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
  * which is open. (Not where lanes hand on floats that they share, inside a gradient; nor where a device's library
@@ -825,7 +834,8 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   r->aside = NULL;
   bool ok = !value_is_error(value) && vm->rec == arm && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict &&
             vm->draw == draw && !draws(arm->g) && !products_in_regions(arm->g, base->device) &&
-            tree_each_part(vm, value, rec_no_text_waits, arm) && !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
+            tree_each_part(vm, value, rec_no_text_waits, arm) && !joins_forward(fn, arm) &&
+            !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
   vm_pop_to(vm, mark);
   vm->draw = draw;
   rec_arm_end(arm);
