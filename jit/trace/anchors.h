@@ -82,6 +82,7 @@ typedef struct anchor_specializations {
   uint32_t streak, rests;
   struct miss {
     span at;
+    uint64_t asked; /* as specialization.asked */
     char text[240];
   } * recompiles; /* why calls were recorded again: what differed, and where */
   uint32_t nrecompiles, recompiles_cap;

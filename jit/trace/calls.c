@@ -725,7 +725,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   }
 }
 
-/* Notes, for the log and for explain, that a call is going to be recorded although earlier ones were, and `why`. */
+/* Notes, for the log and for explain, that a call is going to be recorded although earlier ones that asked for the same were, and `why`. */
 static void note_recording(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
   jit_anchor *a = site->anchor;
   int line;
@@ -735,6 +735,7 @@ static void note_recording(qn_vm *vm, const rec_call_site *site, anchor_speciali
                sizeof *list->recompiles)) {
     struct miss *m = &list->recompiles[list->nrecompiles++];
     m->at = at;
+    m->asked = jit_asked(site->fn);
     snprintf(m->text, sizeof m->text, "%s", why);
   } else {
     error_clear(vm);
@@ -743,11 +744,11 @@ static void note_recording(qn_vm *vm, const rec_call_site *site, anchor_speciali
     vm_logf(vm, LOG_recompiles, "%s is recorded again: %s (%s:%d)", a->name ? a->name : "fn", why, name, line);
 }
 
-/* As note_recording, where no specialization fits. False if the function has had too many of these: from now on it stays eager for calls that
+/* As note_recording, where no specialization fits. `why` may be NULL: there is nothing to note. False if the function has had too many of these: from now on it stays eager for calls that
  * nothing serves. */
 static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
   const jit_anchor *a = site->anchor;
-  note_recording(vm, site, list, why);
+  if (why) note_recording(vm, site, list, why);
   if (list->count < (uint64_t)vm->tune[TUNE_jit_entries] && ++list->misses <= (uint64_t)vm->tune[TUNE_jit_misses])
     return true;
   list->full = true;
@@ -947,6 +948,7 @@ static size_wish *wish_for(qn_vm *vm, const rec_call_site *site, const anchor_sp
   if (!may_vary(vm, site)) return NULL;
   for (specialization *e = list->first; e; e = e->next) {
     if (e->exact) continue; /* of its sizes more are plain than need be */
+    if (e->asked != jit_asked(site->fn)) continue;
     size_wish *w = size_wish_of(vm, &e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs,
                                 ints_apart(vm, site, e, c) ? c->scalars : NULL, why);
     if (!w) continue;
@@ -1106,12 +1108,15 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
   if (site->stacked && may_stack(vm, site)) stack_more(vm, site, list, &why);
   if (!list->first) return true;
+  specialization *like = list->first; /* of calls of the same jit(f, ...) */
+  while (like && like->asked != jit_asked(site->fn)) like = like->next;
+  if (!like) return note_miss(vm, site, list, NULL);
   bool asked = vm->asked.sync_once || value_is(vm->asked.watched_fn, TAG_FN); /* for the code of this very call */
   if (!asked && list->count < (uint64_t)vm->tune[TUNE_jit_entries] && list->count >= entries_for(vm, site, list))
     return false;
   if (!why.len) *wish = wish_for(vm, site, list, c, &why);
-  if (!why.len && !*wish && call_inputs_room(vm, c, list->first->pattern.ninputs))
-    specialization_fits(vm, list->first, site, c, &why);
+  if (!why.len && !*wish && call_inputs_room(vm, c, like->pattern.ninputs))
+    specialization_fits(vm, like, site, c, &why);
   if (!*wish && !asked) *wish = wish_like(vm, site, list);
   if (!why.len) text_adds(&why, "a graph of this very call was asked for");
   text_add(&why, "", 1);

@@ -244,7 +244,7 @@ static qn_value pattern_item(qn_vm *vm, const void *ctx, uint32_t i) {
 }
 
 static qn_value recompile_item(qn_vm *vm, const void *ctx, uint32_t i) {
-  const struct miss *m = &((const anchor_specializations *)ctx)->recompiles[i];
+  const struct miss *m = miss_of(ctx, i);
   return reason_record(vm, m->text, m->at);
 }
 
@@ -317,7 +317,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
       {"steps", step_records(vm, &s)}, {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
       {"effects", list_of_items(vm, p ? e->taps.n : 0, tap_item, p ? &e->taps : NULL)}, {"exits", exit_records(vm, e)},
       {"patterns", list_of_items(vm, e ? e->rewritten.n : 0, pattern_item, e ? &e->rewritten : NULL)},
-      {"recompiles", list_of_items(vm, list->nrecompiles, recompile_item, list)}, {"guards", guard_list(vm, e)},
+      {"recompiles", list_of_items(vm, misses_of(&s), recompile_item, &s)}, {"guards", guard_list(vm, e)},
       {"limits", limit_list(vm, list)}, {"compiled", value_int(compiled)},
       {"calls", value_int(e ? (int64_t)e->hits : 0)}, {"replays", value_int(e ? (int64_t)e->replays : 0)},
       {"reentries", value_int(e ? (int64_t)e->reentries : 0)},

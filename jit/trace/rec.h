@@ -824,6 +824,8 @@ QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, qn_value *args, in
 
 /* The function that takes the arguments of a call of `fn`: what is inside all transforms that pass their arguments on; or `fn` itself. */
 const qn_fn *transform_within(qn_value fn);
+/* What the transforms of a function value ask for by options of jit, as one number. */
+uint64_t jit_asked(qn_value fn);
 /* What argument i of a call with `nargs` (0: they do not say what was given by keywords) is called in the code of the function, through transforms and graphs; borrowed, NULL: it has no name.
  * And the same for messages: "argument x", or "argument 2". */
 qn_str *argument_name(qn_vm *vm, qn_value fn, int i, int nargs);

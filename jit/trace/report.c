@@ -22,6 +22,21 @@ static bool plans_made(qn_vm *vm) {
   return true;
 }
 
+uint32_t misses_of(const served *s) {
+  const anchor_specializations *list = s->anchor->entries;
+  uint64_t asked = jit_asked(s->fn);
+  uint32_t n = 0;
+  for (uint32_t k = 0; k < list->nrecompiles; k++) n += list->recompiles[k].asked == asked;
+  return n;
+}
+
+const struct miss *miss_of(const served *s, uint32_t i) {
+  const struct miss *m = ((const anchor_specializations *)s->anchor->entries)->recompiles;
+  uint64_t asked = jit_asked(s->fn);
+  while (m->asked != asked || i--) m++;
+  return m;
+}
+
 static void add_place(qn_vm *vm, text_buf *t, span at) {
   int line;
   const char *file = place_line(vm, at, &line);

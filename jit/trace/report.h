@@ -17,6 +17,9 @@ typedef struct served {
 /* Makes a call on behalf of `what` ("explain"), waits for its plan, and tells in *s what serves it. False with an error raised: that of the
  * call, or memory is short. */
 QN_MUST_CHECK bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int nargs, served *s);
+/* Why calls were recorded again: the reasons for those that asked jit for the same as the call that is served. How many, and number i. */
+uint32_t misses_of(const served *s);
+const struct miss *miss_of(const served *s, uint32_t i);
 /* Waits until the plan of the specialization *served is made, but not until its kernels are compiled. *served may be NULL, or become NULL
  * meanwhile if it is freed. False with an error raised if it was interrupted. */
 QN_MUST_CHECK bool plan_wait(qn_vm *vm, void *const *served);

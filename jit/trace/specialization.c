@@ -436,6 +436,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   e->pattern = r->pattern;
   memset(&r->pattern, 0, sizeof r->pattern);
   e->epoch = jit_of(vm)->epoch;
+  e->asked = jit_asked(fn);
   for (int i = 0; i < RANDOM_INPUTS; i++)
     if (r->random[i]) e->random[i] = r->g->nodes[r->random[i]].payload.input + 1;
   e->device = r->device;

@@ -84,6 +84,7 @@ struct specialization {
   uint8_t device; /* the code of the device where its plan runs */
   uint8_t mode;   /* rec_mode of the recorded call */
   uint64_t hash;  /* pattern_hash of the recorded call; 0: calls with any hash may fit */
+  uint64_t asked; /* jit_asked of the function that was called */
   pattern pattern;
   uint64_t epoch; /* vm_jit.epoch when the globals that are guarded by value were last found unchanged */
   scalar_guard *guards;

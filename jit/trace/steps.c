@@ -447,10 +447,10 @@ qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled) {
   }
   add_lines(&t, "patterns", &more, EXIT_LINES);
   more.len = 0;
-  uint32_t n = list->nrecompiles, first = n > MISS_LINES ? n - MISS_LINES : 0;
+  uint32_t n = misses_of(s), first = n > MISS_LINES ? n - MISS_LINES : 0;
   for (uint32_t i = first; i < n; i++) {
-    text_addf(&more, "%s (", list->recompiles[i].text);
-    report_place(vm, &more, file, list->recompiles[i].at);
+    text_addf(&more, "%s (", miss_of(s, i)->text);
+    report_place(vm, &more, file, miss_of(s, i)->at);
     text_adds(&more, ")\n");
   }
   char title[64];

@@ -75,6 +75,15 @@ const qn_fn *transform_within(qn_value fn) {
   return f;
 }
 
+uint64_t jit_asked(qn_value fn) {
+  uint64_t asked = 0;
+  while (value_is(fn, TAG_FN) && value_fn(fn)->head.flags == FN_TRANSFORM) {
+    asked = asked * 31 + value_fn(fn)->head.aux;
+    fn = value_fn(fn)->captures[0];
+  }
+  return asked;
+}
+
 /* Calls of a transform have what is given by keywords in an argument of its own, the last one. */
 qn_str *argument_name(qn_vm *vm, qn_value fn, int i, int nargs) {
   if (i < 0 || !value_is(fn, TAG_FN)) return NULL;
