@@ -198,9 +198,13 @@ bool index_values_push(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, 
 bool index_position(qn_vm *vm, int64_t i, int64_t n, const char *what, int64_t *out) {
   *out = i < 0 ? i + n : i;
   if (*out >= 0 && *out < n) return true;
-  bool next = i == n && strcmp(what, "list") == 0;
-  raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld%s", (long long)i, what,
-              (long long)n, next ? ", whose items count from 0; xs = append(xs, v) adds one" : "");
+  if (strcmp(what, "list") != 0)
+    raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld", (long long)i, what,
+                (long long)n);
+  else if (i == n)
+    raise_error(vm, E_index, SPAN_NONE, WORDS_LIST_NEXT, (long long)i, (long long)n);
+  else
+    raise_error(vm, E_index, SPAN_NONE, WORDS_LIST, (long long)i, (long long)n);
   return false;
 }
 

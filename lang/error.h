@@ -69,6 +69,9 @@ typedef struct qn_error_object {
 #define WORDS_FLOORDIV_ZERO "%lld // 0"
 #define WORDS_MOD_ZERO "%lld %% 0"
 #define WORDS_BOUNDS "index %lld is out of bounds for axis %d of size %lld"
+#define WORDS_LIST "index %lld is out of bounds for a list of %lld"
+#define WORDS_LIST_NEXT                                                                                                \
+  WORDS_LIST ", whose items count from 0; xs = append(xs, v) adds one" /* of the first index that is too large */
 #define WORDS_NO_INT "int: %s has no value as a 64-bit integer"
 #define WORDS_NOT_INT "%s is not representable as int"
 

@@ -578,8 +578,7 @@ QN_MUST_CHECK qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value numbe
 /* list[i], for any value i; borrows both. Owned; the error value; or unset: the item is that of the ordinary list, which takes the place of *list
  * (owned). */
 QN_MUST_CHECK qn_value rec_stacked_get(qn_vm *vm, qn_value *list, qn_value i);
-/* Is a number made of data, in a captured call that may choose by it? Not where errors have handlers, who would see words about an array in place of those
- * about a list; nor where lanes differ; nor in gradients, which give zeros, or zeros of another sign, to what is not chosen, where it would have none. */
+/* Is a number made of data, in a captured call that may choose by it? Not in a try that is not captured itself; nor where lanes differ; nor in gradients, which give zeros, or zeros of another sign, to what is not chosen, where it would have none. */
 bool rec_chosen_by_data(const qn_vm *vm, qn_value i);
 /* list[i] of an ordinary list whose items are alike, for an i that is made of data: the items are stacked. Borrows both. Owned; the error value; or unset:
  * i must be known. */
@@ -752,6 +751,7 @@ QN_MUST_CHECK rec_answer rec_assert(qn_vm *vm, qn_value condition, rec_arm raise
 /* Operations in the body of such a try fail on data like assertions: the interpreter offers them before it makes them. x[items] of an array; a op b of
  * host numbers; int(x) of a float. Nothing happens outside of such a try. False with an error raised. */
 QN_MUST_CHECK bool rec_try_index_asked(qn_vm *vm, qn_value x, const struct index_item *items, int n);
+QN_MUST_CHECK bool rec_try_item_asked(qn_vm *vm, int64_t len, qn_value i); /* item i of a list of this length */
 QN_MUST_CHECK bool rec_try_divide_asked(qn_vm *vm, op_id op, qn_value a, qn_value b);
 QN_MUST_CHECK bool rec_try_int_asked(qn_vm *vm, qn_value x);
 static inline bool rec_try_index(qn_vm *vm, qn_value x, const struct index_item *items, int n) {

@@ -650,6 +650,15 @@ static bool try_item(qn_vm *vm, qn_value i, int axis, int64_t size) {
                        both(vm, op_binary(vm, OP_ge, i, value_int(-size)), op_binary(vm, OP_lt, i, value_int(size))));
 }
 
+bool rec_try_item_asked(qn_vm *vm, int64_t len, qn_value i) {
+  if (!may_refuse(vm, i)) return true;
+  const qn_value n = value_int(len);
+  refused next = {.vm = vm, .id = E_index, .words = WORDS_LIST_NEXT, .numbers = {i, n}}, other = next;
+  other.words = WORDS_LIST;
+  return refuse_unless(&next, op_binary(vm, OP_ne, i, n)) &&
+         refuse_unless(&other, both(vm, op_binary(vm, OP_ge, i, value_int(-len)), op_binary(vm, OP_lt, i, n)));
+}
+
 bool rec_try_index_asked(qn_vm *vm, qn_value x, const index_item *items, int n) {
   const qn_array *a = value_array(x);
   bool any = false;
