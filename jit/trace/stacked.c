@@ -391,7 +391,7 @@ bool rec_chosen_by_data(const qn_vm *vm, qn_value i) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   bool number = value_is(i, TAG_INT) && value_node(i);
   bool array = value_is(i, TAG_ARRAY) && dtype_is_int((qn_dtype)value_array(i)->dtype) && !value_array(i)->rank;
-  if ((!number && !array) || !base->capturing || base->tries || (base->trying && (!r->arm || array)) || base->lanes ||
+  if ((!number && !array) || !base->capturing || base->tries || (base->trying && !r->arm) || base->lanes ||
       base->vmap_held.on)
     return false;
   if (r->arm ? r->lenient : r->hollow) return false;
@@ -425,7 +425,8 @@ qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i) {
     return value_unset();
   qn_dtype dtype = dtype_of_items(vm, l);
   if (dtype == QN_DTYPE_COUNT) return value_unset();
-  if (!rec_try_item_asked(vm, l->len, i)) return value_error();
+  if (value_is(i, TAG_ARRAY) && rec_base(vm->rec)->trying) i = op_number(vm, i, WEAK_INT); /* its error is of a number */
+  if (value_is_error(i) || !rec_try_item_asked(vm, l->len, i)) return value_error();
   qn_value all = op_stack(vm, l->items, (int)l->len, 0, dtype);
   if (value_is_error(all)) return all;
   index_item item = {.kind = INDEX_ARRAY, .array = i};
