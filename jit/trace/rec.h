@@ -751,7 +751,8 @@ QN_MUST_CHECK rec_answer rec_assert(qn_vm *vm, qn_value condition, rec_arm raise
 /* Operations in the body of such a try fail on data like assertions: the interpreter offers them before it makes them. x[items] of an array; a op b of
  * host numbers; int(x) of a float. Nothing happens outside of such a try. False with an error raised. */
 QN_MUST_CHECK bool rec_try_index_asked(qn_vm *vm, qn_value x, const struct index_item *items, int n);
-QN_MUST_CHECK bool rec_try_item_asked(qn_vm *vm, int64_t len, qn_value i); /* item i of a list of this length */
+/* Item *i of a list of this length; an array becomes the number that it is. */
+QN_MUST_CHECK bool rec_try_item_asked(qn_vm *vm, int64_t len, qn_value *i);
 QN_MUST_CHECK bool rec_try_divide_asked(qn_vm *vm, op_id op, qn_value a, qn_value b);
 QN_MUST_CHECK bool rec_try_int_asked(qn_vm *vm, qn_value x);
 static inline bool rec_try_index(qn_vm *vm, qn_value x, const struct index_item *items, int n) {

@@ -425,8 +425,7 @@ qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i) {
     return value_unset();
   qn_dtype dtype = dtype_of_items(vm, l);
   if (dtype == QN_DTYPE_COUNT) return value_unset();
-  if (value_is(i, TAG_ARRAY) && rec_base(vm->rec)->trying) i = op_number(vm, i, WEAK_INT); /* its error is of a number */
-  if (value_is_error(i) || !rec_try_item_asked(vm, l->len, i)) return value_error();
+  if (!rec_try_item_asked(vm, l->len, &i)) return value_error();
   qn_value all = op_stack(vm, l->items, (int)l->len, 0, dtype);
   if (value_is_error(all)) return all;
   index_item item = {.kind = INDEX_ARRAY, .array = i};

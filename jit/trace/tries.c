@@ -650,7 +650,10 @@ static bool try_item(qn_vm *vm, qn_value i, int axis, int64_t size) {
                        both(vm, op_binary(vm, OP_ge, i, value_int(-size)), op_binary(vm, OP_lt, i, value_int(size))));
 }
 
-bool rec_try_item_asked(qn_vm *vm, int64_t len, qn_value i) {
+bool rec_try_item_asked(qn_vm *vm, int64_t len, qn_value *item) {
+  if (value_is(*item, TAG_ARRAY) && rec_base(vm->rec)->trying) *item = op_number(vm, *item, WEAK_INT);
+  if (value_is_error(*item)) return false;
+  const qn_value i = *item;
   if (!may_refuse(vm, i)) return true;
   const qn_value n = value_int(len);
   refused next = {.vm = vm, .id = E_index, .words = WORDS_LIST_NEXT, .numbers = {i, n}}, other = next;
