@@ -84,7 +84,7 @@ static qn_value any_inner(qn_vm *vm, const struct vmap_level *l, qn_value mask) 
 static qn_value any_at_all(qn_vm *vm, qn_value mask) {
   qn_value any = value_retain(mask);
   for (const struct vmap_level *l = vm->rec->lanes; l && !value_is_error(any); l = l->outer)
-    any = any_inner(vm, l, any);
+    any = vmap_advance(vm->rec) ? any_inner(vm, l, any) : value_fail(vm, any);
   return any;
 }
 
@@ -696,10 +696,13 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
   }
   rec_exit how = REC_VALUE;
   const uint32_t around = r->arm_from;
+  const qn_value entry = value_retain(r->active);
   r->arms++;
   r->arm_from = r->g->n;
   qn_value v = arm.run(arm.ctx, &how);
   r->arms--;
+  const bool parted = !same_mask(r->active, entry); /* some have left it before no lane came any further */
+  value_release(vm, entry);
   int caught = how == REC_ERROR && !is_none(r->active) ? catch_lanes(vm) : 0;
   bool counts = how == REC_ERROR && (caught ? caught < 0 : error_counts(vm));
   r->arm_from = around;
@@ -707,7 +710,7 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
   if (how == REC_ERROR) {
     v = value_nil();
     set_value(vm, &r->active, value_unset());
-    end->run = caught > 0;
+    end->run = caught > 0 || parted;
   } else {
     end->run = true;
     if (how != REC_VALUE) {
