@@ -751,10 +751,12 @@ static qn_value run_step(void *ctx, rec_exit *how) {
   return answer == REC_DONE ? result : value_error();
 }
 
+/* What such a step gives where no lane is. */
+static qn_value no_step(const builtin_def *def) { return def->work == WORK_READING ? value_float(1) : value_nil(); }
+
 static qn_value run_no_step(void *ctx, rec_exit *how) {
-  const lanes_step *s = ctx;
   (void)how;
-  return s->def->work == WORK_READING ? value_float(1) : value_nil();
+  return no_step(((const lanes_step *)ctx)->def);
 }
 
 /* As rec_builtin_call, for a tap or a reading where only some lanes may be at work. */
@@ -983,6 +985,11 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
     rec_answer answer = make_lanes_step(vm->rec, def, args, sig->nparams, at, result);
     if (answer != REC_NOT_YET) return answer;
     reads = false;
+  }
+  if (vm->rec &&
+      (tap || def->work == WORK_READING)) { /* where no lane is, it is passed over, and what follows concerns none */
+    int any = vmap_any(vm->rec);
+    if (any <= 0) return *result = no_step(def), any < 0 ? REC_FAILED : REC_DONE;
   }
   if (of_lanes && !vmap_effect(vm->rec, def, args, sig->nparams)) return REC_FAILED;
   if (of_lanes || (tap && taps_possible(vm->rec))) {

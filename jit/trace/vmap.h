@@ -76,6 +76,8 @@ QN_MUST_CHECK int vmap_guard(struct recording *r, op_id op, const qn_value *in, 
 /* To be called before a builtin with an effect: arguments that differ between lanes are replaced by arrays of all lanes. False with an
  * error raised; if no lane is at work, the program never sees that error. */
 QN_MUST_CHECK bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);
+/* Is any lane at work? Reads data, which ends the capture. 1, 0, or -1 with an error raised. */
+QN_MUST_CHECK int vmap_any(struct recording *r);
 /* A branch that only some lanes come to, and which concerns all of them together, becomes one of the graph: its first arm is taken if any lane is at
  * work. The arguments are replaced as by vmap_effect. As branch_capture. */
 QN_MUST_CHECK rec_answer vmap_where_any(struct recording *r, rec_branch *of, qn_value *args, int nargs,

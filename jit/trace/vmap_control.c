@@ -424,6 +424,10 @@ rec_answer vmap_where_any(struct recording *r, rec_branch *of, qn_value *args, i
   return answer;
 }
 
+int vmap_any(struct recording *r) {
+  return !r->lanes || !value_is(r->active, TAG_ARRAY) ? 1 : any_lane(r->vm, r->active);
+}
+
 bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs) {
   qn_vm *vm = r->vm;
   if (!r->lanes || (def->effect == BUILTIN_RAISES && catching(r))) return true;
