@@ -113,14 +113,32 @@ static inline qn_value run_body(qn_vm *vm, fn_code *code, qn_value *fp) {
   return r;
 }
 
+/* For vm_own. */
+static void calls_made(qn_vm *vm, void *what) {
+  (void)vm;
+  ((recursion *)what)->failed = false;
+}
+
 /* Runs a function that calls itself as one that makes these calls in loops. */
-static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, const qn_value *fp) {
+static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, qn_value *fp) {
   fn_code *code = loop->code;
   if (!vm_enter(vm, (size_t)code->nslots + 2)) return value_error();
   qn_value *base = vm->sp;
   for (uint32_t i = 0; i <= code->nparams; i++) *vm->sp++ = value_retain(fp[(int64_t)i - 1]);
   while (vm->sp < base + 1 + code->nslots) *vm->sp++ = value_nil();
   qn_value r = run_body(vm, code, base + 1);
+  if (rec_derives(vm)) {
+    r = vm_pop_with(vm, base, r);
+    if (!value_is_error(r) || !error_catchable(vm)) return r;
+    rec_recursion_again(vm); /* the calls fail as well, and say where */
+    vm_owned held;
+    vm_own(vm, &held, calls_made, loop);
+    loop->failed = true;
+    r = run_body(vm, value_fn(fp[-1])->code, fp);
+    vm_disown(vm, &held);
+    loop->failed = false;
+    return r;
+  }
   if (value_is_error(r)) rec_recursion_failed(vm);
   if (!rec_recursion(vm)) loop->off = true;
   return vm_pop_with(vm, base, r);
@@ -129,15 +147,15 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, c
 /* Can recursion be run so now, with these arguments? 1, 0, or -1 with an error raised. */
 static __attribute__((noinline)) int takes_loop(qn_vm *vm, const recursion *loop, const qn_value *fp) {
   const fn_code *code = loop->code;
-  bool traced = false, plain = false;
-  if (loop->off || !rec_recursion(vm)) return 0;
+  bool traced = false, plain = false, derives = rec_derives(vm);
+  if (derives ? !loop->pure || loop->failed : loop->off || !rec_recursion(vm)) return 0;
   for (uint32_t i = 0; i < code->nparams; i++) {
     bool number = value_is(fp[i], TAG_INT);
     traced |= number && value_node(fp[i]);
     plain |= number && !value_node(fp[i]);
     if (loop->returns && (loop->varies >> i & 1) && !number && (loop->computed || !loop->shrinks)) return 0;
   }
-  if (plain && !traced) return 0; /* how deep it goes is known, likely */
+  if (plain && !traced && !derives) return 0; /* how deep it goes is known, likely */
   if (!loop->self) return 1;
   rec_cell *cell =
       (rec_cell *)(uintptr_t)&loop->self->rec; /* what it holds is guarded, as by the call in the program */
@@ -266,7 +284,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
       failing of = {vm, code, fp, at};
       frame.failed = call_failed;
       frame.ctx = &of;
-      r = rec_call_leave(vm, &frame, run_body(vm, code, fp));
+      r = rec_call_leave(vm, &frame, rec_derives(vm) ? run_recording(vm, code, fp) : run_body(vm, code, fp));
     } else {
       r = run_recording(vm, code, fp);
     }

@@ -1014,21 +1014,25 @@ qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
 
 /* ---- recursion as a loop ------------------------------------------------------------------------------------------------------ */
 
+static const char nests_too_deep[] = "calls nest too deep; does the recursion end?";
+
 /* In compiled code calls nest CAPTURED deep at most: a call that goes on is made again by the interpreter, whose stack tells whether that is too
  * deep. A loop that is not captured is the recursion of a call that is recorded, and has no stack that would end. */
 qn_value eval_depth(qn_vm *vm, node *h, qn_value *fp) {
-  enum { CAPTURED = 1000, MOST = 100000 };
+  enum { CAPTURED = 1000, MOST = 10000 };
   qn_value depth = eval(vm, ((n_one *)h)->a, fp);
   if (!value_node(depth)) {
     if (!value_is(depth, TAG_INT) || depth.u.i < MOST) return value_nil();
-    return raise_error(vm, E_recursion, h->at, "calls nest too deep; does the recursion end?");
+    return raise_error(vm, E_recursion, h->at, "%s", nests_too_deep);
   }
   rec_at(vm, h->at);
-  qn_value less = op_binary(vm, OP_lt, depth, value_int(CAPTURED));
+  bool lanes = rec_in_vmap(vm);
+  qn_value less = op_binary(vm, OP_lt, depth, value_int(lanes ? MOST : CAPTURED));
   if (value_is_error(less)) return less;
-  int truth = rec_expected(vm, less) ? 1 : rec_truth(vm, less, h->at);
+  int truth = lanes ? rec_all_lanes(vm, less) : rec_expected(vm, less) ? 1 : rec_truth(vm, less, h->at);
   value_release(vm, less);
-  return truth < 0 || error_pending(vm) ? value_error() : value_nil();
+  if (truth < 0 || error_pending(vm)) return value_error();
+  return lanes && !truth ? raise_error(vm, E_recursion, h->at, "%s", nests_too_deep) : value_nil();
 }
 
 /* ---- the rest -------------------------------------------------------------------------------------------------------------------- */

@@ -537,6 +537,7 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   out->computed = (m->varies & ~m->steps) == 0;
   out->varies = m->varies;
   out->shrinks = m->shrinks;
+  out->pure = pure;
   ast_node *end = make(m, AST_block, at, n - before, all + before);
   ast_node *tail = end ? block_with(m, (statements){given->kids, given->n}, end) : NULL;
   return tail ? block_with(m, (statements){all, before}, tail) : NULL;

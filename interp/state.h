@@ -130,7 +130,9 @@ typedef struct recursion {
   bool returns;            /* something is done with what the calls return */
   bool computed;           /* then all these parameters are computed for each level, and must be ints */
   bool shrinks;            /* else one of them becomes a fraction, so that there are few levels */
+  bool pure;               /* up to these calls it only computes, so that it can be run again */
   bool off;                /* a recording has not been able to capture it */
+  bool failed;             /* the calls are being made once more, since as loops they have failed */
 } recursion;
 
 typedef struct fn_code {

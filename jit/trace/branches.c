@@ -86,13 +86,21 @@ bool branches_possible(const struct recording *r) { return arms_possible(r); }
 
 bool loops_possible(const struct recording *r) { return arms_possible(r) && rec_derivatives(r) <= DERIVED_LOOPS; }
 
-bool rec_recursion(const qn_vm *vm) {
-  /* (in gradients, what is added up along the calls is added in their order) */
-  return vm->rec && arms_possible(vm->rec) && !rec_base(vm->rec)->trying && !rec_derivatives(vm->rec);
+bool rec_recursion(const qn_vm *vm) { return vm->rec && arms_possible(vm->rec) && !rec_base(vm->rec)->trying; }
+
+bool rec_derives(const qn_vm *vm) {
+  const struct recording *r = vm->rec, *base = r ? rec_base((struct recording *)(uintptr_t)r) : NULL;
+  bool lanes = r && (r->lanes || base->lanes || base->vmap_held.on);
+  return r && rec_derivatives(r) > 0 && !(lanes && (base->trying || vmap_catches(r) || vmap_catches(base)));
 }
 
 void rec_recursion_failed(qn_vm *vm) {
   if (vm->rec && !vm->rec->arm && vm->rec->capturing && error_catchable(vm)) vm->rec->again = true;
+}
+
+void rec_recursion_again(qn_vm *vm) {
+  error_clear(vm);
+  if (vm->rec) vm->rec->vmap_failed = false;
 }
 
 bool rec_is_data(const struct recording *r, qn_value v) {

@@ -329,8 +329,13 @@ bool branches_possible(const struct recording *r);
 bool loops_possible(const struct recording *r);
 /* Can a function that calls itself be recorded with loops in place of these calls? */
 bool rec_recursion(const qn_vm *vm);
+/* Is a derivative in progress? Then such functions are loops whether or not anything is captured, since that is the order of sums; but not where only
+ * some lanes may fail. */
+bool rec_derives(const qn_vm *vm);
 /* Such a function has failed: the call that is recorded is made again, so that the error has the trace that it has. */
 void rec_recursion_failed(qn_vm *vm);
+/* Forgets the pending error of such a function: its calls are about to be made. */
+void rec_recursion_again(qn_vm *vm);
 /* Can the body of a try be captured? */
 bool try_possible(const struct recording *r);
 /* Need numbers that are made of arrays not be known until they are observed, since a call is being captured? */

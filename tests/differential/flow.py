@@ -110,6 +110,7 @@ class Program:
             self.has |= {"words", "spans", "asks"}
         if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
             self.has.add("unlike")
+        self.calls = random.Random(seed * 11 + 5) if 660_000_000 <= seed < 670_000_000 or seed >= 700_000_000 else None  # (likewise)
         self.lists = random.Random(seed * 11 + 3) if seed >= 400_400_000 else None  # (likewise)
         if seed >= 400_000_000 and not self.twice and random.Random(seed * 7 + 8).random() < 0.5:
             self.has.add("kinds")
@@ -1044,6 +1045,34 @@ class Program:
                 self.make("C", 1), self.make("V", 2), self.make("V", 2)))
             self.functions.append(("again", ["V", "n"], "V", 12))  # n: an int of which little is left
             self.scopes = []
+        # (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
+        if self.calls and self.calls.random() < 0.6:
+            for number in range(self.calls.randint(1, 2)):
+                self.recursive(f"calls{number}", self.calls.choice(["data", "data", "back", "fields", "tree"]))
+
+    def recursive(self, name, way):
+        """A function that calls itself: as its last act, or doing something with what the calls return, or twice."""
+        keep = self.has
+        self.has = self.has - {"print", "random", "error", "helpers", "closure", "text", "global", "odd", "read"}
+        functions, self.functions = self.functions, []
+        self.scopes = [[("v", "V", False), ("w", "V", False), ("n", "I", False)]]
+        V, C = (lambda d=2: self.make("V", d)), (lambda: self.make("C", 1))
+        name_of = lambda text: Expression("V", text)
+        head = f"fn {name}(v, w, n)"
+        if way == "data":
+            lines = [Statement(head + " = if n <= 0 or {} {{ {} }} else {{ " + name + "({}, {}, n - 1) }}", C(), V(), V(), self.calls.choice([name_of("w"), V(1)]))]
+        elif way == "back":
+            lines = [Statement(head + " = if n <= 0 {{ {} }} else {{ {} * " + name + "(v, w, n - 1) * 0.5 + {} }}", V(), self.calls.choice([name_of("v"), name_of("w"), V(1)]), V())]
+        elif way == "fields":
+            lines = [Statement(head + " {}", Block([
+                Statement("if n <= 0 or {} {}", C(), Block([Statement("return {}", V(), fixed=True)]), fixed=True),
+                Statement("let u = {}", V()), Statement("if {} {}", C(), Block([Statement("return " + name + "({}, w, n - 2)", V(), fixed=True)])),
+                Statement(name + "({}, {}, n - 1)", V(), self.calls.choice([name_of("w"), name_of("v")]), fixed=True)]))]
+        else:
+            lines = [Statement(head + " = if n <= 0 or {} {{ {} }} else {{ " + name + "({}, w, n - 1) + " + name + "({}, v, n - 2) * 0.5 }}", C(), V(), V(), V())]
+        self.top.statements += lines
+        self.scopes, self.has, self.functions = [], keep, functions
+        self.functions.append((name, ["V", "V", "n"], "V", 12))
 
     # ---- whole programs ----------------------------------------------------------------------------------------------------------
     def number(self, wild):
