@@ -126,11 +126,11 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
   qn_value *base = vm->sp;
   for (uint32_t i = 0; i <= code->nparams; i++) *vm->sp++ = value_retain(fp[(int64_t)i - 1]);
   while (vm->sp < base + 1 + code->nslots) *vm->sp++ = value_nil();
+  uint32_t effects = rec_effects(vm);
   qn_value r = run_body(vm, code, base + 1);
   if (rec_derives(vm)) {
     r = vm_pop_with(vm, base, r);
-    if (!value_is_error(r) || !error_catchable(vm)) return r;
-    rec_recursion_again(vm); /* the calls fail as well, and say where */
+    if (!value_is_error(r) || !rec_recursion_again(vm, effects)) return r; /* the calls fail as well, and say where */
     vm_owned held;
     vm_own(vm, &held, calls_made, loop);
     loop->failed = true;
@@ -148,7 +148,7 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
 static __attribute__((noinline)) int takes_loop(qn_vm *vm, const recursion *loop, const qn_value *fp) {
   const fn_code *code = loop->code;
   bool traced = false, plain = false, derives = rec_derives(vm);
-  if (derives ? !loop->pure || loop->failed : loop->off || !rec_recursion(vm)) return 0;
+  if (derives ? loop->failed : loop->off || !rec_recursion(vm)) return 0;
   for (uint32_t i = 0; i < code->nparams; i++) {
     bool number = value_is(fp[i], TAG_INT);
     traced |= number && value_node(fp[i]);

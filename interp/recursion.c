@@ -16,7 +16,7 @@
  *
  * Parameters that change by the same number from call to call are computed for each level; others are found by going down once more to it. Where
  * nothing is done with what the calls return, there is only the way down. What stands before a call in the function is evaluated twice, and in
- * another order, so that functions that come back have nothing in them but library functions without effect.
+ * another order, so that in functions that come back nothing stands there but library functions without effect.
  *
  * Numbers are computed by the same operations in the same order. What differs is only how deep calls may nest (AST_depth).
  */
@@ -212,6 +212,18 @@ static bool only_computes(const maker *m, const ast_node *n) {
   }
   for (uint32_t i = 0; i < n->n; i++)
     if (!only_computes(m, n->kids[i])) return false;
+  return true;
+}
+
+/* Does an expression that makes the call only compute before that? */
+static bool computes_before(const maker *m, const ast_node *n) {
+  bool last = is_call(m, n);
+  for (uint32_t i = 0; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    if (!kid) continue;
+    if (!last && mentions(m, kid)) return computes_before(m, kid);
+    if (!only_computes(m, kid)) return false;
+  }
   return true;
 }
 
@@ -436,6 +448,24 @@ static uint32_t bases_of(maker *m, statements *x, base *out) {
   return n;
 }
 
+/* Do statements that always come to a call only compute before they make it? */
+static bool statements_compute(maker *m, statements x) {
+  uint32_t k;
+  const ast_node *s = calling(m, x, &k);
+  for (uint32_t i = 0; i < k && s; i++)
+    if (!only_computes(m, x.list[i])) return false;
+  if (!s || s->kind != AST_if) return s && computes_before(m, value_of(s));
+  return only_computes(m, s->kids[AST_if_cond]) && statements_compute(m, of_block(&s->kids[AST_if_then])) &&
+         statements_compute(m, of_block(&s->kids[AST_if_otherwise]));
+}
+
+/* May what stands before the calls be evaluated twice, and in another order? */
+static bool can_repeat(maker *m, const base *bases, uint32_t nbases, statements x) {
+  for (uint32_t i = 0; i < nbases; i++)
+    if (!only_computes(m, bases[i].test)) return false;
+  return statements_compute(m, x);
+}
+
 /* `while` the function would call itself, it goes down. */
 static ast_node *way_down(maker *m, const base *bases, uint32_t nbases, ast_node *turn) {
   span at = m->fn->at;
@@ -509,8 +539,8 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   if (m->failed || !m->calls) return NULL;
   note_assignments(m, *body);
   out->returns = m->calls > m->tail;
-  bool pure = only_computes(m, *body);
-  if ((out->returns || nbases > 1) && (!pure || m->r->prompt)) return NULL;
+  bool repeats = out->returns || nbases > 1;
+  if (repeats && (m->r->prompt || !can_repeat(m, bases, nbases, rest))) return NULL;
   if (out->returns) m->varies |= m->assigned, m->steps &= ~m->assigned;
   if (m->nparams < 64) m->varies &= ((uint64_t)1 << m->nparams) - 1;
   m->steps &= m->varies;
@@ -537,7 +567,6 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   out->computed = (m->varies & ~m->steps) == 0;
   out->varies = m->varies;
   out->shrinks = m->shrinks;
-  out->pure = pure;
   ast_node *end = make(m, AST_block, at, n - before, all + before);
   ast_node *tail = end ? block_with(m, (statements){given->kids, given->n}, end) : NULL;
   return tail ? block_with(m, (statements){all, before}, tail) : NULL;

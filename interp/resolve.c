@@ -1076,24 +1076,26 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
 static void resolve_recursion(resolver *r, fn_code *code, const ast_node *n, qn_str *name, bool local) {
   recursion loop;
   text_buf *warnings = r->warnings, unseen = {.vm = r->vm};
-  if (!name || code->ncaptures || r->looping) return;
+  if (!name || r->looping) return;
   const ast_node *as_loop = recursion_loop(r, n, name, &loop);
   r->warnings = &unseen; /* all has been said */
-  r->looping = true;
+  r->looping = true, r->looped = code;
   n_fn *fn = as_loop ? (n_fn *)function_node(r, as_loop, name, local) : NULL;
-  r->looping = false;
+  r->looping = false, r->looped = NULL;
   r->warnings = warnings;
   text_free(&unseen);
   error_clear(r->vm);
   loop.code = fn ? fn->code : NULL;
   loop.self = local || !fn ? NULL : scope_find(r->scope, name);
-  if (!fn || loop.code->ncaptures || (!local && !loop.self)) return;
+  if (!fn || loop.code->ncaptures != code->ncaptures || (!local && !loop.self)) return;
   if ((code->loop = arena_alloc(&r->unit->nodes, sizeof loop))) *code->loop = loop;
 }
 
 node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   n_fn *out = node_new(r, sizeof *out, eval_fn_node, n);
   fn_code *code = out ? unit_alloc(r, sizeof *code) : NULL;
+  const fn_code *looped = r->looped;
+  r->looped = NULL;
   if (!code) return NULL;
   out->code = code;
   code->name = name ? name : r->ip->lambda;
@@ -1114,7 +1116,10 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   f.self = local ? name : NULL;
   f.at = n->at;
   f.anchor = &code->anchor;
-  bool ok = resolve_body(r, code, n);
+  bool ok = true;
+  for (uint32_t i = 0; looped && ok && i < looped->ncaptures; i++) /* in the places where they are */
+    ok = find_capture(r, &f, looped->capture_names[i]) == (int)i;
+  ok = ok && resolve_body(r, code, n);
   if (ok) {
     forget(r, 0);
     out->captures = unit_alloc(r, f.ncaptures * sizeof *out->captures);

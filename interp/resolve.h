@@ -114,8 +114,9 @@ typedef struct resolver {
   uint32_t nasked;      /* how many undefined names have been compared with variables */
   const qn_str *hiding; /* the variable that the last let hides, about which a warning was written; or NULL */
   text_buf *warnings;
-  bool looping; /* a function is being resolved that recursion_loop has made */
-  bool sizes;   /* an expression among the sizes of a signature is being resolved */
+  bool looping;          /* a function is being resolved that recursion_loop has made */
+  const fn_code *looped; /* it is about to be, and was made of this one; or NULL */
+  bool sizes;            /* an expression among the sizes of a signature is being resolved */
 } resolver;
 
 /* Is it a pattern that takes a value apart, or a field of one? */

@@ -124,13 +124,12 @@ typedef struct fn_dim {
 
 /* How a function that calls itself is run while a call is recorded: as a function in which these calls are turns of loops (recursion.c). */
 typedef struct recursion {
-  struct fn_code *code;    /* that function; its parameters are the same, and it captures nothing */
+  struct fn_code *code;    /* that function; its parameters and captures are the same */
   const global_cell *self; /* what must hold the function; NULL: it is a local, which sees itself */
   uint64_t varies;         /* a bit for each parameter that changes from call to call */
   bool returns;            /* something is done with what the calls return */
   bool computed;           /* then all these parameters are computed for each level, and must be ints */
   bool shrinks;            /* else one of them becomes a fraction, so that there are few levels */
-  bool pure;               /* up to these calls it only computes, so that it can be run again */
   bool off;                /* a recording has not been able to capture it */
   bool failed;             /* the calls are being made once more, since as loops they have failed */
 } recursion;

@@ -98,9 +98,13 @@ void rec_recursion_failed(qn_vm *vm) {
   if (vm->rec && !vm->rec->arm && vm->rec->capturing && error_catchable(vm)) vm->rec->again = true;
 }
 
-void rec_recursion_again(qn_vm *vm) {
+uint32_t rec_effects(const qn_vm *vm) { return vm->rec ? rec_base(vm->rec)->effects : 0; }
+
+bool rec_recursion_again(qn_vm *vm, uint32_t effects) {
+  if (!vm->rec || !error_catchable(vm) || rec_effects(vm) != effects) return false;
   error_clear(vm);
-  if (vm->rec) vm->rec->vmap_failed = false;
+  vm->rec->vmap_failed = false;
+  return true;
 }
 
 bool rec_is_data(const struct recording *r, qn_value v) {

@@ -334,8 +334,10 @@ bool rec_recursion(const qn_vm *vm);
 bool rec_derives(const qn_vm *vm);
 /* Such a function has failed: the call that is recorded is made again, so that the error has the trace that it has. */
 void rec_recursion_failed(qn_vm *vm);
-/* Forgets the pending error of such a function: its calls are about to be made. */
-void rec_recursion_again(qn_vm *vm);
+/* Counts what cannot be done once more: effects, random numbers that were drawn. */
+uint32_t rec_effects(const qn_vm *vm);
+/* Such a function has failed, when there had been so many effects. True: there were no more, and the error is forgotten, so that its calls can be made. */
+QN_MUST_CHECK bool rec_recursion_again(qn_vm *vm, uint32_t effects);
 /* Can the body of a try be captured? */
 bool try_possible(const struct recording *r);
 /* Need numbers that are made of arrays not be known until they are observed, since a call is being captured? */

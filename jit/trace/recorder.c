@@ -980,6 +980,8 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
   builtin_effect effect = def->effect;
   bool tap = effect == BUILTIN_TAP || (effect == BUILTIN_DRAWS && unused),
        of_lanes = tap && taps_of_lanes(vm->rec, false);
+  bool outward = effect == BUILTIN_READ || effect == BUILTIN_DRAWS || effect == BUILTIN_STATE;
+  if (tap || outward || def->work == WORK_RANDOM) rec_base(vm->rec)->effects++;
   bool reads = def->work == WORK_READING && reading_possible(vm->rec);
   if ((tap || reads) && taps_of_lanes(vm->rec, true)) {
     rec_answer answer = make_lanes_step(vm->rec, def, args, sig->nparams, at, result);

@@ -96,6 +96,7 @@ struct recording {
   bool exits;      /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
   span *exit_places; /* where they were made, each place once, if somebody asks (fullgraph) */
   uint32_t nexit_places, exit_places_cap;
+  uint32_t effects; /* of the recording around all arms: rec_effects */
   uint32_t trying;  /* of the recording around all arms: how many bodies of try that are captured are in progress */
   uint32_t untried; /* of the recording around all arms: how many have been tried as ways in vain (tries.c) */
   bool tried;       /* there have been some: where the graph fails, the call need not */
