@@ -101,7 +101,9 @@ void rec_recursion_failed(qn_vm *vm) {
 uint32_t rec_effects(const qn_vm *vm) { return vm->rec ? rec_base(vm->rec)->effects : 0; }
 
 bool rec_recursion_again(qn_vm *vm, uint32_t effects) {
-  if (!vm->rec || !error_catchable(vm) || rec_effects(vm) != effects) return false;
+  bool own =
+      way_raises(vm) || (error_catchable(vm) && (vm->error->id == E_recursion || vm->error->id == E_not_batched));
+  if (!vm->rec || !own || rec_effects(vm) != effects) return false;
   error_clear(vm);
   vm->rec->vmap_failed = false;
   return true;
