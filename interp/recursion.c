@@ -14,6 +14,15 @@
  *     .result
  *   }
  *
+ * A function that does nothing with what its calls return, and whose ways without a call are not told by conditions at its beginning, becomes
+ *
+ *   fn bisect(f, lo, hi) {
+ *     while true {
+ *       let mid = (lo + hi) / 2
+ *       if hi - lo < 1e-6 { return mid } else { if f(mid) > 0 { hi = mid } else { lo = mid } }
+ *     }
+ *   }
+ *
  * Parameters that change by the same number from call to call are computed for each level; others are found by going down once more to it. Where
  * nothing is done with what the calls return, there is only the way down. What stands before a call in the function is evaluated twice, and in
  * another order, so that in functions that come back nothing stands there but library functions without effect.
@@ -122,13 +131,16 @@ static bool binds_name(const ast_node *n) {
   return n->kind == AST_name || n->kind == AST_define || n->kind == AST_param || n->kind == AST_method;
 }
 
-/* How often a tree (may be NULL) has the function's name. */
-static uint32_t mentions(const maker *m, const ast_node *n) {
+/* How often a tree (may be NULL) has a name. */
+static uint32_t names(const ast_node *n, const qn_str *name) {
   if (!n) return 0;
-  uint32_t count = binds_name(n) && n->u.s == m->name;
-  for (uint32_t i = 0; i < n->n; i++) count += mentions(m, n->kids[i]);
+  uint32_t count = binds_name(n) && n->u.s == name;
+  for (uint32_t i = 0; i < n->n; i++) count += names(n->kids[i], name);
   return count;
 }
+
+/* How often a tree (may be NULL) has the function's name. */
+static uint32_t mentions(const maker *m, const ast_node *n) { return names(n, m->name); }
 
 static bool has_kind(const ast_node *n, ast_kind kind) {
   bool has = n && n->kind == kind;
@@ -313,17 +325,47 @@ static ast_node *branch_of(maker *m, const ast_node *s, ast_node *then, ast_node
   return x;
 }
 
+/* Puts assignments that are made at once in an order in which they can be made one by one: a list that grows is seen as such where it stands alone. False:
+ * there is no such order, or no need. */
+static bool in_order(const maker *m, uint32_t n, ast_node **targets, ast_node **values) {
+  bool grows = false;
+  for (uint32_t i = 0; i < n; i++) {
+    const ast_node *v = values[i], *callee = v->kind == AST_call ? v->kids[AST_call_callee] : NULL;
+    grows |= callee && callee->kind == AST_name && strcmp(callee->u.s->text, "append") == 0;
+    grows |=
+        v->kind == AST_binary && v->op == AST_OP_add && (v->kids[0]->kind == AST_list || v->kids[1]->kind == AST_list);
+    if (!only_computes(m, v)) return false;
+  }
+  for (uint32_t done = 0; grows && done < n; done++) {
+    uint32_t next = done, others = 1;
+    for (; next < n && others; next += others != 0) {
+      others = 0;
+      for (uint32_t k = done; k < n; k++)
+        if (k != next) others += names(values[k], targets[next]->u.s);
+    }
+    if (next == n) return false;
+    ast_node *target = targets[next], *value = values[next];
+    targets[next] = targets[done], values[next] = values[done];
+    targets[done] = target, values[done] = value;
+  }
+  return grows;
+}
+
 static ast_node *assign_params(maker *m, const ast_node *call) {
-  ast_node *names[64], *values[64];
+  ast_node *targets[64], *values[64];
   uint32_t n = 0;
   for (uint32_t i = 0; i < m->nparams; i++) {
     if (!(m->varies >> i & 1)) continue;
-    names[n] = make_name(m, param_of(m, i)->u.s, call->at);
+    targets[n] = make_name(m, param_of(m, i)->u.s, call->at);
     values[n++] = call->kids[1 + i];
   }
-  if (!n) return refused(m);
-  if (n == 1) return make_assign(m, names[0], values[0], call->at);
-  return make_assign(m, make(m, AST_pat_list, call->at, n, names), make(m, AST_list, call->at, n, values), call->at);
+  if (!n || m->failed) return refused(m);
+  if (n == 1) return one(m, make_assign(m, targets[0], values[0], call->at));
+  if (!in_order(m, n, targets, values))
+    return one(m, make_assign(m, make(m, AST_pat_list, call->at, n, targets), make(m, AST_list, call->at, n, values),
+                              call->at));
+  for (uint32_t i = 0; i < n; i++) targets[i] = make_assign(m, targets[i], values[i], call->at);
+  return m->failed ? NULL : make(m, AST_block, call->at, n, targets);
 }
 
 /* Notes the calls in statements that always come to one (`last`: the function ends with them). */
@@ -348,13 +390,20 @@ static ast_node *down(maker *m, statements x) {
   uint32_t k;
   const ast_node *s = calling(m, x, &k);
   if (!s) return NULL;
-  ast_node *end = s->kind == AST_if ? branch_of(m, s, down(m, of_block(&s->kids[AST_if_then])),
-                                                down(m, of_block(&s->kids[AST_if_otherwise])))
+  ast_node *end = s->kind == AST_if ? one(m, branch_of(m, s, down(m, of_block(&s->kids[AST_if_then])),
+                                                       down(m, of_block(&s->kids[AST_if_otherwise]))))
                                     : assign_params(m, call_in(m, value_of(s)));
-  return end ? block_with(m, (statements){x.list, k}, one(m, end)) : NULL;
+  return end ? block_with(m, (statements){x.list, k}, end) : NULL;
 }
 
 static bool returns_last(const ast_node *block) { return block->n && block->kids[block->n - 1]->kind == AST_return; }
+
+/* Is the value of a statement always nil? */
+static bool is_worthless(const ast_node *s) {
+  static const uint8_t kinds[] = {AST_let,   AST_assign, AST_define,   AST_for,
+                                  AST_while, AST_break,  AST_continue, AST_import};
+  return memchr(kinds, s->kind, sizeof kinds) != NULL;
+}
 
 /* Statements that make the variable the value of a block that ends with these. NULL if that cannot be. */
 static ast_node *give(maker *m, statements x) {
@@ -378,9 +427,7 @@ static ast_node *give(maker *m, statements x) {
   bool returns = last && last->kind == AST_return;
   if (returns) value = last->kids[AST_return_value];
   if (value && has_kind(value, AST_return)) return refused(m);
-  static const uint8_t worthless[] = {AST_let,   AST_assign, AST_define,   AST_for,
-                                      AST_while, AST_break,  AST_continue, AST_import};
-  bool none = !value || memchr(worthless, value->kind, sizeof worthless);
+  bool none = !value || is_worthless(value);
   if (none) value = make(m, AST_nil, at, 0, NULL);
   ast_node *set = make_assign(m, make_name(m, m->result, at), value, at);
   return set ? block_with(m, (statements){x.list, x.n - (last && (returns || !none))}, one(m, set)) : NULL;
@@ -466,19 +513,25 @@ static bool can_repeat(maker *m, const base *bases, uint32_t nbases, statements 
   return statements_compute(m, x);
 }
 
+/* A loop of which each turn is a call within that of the turn before. */
+static ast_node *descending(maker *m, ast_node *goes, const ast_node *turn) {
+  span at = m->fn->at;
+  ast_node *first[2] = {MAKE(m, AST_depth, at, make_name(m, m->depth, at)),
+                        make_assign(m, make_name(m, m->depth, at),
+                                    make_binary(m, AST_OP_add, make_name(m, m->depth, at), make_int(m, 1, at), at),
+                                    at)};
+  ast_node *body = m->failed ? NULL : block_with(m, (statements){first, 2}, turn);
+  return body ? MAKE(m, AST_while, at, goes, body) : NULL;
+}
+
 /* `while` the function would call itself, it goes down. */
 static ast_node *way_down(maker *m, const base *bases, uint32_t nbases, ast_node *turn) {
-  span at = m->fn->at;
   ast_node *goes = NULL;
   for (uint32_t i = 0; i < nbases; i++) {
     ast_node *test = bases[i].truth ? MAKE(m, AST_not, bases[i].test->at, bases[i].test) : bases[i].test;
     goes = goes ? MAKE(m, AST_and, bases[i].test->at, goes, test) : test;
   }
-  ast_node *first[2] = {MAKE(m, AST_depth, at, make_name(m, m->depth, at)),
-                        make_assign(m, make_name(m, m->depth, at),
-                                    make_binary(m, AST_OP_add, make_name(m, m->depth, at), make_int(m, 1, at), at),
-                                    at)};
-  return m->failed || !turn ? NULL : MAKE(m, AST_while, at, goes, block_with(m, (statements){first, 2}, turn));
+  return m->failed || !turn ? NULL : descending(m, goes, turn);
 }
 
 /* The result of the last call. */
@@ -572,6 +625,54 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   return tail ? block_with(m, (statements){all, before}, tail) : NULL;
 }
 
+/* Of statements that a function ends with a turn, which returns what they give, or where that is what the function returns when it calls itself, makes the
+ * arguments the parameters. `notes`: only notes these calls. NULL if that cannot be. */
+static ast_node *tail_turn(maker *m, statements x, bool notes) {
+  ast_node *last = x.n ? x.list[x.n - 1] : NULL;
+  for (uint32_t i = 0; i + 1 < x.n; i++)
+    if (mentions(m, x.list[i])) return refused(m);
+  span at = last ? last->at : m->fn->at;
+  if (last && last->kind == AST_if) {
+    if (mentions(m, last->kids[AST_if_cond])) return refused(m);
+    ast_node *none = NULL, *const *other = last->kids[AST_if_otherwise] ? &last->kids[AST_if_otherwise] : &none;
+    ast_node *then = tail_turn(m, of_block(&last->kids[AST_if_then]), notes);
+    ast_node *otherwise = tail_turn(m, *other ? of_block(other) : (statements){NULL, 0}, notes);
+    ast_node *all = branch_of(m, last, then, otherwise);
+    return all ? block_with(m, (statements){x.list, x.n - 1}, one(m, all)) : NULL;
+  }
+  ast_node *value = last && last->kind == AST_return ? last->kids[AST_return_value] : last;
+  bool kept = value && is_worthless(value);
+  if (!value || kept) value = make(m, AST_nil, at, 0, NULL);
+  if (m->failed || (kept && mentions(m, last))) return refused(m);
+  ast_node *end;
+  if (!is_call(m, value)) {
+    if (mentions(m, value)) return refused(m);
+    end = one(m, MAKE(m, AST_return, at, value));
+  } else if (notes) {
+    note_call(m, value, true);
+    end = make(m, AST_block, at, 0, NULL);
+  } else {
+    end = assign_params(m, value);
+  }
+  return end ? block_with(m, (statements){x.list, x.n - (last && !kept)}, end) : NULL;
+}
+
+/* The body of a function that does nothing with what its calls of itself return, as `while true` with returns. NULL if that cannot be. */
+static ast_node *body_of_turns(maker *m, recursion *out) {
+  span at = m->fn->at;
+  ast_node *const *body = &m->fn->kids[AST_fn_body];
+  ast_node *all_branches = hides_param(m, *body, false) ? NULL : as_branches(m, of_block(body));
+  if (!all_branches || !tail_turn(m, of_block(&all_branches), true) || !m->calls) return NULL;
+  if (m->nparams < 64) m->varies &= ((uint64_t)1 << m->nparams) - 1;
+  if (!(m->depth = own_name(m, "depth"))) return NULL;
+  ast_node *always = make(m, AST_bool, at, 0, NULL);
+  if (always) always->u.i = 1;
+  ast_node *turn = tail_turn(m, of_block(&all_branches), false);
+  ast_node *all[2] = {make_let(m, m->depth, make_int(m, 0, at), at), turn ? descending(m, always, turn) : NULL};
+  out->varies = m->varies;
+  return m->failed || !all[1] ? NULL : make(m, AST_block, at, 2, all);
+}
+
 ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, recursion *out) {
   maker m = {.r = r, .fn = fn, .name = name, .nparams = fn->n - 2};
   *out = (recursion){0};
@@ -581,6 +682,11 @@ ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, re
     if ((p->flags & AST_REST) || p->kids[AST_param_type] || p->u.s == name) return NULL;
   }
   ast_node *body = body_as_loops(&m, out);
+  if (!body) {
+    m = (maker){.r = r, .fn = fn, .name = name, .nparams = fn->n - 2, .steps = ~(uint64_t)0};
+    *out = (recursion){0};
+    body = body_of_turns(&m, out);
+  }
   ast_node *x = body ? copy_of(&m, fn) : NULL;
   if (!x || m.failed) return NULL;
   x->kids[AST_fn_body] = body;
