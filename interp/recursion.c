@@ -154,13 +154,37 @@ static bool has_op(const ast_node *n, ast_op op) {
   return has;
 }
 
+/* What a call of the function gives a parameter: an argument, or a default that is a number or a text; NULL: neither. */
+static ast_node *argument(const maker *m, const ast_node *call, uint32_t i) {
+  static const uint8_t literals[] = {AST_int, AST_float, AST_str, AST_bool, AST_nil};
+  uint32_t k = 1;
+  for (; k < call->n && call->kids[k]->kind != AST_keyword; k++)
+    if (k == 1 + i) return call->kids[k];
+  for (; k < call->n; k++)
+    if (call->kids[k]->kind == AST_keyword && call->kids[k]->u.s == param_of(m, i)->u.s)
+      return call->kids[k]->kids[AST_keyword_value];
+  ast_node *initial = param_of(m, i)->kids[AST_param_initial];
+  return initial && memchr(literals, initial->kind, sizeof literals) ? initial : NULL;
+}
+
 static bool is_call(const maker *m, const ast_node *n) {
-  if (n->kind != AST_call || n->n != 1 + m->nparams) return false;
+  if (n->kind != AST_call) return false;
   const ast_node *callee = n->kids[AST_call_callee];
   if (callee->kind != AST_name || callee->u.s != m->name) return false;
-  for (uint32_t i = 1; i < n->n; i++)
-    if (n->kids[i]->kind == AST_keyword || n->kids[i]->kind == AST_spread || mentions(m, n->kids[i])) return false;
-  return true;
+  uint32_t given = 0, before = 0; /* each argument is for some parameter; they are evaluated in the order of these */
+  for (uint32_t i = 0; i < m->nparams; i++) {
+    const ast_node *arg = argument(m, n, i);
+    if (!arg || mentions(m, arg)) return false;
+    for (uint32_t k = 1; k < n->n; k++) {
+      const ast_node *kid = n->kids[k];
+      if (kid->kind == AST_spread) return false;
+      if (kid != arg && !(kid->kind == AST_keyword && kid->kids[AST_keyword_value] == arg)) continue;
+      if (k < before) return false;
+      before = k;
+      given++;
+    }
+  }
+  return given + 1 == n->n;
 }
 
 /* The call in an expression that always makes it; NULL: there is none, or it is made only perhaps. */
@@ -242,7 +266,7 @@ static bool computes_before(const maker *m, const ast_node *n) {
 /* Notes what a call changes. */
 static void note_call(maker *m, const ast_node *call, bool tail) {
   for (uint32_t i = 0; i < m->nparams; i++) {
-    const ast_node *arg = call->kids[1 + i];
+    const ast_node *arg = argument(m, call, i);
     uint64_t bit = (uint64_t)1 << i;
     if (param_number(m, arg) == (int)i) {
       m->steps &= ~bit; /* another call may change it */
@@ -357,7 +381,7 @@ static ast_node *assign_params(maker *m, const ast_node *call) {
   for (uint32_t i = 0; i < m->nparams; i++) {
     if (!(m->varies >> i & 1)) continue;
     targets[n] = make_name(m, param_of(m, i)->u.s, call->at);
-    values[n++] = call->kids[1 + i];
+    values[n++] = argument(m, call, i);
   }
   if (!n || m->failed) return refused(m);
   if (n == 1) return one(m, make_assign(m, targets[0], values[0], call->at));
