@@ -558,12 +558,12 @@ static ast_node *way_down(maker *m, const base *bases, uint32_t nbases, ast_node
   return m->failed || !turn ? NULL : descending(m, goes, turn);
 }
 
-/* The result of the last call. */
-static ast_node *result_of(maker *m, const base *bases, uint32_t n) {
-  ast_node *last = give(m, bases->then);
+/* What the last call does; `kept`: its result becomes the variable's value. */
+static ast_node *result_of(maker *m, const base *bases, uint32_t n, bool kept) {
+  ast_node *last = kept ? give(m, bases->then) : block_with(m, bases->then, NULL);
   if (n == 1 || !last) return last;
   ast_node *test = bases->truth ? bases->test : MAKE(m, AST_not, bases->test->at, bases->test);
-  ast_node *other = result_of(m, bases + 1, n - 1);
+  ast_node *other = result_of(m, bases + 1, n - 1, kept);
   return other && test ? one(m, MAKE(m, AST_if, test->at, test, last, other)) : NULL;
 }
 
@@ -635,15 +635,16 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   if (m->failed) return NULL;
   all[n++] = make_let(m, m->depth, make_int(m, 0, at), at);
   all[n++] = way_down(m, bases, nbases, turn);
-  all[n++] = make_let(m, m->result, make(m, AST_nil, at, 0, NULL), at);
-  uint32_t before = n;
-  ast_node *given = m->failed ? NULL : result_of(m, bases, nbases);
-  if (out->returns && given) all[n++] = way_up(m, kept, turn, up(m, rest));
-  all[n++] = make_name(m, m->result, at);
-  if (m->failed || !given) return NULL;
+  ast_node *given = m->failed ? NULL : result_of(m, bases, nbases, out->returns);
   out->computed = (m->varies & ~m->steps) == 0;
   out->varies = m->varies;
   out->shrinks = m->shrinks;
+  if (!given || !out->returns) return given ? block_with(m, (statements){all, n}, given) : NULL;
+  all[n++] = make_let(m, m->result, make(m, AST_nil, at, 0, NULL), at);
+  uint32_t before = n;
+  all[n++] = way_up(m, kept, turn, up(m, rest));
+  all[n++] = make_name(m, m->result, at);
+  if (m->failed) return NULL;
   ast_node *end = make(m, AST_block, at, n - before, all + before);
   ast_node *tail = end ? block_with(m, (statements){given->kids, given->n}, end) : NULL;
   return tail ? block_with(m, (statements){all, before}, tail) : NULL;
