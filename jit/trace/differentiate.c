@@ -24,6 +24,7 @@
 #include "jit/run/eager.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
+#include "jit/trace/draws.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
@@ -31,6 +32,7 @@
 #include "jit/trace/rewrites.h"
 #include "jit/trace/tracers.h"
 #include "jit/trace/vmap.h"
+#include "jit/trace/ways.h"
 
 static bool leaves_add(leaves *l, uint32_t node) {
   if (!mem_grow(l->r->vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return false;
@@ -264,6 +266,7 @@ typedef struct forward {
   uint32_t from;
   rec_marked before; /* where the nodes appended after the forward pass begin */
   uint64_t controls; /* recording.controls when it began */
+  qn_value *missed;  /* borrowed: where the way around the call is missed in the function, as data; else false */
   bool held;         /* vmap_hold was called */
   vmap_pause pause;  /* what vmap_hold gave, for vmap_go_on */
 } forward;
@@ -300,8 +303,9 @@ static void forward_drop(qn_vm *vm, void *what) {
 }
 
 /* Begins a forward pass. The caller ends it by forward_free with the same `held`. */
-static void forward_begin(struct recording *r, const rec_call_site *site, forward *w, vm_owned *held) {
-  *w = (forward){.y = value_unset(), .controls = rec_base(r)->controls};
+static void forward_begin(struct recording *r, const rec_call_site *site, qn_value *missed, forward *w,
+                          vm_owned *held) {
+  *w = (forward){.y = value_unset(), .controls = rec_base(r)->controls, .missed = missed};
   w->in = w->out = (leaves){.r = r, .name = ((const transform_def *)value_fn(site->fn)->code)->name};
   vm_own(r->vm, held, forward_drop, w);
 }
@@ -337,12 +341,37 @@ static bool forward_args(struct recording *r, const rec_call_site *site, int nar
   return raise_false(vm, E_arity, "%s takes the function and its arguments: %s(f, x)", name, name);
 }
 
+/* Calls the function, of a gradient that stands in a way where parts may be chosen: they may be in the function, too. The way that these leave is one of
+ * the function alone, and whether it has been missed is told behind the gradient. Owned, or the error value. */
+static qn_value forward_chosen(struct recording *r, const rec_way *around, const rec_call_site *site, forward *w) {
+  qn_vm *vm = r->vm;
+  drawn_slots drawn;
+  rec_way way;
+  qn_value parts[END_PARTS];
+  if (!draws_begin(r, (rec_slots){NULL, 0}, &drawn)) return value_error();
+  way_begin(&way, WAY_TAIL, r, NULL, drawn.own);
+  way.choices = around->choices;
+  qn_value y = vm->hooks.call(vm, value_fn(site->fn)->captures[0], w->all, w->nall, site->args[site->nargs - 1]);
+  bool ok = way_close(vm, &way, value_is_error(y) ? REC_ERROR : REC_VALUE, y, parts);
+  y = ok ? value_retain(parts[END_VALUE]) : value_error();
+  *w->missed = parts[END_MISSED];
+  ok = ok && rec_now(vm) == r && !is_bool(*w->missed, true) && !value_is(y, TAG_UNSET);
+  end_parts_free(vm, parts);
+  if (ok) return y;
+  if (!value_is_error(y)) value_release(vm, y);
+  if (!error_pending(vm)) (void)rec_give_up(rec_now(vm) ? rec_now(vm) : r, BREAK_branch);
+  return value_error();
+}
+
 /* Calls the function; meanwhile r->wrt says by what is differentiated. False with an error raised. */
 static bool forward_run(struct recording *r, const rec_call_site *site, forward *w) {
   transform_kind kind = ((const transform_def *)value_fn(site->fn)->code)->kind;
   derived_by by = {r->wrt, w->in.nodes, w->in.n, kind == TRANSFORM_JVP || kind == TRANSFORM_JACOBIAN};
+  const rec_way *around = way_chooser(r);
   r->wrt = &by;
-  qn_value y = r->vm->hooks.call(r->vm, value_fn(site->fn)->captures[0], w->all, w->nall, site->args[site->nargs - 1]);
+  qn_value y =
+      around ? forward_chosen(r, around, site, w)
+             : r->vm->hooks.call(r->vm, value_fn(site->fn)->captures[0], w->all, w->nall, site->args[site->nargs - 1]);
   r->wrt = by.outer;
   w->in.controls = rec_base(r)->controls != w->controls;
   if (value_is_error(y)) return false;
@@ -541,7 +570,7 @@ static qn_value grads_value(struct recording *r, forward *w, bool one) {
   return value_error();
 }
 
-static qn_value call_grad(struct recording *r, const rec_call_site *site) {
+static qn_value call_grad(struct recording *r, const rec_call_site *site, qn_value *missed) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   const transform_def *def = f->code;
@@ -554,7 +583,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   qn_value *mark = vm->sp, result = value_error();
   forward w;
   vm_owned held;
-  forward_begin(r, site, &w, &held);
+  forward_begin(r, site, missed, &w, &held);
   w.in.name = name;
   if (forward_args(r, site, nargs, which, (int)nwrt, true, &w) && forward_run(r, site, &w) && stacked_in_order(r, &w))
     root = loss_node(r, w.y, aux, name);
@@ -678,12 +707,12 @@ static qn_value pullback_of(struct recording *r, const rec_call_site *site, forw
   return map_of(r, site, w, "pullback", w->y, w->args, w->nargs, &w->out, &w->in);
 }
 
-static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
+static qn_value call_vjp(struct recording *r, const rec_call_site *site, qn_value *missed) {
   qn_vm *vm = r->vm;
   qn_value *mark = vm->sp, back = value_error();
   forward w;
   vm_owned held;
-  forward_begin(r, site, &w, &held);
+  forward_begin(r, site, missed, &w, &held);
   if (forward_call(r, site, site->nargs - 1, NULL, 0, &w) && forward_transpose(r, false, &w))
     back = pullback_of(r, site, &w);
   qn_value result = value_is_error(back) ? back : result_with(vm, &w.y, back);
@@ -741,7 +770,7 @@ static bool trust_dead(struct recording *r, uint32_t from, const leaves *l) {
   return ok || (raise_memory(r->vm), false);
 }
 
-static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
+static qn_value call_jvp(struct recording *r, const rec_call_site *site, qn_value *missed) {
   qn_vm *vm = r->vm;
   int given = site->nargs - 1, n = given / 2;
   if (!given || given % 2)
@@ -750,7 +779,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   qn_value *mark = vm->sp, result = value_error();
   forward w;
   vm_owned held;
-  forward_begin(r, site, &w, &held);
+  forward_begin(r, site, missed, &w, &held);
   bool ok = forward_call(r, site, n, NULL, 0, &w) && forward_transpose(r, true, &w);
   leaves dx = {.r = r, .n = w.in.n}, dy = {.r = r};
   tangents t = {r, &w.in, &dx};
@@ -911,7 +940,7 @@ static qn_value row_leaf(void *ctx, qn_value v) {
   return is_float_leaf(v) ? tree_rebuild(c->vm, c->x, cell_leaf, c) : value_nil();
 }
 
-static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
+static qn_value call_jacobian(struct recording *r, const rec_call_site *site, qn_value *missed) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   int nargs = site->nargs - 1, which[MOST_WRT];
@@ -925,7 +954,7 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   enum { X, Y, MAP, CELLS, OWNED };
   qn_value own[OWNED]; /* what is differentiated by, the result, the linear map, and the blocks so far */
   vm_owned held, held_values[OWNED], held_lists[2];
-  forward_begin(r, site, &w, &held);
+  forward_begin(r, site, missed, &w, &held);
   for (int i = 0; i < OWNED; i++) {
     own[i] = value_error();
     vm_own(vm, &held_values[i], vm_drop_value, &own[i]);
@@ -971,11 +1000,14 @@ qn_value differentiate_call(struct recording *r, const rec_call_site *site) {
   if (site->nargs && (kind == TRANSFORM_VJP || kind == TRANSFORM_JVP) &&
       value_is(site->args[site->nargs - 1], TAG_RECORD))
     return raise_error(r->vm, E_keyword, SPAN_NONE, "%s takes no keyword arguments", transform_defs[kind].name);
+  rec_way *around = way_chooser(r);
+  qn_value missed = value_bool(false);
   r->grads++;
-  qn_value v = kind == TRANSFORM_VJP                                     ? call_vjp(r, site)
-               : kind == TRANSFORM_JVP                                   ? call_jvp(r, site)
-               : kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN ? call_jacobian(r, site)
-                                                                         : call_grad(r, site);
+  qn_value v = kind == TRANSFORM_VJP                                     ? call_vjp(r, site, &missed)
+               : kind == TRANSFORM_JVP                                   ? call_jvp(r, site, &missed)
+               : kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN ? call_jacobian(r, site, &missed)
+                                                                         : call_grad(r, site, &missed);
   r->grads--;
-  return v;
+  if (value_is_error(v) || is_bool(missed, false)) return v;
+  return way_split_missed(r->vm, around, rec_site(r), missed) ? v : value_fail(r->vm, v);
 }

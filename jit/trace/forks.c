@@ -18,6 +18,10 @@
  * where one kind is left; at its end there may be several in a whole call, which are its results, and within a way around the part, which takes one of
  * them and is missed with the others (way_choose).
  *
+ * Inside a gradient a part may be one of the function that is differentiated. The cotangents of a value are summed in the order of its uses, so where ways
+ * meet variables that share a value go on sharing it (way_end.plain), and ways that share otherwise do not meet (sign_shared). If the function gives
+ * results that differ, the part is one around the gradient, whose ways each differentiate anew (differentiate.c).
+ *
  * Which parts there are is found while calls are recorded: where ways do not agree, the innermost statement around is marked (fork_wanted), and the call
  * is recorded once more. If the part is no help, its mark says so, and the statement around it is the next.
  */
@@ -60,14 +64,13 @@ bool fork_wanted(struct recording *r) {
   anchor_specializations *of = base->of;
   if (!of || !base->capturing || base->restart || base->retry || error_pending(vm) || vm->tune[TUNE_jit_ways] < 2)
     return false;
-  if (of->restarts >= RESTARTS_MAX || ways_enough(r) || rec_derivatives(r) || vmap_aside(r) || !arms_possible(r))
-    return false;
+  if (of->restarts >= RESTARTS_MAX || ways_enough(r) || vmap_aside(r) || !arms_possible(r)) return false;
   const rec_way *w =
       base->way; /* in a turn of a loop, or a part that is captured in several ways: only statements in it */
   while (w && !w->choices && w->kind != WAY_TURN) w = w->outer;
   if (w && w->choices && !w->choices->fork) return false; /* the turn is recorded in ways of its own (states.c) */
   const rec_block *b = base->block, *end = w ? w->block : NULL;
-  while (b != end && (!b->fork || *b->fork != FORK_UNKNOWN || b->grads || (in && b->keeps(b, in)))) b = b->outer;
+  while (b != end && (!b->fork || *b->fork != FORK_UNKNOWN || (in && b->keeps(b, in)))) b = b->outer;
   if (b != end)
     *b->fork = FORK_TRY;
   else if (!w && !of->forked)
@@ -131,8 +134,9 @@ typedef struct fork {
   qn_value *before; /* owned: what `rebound` held */
   qn_value *kept;   /* owned: what all variables hold while a way is recorded, or NULL */
   way_end ends[2];
-  way_loop loop; /* owned */
-  bool counted;  /* in recording.ways_in */
+  way_loop loop;   /* owned */
+  text_buf shared; /* owned, of a part inside a gradient: what the values of the first way share (sign_shared) */
+  bool counted;    /* in recording.ways_in */
 } fork;
 
 static void kept_free(fork *f) {
@@ -175,6 +179,7 @@ static void fork_free(fork *f) {
   value_release(vm, f->missed);
   value_release(vm, f->value);
   value_release(vm, f->number);
+  text_free(&f->shared);
   for (int k = 0; k < RESULTS_MAX; k++) value_release(vm, f->results[k]);
   if (f->all.slots) mem_free(vm, f->all.slots, all_bytes(f));
 }
@@ -249,6 +254,7 @@ static bool run_way(fork *f, way_choices *c) {
   c->from = r->g->n;
   c->at = 0;
   c->fork = true;
+  c->grads = rec_derivatives(r);
   c->closed = false;
   way_begin(&way, WAY_TAIL, r, NULL, f->stages ? f->rebound : f->assigned);
   way.choices = c;
@@ -326,6 +332,71 @@ static bool sign(const fork *f, struct recording *r, qn_value v, text_buf *to) {
   return true;
 }
 
+/* Values that are floats inside a gradient, while it is told which of them are one. */
+typedef struct sharing {
+  const fork *f;
+  struct recording *r; /* the arm that has made them */
+  node_list seen;
+  text_buf *to;
+} sharing;
+
+static bool sign_leaf(void *ctx, qn_value v) {
+  sharing *s = ctx;
+  struct recording *r = s->r;
+  if (!parted_leaf(r, v)) return true;
+  uint32_t node, k = 0;
+  while (!(node = rec_traced(r, v)) && r->arm) r = r->outer;
+  while (r->arm && r != s->f->r && r->g->nodes[node].kind == NODE_INPUT) {
+    const uint32_t number = r->g->nodes[node].payload.input;
+    if (number < r->carries) break;
+    node = r->captures[number];
+    r = r->outer;
+  }
+  bool around = false;
+  for (const struct recording *x = s->f->r; x && !around; x = x->arm ? x->outer : NULL) around = x == r;
+  node += r->base;
+  if (around) {
+    text_addf(s->to, "o%u;", node);
+    return true;
+  }
+  while (k < s->seen.n && s->seen.nodes[k] != node) k++;
+  if (k == s->seen.n && !nodes_add(s->f->vm, &s->seen, node)) return false;
+  text_addf(s->to, "n%u;", k);
+  return true;
+}
+
+/* Inside a gradient: appends which floats of some values, and of one more, are one, and which are older than the part. The cotangents of a value are
+ * summed in the order of its uses (parted.c), so ways may only meet where this is the same in all of them. False with an error raised. */
+static bool sign_shared(const fork *f, struct recording *r, const qn_value *values, int n, qn_value more,
+                        text_buf *to) {
+  if (!parted_wanted(f->r)) return true;
+  sharing s = {.f = f, .r = r, .to = to};
+  bool ok = true;
+  for (int i = 0; i < n && ok; i++) ok = tree_each(f->vm, values[i], sign_leaf, &s);
+  ok = ok && tree_each(f->vm, more, sign_leaf, &s);
+  nodes_free(f->vm, &s.seen);
+  return ok;
+}
+
+/* The way that is being recorded, the first one or not, has come to the end of a part that is made in one: do its values share what those of the others
+ * do? False, too, with an error raised. */
+static bool shares_alike(fork *f, bool first) {
+  qn_vm *vm = f->vm;
+  text_buf signs = {.vm = vm};
+  qn_value *held = parted_wanted(f->r) ? slots_keep(vm, f->assigned) : NULL;
+  if (!held) return !error_pending(vm);
+  bool ok = sign_shared(f, vm->rec, held, f->assigned.n, f->value, &signs) && !signs.failed;
+  slots_free(vm, f->assigned, held);
+  if (ok && !first) ok = signs.len == f->shared.len && (!signs.len || !memcmp(signs.text, f->shared.text, signs.len));
+  if (!ok || !first) {
+    text_free(&signs);
+    return ok;
+  }
+  text_free(&f->shared);
+  f->shared = signs;
+  return true;
+}
+
 /* Do the results of a part that is made in stages differ, as those of a whole call may? Then its variables are joined by themselves. */
 static bool apart(const fork *f) { return f->whole && f->stages->last; }
 
@@ -343,7 +414,7 @@ static bool note_kind(fork *f) {
   for (int i = unread; i < n; i++) l->items[i] = value_retain(*f->rebound.slots[i]);
   l->items[n] = value_retain(f->value);
   const qn_value v = value_obj(TAG_LIST, l);
-  bool ok = sign(f, vm->rec, v, &signs) && !signs.failed;
+  bool ok = sign(f, vm->rec, v, &signs) && sign_shared(f, vm->rec, NULL, 0, v, &signs) && !signs.failed;
   if (!ok && signs.failed) raise_memory(vm);
   uint32_t k = 0;
   while (ok && k < next->n && (signs.len != next->signs[k].len || memcmp(signs.text, next->signs[k].text, signs.len)))
@@ -373,6 +444,7 @@ static bool note_end(fork *f, way_end *end) {
       [END_VALUE] = value_nil(),        [END_RETURNED] = value_unset(),    [END_LEFT] = value_bool(false),
       [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
       [END_WORDS] = value_unset(),      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
+  end->plain = true;
   return end_note(end, f->all, parts, NULL);
 }
 
@@ -399,7 +471,8 @@ static bool add_way(fork *f, struct recording *r, way_choices *c, uint32_t site)
   struct recording *arm = f->ends[0].r;
   slots_set(vm, f->rebound, f->stages ? f->stages->at : f->before);
   bool ok = run_way(f, c), counts = ok && !c->again && !is_bool(f->missed, true);
-  ok = ok && (!counts || ((f->stages ? note_kind(f) : note_result(f, arm)) && note_end(f, &f->ends[0])));
+  ok = ok && (!counts ||
+              ((f->stages ? note_kind(f) : shares_alike(f, false) && note_result(f, arm)) && note_end(f, &f->ends[0])));
   rec_arm_end(arm);
   slots_set(vm, f->all, f->kept);
   if (ok && counts) {
@@ -430,7 +503,7 @@ static bool run_ways(fork *f, bool *split) {
   qn_vm *vm = f->vm;
   way_choices c = {.loop = &f->loop};
   uint32_t site = rec_site(f->arm);
-  bool ok = run_way(f, &c) && !is_bool(f->missed, true) && note_result(f, NULL);
+  bool ok = run_way(f, &c) && !is_bool(f->missed, true) && shares_alike(f, true) && note_result(f, NULL);
   return run_others(f, f->arm, &c, site, ok && !error_pending(vm), split);
 }
 
@@ -661,8 +734,7 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
 }
 
 rec_answer fork_capture(struct recording *r, const rec_section *part, bool whole, qn_value *result) {
-  if (!arms_possible(r) || rec_derivatives(r) || vmap_aside(r) || r->vm->tune[TUNE_jit_ways] < 2 || ways_enough(r))
-    return REC_NOT_YET;
+  if (!arms_possible(r) || vmap_aside(r) || r->vm->tune[TUNE_jit_ways] < 2 || ways_enough(r)) return REC_NOT_YET;
   drawn_slots s;
   rec_answer answer = REC_FAILED;
   do
@@ -673,7 +745,7 @@ rec_answer fork_capture(struct recording *r, const rec_section *part, bool whole
 
 /* Does the call that is recorded end with the function in progress, and do what follows and who made it see its result only? */
 static bool ends_call(const struct recording *r) {
-  return !r->arm && r->of && !r->home && !r->ncalls && !r->cut && !r->tries && !r->trying;
+  return !r->arm && r->of && !r->home && !r->ncalls && !r->cut && !r->tries && !r->trying && !rec_derivatives(r);
 }
 
 bool rec_chooses(const qn_vm *vm) {

@@ -21,7 +21,7 @@
  *
  * Where a way leads back to a state that was left, there is one loop of all states. It carries the number of the state that a turn begins in, and for
  * each variable a slot for each type that it has in any of them; a turn is that of one state, a branch on the number, by one of its ways. Behind the
- * loop the number tells in which state it has ended, which again is a choice; the loop itself is made once, by the first way. Where there can be none (in gradients), such ways are left out: where
+ * loop the number tells in which state it has ended, which again is a choice; the loop itself is made once, by the first way. Where there can be none, such ways are left out: where
  * the program takes one, the interpreter makes the call again.
  *
  * Turns that are captured by themselves (rec_turns.ends) begin in one state, and most of them end in it: they are captured as the turns that stay
@@ -348,7 +348,6 @@ static bool find_goal(states *s) {
   const rec_way *way = way_chooser_here(s->r);
   bool chooses = way != NULL;
   find_back(s, 0);
-  s->cyclic &= !rec_derivatives(s->r); /* (whose sums would go in another order) */
   if (s->cyclic && !chooses) {
     fork_unlike(s->r, NULL);
     if (fork_wanted(s->r)) return false;
@@ -368,7 +367,7 @@ static bool find_goal(states *s) {
       fork_unlike(s->r, NULL);
       if (fork_wanted(s->r)) return false;
     }
-    *(rec_derivatives(s->r) || vmap_aside(s->r) ? &base->expects_apart : &base->expects_end) = true;
+    *(vmap_aside(s->r) ? &base->expects_apart : &base->expects_end) = true;
   }
   int first = 0;
   for (int i = n - 1; i >= 0; i--)
@@ -868,21 +867,41 @@ static bool append_loop(states *s) {
 static way_loop *loop_of(const states *s, const struct recording *r) {
   const rec_way *way = s->choice ? way_chooser_here(s->r) : NULL;
   const way_choices *c = way ? way->choices : NULL;
-  way_loop *l = c && s->choice <= c->at ? c->loop : NULL;
+  const bool here = c && c->grads == rec_derivatives(r); /* (a gradient of each way has arguments of its own) */
+  way_loop *l = here && s->choice <= c->at ? c->loop : NULL;
   for (uint32_t i = 0; i + 1 < s->choice && l; i++)
     if (c->made[i]) l = NULL;
   if (l && !l->r) return r == c->r && !c->made[s->choice - 1] ? l : NULL;
+  /* (each way computes again what stands before the loop, and cotangents of what is used behind it, too, would not meet) */
+  if (l && parted_wanted(r) && !l->alone) return NULL;
   while (l && r != l->r && r->arm) r = r->outer;
   return l && r == l->r && l->choice == s->choice && span_same_start(l->at, s->at) ? l : NULL;
+}
+
+/* Are all floats that r has computed from node `from` on constants, or copies of what is older? */
+static bool computes_none(const struct recording *r, uint32_t from) {
+  const graph *g = r->g;
+  for (uint32_t i = from; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_INPUT || n->kind == NODE_CONST || !dtype_is_float((qn_dtype)n->type.dtype)) continue;
+    if (n->kind != NODE_OP) return false;
+    bool copies = n->op == OP_reshape && graph_type_same(&n->type, &g->nodes[n->in[0]].type), constant = true;
+    for (uint32_t k = 0; k < n->nin; k++) constant &= n->in[k] >= from && g->nodes[n->in[k]].kind != NODE_INPUT;
+    if (!copies && !constant) return false;
+  }
+  return true;
 }
 
 /* As append_loop; but a loop that is there already is not made again. */
 static bool loop_or_known(states *s) {
   way_loop *l = loop_of(s, s->vm->rec);
   if (!l || !l->r) {
+    const way_choices *c = l ? way_chooser_here(s->r)->choices : NULL;
+    const bool alone = c && c->r == s->r && computes_none(s->r, c->from);
     if (!append_loop(s)) return false;
     if (!l || s->vm->rec != s->r || !(l->values = slots_keep(s->vm, s->every))) return !error_pending(s->vm);
     l->r = s->r, l->at = s->at, l->choice = s->choice, l->slots.n = s->every.n;
+    l->alone = alone;
     return true;
   }
   if (!begin_every(s) || l->slots.n != s->every.n) return false;

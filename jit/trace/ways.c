@@ -149,6 +149,7 @@ bool end_miss(qn_vm *vm, way_end *end, const rec_way *w) {
   end->r = NULL;
   end_free(vm, end);
   end->r = r;
+  end->plain = true;
   if (!(end->held = mem_zalloc(vm, held_bytes(n)))) return false;
   end->first = (uint32_t *)(end->held + n);
   end->idle = (uint8_t *)(end->first + n);
@@ -187,14 +188,21 @@ void end_free(qn_vm *vm, way_end *end) {
 typedef struct join {
   qn_vm *vm;
   struct recording *r;
-  way_end *const *ends;                  /* two of them */
-  uint32_t *outs[2], nouts, outs_cap[2]; /* results of the branch: the node of each way */
-  qn_value *values;                      /* owned: the values of the results, when the node is there */
+  way_end *const *ends; /* two of them */
+  struct join_result {
+    uint32_t nodes[2]; /* the node of each way */
+    bool filled;       /* one of them is zeros */
+  } * results;         /* owned: those of the branch */
+  uint32_t nresults, results_cap;
+  uint32_t *order, norder, order_cap; /* owned: for each leaf that is a result the number of it */
+  qn_value *values;                   /* owned: the values of the results, when the node is there */
   uint32_t leaf[2], out; /* while trees are walked: the numbers of the next leaf of each way, and of the next result */
   int from;              /* while a value is filled in: the way that has it */
   uint32_t held;         /* the number of the value that was joined last */
   uint32_t own;          /* of the variables the first ones, which the ways may rebind */
   bool part, kept;       /* the value is one of the parts of an end, not a variable; it is that or one of `own` */
+  bool plain;            /* way_end.plain of one of the ways, */
+  bool merges;           /* and inside a gradient: leaves that are one node in each way are one result */
   bool build;            /* the walk makes the final values; else it only finds out whether the ways agree */
 } join;
 
@@ -206,15 +214,22 @@ static bool is_outer(const join *j, qn_value x, qn_value y) {
          !(j->kept && parted_leaf(j->r, x));
 }
 
-/* Adds a result of the branch. False with an error raised. */
-static bool add_result(join *j, uint32_t first, uint32_t second) {
-  uint32_t nodes[2] = {first, second};
-  for (int k = 0; k < 2; k++) {
-    if (!mem_grow(j->vm, (void **)&j->outs[k], &j->outs_cap[k], j->nouts + (size_t)1, sizeof *j->outs[k])) return false;
-    j->outs[k][j->nouts] = nodes[k];
+/* The next leaf is a result of the branch: which has these nodes, of which one is zeros (`filled`, then it may be 0 so far); or one that is there. The
+ * result, NULL with an error raised. */
+static struct join_result *add_result(join *j, uint32_t first, uint32_t second, bool filled) {
+  uint32_t k = j->merges ? 0 : j->nresults;
+  for (; k < j->nresults; k++) {
+    const struct join_result *x = &j->results[k];
+    bool same = x->nodes[0] == first && x->nodes[1] == second;
+    if (filled) same = x->filled && x->nodes[j->from] == (j->from ? second : first);
+    if (same) break;
   }
-  j->nouts++;
-  return true;
+  if (!mem_grow(j->vm, (void **)&j->order, &j->order_cap, j->norder + (size_t)1, sizeof *j->order) ||
+      !mem_grow(j->vm, (void **)&j->results, &j->results_cap, k + (size_t)1, sizeof *j->results))
+    return NULL;
+  j->order[j->norder++] = k;
+  if (k == j->nresults) j->results[j->nresults++] = (struct join_result){{first, second}, filled};
+  return &j->results[k];
 }
 
 /* The node of leaf v, a way's next one; 0 with an error raised, or if it has none. */
@@ -238,11 +253,11 @@ static qn_value join_leaf(join *j, qn_value x, qn_value y) {
     bool same = x.head == y.head && (x.u.i == y.u.i || (texts && str_equal(value_str(x), value_str(y))));
     return same && !nodes[0] && !nodes[1] ? value_retain(x) : value_error();
   }
-  if (j->build) return value_retain(j->values[j->out++]);
+  if (j->build) return value_retain(j->values[j->order[j->out++]]);
   graph_type t = j->ends[0]->r->g->nodes[nodes[0]].type, u = j->ends[1]->r->g->nodes[nodes[1]].type;
   if (!sizes_type_outside(j->ends[0]->r, &t) || !sizes_type_outside(j->ends[1]->r, &u) || !sizes_agree(j->r, &t, &u))
     return value_error();
-  return add_result(j, nodes[0], nodes[1]) ? value_nil() : value_error();
+  return add_result(j, nodes[0], nodes[1], false) ? value_nil() : value_error();
 }
 
 /* Joins x, a value of the first way, and y, that of the second. As join_leaf. */
@@ -294,14 +309,15 @@ static qn_value fill_leaf(void *ctx, qn_value v) {
   join *j = ctx;
   const way_end *has = j->ends[j->from], *lacks = j->ends[!j->from];
   uint32_t node = has->nodes[j->leaf[j->from]++];
-  if (!node || (!rec_traced(has->r, v) && !(j->part && parted_leaf(j->r, v)))) return value_retain(v);
-  if (j->build) return value_retain(j->values[j->out++]);
+  if (!node || (!rec_traced(has->r, v) && !(j->part && !j->plain && parted_leaf(j->r, v)))) return value_retain(v);
+  if (j->build) return value_retain(j->values[j->order[j->out++]]);
   graph_type t = has->r->g->nodes[node].type;
-  uint32_t zeros = take_inputs(j->ends[0]->r, j->ends[1]->r) && sizes_in_other(has->r, lacks->r, &t)
-                       ? graph_full(lacks->r->g, &t, 0, 0)
-                       : 0;
-  bool ok = zeros && add_result(j, j->from ? zeros : node, j->from ? node : zeros);
-  return ok ? value_nil() : value_error();
+  struct join_result *x = add_result(j, j->from ? 0 : node, j->from ? node : 0, true);
+  if (!x) return value_error();
+  uint32_t *zeros = &x->nodes[!j->from];
+  if (!*zeros && take_inputs(j->ends[0]->r, j->ends[1]->r) && sizes_in_other(has->r, lacks->r, &t))
+    *zeros = graph_full(lacks->r->g, &t, 0, 0);
+  return *zeros ? value_nil() : value_error();
 }
 
 enum { IDLE = 1, FILLED = 2 /* of the first way: zeros stand in the place of an idle value */ };
@@ -310,16 +326,17 @@ enum { IDLE = 1, FILLED = 2 /* of the first way: zeros stand in the place of an 
 static qn_value join_held(join *j, uint32_t i) {
   const way_end *const *ends = (const way_end *const *)j->ends;
   qn_value x = ends[0]->held[i], y = ends[1]->held[i];
-  uint32_t before = j->nouts;
+  const uint32_t before = j->nresults, leaves = j->norder;
   j->part = i + END_PARTS >= ends[0]->nheld;
-  j->kept = j->part || i < j->own;
+  j->kept = !j->plain && (j->part || i < j->own);
   for (int k = 0; k < 2; k++) j->leaf[k] = ends[k]->first[i];
   bool unset[2] = {value_is(x, TAG_UNSET), value_is(y, TAG_UNSET)};
   if (unset[0] && unset[1]) return value_unset();
   if (!unset[0] && !unset[1] && !(ends[0]->idle[i] & FILLED)) {
     qn_value v = join_trees(j, x, y);
     if (!value_is_error(v) || error_pending(j->vm) || !(ends[0]->idle[i] || ends[1]->idle[i])) return v;
-    j->nouts = before;
+    j->nresults = before;
+    j->norder = leaves;
     ends[0]->idle[i] |= FILLED;
   }
   j->from = ends[0]->idle[i] & IDLE && !unset[1] ? 1 : 0;
@@ -372,14 +389,14 @@ static bool make_node(join *j, bool turned, uint32_t predicate, uint32_t site) {
   qn_vm *vm = j->vm;
   graph *g = j->r->g;
   for (int k = 0; k < 2; k++)
-    for (uint32_t i = 0; i < j->nouts; i++)
-      if (!graph_output(j->ends[k]->r->g, j->outs[k][i])) return raise_memory(vm), false;
+    for (uint32_t i = 0; i < j->nresults; i++)
+      if (!graph_output(j->ends[k]->r->g, j->results[i].nodes[k])) return raise_memory(vm), false;
   struct recording *const arms[2] = {j->ends[turned]->r, j->ends[!turned]->r};
   uint32_t node = arms_close(j->r, NODE_IF, predicate, arms, NULL, site);
-  j->values = mem_zalloc(vm, ((size_t)j->nouts + 1) * sizeof *j->values);
+  j->values = mem_zalloc(vm, ((size_t)j->nresults + 1) * sizeof *j->values);
   bool ok = node && j->values;
-  for (uint32_t k = 0; k < j->nouts && ok; k++) {
-    graph_type type = j->ends[0]->r->g->nodes[j->outs[0][k]].type;
+  for (uint32_t k = 0; k < j->nresults && ok; k++) {
+    graph_type type = j->ends[0]->r->g->nodes[j->results[k].nodes[0]].type;
     ok = sizes_type_outside(j->ends[0]->r, &type);
     uint32_t proj = graph_proj(g, node, k, type, site);
     j->values[k] = ok && proj ? rec_value_of(j->r, proj) : value_error();
@@ -393,6 +410,8 @@ static bool make_node(join *j, bool turned, uint32_t predicate, uint32_t site) {
 rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool turned, uint32_t predicate,
                      uint32_t site, qn_value *joined, uint32_t *differs) {
   join j = {.vm = r->vm, .r = r, .ends = ends, .own = (uint32_t)own};
+  j.plain = ends[0]->plain || ends[1]->plain;
+  j.merges = j.plain && parted_wanted(r);
   uint32_t n = ends[0]->nheld;
   for (uint32_t i = 0; i < n; i++) {
     joined[i] = value_nil();
@@ -402,9 +421,10 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool 
   bool agree = join_all(&j, false, NULL);
   if (differs) *differs = j.held;
   if (agree) answer = make_node(&j, turned, predicate, site) && join_all(&j, true, joined) ? REC_DONE : REC_FAILED;
-  for (int k = 0; k < 2; k++) mem_free(j.vm, j.outs[k], j.outs_cap[k] * sizeof *j.outs[k]);
-  for (uint32_t k = 0; k < j.nouts && j.values; k++) value_release(j.vm, j.values[k]);
-  if (j.values) mem_free(j.vm, j.values, ((size_t)j.nouts + 1) * sizeof *j.values);
+  for (uint32_t k = 0; k < j.nresults && j.values; k++) value_release(j.vm, j.values[k]);
+  if (j.values) mem_free(j.vm, j.values, ((size_t)j.nresults + 1) * sizeof *j.values);
+  mem_free(j.vm, j.results, j.results_cap * sizeof *j.results);
+  mem_free(j.vm, j.order, j.order_cap * sizeof *j.order);
   for (uint32_t i = 0; i < n && answer != REC_DONE; i++) {
     value_release(j.vm, joined[i]);
     joined[i] = value_nil();
@@ -650,12 +670,22 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
   return false;
 }
 
+/* From here on w is missed unless a condition has this truth. False with an error raised. */
+static bool miss_unless(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth) {
+  struct recording *r = w->r;
+  uint32_t predicate = rec_node(r, condition);
+  way_end gone = {.r = predicate ? rec_arm_begin(r, NULL) : NULL};
+  if (!gone.r) return false;
+  bool ok = end_miss(vm, &gone, w);
+  rec_arm_end(gone.r);
+  struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
+  if (on) return way_open(vm, w, &gone, on, predicate, site, truth);
+  end_free(vm, &gone);
+  return false;
+}
+
 bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
-  const qn_value parts[END_PARTS] = {
-      [END_VALUE] = value_unset(),      [END_RETURNED] = value_unset(),    [END_LEFT] = missed,
-      [END_LEAVES] = value_bool(false), [END_RETURNS] = value_bool(false), [END_RAISES] = value_int(0),
-      [END_WORDS] = value_unset(),      [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(true)};
-  return way_split(vm, w, site, parts);
+  return miss_unless(vm, w, site, missed, false);
 }
 
 rec_way *way_catcher(const struct recording *r) {
@@ -799,15 +829,7 @@ bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool 
   struct recording *r = w->r;
   if (way_told(w->choices, r)) return rec_give_up(r, BREAK_branch);
   w->choices->required = true;
-  uint32_t predicate = rec_node(r, condition);
-  way_end gone = {.r = predicate ? rec_arm_begin(r, NULL) : NULL};
-  if (!gone.r) return false;
-  bool ok = end_miss(vm, &gone, w);
-  rec_arm_end(gone.r);
-  struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
-  if (on) return way_open(vm, w, &gone, on, predicate, site, truth);
-  end_free(vm, &gone);
-  return false;
+  return miss_unless(vm, w, site, condition, truth);
 }
 
 /* Joins two ends of w, and chooses one of them if they do not agree. Else as ends_join. */

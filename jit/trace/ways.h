@@ -28,6 +28,8 @@ typedef struct way_end {
   uint32_t *first;     /* for each of these: the number of its first leaf in `nodes` */
   uint32_t nheld;
   uint32_t *nodes, n, cap; /* of the leaves that are arrays or numbers; 0 of others (and NODE_LATER, see ways.c) */
+  bool
+      plain; /* where it meets another one is no place where the interpreter parts variables (parted.c): what they share stays shared */
 } way_end;
 
 typedef enum way_kind {
@@ -45,6 +47,7 @@ typedef struct way_loop {
   uint32_t choice;  /* how many choices have been made when it was chosen how it ends */
   qn_value *values; /* owned */
   rec_slots slots;  /* their number counts */
+  bool alone;       /* the way has computed no floats before it */
 } way_loop;
 
 /* One way through a turn where branches do not agree in what they make of variables (states.c): which part is taken at each of these, in the
@@ -65,6 +68,7 @@ typedef struct way_choices {
   way_loop *loop;            /* borrowed: of such a part; else NULL */
   const struct recording *r; /* where the turn begins, and the number of its first node there */
   uint32_t from;
+  int grads; /* how many gradients are in progress there */
 } way_choices;
 
 /* Choices that have been made in a part of it: from this number, up to that one. */

@@ -102,13 +102,13 @@ class Program:
         # of derivatives of lanes (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
         self.outside = random.Random(seed * 7 + 6) if seed >= 250_000_000 else None
         # of chains of unlike arms
-        chains = kind == "plain" and (400_200_000 <= seed < 400_300_000 or seed >= 410_000_000)
+        chains = seed >= 620_000_000 if kind == "grad" else kind == "plain" and (400_200_000 <= seed < 400_300_000 or seed >= 410_000_000)
         self.chains = random.Random(seed * 7 + 8) if chains else None
         if self.chains and self.chains.random() < 0.6:
             self.chains = None
         if kind == "plain" and self.own.random() < 0.5:
             self.has |= {"words", "spans", "asks"}
-        if kind == "plain" and random.Random(seed * 7 + 3).random() < 0.4:
+        if (kind == "plain" or (kind == "grad" and seed >= 620_000_000)) and random.Random(seed * 7 + 3).random() < 0.4:
             self.has.add("unlike")
         self.calls = random.Random(seed * 11 + 5) if 660_000_000 <= seed < 670_000_000 or seed >= 700_000_000 else None  # (likewise)
         self.lists = random.Random(seed * 11 + 3) if seed >= 400_400_000 else None  # (likewise)
