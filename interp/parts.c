@@ -285,6 +285,11 @@ static uint32_t last_reader(const block_code *c, uint32_t i, uint32_t to) {
   return end;
 }
 
+/* Where it stands whether statement i is captured in several ways. */
+static uint8_t *fork_of(const qn_vm *vm, const block_code *c, uint32_t i) {
+  return &c->forks[(uint32_t)rec_fork_place(vm) * c->block->n + i];
+}
+
 /* Offers statements from number i on, before `to`, to be captured in several ways. *end: behind those that have been made, *v: how they have ended. False: none
  * have been made. */
 static bool offer_fork(qn_vm *vm, n_block *n, qn_value *fp, uint32_t i, uint32_t to, uint32_t *end, qn_value *v) {
@@ -311,7 +316,7 @@ static bool offer_fork(qn_vm *vm, n_block *n, qn_value *fp, uint32_t i, uint32_t
     }
     if (answer != REC_NOT_YET) return true;
   }
-  c->forks[i] = chooses ? FORK_NOT : FORK_WITHIN;
+  if (!rec_forks_enough(vm)) *fork_of(vm, c, i) = chooses ? FORK_NOT : FORK_WITHIN;
   *end = i + 1;
   return false;
 }
@@ -332,8 +337,8 @@ static qn_value run_recorded(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from,
   while (i < to && !cut) {
     const struct recording *captures = rec_captures(vm);
     uint32_t at = i, end = i + 1;
-    b.fork = forks ? &c->forks[i] : NULL;
-    if (!(forks && may_fork(vm, c->forks[i]) && offer_fork(vm, n, fp, i, to, &end, &v)))
+    b.fork = forks ? fork_of(vm, c, i) : NULL;
+    if (!(forks && may_fork(vm, *b.fork) && offer_fork(vm, n, fp, i, to, &end, &v)))
       v = run_statement(vm, n, fp, i, to);
     forks = true;
     i = end;

@@ -763,7 +763,7 @@ static bool block_begin(resolver *r, n_block *block, uint32_t count, bool tail) 
   }
   c->uses = f->kept;
   c->marks = unit_alloc(r, (count + (size_t)1) * sizeof *c->marks);
-  if ((c->forks = unit_alloc(r, count))) memset(c->forks, FORK_UNKNOWN, count);
+  if ((c->forks = unit_alloc(r, FORK_PLACES * count))) memset(c->forks, FORK_UNKNOWN, FORK_PLACES * count);
   block->code = f->block = r->unit->blocks = c;
   return c->marks && c->forks;
 }

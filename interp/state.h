@@ -222,7 +222,7 @@ typedef struct block_code {
     uint32_t events, reads, names, top;
   } * marks;
   block_parts *parts; /* NULL: it is not cut */
-  uint8_t *forks;     /* for each statement: is it captured in several ways (FORK_...)? */
+  uint8_t *forks;     /* for each of FORK_PLACES and each statement: is it captured in several ways (FORK_...)? */
 } block_code;
 
 /* A text after resolution. */

@@ -47,7 +47,6 @@ static void block_drop(qn_vm *vm, void *what) {
 void rec_block_begin(qn_vm *vm, rec_block *b) {
   b->base = rec_base(vm->rec);
   b->outer = b->base->block;
-  b->grads = rec_derivatives(vm->rec);
   b->base->block = b;
   vm_own(vm, &b->held, block_drop, b);
 }
@@ -747,6 +746,10 @@ rec_answer fork_capture(struct recording *r, const rec_section *part, bool whole
 static bool ends_call(const struct recording *r) {
   return !r->arm && r->of && !r->home && !r->ncalls && !r->cut && !r->tries && !r->trying && !rec_derivatives(r);
 }
+
+int rec_fork_place(const qn_vm *vm) { return vm->rec && rec_derivatives(vm->rec); }
+
+bool rec_forks_enough(const qn_vm *vm) { return vm->rec && ways_enough(vm->rec); }
 
 bool rec_chooses(const qn_vm *vm) {
   const struct recording *r = vm->rec;

@@ -399,7 +399,6 @@ QN_MUST_CHECK rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots as
 typedef struct rec_block {
   struct rec_block *outer;
   struct recording *base;
-  int grads;     /* gradients in progress in it */
   uint8_t *fork; /* of the statement in progress: one of these: */
   /* May something behind the block read the variable? */
   bool (*keeps)(const struct rec_block *b, const qn_value *variable);
@@ -411,8 +410,13 @@ enum {
   FORK_UNKNOWN, /* nothing is known */
   FORK_TRY,     /* branches in it do not agree: it is to be offered to rec_fork, alone or with what follows */
   FORK_WITHIN,  /* that helps at most where it may be chosen what variables are behind it (rec_chooses) */
-  FORK_NOT      /* that does not help */
+  FORK_NOT,     /* that does not help */
+  FORK_PLACES = 2 /* what is known is so outside of gradients, or inside (rec_fork_place) */
 };
+/* Which of FORK_PLACES the recorder is in. */
+int rec_fork_place(const qn_vm *vm);
+/* Has what was recorded in ways come to so much that no further parts are captured so? Then it is not known of a part whether that helps. */
+bool rec_forks_enough(const qn_vm *vm);
 void rec_block_begin(qn_vm *vm, rec_block *b);
 void rec_block_end(qn_vm *vm, rec_block *b);
 /* May what follows differ in what variables are: since it stands in a part that is captured in several ways, each of which may take one of several kinds
