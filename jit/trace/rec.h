@@ -407,10 +407,10 @@ typedef struct rec_block {
   vm_owned held;
 } rec_block;
 enum {
-  FORK_UNKNOWN, /* nothing is known */
-  FORK_TRY,     /* branches in it do not agree: it is to be offered to rec_fork, alone or with what follows */
-  FORK_WITHIN,  /* that helps at most where it may be chosen what variables are behind it (rec_chooses) */
-  FORK_NOT,     /* that does not help */
+  FORK_UNKNOWN,   /* nothing is known */
+  FORK_TRY,       /* branches in it do not agree: it is to be offered to rec_fork, alone or with what follows */
+  FORK_WITHIN,    /* that helps at most where it may be chosen what variables are behind it (rec_chooses) */
+  FORK_NOT,       /* that does not help */
   FORK_PLACES = 2 /* what is known is so outside of gradients, or inside (rec_fork_place) */
 };
 /* Which of FORK_PLACES the recorder is in. */

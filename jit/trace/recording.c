@@ -318,6 +318,7 @@ void rec_free(struct recording *r) {
   leave_over(r);
   mem_free(vm, r->captures, r->captures_cap * sizeof *r->captures);
   nodes_free(vm, &r->parted);
+  nodes_free(vm, &r->some);
   mem_free(vm, r->borrowed, r->borrowed_cap * sizeof *r->borrowed);
   free_values(vm, r->vals, r->vals_cap, r->tracers, r->tracers_cap);
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);

@@ -118,8 +118,10 @@ struct recording {
   bool
       expects_end, /* a loop in it is captured for calls in which it ends with one of several kinds of values (states.c); */
       expects_apart; /* one in a gradient or in lanes is, where that cannot be left open */
-  bool joins;        /* of an arm: its nodes will be nodes of the recording around it (rec_tail) */
-  bool lenient;      /* of an arm: what cannot be in a region does not matter (rewrite) */
+  node_list
+      some; /* of an arm, which is the function of a vmap: bools of which some lane has a true one, or the call leaves the graph */
+  bool joins;    /* of an arm: its nodes will be nodes of the recording around it (rec_tail) */
+  bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
   bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */

@@ -1043,3 +1043,127 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
     answer = REC_FAILED;
   return answer;
 }
+
+/* ---- lanes ---------------------------------------------------------------------------------------------------------------------- */
+
+/* A loop of lanes: those that have a first turn come out with an array of rank 0 where others have the number that the variable began with, which the
+ * interpreter makes an array of the same dtype when it selects. So the first turn and the others behind it stand in one arm of a branch, and in the
+ * other one the numbers become arrays. If no lane has a turn nothing is selected: then the call leaves the graph. */
+typedef struct lane_turns {
+  qn_vm *vm;
+  span at;
+  const rec_turns *turns;
+  rec_slots assigned;
+  const qn_dtype *become; /* for each variable, which is a number; QN_DTYPE_COUNT: it stays what it is */
+} lane_turns;
+
+/* Makes a turn that leaves nothing in the recording in progress. False: it cannot be captured, or an error is raised. */
+static bool lane_turn(const lane_turns *l) {
+  qn_vm *vm = l->vm;
+  struct recording *r = vm->rec;
+  rec_way turn;
+  rec_exit how = REC_ERROR;
+  way_choices closed = {.closed = true};
+  qn_value parts[END_PARTS];
+  way_begin(&turn, WAY_TURN, r, NULL, l->assigned);
+  turn.choices = &closed;
+  turn.throws = NULL;
+  qn_value v = l->turns->body(l->turns->ctx, l->turns->counts ? l->turns->first : value_int(0), &how);
+  bool ok = way_close(vm, &turn, how, v, parts) && vm->rec == r;
+  ok = ok && is_bool(parts[END_LEFT], false) && is_bool(parts[END_LEAVES], false) && !closed.wanted;
+  end_parts_free(vm, parts);
+  return ok;
+}
+
+static qn_value lanes_with_turns(void *ctx, rec_exit *how) {
+  const lane_turns *l = ctx;
+  qn_vm *vm = l->vm;
+  rec_turns behind = *l->turns;
+  behind.whole = true;
+  bool ok = lane_turn(l);
+  if (ok && behind.counts) {
+    behind.first = op_binary(vm, OP_add, behind.first, value_int(1));
+    ok = !value_is_error(behind.first);
+  }
+  rec_tries once = {.left = 1, .taps = rec_base(vm->rec)->taps.n};
+  return arm_ended(ok && rec_loop(vm, l->at, &behind, l->assigned, &once) == REC_DONE, how);
+}
+
+static qn_value lanes_without(void *ctx, rec_exit *how) {
+  const lane_turns *l = ctx;
+  for (int i = 0; i < l->assigned.n; i++) {
+    qn_value *slot = l->assigned.slots[i];
+    if (l->become[i] == QN_DTYPE_COUNT) continue;
+    qn_value made = op_apply(l->vm, OP_fit, slot, 1, &(op_attr){.dtype = (uint8_t)l->become[i]});
+    if (value_is_error(made)) return arm_ended(false, how);
+    *slot = made;
+  }
+  return value_nil();
+}
+
+/* What the first turn makes of numbers: sets `become`, which has room for all variables. False: of something it makes what lanes cannot have. */
+static bool lane_kinds(const lane_turns *l, const qn_value *before, qn_dtype *become) {
+  struct recording *arm = l->vm->rec, *r = arm->outer;
+  for (int i = 0; i < l->assigned.n; i++) {
+    qn_value x = before[i], y = *l->assigned.slots[i];
+    become[i] = QN_DTYPE_COUNT;
+    if (way_alike(r, x, arm, y)) continue;
+    if (error_pending(l->vm) || !value_is(y, TAG_ARRAY) || value_array(y)->rank) return false;
+    const qn_dtype dtype = (qn_dtype)value_array(y)->dtype;
+    const bool fits = dtype_is_float(dtype) ? value_is(x, TAG_INT) || value_is(x, TAG_FLOAT)
+                                            : dtype_is_int(dtype) && value_is(x, TAG_INT);
+    if (!fits) return false;
+    become[i] = dtype;
+  }
+  return true;
+}
+
+/* Tries the first turn in an arm that is dropped. As lane_kinds. */
+static bool lane_try(struct recording *r, const lane_turns *l, qn_dtype *become) {
+  qn_vm *vm = r->vm;
+  qn_value *mark = vm->sp, *before = slots_keep(vm, l->assigned);
+  struct recording *arm = before ? rec_arm_begin(r, NULL) : NULL;
+  bool ok = arm && lane_turn(l) && lane_kinds(l, before, become) && !arm->g->failed && !arm->regions.n;
+  if (!ok) vm_pop_to(vm, mark);
+  if (arm) rec_arm_end(arm);
+  if (before) slots_set(vm, l->assigned, before);
+  slots_free(vm, l->assigned, before);
+  if (arm) rec_free(arm);
+  vm->rec = r;
+  return ok;
+}
+
+rec_answer states_of_lanes(struct recording *r, span at, const rec_turns *turns, rec_slots assigned,
+                           const rec_tries *tries) {
+  enum { MOST = 64 };
+  qn_vm *vm = r->vm;
+  qn_dtype become[MOST];
+  lane_turns l = {.vm = vm, .at = at, .turns = turns, .assigned = assigned, .become = become};
+  const bool alone = r->arm && r->outer->aside && rec_base(r)->taps.n == tries->taps;
+  if (!alone || assigned.n > MOST || turns->ends || turns->tests || !way_may_exit(r))
+    return REC_NOT_YET;
+  rec_marked before = rec_mark(r);
+  bool ok = lane_try(r, &l, become);
+  rec_at(vm, at);
+  rec_exit how = REC_VALUE;
+  qn_value goes = !ok             ? value_nil()
+                  : turns->counts ? op_binary(vm, OP_lt, turns->first, turns->end)
+                                  : way_test(vm, turns, &how);
+  ok = ok && how == REC_VALUE && value_is(goes, TAG_BOOL) && value_node(goes) && vm->rec == r;
+  if (ok) {
+    const rec_branch b = {
+        .at = at, .then = {lanes_with_turns, &l}, .otherwise = {lanes_without, &l}, .assigned = assigned};
+    qn_value v = value_nil();
+    uint32_t node = rec_node(r, goes);
+    rec_answer answer = node ? rec_if(vm, &b, goes, &v) : REC_FAILED;
+    if (answer == REC_DONE) {
+      value_release(vm, v);
+      rec_base(r)->expects_apart = true;
+      return nodes_add(vm, &r->some, node) ? REC_DONE : REC_FAILED;
+    }
+    if (answer == REC_FAILED) return REC_FAILED;
+  }
+  rec_answer answer = arms_refused(r);
+  if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
+  return answer;
+}

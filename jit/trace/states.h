@@ -11,4 +11,9 @@ bool states_may_be_over(const struct recording *r, const rec_turns *turns);
 QN_MUST_CHECK rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned,
                                      rec_tries *tries, bool again);
 
+/* As states_loop, of a loop in a function that is recorded for the lanes of a vmap: its first turn makes arrays without axes of numbers, which the interpreter
+ * selects by lane. */
+QN_MUST_CHECK rec_answer states_of_lanes(struct recording *r, span at, const rec_turns *turns, rec_slots assigned,
+                                         const rec_tries *tries);
+
 #endif

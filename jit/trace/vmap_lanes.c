@@ -810,6 +810,45 @@ static bool joins_forward(qn_value fn, const struct recording *arm) {
   return true;
 }
 
+/* The function of a vmap has been recorded in an arm: its value (taken over), and behind it the bools of recording.some, in a list. Owned, or the error
+ * value. */
+static qn_value with_some(struct recording *arm, qn_value value) {
+  enum { SOME_MOST = 16 };
+  qn_value all[1 + SOME_MOST] = {value}, list = value_error();
+  const uint32_t n = arm->some.n;
+  bool ok = n <= SOME_MOST;
+  for (uint32_t k = 0; k < n && ok; k++) {
+    all[1 + k] = rec_value_of(arm, arm->some.nodes[k]);
+    ok = !value_is_error(all[1 + k]);
+  }
+  if (ok && !arm_values(arm, (rec_slots){NULL, 0}, all, 1 + (int)n, &list)) list = value_error();
+  value_release(arm->vm, value);
+  return list;
+}
+
+/* The arm's nodes have joined the recording, and all lanes of them: *value (owned), a list of with_some, becomes the first item, and each bool must be true
+ * in some lane. False with an error raised. */
+static bool expect_some(struct recording *r, const struct vmap_level *l, qn_value *value) {
+  qn_vm *vm = r->vm;
+  const qn_list *list = value_list(*value);
+  bool ok = true;
+  for (uint32_t k = 1; k < list->len && ok; k++) {
+    const uint32_t node = rec_node(r, list->items[k]), whole = node ? batch_whole(&l->batch, node) : 0;
+    qn_value any = whole ? rec_value_of(r, whole) : value_retain(list->items[k]);
+    if (whole && !value_is_error(any)) {
+      qn_value all = any;
+      any = op_apply(vm, OP_any, &all, 1, &(op_attr){.axes = 1});
+      value_release(vm, all);
+    }
+    ok = !value_is_error(any) && way_expect(r, any, true);
+    if (!value_is_error(any)) value_release(vm, any);
+  }
+  qn_value first = value_retain(list->items[0]);
+  value_release(vm, *value);
+  *value = first;
+  return ok;
+}
+
 /* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
  * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
  * which is open. (Not where lanes hand on floats that they share, inside a gradient; nor where a device's library
@@ -838,6 +877,9 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
             !(rec_derivatives(r) && lanes_hand_on(arm, &l->batch));
   vm_pop_to(vm, mark);
   vm->draw = draw;
+  const bool some = ok && arm->some.n;
+  if (some) value = with_some(arm, value);
+  ok = ok && !value_is_error(value);
   rec_arm_end(arm);
   r->lanes = l;
   base->unlike = unlike; /* (what does not agree is refused to all lanes) */
@@ -857,6 +899,9 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
       ok = false;
       failed = arms_refused(r) == REC_FAILED;
       rec_forget(r, before);
+    } else if (some && !expect_some(r, l, &value)) {
+      value_release(vm, value);
+      failed = true;
     }
     l->batch.region = l->batch.together = false;
   }
