@@ -67,7 +67,8 @@ bool fork_wanted(struct recording *r) {
   const rec_way *w =
       base->way; /* in a turn of a loop, or a part that is captured in several ways: only statements in it */
   while (w && !w->choices && w->kind != WAY_TURN) w = w->outer;
-  if (w && w->choices && !w->choices->fork) return false; /* the turn is recorded in ways of its own (states.c) */
+  /* A turn is recorded in ways of its own (states.c), which do not choose in the functions that it calls. */
+  if (w && w->choices && !w->choices->fork && !way_calls(w, r)) return false;
   const rec_block *b = base->block, *end = w ? w->block : NULL;
   while (b != end && (!b->fork || *b->fork != FORK_UNKNOWN || (in && b->keeps(b, in)))) b = b->outer;
   if (b != end)

@@ -1140,8 +1140,7 @@ rec_answer states_of_lanes(struct recording *r, span at, const rec_turns *turns,
   qn_dtype become[MOST];
   lane_turns l = {.vm = vm, .at = at, .turns = turns, .assigned = assigned, .become = become};
   const bool alone = r->arm && r->outer->aside && rec_base(r)->taps.n == tries->taps;
-  if (!alone || assigned.n > MOST || turns->ends || turns->tests || !way_may_exit(r))
-    return REC_NOT_YET;
+  if (!alone || assigned.n > MOST || turns->ends || turns->tests || !way_may_exit(r)) return REC_NOT_YET;
   rec_marked before = rec_mark(r);
   bool ok = lane_try(r, &l, become);
   rec_at(vm, at);

@@ -503,6 +503,12 @@ rec_way *way_of(const struct recording *r) {
   return w && w->r == r && w->calls == calls_in(r) ? w : NULL;
 }
 
+bool way_calls(const rec_way *w, const struct recording *r) {
+  for (; r != w->r && r->arm; r = r->outer)
+    if (calls_in(r)) return true;
+  return calls_in(r) > w->calls;
+}
+
 /* Forgets the innermost calls of r beyond so many: they have ended in an arm that went on. */
 static void calls_end(struct recording *r, uint32_t n) {
   while (calls_in(r) > n) {

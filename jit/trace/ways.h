@@ -129,6 +129,8 @@ void end_parts_free(qn_vm *vm, qn_value *parts);
 
 /* The way that what is recorded next belongs to: it stands directly in that part, in the same function. NULL: none. */
 rec_way *way_of(const struct recording *r);
+/* Is what is recorded in r, which is w->r or an arm in it, in a function that is called in w? */
+bool way_calls(const rec_way *w, const struct recording *r);
 /* Begins a way in r. `around`: as way_of gives it for the recording around r, or NULL: nothing around it may be left. */
 void way_begin(rec_way *w, way_kind kind, struct recording *r, const rec_way *around, rec_slots slots);
 /* Ends it: the program has come to its end in the given manner, with value v (taken over). All ways are joined, in the recording where it
