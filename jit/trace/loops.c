@@ -25,6 +25,9 @@
  * Where that does not do, lists become counted ones (counting): those to which the variables' own turns add items, empty ones in what the variables hold,
  * and those that are longer behind the turn of a try that failed.
  *
+ * An array to which the turns add rows by concat (`k = concat((k, row[new]))`) is longer after each, too: a buffer with room for all of them is carried, a
+ * turn begins with the part of it that is there, and stores its rows behind that. So the number of turns must be known, or be a size.
+ *
  * A body that needs data, has an effect or fails is no region, and one whose turns make few nodes together
  * (jit.unroll) is better unrolled: what has been recorded of it is forgotten, and the interpreter goes on.
  */
@@ -32,6 +35,7 @@
 
 #include "jit/graph/grad.h"
 #include "jit/graph/region_builder.h"
+#include "jit/run/index.h"
 #include "jit/trace/draws.h"
 #include "jit/trace/grown.h"
 #include "jit/trace/rec.h"
@@ -49,7 +53,9 @@ enum {
   COUNTED_LEAST = 4,   /* with so many it is tried at once */
   COUNTED_KB = 1024,   /* memory for their items, if nothing is known of the number of turns, */
   COUNTED_ROWS = 1024, /* and for how many items */
-  GROWN_MAX = 64       /* of the variables only so many first ones may be lists that grow */
+  GROWN_MAX = 64,      /* of the variables only so many first ones may be lists that grow */
+  LONGER_MAX = 8,      /* arrays that get rows */
+  LONGER_ROWS = 16     /* rows that a turn adds to one of them */
 };
 
 /* Lists that become counted ones (grown.h), as an earlier try has found. */
@@ -57,7 +63,22 @@ typedef struct counting {
   bool on;
   const void *grew[COUNTED_MAX]; /* lists of the program that were longer behind a turn */
   uint32_t n;
+  bool lengthens; /* likewise of arrays: */
+  struct {
+    const void *array;
+    int64_t rows; /* that it has more behind a turn */
+  } longer[LONGER_MAX];
+  uint32_t nlonger;
 } counting;
+
+/* An array that gets rows, while the arms are recorded. */
+typedef struct longer_array {
+  uint32_t carry;  /* which of what is carried is its buffer */
+  int64_t rows;    /* that a turn adds */
+  qn_value before; /* a host int: how many it has before the loop, */
+  qn_value now;    /* and before the turn */
+  uint32_t part;   /* in the body: these */
+} longer_array;
 
 /* One of them. */
 typedef struct counted_list {
@@ -76,6 +97,9 @@ typedef struct loop {
   counting *counting;
   counted_list lists[COUNTED_MAX]; /* in the order of the variables and of what these hold */
   uint32_t nlists, list;           /* the next one while trees are walked */
+  longer_array longer[LONGER_MAX];
+  uint32_t nlonger;
+  bool lengthens;        /* behind a turn arrays have more rows than before it */
   int64_t turns_of_test; /* of a loop that does not count: how many turns its test allows; 0: that is not known */
   uint32_t asks[COUNTED_MAX], nasks; /* nodes around the loop */
   struct recording *r;
@@ -120,14 +144,42 @@ static bool add_carried(loop *l, uint32_t node) {
   return true;
 }
 
+static int64_t turns_known(const loop *l);
+
+/* Carries a buffer in place of an array that gets so many rows in each turn. False if it cannot be, or with an error raised. */
+static bool carry_longer(loop *l, qn_value v, int64_t rows) {
+  qn_vm *vm = l->vm;
+  dim_table *dims = &l->r->g->dims;
+  uint32_t node = rec_node(l->r, v);
+  qn_dim turns = l->size ? l->size : turns_known(l);
+  if (!node || !turns || l->tested || l->nlonger == LONGER_MAX) return false;
+  graph_type t = l->r->g->nodes[node].type;
+  longer_array *x = &l->longer[l->nlonger++];
+  *x = (longer_array){.carry = l->n, .rows = rows, .before = rec_size_number(vm, t.shape[0])};
+  bool some = t.shape[0] != 0;
+  t.shape[0] = dim_make(dims, DIM_MUL, turns, dim_const(dims, rows));
+  if (t.shape[0] > INT32_MAX || value_is_error(x->before)) return false;
+  uint32_t zeros = graph_full(l->r->g, &t, 0, rec_site(l->r));
+  qn_value in[2] = {v, zeros ? rec_value_of(l->r, zeros) : value_error()};
+  if (value_is_error(in[1])) return false;
+  qn_value whole = some ? op_concat(vm, in, 2, 0) : value_retain(in[1]);
+  value_release(vm, in[1]);
+  bool ok = !value_is_error(whole) && add_carried(l, rec_node(l->r, whole));
+  if (!value_is_error(whole)) value_release(vm, whole);
+  return ok;
+}
+
 static bool carry_leaf(void *ctx, qn_value v) {
   loop *l = ctx;
+  const counting *c = l->counting;
+  for (uint32_t i = 0; i < c->nlonger && c->lengthens && value_is(v, TAG_ARRAY); i++)
+    if (c->longer[i].array == v.u.p) return carry_longer(l, v, c->longer[i].rows);
   return !value_is_operand(v) || add_carried(l, rec_node(l->r, v));
 }
 
 /* Notes what is carried, but for flags. */
 static bool carry_all(loop *l) {
-  l->n = 0;
+  l->n = l->nlonger = 0;
   for (int i = 0; i < l->assigned.n; i++)
     if (!tree_each(l->vm, l->before[i], carry_leaf, l)) return false;
   l->count = l->n;
@@ -212,7 +264,7 @@ static bool unstack(loop *l, int i) {
 static bool grown_begin(loop *l) {
   bool on = l->counting->on;
   uint64_t may = l->turns.counts && !on ? l->turns.grown : 0;
-  bool bounds = may || (on && l->turns.counts);
+  bool bounds = may || ((on || l->counting->lengthens) && l->turns.counts);
   for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++)
     if ((may >> i & 1) && (stays_stacked(l, i) || !unstack(l, i))) return false;
   if (bounds && !bound_known(l, &l->turns.first)) return false;
@@ -620,9 +672,36 @@ static bool carry_flags(loop *l) {
   return !l->raises || (add_carried(l, rec_node(l->r, value_int(0))) && tree_each(l->vm, l->words, carry_leaf, l));
 }
 
+static longer_array *longer_at(loop *l, uint32_t carry) {
+  for (uint32_t i = 0; i < l->nlonger; i++)
+    if (l->longer[i].carry == carry) return &l->longer[i];
+  return NULL;
+}
+
+/* What is there of an array that gets rows when a turn begins. Owned, or the error value. */
+static qn_value longer_now(loop *l, longer_array *x) {
+  graph *g = l->in->g;
+  uint32_t row = g->inputs[l->count], base = rec_node(l->in, x->before);
+  if (row && l->turns.first.u.i) row = graph_count(g, OP_sub, row, graph_weak_int(g, l->turns.first.u.i));
+  if (row && x->rows != 1) row = graph_count(g, OP_mul, row, graph_weak_int(g, x->rows));
+  if (row) row = base ? graph_count(g, OP_add, row, base) : 0;
+  x->now = row ? rec_value_of(l->in, row) : value_error();
+  index_item cut = {.kind = INDEX_SLICE, .has_stop = true, .step = 1};
+  if (value_is_error(x->now) || !rec_bound(l->vm, x->now, &cut.size_stop, &cut.stop)) return value_error();
+  qn_value whole = rec_value_of(l->in, g->inputs[x->carry]);
+  if (value_is_error(whole)) return whole;
+  qn_value part = op_index(l->vm, whole, &cut, 1);
+  value_release(l->vm, whole);
+  if (!value_is_error(part)) x->part = rec_node(l->in, part);
+  return part;
+}
+
 static qn_value leaf_of_arm(void *ctx, qn_value v) {
   loop *l = ctx;
-  return value_is_operand(v) ? rec_value_of(l->in, l->in->g->inputs[l->leaf++]) : value_retain(v);
+  if (!value_is_operand(v)) return value_retain(v);
+  uint32_t k = l->leaf++;
+  longer_array *x = l->in == l->body ? longer_at(l, k) : NULL;
+  return x ? longer_now(l, x) : rec_value_of(l->in, l->in->g->inputs[k]);
 }
 
 static qn_value leaf_of_result(void *ctx, qn_value v) {
@@ -756,20 +835,94 @@ static bool run_header(loop *l) {
   return arm_close(l, node && graph_output(l->header->g, node));
 }
 
-static bool add_out(loop *l, uint32_t node) {
-  const graph *g = l->body->g;
-  if (!node || l->nouts == l->n || !sizes_agree(l->body, &g->nodes[node].type, &g->nodes[g->inputs[l->nouts]].type))
-    return false;
+/* A node is what becomes of the next of what is carried. */
+static bool push_out(loop *l, uint32_t node) {
   if (!mem_grow(l->vm, (void **)&l->outs, &l->outs_cap, l->nouts + (size_t)1, sizeof *l->outs)) return false;
   l->outs[l->nouts++] = node;
   return true;
 }
 
+static bool add_out(loop *l, uint32_t node) {
+  const graph *g = l->body->g;
+  if (!node || l->nouts == l->n || !sizes_agree(l->body, &g->nodes[node].type, &g->nodes[g->inputs[l->nouts]].type))
+    return false;
+  return push_out(l, node);
+}
+
+/* Notes an array that has more rows behind a turn than before it, if it may be lengthened in a buffer. */
+static bool note_longer(loop *l, qn_value was, uint32_t node) {
+  counting *c = l->counting;
+  graph *g = l->body->g;
+  if (!node || l->nouts == l->n || c->lengthens || !l->turns.counts || !value_is(was, TAG_ARRAY)) return false;
+  const graph_type *from = &g->nodes[g->inputs[l->nouts]].type, *to = &g->nodes[node].type;
+  int64_t rows = 0;
+  if (from->dtype != to->dtype || from->weak || to->weak || from->rank != to->rank || !from->rank) return false;
+  if (memcmp(from->shape + 1, to->shape + 1, (size_t)(from->rank - 1) * sizeof *from->shape)) return false;
+  if (!dim_is_const(&g->dims, dim_make(&g->dims, DIM_SUB, to->shape[0], from->shape[0]), &rows)) return false;
+  if (rows < 1 || rows > LONGER_ROWS || !may_count(l->r)) return false;
+  uint32_t i = 0;
+  while (i < c->nlonger && c->longer[i].array != was.u.p) i++;
+  if (i == LONGER_MAX) return false;
+  if (i == c->nlonger) c->nlonger++;
+  c->longer[i].array = was.u.p;
+  c->longer[i].rows = rows;
+  return l->lengthens = push_out(l, node);
+}
+
+/* Stores row i of an array in a buffer (owned, replaced), `add` rows behind the one with the number of node `row`. False: the arm cannot be captured. */
+static bool store_row(loop *l, qn_value *whole, uint32_t row, uint32_t add, qn_value part, int64_t i) {
+  qn_vm *vm = l->vm;
+  graph *g = l->body->g;
+  uint32_t at = add ? graph_count(g, OP_add, row, graph_weak_int(g, add)) : row;
+  qn_value in[3] = {*whole, at ? rec_value_of(l->body, at) : value_error(), op_index_row(vm, part, i)};
+  const op_attr attr = {.n = 1, .mode = SCATTER_SET, .flags = ATTR_PROVEN, .d = {1}};
+  bool ok = !value_is_error(in[1]) && !value_is_error(in[2]);
+  qn_value made = ok ? op_apply(vm, OP_scatter, in, 3, &attr) : value_error();
+  if (!value_is_error(in[2])) value_release(vm, in[2]);
+  if (value_is_error(made)) return false;
+  value_release(vm, *whole);
+  *whole = made;
+  return true;
+}
+
+/* The node of the buffer with the rows that a turn has added to what was there. 0: it has done something else, or an error is raised. */
+static uint32_t longer_stored(loop *l, const longer_array *x, uint32_t node) {
+  qn_vm *vm = l->vm;
+  graph *g = l->body->g;
+  uint32_t parts[LONGER_ROWS], n = 0, stored = 0;
+  while (node && node != x->part) { /* from the last one on */
+    const graph_node *c = &g->nodes[node];
+    if (c->kind != NODE_OP || c->op != OP_concat || graph_attr(c).axes != 1) return 0;
+    for (uint32_t k = c->nin; k-- > 1;) {
+      if (n == LONGER_ROWS) return 0;
+      parts[n++] = c->in[k];
+    }
+    node = c->in[0];
+  }
+  qn_value whole = node ? rec_value_of(l->body, g->inputs[x->carry]) : value_error();
+  uint32_t row = rec_node(l->body, x->now);
+  bool ok = !value_is_error(whole) && row;
+  while (n-- > 0 && ok) {
+    const int64_t rows = g->nodes[parts[n]].type.shape[0];
+    qn_value part = rec_value_of(l->body, parts[n]);
+    ok = rows > 0 && !value_is_error(part);
+    for (int64_t i = 0; i < rows && ok; i++, stored++) ok = store_row(l, &whole, row, stored, part, i);
+    if (!value_is_error(part)) value_release(vm, part);
+  }
+  node = ok && stored == x->rows ? rec_node(l->body, whole) : 0;
+  if (!value_is_error(whole)) value_release(vm, whole);
+  return node;
+}
+
 /* Compares what a variable, or a part of it, was before a turn and is after it, and notes what is carried on. False if its structure has
  * changed. */
 static bool match(loop *l, qn_value was, qn_value is) {
-  if (value_is_operand(was) || value_is_operand(is))
-    return value_is_operand(was) && value_is_operand(is) && add_out(l, rec_node(l->body, is));
+  if (value_is_operand(was) || value_is_operand(is)) {
+    uint32_t node = value_is_operand(was) && value_is_operand(is) ? rec_node(l->body, is) : 0;
+    const longer_array *x = longer_at(l, l->nouts);
+    if (x && node) node = longer_stored(l, x, node);
+    return add_out(l, node) || note_longer(l, was, node);
+  }
   if (value_tag_of(was) != value_tag_of(is)) return false;
   if (value_is(was, TAG_STR) && was.u.p != is.u.p && (rec_text_of(l->r, was) || rec_text_of(l->r, is))) return false;
   if (value_is(was, TAG_STR)) return str_equal(value_str(was), value_str(is));
@@ -872,6 +1025,7 @@ static bool run_body(loop *l) {
     ok = is_grown(l, i) ? match_grown(l, i) : match(l, l->before[i], *l->assigned.slots[i]);
     l->changes |= !ok && !error_pending(vm);
   }
+  ok = ok && !l->lengthens && !(l->nlonger && (l->leaves || l->returns || l->raises));
   graph *g = l->body->g;
   if (ok && l->turns.counts) ok = add_out(l, graph_count(g, OP_add, count_input(l), graph_weak_int(g, 1)));
   if (ok && l->tested) ok = add_out(l, goes);
@@ -1216,6 +1370,14 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   loop_free(&l);
   if (done) vm->rec = now;
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
+  if (answer == REC_NOT_YET && l.lengthens && !few && vm->rec == r && !r->ended) {
+    counting->lengthens = true;
+    tries->left++;
+    answer = loop_once(r, at, turns, assigned, tries, counting);
+    counting->lengthens = false;
+    if (answer != REC_NOT_YET) return answer;
+    l.changes = true;
+  }
   if (answer == REC_NOT_YET && !counting->on && !few && vm->rec == r && !r->ended &&
       lists_may_grow(r, turns, assigned, counting)) {
     counting->on = true;
