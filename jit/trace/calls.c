@@ -980,10 +980,25 @@ static int64_t length_before(const anchor_specializations *list, uint32_t arg, q
   return -1;
 }
 
-/* Would a list be a large part of what the pattern of a call may hold, or too much for it? Such lists are stacked at the first recording. */
+/* How many bytes of arrays a value holds, up to `most`. */
+static int64_t bytes_held(qn_value v, int depth, int64_t most) {
+  if (value_is(v, TAG_ARRAY)) return value_array(v)->size * (int64_t)dtype_size((qn_dtype)value_array(v)->dtype);
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return 0;
+  if (!depth) return most;
+  uint32_t n;
+  const qn_value *parts = value_parts(v.u.p, &n);
+  int64_t bytes = 0;
+  for (uint32_t i = 0; i < n && bytes < most; i++) bytes += bytes_held(parts[i], depth - 1, most);
+  return bytes < most ? bytes : most;
+}
+
+/* Would a list be a large part of what the pattern of a call may hold, or too much for it? Or has it many small items, whose copies cost less than
+ * kernels with an operand for each? Such lists are stacked at the first recording. */
 static bool is_long(const qn_vm *vm, qn_value list) {
-  enum { PART = 8 };
-  return value_list(list)->len > (uint64_t)vm->tune[TUNE_jit_leaves] / PART;
+  enum { PART = 8, MANY = 64, DEPTH = 3, SMALL = 1024 /* bytes */ };
+  const qn_list *l = value_list(list);
+  if (l->len > (uint64_t)vm->tune[TUNE_jit_leaves] / PART) return true;
+  return l->len > MANY && !value_is_stacked(list) && bytes_held(l->items[0], DEPTH, SMALL) < SMALL;
 }
 
 static bool place_known(const anchor_specializations *list, uint32_t arg, qn_str *const *names, uint32_t depth) {
