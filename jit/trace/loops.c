@@ -52,7 +52,9 @@ enum {
   COUNTED_MANY = 4096, /* or if items are stored in them; */
   COUNTED_LEAST = 4,   /* with so many it is tried at once */
   COUNTED_KB = 1024,   /* memory for their items, if nothing is known of the number of turns, */
-  COUNTED_ROWS = 1024, /* and for how many items */
+  COUNTED_ROWS = 1024, /* and for how many items; */
+  COUNTED_SMALL = 256, /* or for more of them in so many KB, */
+  COUNTED_MOST = 8192, /* but not for more than that */
   GROWN_MAX = 64,      /* of the variables only so many first ones may be lists that grow */
   LONGER_MAX = 8,      /* arrays that get rows */
   LONGER_ROWS = 16     /* rows that a turn adds to one of them */
@@ -396,6 +398,14 @@ static qn_dim length_of(const loop *l, qn_value list) {
   return sizes[0];
 }
 
+/* Room for how many items, where nothing is known of the number of turns. */
+static int64_t room_unknown(const loop *l, uint32_t number) {
+  const int64_t bytes = counted_bytes(l->r, number) + 1, few = ((int64_t)COUNTED_KB << 10) / bytes,
+                many = ((int64_t)COUNTED_SMALL << 10) / bytes;
+  const int64_t a = few < COUNTED_ROWS ? few : COUNTED_ROWS, b = many < COUNTED_MOST ? many : COUNTED_MOST;
+  return a > b ? a : b;
+}
+
 /* What stands for the next list. Owned, or the error value. */
 static qn_value counted_for(loop *l, qn_value v) {
   if (l->list == COUNTED_MAX) return value_retain(v);
@@ -413,10 +423,9 @@ static qn_value counted_for(loop *l, qn_value v) {
   dim_table *dims = &l->r->g->dims;
   if (!g->adds) return counted_new(l->r, x->number, v, len, true);
   bool known = (n || l->size) && !g->within, exact = known && x->adds >= 0 && !l->leaves;
-  int64_t adds = exact ? x->adds : g->adds, bytes = counted_bytes(l->r, x->number) + 1,
-          most = (int64_t)COUNTED_KB << 10;
+  int64_t adds = exact ? x->adds : g->adds;
   if (!known)
-    n = COUNTED_ROWS < most / bytes ? COUNTED_ROWS : most / bytes;
+    n = room_unknown(l, x->number);
   else if (l->size)
     n = dim_make(dims, DIM_MUL, l->size, dim_const(dims, adds));
   else
