@@ -301,6 +301,8 @@ static bool looks_like(item_walk *w, qn_value item) {
   qn_value *leaves = mem_alloc(w->r->vm, bytes);
   uint32_t n = 0;
   bool ok = leaves && same_shape(w, w->of->shape, item, leaves, &n);
+  for (uint32_t k = 0; k < n && ok; k++) /* the list may have begun with numbers that the host knows */
+    if (!w->of->data) w->of->data = !of_host(w->r, rec_node(w->r, leaves[k]), &(int){LOOKED_AT});
   if (leaves) mem_free(w->r->vm, leaves, bytes);
   return ok;
 }
