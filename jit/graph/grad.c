@@ -106,6 +106,7 @@ bool grad_ends(const graph_node *n) {
 typedef struct node_state {
   bool active;
   bool plain;         /* is its cotangent, or what is made of it, multiplied plainly? */
+  bool row;           /* it takes a row of what has cotangents of rows already, and its own has begun with that */
   uint32_t cotangent; /* 0: none */
   uint32_t
       there; /* GRAD_FLAG: is there a cotangent, or is it zeros because there is none? 0: there is, or it does not matter */
@@ -456,6 +457,58 @@ static uint32_t add_to_part(backward *b, const grad_ctx *c, uint32_t ct) {
   return graph_op(g, OP_scatter, in, (int)nin, &attr, c->site);
 }
 
+/* The cotangent of node i, which takes a row, begins with the one that the row has: so each use adds to that. (No two nodes of a turn take the same
+ * row of an array, graph_rules.derived.) False: memory is short. */
+static bool begin_row(backward *b, uint32_t i) {
+  graph *g = b->g;
+  const graph_node n = g->nodes[i];
+  const node_state *of = state_of(b, n.in[0]);
+  op_attr attr = graph_attr(&n);
+  attr.flags = ATTR_PROVEN;
+  uint32_t in[ARRAY_MAX_RANK + 1], at = i, user = i + 1;
+  memcpy(in, n.in, n.nin * sizeof *in);
+  in[0] = of->cotangent;
+  uint32_t ct = graph_op(g, OP_index, in, n.nin, &attr, n.site);
+  while (user <= b->last && !(graph_takes_row(g, user) && g->nodes[user].in[0] == i && g->nodes[user].type.weak))
+    user++;
+  if (user <= b->last) {
+    attr = graph_attr(&g->nodes[at = user]);
+    ct = graph_op(g, OP_cast, &ct, 1, &attr, n.site);
+  }
+  b->states[i - b->from].row = true;
+  b->states[at - b->from].cotangent = ct;
+  b->states[at - b->from].there = b->states[at - b->from].plain ? of->there : 0;
+  return ct != 0;
+}
+
+/* begin_row for all rows that are taken of wrt[i]. False: memory is short. */
+static bool begin_rows(backward *b, const uint32_t *wrt, int nwrt, const graph_presence *there) {
+  for (int k = 0; k < nwrt; k++) {
+    if (!there->rows[k] || !cotangent_of(b, wrt[k])) continue;
+    for (uint32_t i = b->from; i <= b->last; i++)
+      if (is_active(b, i) && graph_takes_row(b->g, i) && b->g->nodes[i].op == OP_index &&
+          b->g->nodes[i].in[0] == wrt[k] && !begin_row(b, i))
+        return false;
+  }
+  return true;
+}
+
+/* Hands the cotangent of node i, with which it has begun, back to the row. False: memory is short. */
+static bool end_row(backward *b, uint32_t i) {
+  graph *g = b->g;
+  const graph_node n = g->nodes[i];
+  node_state *of = state_of(b, n.in[0]), *s = &b->states[i - b->from];
+  op_attr attr = graph_attr(&n);
+  attr.flags = ATTR_PROVEN;
+  attr.mode = SCATTER_SET;
+  uint32_t in[ARRAY_MAX_RANK + 2];
+  memcpy(in, n.in, n.nin * sizeof *in);
+  in[0] = of->cotangent;
+  in[n.nin] = s->cotangent;
+  of->there = either(g, of->there, of->plain ? s->there : 0);
+  return (of->cotangent = graph_op(g, OP_scatter, in, n.nin + 1, &attr, n.site)) != 0;
+}
+
 /* Differentiates node i: contributes to its operands' cotangents. False with why. */
 static bool step(backward *b, uint32_t i) {
   graph *g = b->g;
@@ -465,6 +518,7 @@ static bool step(backward *b, uint32_t i) {
   graph_node n = g->nodes[i];           /* a copy, since the list of nodes moves when it grows */
   if (n.kind == NODE_PROJ) return true; /* step_control of the branch or loop sees to it */
   if (graph_kind_has_regions(n.kind)) return graph_is_rule(&n) ? step_rule(b, i) : step_control(b, i);
+  if (b->states[i - b->from].row) return end_row(b, i) || out_of_memory(why, culprit);
   if (n.kind != NODE_OP || n.nin == 0) return true;
   if (!rules[n.op])
     return refuse(why, culprit, i, "not differentiable: %s",
@@ -728,6 +782,7 @@ bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32
     s->cotangent = onto[i];
     if (there) s->there = there->onto[i];
   }
+  if (ok && onto && there && there->rows) ok = begin_rows(&b, wrt, nwrt, there) || out_of_memory(why, culprit);
   for (int i = 0; i < nroots && ok; i++) {
     uint32_t root = roots[i];
     if (!is_active(&b, root)) continue;

@@ -114,7 +114,7 @@ QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 /* Is carry k of a loop with this body a host int that goes up by one each turn? */
 bool graph_counts_up(const graph *body, uint32_t k);
 
-/* How many turns a loop makes at most, where that can be seen: it counts from one known number to another, and may be left early.
+/* How many turns a loop makes at most, where that can be seen: it counts from one known number to another, up or down, and may be left early.
  * INT64_MAX: it cannot. */
 int64_t graph_most_turns(const graph *g, uint32_t node);
 

@@ -20,11 +20,12 @@
  * made twice would be summed apart, and then multiplied apart, where in unrolled turns all uses of a value are uses of one node. There the uses
  * by the gradient, which come last in the graph, are met first, those by turn 0's gradient before those by turn 1's. So
  *
- *     row t of what turn t makes and its gradient reads    is read there; its cotangent is the first that the value has
- *     a carry that turn t makes and its gradient reads     is handed from the gradient of turn t + 1 to that of turn t, as it read it from row t + 1:
- *                                                          on the way back the uses by turn t add up first, then those by turn t + 1
- *     a carry that no turn changes                         is read where the loop gives it, behind which all other uses lie
+ *     row t of what turn t makes, or begins with, and its gradient reads    is read there; its cotangent is the first that the value has
  *
+ * (No value is used in two turns: each begins with copies, parted.c of jit/trace.) Where that gradient is differentiated more than once, rows are read by the
+ * gradients of several loops: by that of the loop, and by those of its gradient. All of them read the rows that the loop itself has kept, also where
+ * one is the gradient of a turn that has read a row; and what each use contributes is added to the cotangent that this row has so far, not to
+ * a sum of its own (graph_presence.rows). So the order is that of unrolled turns here, too,
  * and the bits are those of unrolled turns. Rows are kept of all turns, as the interpreter keeps all values.
  *
  * Of a branch, what an arm makes and its gradient reads becomes a result of the branch (zeros if the other arm is taken), which the gradient captures:
@@ -57,7 +58,7 @@ typedef struct region_vjp {
   /* as graph_vjp_onto takes them; one allocation, owned by `roots` */
   uint32_t *roots, *seeds, *wrt, *onto, *grads;
   uint32_t *seeds_there, *onto_there, *grads_there;
-  bool *plain; /* owned */
+  bool *plain, *rows; /* one allocation, owned by `plain` */
   int nroots, nwrt;
   graph_rules rules;
 } region_vjp;
@@ -73,10 +74,11 @@ static bool region_vjp_begin(const control_grad *c, const graph *region, region_
   size_t most = (size_t)region->noutputs + region->ninputs + 1;
   *x = (region_vjp){.g = graph_copy(region),
                     .roots = calloc(8 * most, sizeof *x->roots),
-                    .plain = calloc(most, sizeof *x->plain),
+                    .plain = calloc(2 * most, sizeof *x->plain),
                     .rules = {.apart = c->apart, .derived = c->derived}};
   if (!x->g || !x->roots || !x->plain || !graph_prove(x->g)) return false;
   x->g->grad_bytes = c->g->grad_bytes;
+  x->rows = x->plain + most;
   x->seeds = x->roots + most;
   x->wrt = x->seeds + most;
   x->onto = x->wrt + most;
@@ -149,7 +151,7 @@ static void mark_kept(const graph *g, uint32_t n, bool *kept) {
     for (int k = 0; k < of->nin; k++) kept[v] |= kept[of->in[k]];
     kept[v] &= dtype_is_float((qn_dtype)of->type.dtype) || graph_kind_has_regions(of->kind);
   }
-  for (uint32_t v = 1; v < n; v++) kept[v] &= graph_may_be_row(g, v);
+  for (uint32_t v = 1; v < n; v++) kept[v] &= graph_may_be_row(g, v) && !graph_takes_row(g, v);
 }
 
 /* Value `v` of arm `a` of a branch becomes a result, unless it is one. The node that takes it; 0 when memory is short. */
@@ -204,6 +206,13 @@ static uint32_t padded(const graph *g, uint32_t rows) {
   return rows;
 }
 
+/* The array that stands for a number of turns, which may be a row. 0: there is none. */
+static uint32_t whole_turns(const graph *g, uint32_t turns) {
+  for (uint32_t i = turns + 1; i < g->n; i++)
+    if (g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_fit && g->nodes[i].in[0] == turns) return i;
+  return 0;
+}
+
 /* All floats of the turns of a loop, which makes few turns at most, become rows of it, and these and its carries values of the graph whose sizes
  * are known. False: memory is short. */
 static bool expose_turns(graph *g, uint32_t node) {
@@ -228,25 +237,25 @@ static bool expose_turns(graph *g, uint32_t node) {
     if (!dtype_is_float((qn_dtype)t.dtype) && k < ncarries) continue;
     if (!type_beside(g, n.in, body, body->outputs[k], &t)) return false;
     uint32_t of = result_of(g, node, k, t, n.site);
-    if (!of || (k >= ncarries && !pad_rows(g, of, most > 2 ? most : 2))) return false;
+    if (!of || (k >= ncarries && padded(g, of) == of && !pad_rows(g, of, most > 2 ? most : 2))) return false;
   }
   if (exact_turns(g, node)) return true;
   uint32_t turns = result_of(g, node, body->noutputs, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
   const op_attr whole = {.dtype = QN_i64};
-  return graph_op(g, OP_fit, &turns, 1, &whole, n.site) != 0;
+  return whole_turns(g, turns) || graph_op(g, OP_fit, &turns, 1, &whole, n.site) != 0;
 }
 
 /* How many turns loop `node` has made, where its gradient will be differentiated itself: a host int. 0: memory is short. */
 static uint32_t turns_of(graph *g, uint32_t node) {
   const graph_node n = g->nodes[node];
-  if (exact_turns(g, node)) return graph_const_scalar(g, QN_i64, true, 0, graph_most_turns(g, node), n.site);
+  int64_t most = graph_most_turns(g, node);
+  if (exact_turns(g, node)) return graph_weak_int(g, most);
   uint32_t turns =
       result_of(g, node, n.payload.regions[1]->noutputs, (graph_type){.dtype = WEAK_INT, .weak = true}, n.site);
+  uint32_t whole = turns ? whole_turns(g, turns) : 0;
   const op_attr host = {.dtype = QN_i64, .flags = ATTR_WEAK};
-  for (uint32_t i = turns + 1; i < g->n && turns; i++)
-    if (g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_fit && g->nodes[i].in[0] == turns)
-      return graph_op(g, OP_cast, &i, 1, &host, n.site);
-  return turns;
+  if (whole) turns = graph_op(g, OP_cast, &whole, 1, &host, n.site);
+  return most == INT64_MAX ? turns : graph_op2(g, OP_minimum, turns, graph_weak_int(g, most)); /* (for turns_seen) */
 }
 
 /* What arms and turns of the branches and loops in a graph make, and their gradients may read, become values of it. False: memory is short. */
@@ -270,7 +279,7 @@ static uint32_t is_there(const region_vjp *x, int i) {
 static graph *region_vjp_end(region_vjp *x, region_vjp_made *made, void *ctx, op_refusal *why) {
   graph *g = x->g;
   uint32_t culprit;
-  const graph_presence there = {x->seeds_there, x->onto_there, x->plain, x->grads_there};
+  const graph_presence there = {x->seeds_there, x->onto_there, x->plain, x->grads_there, x->rows};
   bool ok = graph_vjp_onto(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->onto, x->nwrt, &x->rules, &there, x->grads,
                            &culprit, why);
   if (ok) {
@@ -466,10 +475,6 @@ typedef struct loop_grad {
   uint32_t ncarries, ncaptured, nrows;
   uint32_t *values, nvalues; /* nodes of the loop's body that are kept besides its carries */
   graph_type *types;         /* room for the types that these have in the graph at hand */
-  /* By kept value: 1 + the carry that it is for the next turn, whose row it then comes from; 0: it has rows of its own. nnext: how many are such.
-   * The gradient's turns hand on the row that they have read to the turn before, so that the uses of such a value by the gradients of both
-   * turns are uses of one node. */
-  uint32_t *next, nnext;
   /* carries that have cotangents; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
   uint32_t *flagged, nflags; /* those of them, counted together, that are not there on all ways where it matters */
@@ -478,7 +483,7 @@ typedef struct loop_grad {
   bool *plain;   /* by operand: does it matter in a turn, or behind the loop, whether its cotangent is there? */
   bool *weak;    /* by carry: is it a host number? */
   bool *counts;  /* by carry: is it a host int that goes up by one each turn? */
-  bool *fixed;   /* by carry: is it read from one value, since no turn changes it? (only if `derived`) */
+  bool *fixed;   /* by carry: is it read from one value, since nobody reads it? */
   bool derived;  /* as in graph_rules; then the carries of all turns are kept */
   int64_t block; /* turns that are computed once more at a time */
 } loop_grad;
@@ -488,14 +493,14 @@ typedef struct loop_values {
   uint32_t *captured; /* ncaptured of them */
   uint32_t *row_cts;  /* nrows: arrays of the cotangents of kept rows */
   uint32_t stride;    /* how many turns lie between two kept rows */
-  /* ncts cotangents of carries, then naccs sums, then nflags flags, then nnext values that the last turn has made of carries */
+  /* ncts cotangents of carries, then naccs sums, then nflags flags */
   uint32_t *cts;
 } loop_values;
 
 static bool values_make(const loop_grad *l, arena *a, loop_values *v) {
   *v = (loop_values){.captured = arena_alloc(a, l->ncaptured * sizeof *v->captured),
                      .row_cts = arena_alloc(a, l->nrows * sizeof *v->row_cts),
-                     .cts = arena_alloc(a, (2 * ((size_t)l->ncts + l->naccs) + l->nnext) * sizeof *v->cts)};
+                     .cts = arena_alloc(a, 2 * ((size_t)l->ncts + l->naccs) * sizeof *v->cts)};
   return !a->failed;
 }
 
@@ -511,6 +516,13 @@ static void capture_values(const loop_grad *l, region_builder *b, const loop_val
   to->stride = builder_input(b, part, s);
 }
 
+/* graph_row for a row that the loop has kept. */
+static uint32_t kept_row(const loop_grad *l, graph *g, uint32_t rows, uint32_t at, bool weak) {
+  uint32_t row = graph_row(g, rows, at, weak), index = row && weak ? g->nodes[row].in[0] : row;
+  if (row && l->derived && !graph_fix_flags(g, index, ATTR_PROVEN | ATTR_ROW)) return 0;
+  return row;
+}
+
 /* Appends to g
  *     for t = hi - 1 down to lo: the gradient of turn t
  * where row t - lo of `kept` has the carries of turn t (of one that counts or is fixed it is the carry of turn 0) and its kept values, and v->cts are the
@@ -519,7 +531,7 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
                           const uint32_t *kept, uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t sums = l->ncts + l->naccs + l->nflags, n = sums + l->nnext;
+  uint32_t n = l->ncts + l->naccs + l->nflags;
   builder_open(&b, g);
   (void)builder_operand(&b, hi);
   uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
@@ -537,23 +549,21 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
       uint32_t row = builder_input(&b, 1, rows + i);
       args[k++] = l->counts[i]  ? graph_count(body, OP_add, row, t)
                   : l->fixed[i] ? row
-                                : graph_row(body, row, at, l->weak[i]);
+                                : kept_row(l, body, row, at, l->weak[i]);
     }
     for (uint32_t i = 0; i < l->ncaptured; i++) args[k++] = in.captured[i];
     for (uint32_t i = 0; i < l->ncts; i++) args[k++] = builder_input(&b, 1, first + i);
-    for (uint32_t i = 0; i < l->nrows; i++) { /* a row was kept of every stride-th turn */
+    for (uint32_t i = 0; i < l->nrows && l->derived; i++) args[k++] = kept_row(l, body, in.row_cts[i], t, false);
+    for (uint32_t i = 0; i < l->nrows && !l->derived; i++) { /* a row was kept of every stride-th turn */
       uint32_t row = graph_row(body, in.row_cts[i], graph_count(body, OP_floordiv, t, in.stride), false);
       uint32_t is = graph_op2(body, OP_eq, graph_count(body, OP_mod, t, in.stride), graph_weak_int(body, 0));
       uint32_t none =
           graph_const_scalar(body, row ? (qn_dtype)body->nodes[row].type.dtype : DTYPE_FLOAT, false, 0, 0, 0);
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
     }
-    for (uint32_t i = l->ncts; i < sums; i++) args[k++] = builder_input(&b, 1, first + i);
-    for (uint32_t i = 0, next = sums; i < l->nvalues; i++) {
-      if (l->next[i]) outs[1 + next] = args[l->next[i] - 1];
-      args[k++] = l->next[i] ? builder_input(&b, 1, first + next++)
-                             : graph_row(body, builder_input(&b, 1, rows + l->ncarries + i), at, l->types[i].weak);
-    }
+    for (uint32_t i = l->ncts; i < n; i++) args[k++] = builder_input(&b, 1, first + i);
+    for (uint32_t i = 0; i < l->nvalues; i++)
+      args[k++] = kept_row(l, body, builder_input(&b, 1, rows + l->ncarries + i), at, l->types[i].weak);
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1, false);
@@ -637,7 +647,7 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
                            uint32_t *cts) {
   region_builder b;
   loop_values in;
-  uint32_t n = l->ncts + l->naccs + l->nflags; /* (what is derived keeps all turns: l->nnext is 0) */
+  uint32_t n = l->ncts + l->naccs + l->nflags;
   builder_open(&b, g);
   uint32_t *carries = builder_list(&b, l->ncarries + l->nvalues);
   (void)builder_operand(&b, turns);
@@ -679,28 +689,49 @@ static bool known_int(const graph *g, uint32_t node, const graph *outer, const g
   return true;
 }
 
-int64_t graph_most_turns(const graph *g, uint32_t node) {
+/* Likewise, to what it is at most: it may be the lesser of some number and one that is known. *exact: it is that number. */
+static bool known_most(const graph *g, uint32_t node, int64_t *value, bool *exact) {
+  const graph_node *n = &g->nodes[node];
+  *exact = known_int(g, node, NULL, NULL, value);
+  return *exact || (n->kind == NODE_OP && n->op == OP_minimum && known_int(g, n->in[1], NULL, NULL, value));
+}
+
+/* How many turns a loop makes at most, where that can be seen: it counts from one number to another, up, or down as those of gradients, and may be
+ * left early. *exact: it makes as many. */
+static bool turns_seen(const graph *g, uint32_t node, int64_t *turns, bool *exact) {
   const graph_node *n = &g->nodes[node];
   const graph *head = n->payload.regions[0], *body = n->payload.regions[1];
   const graph_node *test = &head->nodes[head->outputs[0]];
-  if (test->kind == NODE_OP && test->op == OP_bitand) test = &head->nodes[test->in[0]];
-  if (test->kind != NODE_OP || test->op != OP_lt || head->nodes[test->in[0]].kind != NODE_INPUT) return INT64_MAX;
+  bool left = test->kind == NODE_OP && test->op == OP_bitand;
+  if (left) test = &head->nodes[test->in[0]];
+  bool up = test->op == OP_lt;
+  if (test->kind != NODE_OP || !(up || test->op == OP_gt) || head->nodes[test->in[0]].kind != NODE_INPUT) return false;
   uint32_t k = head->nodes[test->in[0]].payload.input;
   int64_t from, to, by;
   if (k >= graph_loop_carries(n) || !known_int(head, test->in[1], g, n, &to) ||
-      !known_int(g, n->in[k], NULL, NULL, &from))
-    return INT64_MAX;
+      !known_most(g, n->in[k], &from, exact) || (up && !*exact))
+    return false;
   const graph_node *next = &body->nodes[body->outputs[k]];
-  if (next->kind != NODE_OP || next->op != OP_add || next->in[0] != body->inputs[k] ||
+  if (next->kind != NODE_OP || next->op != (up ? OP_add : OP_sub) || next->in[0] != body->inputs[k] ||
       !known_int(body, next->in[1], g, n, &by) || by != 1)
-    return INT64_MAX;
-  return to > from ? to - from : 0;
+    return false;
+  *exact &= !left;
+  *turns = up ? to - from : from - to;
+  if (*turns < 0) *turns = 0;
+  return true;
+}
+
+int64_t graph_most_turns(const graph *g, uint32_t node) {
+  int64_t turns;
+  bool exact;
+  return turns_seen(g, node, &turns, &exact) ? turns : INT64_MAX;
 }
 
 /* Does a loop whose most turns are known make as many? */
 static bool exact_turns(const graph *g, uint32_t node) {
-  const graph *head = g->nodes[node].payload.regions[0];
-  return head->nodes[head->outputs[0]].op == OP_lt && graph_most_turns(g, node) != INT64_MAX;
+  int64_t turns;
+  bool exact;
+  return turns_seen(g, node, &turns, &exact) && exact;
 }
 
 bool graph_counts_up(const graph *body, uint32_t k) {
@@ -819,9 +850,6 @@ static bool keep_read_values(const value_choice *c, graph *back, bool *kept) {
   mark_kept(back, n, kept);
   for (uint32_t v = 1; v < n; v++) {
     if (!read[v] || !kept[v]) continue;
-    uint32_t k = 0;
-    while (k < l->ncarries && !(body->outputs[k] == v && is_own_result(body, k, true))) k++;
-    if (k < l->ncarries) l->nnext++, l->next[l->nvalues] = k + 1;
     l->values[l->nvalues++] = v;
     if (!graph_make_input(back, v)) return false;
   }
@@ -845,8 +873,7 @@ static bool keep_values(void *ctx, const region_vjp *x) {
   bool *kept = arena_alloc(c->memory, n * sizeof *kept);
   l->values = arena_alloc(c->memory, n * sizeof *l->values);
   l->types = arena_alloc(c->memory, n * sizeof *l->types);
-  l->next = arena_alloc(c->memory, n * sizeof *l->next);
-  if (!kept || !l->values || !l->types || !l->next || !keep_flags(c, x)) return false;
+  if (!kept || !l->values || !l->types || !keep_flags(c, x)) return false;
   if (l->derived) return keep_read_values(c, back, kept);
   if (!graph_keep(back, n, l->ncarries, kept)) return false;
   for (uint32_t v = 1; v < n; v++)
@@ -868,7 +895,6 @@ static bool keep_value_rows(graph *g, uint32_t node, const loop_grad *l, uint32_
   graph *body = g->nodes[node].payload.regions[1];
   uint32_t made = body->noutputs;
   for (uint32_t i = 0; i < l->nvalues; i++) {
-    if (l->next[i]) continue;
     result[i] = l->ncarries;
     while (result[i] < body->noutputs && body->outputs[result[i]] != l->values[i]) result[i]++;
     if (result[i] == body->noutputs && !graph_output(body, l->values[i])) return false;
@@ -921,6 +947,7 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
     if (ok && l->plain[i] && !l->sure[i]) ok = make_flag(choice, g, (uint32_t)x.nwrt);
     x.onto_there[x.nwrt] = choice->flags[x.nwrt];
     x.plain[x.nwrt] = choice->asked[x.nwrt] = l->plain[i];
+    x.rows[x.nwrt] = c->so_far[i] != 0;
     x.wrt[x.nwrt++] = input;
   }
   if (ok) return region_vjp_end(&x, keep_values, choice, why);
@@ -973,8 +1000,6 @@ static bool note_unread(const loop_grad *l, arena *memory, bool *unread) {
     for (int k = 0; k < back->nodes[i].nin; k++) read[back->nodes[i].in[k]] = true;
   for (uint32_t k = 0; k < back->noutputs; k++) read[back->outputs[k]] = true;
   for (uint32_t k = 0; k < l->ncarries; k++) unread[k] = !read[back->inputs[k]];
-  for (uint32_t i = 0; i < l->nvalues; i++)
-    if (l->next[i]) unread[l->next[i] - 1] = false; /* it is read by the turn before */
   return true;
 }
 
@@ -998,7 +1023,6 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   for (uint32_t k = 0; k < l->ncarries; k++) {
     l->weak[k] = g->nodes[n.in[k]].type.weak;
     l->counts[k] = graph_counts_up(n.payload.regions[1], k);
-    l->fixed[k] = l->derived && n.payload.regions[1]->outputs[k] == n.payload.regions[1]->inputs[k];
     if (l->has_ct[k]) float_carries[l->ncts++] = k;
   }
   for (uint32_t i = l->ncarries; i < n.nin; i++)
@@ -1025,7 +1049,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   for (uint32_t i = 0; i < l->nvalues; i++)
     if (!graph_output(l->body, l->values[i])) return false;
   graph_dce(l->body);
-  uint32_t *cts = arena_alloc(memory, (2 * ((size_t)l->ncts + l->naccs) + l->nnext) * sizeof *cts);
+  uint32_t *cts = arena_alloc(memory, 2 * ((size_t)l->ncts + l->naccs) * sizeof *cts);
   uint32_t *value_rows = arena_alloc(memory, l->nvalues * sizeof *value_rows);
   uint32_t *kept = arena_alloc(memory, (l->ncarries + l->nvalues) * sizeof *kept);
   if (!cts || !value_rows || !kept || (all && !keep_value_rows(g, c->node, l, value_rows))) return false;
@@ -1039,17 +1063,12 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     if (l->counts[k] || (all && unread[k])) {
       l->fixed[k] = true; /* (what is not read may be any value) */
       kept[k] = n.in[k];
-    } else if (!(kept[k] =
-                     padded(g, result_of(g, c->node, l->fixed[k] ? k : rows + k, g->nodes[n.in[k]].type, n.site))))
-      return false; /* (what is fixed is read behind the loop: there all uses of it add to one cotangent, as those of one node do) */
+    } else if (!(kept[k] = padded(g, result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site))))
+      return false;
   memcpy(v.captured, n.in + l->ncarries, l->ncaptured * sizeof *v.captured);
   if (!value_types(l, g, n.in, v.captured)) return false;
-  uint32_t *next = v.cts + l->ncts + l->naccs + l->nflags;
-  for (uint32_t k = 0; k < l->nvalues && all; k++) {
-    uint32_t at = l->next[k] ? l->next[k] - 1 : value_rows[k];
-    if (!(kept[l->ncarries + k] = padded(g, result_of(g, c->node, at, l->types[k], n.site)))) return false;
-    if (l->next[k]) *next++ = kept[l->ncarries + k];
-  }
+  for (uint32_t k = 0; k < l->nvalues && all; k++)
+    if (!(kept[l->ncarries + k] = padded(g, result_of(g, c->node, value_rows[k], l->types[k], n.site)))) return false;
   for (uint32_t k = 0; k < l->nrows; k++) v.row_cts[k] = c->given[given_rows[k]];
   for (uint32_t k = 0; k < l->ncts; k++) {
     uint32_t carry = float_carries[k];

@@ -138,6 +138,12 @@ static inline bool op_has_attr(op_id op) {
 static inline bool graph_node_anew(const graph_node *n) {
   return n->kind == NODE_OP && n->op == OP_reshape && (n->attr->flags & ATTR_ANEW);
 }
+/* Does a node take a row that a loop has kept (ATTR_ROW), or is it the host number of that? */
+static inline bool graph_takes_row(const graph *g, uint32_t node) {
+  const graph_node *n = &g->nodes[node];
+  if (n->kind == NODE_OP && n->op == OP_cast && n->type.weak) n = &g->nodes[n->in[0]];
+  return n->kind == NODE_OP && n->op == OP_index && (n->attr->flags & ATTR_ROW);
+}
 /* Is entry k of an op's list d a size, which may be symbolic? Other entries are plain integers. */
 static inline bool op_attr_is_dim(op_id op, int k) {
   switch (op) {
@@ -396,6 +402,8 @@ typedef struct graph_presence {
   const uint32_t *seeds, *onto; /* by root, by wrt: of those that are given */
   const bool *plain;            /* by wrt: does it matter outside of these nodes? */
   uint32_t *grads;              /* by wrt: of those that are made, where it matters; set by graph_vjp_onto */
+  const bool *
+      rows; /* by wrt, or NULL: do its rows (ATTR_ROW) have cotangents already? Then each use adds to that of the row */
 } graph_presence;
 /* As graph_vjp; onto[i] is a cotangent that wrt[i] has already, from users outside of these nodes (0: none). What they contribute is added to
  * it, one after the other, and grads[i] is the sum. `there` may be NULL: what is given is there, and nothing matters outside. */

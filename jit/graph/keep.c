@@ -247,7 +247,8 @@ static void add_edges(turn_nodes *t) {
   for (uint32_t v = 1; v < g->n && t->ok; v++) {
     if (!t->read[v] || (v < t->first && !t->varies[v])) continue;
     if (v < t->first) {
-      bool may = !g->nodes[v].type.weak && graph_may_be_row(g, v); /* (host numbers are too cheap) */
+      bool may =
+          !g->nodes[v].type.weak && graph_may_be_row(g, v) && !graph_takes_row(g, v); /* (host numbers are too cheap) */
       int64_t row = may ? times(graph_row_bytes(g, v), 2) + ROW_COST : ENDLESS, work = graph_node_work(g, v);
       t->ok = add_edge(&t->w, need(v), make(v), row) && (!work || add_edge(&t->w, make(v), SINK, work));
     }

@@ -66,14 +66,12 @@ static bool is_data(const struct recording *r, uint32_t node, int *left) {
   return false;
 }
 
-/* Branches and loops are captured inside so many gradients. (A third one would have to read values of turns in two loops of a gradient, and uses behind
- * the loop between them: jvp inside another derivative, which is the transpose of a gradient, is no better. The values of arms have one node each, which
- * all uses meet; but each gradient is a branch more.) */
-enum { DERIVED_ARMS = 4, DERIVED_LOOPS = 2 };
+/* Branches and loops are captured inside so many gradients. (Each is a branch or loop more.) */
+enum { DERIVED_MOST = 4 };
 
 bool arms_possible(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
-  if (rec_derivatives(r) > DERIVED_ARMS) return false;
+  if (rec_derivatives(r) > DERIVED_MOST) return false;
   if (!r->vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->lanes || r->lanes ||
       r->tries || base->tries)
     return false;
@@ -84,7 +82,7 @@ bool arms_possible(const struct recording *r) {
 
 bool branches_possible(const struct recording *r) { return arms_possible(r); }
 
-bool loops_possible(const struct recording *r) { return arms_possible(r) && rec_derivatives(r) <= DERIVED_LOOPS; }
+bool loops_possible(const struct recording *r) { return arms_possible(r); }
 
 bool rec_recursion(const qn_vm *vm) { return vm->rec && arms_possible(vm->rec) && !rec_base(vm->rec)->trying; }
 

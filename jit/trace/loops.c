@@ -1044,7 +1044,11 @@ static bool run_body(loop *l) {
   if (ok && l->raises) ok = add_out(l, rec_node(l->body, parts[END_RAISES]));
   if (ok && !value_is(l->words, TAG_UNSET)) ok = match(l, l->words, parts[END_WORDS]);
   end_parts_free(vm, parts);
-  for (uint32_t k = 0; k < l->nouts && ok; k++) ok = graph_output(g, l->outs[k]);
+  bool apart = parted_turns(l->r);
+  for (uint32_t k = 0; k < l->nouts && ok; k++)
+    ok = graph_output(g, apart && dtype_is_float((qn_dtype)g->nodes[l->outs[k]].type.dtype)
+                             ? graph_alias(g, l->outs[k], g->nodes[l->outs[k]].site)
+                             : l->outs[k]);
   return arm_close(l, ok && l->nouts == l->n);
 }
 

@@ -9,6 +9,10 @@
  * by lane.
  * jit/graph/grad_control.c adds the cotangents of regions in the same order.
  *
+ * Inside two gradients and more, each turn of a loop begins with copies of all of its variables, and so does what follows the loop: then no value is
+ * used in two turns, and the gradients of a turn are all that adds to the cotangents of its values. (Lists that grow are not carried item by
+ * item, so items that were there before stay.)
+ *
  * Gradients by programs with such loops and branches have no negative zeros (differentiate.c): a sum that begins with a zero, as that of a
  * captured value does, has none, either.
  */
@@ -25,6 +29,7 @@ typedef struct parting {
   const uint32_t *own; /* by leaf, nown of them: the node that it had before; NULL: none counts */
   uint32_t nown;
   node_list held; /* by leaf: the node that it has now */
+  bool all, none; /* every leaf gets a copy, or no one does */
   bool any;       /* a leaf needs a copy */
 } parting;
 
@@ -52,8 +57,8 @@ static bool is_older(const struct recording *r, uint32_t node, uint32_t from) {
 static int needs_copy(parting *p, qn_value v) {
   uint32_t node = derived_node(p->r, v), at = p->held.n;
   if (!node) return error_pending(p->r->vm) ? -1 : 0;
-  bool copy = is_older(p->r, node, p->from) && !(at < p->nown && p->own[at] == node);
-  for (uint32_t i = 0; i < at && !copy; i++) copy = p->held.nodes[i] == node;
+  bool copy = p->all || (!p->none && is_older(p->r, node, p->from) && !(at < p->nown && p->own[at] == node));
+  for (uint32_t i = 0; i < at && !copy && !p->none; i++) copy = p->held.nodes[i] == node;
   return nodes_add(p->r->vm, &p->held, node) ? copy : -1;
 }
 
@@ -89,6 +94,39 @@ static bool part_value(parting *p, qn_value *v) {
   return true;
 }
 
+static bool count_leaf(void *ctx, qn_value v) {
+  *(uint32_t *)ctx += is_float_leaf(v);
+  return true;
+}
+
+/* A variable whose leaves get copies each turn. Where there are more or fewer of them than before the turn, those do that were not there: before other
+ * variables, so `lists` says which are looked at. (Where such a list is an array that a turn stores in, what carries give is met before that on the way
+ * back.) In the list of nodes their number comes before those of a variable. False with an error raised. */
+static bool part_variable(parting *p, qn_value *v, bool lists) {
+  uint32_t n = 0, before = p->nown ? p->own[0] : 0;
+  if (!tree_each(p->r->vm, *v, count_leaf, &n)) return false;
+  bool grows = p->nown && n != before;
+  parting one = {.r = p->r, .from = p->from, .own = p->own + 1, .nown = before, .all = !grows, .none = grows && !lists};
+  if (grows && lists) one.from = rec_next_id(p->r);
+  bool ok = (lists && !grows) || part_value(&one, v);
+  if (!lists) ok = ok && nodes_add(p->r->vm, &p->held, one.held.n);
+  for (uint32_t i = 0; i < one.held.n && ok && !lists; i++) ok = nodes_add(p->r->vm, &p->held, one.held.nodes[i]);
+  nodes_free(p->r->vm, &one.held);
+  uint32_t read = p->nown ? before + 1 : 0;
+  p->own += read;
+  p->nown -= read;
+  return ok;
+}
+
+/* part_variable for all variables. False with an error raised. */
+static bool part_variables(parting *p, rec_slots slots) {
+  bool ok = true;
+  parting grown = *p;
+  for (int i = 0; i < slots.n && ok && p->nown; i++) ok = part_variable(&grown, slots.slots[i], true);
+  for (int i = 0; i < slots.n && ok; i++) ok = part_variable(p, slots.slots[i], false);
+  return ok;
+}
+
 int rec_derivatives(const struct recording *r) {
   int n = 0;
   bool pushes = false; /* the one that was counted last */
@@ -101,6 +139,8 @@ int rec_derivatives(const struct recording *r) {
 }
 
 bool parted_wanted(const struct recording *r) { return rec_derivatives(r) > 0; }
+
+bool parted_turns(const struct recording *r) { return rec_derivatives(r) > 1; }
 
 bool parted_leaf(const struct recording *r, qn_value v) {
   if (!parted_wanted(r) || !is_float_leaf(v)) return false;
@@ -158,14 +198,18 @@ bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
   }
   if (r->parted.n < tries->parted) return true;
   bool first = !tries->from;
-  parting p = {.r = r, .from = first ? rec_next_id(r) : tries->from, .own = r->parted.nodes + tries->parted};
+  parting p = {.r = r,
+               .from = first ? rec_next_id(r) : tries->from,
+               .own = r->parted.nodes + tries->parted,
+               .all = parted_turns(r)};
   p.nown = first ? 0 : r->parted.n - tries->parted;
   if (first) {
     rec_base(r)->controls++;
     tries->parted = r->parted.n;
   }
   bool ok = true;
-  for (int i = 0; i < slots.n && ok; i++) ok = part_value(&p, slots.slots[i]);
+  if (p.all) ok = part_variables(&p, slots);
+  for (int i = 0; i < slots.n && ok && !p.all; i++) ok = part_value(&p, slots.slots[i]);
   r->parted.n = tries->parted; /* those of loops inside were removed when these ended */
   for (uint32_t i = 0; i < p.held.n && ok; i++) ok = nodes_add(vm, &r->parted, p.held.nodes[i]);
   nodes_free(vm, &p.held);

@@ -409,6 +409,8 @@ static inline struct recording *rec_now(const qn_vm *vm) { return vm->rec; }
 int rec_derivatives(const struct recording *r);
 /* Are variables that share a value parted where a loop or branch may be captured (parted.c)? */
 bool parted_wanted(const struct recording *r);
+/* Does each turn of a loop begin with copies of all floats that are derived (parted.c)? */
+bool parted_turns(const struct recording *r);
 /* Is a gradient in progress in which this value, a leaf, is a float that may be derived, and older than what is recorded in r? */
 bool parted_leaf(const struct recording *r, qn_value v);
 /* The id of the next node of r: those that have been recorded so far, in it and around it, have smaller ones, and what is recorded from now on, in it

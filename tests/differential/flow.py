@@ -129,6 +129,8 @@ class Program:
             without = TWICE_WITHOUT if seed < 400_600_000 else [(name, {"if": 0.2, "return": 0.7}.get(name, chance)) for name, chance in TWICE_WITHOUT]
             self.has -= {name for name, chance in without if own.random() < chance}
             self.has |= {"for"}
+        # of derivatives of second derivatives, and of loops in loops inside of these (likewise)
+        self.deeper = random.Random(seed * 7 + 10) if self.twice and seed >= 614_000_000 else None
         if kind == "vmap":
             self.has -= {"read", "try"} if r.random() < 0.9 else set()
         self.counter = 0
@@ -1174,6 +1176,8 @@ class Program:
         way = r.choice(ways)
         if self.twice:
             way = r.choice(["second", "inner", "hessian", "jvp grad", "grad jvp", "jvp jvp", "vjp grad", "steps", "steps"])
+        if self.deeper and self.deeper.random() < 0.4:
+            way = self.deeper.choice(["third", "jvp hessian", "jacobian grad", "grad jvp grad"])
         out = self.top.statements
         arguments = ", ".join(names)
         of, tail = names[wrt], "sum" if parameters[wrt][1] in "VM" else ""
@@ -1192,6 +1196,10 @@ class Program:
                 "grad jvp": f"grad(fn({of}) jvp(fn({of}) s({arguments}), {of}, {of} * 0.5 + 0.1)[1] * 1.0)({of})",
                 "jvp jvp": f"jvp(fn({of}) jvp(fn({of}) s({arguments}), {of}, {of} * 0.5)[1], {of}, {of} * 0.3)",
                 "vjp grad": f"vjp({slope}, {of})[1]({of} * 0.5)",
+                "third": f"grad(fn({of}) total(sin(grad(fn({of}) total({slope}({of}) * 0.7))({of}))))({of})",
+                "jvp hessian": f"jvp(hessian(fn({of}) s({arguments})), {of}, {of} * 0.5)",
+                "jacobian grad": f"jacobian(fn({of}) grad(fn({of}) total({slope}({of}) * {of}))({of}))({of})",
+                "grad jvp grad": f"grad(fn({of}) total(jvp({slope}, {of}, {of} * 0.5 + 0.1)[1]))({of})",
                 "steps": f"grad(fn({of}) {{ let p = {of}; for _ in 0..2 {{ p = p - {slope}(p) * 0.01 }}; {of} = p; s({arguments}) + {tail}(p) }})({of})"}[way]
         out.append(Statement(f"fn g({arguments}) = {form}"))
         for number in range(r.randint(1, 3)):
@@ -1234,10 +1242,29 @@ class Program:
         steps = [r.choice(["a = tanh({})", "a = sin({}) * 0.9", "b = cos({})", "a = exp(-abs({}))", "b = tanh({})", "a = a * 0.5 + tanh({}) * 0.3", "b += sin({})",
                            "let t = b * 0.5; b = a; a = t + tanh({}) * 0.1", "b = a", "a += b * tanh({})", "c = c"]).format(term(2)) for _ in range(r.randint(1, 4))]
         lines = [Statement(f"let (a, b, c) = ({name} * 0.5, {name} * 0.3 + 0.1, {name})")] if r.random() < 0.7 else [Statement(f"let (a, b, c) = ({name}, {name}, {name} * 0.7)")]
-        lines.append(Statement(f"for _ in 0..{r.choice([9, 12, 16])} {{}}", Block([Statement(s) for step in steps for s in step.split("; ")])))
+        turn = [Statement(s) for step in steps for s in step.split("; ")]
+        nested = self.deeper and self.deeper.random() < 0.7
+        if nested:
+            turn = self.nested(self.deeper, turn)
+        lines.append(Statement(f"for _ in 0..{r.choice([9, 12, 16]) // (3 if nested else 1)} {{}}", Block(turn)))
         lines.append(Statement(f"{name} = {r.choice(['a', 'a + b', 'a * b', 'a + b * a', 'sin(b) * a + c'])}"))
         lines.append(Statement(r.choice([f"sum(f({arguments}))", f"sum(f({arguments})) + sum({name} * {name})", f"sum(f({arguments})) + sum(a * {name})", "sum(a * a * b)"]).replace("sum(", "total(")))
         return Block(lines)
+
+    def nested(self, r, turn):
+        """The statements of a turn, some of them in loops and in arms."""
+        inside = turn[r.randint(0, len(turn) - 1):] if r.random() < 0.5 else list(turn)
+        outside = turn[:len(turn) - len(inside)]
+        if any(s.text.startswith("let t") for s in outside) and not any(s.text.startswith("let t") for s in inside):
+            inside, outside = list(turn), []
+        if r.random() < 0.4:
+            inside.insert(r.randint(0, len(inside)), Statement(f"if total({r.choice('ab')}) > {r.choice(['0.5', '1.5'])} {{}}", Block([Statement(r.choice(["break", "continue", "a = a * 0.9"]))])))
+        loop = Statement(f"for j in 0..{r.choice([1, 2, 3, 4])} {{}}", Block(inside))
+        if r.random() < 0.3:
+            loop = Statement(f"for k in 0..2 {{}}", Block([loop, Statement("c = c * 0.9 + sin(a) * 0.1")]))
+        if r.random() < 0.4:
+            loop = Statement(f"if total(a) > {r.choice(['0.1', '0.9'])} {{}} else {{}}", Block([loop]), Block([Statement("b = tanh(b * a)")]))
+        return outside + [loop] + ([Statement("a = a * 0.7 + c * 0.1")] if r.random() < 0.5 else [])
 
     def make_vmap(self):
         r = self.random
