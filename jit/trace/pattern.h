@@ -76,7 +76,8 @@ typedef struct pattern_sizes {
     uint32_t input;
     uint32_t axis; /* PLACE_INT: the input is a host int, and that is the size */
     qn_dim symbol;
-  } * places; /* each symbolic axis, and each int */
+    uint32_t array; /* while recording, of an int: a node, an array without elements of that size; 0: none yet */
+  } * places;       /* each symbolic axis, and each int */
   uint32_t nplaces;
   /* graph inputs that are host ints with the value of a size: the program reads sizes as numbers */
   struct size_input {

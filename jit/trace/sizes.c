@@ -244,7 +244,7 @@ static bool symbol_of_int(struct recording *r, uint32_t input, qn_dim *d) {
     return false;
   *d = dim_symbol(&r->g->dims, DIM_FROM_SCALAR, input, 0, v.u.i, name_of_int(r, input));
   if (*d >= 0) return false;
-  r->size_places[r->nsize_places++] = (struct size_place){input, PLACE_INT, *d};
+  r->size_places[r->nsize_places++] = (struct size_place){input, PLACE_INT, *d, 0};
   return true;
 }
 
@@ -303,7 +303,7 @@ bool sizes_of_input(struct recording *r, uint32_t part, uint32_t input, graph_ty
     if (!mem_grow(r->vm, (void **)&r->size_places, &r->size_places_cap, r->nsize_places + (size_t)1,
                   sizeof *r->size_places))
       return false;
-    r->size_places[r->nsize_places++] = (struct size_place){input, (uint32_t)k, symbol};
+    r->size_places[r->nsize_places++] = (struct size_place){input, (uint32_t)k, symbol, 0};
     t->shape[k] = symbol;
   }
   return true;
@@ -834,6 +834,21 @@ static bool size_known(const struct recording *r, uint32_t n, qn_dim d, qn_dim *
   return false;
 }
 
+/* The node of an array without elements whose axis 0 has as many as a symbol says that is a host int of the recording outside of all arms, made on
+ * demand. Arms take the size from it as from any array that they capture. 0 with an error raised. */
+static uint32_t array_of_int(struct recording *r, qn_dim symbol) {
+  struct size_place *place = r->size_places;
+  while (place->symbol != symbol) place++;
+  if (place->array) return place->array;
+  uint32_t nothing = graph_const_scalar(r->g, QN_u8, false, 0, 0, rec_site(r));
+  uint32_t node =
+      nothing ? graph_op(r->g, OP_broadcast, &nothing, 1, &(op_attr){.n = 2, .d = {symbol, 0}}, rec_site(r)) : 0;
+  qn_value v = node ? rec_value_of(r, node) : raise_memory(r->vm);
+  if (value_is_error(v)) return 0;
+  value_release(r->vm, v);
+  return r->size_places[place - r->size_places].array = node;
+}
+
 /* A size of `outer`, the recording around arm r, as one of r. False with an error raised. */
 static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d, qn_dim *to) {
   *to = d;
@@ -847,13 +862,13 @@ static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d
   }
   if (e.source == DIM_FROM_NODE || (e.source == DIM_FROM_NUMBER && rec_derivatives(r)))
     return rec_give_up(r, BREAK_branch);
-  if (e.source == DIM_FROM_SCALAR && !outer->g->dims.strict && rec_derivatives(r)) {
-    rec_pin(outer, d); /* gradients of regions know of sizes of arrays alone */
-    *to = e.hint;
-    return true;
-  }
-  uint32_t node = captured_node(r, e.source == DIM_FROM_NUMBER ? e.ref : outer->g->inputs[e.ref]);
+  bool of_int = e.source == DIM_FROM_SCALAR && !outer->arm && !outer->g->dims.strict;
+  uint32_t around = of_int                         ? array_of_int(outer, d)
+                    : e.source == DIM_FROM_NUMBER ? e.ref
+                                                   : outer->g->inputs[e.ref],
+           node = around ? captured_node(r, around) : 0;
   if (!node) return false;
+  if (of_int) return *to = r->g->nodes[node].type.shape[0], true;
   *to = e.source == DIM_FROM_INPUT ? r->g->nodes[node].type.shape[e.axis]
                                    : symbol_of_input(r, r->g->nodes[node].payload.input);
   return true;
@@ -999,7 +1014,7 @@ static bool make_size(struct recording *r, uint32_t node, qn_value v) {
     error_clear(vm);
     return false;
   }
-  r->size_places[r->nsize_places++] = (struct size_place){input, PLACE_INT, d};
+  r->size_places[r->nsize_places++] = (struct size_place){input, PLACE_INT, d, 0};
   r->made[r->nmade++] = (struct size_made){input, node};
   return true;
 }
