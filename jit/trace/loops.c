@@ -126,8 +126,10 @@ typedef struct loop {
   rec_way *raising;                /* the way, perhaps of a caller, that errors leave; or NULL */
   bool ends;                       /* the condition may be false */
   bool changes;                    /* behind a turn the variables are not what they are before it */
-  qn_value returned;               /* owned: zeros in the structure of what is returned; unset: nothing is */
-  qn_value words;                  /* owned: the same of what the words of errors are made of */
+  bool down, miscounts,
+      uncounted; /* of a carry that the test bounds: turns make it less; they do not what was expected; it is left aside */
+  qn_value returned; /* owned: zeros in the structure of what is returned; unset: nothing is */
+  qn_value words;    /* owned: the same of what the words of errors are made of */
   /* Nodes of what is carried, in this order: the variables; the number of a loop that counts; `goes`, if it is `tested`; if it may be left, a
    * flag; if it may return, a flag and what is returned; if it may leave a try, the number of the error and what its words are made of. */
   uint32_t *outer, n, cap;
@@ -745,6 +747,115 @@ static bool set_variables(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
   return true;
 }
 
+/* ---- numbers that tests bound ------------------------------------------------------------------------------------------------------
+ *
+ * In `while i < n { ...; i += 2 }` i lies from what it is before the loop up to n, as the number of a loop that counts does: slices that it bounds have
+ * sizes of which that much is known. That a turn never makes it less is seen when the body has been recorded; if it does, the
+ * body is recorded once more without. */
+
+/* A number of the header's graph, or (0) of none, and what is added to it. */
+typedef struct number_sum {
+  uint32_t node;
+  int64_t more;
+} number_sum;
+
+/* Takes node of g apart, the header's graph or that of an arm of `branch`, a node of it. False: it is something else. */
+static bool sum_of(const graph *header, const graph_node *branch, const graph *g, uint32_t node, number_sum *s) {
+  enum { MOST = 1 << 30 };
+  qn_value v;
+  for (int depth = 0; depth < 8; depth++) {
+    const graph_node *n = &g->nodes[node];
+    if (!n->type.weak || n->type.dtype != WEAK_INT || s->more > MOST || s->more < -MOST) return false;
+    if (graph_const_value(g, node, &v)) {
+      s->node = 0;
+      s->more += v.u.i < MOST && v.u.i > -MOST ? v.u.i : 0;
+      return v.u.i < MOST && v.u.i > -MOST;
+    }
+    bool sub = n->kind == NODE_OP && n->op == OP_sub, add = n->kind == NODE_OP && n->op == OP_add;
+    int other = add && graph_const_value(g, n->in[0], &v) ? 1 : 0;
+    if ((add || sub) && (other || graph_const_value(g, n->in[1], &v)) && v.u.i < MOST && v.u.i > -MOST) {
+      s->more += sub ? -v.u.i : v.u.i;
+      node = n->in[other];
+      continue;
+    }
+    if (g == header) return s->node = node, true;
+    if (n->kind != NODE_INPUT) return false;
+    node = branch->in[1 + n->payload.input];
+    g = header;
+  }
+  return false;
+}
+
+/* Is it a carry of the loop? */
+static bool is_carry(const loop *l, const number_sum *s) {
+  const graph_node *n = &l->header->g->nodes[s->node];
+  return s->node && n->kind == NODE_INPUT && n->payload.input < l->n;
+}
+
+static bool is_false(const graph *g, uint32_t node) {
+  qn_value v;
+  return graph_const_value(g, node, &v) && is_bool(v, false);
+}
+
+/* Finds a carry that the test bounds where it holds: node of g, as sum_of takes it. Notes it in the body. */
+static bool count_by_test(loop *l, const graph_node *branch, const graph *g, uint32_t node, int depth) {
+  const graph *header = l->header->g;
+  const graph_node *n = &g->nodes[node];
+  if (depth > 8) return false;
+  if (n->kind == NODE_PROJ && g == header && g->nodes[n->in[0]].kind == NODE_IF) {
+    const graph_node *of = &g->nodes[n->in[0]];
+    const graph *yes = of->payload.regions[0], *no = of->payload.regions[1];
+    uint32_t k = n->payload.index;
+    if (is_false(no, no->outputs[k]) && count_by_test(l, NULL, g, of->in[0], depth + 1)) return true;
+    return (is_false(no, no->outputs[k]) && count_by_test(l, of, yes, yes->outputs[k], depth + 1)) ||
+           (is_false(yes, yes->outputs[k]) && count_by_test(l, of, no, no->outputs[k], depth + 1));
+  }
+  if (n->kind != NODE_OP || n->nin != 2) return false;
+  if (n->op == OP_bitand)
+    return count_by_test(l, branch, g, n->in[0], depth + 1) || count_by_test(l, branch, g, n->in[1], depth + 1);
+  bool swapped = n->op == OP_gt || n->op == OP_ge, equal = n->op == OP_le || n->op == OP_ge;
+  if (n->op != OP_lt && !swapped && !equal) return false;
+  number_sum low = {0}, high = {0};
+  if (!sum_of(header, branch, g, n->in[swapped], &low) || !sum_of(header, branch, g, n->in[!swapped], &high))
+    return false;
+  l->down = !is_carry(l, &low);
+  const number_sum *carry = l->down ? &high : &low, *other = l->down ? &low : &high;
+  if (!is_carry(l, carry) || is_carry(l, other)) return false;
+  uint32_t k = header->nodes[carry->node].payload.input;
+  const struct count_end before = {l->r, l->outer[k], l->down}, /* what the carry is before the loop */
+      by_test = {l->header, other->node, other->more - carry->more + (l->down ? !equal : equal)};
+  l->body->count = k + 1;
+  l->body->count_tested = true;
+  l->body->count_ends[0] = l->down ? by_test : before;
+  l->body->count_ends[1] = l->down ? before : by_test;
+  return true;
+}
+
+/* Is node of g what input `from` of it is, or that and something in the direction in which the loop counts? */
+static bool counts_on(const loop *l, const graph *g, uint32_t node, uint32_t from, int depth) {
+  const graph_node *n = &g->nodes[node];
+  qn_value v;
+  if (node == g->inputs[from]) return true;
+  if (depth > 8) return false;
+  if (n->kind == NODE_PROJ && g->nodes[n->in[0]].kind == NODE_IF) {
+    const graph_node *of = &g->nodes[n->in[0]];
+    for (int i = 0; i < 2; i++) {
+      const graph *arm = of->payload.regions[i];
+      bool some = false;
+      for (uint32_t k = 0; k < arm->ninputs && !some; k++)
+        some = counts_on(l, g, of->in[1 + k], from, depth + 1) &&
+               counts_on(l, arm, arm->outputs[n->payload.index], k, depth + 1);
+      if (!some) return false;
+    }
+    return true;
+  }
+  if (n->kind != NODE_OP || (n->op != OP_add && n->op != OP_sub)) return false;
+  for (int i = 0; i < (n->op == OP_add ? 2 : 1); i++)
+    if (graph_const_value(g, n->in[!i], &v) && counts_on(l, g, n->in[i], from, depth + 1))
+      return v.u.i == 0 || (v.u.i > 0) == (l->down == (n->op == OP_sub));
+  return false;
+}
+
 /* ---- the arms ---------------------------------------------------------------------------------------------------------------------- */
 
 /* Begins an arm. Its first inputs are what is carried, which the variables hold from then on. False with an error raised. */
@@ -755,6 +866,8 @@ static bool arm_open(loop *l, struct recording **arm) {
     if (!arm_operand(l->in, l->outer[k])) return false;
   if (!first) l->in->carries = l->n;
   if (first && l->turns.counts && !sizes_of_turns(l->in, l->r, l->count, l->turns.first, l->turns.end)) return false;
+  if (first && !l->turns.counts && !l->tested && !l->uncounted)
+    (void)count_by_test(l, NULL, first->g, first->g->outputs[0], 0);
   return set_variables(l, leaf_of_arm);
 }
 
@@ -1049,7 +1162,12 @@ static bool run_body(loop *l) {
     ok = graph_output(g, apart && dtype_is_float((qn_dtype)g->nodes[l->outs[k]].type.dtype)
                              ? graph_alias(g, l->outs[k], g->nodes[l->outs[k]].site)
                              : l->outs[k]);
-  return arm_close(l, ok && l->nouts == l->n);
+  ok = ok && l->nouts == l->n;
+  if (ok && l->body->count_tested && !counts_on(l, g, l->outs[l->body->count - 1], l->body->count - 1, 0)) {
+    l->miscounts = true;
+    ok = false;
+  }
+  return arm_close(l, ok);
 }
 
 static void arms_free(loop *l) {
@@ -1060,7 +1178,7 @@ static void arms_free(loop *l) {
 }
 
 /* Runs both arms; once more if the condition rebinds variables, and with flags if the body leaves the loop. */
-static bool run_arms(loop *l) {
+static bool run_arms_once(loop *l) {
   if (run_header(l) && run_body(l)) return true;
   if (l->rebinds && !error_pending(l->vm)) {
     l->rebinds = false;
@@ -1079,14 +1197,27 @@ static bool run_arms(loop *l) {
   return false;
 }
 
-/* Likewise of counted lists. */
-static bool run_counted(loop *l) {
-  if (!counted_make(l)) return false;
+/* Begins with the arms anew. */
+static bool arms_anew(loop *l) {
   arms_free(l);
   l->leaves = l->returns = l->raises = l->parts = l->ends = false;
   value_release(l->vm, l->returned);
   l->returned = value_unset();
-  if (!carry_all(l) || !run_arms(l)) return false;
+  return carry_all(l);
+}
+
+/* As run_arms_once; once more if turns do not count as the test makes one expect. */
+static bool run_arms(loop *l) {
+  if (run_arms_once(l)) return true;
+  if (!l->miscounts || error_pending(l->vm)) return false;
+  l->miscounts = false;
+  l->uncounted = true;
+  return arms_anew(l) && run_arms_once(l);
+}
+
+/* Likewise of counted lists. */
+static bool run_counted(loop *l) {
+  if (!counted_make(l) || !arms_anew(l) || !run_arms(l)) return false;
   note_host(l);
   return true;
 }

@@ -84,8 +84,15 @@ struct recording {
   bool placed;    /* set by the first array; until then `device` is where the VM makes new ones */
   bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
-  /* of the body of a loop that counts: 1 + the carry that is its number; the nodes around it that bound this */
-  uint32_t count, count_from, count_to;
+  /* Of the body of a loop that counts: 1 + the carry that is its number, which lies from the first of two ends up to the second. `count_tested`: the
+   * loop does not count by itself, but its test and what a turn makes of the carry say so. */
+  uint32_t count;
+  bool count_tested;
+  struct count_end {
+    const struct recording *in;
+    uint32_t node; /* of `in`; 0: none */
+    int64_t more;  /* is added to it */
+  } count_ends[2];
   uint32_t sized;   /* facts of the graph's dims before this one are settled (sizes_hold) */
   uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
   rec_way *way;     /* of the recording around all arms: the innermost one in progress */

@@ -781,13 +781,19 @@ struct number_range sizes_range_of(struct recording *r, qn_value v) {
 
 bool sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first, qn_value end) {
   body->count = input + 1;
-  return (body->count_from = rec_node(r, first)) && (body->count_to = rec_node(r, end));
+  for (int i = 0; i < 2; i++)
+    if (!(body->count_ends[i] = (struct count_end){r, rec_node(r, i ? end : first), 0}).node) return false;
+  return true;
+}
+
+static struct number_range end_range(const struct count_end *e, int *left) {
+  const struct number_range more = {e->more, e->more, e->more};
+  return e->node ? range_made(DIM_ADD, range_at((struct recording *)e->in, e->node, 0, left), more) : more;
 }
 
 /* Where the number of a loop that counts lies in its body, r. */
 static struct number_range counts_range(struct recording *r, int *left) {
-  const struct number_range from = range_at(r->outer, r->count_from, 0, left),
-                            to = range_at(r->outer, r->count_to, 0, left);
+  const struct number_range from = end_range(&r->count_ends[0], left), to = end_range(&r->count_ends[1], left);
   bool ends = to.high > INT64_MIN && to.high < INT64_MAX;
   struct number_range x = {from.low, ends ? to.high - 1 : to.high, from.about};
   if (to.about > from.about) x.about += (int64_t)(((uint64_t)to.about - (uint64_t)from.about) / 8 * 3);
@@ -1121,15 +1127,19 @@ static bool proof_size(struct recording *r, dim_proof *p, qn_dim d, int depth, q
 /* The number of a loop that counts, in its body r, in the table of a proof. */
 static bool proof_count(struct recording *r, dim_proof *p, uint32_t node, int depth, qn_dim *d) {
   enum { DEEPEST = 64 };
-  qn_dim first, end;
+  qn_dim ends[2];
   uint16_t place = 0;
-  if (depth > DEEPEST || !proof_number(r->outer, p, r->count_from, depth + 1, &first) ||
-      !proof_number(r->outer, p, r->count_to, depth + 1, &end))
-    return false;
+  for (int i = 0; i < 2; i++) {
+    const struct count_end *e = &r->count_ends[i];
+    if (depth > DEEPEST) return false;
+    ends[i] = 0;
+    if (e->node && !proof_number((struct recording *)e->in, p, e->node, depth + 1, &ends[i])) return false;
+    ends[i] = dim_make(&p->t, DIM_ADD, ends[i], dim_const(&p->t, e->more));
+  }
   for (const struct recording *x = r; x->arm && place < UINT16_MAX; x = x->outer) place++;
   *d = dim_symbol(&p->t, DIM_FROM_SCALAR, node, place, 0,
                   NULL); /* (other symbols are sizes, which are never negative) */
-  dim_proof_bound(p, *d, (dim_bound){BOUND_ENDS, true, first, dim_make(&p->t, DIM_SUB, end, 1)});
+  dim_proof_bound(p, *d, (dim_bound){BOUND_ENDS, true, ends[0], dim_make(&p->t, DIM_SUB, ends[1], 1)});
   return *d < 0;
 }
 
@@ -1193,10 +1203,10 @@ static bool pin_ends(struct recording *r) {
   struct recording *base = rec_base(r), *active = r->vm->rec;
   uint32_t before = base->nobserved;
   for (struct recording *body = r; body->arm; body = body->outer) {
-    const uint32_t ends[2] = {body->count_from, body->count_to};
     for (int i = 0; i < 2 && body->count; i++) {
-      struct recording *x = body->outer;
-      uint32_t node = ends[i];
+      struct recording *x = (struct recording *)body->count_ends[i].in;
+      uint32_t node = body->count_ends[i].node;
+      if (!node) continue;
       for (; x->arm && x->g->nodes[node].kind == NODE_INPUT && x->g->nodes[node].payload.input >= x->carries;
            x = x->outer)
         node = x->captures[x->g->nodes[node].payload.input];

@@ -586,7 +586,7 @@ static bool from_elements(const struct recording *r, uint32_t node, int *left) {
   if (n->kind == NODE_PROJ || n->kind == NODE_TAP) return true;
   if (n->kind == NODE_INPUT && r->arm) {
     uint32_t number = n->payload.input;
-    if (number < r->carries) return r->count != number + 1;
+    if (number < r->carries) return r->count != number + 1 || r->count_tested;
     return from_elements(r->outer, r->captures[number], left);
   }
   for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)

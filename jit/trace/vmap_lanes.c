@@ -718,7 +718,7 @@ static bool of_a_lane(const struct recording *r, uint32_t node, int *left) {
   if (--*left < 0 || n->kind == NODE_PROJ || (r->aside && batch_whole(&r->aside->batch, node))) return true;
   if (n->kind == NODE_INPUT && r->arm) {
     uint32_t number = n->payload.input, outer = number < r->carries ? 0 : r->captures[number];
-    return outer ? of_a_lane(r->outer, outer, left) : r->count != number + 1;
+    return outer ? of_a_lane(r->outer, outer, left) : r->count != number + 1 || r->count_tested;
   }
   for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
     if (of_a_lane(r, n->in[k], left)) return true;

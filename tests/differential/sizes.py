@@ -2,7 +2,7 @@
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
   sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--ints | --turns | --arms | --lists | --records]
-           [--made] [--long]
+           [--made] [--long] [--whiles]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
@@ -12,6 +12,7 @@ A program that fails is printed.
 
 With --ints the function has two host ints beside the arrays, which are sizes, bounds, indices, counts and mere numbers, and change with them.
 With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
+With --whiles these loops count by `while`.
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
 With --named the function has a signature that names sizes, which are symbolic from the first recording on.
 With --lists, and with --records where the list is in a record, a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
@@ -482,6 +483,22 @@ def made_of(seed, text, given):
     return re.sub(r"\bg\(", "gives(", text).replace("\nfor n in ", f"\n{walk}\n{gives}\nfor n in ", 1)
 
 
+def in_whiles(seed, text):
+    """The program with loops over ranges that count by `while`, up or down."""
+    rng = random.Random(seed)
+
+    def loop(m):
+        indent, v, a, b = m.groups()
+        if rng.random() < 0.2:
+            return m[0]
+        if rng.random() < 0.3:
+            return f"{indent}let {v} = {b}\n{indent}while {v} > {a} {{\n{indent}  {v} -= 1\n"
+        end = f"{v} < {b} - 1" if rng.random() < 0.7 else f"{b} - 1 > {v}" if rng.random() < 0.5 else f"{v} + 2 <= {b}"
+        return f"{indent}let {v} = {a} - 1\n{indent}while {end} {{\n{indent}  {v} += 1\n"
+
+    return re.sub(r"^( *)for (\w+) in ([^{\n]+?)\.\.([^{\n]+?) \{\n", loop, text, flags=re.M)
+
+
 NAMED = ["x: [s0, s1], y: [s0, ...]", "x: [s0, ...], y: [s0, ...]", "x: [s0, s1], y: [s2, s3]", "x: [..., s1], y: [..., s3]", "x: [s0, _], y"]
 
 
@@ -528,6 +545,7 @@ def main():
     p.add_argument("--regions", action="store_true", help="with jit.regions=1")
     p.add_argument("--ints", action="store_true", help="with host ints that change")
     p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
+    p.add_argument("--whiles", action="store_true", help="with --turns: loops that count by `while`")
     p.add_argument("--arms", action="store_true", help="branches and loops on data")
     p.add_argument("--lists", action="store_true", help="lists of many lengths")
     p.add_argument("--records", action="store_true", help="lists of many lengths in records")
@@ -545,6 +563,8 @@ def main():
     plain = make = turns_program if args.turns else arms_program if args.arms else lists if args.lists else ints_program if args.ints else program
     if args.named:
         make = lambda seed: name_sizes(seed, plain(seed))
+    if args.whiles:
+        make = lambda seed: in_whiles(seed, plain(seed))
     if args.records:
         make = lambda seed: in_records(seed, lists(seed))
     if args.lists or args.records:
