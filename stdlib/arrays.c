@@ -75,9 +75,9 @@ static qn_value too_many(qn_vm *vm, const char *fn) {
 }
 
 /* Prepares start, stop and step of arange, n[0] to n[2], for a call that is recorded. Ints are observed. Floats stay data, of which nothing may be
- * read (in an arm they have no values): only how many steps there are is observed, since the shape of the result depends on it, and *steps is that.
- * It stays nil where all numbers are known, since they were or because one may be an error. False with an error raised. */
-static bool observe_steps(qn_vm *vm, qn_value *n, qn_value *steps) {
+ * read (in an arm they have no values): only how many steps there are is asked, since the shape of the result depends on it, and *size, which may be a
+ * symbol, is that. *steps stays nil where all numbers are known, since they were or because one may be an error. False with an error raised. */
+static bool observe_steps(qn_vm *vm, qn_value *n, qn_value *steps, int64_t *size) {
   bool traced = false;
   for (int i = 0; i < 3; i++) {
     if (value_is(n[i], TAG_INT)) n[i] = rec_observe(vm, n[i]);
@@ -88,7 +88,7 @@ static bool observe_steps(qn_vm *vm, qn_value *n, qn_value *steps) {
   qn_value distance = op2(vm, OP_sub, n[1], n[0], NULL), finite = value_error();
   qn_value count = value_is_error(distance) ? distance : op2(vm, OP_div, distance, n[2], NULL);
   if (!value_is_error(count)) count = op1(vm, OP_ceil, count, NULL);
-  if (!value_is_error(count)) count = rec_observe(vm, count);
+  if (!value_is_error(count) && !rec_whole_size(vm, &count, size)) return false;
   if (!value_is_error(count))
     finite = op1(vm, OP_isfinite, n[2], NULL); /* steps without end are none, from a finite start */
   if (!value_is_error(finite)) finite = rec_observe(vm, finite);
@@ -141,11 +141,12 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
     if (counted) return use_dtype(vm, out, dtype);
   }
   qn_value steps = value_nil();
-  if (traced && !observe_steps(vm, numbers, &steps)) return value_error();
+  int64_t n = 0;
+  if (traced && !observe_steps(vm, numbers, &steps, &n)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];
   if (!floats) {
     if (step.u.i == 0) return raise_error(vm, E_argument, SPAN_NONE, "arange: the step is 0");
-    int64_t n = range_length(&(qn_range){.start = start.u.i, .stop = stop.u.i, .step = step.u.i});
+    n = range_length(&(qn_range){.start = start.u.i, .stop = stop.u.i, .step = step.u.i});
     if (n > ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
     return use_dtype(vm, op_steps(vm, n, start.u.i, step.u.i), dtype);
   }
@@ -156,7 +157,7 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
                        "arange: start and stop must be finite, and the step finite and not 0");
   double count = known ? ceil((to - from) / by) : steps.u.f;
   if (count > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
-  int64_t n = count > 0 ? (int64_t)count : 0;
+  if (known) n = count > 0 ? (int64_t)count : 0;
   qn_value out = op_iota(vm, DTYPE_WIDE, 1, &n, 0);
   if (value_is(step, TAG_INT)) step = value_float(by);
   if (value_is(start, TAG_INT)) start = value_float(from);

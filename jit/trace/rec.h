@@ -245,6 +245,8 @@ static inline QN_MUST_CHECK bool rec_size(qn_vm *vm, qn_value v, int64_t *size) 
   *size = v.u.i;
   return !value_node(v) || rec_size_of(vm, v, size);
 }
+/* As rec_size of *v, a traced float that is a whole number, or infinite, or none: whatever is below 1 is 0. Where *size is no symbol *v is observed. */
+QN_MUST_CHECK bool rec_whole_size(qn_vm *vm, qn_value *v, int64_t *size);
 /* A host int as a bound of a slice of an array: *symbolic if it is made of sizes, or of numbers of a captured loop's turn; then *bound is a
  * size, else the number, which is observed. False with an error raised. */
 QN_MUST_CHECK bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound);

@@ -869,9 +869,9 @@ static bool size_into_arm(struct recording *r, struct recording *outer, qn_dim d
   if (e.source == DIM_FROM_NODE || (e.source == DIM_FROM_NUMBER && rec_derivatives(r)))
     return rec_give_up(r, BREAK_branch);
   bool of_int = e.source == DIM_FROM_SCALAR && !outer->arm && !outer->g->dims.strict;
-  uint32_t around = of_int                         ? array_of_int(outer, d)
+  uint32_t around = of_int                        ? array_of_int(outer, d)
                     : e.source == DIM_FROM_NUMBER ? e.ref
-                                                   : outer->g->inputs[e.ref],
+                                                  : outer->g->inputs[e.ref],
            node = around ? captured_node(r, around) : 0;
   if (!node) return false;
   if (of_int) return *to = r->g->nodes[node].type.shape[0], true;
@@ -1383,6 +1383,17 @@ bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
   v = sizes_guard(vm, v);
   if (value_is_error(v)) return false;
   *size = v.u.i;
+  return true;
+}
+
+bool rec_whole_size(qn_vm *vm, qn_value *v, int64_t *size) {
+  if (vm->rec && !vm->rec->arm && v->u.f >= SIZE_LEAST && v->u.f <= INT_SIZE_MOST) {
+    qn_value whole = op_number(vm, *v, WEAK_INT);
+    return !value_is_error(whole) && rec_size(vm, whole, size);
+  }
+  *v = rec_observe(vm, *v);
+  if (value_is_error(*v)) return false;
+  *size = v->u.f >= 1 && v->u.f < (double)INT64_MAX ? (int64_t)v->u.f : 0;
   return true;
 }
 
