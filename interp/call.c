@@ -246,6 +246,7 @@ static void call_failed(void *ctx) {
 static __attribute__((noinline, cold)) bool plain_arguments(qn_vm *vm, const fn_code *code, qn_value *fp) {
   for (uint32_t i = 0; i < code->nparams; i++) {
     bool takes = i < STACKABLE_MAX && (code->anchor.stackable >> i & 1) && op_deferred(vm);
+    if (takes && !rec_counted_cut(vm, &fp[i])) return false;
     if (takes && value_is_stacked(fp[i]) && stacked_mark(fp[i])) takes = false;
     if (code->typed || !op_deferred(vm) ? !rec_plain(vm, &fp[i]) : !takes && !rec_plain_field(vm, &fp[i])) return false;
   }
@@ -428,8 +429,9 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
 
 static __attribute__((noinline, cold)) bool plain_for_builtin(qn_vm *vm, const builtin_info *info, qn_value *args) {
   for (int i = 0; i < info->sig.nparams; i++) {
-    bool takes =
-        info->sig.params[i].stacks && op_deferred(vm) && (info->sig.params[i].counted || !value_is_counted(args[i]));
+    bool takes = info->sig.params[i].stacks && op_deferred(vm);
+    if (takes && !info->sig.params[i].counted && !rec_counted_cut(vm, &args[i])) return false;
+    takes = takes && (info->sig.params[i].counted || !value_is_counted(args[i]));
     if (!takes && !rec_plain(vm, &args[i])) return false;
   }
   return true;

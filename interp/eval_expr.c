@@ -609,7 +609,10 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
 static qn_value count_stacked(qn_vm *vm, const n_count *n, qn_value *list) {
   rec_at(vm, n->h.at);
   if (!n->stacks) return rec_stacked_length(vm, *list);
-  qn_value whole = value_is_counted(*list) ? value_unset() : rec_stacked_whole(vm, *list);
+  qn_value cut = value_retain(*list);
+  if (!rec_counted_cut(vm, &cut)) return value_fail(vm, cut);
+  qn_value whole = value_is_counted(cut) ? value_unset() : rec_stacked_whole(vm, cut);
+  value_release(vm, cut);
   if (!value_is(whole, TAG_UNSET)) return whole;
   return rec_make_plain(vm, list) ? value_unset() : value_error();
 }
@@ -650,6 +653,7 @@ static __attribute__((noinline, cold)) qn_value index_stacked_slice(qn_vm *vm, c
                                                                     qn_value *values) {
   index_item items[INDEX_MAX];
   qn_value r = value_unset();
+  if (n->stacks && n->n == 1 && n->items[0]->kind == N_SLICE && !rec_counted_cut(vm, x)) return value_error();
   if (n->stacks && n->n == 1 && n->items[0]->kind == N_SLICE && !value_is_counted(*x)) {
     if (!index_items_of(vm, n->items, n->n, values, false, items)) return value_error();
     r = rec_stacked_slice(vm, *x, items);

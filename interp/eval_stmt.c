@@ -795,6 +795,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (value_stops(it)) return it;
   if (!rec_look(vm, it) || !rec_iterates(vm, &it)) return value_fail(vm, it);
+  if (__builtin_expect(value_is_counted(it), 0) && !rec_counted_cut(vm, &it)) return value_fail(vm, it);
   if (__builtin_expect(value_is_counted(it), 0) && !rec_make_plain(vm, &it)) return value_fail(vm, it);
   if (__builtin_expect(offers_text(vm, h, it), 0) && value_is_error(it = characters(vm, it))) return it;
   bool stacked = value_is_stacked(it);

@@ -37,7 +37,6 @@ static bool alike(const graph_search *s, uint32_t f, uint32_t i) {
 
 enum { SAME_DEPTH = 6 };
 
-/* Do two nodes have the same value since they are made in the same way of the same nodes? */
 /* NOLINTNEXTLINE(misc-no-recursion): at most SAME_DEPTH deep */
 static bool same_value(const graph *g, uint32_t i, uint32_t j, int depth) {
   const graph_node *a = &g->nodes[i], *b = &g->nodes[j];
@@ -49,6 +48,8 @@ static bool same_value(const graph *g, uint32_t i, uint32_t j, int depth) {
     if (!same_value(g, a->in[k], b->in[k], depth + 1)) return false;
   return true;
 }
+
+bool graph_same_value(const graph *g, uint32_t i, uint32_t j) { return same_value(g, i, j, 0); }
 
 static bool push(graph_search *s, uint32_t f, uint32_t i) {
   if (s->nwaiting == MATCH_WAITING) return false;
@@ -64,7 +65,7 @@ static bool solve(graph_search *s, uint32_t depth) {
   const uint32_t left = s->nwaiting, had = s->map[p.find];
   bool found = false;
   if (had) {
-    found = same_value(s->in, had, p.in, 0) && solve(s, depth + 1);
+    found = graph_same_value(s->in, had, p.in) && solve(s, depth + 1);
   } else if (alike(s, p.find, p.in)) {
     const graph_node *a = &s->find->nodes[p.find], *b = &s->in->nodes[p.in];
     bool turned = graph_commutes(a) && b->in[0] != b->in[1];

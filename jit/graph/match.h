@@ -24,6 +24,9 @@ typedef struct graph_search {
   uint32_t nwaiting, steps;   /* the caller need not set these */
 } graph_search;
 
+/* Do two nodes of a graph have the same value since they are made in the same way of the same nodes? */
+bool graph_same_value(const graph *g, uint32_t i, uint32_t j);
+
 /* Looks for it with node `at` in the place of `root`. `bound` (or NULL): room for find->ninputs, the nodes that inputs must be (0: any). Ops whose
  * operands commute match in both orders. A search that takes too many steps finds nothing. */
 QN_MUST_CHECK bool graph_search_at(graph_search *s, uint32_t at, const uint32_t *bound);

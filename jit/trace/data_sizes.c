@@ -9,6 +9,7 @@
  * What takes sizes of arrays as they are, or says more of two sizes than their order, cannot have such ones: then the call is recorded once more without
  * them, and a number that is a size ends the capture.
  */
+#include "jit/graph/match.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/forks.h"
@@ -24,6 +25,17 @@ enum { DEEPEST = 8 /* operations that a size is made of, one in another */ };
 static bool may_be_sizes(const struct recording *r) {
   return r && !r->arm && r->capturing && r->of && !r->of->sizes_apart && !r->symbolic && !r->device && !r->trying &&
          arms_possible(r) && !rec_derivatives(r) && !vmap_aside(r) && way_may_exit(r);
+}
+
+/* The symbol of a host int of r that is data: the same one wherever that is computed, as for two int(x[0]). 0: there is none. */
+static qn_dim symbol_of(struct recording *r, uint32_t node, int64_t now) {
+  dim_table *t = &r->g->dims;
+  for (uint32_t i = 0; i < t->n; i++) {
+    const dim_expr *e = &t->exprs[i];
+    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NUMBER && e->ref && graph_same_value(r->g, e->ref, node))
+      return ~(qn_dim)i;
+  }
+  return dim_symbol(t, DIM_FROM_NUMBER, node, 0, now, NULL);
 }
 
 /* The size that a host int of r is, `depth` operations down. False: it is none, or an error is raised. */
@@ -50,7 +62,7 @@ static bool size_of_node(struct recording *r, uint32_t node, int depth, qn_dim *
       return size_of_node(r, in[0], depth + 1, &a) && size_of_node(r, in[1], depth + 1, &b) &&
              (*d = dim_make(t, op, a, b), true);
   }
-  return (*d = dim_symbol(t, DIM_FROM_NUMBER, node, 0, v.u.i, NULL)) < 0;
+  return (*d = symbol_of(r, node, v.u.i)) < 0;
 }
 
 bool data_size_of(qn_vm *vm, qn_value v, qn_dim *d) {

@@ -11,7 +11,8 @@
  * Lists that grow in other ways (they are read while they grow, lie in records, get items behind conditions) are counted ones: stacked lists (stacked.c)
  * whose last part is the number of items, a number of the graph like others, and whose arrays have room for more. So such a list is carried through loops and
  * arms as what it is made of. An item is stored in the row that the count names; room for it is certain, or its check leaves the graph. What
- * reads the list and knows nothing of counts gets the ordinary list (rec_make_plain): in an arm the capture of that is given up, at the top of a call it ends
+ * reads the list and knows nothing of counts gets a stacked list of as many rows as there are, if the count can be a size (rec_counted_cut), or the ordinary list
+ * (rec_make_plain): in an arm the capture of that is given up, at the top of a call it ends
  * there. A loop is tried in this way when it could not be captured as it is; as with other lists that grow, it is recorded first to see what is added. A stacked list
  * becomes a counted one likewise; items are stored in it as it is. Behind the loop the list is an ordinary one, or a stacked one, if its length is known or a size; else it stays counted, also as the result of the call.
  */
@@ -405,6 +406,29 @@ qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item) {
   qn_value out = rec_unstacked(vm, list);
   if (value_is_error(out) || list_push(vm, value_list(out), value_retain(item))) return out;
   return value_fail(vm, out);
+}
+
+bool rec_counted_cut(qn_vm *vm, qn_value *list) {
+  qn_dim n;
+  if (!value_is_counted(*list) || (stacked_mark(*list) & COUNTED_LOOKS)) return true;
+  if (!data_size_of(vm, counted_count(*list), &n)) return !error_pending(vm);
+  const qn_list *parts = counted_parts(*list);
+  qn_list *out = list_new(vm, parts->len - 1);
+  if (!out) return false;
+  qn_value all = value_obj(TAG_LIST, out);
+  bool ok = rec_size_ordered(vm, 0, n);
+  for (uint32_t k = 0; k < out->len && ok; k++) {
+    int64_t sizes[ARRAY_MAX_RANK];
+    rec_sizes(vm, parts->items[k], sizes);
+    qn_value part = rec_size_ordered(vm, n, sizes[0]) ? op_slice(vm, parts->items[k], 0, 0, n, 1) : value_error();
+    ok = !value_is_error(part);
+    if (ok) out->items[k] = part;
+  }
+  qn_value cut = ok ? rec_stacked(vm, value_retain(value_list(*list)->items[STACKED_SHAPE]), all) : value_fail(vm, all);
+  if (value_is_error(cut)) return error_pending(vm) ? false : data_sizes_end(rec_now(vm));
+  value_release(vm, *list);
+  *list = cut;
+  return true;
 }
 
 int64_t counted_length(qn_vm *vm, qn_value v) {

@@ -578,6 +578,9 @@ QN_MUST_CHECK qn_value rec_counted_get(qn_vm *vm, qn_value list, qn_value i);
 QN_MUST_CHECK qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item);
 /* list[i] = item of a stacked list (owned, replaced); borrows the other two. 1; 0: it is to be made of the ordinary list; -1 with an error raised. */
 QN_MUST_CHECK int rec_counted_set(qn_vm *vm, qn_value *list, qn_value i, qn_value item);
+/* *list (owned), of which STACKED_COUNTED may be true, becomes one with as many items as there are, if the count can be a size (data_sizes.c). False
+ * with an error raised. */
+QN_MUST_CHECK bool rec_counted_cut(qn_vm *vm, qn_value *list);
 /* May a list be stacked, as far as its items go: two or more of one structure, with arrays of one dtype and shape? */
 bool rec_stacks(qn_vm *vm, qn_value list);
 /* A stacked list of these parts (owned; the error value: it is handed on). Owned, or the error value. */

@@ -347,6 +347,8 @@ void rec_pin(struct recording *r, qn_dim d);
 /* A type in `outer`, the recording around arm r, as one of r, for the next input of r: sizes that are numbers of a turn are made of inputs of r,
  * other symbolic sizes are symbols of r. False with an error raised. */
 QN_MUST_CHECK bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t);
+/* Can a size of arm r be one of the recording around it? Not if it depends on what changes in the arm. */
+bool sizes_leave(const struct recording *r, qn_dim d);
 /* A size of arm r in the recording around it, and those of a type; false if one depends on numbers or data of the arm. */
 qn_dim sizes_outside(const struct recording *r, qn_dim d);
 QN_MUST_CHECK bool sizes_type_outside(const struct recording *r, graph_type *t);

@@ -925,9 +925,31 @@ bool sizes_into_arm(struct recording *r, struct recording *outer, graph_type *t)
   return true;
 }
 
+/* The size in the recording around arm r of a symbol that is a number captured there. False: it is none there, or a number of a turn. */
+static bool number_outside_arm(const struct recording *r, const dim_expr *e, qn_dim *d) {
+  if (e->source != DIM_FROM_SCALAR || e->ref < r->carries) return false;
+  struct recording *outer = r->outer;
+  uint32_t node = r->captures[e->ref];
+  const graph_node *n = &outer->g->nodes[node];
+  if (outer->arm) return n->kind == NODE_INPUT && (*d = symbol_of_input(outer, n->payload.input)) < 0;
+  dim_table *t = &outer->g->dims;
+  uint32_t before = t->n;
+  *d = t->numbers_of_data ? dim_symbol(t, DIM_FROM_NUMBER, node, 0, e->hint, NULL) : 0;
+  return *d < 0 && t->n == before;
+}
+
+bool sizes_leave(const struct recording *r, qn_dim d) {
+  qn_dim outer;
+  if (d >= 0) return true;
+  const dim_expr *e = &r->g->dims.exprs[~d];
+  if (e->op != DIM_SYMBOL) return sizes_leave(r, e->a) && sizes_leave(r, e->b);
+  return e->source == DIM_FROM_INPUT || number_outside_arm(r, e, &outer);
+}
+
 qn_dim sizes_outside(const struct recording *r, qn_dim d) {
   if (d >= 0) return d;
   const dim_expr e = r->g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL && e.source == DIM_FROM_SCALAR) return number_outside_arm(r, &e, &d) ? d : e.hint;
   if (e.op == DIM_SYMBOL) return r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis];
   return dim_make(&r->outer->g->dims, (dim_op)e.op, sizes_outside(r, e.a), sizes_outside(r, e.b));
 }
@@ -935,6 +957,7 @@ qn_dim sizes_outside(const struct recording *r, qn_dim d) {
 qn_dim sizes_beside(const struct recording *r, struct recording *other, qn_dim d) {
   if (d >= 0) return d;
   const dim_expr e = r->g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL && e.source == DIM_FROM_SCALAR) return symbol_of_input(other, e.ref);
   if (e.op == DIM_SYMBOL) return other->g->nodes[other->g->inputs[e.ref]].type.shape[e.axis];
   return dim_make(&other->g->dims, (dim_op)e.op, sizes_beside(r, other, e.a), sizes_beside(r, other, e.b));
 }
@@ -942,7 +965,7 @@ qn_dim sizes_beside(const struct recording *r, struct recording *other, qn_dim d
 bool sizes_type_outside(const struct recording *r, graph_type *t) {
   for (int k = 0; k < t->rank; k++) {
     if (t->shape[k] >= 0) continue;
-    if (dim_is_late(&r->g->dims, t->shape[k])) return false;
+    if (!sizes_leave(r, t->shape[k])) return false;
     t->shape[k] = sizes_outside(r, t->shape[k]);
   }
   return true;

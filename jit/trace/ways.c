@@ -299,7 +299,7 @@ static bool take_inputs(struct recording *arm, const struct recording *more) {
 /* The sizes of a type of one arm as those of another arm with the same inputs. False if one depends on numbers or data of the arm. */
 static bool sizes_in_other(struct recording *arm, struct recording *other, graph_type *t) {
   for (int k = 0; k < t->rank; k++)
-    if (dim_is_late(&arm->g->dims, t->shape[k])) return false;
+    if (!sizes_leave(arm, t->shape[k])) return false;
   for (int k = 0; k < t->rank; k++) t->shape[k] = sizes_beside(arm, other, t->shape[k]);
   return true;
 }
