@@ -505,6 +505,7 @@ static turn_parts for_parts(const n_for *n) {
                       .at = n->h.at,
                       .run = n->site->grown ? NULL
                                             : n->site, /* a list that is longer after each turn is not like before */
+                      .leaves = n->h.flag & (LOOP_LEAVES | LOOP_RETURNS),
                       .returns = n->h.flag & LOOP_RETURNS};
 }
 
@@ -513,6 +514,7 @@ static turn_parts while_parts(const n_while *n) {
                       .cond = n->cond,
                       .at = n->h.at,
                       .run = n->site->grown ? NULL : n->site,
+                      .leaves = n->h.flag & (LOOP_LEAVES | LOOP_RETURNS),
                       .returns = n->h.flag & LOOP_RETURNS};
 }
 

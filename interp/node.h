@@ -379,6 +379,7 @@ typedef struct turn_parts {
       *block; /* of a part of a block, instead of `body`: statements from number `from` on, before `to`; else NULL */
   uint32_t from, to;
   const site *run; /* of the loop, whose turns may be made many at once (turns_run); NULL: they are made one by one */
+  bool leaves;     /* a turn may break, continue or return */
   bool returns;    /* a turn may return */
 } turn_parts;
 enum { COUNT_BOUNDS = 3, COUNT_FIRST = COUNT_BOUNDS, COUNT_END, COUNT_VALUES };

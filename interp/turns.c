@@ -13,6 +13,9 @@
  * A list to which the turns only add items is no argument: it stays where it is, whatever its length, and the items that a turn adds are a part of
  * its result.
  *
+ * A turn that may break, continue or return is recorded in an arm, so that branches on data which do are captured with what follows them (rec_turn).
+ * How it ends, and which items it adds, are then bools of the result.
+ *
  * A call that has left its plan is made again by the interpreter, from its beginning (jit/trace/calls.c), and may have to make a loop of a
  * million turns up to the one that fails. So its loops hand many turns at once to rec_call (jit.run): a call with the numbers of the first turn
  * and the end among its arguments, whatever these are, which is captured as a loop. Its result begins with how the loop has ended: whether a
@@ -37,9 +40,11 @@ typedef struct turn_call {
   bool begun;               /* the interpreter has begun to make the turn */
   bool recorded;            /* it has made it with a recording on */
   bool packed;              /* the last one that it made has given a list */
+  bool wide;                /* results begin with RUN_ENDS values */
+  qn_value
+      added; /* owned: if `wide`, what a recorded turn adds to each of code->grown, as added_items gives it; or nil */
   rec_exit how;
   qn_value more; /* what is returned, or the next condition; owned */
-  bool goes;     /* of many turns: the next condition */
   qn_value
       list;     /* of many turns over the items of a list, which are stacked in the arguments: it, borrowed; else nil */
   int64_t from; /* the number of the first of these items */
@@ -47,8 +52,11 @@ typedef struct turn_call {
 
 /* What many turns begin with, besides the variables: what the loop goes over, the first number, and the end. */
 enum { RUN_OVER, RUN_FIRST, RUN_END, RUN_ARGS };
-/* What the list of results begins with: how a turn has ended, and what is returned or the next condition; of many turns what rec_ends has. */
+/* What the list of results begins with: how a turn has ended, and what is returned or the next condition; of many turns, and of one that may leave
+ * its loop, what rec_ends has. */
 enum { END_HOW, END_MORE, TURN_ENDS, END_RETURNS = TURN_ENDS, END_GOES, RUN_ENDS };
+
+#define NOTHING .more = value_nil(), .added = value_nil() /* that a turn_call owns */
 
 static inline qn_value *place_of(const turn_variable *x, qn_value *fp) {
   return x->cell ? &x->cell->value : &fp[x->slot];
@@ -82,6 +90,17 @@ void turns_passed(turn_code *t, int64_t n) {
   a->countdown = n < a->countdown ? a->countdown - (int32_t)n : 0;
 }
 
+/* What a turn has added to a list: the items; of a turn that may leave its loop each behind a bool, has it been added? */
+static qn_value added_items(const turn_call *t, const qn_value *items, uint32_t n) {
+  uint32_t each = t->wide ? 2 : 1;
+  qn_list *l = list_new(t->vm, n * each);
+  for (uint32_t i = 0; l && i < n; i++) {
+    if (t->wide) l->items[i * each] = value_bool(true);
+    l->items[i * each + each - 1] = value_retain(items[i]);
+  }
+  return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
 /* The results of a turn as a list: n values (taken over), which say how it has ended, and the variables. */
 static qn_value pack(turn_call *t, const qn_value *ends, uint32_t n) {
   qn_vm *vm = t->vm;
@@ -92,18 +111,24 @@ static qn_value pack(turn_call *t, const qn_value *ends, uint32_t n) {
   bool ok = vm_enter(vm, t->code->ngrown);
   for (uint32_t i = 0; i < t->code->ngrown && ok; i++) {
     const qn_list *grown = value_list(*place_of(&t->code->grown[i], t->fp));
-    qn_list *added = list_from(vm, grown->items + t->had[i], grown->len - t->had[i]);
-    ok = added != NULL;
-    if (ok) *vm->sp++ = all[n++] = value_obj(TAG_LIST, added);
+    qn_value added = value_is(t->added, TAG_LIST) ? value_retain(value_list(t->added)->items[i])
+                                                  : added_items(t, grown->items + t->had[i], grown->len - t->had[i]);
+    ok = !value_is_error(added);
+    if (ok) *vm->sp++ = all[n++] = added;
   }
   qn_list *l = ok ? list_from(vm, all, n) : NULL;
   vm_pop_to(vm, mark);
   value_release(vm, ends[END_MORE]);
+  if (t->wide) {
+    value_release(vm, ends[END_GOES]);
+    slot_set(vm, &t->added, value_nil());
+  }
   t->packed = true;
   return l ? value_obj(TAG_LIST, l) : value_error();
 }
 
-/* A variable's list becomes as long as it was before the turn, and gets `added` items. False with an error raised. */
+/* A variable's list becomes as long as it was before the turn, and gets what was added (n values, as added_items gives them). False with an error
+ * raised. */
 static bool set_grown(turn_call *t, uint32_t i, const qn_value *added, uint32_t n) {
   qn_vm *vm = t->vm;
   global_cell *cell = t->code->grown[i].cell;
@@ -111,20 +136,35 @@ static bool set_grown(turn_call *t, uint32_t i, const qn_value *added, uint32_t 
   bool ok = list_own(vm, place);
   qn_list *l = value_list(*place);
   while (ok && l->len > t->had[i]) value_release(vm, l->items[--l->len]);
-  for (uint32_t k = 0; k < n && ok; k++) ok = list_push(vm, l, value_retain(added[k]));
+  for (uint32_t k = t->wide, each = 1 + t->wide; k < n && ok; k += each)
+    if (!t->wide || added[k - 1].u.i) ok = list_push(vm, l, value_retain(added[k]));
   if (cell && cell->rec.watched) rec_global_changed(vm, &cell->rec, value_unset(), *place);
   return ok;
 }
 
-/* Notes how a turn, or many, have ended; takes over what is returned. */
+/* note_ends of a turn that may leave its loop, or many. */
+static __attribute__((noinline)) void note_wide_ends(turn_call *t, const qn_value *ends) {
+  bool returns = ends[END_RETURNS].u.i != 0;
+  t->how = returns ? REC_RETURN : ends[END_HOW].u.i ? REC_BREAK : REC_VALUE;
+  if (returns) return;
+  value_release(t->vm, t->more); /* (something like what is returned, from the compiler) */
+  t->more = value_retain(ends[END_GOES]);
+}
+
+/* Notes how a turn, or many, have ended; takes over what is returned, and retains the condition. */
 static inline void note_ends(turn_call *t, const qn_value *ends) {
   t->more = ends[END_MORE];
-  if (t->lead != RUN_ARGS) {
+  if (__builtin_expect(t->wide, 0))
+    note_wide_ends(t, ends);
+  else
     t->how = (rec_exit)ends[END_HOW].u.i;
-    return;
-  }
-  t->how = ends[END_RETURNS].u.i ? REC_RETURN : ends[END_HOW].u.i ? REC_BREAK : REC_VALUE;
-  t->goes = ends[END_GOES].u.i != 0;
+}
+
+static void put_ends(qn_value *ends, const rec_ends *e) {
+  ends[END_HOW] = e->left;
+  ends[END_MORE] = e->returned;
+  ends[END_RETURNS] = e->returns;
+  ends[END_GOES] = e->goes;
 }
 
 /* Makes many turns, over `over` (borrowed). False with an error raised. */
@@ -137,11 +177,57 @@ static bool run_turns(turn_call *t, qn_value over, qn_value *ends) {
     first = value_int(t->from), end = value_int(t->from + end.u.i);
   }
   if (!loop_turns(t->vm, t->parts, t->fp, over, first, end, &e)) return false;
-  ends[END_HOW] = e.left;
-  ends[END_MORE] = e.returned;
-  ends[END_RETURNS] = e.returns;
-  ends[END_GOES] = e.goes;
+  put_ends(ends, &e);
   return true;
+}
+
+/* The body of a turn, and the condition of the next one. */
+typedef struct turn_body {
+  turn_call *t;
+  qn_value item; /* borrowed */
+} turn_body;
+
+static qn_value run_body(void *ctx, qn_value number, rec_exit *how) {
+  const turn_body *b = ctx;
+  turn_call *t = b->t;
+  qn_value v = value_error();
+  (void)number;
+  if (!t->parts->target || lvalue_bind(t->vm, t->parts->target, t->fp, value_retain(b->item)))
+    v = eval(t->vm, t->parts->body, t->fp);
+  *how = exit_of(t->vm, &v);
+  return v;
+}
+
+static qn_value run_cond(void *ctx, rec_exit *how) {
+  const turn_body *b = ctx;
+  qn_value v = eval(b->t->vm, b->t->parts->cond, b->t->fp);
+  *how = exit_of(b->t->vm, &v);
+  return v;
+}
+
+/* A turn that is recorded, and may leave its loop: offers it as a whole, with what follows the branches that do. Borrows the item. */
+static rec_answer offer_turn(turn_call *t, qn_value item, rec_ends *ends, rec_added *added) {
+  const turn_parts *parts = t->parts;
+  /* Whatever the compiler gives in place of what is not returned, evaluated or added, it is not what is compared. */
+  bool compared = t->vm->config.jit == QN_JIT_VERIFY;
+  if (compared && (parts->returns || parts->cond || t->code->ngrown)) return REC_NOT_YET;
+  turn_body b = {t, item};
+  qn_value *slots[1 + TURN_VARIABLES + TURN_GROWN * 2 * ADDED_MOST];
+  int n = 0;
+  ends->goes = value_bool(false);
+  slots[n++] = &ends->goes;
+  for (uint32_t i = 0; i < t->code->n && t->code->variables[i].kept; i++)
+    slots[n++] = place_of(&t->code->variables[i], t->fp);
+  for (uint32_t i = 0; i < t->code->ngrown; i++)
+    for (int k = 0; k < ADDED_MOST; k++) slots[n++] = &added[i].flags[k], slots[n++] = &added[i].items[k];
+  const rec_turns turn = {.test = run_cond,
+                          .body = run_body,
+                          .ctx = &b,
+                          .tests = parts->cond != NULL,
+                          .ends = ends,
+                          .added = added,
+                          .nadded = t->code->ngrown};
+  return rec_turn(t->vm, parts->at, &turn, (rec_slots){slots, n});
 }
 
 /* Makes one turn, or a part; *v, owned: what is returned, or the next condition; the error value. */
@@ -167,6 +253,97 @@ static rec_exit one_turn(turn_call *t, qn_value item, qn_value *result) {
   if (how == REC_RETURN && parts->block && parts->block->code->tail && parts->to == parts->block->n) how = REC_VALUE;
   *result = v;
   return how;
+}
+
+static bool plain_turn(turn_call *t, qn_value item, qn_value *ends) {
+  qn_value v;
+  rec_exit how = one_turn(t, item, &v);
+  ends[END_HOW] = value_int(how), ends[END_MORE] = v;
+  return how != REC_ERROR;
+}
+
+/* A recorded turn that may leave its loop, and the lists to which it only adds items, aside. */
+typedef struct leaving {
+  turn_call *t;
+  rec_added added[TURN_GROWN];
+  qn_value lists[TURN_GROWN];
+} leaving;
+
+/* The variables have their lists again. For vm_own, too. */
+static void lists_back(qn_vm *vm, void *what) {
+  leaving *l = what;
+  for (uint32_t i = 0; i < l->t->code->ngrown; i++) {
+    slot_set(vm, place_of(&l->t->code->grown[i], l->t->fp), l->lists[i]);
+    for (int k = 0; k < ADDED_MOST; k++) value_release(vm, l->added[i].items[k]);
+  }
+}
+
+/* What has been added, as turn_call.added. */
+static qn_value take_added(const leaving *l) {
+  const turn_call *t = l->t;
+  qn_list *all = list_new(t->vm, t->code->ngrown);
+  for (uint32_t i = 0; all && i < t->code->ngrown; i++) {
+    const rec_added *a = &l->added[i];
+    uint32_t n = 0;
+    while (n < ADDED_MOST && !value_is(a->items[n], TAG_UNSET)) n++;
+    all->items[i] = added_items(t, a->items, n);
+    if (value_is_error(all->items[i])) {
+      all->items[i] = value_nil();
+      value_release(t->vm, value_obj(TAG_LIST, all));
+      return value_error();
+    }
+    for (uint32_t k = 0; k < n; k++) value_list(all->items[i])->items[2 * k] = a->flags[k];
+  }
+  return all ? value_obj(TAG_LIST, all) : value_error();
+}
+
+/* Offers a recorded turn that may leave its loop; borrows the item. */
+static __attribute__((noinline)) rec_answer offer_leaving(turn_call *t, qn_value item, rec_ends *ends) {
+  qn_vm *vm = t->vm;
+  leaving l = {.t = t};
+  vm_owned held;
+  for (uint32_t i = 0; i < t->code->ngrown; i++) {
+    qn_value *place = place_of(&t->code->grown[i], t->fp);
+    l.lists[i] = *place;
+    *place = value_nil();
+    l.added[i].list = place;
+    for (int k = 0; k < ADDED_MOST; k++) l.added[i].flags[k] = value_bool(false), l.added[i].items[k] = value_unset();
+  }
+  vm_own(vm, &held, lists_back, &l);
+  rec_answer answer = offer_turn(t, item, ends, l.added);
+  if (answer == REC_DONE && t->code->ngrown) {
+    t->added = take_added(&l);
+    if (value_is_error(t->added)) t->added = value_nil(), answer = REC_FAILED;
+  }
+  vm_disown(vm, &held);
+  lists_back(vm, &l);
+  return answer;
+}
+
+/* As plain_turn, of a turn that may leave its loop. */
+static bool leaving_turn(turn_call *t, qn_value item, bool recorded, qn_value *ends) {
+  rec_ends e = {value_bool(false), value_bool(false), value_bool(true), value_nil()};
+  rec_answer answer = recorded ? offer_leaving(t, item, &e) : REC_NOT_YET;
+  if (answer == REC_NOT_YET) {
+    qn_value v;
+    rec_exit how = one_turn(t, item, &v);
+    if (how == REC_ERROR) return false;
+    bool left = how == REC_BREAK || how == REC_RETURN;
+    e.left = value_bool(left);
+    e.returns = value_bool(how == REC_RETURN);
+    if (left || !t->parts->cond)
+      e.returned = v, e.goes = value_bool(!left);
+    else
+      e.goes = v;
+  } else {
+    value_release(t->vm, item);
+    if (answer != REC_DONE) {
+      value_release(t->vm, e.returned);
+      return false;
+    }
+  }
+  put_ends(ends, &e);
+  return true;
 }
 
 /* Makes the turn in the interpreter: rec_call_site.run. */
@@ -196,20 +373,22 @@ static qn_value make_turn(void *ctx) {
   vm_owned held;
   vm_own(vm, &held, vm_drop_value, &own);
   t->fp[-1] = value_retain(t->site.fn); /* rec_call may have put a tracer there, whose captures are traced */
-  qn_value v = value_error(), ends[RUN_ENDS];
-  rec_exit how = REC_ERROR;
+  qn_value ends[RUN_ENDS];
+  bool made = false;
   if (many)
-    how = run_turns(t, item, ends) ? REC_VALUE : REC_ERROR;
+    made = run_turns(t, item, ends);
+  else if (t->wide)
+    made = leaving_turn(t, item, recorded, ends);
   else
-    how = one_turn(t, item, &v);
+    made = plain_turn(t, item, ends);
   vm_disown(vm, &held);
   value_release(vm, t->fp[-1]);
   t->fp[-1] = own;
   t->packed = false;
-  if (how == REC_ERROR) return value_error();
-  if (!many) ends[END_HOW] = value_int(how), ends[END_MORE] = v;
-  if (packs) return pack(t, ends, many ? RUN_ENDS : TURN_ENDS);
+  if (!made) return value_error();
+  if (packs) return pack(t, ends, t->wide ? RUN_ENDS : TURN_ENDS);
   note_ends(t, ends);
+  if (t->wide) value_release(vm, ends[END_GOES]);
   return value_nil();
 }
 
@@ -254,6 +433,7 @@ static void turn_drop(qn_vm *vm, void *what) {
   turn_call *t = what;
   give_back(t, true);
   value_release(vm, t->more);
+  value_release(vm, t->added);
 }
 
 /* Stores the results of a turn, a list, which is taken over, in the variables. False with an error raised. */
@@ -262,7 +442,7 @@ static bool unpack(turn_call *t, qn_value result) {
   const qn_list *l = value_list(result);
   value_retain(l->items[END_MORE]);
   note_ends(t, l->items);
-  uint32_t at = t->lead == RUN_ARGS ? RUN_ENDS : TURN_ENDS, end = l->len - t->code->ngrown;
+  uint32_t at = t->wide ? RUN_ENDS : TURN_ENDS, end = l->len - t->code->ngrown;
   for (uint32_t i = 0; at < end; i++, at++) {
     const turn_variable *x = &t->code->variables[i];
     if (x->cell)
@@ -383,7 +563,7 @@ static bool make_call(turn_call *t, const qn_value *lead) {
 qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp) {
   /* The function around it is hot already: a part that computes with arrays is recorded as soon as that is known. */
   if ((code->computes || at_once(vm)) && code->anchor.state == ANCHOR_COLD) code->anchor.state = ANCHOR_ACTIVE;
-  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .more = value_nil()};
+  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, NOTHING};
   bool none = !vm->asked.served; /* what explain is told is not about parts */
   int refused = vm->asked.refused;
   qn_value item = value_nil();
@@ -400,10 +580,12 @@ qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_val
 
 bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
                  qn_value *next) {
-  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .more = value_nil()};
-  bool failed = !make_call(&t, &item);
-  *r = failed ? value_error() : value_nil();
-  if (failed) return false;
+  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .wide = parts->leaves, NOTHING};
+  if (!make_call(&t, &item)) {
+    *r = value_error();
+    return false;
+  }
+  *r = value_nil();
   bool on = t.how == REC_VALUE || t.how == REC_CONTINUE;
   if (on && next) {
     *next = t.more;
@@ -448,7 +630,7 @@ int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value 
   turn_code *run = run_of(vm, code);
   if (!run) return 0;
   turn_call t = {
-      .vm = vm, .code = run, .parts = parts, .fp = fp, .lead = RUN_ARGS, .more = value_nil(), .list = value_nil()};
+      .vm = vm, .code = run, .parts = parts, .fp = fp, .lead = RUN_ARGS, .wide = true, .list = value_nil(), NOTHING};
   qn_value lead[RUN_ARGS] = {over, value_int(first), value_int(first + most)};
   if (value_is(over, TAG_LIST)) {
     if (run->quiet > 0 && run->quiet--) return 0;
@@ -470,7 +652,6 @@ int64_t turns_run(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value 
     *r = value_signal(SIGNAL_RETURN);
     return -1;
   }
-  value_release(vm, t.more);
-  if (next) *next = value_bool(t.goes);
+  if (next) *next = value_bool(t.more.u.i != 0);
   return t.how == REC_VALUE ? most : -1;
 }

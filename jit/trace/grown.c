@@ -198,8 +198,39 @@ qn_value grown_stored(struct recording *r, qn_value parts, uint32_t count) {
   return v;
 }
 
+/* ---- what one turn adds (rec_turn) ------------------------------------------------------------------------------------------------- */
+
+enum { GROWN_ADDED = 1u << 30 }; /* the numbers of these lists, from here on */
+
+bool grown_is_added(qn_value v) { return grown_number(v) >= GROWN_ADDED; }
+
+bool grown_added(struct recording *r, rec_added *added, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value v = grown_value(r->vm, GROWN_ADDED + i, 0, value_nil(), value_nil());
+    if (value_is_error(v)) return false;
+    value_release(r->vm, *added[i].list);
+    *added[i].list = v;
+  }
+  r->added = added;
+  return true;
+}
+
+/* The item is the next one that this way through the turn adds, or that any way which has come here does. */
+static bool add_to_turn(struct recording *r, rec_added *a, qn_value item) {
+  int k = 0;
+  while (k < ADDED_MOST && (!value_is(a->items[k], TAG_UNSET) || !is_bool(a->flags[k], false))) k++;
+  if (k == ADDED_MOST || value_is(item, TAG_UNSET)) {
+    value_release(r->vm, item);
+    return rec_give_up(r, BREAK_branch);
+  }
+  a->items[k] = item;
+  a->flags[k] = value_bool(true);
+  return rec_appended(r);
+}
+
 bool rec_append(qn_vm *vm, qn_value *list, qn_value item) {
   struct recording *r = vm->rec;
+  if (grown_is_added(*list)) return add_to_turn(r, &rec_base(r)->added[grown_number(*list) - GROWN_ADDED], item);
   uint32_t number = grown_number(*list), count = grown_count(*list);
   item_walk w = {.r = r, .of = grown_of(r, number)};
   qn_value *old = value_list(*list)->items, base = value_retain(old[GROWN_BASE]),

@@ -26,6 +26,10 @@ typedef struct grown_items {
   uint32_t n, cap;
 } grown_items;
 
+/* Does it stand for a list of rec_turns.added? */
+bool grown_is_added(qn_value v);
+/* Lists to which a turn adds items, in which their variables hold what stands for them. False with an error raised. */
+QN_MUST_CHECK bool grown_added(struct recording *r, rec_added *added, uint32_t n);
 /* A number for a new list. 0 with an error raised. */
 QN_MUST_CHECK uint32_t grown_new(struct recording *r);
 /* Its items. The pointer is good until the next list is added. */

@@ -277,6 +277,7 @@ static bool grown_begin(loop *l) {
   if (!l->size && !turns_known(l)) may = 0;
   for (int i = 0; i < l->assigned.n && i < GROWN_MAX; i++) {
     qn_value v = l->held[i];
+    if (rec_grows(l->vm, v) && grown_is_added(v)) return false;
     if (!(may >> i & 1) || !value_is(v, TAG_LIST)) continue;
     uint32_t number = rec_grows(l->vm, v) ? grown_number(v) : grown_new(l->r);
     if (!number || !set_before(l, i, grown_value(l->vm, number, 0, value_nil(), value_nil()))) return false;

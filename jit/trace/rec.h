@@ -445,6 +445,12 @@ typedef struct rec_ends {
   qn_value goes;     /* the condition of the next one (rec_turns.tests); true of a loop without one */
   qn_value returned; /* owned: what is returned. If nothing is, nil, or zeros in its structure */
 } rec_ends;
+/* What a turn that is captured by itself adds to a list: for each of the first items whether it has been added, and it. */
+enum { ADDED_MOST = 8 };
+typedef struct rec_added {
+  qn_value *list;                                /* the variable, to which nothing else is done */
+  qn_value flags[ADDED_MOST], items[ADDED_MOST]; /* owned; false and unset before the turn */
+} rec_added;
 /* A loop, of which the next turn is about to begin, as the recorder sees it. */
 typedef struct rec_turns {
   qn_value (*test)(void *ctx, rec_exit *how); /* evaluates the condition (owned); unused in a loop that counts */
@@ -454,9 +460,11 @@ typedef struct rec_turns {
   bool counts;
   bool
       tests; /* it counts, and behind each turn the condition of the next one is evaluated, which is true before the first */
-  rec_ends *ends; /* to be set; or NULL: a return leaves what is around the loop */
-  bool breaks;    /* something in its body may break or continue it */
-  bool whole; /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
+  rec_ends *ends;   /* to be set; or NULL: a return leaves what is around the loop */
+  rec_added *added; /* for rec_turn: n lists; what they hold is replaced */
+  uint32_t nadded;
+  bool breaks; /* something in its body may break or continue it */
+  bool whole;  /* it is captured as it is, or not at all: neither unrolled nor split by what variables are (states.c) */
   uint64_t grown;  /* a bit for each of the first variables: the turns only add items to it at the end, by rec_append */
   uint64_t stores; /* and for each of these, if it may hold a counted list: the turns store items in it */
   uint64_t stacks; /* and for each of these that may hold a stacked list behind the loop */
@@ -509,6 +517,9 @@ QN_MUST_CHECK bool rec_loop_refused(qn_vm *vm);
 /* Offers the turns of a loop that is left by break or continue in a branch, and that rec_loop has refused, one by one; `body` gets the numbers
  * that the interpreter counts by, untraced. There is a next turn: the condition of a loop that does not count has been found true. REC_NOT_YET: nothing has happened. REC_DONE and REC_LEFT as for rec_if: the loop is over. */
 QN_MUST_CHECK rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
+/* Captures one turn, that the recorded call consists of (turns.c), with the condition of the next one if it `tests`. Among the variables are
+ * turns->ends->goes, which is false, and the flags and items of what is added. REC_DONE: it has been, and *turns->ends says how it has ended. REC_NOT_YET: nothing has been done, and it is made as usual. REC_FAILED with an error raised. */
+QN_MUST_CHECK rec_answer rec_turn(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned);
 /* May this value be a bound of a loop that is offered, without being known? It is a traced int, or an array that is one. */
 bool rec_count_traced(const qn_vm *vm, qn_value v);
 /* May a range from `start` to a traced int be given to map or fold as it is? Its head then has the node of the end; of others it has none. */

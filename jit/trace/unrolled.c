@@ -9,6 +9,7 @@
  * (rec_loop), since by then variables are what they stay.
  */
 #include "jit/trace/draws.h"
+#include "jit/trace/grown.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/ways.h"
@@ -112,21 +113,56 @@ static bool make_turns(unrolled *u, qn_value *parts) {
   return way_close(vm, &u->whole, how == REC_ERROR ? REC_ERROR : REC_VALUE, value_nil(), parts) && vm->rec == u->arm;
 }
 
-/* The arm has joined the graph, and `made` are its values there: what the variables hold, what is returned and whether. */
-static rec_answer go_on(unrolled *u, qn_value made) {
+/* As make_turns, of one turn (rec_turns.ends), which sets the condition of the next one. */
+static bool make_one(unrolled *u, qn_value *parts) {
   qn_vm *vm = u->vm;
-  const qn_value *items = value_list(made)->items;
+  rec_exit how = REC_VALUE;
+  way_begin(&u->whole, WAY_TURN, u->arm, NULL, u->assigned);
+  u->whole.may_return = true;
+  make_turn(u, &how);
+  if (how == REC_VALUE) {
+    qn_value goes = u->turns.tests ? way_test(vm, &u->turns, &how) : value_bool(true);
+    if (how == REC_VALUE && value_is(goes, TAG_BOOL))
+      u->turns.ends->goes = goes;
+    else if (how != REC_ERROR)
+      how = REC_ERROR, value_release(vm, goes);
+  }
+  return way_close(vm, &u->whole, how == REC_ERROR ? REC_ERROR : REC_VALUE, value_nil(), parts) && vm->rec == u->arm;
+}
+
+/* What arm_values has behind the variables: what is returned and whether, the error that is raised and its words, and is the loop left? */
+enum { MADE_RETURNED, MADE_RETURNS, MADE_RAISES, MADE_WORDS, MADE_LEFT, MADE };
+
+/* Tells how a turn that was captured by itself has ended (rec_turns.ends). */
+static rec_answer tell_ends(unrolled *u, const qn_value *made) {
+  const qn_value *x = made + u->assigned.n;
+  rec_ends *ends = u->turns.ends;
+  slots_set(u->vm, u->assigned, made);
+  bool returns = !value_is(x[MADE_RETURNED], TAG_UNSET);
+  ends->left = x[MADE_LEFT];
+  ends->returns = x[MADE_RETURNS];
+  ends->returned = returns ? value_retain(x[MADE_RETURNED]) : value_nil();
+  return rec_appended(u->vm->rec) ? REC_DONE : REC_FAILED;
+}
+
+/* The arm has joined the graph, and `joined` are its values there. */
+static rec_answer go_on(unrolled *u, qn_value joined) {
+  qn_vm *vm = u->vm;
+  const qn_value *items = value_list(joined)->items;
+  if (u->turns.ends) return tell_ends(u, items);
   int n = u->assigned.n;
   slots_set(vm, u->assigned, items);
   const qn_value parts[END_PARTS] = {
-      [END_VALUE] = value_unset(),     [END_RETURNED] = items[n],         [END_LEFT] = items[n + 1],
+      [END_VALUE] = value_unset(),     [END_RETURNED] = items[n],         [END_LEFT] = items[n + MADE_RETURNS],
       [END_LEAVES] = value_bool(true), [END_RETURNS] = value_bool(true),  [END_RAISES] = value_int(0),
       [END_WORDS] = value_unset(),     [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
-  if (!raises_never(items[n + 2]) && !way_split_raised(vm, u->raising, rec_site(u->r), items[n + 2], items[n + 3]))
+  const qn_value *made = items + n;
+  if (!raises_never(made[MADE_RAISES]) &&
+      !way_split_raised(vm, u->raising, rec_site(u->r), made[MADE_RAISES], made[MADE_WORDS]))
     return REC_FAILED;
-  if (is_bool(items[n + 1], false)) return rec_appended(vm->rec) ? REC_DONE : REC_FAILED;
+  if (is_bool(made[MADE_RETURNS], false)) return rec_appended(vm->rec) ? REC_DONE : REC_FAILED;
   rec_way *w = u->around;
-  if (!is_bool(items[n + 1], true)) return way_split(vm, w, rec_site(vm->rec), parts) ? REC_DONE : REC_FAILED;
+  if (!is_bool(made[MADE_RETURNS], true)) return way_split(vm, w, rec_site(vm->rec), parts) ? REC_DONE : REC_FAILED;
   way_all_left(w, parts);
   return rec_appended(vm->rec) ? REC_LEFT : REC_FAILED;
 }
@@ -146,19 +182,24 @@ static rec_answer unroll_once(struct recording *r, span at, const rec_turns *tur
                               rec_tries *tries) {
   qn_vm *vm = r->vm;
   unrolled u = {.vm = vm, .r = r, .at = at, .turns = *turns, .assigned = assigned, .tries = tries, .around = way_of(r)};
-  u.raising = u.around ? u.around : way_catcher(r);
+  u.raising = turns->ends ? NULL : u.around ? u.around : way_catcher(r);
   qn_value parts[END_PARTS], values = value_nil(), *mark = vm->sp;
   for (int i = 0; i < END_PARTS; i++) parts[i] = value_nil();
   vm_owned held, held_values;
   rec_at(vm, at);
   vm_own(vm, &held, unrolled_drop, &u);
   vm_own(vm, &held_values, vm_drop_value, &values);
-  bool ok = (u.before = slots_keep(vm, assigned)) && (u.arm = rec_arm_begin(r, NULL)) && make_turns(&u, parts) &&
-            !u.arm->regions.n && !u.arm->g->failed && !u.arm->g->dims.strict;
+  bool ok = (u.before = slots_keep(vm, assigned)) && (u.arm = rec_arm_begin(r, NULL)) &&
+            (turns->ends ? make_one(&u, parts) : make_turns(&u, parts)) && !u.arm->regions.n && !u.arm->g->failed &&
+            !u.arm->g->dims.strict;
   if (!ok) vm_pop_to(vm, mark);
   if (ok) {
-    const qn_value returned[] = {parts[END_RETURNED], parts[END_RETURNS], parts[END_RAISES], parts[END_WORDS]};
-    ok = arm_values(u.arm, assigned, returned, 4, &values);
+    const qn_value more[MADE] = {[MADE_RETURNED] = parts[END_RETURNED],
+                                 [MADE_RETURNS] = parts[END_RETURNS],
+                                 [MADE_RAISES] = parts[END_RAISES],
+                                 [MADE_WORDS] = parts[END_WORDS],
+                                 [MADE_LEFT] = parts[END_LEAVES]};
+    ok = arm_values(u.arm, assigned, more, MADE, &values);
   }
   end_parts_free(vm, parts);
   if (u.arm) rec_arm_end(u.arm);
@@ -193,4 +234,11 @@ rec_answer rec_unroll(qn_vm *vm, span at, const rec_turns *turns, rec_slots assi
     if (draws_begin(r, assigned, &s)) answer = unroll_once(r, at, turns, s.all, tries);
   } while (draws_again(r, answer));
   return answer;
+}
+
+rec_answer rec_turn(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned) {
+  struct recording *r = vm->rec;
+  if (!r || r->arm || !r->capturing || !branches_possible(r)) return REC_NOT_YET;
+  if (!grown_added(r, turns->added, turns->nadded)) return REC_FAILED;
+  return rec_unroll(vm, at, turns, assigned, &(rec_tries){.left = 0});
 }
