@@ -36,6 +36,7 @@
 #include "jit/graph/grad.h"
 #include "jit/graph/region_builder.h"
 #include "jit/run/index.h"
+#include "jit/trace/counts.h"
 #include "jit/trace/draws.h"
 #include "jit/trace/grown.h"
 #include "jit/trace/rec.h"
@@ -748,115 +749,6 @@ static bool set_variables(loop *l, qn_value (*leaf)(void *ctx, qn_value v)) {
   return true;
 }
 
-/* ---- numbers that tests bound ------------------------------------------------------------------------------------------------------
- *
- * In `while i < n { ...; i += 2 }` i lies from what it is before the loop up to n, as the number of a loop that counts does: slices that it bounds have
- * sizes of which that much is known. That a turn never makes it less is seen when the body has been recorded; if it does, the
- * body is recorded once more without. */
-
-/* A number of the header's graph, or (0) of none, and what is added to it. */
-typedef struct number_sum {
-  uint32_t node;
-  int64_t more;
-} number_sum;
-
-/* Takes node of g apart, the header's graph or that of an arm of `branch`, a node of it. False: it is something else. */
-static bool sum_of(const graph *header, const graph_node *branch, const graph *g, uint32_t node, number_sum *s) {
-  enum { MOST = 1 << 30 };
-  qn_value v;
-  for (int depth = 0; depth < 8; depth++) {
-    const graph_node *n = &g->nodes[node];
-    if (!n->type.weak || n->type.dtype != WEAK_INT || s->more > MOST || s->more < -MOST) return false;
-    if (graph_const_value(g, node, &v)) {
-      s->node = 0;
-      s->more += v.u.i < MOST && v.u.i > -MOST ? v.u.i : 0;
-      return v.u.i < MOST && v.u.i > -MOST;
-    }
-    bool sub = n->kind == NODE_OP && n->op == OP_sub, add = n->kind == NODE_OP && n->op == OP_add;
-    int other = add && graph_const_value(g, n->in[0], &v) ? 1 : 0;
-    if ((add || sub) && (other || graph_const_value(g, n->in[1], &v)) && v.u.i < MOST && v.u.i > -MOST) {
-      s->more += sub ? -v.u.i : v.u.i;
-      node = n->in[other];
-      continue;
-    }
-    if (g == header) return s->node = node, true;
-    if (n->kind != NODE_INPUT) return false;
-    node = branch->in[1 + n->payload.input];
-    g = header;
-  }
-  return false;
-}
-
-/* Is it a carry of the loop? */
-static bool is_carry(const loop *l, const number_sum *s) {
-  const graph_node *n = &l->header->g->nodes[s->node];
-  return s->node && n->kind == NODE_INPUT && n->payload.input < l->n;
-}
-
-static bool is_false(const graph *g, uint32_t node) {
-  qn_value v;
-  return graph_const_value(g, node, &v) && is_bool(v, false);
-}
-
-/* Finds a carry that the test bounds where it holds: node of g, as sum_of takes it. Notes it in the body. */
-static bool count_by_test(loop *l, const graph_node *branch, const graph *g, uint32_t node, int depth) {
-  const graph *header = l->header->g;
-  const graph_node *n = &g->nodes[node];
-  if (depth > 8) return false;
-  if (n->kind == NODE_PROJ && g == header && g->nodes[n->in[0]].kind == NODE_IF) {
-    const graph_node *of = &g->nodes[n->in[0]];
-    const graph *yes = of->payload.regions[0], *no = of->payload.regions[1];
-    uint32_t k = n->payload.index;
-    if (is_false(no, no->outputs[k]) && count_by_test(l, NULL, g, of->in[0], depth + 1)) return true;
-    return (is_false(no, no->outputs[k]) && count_by_test(l, of, yes, yes->outputs[k], depth + 1)) ||
-           (is_false(yes, yes->outputs[k]) && count_by_test(l, of, no, no->outputs[k], depth + 1));
-  }
-  if (n->kind != NODE_OP || n->nin != 2) return false;
-  if (n->op == OP_bitand)
-    return count_by_test(l, branch, g, n->in[0], depth + 1) || count_by_test(l, branch, g, n->in[1], depth + 1);
-  bool swapped = n->op == OP_gt || n->op == OP_ge, equal = n->op == OP_le || n->op == OP_ge;
-  if (n->op != OP_lt && !swapped && !equal) return false;
-  number_sum low = {0}, high = {0};
-  if (!sum_of(header, branch, g, n->in[swapped], &low) || !sum_of(header, branch, g, n->in[!swapped], &high))
-    return false;
-  l->down = !is_carry(l, &low);
-  const number_sum *carry = l->down ? &high : &low, *other = l->down ? &low : &high;
-  if (!is_carry(l, carry) || is_carry(l, other)) return false;
-  uint32_t k = header->nodes[carry->node].payload.input;
-  const struct count_end before = {l->r, l->outer[k], l->down}, /* what the carry is before the loop */
-      by_test = {l->header, other->node, other->more - carry->more + (l->down ? !equal : equal)};
-  l->body->count = k + 1;
-  l->body->count_tested = true;
-  l->body->count_ends[0] = l->down ? by_test : before;
-  l->body->count_ends[1] = l->down ? before : by_test;
-  return true;
-}
-
-/* Is node of g what input `from` of it is, or that and something in the direction in which the loop counts? */
-static bool counts_on(const loop *l, const graph *g, uint32_t node, uint32_t from, int depth) {
-  const graph_node *n = &g->nodes[node];
-  qn_value v;
-  if (node == g->inputs[from]) return true;
-  if (depth > 8) return false;
-  if (n->kind == NODE_PROJ && g->nodes[n->in[0]].kind == NODE_IF) {
-    const graph_node *of = &g->nodes[n->in[0]];
-    for (int i = 0; i < 2; i++) {
-      const graph *arm = of->payload.regions[i];
-      bool some = false;
-      for (uint32_t k = 0; k < arm->ninputs && !some; k++)
-        some = counts_on(l, g, of->in[1 + k], from, depth + 1) &&
-               counts_on(l, arm, arm->outputs[n->payload.index], k, depth + 1);
-      if (!some) return false;
-    }
-    return true;
-  }
-  if (n->kind != NODE_OP || (n->op != OP_add && n->op != OP_sub)) return false;
-  for (int i = 0; i < (n->op == OP_add ? 2 : 1); i++)
-    if (graph_const_value(g, n->in[!i], &v) && counts_on(l, g, n->in[i], from, depth + 1))
-      return v.u.i == 0 || (v.u.i > 0) == (l->down == (n->op == OP_sub));
-  return false;
-}
-
 /* ---- the arms ---------------------------------------------------------------------------------------------------------------------- */
 
 /* Begins an arm. Its first inputs are what is carried, which the variables hold from then on. False with an error raised. */
@@ -868,7 +760,7 @@ static bool arm_open(loop *l, struct recording **arm) {
   if (!first) l->in->carries = l->n;
   if (first && l->turns.counts && !sizes_of_turns(l->in, l->r, l->count, l->turns.first, l->turns.end)) return false;
   if (first && !l->turns.counts && !l->tested && !l->uncounted)
-    (void)count_by_test(l, NULL, first->g, first->g->outputs[0], 0);
+    (void)count_find(&(count_test){l->r, l->header, l->body, l->outer, l->n}, &l->down);
   return set_variables(l, leaf_of_arm);
 }
 
@@ -1164,7 +1056,7 @@ static bool run_body(loop *l) {
                              ? graph_alias(g, l->outs[k], g->nodes[l->outs[k]].site)
                              : l->outs[k]);
   ok = ok && l->nouts == l->n;
-  if (ok && l->body->count_tested && !counts_on(l, g, l->outs[l->body->count - 1], l->body->count - 1, 0)) {
+  if (ok && l->body->count_tested && !count_keeps(g, l->outs[l->body->count - 1], l->body->count - 1, l->down)) {
     l->miscounts = true;
     ok = false;
   }
