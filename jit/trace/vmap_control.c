@@ -415,9 +415,14 @@ rec_answer vmap_where_any(struct recording *r, rec_branch *of, qn_value *args, i
   if (value_is_error(any)) return REC_FAILED;
   if (!vmap_advance(r)) return value_release(r->vm, any), REC_FAILED;
   struct vmap_level *lanes = r->lanes;
+  vm_owned held_any, held_active;
+  vm_own(r->vm, &held_any, vm_drop_value, &any);
+  vm_own(r->vm, &held_active, vm_drop_value, &active);
   r->lanes = NULL; /* nothing in the arm is one lane's */
   r->active = value_nil();
   rec_answer answer = branch_capture(r, of, any, result);
+  vm_disown(r->vm, &held_active);
+  vm_disown(r->vm, &held_any);
   r->lanes = lanes;
   r->active = active;
   value_release(r->vm, any);
@@ -700,11 +705,14 @@ static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn
   }
   rec_exit how = REC_VALUE;
   const uint32_t around = r->arm_from;
-  const qn_value entry = value_retain(r->active);
+  qn_value entry = value_retain(r->active);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &entry); /* an effect in it may leave through the host */
   r->arms++;
   r->arm_from = r->g->n;
   qn_value v = arm.run(arm.ctx, &how);
   r->arms--;
+  vm_disown(vm, &held);
   const bool parted = !same_mask(r->active, entry); /* some have left it before no lane came any further */
   value_release(vm, entry);
   int caught = how == REC_ERROR && !is_none(r->active) ? catch_lanes(vm) : 0;
