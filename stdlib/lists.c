@@ -106,6 +106,15 @@ static rec_answer range_offer(turns_over *t, qn_value (*turn)(void *ctx, qn_valu
   return REC_NOT_YET;
 }
 
+/* Ends the loop. Where no turn was offered, or none taken, how many rows there are is known from now on, if there are none, too. False with an error
+ * raised. */
+static bool turns_end(turns_over *t, rec_tries *tries, bool ok, rec_answer answer) {
+  qn_value v = t->s->v;
+  if (ok && answer == REC_NOT_YET) ok = rec_length_seen(t->vm, value_is_stacked(v) ? stacked_lead(v) : v);
+  rec_loop_ends(t->vm, tries);
+  return ok && answer != REC_FAILED;
+}
+
 /* The item with this number, which may be traced. */
 static qn_value turns_item(const turns_over *t, qn_value number) {
   if (value_is_stacked(t->s->v)) return rec_stacked_item(t->vm, t->s->v, number);
@@ -135,8 +144,7 @@ static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
     if (answer != REC_NOT_YET) break;
     ok = map_item(&t, sequence_item(vm, s, i));
   }
-  rec_loop_ends(vm, &tries);
-  return ok && answer != REC_FAILED;
+  return turns_end(&t, &tries, ok, answer);
 }
 
 static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_value *out) {
@@ -214,9 +222,9 @@ qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
     if (answer != REC_NOT_YET) break;
     ok = fold_item(&t, sequence_item(vm, &s, i)) && (!tries.parts || rec_part_turn(vm, slots, &tries));
   }
-  rec_loop_ends(vm, &tries);
+  ok = turns_end(&t, &tries, ok, answer);
   vm_disown(vm, &held[0]);
-  return ok && answer != REC_FAILED ? in[0] : value_fail(vm, in[0]);
+  return ok ? in[0] : value_fail(vm, in[0]);
 }
 
 qn_value builtin_zip(qn_vm *vm, const qn_value *args) {
@@ -548,9 +556,9 @@ static qn_value reduce_turns(turns_over *t, qn_value sum) {
     (void)combine_turn(t, value_int(i), &how);
     ok = how == REC_VALUE && !vm_poll_item(vm, i) && (!tries.parts || rec_part_turn(vm, slots, &tries));
   }
-  rec_loop_ends(vm, &tries);
+  ok = turns_end(t, &tries, ok, answer);
   vm_disown(vm, &held);
-  return ok && answer != REC_FAILED ? sum : value_fail(vm, sum);
+  return ok ? sum : value_fail(vm, sum);
 }
 
 /* As reduce, of the items of a stacked list that are arrays or numbers. */
