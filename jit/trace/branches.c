@@ -102,6 +102,8 @@ bool rec_recursion_again(qn_vm *vm, uint32_t effects) {
   bool own =
       way_raises(vm) || (error_catchable(vm) && (vm->error->id == E_recursion || vm->error->id == E_not_batched));
   if (!vm->rec || !own || rec_effects(vm) != effects) return false;
+  if (vm->error->id == E_div_zero && rec_base(vm->rec)->exits)
+    return false; /* a check from before has failed, perhaps */
   error_clear(vm);
   vm->rec->vmap_failed = false;
   return true;
