@@ -669,6 +669,8 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   vm_own(vm, &held, rec_drop, r); /* what is pending may have effects, which the host may leave */
   vm_own(vm, &held_tracer, vm_drop_value, &result);
   bool failed = value_is_error(result), ended = true;
+  /* (the interpreter sees which ways lanes take, and may find that all take one) */
+  if (failed && error_catchable(vm) && vm->error->id == E_not_batched) r->again |= r->capturing;
   if (failed)
     rec_end_failed(r);
   else
