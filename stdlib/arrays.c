@@ -88,11 +88,12 @@ static bool observe_steps(qn_vm *vm, qn_value *n, qn_value *steps, int64_t *size
   qn_value distance = op2(vm, OP_sub, n[1], n[0], NULL), finite = value_error();
   qn_value count = value_is_error(distance) ? distance : op2(vm, OP_div, distance, n[2], NULL);
   if (!value_is_error(count)) count = op1(vm, OP_ceil, count, NULL);
-  if (!value_is_error(count) && !rec_whole_size(vm, &count, size)) return false;
   if (!value_is_error(count))
     finite = op1(vm, OP_isfinite, n[2], NULL); /* steps without end are none, from a finite start */
   if (!value_is_error(finite)) finite = rec_observe(vm, finite);
   if (value_is_error(finite)) return false;
+  if (!rec_whole_size(vm, &count, size))
+    return false; /* last: what is observed may end the recording, and its symbols */
   if (isfinite(count.u.f) && finite.u.i) return *steps = count, true;
   for (int i = 0; i < 3; i++)
     if (value_is_error(n[i] = rec_observe(vm, n[i]))) return false;
