@@ -24,12 +24,16 @@ typedef struct product {
 /* What is known of a stride in all calls: it is 1, -1, or neither. */
 typedef enum stride_kind { STRIDE_ANY, STRIDE_ONE, STRIDE_BACK, STRIDE_OTHER } stride_kind;
 
-/* How an array lies. Where sizes are symbols, strides are known by their kinds alone, which are those of all calls. */
+enum { STEP_UNKNOWN = INT32_MIN };
+
+/* How an array lies. Where sizes are symbols, strides are known by their kinds, which are those of all calls, and where they are one number in all of
+ * them by that. */
 typedef struct layout {
   bool known; /* false: nothing is known */
   bool exact; /* `a` is a header of its sizes and strides */
   bool flat;  /* it has no gaps, in all calls */
   uint8_t rank, kinds[ARRAY_MAX_RANK];
+  int64_t steps[ARRAY_MAX_RANK]; /* strides, or STEP_UNKNOWN */
   qn_array a;
 } layout;
 
@@ -89,8 +93,14 @@ static void note_kinds(layout *x) {
   for (int i = 0; i < a->rank; i++) {
     a->contiguous &= a->shape[i] == 1 || a->strides[i] == strides[i];
     x->kinds[i] = a->strides[i] == 1 ? STRIDE_ONE : a->strides[i] == -1 ? STRIDE_BACK : STRIDE_OTHER;
+    x->steps[i] = a->strides[i];
   }
   x->flat = a->contiguous;
+}
+
+static int64_t step_times(int64_t step, int64_t by) {
+  int64_t product;
+  return step == STEP_UNKNOWN || __builtin_mul_overflow(step, by, &product) ? STEP_UNKNOWN : product;
 }
 
 /* Sets *to to an array of this type without gaps. */
@@ -107,9 +117,12 @@ static void fresh(const layouts *l, const dim_table *t, const graph_type *type, 
     return;
   }
   stride_kind kind = STRIDE_ONE;
+  int64_t step = 1;
   for (int i = type->rank; i-- > 0;) {
     int64_t size = size_in(l, t, type->shape[i]);
     to->kinds[i] = (uint8_t)kind;
+    to->steps[i] = step;
+    step = size > 0 && is_fixed(l, t, type->shape[i]) ? step_times(step, size) : STEP_UNKNOWN;
     if (size < 0)
       kind = kind == STRIDE_ONE ? STRIDE_ANY : kind;
     else if (size != 1)
@@ -127,6 +140,17 @@ static bool same_layout(const layout *a, const layout *b) {
     if (!a->exact && a->kinds[i] != b->kinds[i]) return false;
   }
   return true;
+}
+
+/* Forgets the strides of *x that are other numbers in *y, which lies in the same way. Is one of them another in *x than it was in *y? */
+static bool forget_steps(layout *x, const layout *y) {
+  bool news = false;
+  for (int i = 0; x->known && i < x->rank; i++) {
+    if (x->steps[i] == y->steps[i]) continue;
+    x->steps[i] = STEP_UNKNOWN;
+    news |= y->steps[i] != STEP_UNKNOWN;
+  }
+  return news;
 }
 
 /* The layout of a view whose sizes and strides are numbers. */
@@ -172,25 +196,84 @@ static stride_kind kind_times(stride_kind kind, int64_t by) {
 
 static bool is_not_one(uint8_t kind) { return kind == STRIDE_BACK || kind == STRIDE_OTHER; }
 
-/* A reshape of an array with gaps: a view if that can be, else a copy. False: kinds are not the same in both. */
-static bool reshaped(const layouts *l, const dim_table *t, const graph_type *from, const graph_type *type,
-                     const layout *x, layout *to) {
+/* Is a size larger than another one, of which it is a multiple, in all calls? */
+static bool is_multiple(const layouts *l, dim_table *t, qn_dim d, qn_dim of) {
+  qn_dim q;
+  if (!dim_quotient(t, d, of, &q)) return false;
+  return q >= 0 ? q > 1 : t->exprs[~q].op == DIM_SYMBOL && size_in(l, t, q) == SOME;
+}
+
+/* As shape_reshape_strides for an array of type `from` that lies like *x and has gaps: 1 and *to if it is a view in all calls, 0 if it is in none,
+ * -1 if that is not known. */
+static int view_of_groups(const layouts *l, dim_table *t, const graph_type *from, const graph_type *type,
+                          const layout *x, layout *to) {
+  int axes[ARRAY_MAX_RANK], n = 0, i = 0, j = 0;
+  bool sure = true;
+  for (int k = 0; k < from->rank; k++) {
+    int64_t size = size_in(l, t, from->shape[k]);
+    if (size < 1) return -1;
+    if (size > 1) axes[n++] = k;
+  }
+  while (i < n && j < type->rank) {
+    int first = i, begin = j;
+    qn_dim old = from->shape[axes[i++]], new = type->shape[j++];
+    while (old != new)
+      if (i < n && is_multiple(l, t, new, old))
+        old = dim_mul(t, old, from->shape[axes[i++]]);
+      else if (j < type->rank && is_multiple(l, t, old, new))
+        new = dim_mul(t, new, type->shape[j++]);
+      else
+        return -1;
+    for (int k = first; k + 1 < i; k++) {
+      int64_t step = x->steps[axes[k]], inner = x->steps[axes[k + 1]], size = from->shape[axes[k + 1]];
+      if (x->kinds[axes[k]] == STRIDE_ONE || x->kinds[axes[k]] == STRIDE_BACK)
+        return 0; /* which no multiple of 2 or more is */
+      inner = size < 0 ? STEP_UNKNOWN : step_times(inner, size);
+      if (step == STEP_UNKNOWN || inner == STEP_UNKNOWN)
+        sure = false;
+      else if (step != inner)
+        return 0;
+    }
+    stride_kind kind = (stride_kind)x->kinds[axes[i - 1]];
+    int64_t step = x->steps[axes[i - 1]];
+    for (int k = j; k-- > begin;) {
+      to->kinds[k] = (uint8_t)kind;
+      to->steps[k] = step;
+      int64_t size = size_in(l, t, type->shape[k]);
+      if (size < 1) return -1;
+      kind = kind_times(kind, size);
+      step = type->shape[k] < 0 && size != 1 ? STEP_UNKNOWN : step_times(step, size);
+    }
+  }
+  for (; j < type->rank; j++) to->kinds[j] = STRIDE_ANY, to->steps[j] = STEP_UNKNOWN; /* axes of size 1 */
+  return sure && i == n ? 1 : -1;
+}
+
+/* A reshape of an array with gaps: a view if that can be, else a copy, as which *to lies. False: kinds are not the same in both. */
+static bool reshaped(const layouts *l, dim_table *t, const graph_type *from, const graph_type *type, const layout *x,
+                     layout *to) {
+  const layout copy = *to;
   int i = 0, k = 0, last = -1;
   bool same = true, rows = true;
+  to->flat = false;
   for (; same && (i < from->rank || k < type->rank); k++) { /* axes of size 1 alone come and go */
     while (i < from->rank && size_in(l, t, from->shape[i]) == 1) i++;
     if (k == type->rank) {
       same = i == from->rank;
       break;
     }
+    to->steps[k] = STEP_UNKNOWN;
     if (size_in(l, t, type->shape[k]) == 1) {
       to->kinds[k] = STRIDE_ANY;
       continue;
     }
     same = i < from->rank && from->shape[i] == type->shape[k];
-    if (same) to->kinds[k] = x->kinds[i++];
+    if (same) to->steps[k] = x->steps[i], to->kinds[k] = x->kinds[i++];
   }
   if (same) return true;
+  int view = view_of_groups(l, t, from, type, x, to);
+  if (view == 0) *to = copy;
+  if (view >= 0) return true;
   for (i = 0; i < from->rank; i++)
     if (size_in(l, t, from->shape[i]) != 1) last = i;
   for (i = 0; i < from->rank; i++) {
@@ -202,13 +285,16 @@ static bool reshaped(const layouts *l, const dim_table *t, const graph_type *fro
     rows = rows && size >= 1;
     if (size != 1) last = k;
   }
-  for (k = 0; k < type->rank; k++) to->kinds[k] = k == last ? STRIDE_ONE : STRIDE_OTHER;
+  for (k = 0; k < type->rank; k++) {
+    to->kinds[k] = k == last ? STRIDE_ONE : STRIDE_OTHER;
+    to->steps[k] = STEP_UNKNOWN;
+  }
   return rows;
 }
 
 /* The layout of a view of an array of type `from` some of whose sizes are symbols. */
-static void symbolic_view(const layouts *l, const dim_table *t, const graph_node *n, const graph_type *from,
-                          const layout *x, layout *to) {
+static void symbolic_view(const layouts *l, dim_table *t, const graph_node *n, const graph_type *from, const layout *x,
+                          layout *to) {
   op_attr attr = graph_attr(n);
   const graph_type *type = &n->type;
   int next = 0;
@@ -218,19 +304,20 @@ static void symbolic_view(const layouts *l, const dim_table *t, const graph_node
   case OP_reshape:
     if (x->flat) return;
     if (!reshaped(l, t, from, type, x, to)) unknown(to);
-    to->flat = false;
     return;
   case OP_broadcast:
     for (int i = 0; i < type->rank; i++) {
       int own = i - (type->rank - from->rank);
       int64_t size = own < 0 ? 1 : size_in(l, t, from->shape[own]);
       to->kinds[i] = size == 1 ? STRIDE_OTHER : size < 0 ? STRIDE_ANY : x->kinds[own];
+      to->steps[i] = size == 1 ? 0 : size < 0 ? STEP_UNKNOWN : x->steps[own];
       whole = whole && own == i && from->shape[own] == type->shape[i];
     }
     break;
   case OP_permute:
     for (int i = 0; i < type->rank; i++) {
       to->kinds[i] = x->kinds[attr.d[i]];
+      to->steps[i] = x->steps[attr.d[i]];
       if (size_in(l, t, type->shape[i]) == 1) continue;
       whole = whole && attr.d[i] >= next;
       next = (int)attr.d[i];
@@ -240,26 +327,28 @@ static void symbolic_view(const layouts *l, const dim_table *t, const graph_node
     for (int i = 0; i < type->rank; i++) {
       int64_t step = attr.d[3 * i + 2];
       to->kinds[i] = (uint8_t)kind_times((stride_kind)x->kinds[i], step);
-      if (step != 1 && size_in(l, t, type->shape[i]) < SOME) to->kinds[i] = STRIDE_ANY;
+      to->steps[i] = step_times(x->steps[i], step);
+      if (step != 1 && size_in(l, t, type->shape[i]) < SOME) to->kinds[i] = STRIDE_ANY, to->steps[i] = STEP_UNKNOWN;
       whole = whole && step == 1 && (i == 0 || from->shape[i] == type->shape[i]);
     }
     break;
   case OP_window: {
     int axis = __builtin_ctz(attr.axes);
     stride_kind kind = (stride_kind)x->kinds[axis];
-    for (int i = 0; i < from->rank; i++) to->kinds[i] = x->kinds[i];
+    for (int i = 0; i < from->rank; i++) to->kinds[i] = x->kinds[i], to->steps[i] = x->steps[i];
+    to->steps[from->rank] = to->steps[axis] = STEP_UNKNOWN;
     to->kinds[from->rank] = attr.d[2] < 1 ? STRIDE_ANY : (uint8_t)kind_times(kind, attr.d[2]);
     to->kinds[axis] = attr.d[1] < 1 ? STRIDE_ANY : (uint8_t)kind_times(kind, attr.d[1]);
     whole = false;
     break;
   }
-  default: memcpy(to->kinds, x->kinds, sizeof to->kinds);
+  default: memcpy(to->kinds, x->kinds, sizeof to->kinds), memcpy(to->steps, x->steps, sizeof to->steps);
   }
   to->flat = x->flat && whole;
 }
 
 /* Sets *to to how the result of an op of graph g lies whose first operand lies like *x. */
-static void result_layout(const layouts *l, const graph *g, const graph_node *n, const layout *x, layout *to) {
+static void result_layout(const layouts *l, graph *g, const graph_node *n, const layout *x, layout *to) {
   const graph_type *from = n->nin ? &g->nodes[n->in[0]].type : NULL;
   fresh(l, &g->dims, &n->type, to);
   bool view = true;
@@ -466,14 +555,18 @@ static bool walk_loop(layouts *l, const place *around, const graph_node *n, cons
     moves = false;
     ok = walk(l, &header, now, &test) && walk(l, &body, now, out);
     for (uint32_t k = 0; k < carries && ok; k++) {
-      moves |= !same_layout(&now[k], &out[k]);
-      now[k] = out[k];
+      layout next = out[k];
+      moves |= !same_layout(&now[k], &next) || forget_steps(&next, &now[k]);
+      now[k] = next;
     }
     l->varies |= turn == TURNS;
     moves = moves && !l->varies;
   }
   for (uint32_t k = 0; k < carries && ok; k++)
-    if (in[k].rank > 1 && !same_layout(&in[k], &out[k])) unknown(&out[k]);
+    if (in[k].rank > 1 && !same_layout(&in[k], &out[k]))
+      unknown(&out[k]);
+    else if (out[k].known && now[k].known && now[k].rank == out[k].rank && in[k].rank == out[k].rank)
+      forget_steps(&out[k], &now[k]), forget_steps(&out[k], &in[k]);
   mem_free(l->vm, (void *)now, (n->nin + 1u) * sizeof *now);
   return ok;
 }
@@ -485,7 +578,10 @@ static bool walk_branch(layouts *l, const place *around, const graph_node *n, co
   layout *other = mem_alloc(l->vm, (results + 1u) * sizeof *other);
   bool ok = other && walk(l, &yes, in + 1, out) && walk(l, &no, in + 1, other);
   for (uint32_t k = 0; k < results && ok; k++)
-    if (!same_layout(&out[k], &other[k])) unknown(&out[k]);
+    if (!same_layout(&out[k], &other[k]))
+      unknown(&out[k]);
+    else
+      forget_steps(&out[k], &other[k]);
   if (other) mem_free(l->vm, (void *)other, (results + 1u) * sizeof *other);
   return ok;
 }
@@ -557,6 +653,7 @@ static bool lies_as(layouts *l, graph *g, const qn_value *vals, uint32_t node, i
     to->a = *a;
     note_kinds(to);
     to->exact = exact;
+    for (int i = 0; i < to->rank && !exact; i++) to->steps[i] = STEP_UNKNOWN;
     if (!exact && n->kind != NODE_INPUT) unknown(to);
     return true;
   }
