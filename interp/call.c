@@ -126,9 +126,11 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
   qn_value *base = vm->sp;
   for (uint32_t i = 0; i <= code->nparams; i++) *vm->sp++ = value_retain(fp[(int64_t)i - 1]);
   while (vm->sp < base + 1 + code->nslots) *vm->sp++ = value_nil();
+  bool derives = rec_derives(vm);
+  if (derives && !rec_recursion_begins(vm)) return vm_pop_with(vm, base, value_error());
   uint32_t effects = rec_effects(vm);
   qn_value r = run_body(vm, code, base + 1);
-  if (rec_derives(vm)) {
+  if (derives) {
     r = vm_pop_with(vm, base, r);
     if (!value_is_error(r) || !rec_recursion_again(vm, effects)) return r; /* the calls fail as well, and say where */
     vm_owned held;

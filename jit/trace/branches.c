@@ -98,6 +98,8 @@ void rec_recursion_failed(qn_vm *vm) {
 
 uint32_t rec_effects(const qn_vm *vm) { return vm->rec ? rec_base(vm->rec)->effects : 0; }
 
+bool rec_recursion_begins(qn_vm *vm) { return !vm->rec || vm->rec->arm || rec_run_pending(vm->rec); }
+
 bool rec_recursion_again(qn_vm *vm, uint32_t effects) {
   bool own =
       way_raises(vm) || (error_catchable(vm) && (vm->error->id == E_recursion || vm->error->id == E_not_batched));

@@ -338,6 +338,8 @@ bool rec_derives(const qn_vm *vm);
 void rec_recursion_failed(qn_vm *vm);
 /* Counts what cannot be done once more: effects, random numbers that were drawn. */
 uint32_t rec_effects(const qn_vm *vm);
+/* Such a function begins: what was recorded before is computed, so that an error of it is none of the function's. False with that raised. */
+QN_MUST_CHECK bool rec_recursion_begins(qn_vm *vm);
 /* Such a function has failed, when there had been so many effects. True: there were no more, and the error is forgotten, so that its calls can be made. */
 QN_MUST_CHECK bool rec_recursion_again(qn_vm *vm, uint32_t effects);
 /* Can the body of a try be captured? */
