@@ -219,7 +219,10 @@ bool grown_added(struct recording *r, rec_added *added, uint32_t n) {
 static bool add_to_turn(struct recording *r, rec_added *a, qn_value item) {
   int k = 0;
   while (k < ADDED_MOST && (!value_is(a->items[k], TAG_UNSET) || !is_bool(a->flags[k], false))) k++;
-  if (k == ADDED_MOST || value_is(item, TAG_UNSET)) {
+  /* (branches and loops in the turn join the variables that they assign, which these are none of) */
+  const rec_way *w = way_of(r);
+  bool here = w && w->kind == WAY_TURN && w->whole && !w->whole->outer;
+  if (!here || k == ADDED_MOST || value_is(item, TAG_UNSET)) {
     value_release(r->vm, item);
     return rec_give_up(r, BREAK_branch);
   }
