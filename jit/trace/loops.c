@@ -213,6 +213,9 @@ static int64_t turns_known(const loop *l) {
   return n <= INT32_MAX ? (int64_t)n : 0;
 }
 
+/* May it end before all turns are made that its numbers allow? */
+static bool ends_early(const loop *l) { return l->leaves || l->tested; }
+
 /* A bound of a loop in which lists may grow becomes a guard, if it is no data: it decides how long they are. False with an error raised. */
 static bool bound_known(loop *l, qn_value *bound) {
   if (!value_is(*bound, TAG_INT) || !value_node(*bound)) return true;
@@ -299,7 +302,7 @@ static qn_dim rows_added(const loop *l, int i) {
 static bool grown_make(loop *l, bool *again) {
   qn_vm *vm = l->vm;
   *again = false;
-  if (l->leaves) return false;
+  if (ends_early(l)) return false;
   for (int i = 0; i < l->assigned.n; i++) {
     if (!is_grown(l, i)) continue;
     qn_value held = l->held[i], parts = value_nil();
@@ -426,7 +429,7 @@ static qn_value counted_for(loop *l, qn_value v) {
   const grown_items *g = grown_of(l->r, x->number);
   dim_table *dims = &l->r->g->dims;
   if (!g->adds) return counted_new(l->r, x->number, v, len, true);
-  bool known = (n || l->size) && !g->within, exact = known && x->adds >= 0 && !l->leaves;
+  bool known = (n || l->size) && !g->within, exact = known && x->adds >= 0 && !ends_early(l);
   int64_t adds = exact ? x->adds : g->adds;
   if (!known)
     n = room_unknown(l, x->number);
@@ -555,7 +558,7 @@ static bool of_host(loop *l, const arm_of *arm, const graph *g, uint32_t node, i
 static void note_host(loop *l) {
   enum { LOOKED_AT = 200 };
   const struct recording *r = l->r;
-  if (r->arm || r->hollow || !r->capturing || l->leaves || l->size || !turns_known(l)) return;
+  if (r->arm || r->hollow || !r->capturing || ends_early(l) || l->size || !turns_known(l)) return;
   uint32_t k = 0;
   for (int i = 0; i < l->assigned.n; i++) note_added(l, l->before[i], &k);
   bool all = true;
@@ -579,7 +582,7 @@ static void note_turns(loop *l) {
   const struct recording *r = l->r;
   const graph *g = l->header->g;
   const graph_node *test = &g->nodes[g->outputs[0]];
-  if (l->turns.counts || l->leaves || l->tested || r->arm || test->kind != NODE_OP || test->op != OP_lt) return;
+  if (l->turns.counts || ends_early(l) || r->arm || test->kind != NODE_OP || test->op != OP_lt) return;
   const counted_list *x = NULL;
   for (uint32_t i = 0; i < l->nlists && !x; i++)
     if (l->lists[i].adds == 1 && test->in[0] == g->inputs[l->lists[i].carry]) x = &l->lists[i];
@@ -626,7 +629,7 @@ static bool counted_make(loop *l) {
     x->plain |= !g->adds && !(g->stores && x->len > 0); /* (a stacked list takes stores as it is) */
     x->made = !x->plain;
     if (x->made && !g->data && x->adds >= 0) return false; /* numbers that the host knows */
-    bool differs = x->adds < 0 || l->leaves || g->within || !(l->size || counted_turns(l));
+    bool differs = x->adds < 0 || ends_early(l) || g->within || !(l->size || counted_turns(l));
     if (x->made && g->adds && differs && of_lanes(l->r)) return false;
   }
   return counted_lists(l);
@@ -641,7 +644,7 @@ static qn_value after_counted(loop *l, qn_value v) {
     int64_t turns = counted_turns(l), len = x->len;
     if (x->host) return host_counted(l, x, v);
     if (!grown_of(l->r, x->number)->adds) return counted_end(l->r, v, len);
-    bool exact = (turns || l->size) && x->adds >= 0 && !l->leaves && !grown_of(l->r, x->number)->within;
+    bool exact = (turns || l->size) && x->adds >= 0 && !ends_early(l) && !grown_of(l->r, x->number)->within;
     dim_table *dims = &l->r->g->dims;
     if (!exact) return counted_end(l->r, v, 0);
     if (!l->size && len >= 0) return counted_end(l->r, v, len + turns * x->adds);
