@@ -150,6 +150,30 @@ bool scalar_quick(op_id op, qn_dtype type, qk_scalar a, qk_scalar b, qk_scalar *
   return true;
 }
 
+/* scalar_quick of values. Unset: scalar_apply is to do it. */
+static qn_value apply_quick(op_id op, const qn_value *in, int nin) {
+  const qn_value a = in[0], b = nin == 2 ? in[1] : a;
+  if (nin > 2 || value_tag_of(a) != value_tag_of(b)) return value_unset();
+  qk_scalar x = {.i = 0}, y = {.i = 0}, out;
+  const bool compares = op_rows[op].dtype_rule == DT_compare;
+  switch (value_tag_of(a)) {
+  case TAG_INT:
+    x.i = a.u.i, y.i = b.u.i;
+    if (!scalar_quick(op, WEAK_INT, x, y, &out)) break;
+    return compares ? value_bool(out.i) : value_int(out.i);
+  case TAG_FLOAT:
+    x.f = a.u.f, y.f = b.u.f;
+    if (!scalar_quick(op, WEAK_FLOAT, x, y, &out)) break;
+    return compares ? value_bool(out.i) : value_float(out.f);
+  case TAG_BOOL:
+    x.i = a.u.i, y.i = b.u.i;
+    if (!scalar_quick(op, WEAK_BOOL, x, y, &out)) break;
+    return value_bool(out.i);
+  default: break;
+  }
+  return value_unset();
+}
+
 static double as_double(qn_value v) { return value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i; }
 
 qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
@@ -157,6 +181,8 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   op_types t;
   op_refusal why;
   if (nin < 1 || nin > 3) return raise_error(vm, E_arity, SPAN_NONE, "%s of %d numbers", op_rows[op].name, nin);
+  const qn_value quick = apply_quick(op, in, nin);
+  if (!value_is(quick, TAG_UNSET)) return quick;
   for (int i = 0; i < nin; i++)
     if (!value_graph_type(in[i], &types[i])) {
       why.id = E_type;

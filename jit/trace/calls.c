@@ -1296,11 +1296,18 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
   return result;
 }
 
+static bool has_code(const anchor_specializations *list) {
+  for (const specialization *e = list->first; e; e = e->next)
+    if (e->state != SPEC_BROKEN) return true;
+  return false;
+}
+
 /* Makes a call in the interpreter, since the function has too many specializations to get another one. */
 static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   short_call c;
   bool rests = rest_begin(vm, site, &c);
   qn_value result = run_plain(vm, site, BREAK_too_many_shapes);
+  if (rests && !has_code(list)) c.begin = trace_events_now(); /* however long it took: looking is in vain */
   if (rests) rest_end(vm, site->anchor, list, &c);
   return result;
 }
@@ -1368,7 +1375,9 @@ static __attribute__((noinline, cold)) qn_value stacking(qn_vm *vm, rec_call_sit
 
 /* Makes a call of a function that is hot. */
 static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
-  int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
+  const specialization *first = list->first; /* (where there are more, any of them may be in a race) */
+  bool races = first && (race_on(vm, first) || (first->next && vm->config.jit == QN_JIT_ON));
+  int64_t came = races ? trace_events_now() : 0;
   call_inputs inputs;
   inputs.cap = 0;
   lookup_miss miss;
