@@ -55,7 +55,10 @@ enum {
   COUNTED_KB = 1024,   /* memory for their items, if nothing is known of the number of turns, */
   COUNTED_ROWS = 1024, /* and for how many items; */
   COUNTED_SMALL = 256, /* or for more of them in so many KB, */
-  COUNTED_MOST = 8192, /* but not for more than that */
+  COUNTED_MOST = 8192, /* but not for more than that; */
+  COUNTED_MB = 64,     /* memory for items that turns may add, or not, where the number of turns is known, */
+  COUNTED_EARLY = 16,  /* and where that is what they are at most, */
+  COUNTED_FEW_ROWS = 64, /* but for so many items in any case */
   GROWN_MAX = 64,      /* of the variables only so many first ones may be lists that grow */
   LONGER_MAX = 8,      /* arrays that get rows */
   LONGER_ROWS = 16     /* rows that a turn adds to one of them */
@@ -413,6 +416,13 @@ static int64_t room_unknown(const loop *l, uint32_t number) {
   return a > b ? a : b;
 }
 
+/* Room for how many items at most, where turns may add fewer than they all could: buffers are cleared, whatever part of them is used. */
+static int64_t room_most(const loop *l, uint32_t number) {
+  const int64_t bytes = (int64_t)(ends_early(l) ? COUNTED_EARLY : COUNTED_MB) << 20,
+                most = bytes / (counted_bytes(l->r, number) + 1);
+  return most > COUNTED_FEW_ROWS ? most : COUNTED_FEW_ROWS;
+}
+
 /* What stands for the next list. Owned, or the error value. */
 static qn_value counted_for(loop *l, qn_value v) {
   if (l->list == COUNTED_MAX) return value_retain(v);
@@ -437,6 +447,10 @@ static qn_value counted_for(loop *l, qn_value v) {
     n = dim_make(dims, DIM_MUL, l->size, dim_const(dims, adds));
   else
     n *= adds;
+  if (known && !exact && dim_hint(dims, n) > room_most(l, x->number)) {
+    n = room_most(l, x->number);
+    known = false;
+  }
   bool size = n < 0 || len < 0;
   if (!size && n > INT32_MAX - len) return value_error();
   n = size ? dim_make(dims, DIM_ADD, n < 0 ? n : dim_const(dims, n), len < 0 ? len : dim_const(dims, len)) : n + len;
