@@ -48,20 +48,20 @@
 enum {
   ASKED = 3 /* times that a loop is asked about */,
   WITHIN = 8 /* jit.unroll is so much less in arms */,
-  COUNTED_MAX = 8,     /* lists that grow in other ways */
-  COUNTED_FEW = 16,    /* items that these have before the loop, */
-  COUNTED_MANY = 4096, /* or if items are stored in them; */
-  COUNTED_LEAST = 4,   /* with so many it is tried at once */
-  COUNTED_KB = 1024,   /* memory for their items, if nothing is known of the number of turns, */
-  COUNTED_ROWS = 1024, /* and for how many items; */
-  COUNTED_SMALL = 256, /* or for more of them in so many KB, */
-  COUNTED_MOST = 8192, /* but not for more than that; */
-  COUNTED_MB = 64,     /* memory for items that turns may add, or not, where the number of turns is known, */
-  COUNTED_EARLY = 16,  /* and where that is what they are at most, */
+  COUNTED_MAX = 8,       /* lists that grow in other ways */
+  COUNTED_FEW = 16,      /* items that these have before the loop, */
+  COUNTED_MANY = 4096,   /* or if items are stored in them; */
+  COUNTED_LEAST = 4,     /* with so many it is tried at once */
+  COUNTED_KB = 1024,     /* memory for their items, if nothing is known of the number of turns, */
+  COUNTED_ROWS = 1024,   /* and for how many items; */
+  COUNTED_SMALL = 256,   /* or for more of them in so many KB, */
+  COUNTED_MOST = 8192,   /* but not for more than that; */
+  COUNTED_MB = 64,       /* memory for items that turns may add, or not, where the number of turns is known, */
+  COUNTED_EARLY = 16,    /* and where that is what they are at most, */
   COUNTED_FEW_ROWS = 64, /* but for so many items in any case */
-  GROWN_MAX = 64,      /* of the variables only so many first ones may be lists that grow */
-  LONGER_MAX = 8,      /* arrays that get rows */
-  LONGER_ROWS = 16     /* rows that a turn adds to one of them */
+  GROWN_MAX = 64,        /* of the variables only so many first ones may be lists that grow */
+  LONGER_MAX = 8,        /* arrays that get rows */
+  LONGER_ROWS = 16       /* rows that a turn adds to one of them */
 };
 
 /* Lists that become counted ones (grown.h), as an earlier try has found. */
