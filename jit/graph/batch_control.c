@@ -606,8 +606,8 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
     builder_outputs(&loop, 1, outs, total);
     builder_outputs(&loop, 1, kept, rows);
   }
-  op_attr attr = graph_loop_attr(total, graph_loop_slots(n));
-  return builder_close(&loop, 0, rows ? &attr : NULL, n->site);
+  op_attr attr = graph_loop_attr(total, graph_loop_slots(n), graph_loop_most(n));
+  return builder_close(&loop, 0, rows || attr.n > 2 ? &attr : NULL, n->site);
 }
 
 /* Makes a loop that goes on until all lanes are done; `inputs` says which inputs of its regions differ while lanes are at work. Where that
@@ -687,7 +687,7 @@ static bool lanes_in_turn(graph_batch *b, uint32_t node) {
     }
     body.failed |= !inner;
   }
-  op_attr attr = graph_loop_attr(1, 0);
+  op_attr attr = graph_loop_attr(1, 0, INT64_MAX);
   batched_regions *r =
       results_new(b, node, builder_close(&body, 0, &attr, n.site), carries + (n.kind == NODE_LOOP ? 2 : 0));
   for (uint32_t k = 0; k < carries && r; k++) r->differs[k] = true;

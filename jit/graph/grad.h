@@ -114,8 +114,15 @@ QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 /* Is carry k of a loop with this body a host int that goes up by one each turn? */
 bool graph_counts_up(const graph *body, uint32_t k);
 
-/* How many turns a loop makes at most, where that can be seen: it counts from one known number to another, up or down, and may be left early.
- * INT64_MAX: it cannot. */
+/* A loop that counts by 1 from one host int up to another or, as those of gradients do, down to it. */
+typedef struct graph_counting {
+  uint32_t from, to; /* nodes: of the graph that the loop is in, and of the loop's header */
+  bool up, left;     /* left: it may end before that */
+} graph_counting;
+/* Is loop `node` such a one? */
+bool graph_counts(const graph *g, uint32_t node, graph_counting *c);
+/* How many turns a loop makes at most, where that can be seen, as it counts from one known number to another, or has been said (graph_loop_attr).
+ * INT64_MAX: neither. */
 int64_t graph_most_turns(const graph *g, uint32_t node);
 
 /* Chooses what a loop keeps of each turn for its gradient, besides its carries (keep.c). g is the gradient of a turn: its inputs are first

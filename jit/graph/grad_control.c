@@ -569,7 +569,7 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1, false);
     builder_outputs(&b, 1, outs, 1 + n);
   }
-  op_attr attr = graph_loop_attr(1 + n, 0);
+  op_attr attr = graph_loop_attr(1 + n, 0, INT64_MAX);
   return take_results(g, builder_close(&b, 0, &attr, 0), 1, n, v->cts, cts);
 }
 
@@ -619,7 +619,7 @@ static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, ui
     builder_outputs(&b, 1, args, keep ? n : 0);
     builder_outputs(&b, 1, outs + 1 + n, kept);
   }
-  op_attr attr = graph_loop_attr(n + 1, 0);
+  op_attr attr = graph_loop_attr(n + 1, 0, INT64_MAX);
   uint32_t node = builder_close(&b, 0, keep ? &attr : NULL, 0);
   if (!take_results(g, node, keep ? 1 + n : 1, n, carries, carries)) return false;
   for (uint32_t i = 0; i < kept; i++)
@@ -673,7 +673,7 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
     builder_outputs(&b, 1, &lo, 1);
     builder_outputs(&b, 1, in.cts, n);
   }
-  op_attr attr = graph_loop_attr(1 + n, 0);
+  op_attr attr = graph_loop_attr(1 + n, 0, INT64_MAX);
   return take_results(g, builder_close(&b, 0, &attr, 0), 1, n, v->cts, cts);
 }
 
@@ -696,35 +696,43 @@ static bool known_most(const graph *g, uint32_t node, int64_t *value, bool *exac
   return *exact || (n->kind == NODE_OP && n->op == OP_minimum && known_int(g, n->in[1], NULL, NULL, value));
 }
 
-/* How many turns a loop makes at most, where that can be seen: it counts from one number to another, up, or down as those of gradients, and may be
- * left early. *exact: it makes as many. */
-static bool turns_seen(const graph *g, uint32_t node, int64_t *turns, bool *exact) {
+bool graph_counts(const graph *g, uint32_t node, graph_counting *c) {
   const graph_node *n = &g->nodes[node];
   const graph *head = n->payload.regions[0], *body = n->payload.regions[1];
   const graph_node *test = &head->nodes[head->outputs[0]];
-  bool left = test->kind == NODE_OP && test->op == OP_bitand;
-  if (left) test = &head->nodes[test->in[0]];
-  bool up = test->op == OP_lt;
-  if (test->kind != NODE_OP || !(up || test->op == OP_gt) || head->nodes[test->in[0]].kind != NODE_INPUT) return false;
+  c->left = test->kind == NODE_OP && test->op == OP_bitand;
+  if (c->left) test = &head->nodes[test->in[0]];
+  c->up = test->op == OP_lt;
+  if (test->kind != NODE_OP || !(c->up || test->op == OP_gt) || head->nodes[test->in[0]].kind != NODE_INPUT)
+    return false;
   uint32_t k = head->nodes[test->in[0]].payload.input;
-  int64_t from, to, by;
-  if (k >= graph_loop_carries(n) || !known_int(head, test->in[1], g, n, &to) ||
-      !known_most(g, n->in[k], &from, exact) || (up && !*exact))
-    return false;
+  if (k >= graph_loop_carries(n)) return false;
   const graph_node *next = &body->nodes[body->outputs[k]];
-  if (next->kind != NODE_OP || next->op != (up ? OP_add : OP_sub) || next->in[0] != body->inputs[k] ||
-      !known_int(body, next->in[1], g, n, &by) || by != 1)
+  int64_t by;
+  c->from = n->in[k];
+  c->to = test->in[1];
+  return next->kind == NODE_OP && next->op == (c->up ? OP_add : OP_sub) && next->in[0] == body->inputs[k] &&
+         known_int(body, next->in[1], g, n, &by) && by == 1;
+}
+
+/* How many turns a loop makes at most, where that can be seen: it counts from one number to another, and may be left early. *exact: it makes as many. */
+static bool turns_seen(const graph *g, uint32_t node, int64_t *turns, bool *exact) {
+  const graph_node *n = &g->nodes[node];
+  graph_counting c;
+  int64_t from, to;
+  if (!graph_counts(g, node, &c) || !known_int(n->payload.regions[0], c.to, g, n, &to) ||
+      !known_most(g, c.from, &from, exact) || (c.up && !*exact))
     return false;
-  *exact &= !left;
-  *turns = up ? to - from : from - to;
+  *exact &= !c.left;
+  *turns = c.up ? to - from : from - to;
   if (*turns < 0) *turns = 0;
   return true;
 }
 
 int64_t graph_most_turns(const graph *g, uint32_t node) {
-  int64_t turns;
+  int64_t turns, most = graph_loop_most(&g->nodes[node]);
   bool exact;
-  return turns_seen(g, node, &turns, &exact) ? turns : INT64_MAX;
+  return turns_seen(g, node, &turns, &exact) && turns < most ? turns : most;
 }
 
 /* Does a loop whose most turns are known make as many? */
@@ -779,7 +787,7 @@ static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
     uint32_t same = 0;
     while (same < carries && body->outputs[at + same] == body->inputs[same]) same++;
     if (same < carries || !carries) continue;
-    op_attr every = graph_loop_attr(carries, 0);
+    op_attr every = graph_loop_attr(carries, 0, graph_loop_most(n));
     return !derived || !graph_loop_slots(n) || graph_set_attr(g, node, &every) ? at : 0;
   }
   int64_t slots = graph_loop_slots(n);
@@ -788,7 +796,7 @@ static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
   rows_added(g, node, at, carries);
-  op_attr attr = graph_loop_attr(carries, slots);
+  op_attr attr = graph_loop_attr(carries, slots, graph_loop_most(n));
   return graph_set_attr(g, node, &attr) ? at : 0;
 }
 

@@ -212,19 +212,22 @@ bool graph_commutes(const graph_node *n);
 /* Must the node be run to have its value, as it is no input or constant? */
 static inline bool graph_is_run(const graph_node *n) { return n->kind != NODE_INPUT && n->kind != NODE_CONST; }
 /* Appends a branch or loop with operands and regions as graph_kind says. Takes the regions over, also on failure. `attr` is NULL or, of a
- * loop that keeps rows, graph_loop_attr. */
+ * loop that keeps rows, or of which it is known how many turns it makes at most, graph_loop_attr. */
 uint32_t graph_regions(graph *g, graph_kind kind, const uint32_t *in, int nin, graph *first, graph *second,
                        const op_attr *attr, uint32_t site);
 /* The attributes of a loop whose body gives `carries` carries and then rows. With slots 0 the rows of every turn are kept. Otherwise rows
  * of at most `slots` turns are (a power of two): when there are more turns, every second row is dropped and the distance between kept
- * turns doubles. */
-static inline op_attr graph_loop_attr(uint32_t carries, int64_t slots) {
-  return (op_attr){.n = 2, .d = {carries, slots}};
+ * turns doubles. The loop never makes more than `most` turns; INT64_MAX: nobody has said how many it may make. */
+static inline op_attr graph_loop_attr(uint32_t carries, int64_t slots, int64_t most) {
+  return (op_attr){.n = most == INT64_MAX ? 2 : 3, .d = {carries, slots, most}};
 }
 static inline uint32_t graph_loop_carries(const graph_node *n) {
   return n->attr ? (uint32_t)n->attr->d[0] : n->payload.regions[1]->noutputs;
 }
 static inline int64_t graph_loop_slots(const graph_node *n) { return n->attr ? n->attr->d[1] : 0; }
+static inline int64_t graph_loop_most(const graph_node *n) {
+  return n->attr && n->attr->n > 2 ? n->attr->d[2] : INT64_MAX;
+}
 /* A call whose derivative the program gives (custom_grad) is a branch whose predicate is the constant true, with these attributes. It captures the
  * call's `made` results as they have been computed, a stand-in for the cotangent of each, `by` float arguments, and what else its derivative reads.
  * The first arm passes the results on; the second, which is never run, makes of their cotangents those of the arguments, which are its results behind

@@ -297,7 +297,7 @@ static bool drop_rows(graph *g, uint32_t loop) {
   }
   free(to);
   body->noutputs = left;
-  if (left == graph_loop_carries(n) && !stride) n->attr = NULL;
+  if (left == graph_loop_carries(n) && !stride && graph_loop_most(n) == INT64_MAX) n->attr = NULL;
   if (left < made) graph_dce(body);
   return !body->failed;
 }

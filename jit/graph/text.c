@@ -751,7 +751,7 @@ static bool kept_rows(parser *p, graph_node *n, op_attr *attr) {
   if (!word(p, "carries")) return true;
   if (!expect(p, "=") || !number(p, &carries) || !expect_word(p, "slots") || !expect(p, "=") || !number(p, &slots))
     return false;
-  *attr = graph_loop_attr(carries, slots);
+  *attr = graph_loop_attr(carries, slots, INT64_MAX);
   n->attr = attr;
   return true;
 }

@@ -214,7 +214,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   b->raises = !ok && how == REC_ERROR && way_raises(vm);
   if (ok) b->left[k] = value_retain(parts[END_LEFT]);
   ok = ok && vm->rec == end->r && !end->r->regions.n;
-  ok = ok && (rec_derivatives(b->r) < 2 || graph_may_be_kept(end->r->g));
+  ok = ok && (rec_derivatives(b->r) < 2 || turns_may_be_kept(end->r));
   if (!ok) vm_pop_to(vm, mark);
   ok = ok && end_note(end, is_gone(b, k) ? b->around->slots : b->held, parts, is_gone(b, k) ? b->around : NULL);
   end_parts_free(vm, parts);

@@ -1336,7 +1336,7 @@ bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
 }
 
 /* May the loop be differentiated twice? Then rows are kept of all floats of a turn that its gradient reads (grad_control.c). */
-static bool rows_possible(const loop *l) { return rec_derivatives(l->r) < 2 || graph_may_be_kept(l->body->g); }
+static bool rows_possible(const loop *l) { return rec_derivatives(l->r) < 2 || turns_may_be_kept(l->body); }
 
 bool rec_loop_refused(qn_vm *vm) {
   struct recording *r = vm->rec;

@@ -419,6 +419,9 @@ static inline struct recording *rec_now(const qn_vm *vm) { return vm->rec; }
 int rec_derivatives(const struct recording *r);
 /* Are variables that share a value parted where a loop or branch may be captured (parted.c)? */
 bool parted_wanted(const struct recording *r);
+/* May a gradient that will be differentiated itself keep all floats of arm r (graph_may_be_kept)? Says of the loops in it how many turns they make at
+ * most. False with or without an error raised. */
+bool turns_may_be_kept(struct recording *r);
 /* Does each turn of a loop begin with copies of all floats that are derived (parted.c)? */
 bool parted_turns(const struct recording *r);
 /* Is a gradient in progress in which this value, a leaf, is a float that may be derived, and older than what is recorded in r? */

@@ -422,7 +422,7 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool 
   bool agree = join_all(&j, false, NULL);
   if (differs) *differs = j.held;
   /* (of arms that cannot be kept, a gradient of the gradient would add up in another order) */
-  for (int k = 0; k < 2 && rec_derivatives(r) > 1; k++) agree = agree && graph_may_be_kept(ends[k]->r->g);
+  for (int k = 0; k < 2 && rec_derivatives(r) > 1; k++) agree = agree && turns_may_be_kept(ends[k]->r);
   if (agree) answer = make_node(&j, turned, predicate, site) && join_all(&j, true, joined) ? REC_DONE : REC_FAILED;
   for (uint32_t k = 0; k < j.nresults && j.values; k++) value_release(j.vm, j.values[k]);
   if (j.values) mem_free(j.vm, j.values, ((size_t)j.nresults + 1) * sizeof *j.values);
