@@ -1401,7 +1401,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (!last) base->timid--;
   if (told) base->whole_turns--;
   if (few) tries->left = 0, tries->apart = false;
-  if (ok && !few && l.looks) ok = run_grown(&l);
+  if (ok && !few && l.looks) ok = run_grown(&l) && rows_possible(&l);
   if (ok && !few && l.nlists) ok = run_counted(&l) && rows_possible(&l);
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
