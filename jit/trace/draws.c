@@ -52,10 +52,16 @@ static qn_value counter(struct recording *base) {
   return base->ahead ? further(base->vm, now, base->ahead) : now;
 }
 
-/* May arm r read and change so many parts of the state? Else it is given up. */
-static bool arm_may(struct recording *r, struct recording *base, int parts) {
+/* Is r recorded for the lanes of a vmap? There the state is no variable: an arm that draws is given up. */
+static bool for_lanes(const struct recording *r) {
   bool lanes = vmap_aside(r);
   for (const struct recording *x = r; x; x = x->arm ? x->outer : NULL) lanes |= x->lanes != NULL;
+  return lanes;
+}
+
+/* May arm r read and change so many parts of the state? Else it is given up. */
+static bool arm_may(struct recording *r, struct recording *base, int parts) {
+  const bool lanes = for_lanes(r);
   if (!lanes && base->capturing && !base->ahead && base->drawn_slots >= parts) return true;
   if (!lanes && base->capturing && base->drawn_wanted < parts) base->drawn_wanted = (uint8_t)parts;
   return rec_give_up(r, BREAK_effect);
@@ -192,7 +198,7 @@ bool draws_begin(struct recording *r, rec_slots assigned, drawn_slots *s) {
   if (r == base && !r->drawn_open++) r->refused.number = 0;
   if (r == base && base->drawn_wanted > base->drawn_slots && assigned.n + RANDOM_INPUTS <= DRAWN_ROOM)
     base->drawn_slots = base->drawn_wanted;
-  if (!base->capturing || !base->drawn_slots) return true;
+  if (!base->capturing || !base->drawn_slots || for_lanes(r)) return true;
   if (r == base && !draws_gather(r)) return false;
   if (assigned.n + RANDOM_INPUTS > DRAWN_ROOM) return r == base || rec_give_up(r, BREAK_branch);
   if (assigned.n) memcpy(s->room, assigned.slots, (size_t)assigned.n * sizeof *s->room);

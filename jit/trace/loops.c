@@ -1440,10 +1440,12 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
     counting->on = false;
     if (answer != REC_NOT_YET) return answer;
   }
+  const bool rebinds = l.tested && !turns->tests; /* (or it tells something: then it is not split) */
+  split &= !l.rebinds;
   const bool states = l.closed.wanted || (l.changes && !of_lanes(r) && states_may_be_over(r, turns));
   if (answer == REC_NOT_YET && states && split && vm->rec == r)
-    answer = states_loop(r, at, turns, assigned, tries, l.closed.tried);
-  if (answer == REC_NOT_YET && !l.closed.wanted && l.changes && of_lanes(r) && split && vm->rec == r &&
+    answer = states_loop(r, at, turns, rebinds, assigned, tries, l.closed.tried);
+  if (answer == REC_NOT_YET && !l.closed.wanted && l.changes && of_lanes(r) && split && !rebinds && vm->rec == r &&
       states_may_be_over(r, turns))
     answer = states_of_lanes(r, at, turns, assigned, tries);
   if (answer == REC_NOT_YET && l.closed.tried && split && vm->rec == r && !r->ended) {

@@ -86,6 +86,7 @@ typedef struct states {
   rec_slots every;      /* owned: the variables, which hold nil between turns; these slots, `tag` and `left` */
   rec_slots joined;     /* `all` or `every`: what branches between turns may set */
   bool guarded;         /* the test of a loop that does not count asks `left` first */
+  bool rebinds;         /* it rebinds variables, as the first one has done when the loop begins */
   loop_state *list;     /* owned */
   uint32_t n, cap;
   bool many; /* more than jit.states are needed */
@@ -353,6 +354,7 @@ static bool find_goal(states *s) {
     if (fork_wanted(s->r)) return false;
     s->cyclic = false;
   }
+  if (s->rebinds && !s->cyclic) return false; /* each piece would evaluate the test once more before its first turn */
   for (uint32_t k = 0; k < s->n && n < UINT8_MAX; k++) {
     bool leads_on = false;
     ends += may_end(s, (int)k);
@@ -703,14 +705,19 @@ static void take_state(states *s, int k) {
   }
 }
 
-/* The variables are in state k now: its slots get what they hold. */
-static void put_state(states *s, int k) {
+/* The slots of state k get what the variables hold. */
+static void put_variables(states *s, int k) {
   for (int i = 0; i < s->assigned.n; i++) {
     qn_value *to = slot_of(s, k, i), old = *to;
     *to = *s->assigned.slots[i];
     *s->assigned.slots[i] = value_nil();
     value_release(s->vm, old);
   }
+}
+
+/* The variables are in state k now. */
+static void put_state(states *s, int k) {
+  put_variables(s, k);
   set(&s->tag, value_int(k));
 }
 
@@ -817,10 +824,7 @@ static qn_value test_in(void *ctx, rec_exit *how) {
   states *s = x->s;
   take_state(s, x->k);
   qn_value v = test_turn(s, how);
-  for (int i = 0; i < s->assigned.n; i++) {
-    value_release(s->vm, *s->assigned.slots[i]);
-    *s->assigned.slots[i] = value_nil();
-  }
+  put_variables(s, x->k);
   return v;
 }
 static qn_value test_behind(void *ctx, rec_exit *how);
@@ -830,7 +834,7 @@ static qn_value test_from(every_turn *x, rec_exit *how) {
   if (next_open(s, x->k) < 0) return test_in(x, how);
   qn_value here = op_binary(s->vm, OP_eq, s->tag, value_int(x->k)), v = value_nil();
   const rec_branch b = {
-      .at = s->at, .then = {test_in, x}, .otherwise = {test_behind, x}, .assigned = s->assigned, .used = true};
+      .at = s->at, .then = {test_in, x}, .otherwise = {test_behind, x}, .assigned = s->joined, .used = true};
   if (!value_is_error(here) && rec_if(s->vm, &b, here, &v) == REC_DONE) return v;
   *how = REC_ERROR;
   return value_error();
@@ -856,7 +860,7 @@ static bool append_loop(states *s) {
                            .counts = s->turns->counts,
                            .tests = s->turns->tests,
                            .whole = true,
-                           .first = s->turns->counts ? s->turns->first : value_int(0),
+                           .first = s->turns->first,
                            .end = s->turns->end};
   rec_answer answer = rec_loop(vm, s->at, &turns, s->every, &once);
   s->left = s->missed = value_bool(false);
@@ -995,8 +999,8 @@ bool states_may_be_over(const struct recording *r, const rec_turns *turns) {
   return rec_is_data(r, turns->first) || rec_is_data(r, turns->end);
 }
 
-rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries,
-                       bool again) {
+rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, bool rebinds, rec_slots assigned,
+                       rec_tries *tries, bool again) {
   qn_vm *vm = r->vm;
   rec_way *way = way_of(r);
   if (way && way->choices && way->choices->closed) { /* first the turn that it is a part of must be split */
@@ -1007,7 +1011,7 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, rec
   const anchor_specializations *of = rec_base(r)->of;
   if (!way_chooser_here(r) && (!way_may_exit(r) || rec_base(r)->timid || (of && of->failed))) return REC_NOT_YET;
   if (ways_enough(r)) return REC_NOT_YET;
-  states s = {.vm = vm, .r = r, .at = at, .turns = turns, .tries = tries, .assigned = assigned};
+  states s = {.vm = vm, .r = r, .at = at, .turns = turns, .rebinds = rebinds, .tries = tries, .assigned = assigned};
   s.number = turns->counts ? turns->first : value_int(0);
   s.left = s.missed = value_bool(false);
   vm_owned held;
