@@ -7,7 +7,6 @@
 #ifndef JIT_CPU_OP_PROGRAM_H
 #define JIT_CPU_OP_PROGRAM_H
 
-#include <stddef.h>
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
@@ -71,9 +70,6 @@ typedef struct op_program {
 /* A program's number among those of its op: the kinds of the operands, a digit each. An op of one operand has a second digit, the dtype
  * of its attribute: that of a conversion's result, else 0. */
 static inline uint32_t op_program_number(uint32_t a, uint32_t b) { return a << PROGRAM_KIND_BITS | b; }
-static inline uint32_t op_program_number3(uint32_t a, uint32_t b, uint32_t c) {
-  return op_program_number(op_program_number(a, b), c);
-}
 
 /* Makes the program of this number; the VM owns it. NULL with an error raised. */
 QN_MUST_CHECK const op_program *op_program_make(qn_vm *vm, op_id op, uint32_t number);
@@ -90,15 +86,6 @@ static inline __attribute__((always_inline)) const op_program *op_program_known(
   const cpu_kept *t = vm->devices[FAMILY_cpu];
   const op_program **row = __builtin_expect(t != NULL, 1) ? t->quick[op] : NULL;
   return __builtin_expect(row != NULL, 1) ? row[number] : NULL;
-}
-
-/* On the CPU and contiguous? */
-static inline bool array_in_order(const qn_array *a) {
-  static const uint8_t yes[2] = {0, true};
-  uint16_t is, wanted;
-  memcpy(&is, (const char *)a + offsetof(qn_array, device), sizeof is);
-  memcpy(&wanted, yes, sizeof wanted);
-  return is == wanted;
 }
 
 /* Of bytes that are 0 or 1. */

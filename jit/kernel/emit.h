@@ -11,7 +11,7 @@
 
 /* Prints C11 with GNU extensions. A phase is a function void NAME_J(const qk_args *a, long long lo, long long hi), of type qk_phase.
  * After a program's phases comes one more function of this type: it stores how many bytes of scratch the phases need, for the ints and
- * scalars of `a`, to *(int64_t *)a->scratch (see emit_scratch). When cancelled, `out` has failed. */
+ * scalars of `a`, to *(int64_t *)a->scratch. When cancelled, `out` has failed. */
 void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, cancel_flag cancel, text_buf *out);
 /* Prints CUDA C for NVRTC (sm_90). A phase is extern "C" __global__ void NAME_J(const u64 *block, i64 instances, NAME_words words): a
  * block of threads runs the instances blockIdx.x, blockIdx.x + gridDim.x, ... below `instances`. A comment before each phase says how
@@ -26,14 +26,5 @@ enum { EMIT_WORDS_HEAD = 4, EMIT_WORDS_BY_VALUE = 480 };
 uint32_t emit_cuda_words(const l_program *p);
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
 uint32_t emit_phases(const l_program *p);
-
-/* How many bytes of args->scratch compiled phases need for each thread (aligned to 64): asks code[nphases], which emit_c prints. */
-static inline size_t emit_scratch(const qk_phase *code, uint32_t nphases, const qk_args *args) {
-  int64_t bytes = 0;
-  qk_args ask = *args;
-  ask.scratch = &bytes;
-  code[nphases](&ask, 0, 0);
-  return (size_t)bytes;
-}
 
 #endif

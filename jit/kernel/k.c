@@ -705,7 +705,7 @@ bool k_end(k_kernel *k) {
   k_val v = k->n;
   for (int depth = 1; depth && v-- > 1;) {
     k_node *n = &k->nodes[v];
-    depth += n->code == K_END ? 1 : k_opens(n->code) ? -1 : 0;
+    depth += n->code == K_END ? 1 : n->code == K_WHILE ? -1 : 0;
     n->flags |= K_CLOSED;
   }
   return append(k, &(k_node){.code = K_END}) != 0;

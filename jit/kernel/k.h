@@ -1,7 +1,7 @@
 /* K: what a kernel computes, a DAG over named axes. Fusion, legality and the cost model work on it; schedule.c turns it into L.
  *
  * A value has a dtype and a set of axes (a bit mask); an axis has a name and an extent (a dim). An operand that lacks an axis
- * broadcasts along it. The node kinds are the rows of `k_code`: eleven, with the structure markers of the region kinds.
+ * broadcasts along it. The node kinds are the rows of `k_code`: ten, with the structure markers of loops.
  *
  * Coordinates are linear forms over atoms: an axis, floor(form / d), form mod d, or an integer value of the kernel
  * (k_form). Coefficients are dims. Forms are hash-consed and kept in a normal form, so equal addresses are equal numbers.
@@ -56,17 +56,14 @@ typedef enum k_code {
   K_REDUCE, /* 4  sub over `axis` of a, by order; argmin and argmax give the index */
   K_SCAN,   /* 5  running sub over `axis` of a, by order; flag K_EXCLUSIVE. Keeps the axis */
   K_DOT,    /* 6  sum over `axis` of a * b by fma, chains of order dot */
-  K_FOLD,   /* 7  for axis = 0, 1, ..: the nodes to END, with carries */
   K_WHILE,  /* 7  while carry a (bool): the nodes to END */
-  /* 7  a value that starts as a and that SET changes; before its FOLD or WHILE; read after END: the final value */
+  /* 7  a value that starts as a and that SET changes; before its WHILE; read after END: the final value */
   K_CARRY,
   K_SET,   /* 7  carry a becomes b at the end of the iteration */
-  K_IF,    /* 8  if a (bool, no axes) the nodes to ELSE or END */
-  K_ELSE,  /* 8 */
-  K_END,   /* 7, 8 */
-  K_CHECK, /* 9  a (bool) false is failure of check imm at element `at`; b: the offending value, or none */
-  K_STORE, /* 10 buffer[at] = a if guard */
-  /* 11 buffer[at] = sub(buffer[at], a) if guard, in row-major order of the axes; sub may be copy: the last wins */
+  K_END,   /* 7 */
+  K_CHECK, /* 8  a (bool) false is failure of check imm at element `at`; b: the offending value, or none */
+  K_STORE, /* 9  buffer[at] = a if guard */
+  /* 10 buffer[at] = sub(buffer[at], a) if guard, in row-major order of the axes; sub may be copy: the last wins */
   K_STOREF,
   K_CODE_COUNT
 } k_code;
@@ -220,8 +217,6 @@ bool k_end(k_kernel *k);
 static inline bool k_is_effect(const k_node *n) {
   return n->code == K_CHECK || n->code == K_STORE || n->code == K_STOREF;
 }
-/* Does a node open a region, which an END closes? */
-static inline bool k_opens(uint8_t code) { return code == K_FOLD || code == K_WHILE || code == K_IF; }
 /* Is a node a value? */
 static inline bool k_has_result(uint8_t code) { return code <= K_DOT || code == K_CARRY; }
 /* The axes along which a node varies, from its operands, coordinates and guard. An effect may run over more. */

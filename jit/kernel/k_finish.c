@@ -17,7 +17,7 @@ typedef struct use {
   bool *form;
 } use;
 
-static bool is_marker(uint8_t code) { return code >= K_FOLD && code <= K_END; }
+static bool is_marker(uint8_t code) { return code >= K_WHILE && code <= K_END; }
 
 static void use_form(use *u, k_form f);
 
@@ -73,7 +73,7 @@ static bool mergeable(const use *u, uint32_t x, uint32_t y) {
     const k_node *n = &k->nodes[i];
     if (!u->node[i]) continue;
     if (!both_or_neither(n->axes, x, y)) return false;
-    bool over = n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT || n->code == K_FOLD;
+    bool over = n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT;
     if (over && (n->axis == x || n->axis == y)) return false;
     if (n->code == K_STOREF && (n->axes >> x & 1) && !just_before(n->axes, x, y)) return false;
   }
@@ -115,7 +115,7 @@ static k_mask used_axes(const use *u) {
     const k_node *n = &u->k->nodes[i];
     if (!u->node[i]) continue;
     all |= n->axes;
-    if (n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT || n->code == K_FOLD) all |= axis_bit(n->axis);
+    if (n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT) all |= axis_bit(n->axis);
   }
   return all;
 }

@@ -14,8 +14,7 @@ enum { NEST_MAX = 32 };
 typedef struct checker {
   const k_kernel *k;
   k_val at;
-  k_val starts[NEST_MAX]; /* the markers of open regions */
-  int depth;
+  int depth; /* open loops */
   char *why;
   size_t size;
 } checker;
@@ -30,7 +29,7 @@ static bool bad(checker *c, const char *format, ...) {
   return false;
 }
 
-/* May the current node use v? Not if v stands in a region that has ended. */
+/* May the current node use v? Not if v stands in a loop that has ended. */
 static bool visible(checker *c, k_val v) {
   if (!v || v >= c->at) return bad(c, "%%%u is not defined before", v);
   const k_node *n = &c->k->nodes[v];
@@ -38,8 +37,7 @@ static bool visible(checker *c, k_val v) {
   int inside = 0;
   for (k_val i = v + 1; i < c->at; i++) {
     uint8_t code = c->k->nodes[i].code;
-    if (k_opens(code)) inside++;
-    if (code == K_ELSE && inside == 0) return bad(c, "%%%u is in the other arm", v);
+    if (code == K_WHILE) inside++;
     if (code == K_END && --inside < 0) return bad(c, "%%%u is not visible here", v);
   }
   return true;
@@ -165,21 +163,12 @@ static bool node_ok(checker *c, const k_node *n) {
     if (!operands(c, n, 2, 2)) return false;
     if (k->nodes[n->a].code != K_CARRY) return bad(c, "%%%u is no carry", n->a);
     return k->nodes[n->b].dtype == k->nodes[n->a].dtype || bad(c, "dtype differs from the carry's");
-  case K_FOLD:
   case K_WHILE:
-  case K_IF:
-    if (!operands(c, n, n->code != K_FOLD, n->code != K_FOLD)) return false;
-    if (n->code == K_FOLD && n->axis >= k->naxes) return bad(c, "no such axis");
-    if (n->code == K_WHILE && (k->nodes[n->a].code != K_CARRY || !dtype_is_bool(k->nodes[n->a].dtype)))
+    if (!operands(c, n, 1, 1)) return false;
+    if (k->nodes[n->a].code != K_CARRY || !dtype_is_bool(k->nodes[n->a].dtype))
       return bad(c, "the condition is a bool carry");
-    if (n->code == K_IF && (!dtype_is_bool(k->nodes[n->a].dtype) || k->nodes[n->a].axes))
-      return bad(c, "the condition is a uniform bool");
-    if (c->depth == NEST_MAX) return bad(c, "regions nest too deep");
-    c->starts[c->depth++] = c->at;
-    return true;
-  case K_ELSE:
-    if (!c->depth || k->nodes[c->starts[c->depth - 1]].code != K_IF) return bad(c, "no if to belong to");
-    c->starts[c->depth - 1] = c->at;
+    if (c->depth == NEST_MAX) return bad(c, "loops nest too deep");
+    c->depth++;
     return true;
   case K_END:
     if (!c->depth) return bad(c, "nothing to end");
@@ -200,6 +189,6 @@ bool k_verify(const k_kernel *k, char *why, size_t size) {
   if (k->failed) return bad(&c, "out of memory while building");
   for (c.at = 1; c.at < k->n; c.at++)
     if (!node_ok(&c, &k->nodes[c.at])) return false;
-  if (c.depth) return bad(&c, "a region has no end");
+  if (c.depth) return bad(&c, "a loop has no end");
   return true;
 }

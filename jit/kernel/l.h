@@ -90,14 +90,7 @@ const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n);
  *   FREE   as in reductions
  */
 typedef enum l_order { ORDER_INNER, ORDER_OUTER, ORDER_DOT, ORDER_TREE, ORDER_FREE } l_order;
-enum {
-  ORDER_NAMES = 5,
-  ORDER_LANES = 64,
-  ORDER_CHAIN = 16,
-  ORDER_BLOCK = 1024,
-  ORDER_OUTER_CHAIN = 64,
-  ORDER_DOT_CHUNK = 4096
-};
+enum { ORDER_NAMES = 5, ORDER_LANES = 64, ORDER_BLOCK = 1024, ORDER_OUTER_CHAIN = 64, ORDER_DOT_CHUNK = 4096 };
 
 typedef uint32_t l_val; /* index of an instruction; 0: none (instruction 0 is unused) */
 
@@ -122,7 +115,7 @@ typedef struct l_row {
 } l_row;
 extern const l_row l_rows[L_CODE_COUNT];
 
-enum { L_SHARED = 1, L_UNROLL = 2, L_EXCLUSIVE = 4, L_FLAGS = 3 };
+enum { L_SHARED = 1, L_EXCLUSIVE = 2, L_FLAGS = 2 };
 typedef struct l_flag {
   uint8_t bit;
   const char *name;
@@ -213,7 +206,7 @@ typedef struct qk_args {
   void *const *buf;
   const int64_t *ints;
   const qk_scalar *scalars;
-  /* memory of the calling thread for locals and accumulators, aligned to 64; emit_scratch says how many bytes */
+  /* memory of the calling thread for locals and accumulators, aligned to 64; the function behind a program's phases says how many bytes (emit.h) */
   void *scratch;
   _Atomic uint64_t *error;
   const atomic_int *interrupt;

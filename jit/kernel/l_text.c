@@ -29,7 +29,7 @@ const char *const l_buffer_mode_names[BUFFER_MODE_NAMES] = {"in", "out", "inout"
 _Static_assert(ORDER_FREE + 1 == ORDER_NAMES && BUF_SCRATCH + 1 == BUFFER_MODE_NAMES,
                "every order and mode has a name");
 
-const l_flag l_flags[L_FLAGS] = {{L_SHARED, "shared"}, {L_UNROLL, "unroll"}, {L_EXCLUSIVE, "exclusive"}};
+const l_flag l_flags[L_FLAGS] = {{L_SHARED, "shared"}, {L_EXCLUSIVE, "exclusive"}};
 
 void l_print_constant(text_buf *out, qn_dtype dtype, uint64_t bits) {
   text_addf(out, "0x%llx (", (unsigned long long)bits);

@@ -84,8 +84,7 @@ static bool begin(loops *x) {
     x->segment[v] = segment;
     k_each_operand(k, v, note_use, &(user){x, segment});
     if (code == K_CARRY && by_element(x, v)) x->apart[v] = true;
-    if (code == K_FOLD || code == K_IF || code == K_ELSE || k_folds(&k->nodes[v]))
-      return nest_refuse(x->nb, "a reduction or branch beside a loop");
+    if (k_folds(&k->nodes[v])) return nest_refuse(x->nb, "a reduction beside a loop");
   }
   return true;
 }
@@ -156,7 +155,7 @@ static bool block(loops *x, k_val from, k_val to);
 
 static k_val end_of(const k_kernel *k, k_val loop) {
   k_val v = loop + 1;
-  for (int depth = 1; depth; v++) depth += k->nodes[v].code == K_END ? -1 : k_opens(k->nodes[v].code) ? 1 : 0;
+  for (int depth = 1; depth; v++) depth += k->nodes[v].code == K_END ? -1 : k->nodes[v].code == K_WHILE ? 1 : 0;
   return v - 1;
 }
 

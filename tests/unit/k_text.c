@@ -19,10 +19,10 @@
 #include "tests/unit/reader.h"
 
 static const char *const code_names[K_CODE_COUNT] = {
-    [K_NONE] = "none", [K_CONST] = "const", [K_SCALAR] = "scalar", [K_IOTA] = "iota",   [K_LOAD] = "load",
-    [K_OP] = "op",     [K_MATH] = "math",   [K_REDUCE] = "reduce", [K_SCAN] = "scan",   [K_DOT] = "dot",
-    [K_FOLD] = "fold", [K_WHILE] = "while", [K_CARRY] = "carry",   [K_SET] = "set",     [K_IF] = "if",
-    [K_ELSE] = "else", [K_END] = "end",     [K_CHECK] = "check",   [K_STORE] = "store", [K_STOREF] = "storef"};
+    [K_NONE] = "none",   [K_CONST] = "const",  [K_SCALAR] = "scalar", [K_IOTA] = "iota", [K_LOAD] = "load",
+    [K_OP] = "op",       [K_MATH] = "math",    [K_REDUCE] = "reduce", [K_SCAN] = "scan", [K_DOT] = "dot",
+    [K_WHILE] = "while", [K_CARRY] = "carry",  [K_SET] = "set",       [K_END] = "end",   [K_CHECK] = "check",
+    [K_STORE] = "store", [K_STOREF] = "storef"};
 static const char *const source_names[] = {"input", "scalar", "node"};
 
 /* ---- printing ---------------------------------------------------------------------------------------------------------- */
@@ -193,8 +193,7 @@ static void print_node(const writer *w, k_val v) {
   if (n->code == K_SCALAR) text_addf(out, " %llu", (unsigned long long)n->imm);
   if (n->code == K_CHECK) text_addf(out, " c%llu", (unsigned long long)n->imm);
   if (n->code == K_REDUCE || n->code == K_SCAN) text_addf(out, " %s", l_order_names[n->order]);
-  if (n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT || n->code == K_FOLD)
-    text_addf(out, " %s", w->k->axes[n->axis].name);
+  if (n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT) text_addf(out, " %s", w->k->axes[n->axis].name);
   if (n->code == K_IOTA) {
     text_adds(out, " ");
     print_form(w, n->at);
@@ -218,7 +217,7 @@ static void print_node(const writer *w, k_val v) {
     print_form(w, n->at);
   }
   if (k_is_effect(n)) print_axes(w, n->axes);
-  if (k_opens(n->code)) text_adds(out, " {");
+  if (n->code == K_WHILE) text_adds(out, " {");
 }
 
 static void mark_symbols(const k_kernel *k, qn_dim d, uint32_t *used) {
@@ -284,15 +283,13 @@ void k_print(const k_kernel *k, text_buf *out) {
   int depth = 1;
   for (k_val v = 1; v < k->n; v++) {
     uint8_t code = k->nodes[v].code;
-    if ((code == K_END || code == K_ELSE) && depth > 1) depth--;
+    if (code == K_END && depth > 1) depth--;
     text_repeat(out, "  ", depth);
     if (code == K_END)
       text_adds(out, "}");
-    else if (code == K_ELSE)
-      text_adds(out, "} else {");
     else
       print_node(&w, v);
-    if (k_opens(code) || code == K_ELSE) depth++;
+    if (code == K_WHILE) depth++;
     text_adds(out, "\n");
   }
   text_adds(out, "}\n");
@@ -575,7 +572,7 @@ static bool parse_instruction(parser *p) {
     if (order < 0) return false;
     n.order = (uint8_t)order;
   }
-  if (n.code == K_REDUCE || n.code == K_SCAN || n.code == K_DOT || n.code == K_FOLD) {
+  if (n.code == K_REDUCE || n.code == K_SCAN || n.code == K_DOT) {
     if (!parse_axis(p, &axis)) return false;
     n.axis = (uint8_t)axis;
   }
@@ -599,7 +596,7 @@ static bool parse_instruction(parser *p) {
   } else {
     n.axes = k_value_axes(k, &n);
   }
-  if (k_opens(n.code) && !reader_need(r, "{")) return false;
+  if (n.code == K_WHILE && !reader_need(r, "{")) return false;
   if (!reader_at_line_end(r)) return reader_fail(r, "unexpected text behind the node");
   return add_node(p, &n);
 }
@@ -622,16 +619,9 @@ static bool parse_kernel(parser *p) {
     reader_next_line(r);
     if (!*r->at) return reader_fail(r, "the kernel has no end");
     if (reader_take(r, "}")) {
-      k_node n = {.code = K_END};
-      if (reader_take(r, "else")) {
-        n.code = K_ELSE;
-        if (!reader_need(r, "{")) return false;
-      } else if (depth == 0) {
-        break;
-      } else {
-        depth--;
-      }
-      ok = add_node(p, &n);
+      if (depth == 0) break;
+      depth--;
+      ok = add_node(p, &(k_node){.code = K_END});
     } else if (k->n == 1 && reader_take(r, "dim")) {
       ok = parse_symbol(p);
     } else if (k->n == 1 && reader_take(r, "axis")) {
@@ -645,7 +635,7 @@ static bool parse_kernel(parser *p) {
     } else {
       uint32_t before = k->n;
       ok = parse_instruction(p);
-      if (ok && k_opens(k->nodes[before].code)) depth++;
+      if (ok && k->nodes[before].code == K_WHILE) depth++;
     }
     if (!ok) return false;
   }
