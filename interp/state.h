@@ -145,10 +145,12 @@ typedef struct fn_code {
   uint32_t ncaptures; /* how many locals it captures; in a function value the defaults stand behind these */
   uint32_t ninitial;  /* defaults */
   uint32_t ndims, ndata;
-  uint8_t watched; /* calls must go through run_watched, since it has types, or reads globals that may hold arrays */
-  bool rest;       /* the last parameter collects further positional arguments */
-  bool checks;     /* some size is an expression, so types are matched in two passes */
-  bool typed;      /* some parameter has a type */
+  uint8_t
+      watched; /* calls must go through run_watched, since it has types, reads globals that may hold arrays, or `computes` */
+  bool computes; /* a loop in it that makes many turns computes with arrays: all calls may be worth compiling */
+  bool rest;     /* the last parameter collects further positional arguments */
+  bool checks;   /* some size is an expression, so types are matched in two passes */
+  bool typed;    /* some parameter has a type */
   fn_param *params;
   qn_str **capture_names;
   fn_dim *dims;

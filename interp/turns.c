@@ -500,6 +500,12 @@ static qn_value watch(turn_call *t) {
   code->quiet = code->quiet < QUIET_MOST ? 2 * code->quiet + 1 : QUIET_MOST;
   code->anchor.passed[ANCHOR_COLD]++;
   code->anchor.countdown = code->computes ? 0 : code->quiet;
+  qn_value fn = t->fp[-1]; /* calls of the function around the loop are worth compiling, too, whatever they are given */
+  if (code->computes && value_is(fn, TAG_FN) && value_fn(fn)->head.flags == FN_USER) {
+    fn_code *around = value_fn(fn)->code;
+    around->computes = true;
+    around->watched = 1;
+  }
   return result;
 }
 
