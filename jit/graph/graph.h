@@ -425,7 +425,7 @@ void graph_attr_each(op_id op, const op_attr *a,
                      void (*each)(void *ctx, const char *name, const char *text, const int64_t *d, int n), void *ctx);
 /* Parses a text that graph_print wrote. NULL with a message in `why`. */
 QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
-/* How texts are written that leave their program, as exported functions do: without sites, and with the elements of constants of at
+/* How texts are written that leave their program, as exported functions do: without places (of sites the calls that stay visible remain), and with the elements of constants of at
  * least `least` bytes outside the text ("const data"). */
 typedef struct graph_store {
   size_t least;

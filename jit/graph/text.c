@@ -12,7 +12,7 @@
  *           | "proj" node "number=" N | "tap" [nodes] "number=" N
  *   region  = "{" graph "}"
  *
- *           ("const data": the elements stand elsewhere, see graph_store)
+ *           ("const data": the elements stand elsewhere, see graph_store; of sites such texts have only those of calls that stay visible)
  *           (before the text of a graph value stands "source N = HASH" for each source text that its sites are in: jit/trace/graphs.c; and a line that says
  *           how it is called, if the graph does not: jit/trace/call_text.c)
  *
@@ -22,6 +22,7 @@
  */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "jit/graph/composites.h"
@@ -174,7 +175,8 @@ const char *graph_node_word(const graph_node *n) {
 
 static void print_graph(const graph *g, int indent, const graph_store *elements, text_buf *out);
 
-static void print_node(const graph *g, uint32_t i, int indent, const graph_store *elements, text_buf *out) {
+static void print_node(const graph *g, uint32_t i, int indent, const graph_store *elements, const uint32_t *numbers,
+                       text_buf *out) {
   const graph_node *n = &g->nodes[i];
   text_repeat(out, " ", indent);
   text_addf(out, "%%%u = ", (unsigned)i);
@@ -203,7 +205,8 @@ static void print_node(const graph *g, uint32_t i, int indent, const graph_store
   }
   text_adds(out, " : ");
   print_type(g, &n->type, out);
-  if (n->site && !elements) text_addf(out, " @%u", (unsigned)n->site);
+  uint32_t site = elements ? numbers && n->site < g->nsites ? numbers[n->site] : 0 : n->site;
+  if (site) text_addf(out, " @%u", (unsigned)site);
   if (n->kind == NODE_IF || n->kind == NODE_LOOP)
     for (int k = 0; k < 2; k++) {
       text_adds(out, " {\n");
@@ -243,7 +246,8 @@ static void print_call(const graph *g, const graph_call *c, int indent, text_buf
 }
 
 /* Appends all nodes but the inputs. Those of a call stand one step further in, below a comment that names it. */
-static void print_body(const graph *g, int indent, const graph_store *elements, text_buf *out) {
+static void print_body(const graph *g, int indent, const graph_store *elements, const uint32_t *numbers,
+                       text_buf *out) {
   graph_call calls[GRAPH_CALLS_NESTED];
   uint32_t ends[GRAPH_CALLS_NESTED], open = 0, newest = 0;
   for (uint32_t i = 1; i < g->n && !out->failed; i++) {
@@ -254,7 +258,45 @@ static void print_body(const graph *g, int indent, const graph_store *elements, 
       print_call(g, &calls[k], indent + 2 * (int)open, out);
       ends[open++] = calls[k].end;
     }
-    print_node(g, i, indent + 2 * (int)open, elements, out);
+    print_node(g, i, indent + 2 * (int)open, elements, numbers, out);
+  }
+}
+
+/* The sites that tell of calls which nodes belong together, in a text without places: where a site stands in it, 0 for all others (nsites and one
+ * more; the caller frees them). NULL: memory was short. */
+static uint32_t *numbers_of_calls(const graph *g) {
+  uint32_t *of = calloc(g->nsites + (size_t)1, sizeof *of), n = 0;
+  if (!of) return NULL;
+  for (uint32_t i = 1; i < g->n; i++) {
+    uint32_t top = 0, s = g->nodes[i].site;
+    if (g->nodes[i].kind == NODE_INPUT || s >= g->nsites) continue;
+    for (uint32_t k = s; k; k = g->sites[k].parent)
+      if (g->sites[k].whole && g->sites[k].parent) top = g->sites[k].parent;
+    for (uint32_t k = s; top && k; k = k == top ? 0 : g->sites[k].parent) of[k] = 1;
+  }
+  for (uint32_t s = 1; s < g->nsites; s++)
+    if (of[s]) of[s] = ++n;
+  return of;
+}
+
+/* `numbers` is NULL, or from numbers_of_calls: then the sites have no places. */
+static void print_sites(const graph *g, int indent, const graph_store *elements, const uint32_t *numbers,
+                        text_buf *out) {
+  for (uint32_t i = 1; i < g->nsites && !out->failed; i++) {
+    const graph_site *s = &g->sites[i];
+    if (elements && !numbers[i]) continue;
+    span at = elements ? (span){0} : s->at;
+    uint32_t parent = elements ? numbers[s->parent] : s->parent;
+    text_repeat(out, " ", indent);
+    text_addf(out, "site %u = source %u %u..%u", (unsigned)(elements ? numbers[i] : i), (unsigned)at.source,
+              (unsigned)at.start, (unsigned)at.end);
+    if (parent) text_addf(out, " under %u", (unsigned)parent);
+    if (s->function && (!elements || s->whole)) {
+      text_adds(out, " in ");
+      text_quoted(out, s->function, strlen(s->function));
+    }
+    if (s->whole) text_adds(out, " whole");
+    text_adds(out, "\n");
   }
 }
 
@@ -271,19 +313,9 @@ static void print_graph(const graph *g, int indent, const graph_store *elements,
     dim_print(t, t->facts[i].b, out);
     text_adds(out, "\n");
   }
-  for (uint32_t i = 1; i < g->nsites && !elements; i++) {
-    const graph_site *s = &g->sites[i];
-    text_repeat(out, " ", indent);
-    text_addf(out, "site %u = source %u %u..%u", (unsigned)i, (unsigned)s->at.source, (unsigned)s->at.start,
-              (unsigned)s->at.end);
-    if (s->parent) text_addf(out, " under %u", (unsigned)s->parent);
-    if (s->function) {
-      text_adds(out, " in ");
-      text_quoted(out, s->function, strlen(s->function));
-    }
-    if (s->whole) text_adds(out, " whole");
-    text_adds(out, "\n");
-  }
+  uint32_t *numbers = elements ? numbers_of_calls(g) : NULL;
+  if (elements && !numbers) out->failed = true;
+  print_sites(g, indent, elements, numbers, out);
   text_repeat(out, " ", indent);
   text_adds(out, "graph(");
   for (uint32_t i = 0; i < g->ninputs; i++) {
@@ -293,7 +325,8 @@ static void print_graph(const graph *g, int indent, const graph_store *elements,
     if (n->site && !elements) text_addf(out, " @%u", (unsigned)n->site);
   }
   text_adds(out, ") {\n");
-  print_body(g, indent + 2, elements, out);
+  print_body(g, indent + 2, elements, numbers, out);
+  free(numbers);
   text_repeat(out, " ", indent + 2);
   text_adds(out, "return");
   print_nodes(g->outputs, g->noutputs, out);

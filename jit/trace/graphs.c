@@ -403,19 +403,9 @@ static void keep_places(const sources *s, graph *g) {
   }
 }
 
-static void forget_places(graph *g) {
-  for (uint32_t i = 1; i < g->n; i++) {
-    g->nodes[i].site = 0; /* places in programs that are not loaded here */
-    for (int k = 0; k < 2 && graph_kind_has_regions(g->nodes[i].kind); k++)
-      forget_places(g->nodes[i].payload.regions[k]);
-  }
-  g->nsites = 1;
-}
-
 bool graph_distrust(graph *g) {
-  if (!graph_unprove(g)) return false;
-  forget_places(g);
-  return true;
+  keep_places(&(sources){0}, g); /* places are in programs that are not loaded here */
+  return graph_unprove(g);
 }
 
 /* The line that says how a graph is called, if one stands at *from, which is moved behind it; owned, or NULL with *ok false or true. */
