@@ -62,7 +62,7 @@ static bool parse_name(reader *r, bool with_type, l_instr *i) {
   return true;
 }
 
-/* ".max", ".unroll" behind a name */
+/* ".max", ".shared" behind a name */
 static bool parse_suffixes(reader *r, l_instr *i) {
   bool sub = l_has_sub(i->code);
   while (*r->at == '.') {
