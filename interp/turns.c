@@ -230,6 +230,18 @@ static rec_answer offer_turn(turn_call *t, qn_value item, rec_ends *ends, rec_ad
   return rec_turn(t->vm, parts->at, &turn, (rec_slots){slots, n});
 }
 
+/* A condition (taken over) in the form that --jit verify compares: `or` gives a host bool or an array, whichever decides, and compiled code always the
+ * same; the loop only asks for the truth. Owned, or the error value. */
+static qn_value compared_condition(qn_vm *vm, qn_value v) {
+  if (!value_is(v, TAG_ARRAY) || !dtype_is_bool(value_array(v)->dtype) || value_array(v)->size != 1) return v;
+  qn_value flat = op_reshape(vm, v, 0, NULL), number = flat;
+  if (!value_is_error(flat))
+    number = op_deferred(vm) ? rec_host_number(vm, flat, WEAK_BOOL) : op_number(vm, flat, WEAK_BOOL);
+  value_release(vm, flat);
+  value_release(vm, v);
+  return number;
+}
+
 /* Makes one turn, or a part; *v, owned: what is returned, or the next condition; the error value. */
 static rec_exit one_turn(turn_call *t, qn_value item, qn_value *result) {
   qn_vm *vm = t->vm;
@@ -243,6 +255,7 @@ static rec_exit one_turn(turn_call *t, qn_value item, qn_value *result) {
   if (parts->cond && (how == REC_VALUE || how == REC_CONTINUE)) {
     value_release(vm, v);
     v = eval(vm, parts->cond, t->fp);
+    if (vm->config.jit == QN_JIT_VERIFY) v = compared_condition(vm, v);
     if (value_stops(v)) how = exit_of(vm, &v);
   } else if (how != REC_RETURN && how != REC_ERROR &&
              !(how == REC_VALUE && parts->block && parts->to == parts->block->n)) {
