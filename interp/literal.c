@@ -14,6 +14,7 @@
 typedef enum form { FORM_NONE, FORM_NUMBERS, FORM_NESTED, FORM_GENERAL, FORM_STOPPED } form;
 
 typedef struct literal {
+  const n_items *whole; /* the literal that it is a part of, or itself: the place of errors */
   int rank;
   int64_t shape[ARRAY_MAX_RANK + 1];
   qn_value stopped;
@@ -219,6 +220,7 @@ static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, lit
 static form add_nested(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, const n_items *inner,
                        qn_value *fp, int dtype) {
   literal sub;
+  sub.whole = l->whole;
   qn_value *at = vm->sp;
   form f = collect(vm, inner, fp, dtype, &sub);
   if (f == FORM_STOPPED) return stop(l, sub.stopped);
@@ -244,7 +246,7 @@ static form add_nested(qn_vm *vm, qn_value *mark, form *state, size_t *count, li
  * FORM_STOPPED: out->stopped says by what, and the stack is as before. */
 static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, literal *out) {
   qn_value *mark = vm->sp;
-  literal l = {.rank = 0};
+  literal l = {.whole = out->whole};
   form state = FORM_NONE;
   size_t count = 0;
   for (uint32_t i = 0; i < n->n; i++) {
@@ -279,6 +281,7 @@ static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, litera
     }
   }
   if (state == FORM_GENERAL) {
+    rec_at(vm, l.whole->h.at);
     qn_value a = stack_items(vm, mark, count, dtype);
     vm_pop_to(vm, mark);
     if (value_is_error(a)) return stop(out, a);
@@ -398,6 +401,7 @@ qn_value array_literal(qn_vm *vm, const n_items *n, qn_value *fp, int dtype) {
   }
   qn_value *mark = vm->sp;
   literal l;
+  l.whole = n;
   form f = collect(vm, n, fp, dtype, &l);
   if (f == FORM_STOPPED) {
     if (value_is_error(l.stopped)) raise_at(vm, n->h.at);
