@@ -117,9 +117,24 @@ static bool same_value(qn_value a, qn_value b) {
   return value_is(a, TAG_NIL) || value_is(a, TAG_UNSET) || a.u.i == b.u.i;
 }
 
+/* Are two ints that a capture has computed the same in this call? Then they are one int for the interpreter, as they are for the capture from then on,
+ * behind a guard. 1, 0, or -1 with an error raised. */
+static int same_int(qn_vm *vm, qn_value a, qn_value b) {
+  struct recording *r = vm->rec;
+  if (!r || a.u.i != b.u.i || rec_is_lane(vm, a) || rec_is_lane(vm, b)) return 0;
+  if ((value_node(a) && rec_is_data(r, a)) || (value_node(b) && rec_is_data(r, b))) return 0;
+  qn_value same = op_binary(vm, OP_eq, a, b);
+  const int guards = value_is_error(same) ? -1 : may_guard(r, same);
+  if (guards > 0) same = rec_observe(vm, same);
+  if (guards < 0 || value_is_error(same)) return -1;
+  return guards && same.u.i;
+}
+
 /* Are two values the same, so that nothing has to be selected? 1, 0, or -1 with an error raised. (Of functions only a recording may tell.) */
 static int same_part(qn_vm *vm, qn_value a, qn_value b) {
-  return value_is(a, TAG_FN) && value_is(b, TAG_FN) ? rec_same_fn(vm, a, b) : same_value(a, b);
+  if (value_is(a, TAG_FN) && value_is(b, TAG_FN)) return rec_same_fn(vm, a, b);
+  if (same_value(a, b)) return 1;
+  return value_is(a, TAG_INT) && value_is(b, TAG_INT) ? same_int(vm, a, b) : 0;
 }
 
 /* Of the ops that select. */
