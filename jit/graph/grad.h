@@ -132,8 +132,8 @@ QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries,
 /* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
 bool graph_may_be_row(const graph *g, uint32_t v);
 /* May a gradient that will be differentiated itself keep all floats of an arm or a turn? Of a loop in it, it must be seen how many turns it makes
- * at most. */
-bool graph_may_be_kept(const graph *g);
+ * at most; `counted`: but of those that are nodes of g itself. */
+bool graph_may_be_kept(const graph *g, bool counted);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);
 /* Is an op one of the elementary functions (exp, sin, pow ...), each element of which takes many instructions, or does it draw random numbers? */

@@ -174,13 +174,14 @@ int64_t graph_node_work(const graph *g, uint32_t v) {
   return n->kind == NODE_LOOP ? times(work, INNER_TURNS) : work;
 }
 
-bool graph_may_be_kept(const graph *g) {
+bool graph_may_be_kept(const graph *g, bool counted) {
   bool may = true;
   for (uint32_t i = 1; i < g->n && may; i++) {
     const graph_node *n = &g->nodes[i];
-    if (n->kind == NODE_LOOP) may = graph_most_turns(g, i) != INT64_MAX && graph_may_be_kept(n->payload.regions[1]);
+    if (n->kind == NODE_LOOP)
+      may = (counted || graph_most_turns(g, i) != INT64_MAX) && graph_may_be_kept(n->payload.regions[1], false);
     if (n->kind == NODE_IF && !graph_is_rule(n))
-      may = graph_may_be_kept(n->payload.regions[0]) && graph_may_be_kept(n->payload.regions[1]);
+      may = graph_may_be_kept(n->payload.regions[0], false) && graph_may_be_kept(n->payload.regions[1], false);
     if ((n->kind == NODE_OP || n->kind == NODE_PROJ) && dtype_is_float((qn_dtype)n->type.dtype))
       may &= graph_may_be_row(g, i);
   }

@@ -103,7 +103,7 @@ static bool expect(struct recording *r, const dim_fact *f) {
   static const op_id ops[] = {[DIM_EQ] = OP_eq, [DIM_NE] = OP_ne, [DIM_LT] = OP_lt, [DIM_LE] = OP_le};
   qn_value a = number_of(r, f->a), b = value_is_error(a) ? a : number_of(r, f->b), c;
   if (value_is_error(b) || value_is_error(c = op_binary(r->vm, ops[f->relation], a, b))) return false;
-  return value_is(c, TAG_BOOL) && c.u.i && way_expect_number(r, c);
+  return value_is(c, TAG_BOOL) && c.u.i && !value_is_error(way_expect_number(r, c));
 }
 
 bool data_sizes_hold(struct recording *r) {

@@ -5,10 +5,18 @@
  * a loop around it lies between the ends of that loop, and a host int of the call has a value. A later call may have another one there; so in
  * a call that is captured what is said is not this value but the next power of two, and that it is no more becomes a guard: a function is recorded
  * once for all numbers of turns up to that.
+ *
+ * How many turns a loop makes that data end, nobody knows before. If it is in a loop outside of all arms, that one is run once more, before the one that
+ * keeps rows, to count them (turns_counted): what they are in later calls is a check behind which the call leaves the graph.
  */
+#include <string.h>
+
 #include "jit/graph/grad.h"
+#include "jit/graph/region_builder.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/vmap.h"
+#include "jit/trace/ways.h"
 
 enum {
   DEEPEST = 32,         /* numbers and operations that one is made of, one in another */
@@ -113,5 +121,92 @@ static bool bound_turns(struct recording *r, uint32_t node) {
 bool turns_may_be_kept(struct recording *r) {
   for (uint32_t i = 1; i < r->g->n; i++)
     if (r->g->nodes[i].kind == NODE_LOOP && graph_most_turns(r->g, i) == INT64_MAX && !bound_turns(r, i)) return false;
-  return graph_may_be_kept(r->g);
+  return graph_may_be_kept(r->g, false);
+}
+
+/* ---- turns that are counted first ------------------------------------------------------------------------------------------------- */
+
+/* Is it a loop of which nobody knows how many turns it makes? */
+static bool is_uncounted(const graph *g, uint32_t node) {
+  return g->nodes[node].kind == NODE_LOOP && graph_most_turns(g, node) == INT64_MAX;
+}
+
+bool turns_may_be_counted(const struct recording *r) {
+  const struct recording *outer = r->outer;
+  bool any = false;
+  for (uint32_t i = 1; i < r->g->n; i++) any |= is_uncounted(r->g, i);
+  if (!any || error_pending(r->vm) || outer->arm || outer->hollow || outer->lanes || outer->device) return false;
+  if (outer->capturing && (r->vm->asked.whole || outer->trying || vmap_aside(outer)))
+    return false; /* (nothing may leave the graph) */
+  return !graph_has_taps(r->g, 1) && graph_may_be_kept(r->g, true);
+}
+
+/* A loop, which nobody takes anything from yet, keeps as a row how many turns the loops in it have made whose turns nobody knows: the most of them. A
+ * number, the most of all rows. 0: memory is short. */
+static uint32_t most_made(graph *g, uint32_t node) {
+  const graph_node n = g->nodes[node];
+  const graph_type count = {.dtype = WEAK_INT, .weak = true};
+  graph *body = n.payload.regions[1];
+  uint32_t most = 0, carries = graph_loop_carries(&n);
+  for (uint32_t i = 1, end = body->n; i < end; i++) {
+    if (!is_uncounted(body, i)) continue;
+    uint32_t turns = graph_proj(body, i, body->nodes[i].payload.regions[1]->noutputs, count, 0);
+    most = most ? graph_op2(body, OP_maximum, most, turns) : turns;
+  }
+  const op_attr whole = {.dtype = QN_i64}, keeps = graph_loop_attr(carries, 0, INT64_MAX), axis = {.axes = 1},
+                longer = {.n = 3, .d = {1}};
+  most = most ? graph_op(body, OP_fit, &most, 1, &whole, 0) : 0;
+  if (!most || !graph_output(body, most) || !graph_set_attr(g, node, &keeps)) return 0;
+  const uint32_t rows = graph_proj(g, node, carries, body->nodes[most].type, n.site);
+  /* (one more, so that there is one where no turn is made) */
+  const uint32_t in[] = {rows, graph_const_scalar(g, QN_i64, false, 0, 0, n.site)};
+  uint32_t all = graph_op(g, OP_pad, in, 2, &longer, n.site);
+  return all ? graph_op(g, OP_max, &all, 1, &axis, n.site) : 0;
+}
+
+/* The loop of `first` and `second` with operands `in`, n of them and room for one more, which runs only if `once` (0: it does), a host int, is more than 0. */
+static uint32_t loop_once_more(struct recording *r, uint32_t *in, int n, graph *first, graph *second, uint32_t once,
+                               uint32_t site) {
+  if (once && first && second) {
+    const graph_type number = {.dtype = WEAK_INT, .weak = true};
+    uint32_t is = graph_op2(first, OP_gt, graph_input(first, number, 0), graph_weak_int(first, 0));
+    if (is) first->outputs[0] = graph_op2(first, OP_bitand, first->outputs[0], is);
+    if (!is || !first->outputs[0] || !graph_input(second, number, 0)) r->g->failed = true;
+    in[n++] = once;
+  }
+  return graph_regions(r->g, NODE_LOOP, in, n, first, second, NULL, site);
+}
+
+uint32_t turns_counted(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  const graph_node n = r->g->nodes[node];
+  const size_t room = (n.nin + (size_t)1) * sizeof(uint32_t);
+  graph *first = graph_copy(n.payload.regions[0]), *second = graph_copy(n.payload.regions[1]);
+  uint32_t *in = mem_alloc(vm, room), most = first && second && in ? most_made(r->g, node) : 0, once = 0, made = 0;
+  qn_value all = most ? rec_value_of(r, most) : value_error(), v = all;
+  if (!value_is_error(all)) v = op_number(vm, all, WEAK_INT);
+  value_release(vm, all);
+  bool ok = value_is(v, TAG_INT) && v.u.i <= KEPT_TURNS;
+  const int64_t end = ok ? rounded(v.u.i) : 0;
+  if (ok && r->capturing) {
+    qn_value holds = op_binary(vm, OP_le, v, value_int(end));
+    if (!value_is_error(holds)) holds = way_expect_number(r, holds);
+    ok = !value_is_error(holds) && (once = rec_node(r, holds)) != 0;
+  }
+  for (uint32_t i = 1; ok && i < second->n; i++) {
+    if (!is_uncounted(second, i)) continue;
+    const graph_node *x = &second->nodes[i];
+    const op_attr attr = graph_loop_attr(graph_loop_carries(x), graph_loop_slots(x), end);
+    ok = graph_set_attr(second, i, &attr);
+  }
+  if (ok) {
+    memcpy(in, n.in, n.nin * sizeof *in);
+    made = loop_once_more(r, in, n.nin, first, second, once, n.site);
+  } else {
+    graph_free(first);
+    graph_free(second);
+  }
+  if (in) mem_free(vm, in, room);
+  if (!made && r->g->failed && !error_pending(vm)) raise_memory(vm);
+  return made;
 }

@@ -129,6 +129,7 @@ typedef struct loop {
   bool raises;                     /* one leaves the try around it */
   rec_way *raising;                /* the way, perhaps of a caller, that errors leave; or NULL */
   bool ends;                       /* the condition may be false */
+  bool recounts;                   /* loops in it make turns that must be counted before (turns_counted) */
   bool changes;                    /* behind a turn the variables are not what they are before it */
   bool down, miscounts,
       uncounted; /* of a carry that the test bounds: turns make it less; they do not what was expected; it is left aside */
@@ -1336,7 +1337,11 @@ bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
 }
 
 /* May the loop be differentiated twice? Then rows are kept of all floats of a turn that its gradient reads (grad_control.c). */
-static bool rows_possible(const loop *l) { return rec_derivatives(l->r) < 2 || turns_may_be_kept(l->body); }
+static bool rows_possible(loop *l) {
+  l->recounts = false;
+  if (rec_derivatives(l->r) < 2 || turns_may_be_kept(l->body)) return true;
+  return l->recounts = turns_may_be_counted(l->body);
+}
 
 bool rec_loop_refused(qn_vm *vm) {
   struct recording *r = vm->rec;
@@ -1405,6 +1410,8 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (ok && !few && l.nlists) ok = run_counted(&l) && rows_possible(&l);
   if (ok && !few) {
     l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
+    const bool counts = l.node && l.recounts;
+    if (counts) l.node = turns_counted(r, l.node);
     ok =
         l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l)) && (!l.nlists || counted_behind(&l));
     ok = ok && (!l.raises || leave_raised(&l, site));
@@ -1412,7 +1419,10 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
       answer = leave(&l, site);
     else
       answer = ok && (turns->ends ? tell_ends(&l) : rec_appended(vm->rec)) ? REC_DONE : REC_FAILED;
-    if (answer == REC_FAILED && !error_pending(vm)) raise_memory(vm);
+    if (counts && !l.node)
+      answer = arms_refused(r);
+    else if (answer == REC_FAILED && !error_pending(vm))
+      raise_memory(vm);
     r->unrolled += unrolled(&l);
   } else if (!few) { /* few: nothing is wrong, and no error is raised */
     answer = arms_refused(r);

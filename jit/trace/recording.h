@@ -422,6 +422,11 @@ bool parted_wanted(const struct recording *r);
 /* May a gradient that will be differentiated itself keep all floats of arm r (graph_may_be_kept)? Says of the loops in it how many turns they make at
  * most. False with or without an error raised. */
 bool turns_may_be_kept(struct recording *r);
+/* If it may not: may it once the turns have been counted that the loops in r, the body of a loop outside of all arms, make? */
+bool turns_may_be_counted(const struct recording *r);
+/* Behind loop `node`, which nobody takes anything from yet, appends the same loop, in which it is known how many turns the loops in it make at most.
+ * It; 0 if that is too many, or with an error raised. */
+uint32_t turns_counted(struct recording *r, uint32_t node);
 /* Does each turn of a loop begin with copies of all floats that are derived (parted.c)? */
 bool parted_turns(const struct recording *r);
 /* Is a gradient in progress in which this value, a leaf, is a float that may be derived, and older than what is recorded in r? */

@@ -478,10 +478,10 @@ bool way_expect(struct recording *r, qn_value condition, bool truth) {
   return ok && note_exit(rec_base(r), r->at);
 }
 
-bool way_expect_number(struct recording *r, qn_value condition) {
-  qn_value n = op_number(r->vm, condition, WEAK_INT);
-  return !value_is_error(n) && !value_is_error(op_binary(r->vm, OP_floordiv, value_int(1), n)) &&
-         note_exit(rec_base(r), r->at);
+qn_value way_expect_number(struct recording *r, qn_value condition) {
+  qn_value n = op_number(r->vm, condition, WEAK_INT), one = n;
+  if (!value_is_error(n)) one = op_binary(r->vm, OP_floordiv, value_int(1), n);
+  return value_is_error(one) || note_exit(rec_base(r), r->at) ? one : value_error();
 }
 
 /* ---- ways ---------------------------------------------------------------------------------------------------------------------- */
