@@ -114,13 +114,16 @@ QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 /* Is carry k of a loop with this body a host int that goes up by one each turn? */
 bool graph_counts_up(const graph *body, uint32_t k);
 
-/* A loop that counts by 1 from one host int up to another or, as those of gradients do, down to it. */
+/* A loop that counts from one host int up to another or, as those of gradients do, down to it. */
 typedef struct graph_counting {
-  uint32_t from, to; /* nodes: of the graph that the loop is in, and of the loop's header */
-  bool up, left;     /* left: it may end before that */
+  uint32_t from, to;    /* nodes: of the graph that the loop is in, and of the loop's header */
+  int64_t by;           /* more than 0 */
+  bool up, whole, left; /* whole: it counts up to `to` itself; left: it may end before that */
 } graph_counting;
 /* Is loop `node` such a one? */
 bool graph_counts(const graph *g, uint32_t node, graph_counting *c);
+/* How many turns it makes from one number to another. */
+int64_t graph_counted(const graph_counting *c, int64_t from, int64_t to);
 /* How many turns a loop makes at most, where that can be seen, as it counts from one known number to another, or has been said (graph_loop_attr).
  * INT64_MAX: neither. */
 int64_t graph_most_turns(const graph *g, uint32_t node);

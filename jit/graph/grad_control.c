@@ -696,23 +696,37 @@ static bool known_most(const graph *g, uint32_t node, int64_t *value, bool *exac
   return *exact || (n->kind == NODE_OP && n->op == OP_minimum && known_int(g, n->in[1], NULL, NULL, value));
 }
 
+/* graph_counts, where the header compares operand `own` of its test, a carry, with the other one. */
+static bool counts_by(const graph *g, const graph_node *n, const graph_node *test, int own, graph_counting *c) {
+  const graph *head = n->payload.regions[0], *body = n->payload.regions[1];
+  const graph_node *number = &head->nodes[test->in[own]];
+  if (number->kind != NODE_INPUT || number->payload.input >= graph_loop_carries(n)) return false;
+  uint32_t k = number->payload.input;
+  const graph_node *next = &body->nodes[body->outputs[k]];
+  c->up = (test->op == OP_lt || test->op == OP_le) == !own;
+  c->whole = test->op == OP_le || test->op == OP_ge;
+  c->from = n->in[k];
+  c->to = test->in[!own];
+  return next->kind == NODE_OP && next->op == (c->up ? OP_add : OP_sub) && next->in[0] == body->inputs[k] &&
+         known_int(body, next->in[1], g, n, &c->by) && c->by > 0;
+}
+
 bool graph_counts(const graph *g, uint32_t node, graph_counting *c) {
   const graph_node *n = &g->nodes[node];
-  const graph *head = n->payload.regions[0], *body = n->payload.regions[1];
+  const graph *head = n->payload.regions[0];
   const graph_node *test = &head->nodes[head->outputs[0]];
   c->left = test->kind == NODE_OP && test->op == OP_bitand;
   if (c->left) test = &head->nodes[test->in[0]];
-  c->up = test->op == OP_lt;
-  if (test->kind != NODE_OP || !(c->up || test->op == OP_gt) || head->nodes[test->in[0]].kind != NODE_INPUT)
-    return false;
-  uint32_t k = head->nodes[test->in[0]].payload.input;
-  if (k >= graph_loop_carries(n)) return false;
-  const graph_node *next = &body->nodes[body->outputs[k]];
-  int64_t by;
-  c->from = n->in[k];
-  c->to = test->in[1];
-  return next->kind == NODE_OP && next->op == (c->up ? OP_add : OP_sub) && next->in[0] == body->inputs[k] &&
-         known_int(body, next->in[1], g, n, &by) && by == 1;
+  if (test->kind != NODE_OP) return false;
+  if (test->op != OP_lt && test->op != OP_le && test->op != OP_gt && test->op != OP_ge) return false;
+  return counts_by(g, n, test, 0, c) || counts_by(g, n, test, 1, c);
+}
+
+int64_t graph_counted(const graph_counting *c, int64_t from, int64_t to) {
+  int64_t way;
+  if (c->up ? __builtin_sub_overflow(to, from, &way) : __builtin_sub_overflow(from, to, &way)) return INT64_MAX;
+  if (way < (c->whole ? 0 : 1)) return 0;
+  return (way - !c->whole) / c->by + 1;
 }
 
 /* How many turns a loop makes at most, where that can be seen: it counts from one number to another, and may be left early. *exact: it makes as many. */
@@ -724,9 +738,8 @@ static bool turns_seen(const graph *g, uint32_t node, int64_t *turns, bool *exac
       !known_most(g, c.from, &from, exact) || (c.up && !*exact))
     return false;
   *exact &= !c.left;
-  *turns = c.up ? to - from : from - to;
-  if (*turns < 0) *turns = 0;
-  return true;
+  *turns = graph_counted(&c, from, to);
+  return *turns < INT64_MAX;
 }
 
 int64_t graph_most_turns(const graph *g, uint32_t node) {

@@ -61,7 +61,7 @@ static bool end_of(number_place at, uint32_t node, bool high, int depth, int64_t
 /* As end_of, of an op of two numbers. */
 static bool end_of_op(number_place at, const graph_node *n, bool high, int depth, int64_t *end) {
   int64_t a, b;
-  bool minus = n->op == OP_sub, least = n->op == OP_minimum;
+  const bool minus = n->op == OP_sub, least = n->op == OP_minimum;
   const uint32_t in[] = {n->in[0], n->in[1]}; /* the list of nodes may move */
   const uint8_t op = n->op;
   if (op != OP_add && !minus && !least && op != OP_maximum) return false;
@@ -74,6 +74,19 @@ static bool end_of_op(number_place at, const graph_node *n, bool high, int depth
     *end = first ? a : b;
   else
     *end = least == (a < b) ? a : b;
+  return *end <= KEPT_TURNS && *end >= -KEPT_TURNS;
+}
+
+/* As end_of, of a number times or (`divided`) by a constant. */
+static bool end_of_part(number_place at, const graph_node *n, bool high, int depth, int64_t *end) {
+  const bool divided = n->op == OP_floordiv;
+  qn_value v;
+  int64_t a;
+  if (!graph_const_value(at.header ? at.header : at.r->g, n->in[1], &v)) return false;
+  const int64_t by = v.u.i;
+  if (by == 0 || by > KEPT_TURNS || by < -KEPT_TURNS || !end_of(at, n->in[0], high == (by > 0), depth, &a))
+    return false;
+  *end = divided ? a / by - (a % by && (a < 0) != (by < 0)) : a * by;
   return *end <= KEPT_TURNS && *end >= -KEPT_TURNS;
 }
 
@@ -91,6 +104,7 @@ static bool end_of(number_place at, uint32_t node, bool high, int depth, int64_t
   }
   if (!at.header && !r->arm) return end_outside(r, node, high, end);
   if (n->kind == NODE_OP && n->op == OP_neg) return end_of(at, n->in[0], !high, depth, end) && (*end = -*end, true);
+  if (n->kind == NODE_OP && (n->op == OP_floordiv || n->op == OP_mul)) return end_of_part(at, n, high, depth, end);
   if (n->kind == NODE_OP && n->nin == 2) return end_of_op(at, n, high, depth, end);
   if (n->kind != NODE_INPUT) return false;
   uint32_t k = n->payload.input;
@@ -111,8 +125,7 @@ static bool bound_turns(struct recording *r, uint32_t node) {
   int64_t from, to;
   if (!graph_counts(r->g, node, &c) || !end_of(in_header, c.to, c.up, 0, &to) || !end_of(in, c.from, !c.up, 0, &from))
     return !error_pending(r->vm);
-  int64_t most = c.up ? to - from : from - to;
-  if (most < 0) most = 0;
+  const int64_t most = graph_counted(&c, from, to);
   if (most > (c.left ? LEFT_TURNS : KEPT_TURNS)) return true;
   const op_attr attr = graph_loop_attr(graph_loop_carries(&n), graph_loop_slots(&n), most);
   return graph_set_attr(r->g, node, &attr) || (raise_memory(r->vm), false);
