@@ -149,8 +149,8 @@ bool turns_may_be_counted(const struct recording *r) {
   bool any = false;
   for (uint32_t i = 1; i < r->g->n; i++) any |= is_uncounted(r->g, i);
   if (!any || error_pending(r->vm) || outer->arm || outer->hollow || outer->lanes || outer->device) return false;
-  if (outer->capturing && (r->vm->asked.whole || outer->trying || vmap_aside(outer)))
-    return false; /* (nothing may leave the graph) */
+  const bool whole = r->vm->asked.whole || value_is(r->vm->asked.watched_fn, TAG_FN);  /* (a graph as a value) */
+  if (outer->capturing && (whole || outer->trying || vmap_aside(outer))) return false; /* nothing may leave the graph */
   return !graph_has_taps(r->g, 1) && graph_may_be_kept(r->g, true);
 }
 
