@@ -128,16 +128,44 @@ void gpu_words_close(qn_vm *vm, gpu_stream *s, gpu_words *w) {
   if (w->all != w->few) mem_free(vm, w->all, w->n * sizeof *w->all);
 }
 
+enum { ASKS_MORE = 63 }; /* the bit that says that scratch depends on more than ints */
+
+/* The ints that the program's scratch depends on, a bit each, and ASKS_MORE. Few or none, as a rule, where calls have other sizes each time. */
+static uint64_t scratch_from(qn_vm *vm, gpu_stream *s, const l_program *p, const gpu_code *code) {
+  gpu_rule *r = &s->rules[((uint64_t)(uintptr_t)code >> 4) * 0x9e3779b97f4a7c15u >> 32 & (GPU_MEMOS - 1)];
+  if (r->code == code) return r->of;
+  uint64_t of = p->nints > GPU_MEMO_INTS ? (uint64_t)1 << ASKS_MORE : 0;
+  uint8_t *sizes = mem_zalloc(vm, p->n);
+  if (!sizes || !emit_cuda_sizes(p, sizes)) of = (uint64_t)1 << ASKS_MORE;
+  for (l_val v = 1; v < p->n && sizes; v++) {
+    const l_instr *i = &p->code[v];
+    if (!sizes[v] || i->code == L_INT || l_is_index_op(i->code)) continue;
+    of |= (uint64_t)1 << (i->code == L_PARAM && i->imm < GPU_MEMO_INTS ? i->imm : ASKS_MORE);
+  }
+  if (sizes) {
+    mem_free(vm, sizes, p->n);
+    *r = (gpu_rule){code, of};
+  } else {
+    error_clear(vm);
+  }
+  return of;
+}
+
 /* Sets u->piece, the bytes of scratch that a block of threads needs. The program's last function answers for its ints and scalars, and is waited
- * for; answers are kept in s->memos. */
+ * for; answers are kept in s->memos, by the ints that they depend on. */
 static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *ints, const qk_scalar *scalars) {
   const l_program *p = u->p;
-  uint64_t hash = (uint64_t)(uintptr_t)u->code >> 4;
-  for (uint32_t i = 0; i < p->nints; i++) hash = (hash ^ (uint64_t)ints[i]) * 0x9e3779b97f4a7c15u;
-  bool keeps = p->nints <= GPU_MEMO_INTS && p->nscalars == 0;
+  uint64_t hash = ((uint64_t)(uintptr_t)u->code >> 4) * 0x9e3779b97f4a7c15u;
+  uint64_t of = scratch_from(vm, s, p, u->code);
+  bool keeps = !(of >> ASKS_MORE);
+  int64_t key[GPU_MEMO_INTS] = {0};
+  for (uint32_t i = 0; i < p->nints && keeps; i++) {
+    if (of >> i & 1) key[i] = ints[i];
+    hash = (hash ^ (uint64_t)key[i]) * 0x9e3779b97f4a7c15u;
+  }
   size_t bytes = (size_t)p->nints * sizeof *ints;
   gpu_memo *m = &s->memos[hash >> 32 & (GPU_MEMOS - 1)];
-  if (keeps && m->code == u->code && (!bytes || memcmp(m->ints, ints, bytes) == 0)) {
+  if (keeps && m->code == u->code && memcmp(m->ints, key, sizeof key) == 0) {
     u->piece = m->scratch;
     return true;
   }
@@ -157,7 +185,7 @@ static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *i
   if (keeps) {
     m->code = u->code;
     m->scratch = u->piece;
-    if (bytes) memcpy(m->ints, ints, bytes);
+    memcpy(m->ints, key, sizeof key);
   }
   return true;
 }

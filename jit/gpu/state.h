@@ -86,12 +86,16 @@ typedef struct gpu_list {
 } gpu_list;
 
 /* A program's answer about its scratch, kept because asking means waiting (launch.c). */
-enum { GPU_MEMOS = 64, GPU_MEMO_INTS = 24 };
+enum { GPU_MEMOS = 256, GPU_MEMO_INTS = 24 };
 typedef struct gpu_memo {
   const gpu_code *code;
-  int64_t ints[GPU_MEMO_INTS];
+  int64_t ints[GPU_MEMO_INTS]; /* those that it depends on, else 0 */
   size_t scratch;
 } gpu_memo;
+typedef struct gpu_rule { /* what a program's answer depends on (scratch_from) */
+  const gpu_code *code;
+  uint64_t of;
+} gpu_rule;
 
 /* Pinned memory of the host that kernels write to and read from. */
 typedef struct gpu_mapped {
@@ -113,6 +117,7 @@ typedef struct gpu_stream {
   gpu_chunk chunks[GPU_CHUNKS];
   int chunk; /* being filled */
   gpu_memo memos[GPU_MEMOS];
+  gpu_rule rules[GPU_MEMOS];
   hash_table programs;  /* the block VM's, by l_hash */
   uint64_t allocations; /* from the driver, for tests */
   size_t live;          /* bytes of blocks in use */

@@ -24,6 +24,9 @@ void emit_c(const l_program *const *programs, const char *const *names, uint32_t
  * has a check with a lower number than the program's first. */
 enum { EMIT_WORDS_HEAD = 4, EMIT_WORDS_BY_VALUE = 480 };
 uint32_t emit_cuda_words(const l_program *p);
+/* Sets sizes[v], of p->n bytes that are 0, for each index value outside PARs that the bytes of scratch are computed from which the last function of a
+ * program tells. False when memory is short. */
+QN_MUST_CHECK bool emit_cuda_sizes(const l_program *p, uint8_t *sizes);
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
 uint32_t emit_phases(const l_program *p);
 

@@ -77,6 +77,23 @@ void emit_places(emitter *e, l_val par) {
   }
 }
 
+bool emit_cuda_sizes(const l_program *p, uint8_t *sizes) {
+  emitter e = {.cuda = true};
+  bool ok = emit_facts(&e, p);
+  for (l_val v = 1; v < p->n && ok; v++) {
+    const l_instr *i = at(&e, v);
+    if (i->code == L_LOCAL && !emit_is_shared(&e, v)) sizes[i->a] = 1;
+    if (i->code != L_ACC || !acc_many(i) || acc_own(&e, v)) continue;
+    sizes[i->a] = 1;
+    if (acc_tree(i) && i->b) sizes[i->b] = 1;
+  }
+  for (l_val v = p->n; v-- > 1 && ok;)
+    if (sizes[v] && l_is_index_op(at(&e, v)->code)) sizes[at(&e, v)->a] = sizes[at(&e, v)->b] = 1;
+  sizes[0] = 0;
+  emit_facts_free(&e);
+  return ok;
+}
+
 void emit_acc_begin(emitter *e, l_val v) {
   const l_instr *a = at(e, v);
   const char *T = emit_type(a->dtype);

@@ -134,6 +134,7 @@ typedef struct k_kernel {
   arena arena;
   dim_table *dims; /* the graph's, borrowed, or `own` */
   dim_table own;
+  bool classed; /* sizes that are symbols stay near their hints: the kernel is one of a class of sizes */
   const char *name;
   k_axis axes[K_AXES_MAX];
   uint32_t naxes;

@@ -119,6 +119,9 @@ typedef struct schedule_numbers {
   int64_t pieces;      /* about how many pieces a row is split into */
   /* how many partials an instance merges if there are more of them; 0: one instance merges all */
   int64_t merges;
+  /* elements of an axis whose size is a symbol, where one instance would go through all of them: calls with larger sizes come, and take that much
+   * longer. 0: as in the recorded call */
+  int64_t grown;
   int64_t slab_work;  /* with fewer elements r is one slab */
   int64_t slabs;      /* about how many slabs r is cut into */
   int64_t merge_tile; /* elements of c in an instance that reduces across rows */
@@ -172,6 +175,8 @@ typedef struct nest {
   int turned; /* of a turned nest: the axis along which it loads */
   int inner;  /* of a plain nest: an axis with a FOR around the VEC; -1: none */
   bool one_slab, outer_scan;
+  bool r_grows;            /* trees over r have room for any number, so what a launch needs is the same in all calls */
+  bool alone;              /* few instances go through an axis that may grow, since they cannot be more */
   k_val dot;               /* the product's K_DOT; 0: it is no product */
   int m, n_axis;           /* the axes of its rows and columns; -1: none */
   int64_t tm, tn;          /* rows and columns of its tiles */

@@ -587,7 +587,8 @@ static bool merge_phase(nest_builder *nb, nest *s, int64_t grain, l_val slabs, c
   for (uint32_t n = 0; n < s->first.n && !nb->why; n++) {
     const job *j = &s->first.jobs[n];
     if (j->kind != JOB_REDUCE_R || (columns && columns[j->v] == rest)) continue;
-    make_acc(nb, j->v, j->along_c ? results : 0, s->r);
+    l_val acc = make_acc(nb, j->v, j->along_c ? results : 0, s->r);
+    if (s->r_grows && acc) nb->p->code[acc].b = 0;
     if (rows_kept[j->v] >= 0) {
       uint32_t mark = nest_mark(nb);
       l_val base = times(nb, i.row, extent(nb, s->r));
@@ -647,6 +648,8 @@ static bool build_slabs(nest_builder *nb, nest *s, int64_t grain) {
   l_val *locals, from = times(nb, number_of_slab, length);
   if (!make_locals(nb, s, &s->first, &locals)) return false;
   open_row_accs(nb, s, tiled_rows ? tile : extent(nb, s->c), rows_kept);
+  for (const job *j = s->first.jobs; j < s->first.jobs + s->first.n; j++)
+    if (s->r_grows && j->kind == JOB_REDUCE_R && nb->acc[j->v]) nb->p->code[nb->acc[j->v]].b = length;
   l_val to = nest_index(nb, L_IMIN, extent(nb, s->r), plus(nb, from, length));
   if (!loop_rows(nb, s, from, to, start, len, locals, rows_kept, i.row)) return false;
   l_val number = flat(nb, i.row, slabs, number_of_slab);

@@ -63,6 +63,7 @@ const schedule_numbers schedule_numbers_of[] = {
                     .split_block = 4 * ORDER_BLOCK,
                     .pieces = 4096,
                     .merges = 64,
+                    .grown = 16384,
                     .slab_work = 16384,
                     .slabs = 128,
                     .merge_tile = 64,
@@ -506,6 +507,25 @@ int64_t nest_slab(const nest *s) {
   return ORDER_OUTER_CHAIN;
 }
 
+/* Will calls come in which the axis has many more elements than in the recorded one? */
+static bool may_grow(const nest *s, int axis) {
+  int64_t c;
+  return axis >= 0 && s->by->grown && !s->k->classed && !dim_is_const(s->k->dims, s->k->axes[axis].extent, &c);
+}
+
+/* The elements of an axis that few instances go through, which is cut into more of them if that is many: those of the recorded call, or `grown`. */
+static int64_t grown(const nest *s, int axis) {
+  int64_t size = axis_hint(s->k, axis);
+  return size < s->by->grown && may_grow(s, axis) ? s->by->grown : size;
+}
+
+static bool all_const(const k_kernel *k, k_mask axes) {
+  int64_t c;
+  for (int a = 0; a < (int)k->naxes; a++)
+    if (axis_in(axes, a) && !dim_is_const(k->dims, k->axes[a].extent, &c)) return false;
+  return true;
+}
+
 static bool choose_shape(nest *s, bool first) {
   const k_kernel *k = s->k;
   if (find_gemm(s, first)) return true;
@@ -527,12 +547,17 @@ static bool choose_shape(nest *s, bool first) {
   int64_t rows = k_points(k, s->par);
   if (s->r >= 0) {
     s->shape = SHAPE_SLABS;
-    int64_t work = k_points(k, s->axes);
-    s->one_slab = !first || s->outer_scan || work < s->by->slab_work || axis_hint(k, s->r) <= nest_slab(s) ||
-                  rows >= s->by->slabs;
+    int64_t most = grown(s, s->r), work;
+    if (__builtin_mul_overflow(k_points(k, s->axes & ~axis_bit(s->r)), most, &work)) work = INT64_MAX;
+    bool small = work < s->by->slab_work || most <= nest_slab(s);
+    s->one_slab = !first || s->outer_scan || small || rows >= s->by->slabs;
+    s->alone = !first && !small && rows < s->by->slabs && most > axis_hint(k, s->r);
+    s->r_grows = may_grow(s, s->r);
   } else {
-    s->shape = first && rows < s->by->split_rows && axis_hint(k, s->c) >= s->by->split_row && !any_scan(s) ? SHAPE_SPLIT
-                                                                                                           : SHAPE_ROWS;
+    int64_t most = all_const(k, s->par) ? grown(s, s->c) : axis_hint(k, s->c);
+    bool split = rows < s->by->split_rows && most >= s->by->split_row && !any_scan(s);
+    s->shape = first && split ? SHAPE_SPLIT : SHAPE_ROWS;
+    s->alone = !first && split && most > axis_hint(k, s->c);
   }
   return true;
 }
@@ -922,6 +947,7 @@ static double nest_cost(const nest *s) {
   double threads = !pool || instances < 1 ? 1 : instances < 4 ? instances : 4;
   double passes =
       s->first.stages * (double)k_points(k, s->par | axis_bit(s->r)) + s->second.stages * (double)k_points(k, s->par);
+  if (s->alone) passes += (double)s->by->grown; /* so that it is fused with nothing that keeps it from being cut */
   int merges = s->shape == SHAPE_SPLIT ? s->first.stages : phases - 1; /* merging phases are short */
   return s->by->phase_ns * phases + (pool ? s->by->pool_ns * (phases - merges) : 0) + NS_BYTE * bytes + work / threads +
          s->by->node_ns * nodes + NS_ROW * passes;

@@ -195,6 +195,34 @@ START_TEST(graphs_are_kept_for_some_sizes) {
 }
 END_TEST
 
+START_TEST(sizes_that_change_are_not_waited_for) {
+  qn_vm *vm = vm_compiling_with(NULL);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+  run(vm, "fn f(x) = softmax(x, axis: -1)\nlet xs = map(2..40, fn(n) ones(n, 16)); let y = xs[0]");
+  for (int i = 0; i < 4; i++) run(vm, "y = f(xs[4]); y = f(xs[5])");
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "0"), QN_OK);
+  fake_count c = during(vm, "for x in xs { y = f(x) }"); /* rows of 16 need the same scratch, however many there are */
+  ck_assert_uint_ge(c.launches + c.graphs, 38);
+  ck_assert_uint_eq(c.questions + c.to_host, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(sums_that_may_become_long_are_cut) {
+  qn_vm *vm = vm_compiling_with(NULL);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+  run(vm, "fn f(x) = sum(x, axis: 0)\nlet xs = map(2..10, fn(n) ones(n, 32)); let y = xs[0]; let x = ones(3000, 32)");
+  for (int i = 0; i < 4; i++) run(vm, "y = f(xs[4]); y = f(xs[5])");
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "0"), QN_OK);
+  run(vm, "y = f(x)");
+  prints(vm, "bool(all(y == 3000))", "true");
+  /* recorded with few rows, its kernel has a phase for parts of them, and one that adds these up */
+  fake_count c = during(vm, "y = f(xs[7])");
+  ck_assert_uint_eq(c.launches, 2);
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(constants_are_sent_once) {
   qn_vm *vm = vm_hot(NULL);
   run(vm, "fn f(x) = cumsum(x * [1.0, 2.0, 3.0]) / [4.0, 5.0, 6.0]\nlet x = [1.0, 1.0, 1.0]; let y = x; let z = x");
@@ -667,7 +695,8 @@ int main(void) {
        a_plan_of_one_kernel_is_one_launch, an_op_is_one_launch, sorting_stays_on_the_device, ops_stay_on_the_device);
   CASE(tcase_create("masks"), masks_without_memory);
   CASE(tcase_create("sizes"), sizes_and_addresses_change, work_may_be_done_late, graphs_are_kept_for_some_sizes,
-       constants_are_sent_once, two_vms_run_one_program);
+       sizes_that_change_are_not_waited_for, sums_that_may_become_long_are_cut, constants_are_sent_once,
+       two_vms_run_one_program);
   CASE(tcase_create("errors"), the_first_failed_check_is_the_error);
   CASE(tcase_create("products"), a_plan_with_products_is_one_graph, products_in_graphs_give_the_same,
        operands_at_odd_addresses_are_copied, some_sets_of_addresses_are_kept, addresses_that_keep_changing_are_given_up,
