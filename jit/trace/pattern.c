@@ -89,9 +89,28 @@ bool pattern_set_input(qn_vm *vm, pattern *p, pat *x, const graph_type *t, uint3
   return true;
 }
 
+/* The axes of an array without gaps that lie one within the other, innermost first, in 4 bits each with a 1 before them; 0: there are gaps, or axes
+ * that run backwards. Axes of size 1 are left out. */
+static uint64_t axis_order(const qn_array *a) {
+  uint64_t order = 1;
+  int64_t step = 1;
+  uint32_t left = 0;
+  for (int i = 0; i < a->rank; i++) left |= (uint32_t)(a->shape[i] != 1) << i;
+  while (left) {
+    int next = 0;
+    while (next < a->rank && !(left >> next & 1 && a->strides[next] == step)) next++;
+    if (next == a->rank || a->shape[next] < 1) return 0;
+    left &= ~(1u << next);
+    order = order << 4 | (uint64_t)next;
+    step *= a->shape[next];
+  }
+  return order;
+}
+
 uint64_t layout_code(const qn_array *a) {
-  uint64_t h = 1;
+  uint64_t h = 1, order = a->contiguous ? 0 : axis_order(a);
   if (a->contiguous) return h;
+  if (order) return hash_mix(2, order) | 2;
   for (int i = 0; i < a->rank; i++)
     if (a->shape[i] != 1) h = hash_mix(h, (uint64_t)a->strides[i]);
   return h | 2;

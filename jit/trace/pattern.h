@@ -197,7 +197,8 @@ bool pattern_any_text(pattern *p);
 /* A number that identifies the code of a function, also against code that was at the same address before; equal graphs have the same one
  * (their hash). */
 uint64_t code_id(const qn_fn *f);
-/* How the elements of an array lie in memory, as a number to compare arrays of one shape by. Never 0. */
+/* How the elements of an array lie in memory, as a number to compare arrays of one shape by, or of shapes that differ in sizes of 2 or more: those
+ * that permute the axes of an array without gaps are alike then. Never 0. */
 uint64_t layout_code(const qn_array *a);
 /* A hash of the static facts of a call: structure, dtypes, sizes, functions. Calls with equal facts have equal hashes. Never 0. */
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
