@@ -240,7 +240,7 @@ bool note_assigned(resolver *r, global_cell *cell, uint32_t slot) {
   function *f = r->fn;
   fn_uses *u = &f->uses;
   if (!mem_grow(r->vm, (void **)&u->events, &u->events_cap, (size_t)u->nevents + 1, sizeof *u->events)) return false;
-  u->events[u->nevents++] = (event){cell, slot};
+  u->events[u->nevents++] = (event){cell, slot, 0};
   return true;
 }
 
@@ -288,7 +288,7 @@ bool note_grown(resolver *r, global_cell *cell, uint32_t slot, bool noted) {
   variable *v = cell || noted ? NULL : variable_in(f, slot);
   if (v) v->stackable++; /* n_grow reads it */
   if (!mem_grow(r->vm, (void **)&f->grown, &f->grown_cap, (size_t)f->ngrown + 1, sizeof *f->grown)) return false;
-  f->grown[f->ngrown++] = (event){cell, slot};
+  f->grown[f->ngrown++] = (event){cell, slot, f->loops && f->blocks > f->loop_block ? f->loops : 0};
   return true;
 }
 
@@ -361,6 +361,15 @@ static uint32_t count_events(const event *events, uint32_t from, uint32_t n, eve
   return count;
 }
 
+/* Does a turn of a loop, of which f->loops are open around it, add items to a list in an arm? */
+static bool grows_in_arm(const function *f, const site_mark *mark, event x) {
+  for (uint32_t i = mark->grown; i < f->ngrown; i++) {
+    const event *e = &f->grown[i];
+    if (e->cell == x.cell && (x.cell || e->slot == x.slot) && e->arm == f->loops + 1) return true;
+  }
+  return false;
+}
+
 /* Do the turns of a loop use a variable only to add items to it? Each such assignment reads it once. (Whether something else reads a global is
  * seen when it does: rec_global.) */
 static bool only_grows(const function *f, const site_mark *mark, event x) {
@@ -376,7 +385,7 @@ bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, tur
   bool some = f->ngrown > mark->grown || f->nstored > mark->stored;
   for (uint32_t i = 0; i < s->nlocals + s->nglobals && i < 64 && some; i++) {
     bool local = i < s->nlocals;
-    event x = {local ? NULL : s->globals[i - s->nlocals], local ? s->locals[i] : 0};
+    event x = {.cell = local ? NULL : s->globals[i - s->nlocals], .slot = local ? s->locals[i] : 0};
     bool stores = local && count_events(f->stored, mark->stored, f->nstored, x);
     if (!stores && !count_events(f->grown, mark->grown, f->ngrown, x)) continue;
     if (stores) s->stores |= (uint64_t)1 << i;
@@ -409,11 +418,15 @@ bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, tur
     if (v) kept[i].name = v->name;
   }
   if (t.ngrown) memcpy(kept + t.n, grown, t.ngrown * sizeof *kept);
+  bool in_arms = false;
+  for (uint32_t i = 0; i < t.ngrown; i++)
+    in_arms |= grows_in_arm(f, mark, (event){.cell = grown[i].cell, .slot = grown[i].slot});
   *made = (turn_code){.anchor = {.name = "loop", .loop = true, .at = loop->at},
                       .variables = kept,
                       .n = t.n,
                       .grown = kept + t.n,
                       .ngrown = t.ngrown,
+                      .in_arms = in_arms,
                       .next = r->unit->loops,
                       .unit = r->unit};
   r->unit->loops = made;
@@ -621,7 +634,7 @@ static lvalue *path_lvalue(resolver *r, const ast_node *n) {
   function *f = r->fn;
   if (!root->cell && steps == 1 && n->kind == AST_index) {
     if (!mem_grow(r->vm, (void **)&f->stored, &f->stored_cap, (size_t)f->nstored + 1, sizeof *f->stored)) return NULL;
-    f->stored[f->nstored++] = (event){NULL, root->slot};
+    f->stored[f->nstored++] = (event){NULL, root->slot, 0};
   }
   root->kind = LVALUE_PATH;
   root->at = n->at;
@@ -1020,7 +1033,7 @@ static bool name_sizes(resolver *r, fn_code *code) {
 
 /* Is a variable rebound only where items are added to its list, or stored in it? */
 static bool only_updated(const function *f, uint32_t slot) {
-  const event x = {NULL, slot};
+  const event x = {.slot = slot};
   return count_events(f->uses.events, 0, f->uses.nevents, x) ==
          count_events(f->grown, 0, f->ngrown, x) + count_events(f->stored, 0, f->nstored, x);
 }

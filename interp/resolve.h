@@ -70,6 +70,7 @@ typedef struct function {
   uint32_t blocks;       /* how many blocks are open; a let at the top level outside of any block makes a global */
   uint32_t loops, tries; /* how many loops and try bodies are open */
   uint32_t loop_vars;    /* how many variables there were when the innermost loop began */
+  uint32_t loop_block;   /* `blocks` in the statements of its body themselves */
   const struct loop_test *tests; /* the conditions of the while loops around, the innermost first */
   uint32_t signals, returns;     /* how many nodes so far break, continue or return; how many return */
   uint32_t breaks;               /* how many nodes so far break or continue the innermost loop */

@@ -188,6 +188,7 @@ typedef struct turn_code {
   /* Variables whose lists a turn only adds items to (site.grown): these items are a part of its result, and the lists stay where they are. */
   turn_variable *grown;
   uint32_t ngrown;
+  bool in_arms;          /* some of these items are added in arms, so perhaps where data say so */
   struct turn_code *run; /* many turns of the loop as one call; NULL: none was made yet, or this is one */
   bool computes;         /* a turn that was watched made or changed an array */
   int32_t
@@ -200,6 +201,8 @@ typedef struct fn_uses {
   struct event {
     global_cell *cell; /* NULL: it is a local, in `slot` */
     uint32_t slot;
+    uint32_t
+        arm; /* of an item that is added to a list in a part of the innermost loop's body, as an arm: how many loops are open; else 0 */
   } * events;      /* assignments */
   uint32_t *reads; /* the slots of locals that are read */
   struct slot_name {

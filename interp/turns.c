@@ -13,8 +13,8 @@
  * A list to which the turns only add items is no argument: it stays where it is, whatever its length, and the items that a turn adds are a part of
  * its result.
  *
- * A turn that may break, continue or return is recorded in an arm, so that branches on data which do are captured with what follows them (rec_turn).
- * How it ends, and which items it adds, are then bools of the result.
+ * A turn that may break, continue or return, or adds items to lists in arms, is recorded in an arm, so that branches on data which do are captured with what
+ * follows them (rec_turn). How it ends, and which items it adds, are then bools of the result.
  *
  * A call that has left its plan is made again by the interpreter, from its beginning (jit/trace/calls.c), and may have to make a loop of a
  * million turns up to the one that fails. So its loops hand many turns at once to rec_call (jit.run): a call with the numbers of the first turn
@@ -110,9 +110,15 @@ static qn_value pack(turn_call *t, const qn_value *ends, uint32_t n) {
     all[n++] = *place_of(&t->code->variables[i], t->fp);
   bool ok = vm_enter(vm, t->code->ngrown);
   for (uint32_t i = 0; i < t->code->ngrown && ok; i++) {
-    const qn_list *grown = value_list(*place_of(&t->code->grown[i], t->fp));
-    qn_value added = value_is(t->added, TAG_LIST) ? value_retain(value_list(t->added)->items[i])
-                                                  : added_items(t, grown->items + t->had[i], grown->len - t->had[i]);
+    qn_value *place = place_of(&t->code->grown[i], t->fp);
+    bool aside = value_is(t->added, TAG_LIST);
+    if (!aside && value_is_stacked(*place) && !rec_make_plain(vm, place)) { /* a loop in the turn has added items */
+      ok = false;
+      break;
+    }
+    const qn_list *grown = value_list(*place);
+    qn_value added = aside ? value_retain(value_list(t->added)->items[i])
+                           : added_items(t, grown->items + t->had[i], grown->len - t->had[i]);
     ok = !value_is_error(added);
     if (ok) *vm->sp++ = all[n++] = added;
   }
@@ -181,6 +187,14 @@ static bool run_turns(turn_call *t, qn_value over, qn_value *ends) {
   return true;
 }
 
+/* Evaluates the body of a turn, or a part; takes over the item. Gives what evaluating its statements gives. */
+static inline qn_value eval_body(turn_call *t, qn_value item) {
+  const turn_parts *parts = t->parts;
+  if (parts->block) return block_run(t->vm, parts->block, t->fp, parts->from, parts->to);
+  if (parts->target && !lvalue_bind(t->vm, parts->target, t->fp, item)) return value_error();
+  return eval(t->vm, parts->body, t->fp);
+}
+
 /* The body of a turn, and the condition of the next one. */
 typedef struct turn_body {
   turn_call *t;
@@ -189,12 +203,9 @@ typedef struct turn_body {
 
 static qn_value run_body(void *ctx, qn_value number, rec_exit *how) {
   const turn_body *b = ctx;
-  turn_call *t = b->t;
-  qn_value v = value_error();
   (void)number;
-  if (!t->parts->target || lvalue_bind(t->vm, t->parts->target, t->fp, value_retain(b->item)))
-    v = eval(t->vm, t->parts->body, t->fp);
-  *how = exit_of(t->vm, &v);
+  qn_value v = eval_body(b->t, value_retain(b->item));
+  *how = exit_of(b->t->vm, &v);
   return v;
 }
 
@@ -246,11 +257,7 @@ static qn_value compared_condition(qn_vm *vm, qn_value v) {
 static rec_exit one_turn(turn_call *t, qn_value item, qn_value *result) {
   qn_vm *vm = t->vm;
   const turn_parts *parts = t->parts;
-  qn_value v = value_error();
-  if (parts->block)
-    v = block_run(vm, parts->block, t->fp, parts->from, parts->to);
-  else if (!parts->target || lvalue_bind(vm, parts->target, t->fp, item))
-    v = eval(vm, parts->body, t->fp);
+  qn_value v = eval_body(t, item);
   rec_exit how = exit_of(vm, &v);
   if (parts->cond && (how == REC_VALUE || how == REC_CONTINUE)) {
     value_release(vm, v);
@@ -599,7 +606,8 @@ qn_value part_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_val
 
 bool turn_called(qn_vm *vm, turn_code *code, const turn_parts *parts, qn_value *fp, qn_value item, qn_value *r,
                  qn_value *next) {
-  turn_call t = {.vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .wide = parts->leaves, NOTHING};
+  turn_call t = {
+      .vm = vm, .code = code, .parts = parts, .fp = fp, .lead = 1, .wide = parts->leaves || code->in_arms, NOTHING};
   if (!make_call(&t, &item)) {
     *r = value_error();
     return false;

@@ -10,6 +10,8 @@
  * call ends it is an output, with which the VM goes on (specialization.drawn). Most calls draw nothing in regions, and for them this would only
  * be work; so it is begun when an arm first wants to draw: that arm is given up, with all around it, and the outermost region is captured
  * once more, with the counter among its variables, or, if an arm has called `seed`, with the whole state.
+ *
+ * Variables of this kind are also the items that a turn adds to lists (rec_turn): a region in it has those of the lists that it may add to.
  */
 #include "jit/trace/draws.h"
 
@@ -151,7 +153,9 @@ bool draws_set(qn_vm *vm, int i, qn_value v) {
 
 bool draws_is_slot(const struct recording *r, const qn_value *slot) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
-  return slot >= base->drawn && slot < base->drawn + RANDOM_INPUTS;
+  const uintptr_t at = (uintptr_t)slot, added = (uintptr_t)base->added;
+  return (slot >= base->drawn && slot < base->drawn + RANDOM_INPUTS) ||
+         (at >= added && at < added + base->nadded * sizeof *base->added);
 }
 
 drawn_kept draws_keep(struct recording *r) {
@@ -191,20 +195,40 @@ bool draws_gather(struct recording *r) {
   return true;
 }
 
+/* How many variables more a region has that may rebind these, for the items that are added to lists. */
+static int count_added(const struct recording *base, rec_slots assigned) {
+  int n = 0;
+  for (uint32_t i = 0; i < base->nadded; i++) n += holds(assigned, base->added[i].list) ? 2 * ADDED_MOST : 0;
+  return n;
+}
+
+static void hold_added(struct recording *base, rec_slots assigned, drawn_slots *s) {
+  for (uint32_t i = 0; i < base->nadded; i++) {
+    rec_added *a = &base->added[i];
+    bool grows = holds(assigned, a->list);
+    for (int k = 0; k < ADDED_MOST && grows; k++) {
+      if (holds(assigned, &a->flags[k])) break;
+      s->room[s->all.n++] = &a->flags[k];
+      s->room[s->all.n++] = &a->items[k];
+    }
+  }
+}
+
 bool draws_begin(struct recording *r, rec_slots assigned, drawn_slots *s) {
   struct recording *base = rec_base(r);
+  const int added = count_added(base, assigned), more = assigned.n + added + RANDOM_INPUTS;
   s->all = assigned;
   s->own = (rec_slots){NULL, 0};
   if (r == base && !r->drawn_open++) r->refused.number = 0;
-  if (r == base && base->drawn_wanted > base->drawn_slots && assigned.n + RANDOM_INPUTS <= DRAWN_ROOM)
-    base->drawn_slots = base->drawn_wanted;
-  if (!base->capturing || !base->drawn_slots || for_lanes(r)) return true;
+  if (r == base && base->drawn_wanted > base->drawn_slots && more <= DRAWN_ROOM) base->drawn_slots = base->drawn_wanted;
+  if (!base->capturing || (!base->drawn_slots && !added) || for_lanes(r)) return true;
   if (r == base && !draws_gather(r)) return false;
-  if (assigned.n + RANDOM_INPUTS > DRAWN_ROOM) return r == base || rec_give_up(r, BREAK_branch);
+  if (more > DRAWN_ROOM) return r == base || rec_give_up(r, BREAK_branch);
   if (assigned.n) memcpy(s->room, assigned.slots, (size_t)assigned.n * sizeof *s->room);
   s->all.slots = s->room;
   for (int i = 0; i < base->drawn_slots; i++)
     if (!holds(assigned, &base->drawn[i])) s->room[s->all.n++] = &base->drawn[i];
+  hold_added(base, assigned, s);
   s->own = (rec_slots){s->room + assigned.n, s->all.n - assigned.n};
   return true;
 }

@@ -212,17 +212,34 @@ bool grown_added(struct recording *r, rec_added *added, uint32_t n) {
     *added[i].list = v;
   }
   r->added = added;
+  r->nadded = n;
   return true;
+}
+
+/* Does every part of the turn that is being captured in r, up to the turn, have this variable? */
+static bool is_joined(const struct recording *r, const qn_value *variable) {
+  const rec_way *whole = NULL; /* of an inner loop whose turn is w->outer's */
+  for (const rec_way *w = way_of(r); w; w = w->outer) {
+    bool has = false;
+    for (int i = w->slots.n; i-- > 0 && !has;) has = w->slots.slots[i] == variable;
+    if (!has || (w->kind == WAY_TURN && !w->whole && w != whole)) return false;
+    if (w->whole && !w->whole->outer) return true;
+    whole = w->whole;
+  }
+  return false;
+}
+
+/* May a part of an item be what an arm adds? Texts that wait, and what functions capture, belong to the arm. */
+static bool leaves_arm(void *r, qn_value v) {
+  return rec_no_text_waits(r, v) && !(value_is(v, TAG_FN) && value_fn(v)->ncaptures);
 }
 
 /* The item is the next one that this way through the turn adds, or that any way which has come here does. */
 static bool add_to_turn(struct recording *r, rec_added *a, qn_value item) {
   int k = 0;
   while (k < ADDED_MOST && (!value_is(a->items[k], TAG_UNSET) || !is_bool(a->flags[k], false))) k++;
-  /* (branches and loops in the turn join the variables that they assign, which these are none of) */
-  const rec_way *w = way_of(r);
-  bool here = w && w->kind == WAY_TURN && w->whole && !w->whole->outer;
-  if (!here || k == ADDED_MOST || value_is(item, TAG_UNSET)) {
+  bool ok = k < ADDED_MOST && !value_is(item, TAG_UNSET) && is_joined(r, &a->flags[k]);
+  if (!ok || !tree_each_part(r->vm, item, leaves_arm, r)) {
     value_release(r->vm, item);
     return rec_give_up(r, BREAK_branch);
   }

@@ -226,7 +226,8 @@ struct recording {
   /* Of the recording around all arms: what is appended to lists that grow in loops (grown.c). */
   struct grown_items *grown;
   uint32_t ngrown, grown_cap;
-  rec_added *added;   /* borrowed: the lists to which the turn that is recorded adds items (rec_turn) */
+  rec_added *added; /* borrowed: the lists to which the turn that is recorded adds items (rec_turn) */
+  uint32_t nadded;
   uint32_t turns;     /* of the recording around all arms: bodies of loops that are being recorded, one in another */
   uint32_t row_nodes; /* how many of its nodes are items of such lists, which cost nothing unless they are read */
   tap_list taps;

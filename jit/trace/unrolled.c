@@ -240,5 +240,7 @@ rec_answer rec_turn(qn_vm *vm, span at, const rec_turns *turns, rec_slots assign
   struct recording *r = vm->rec;
   if (!r || r->arm || !r->capturing || !branches_possible(r)) return REC_NOT_YET;
   if (!grown_added(r, turns->added, turns->nadded)) return REC_FAILED;
-  return rec_unroll(vm, at, turns, assigned, &(rec_tries){.left = 0});
+  rec_answer answer = rec_unroll(vm, at, turns, assigned, &(rec_tries){.left = 0});
+  r->added = NULL, r->nadded = 0;
+  return answer;
 }

@@ -733,6 +733,10 @@ def case_explain_tells_of_loops(p):
                      "  if i % 2 == 0 { continue }\n  seen = append(seen, sum(x))\n}\nprint(len(seen))\n")
     result = p.run("--jit", "sync", "explain", script)
     need("until.qn: 1 loop compiled, 0 stay eager\n" in result.out and result.out.startswith("948\n"), "a turn that data ends", result)
+    script = p.write("best.qn", "let (x, best, kept) = (f32([1, 2, 3]), f32(100), ())\nfor i in 0..2000 {\n  let loss = sum(sin(x * i)) * (1 - i * 0.0005)\n"
+                     "  if loss < best { kept = append(kept, loss); best = loss }\n  if loss > 2 { kept = append(kept, loss) }\n}\nprint(len(kept))\n")
+    result = p.run("--jit", "sync", "explain", script)
+    need("best.qn: 1 loop compiled, 0 stay eager\n" in result.out and "part" not in result.out, "items that are added in arms on data", result)
 
 
 def case_explain_groups(p):
