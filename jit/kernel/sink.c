@@ -760,8 +760,9 @@ static bool give(sinker *s, uint32_t proj, const sunk *x) {
   int b = k_buffer_add(s->k, (qn_dtype)x->type.dtype, BUF_OUT, proj, graph_elements(s->r->g, &x->type));
   if (b < 0) return out_of_memory(s);
   if (!own_coordinates(s, &x->type, at)) return false;
-  k_form f = flat(s, &x->type, at);
-  return k_store(s->k, b, f, 0, x->value, k_linear_of(s->k, f)->axes) || out_of_memory(s);
+  k_mask axes = 0; /* of all coordinates: the place of an element has none for an axis without elements */
+  for (int a = 0; a < x->type.rank; a++) axes |= k_linear_of(s->k, at[a])->axes;
+  return k_store(s->k, b, flat(s, &x->type, at), 0, x->value, axes) || out_of_memory(s);
 }
 
 /* The shape of the points: that of the largest carried array. */
