@@ -12,9 +12,11 @@
  * process with an OpenMP pool and gigabytes of arrays is slow and hangs in its next parallel region. A shell stands in between (`watched`): it
  * ends the compiler and removes the folder when this process is gone, however that ended.
  *
- * Kernels of more than jit.cc_longest instructions have no code: loops with hundreds of branches and loops inside. With gcc 12, -O2, kernels of
- * 690, 2,700, 3,500 and 8,500 instructions (1,700 to 19,000 lines) took 0.7, 4, 14 and 52 s, all other kernels of the plan waiting with them. Tried
- * for these: -O1 takes 20 to 30 % less, and -Og and -O0, which are quick, make code that is slower than the block VM.
+ * Kernels that are longer than jit.cc_longest have no code: loops with hundreds of branches and loops inside. With gcc 12, -O2, kernels of
+ * 690, 2,700, 3,500 and 8,500 instructions (1,700 to 19,000 lines) took 0.7, 4, 14 and 52 s, all other kernels of the plan waiting with them. Most of
+ * it goes into the values that live at each of a function's blocks, so it grows with instructions times loops (length_of): of 200 kernels of 400
+ * to 3,000 instructions, those of 20 loops took 0.4 to 1 s and those of 90 to 200 loops 2 to 7 s. Tried for these: -O1 takes 20 to 30 % less, and -Og
+ * and -O0, which are quick, make code that is slower than the block VM.
  *
  * Loaded objects stay until the engine closes: plans of several VMs share them.
  */
@@ -468,6 +470,15 @@ static void code_for(code_table *t, const code_unit *u, const text_buf *text, co
   free(object);
 }
 
+/* What jit.cc_longest is compared with: a kernel's instructions, in proportion more where it has more than FEW loops. */
+static int64_t length_of(const l_program *p) {
+  enum { FEW = 40 };
+  int64_t loops = 0;
+  for (uint32_t i = 1; i < p->n; i++)
+    loops += p->code[i].code == L_FOR || p->code[i].code == L_VEC || p->code[i].code == L_WHILE;
+  return loops > FEW ? p->n * loops / FEW : p->n;
+}
+
 void cpu_compile(qn_engine *engine, plan *p, const compile_options *o) {
   code_table *t = table_of(engine);
   compile_report ignored;
@@ -483,7 +494,7 @@ void cpu_compile(qn_engine *engine, plan *p, const compile_options *o) {
   text_buf text = {0};
   bool ok = code_unit_open(&u, p->nkernels);
   for (uint32_t i = 0; i < p->nkernels && ok; i++)
-    if (!atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed) && p->kernels[i].program->n <= longest)
+    if (!atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed) && length_of(p->kernels[i].program) <= longest)
       ok = code_unit_add(&u, p->kernels[i].program, p->kernels[i].hash);
   ok &= u.n > 0;
   if (ok) emit_c(u.programs, u.names, u.n, o->abandon, &text);

@@ -24,6 +24,7 @@ bool emit_facts(emitter *e, const l_program *p) {
     if ((i->code == L_PUSH || i->code == L_SCAN) && vec && depth > vec && p->code[i->a].a) e->acc[i->a] |= ACC_NESTED;
     if (i->code == L_SCAN) e->acc[i->a] |= i->flags & L_EXCLUSIVE ? ACC_SCANNED | ACC_EXCLUSIVE : ACC_SCANNED;
     if (i->code == L_MERGE) e->acc[i->a] |= ACC_MERGED;
+    if (i->code == L_ACC) e->trees += acc_tree(i);
     if (i->code == L_FINISH || i->code == L_PARTIAL) e->acc[i->a] |= ACC_FINISHED;
     if (l_opens(i->code)) {
       open[depth++] = v;
@@ -699,6 +700,7 @@ void emit_unit(const emit_target *t, const l_program *const *programs, const cha
     emitter e = {.cuda = t->words == MATH_TARGET_CUDA, .out = &body, .uses = &uses, .active = ""};
     if (emit_facts(&e, programs[i])) {
       text_addf(&body, "\n/* %s */\n", programs[i]->name);
+      emit_acc_functions(&e);
       uint32_t number = 0;
       for (l_val v = 1; v <= programs[i]->n; v++) {
         bool last = v == programs[i]->n;

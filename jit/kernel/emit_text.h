@@ -32,6 +32,7 @@ typedef struct emitter {
   l_val par;          /* the PAR being printed: divisions by values from before it use dividers */
   const char *active; /* the bool that must hold for memory accesses and checks to be made, or "" */
   bool failed;        /* out of memory */
+  uint32_t trees;     /* ACCs whose chains are combined in a tree */
   /* facts, by instruction, in `memory` */
   arena memory;
   uint32_t *end;  /* by instruction that opens a block: the block's END */
@@ -186,6 +187,8 @@ void acc_levels(const emitter *e, l_val v, char out[64]);
 
 /* Prints the places of an accumulator's arrays in scratch: PLACE(type, name, elements) and, in CUDA, in a second pass PLACED(...). */
 void emit_acc_places(emitter *e, l_val v, const char *macro);
+/* In C, before the program's functions: those that they call for the trees of its accumulators, each once a unit. */
+void emit_acc_functions(emitter *e);
 /* Prints an ACC: an accumulator without pushes. */
 void emit_acc_begin(emitter *e, l_val v);
 /* Prints the addition of leaf[0 .. width), the chains of a range, to the tree. */
