@@ -536,12 +536,16 @@ static bool step(backward *b, uint32_t i) {
     if (!wanted[k] || !out[k]) continue;
     uint32_t j = n.in[k];
     graph_type type = g->nodes[j].type;
-    uint32_t part = k == 0 && !plain ? add_to_part(b, &c, out[k]) : 0;
+    /* Where the gradient will be differentiated, nothing comes of a product with what is not there for its other factor, either. (If j's
+     * cotangent is multiplied plainly, that is where zeros are selected.) */
+    bool derived = b->rules && b->rules->derived && n.nin > 1 && !state_of(b, j)->plain;
+    uint32_t select = derived ? there : plain;
+    uint32_t part = k == 0 && !select ? add_to_part(b, &c, out[k]) : 0;
     uint32_t in_its_way = state_of(b, j)->plain ? in_way(g, &n, k, there) : 0;
     if (part)
       state_of(b, j)->cotangent = part, state_of(b, j)->there = either(g, state_of(b, j)->there, in_its_way);
     else
-      contribute(b, j, or_zeros(g, plain, grad_unbroadcast(&c, out[k], &type), c.site), in_its_way, c.site);
+      contribute(b, j, or_zeros(g, select, grad_unbroadcast(&c, out[k], &type), c.site), in_its_way, c.site);
   }
   return !g->failed || out_of_memory(why, culprit);
 }

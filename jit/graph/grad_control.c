@@ -469,8 +469,8 @@ typedef struct loop_grad {
   graph *
       body; /* the loop's body, proven, with the carries of the next turn and then the kept values as its only results; owned */
   /* The gradient of one turn; owned. Its inputs are the turn's carries and captured values, the cotangents of the float carries that
-   * the turn gives, those of its rows, those that captured values have so far, which of these are there (`flagged`), and the kept
-   * values; its results the cotangents of the float carries that it takes, then of captured values, and which of them are there. */
+   * the turn gives, those of its rows, each with whether it is there if it may not be, those that captured values have so far, which of these are
+   * there (`flagged`), and the kept values; its results the cotangents of the float carries that it takes, then of captured values, and which of them are there. */
   graph *back;
   uint32_t ncarries, ncaptured, nrows;
   uint32_t *values, nvalues; /* nodes of the loop's body that are kept besides its carries */
@@ -490,9 +490,10 @@ typedef struct loop_grad {
 
 /* Values that the parts of the gradient work on, as nodes of the graph at hand. */
 typedef struct loop_values {
-  uint32_t *captured; /* ncaptured of them */
-  uint32_t *row_cts;  /* nrows: arrays of the cotangents of kept rows */
-  uint32_t stride;    /* how many turns lie between two kept rows */
+  uint32_t *captured;  /* ncaptured of them */
+  uint32_t *row_cts;   /* nrows: arrays of the cotangents of kept rows */
+  uint32_t *row_there; /* nrows: flags, are they there? 0: they are, or it does not matter */
+  uint32_t stride;     /* how many turns lie between two kept rows */
   /* ncts cotangents of carries, then naccs sums, then nflags flags */
   uint32_t *cts;
 } loop_values;
@@ -500,6 +501,7 @@ typedef struct loop_values {
 static bool values_make(const loop_grad *l, arena *a, loop_values *v) {
   *v = (loop_values){.captured = arena_alloc(a, l->ncaptured * sizeof *v->captured),
                      .row_cts = arena_alloc(a, l->nrows * sizeof *v->row_cts),
+                     .row_there = arena_alloc(a, l->nrows * sizeof *v->row_there),
                      .cts = arena_alloc(a, 2 * ((size_t)l->ncts + l->naccs) * sizeof *v->cts)};
   return !a->failed;
 }
@@ -512,7 +514,10 @@ static void capture_values(const loop_grad *l, region_builder *b, const loop_val
   b->failed |= !values_make(l, &b->memory, to);
   if (b->failed) return;
   for (uint32_t i = 0; i < l->ncaptured; i++) to->captured[i] = builder_input(b, part, c + i);
-  for (uint32_t i = 0; i < l->nrows; i++) to->row_cts[i] = builder_input(b, part, r + i);
+  for (uint32_t i = 0; i < l->nrows; i++) {
+    to->row_cts[i] = builder_input(b, part, r + i);
+    if (v->row_there[i]) to->row_there[i] = builder_input(b, part, builder_operand(b, v->row_there[i]));
+  }
   to->stride = builder_input(b, part, s);
 }
 
@@ -537,7 +542,7 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
   uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
            rows = builder_operands(&b, kept, l->ncarries + l->nvalues);
   capture_values(l, &b, v, 1, &in);
-  uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + n + l->nrows + l->nvalues);
+  uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + n + 2 * l->nrows + l->nvalues);
   uint32_t *outs = builder_list(&b, 1 + n);
   graph *head = b.part[0], *body = b.part[1];
   if (!b.failed) {
@@ -553,13 +558,17 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     }
     for (uint32_t i = 0; i < l->ncaptured; i++) args[k++] = in.captured[i];
     for (uint32_t i = 0; i < l->ncts; i++) args[k++] = builder_input(&b, 1, first + i);
-    for (uint32_t i = 0; i < l->nrows && l->derived; i++) args[k++] = kept_row(l, body, in.row_cts[i], t, false);
+    for (uint32_t i = 0; i < l->nrows && l->derived; i++) {
+      args[k++] = kept_row(l, body, in.row_cts[i], t, false);
+      if (in.row_there[i]) args[k++] = in.row_there[i];
+    }
     for (uint32_t i = 0; i < l->nrows && !l->derived; i++) { /* a row was kept of every stride-th turn */
       uint32_t row = graph_row(body, in.row_cts[i], graph_count(body, OP_floordiv, t, in.stride), false);
       uint32_t is = graph_op2(body, OP_eq, graph_count(body, OP_mod, t, in.stride), graph_weak_int(body, 0));
       uint32_t none =
           graph_const_scalar(body, row ? (qn_dtype)body->nodes[row].type.dtype : DTYPE_FLOAT, false, 0, 0, 0);
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
+      if (in.row_there[i]) args[k++] = graph_op2(body, OP_bitand, in.row_there[i], is);
     }
     for (uint32_t i = l->ncts; i < n; i++) args[k++] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->nvalues; i++)
@@ -952,10 +961,11 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
     op_attr attr = {.dtype = t.dtype, .flags = ATTR_WEAK};
     bool weak = t.weak;
     t.weak = false;
-    uint32_t seed = graph_input(g, t, 0);
+    uint32_t seed = graph_input(g, t, 0), is_there = 0;
+    ok = take_flag(g, c->given_there[rows[k]], &is_there);
     if (weak) seed = graph_op(g, OP_cast, &seed, 1, &attr, 0);
     /* before those of carries: rows are read by gradients, which come last in the graph */
-    ok = region_vjp_root(&x, rows[k], seed, 0);
+    ok = ok && region_vjp_root(&x, rows[k], seed, is_there);
   }
   if (ok) root_order(body, l->ncarries, true, order);
   for (uint32_t k = 0; k < l->ncarries && ok; k++)
@@ -1090,7 +1100,10 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   if (!value_types(l, g, n.in, v.captured)) return false;
   for (uint32_t k = 0; k < l->nvalues && all; k++)
     if (!(kept[l->ncarries + k] = padded(g, result_of(g, c->node, value_rows[k], l->types[k], n.site)))) return false;
-  for (uint32_t k = 0; k < l->nrows; k++) v.row_cts[k] = c->given[given_rows[k]];
+  for (uint32_t k = 0; k < l->nrows; k++) {
+    v.row_cts[k] = c->given[given_rows[k]];
+    v.row_there[k] = c->given_there[given_rows[k]];
+  }
   for (uint32_t k = 0; k < l->ncts; k++) {
     uint32_t carry = float_carries[k];
     v.cts[k] = c->given[carry] ? c->given[carry] : zeros(g, n.in[carry]);
