@@ -33,6 +33,8 @@
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------------------ */
 
+/* Turns that are counted first are taken to be so many times as many where they were more; up to so many. */
+enum { TURNS_MORE = 4, TURNS_COUNTED = 1 << 14 };
 enum { INPUT_BYTES = sizeof(qn_value) + 2 * sizeof(qn_array *) + sizeof(qk_scalar) };
 
 bool call_inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
@@ -697,7 +699,7 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   break_reason why = complete ? BREAK_memory : r->why;
   if (e && (r->restart || r->retry) && (e->state == SPEC_BROKEN || r->expects_end) && list->restarts < RESTARTS_MAX)
     e->retry = true, list->restarts++;
-  if (e) e->expects_end = r->expects_end;
+  if (e) e->expects_end = r->expects_end, e->expects_turns = r->expects_turns;
   rec_free(r);
   if (!e) {
     if (complete)
@@ -791,6 +793,7 @@ static qn_value record_call(qn_vm *vm, rec_call_site *site, anchor_specializatio
 /* Why no specialization serves a call. */
 typedef enum lookup_miss {
   MISS_new,   /* none fits the call */
+  MISS_turns, /* one fitted, but loops in it made more turns than it is for; it was dropped */
   MISS_ways,  /* likewise, and it is known now where ways do not agree (specialization.retry) */
   MISS_again, /* one fitted that had no graph; it was dropped, so that recording is tried again */
   MISS_rules, /* one fitted, but a graph is asked for, and needs the rules of this very call; it was dropped */
@@ -850,9 +853,9 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
         (e->retry || (e->state == SPEC_BROKEN && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked))));
     bool own_rules = asked && specialization_has_rules(e);
     if ((retry || own_rules) && !e->running) {
-      bool ways = e->retry;
+      bool ways = e->retry, turns = ways && e->expects_turns;
       drop_at(vm, list, at);
-      *miss = own_rules ? MISS_rules : ways ? MISS_ways : MISS_again;
+      *miss = own_rules ? MISS_rules : turns ? MISS_turns : ways ? MISS_ways : MISS_again;
       return NULL;
     }
     if (e != list->first && e->state != SPEC_BROKEN) put_first(list, at);
@@ -1121,6 +1124,7 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
   if (miss == MISS_rules) return true;
   if (list->full || miss == MISS_memory) return false;
   if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
+  if (miss == MISS_turns) return note_miss(vm, site, list, "a loop inside two gradients makes more turns");
   if (miss == MISS_ways) return note_miss(vm, site, list, "branches do not agree, which is known now");
   text_buf why TEXT_OWNED = {.vm = vm}; /* only now: finding the words of the reason takes longer than looking */
   if (site->stacked && may_stack(vm, site)) stack_more(vm, site, list, &why);
@@ -1190,6 +1194,10 @@ static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_speciali
   }
   if (e->expects_end && left.id == E_div_zero && !list->ends_apart) /* (likely the check of that) */
     list->ends_apart = e->retry = true;
+  if (e->expects_turns && left.id == E_div_zero && !e->retry && list->turns_counted < TURNS_COUNTED) {
+    list->turns_counted *= TURNS_MORE;
+    e->retry = true;
+  }
   count_exit(e, left);
   return result;
 }

@@ -7,7 +7,7 @@
  * once for all numbers of turns up to that.
  *
  * How many turns a loop makes that data end, nobody knows before. If it is in a loop outside of all arms, that one is run once more, before the one that
- * keeps rows, to count them (turns_counted): what they are in later calls is a check behind which the call leaves the graph.
+ * keeps rows, to count them (turns_counted): what they are in later calls is a check behind which the call leaves the graph; then it is recorded once more, for more turns.
  */
 #include <string.h>
 
@@ -82,9 +82,11 @@ static bool end_of_part(number_place at, const graph_node *n, bool high, int dep
   const bool divided = n->op == OP_floordiv;
   qn_value v;
   int64_t a;
-  if (!graph_const_value(at.header ? at.header : at.r->g, n->in[1], &v)) return false;
+  const graph *g = at.header ? at.header : at.r->g;
+  const int of = !divided && graph_const_value(g, n->in[0], &v); /* the operand that is no constant */
+  if (!of && !graph_const_value(g, n->in[1], &v)) return false;
   const int64_t by = v.u.i;
-  if (by == 0 || by > KEPT_TURNS || by < -KEPT_TURNS || !end_of(at, n->in[0], high == (by > 0), depth, &a))
+  if (by == 0 || by > KEPT_TURNS || by < -KEPT_TURNS || !end_of(at, n->in[of], high == (by > 0), depth, &a))
     return false;
   *end = divided ? a / by - (a % by && (a < 0) != (by < 0)) : a * by;
   return *end <= KEPT_TURNS && *end >= -KEPT_TURNS;
@@ -200,11 +202,14 @@ uint32_t turns_counted(struct recording *r, uint32_t node) {
   if (!value_is_error(all)) v = op_number(vm, all, WEAK_INT);
   value_release(vm, all);
   bool ok = value_is(v, TAG_INT) && v.u.i <= KEPT_TURNS;
-  const int64_t end = ok ? rounded(v.u.i) : 0;
+  struct anchor_specializations *of = r->capturing ? r->of : NULL;
+  const int64_t end = ok ? rounded(of && of->turns_counted > v.u.i ? of->turns_counted : v.u.i) : 0;
   if (ok && r->capturing) {
     qn_value holds = op_binary(vm, OP_le, v, value_int(end));
     if (!value_is_error(holds)) holds = way_expect_number(r, holds);
     ok = !value_is_error(holds) && (once = rec_node(r, holds)) != 0;
+    r->expects_turns = true;
+    if (of) of->turns_counted = end;
   }
   for (uint32_t i = 1; ok && i < second->n; i++) {
     if (!is_uncounted(second, i)) continue;
