@@ -205,13 +205,12 @@ static qn_value run_recorded(void *ctx) {
 
 /* Is there an array, list or record among the arguments, the captures, or the globals that the function reads? Or does it make arrays? */
 static bool call_has_data(const fn_code *code, const qn_value *fp) {
-  if (code->computes) return true;
   for (uint32_t i = 0; i < code->nparams; i++)
     if (value_is_data(fp[i])) return true;
   if (value_fn(fp[-1])->head.aux) return true;
   for (uint32_t i = 0; i < code->ndata; i++)
     if (value_is_data(code->data[i]->value)) return true;
-  return false;
+  return code->computes;
 }
 
 /* How many elements the arrays among the arguments have. */

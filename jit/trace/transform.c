@@ -143,10 +143,51 @@ static qn_value inner_run(void *ctx) {
 /* A call of checkpoint or custom_grad, which differ from the inner function only where something may differentiate them: in a recording. */
 static qn_value region_run(void *ctx) { return op_deferred(((own_site *)ctx)->vm) ? within_run(ctx) : inner_run(ctx); }
 
+enum { SAID = 8 }; /* places in a note */
+
+/* A list of places for a note at an error: "print in line 3, print at FILE:7 and 2 more". */
+typedef struct place_list {
+  text_buf t;
+  uint32_t n, source; /* lines of this source need no name of a file */
+  span last[SAID];    /* of those that were added, so that each is named once */
+} place_list;
+
+static void place_add(place_list *l, const char *what, span at) {
+  const source_text *s = source_get(l->t.vm, at.source);
+  for (uint32_t i = 0; i < l->n && i < SAID; i++)
+    if (span_same_start(l->last[i], at)) return;
+  if (!s) return;
+  l->last[l->n % SAID] = at;
+  if (++l->n > SAID) return;
+  text_addf(&l->t, "%s%s", l->n > 1 ? ", " : "", what);
+  if (at.source == l->source)
+    text_addf(&l->t, "in line %u", source_line_of(s, at.start) + 1);
+  else
+    text_addf(&l->t, "at %s:%u", s->name, source_line_of(s, at.start) + 1);
+}
+
+/* Notes the list, behind `what`, and frees it. */
+static void place_note(place_list *l, const char *what) {
+  if (l->n > SAID) text_addf(&l->t, " and %u more", l->n - SAID);
+  text_add(&l->t, "", 1);
+  if (l->n && !l->t.failed) raise_note(l->t.vm, SPAN_NONE, "%s: %s", what, l->t.text);
+  text_free(&l->t);
+}
+
+/* Adds the host steps that the recording of a call or of a part has come by. */
+static void add_taps(place_list *l, const specialization *e) {
+  for (uint32_t i = 0; i < e->taps.n; i++) {
+    char name[64];
+    snprintf(name, sizeof name, "%s ", e->taps.list[i].def->name);
+    place_add(l, name, e->taps.list[i].at);
+  }
+}
+
 /* The statements that cannot be captured, each once, without the one that the error is about. */
 typedef struct cuts {
   qn_vm *vm;
   span about;
+  place_list taps; /* what the host makes in the parts between them */
   rec_reason *all;
   uint32_t n, capacity;
 } cuts;
@@ -155,6 +196,8 @@ typedef struct cuts {
 static bool add_cut(void *ctx, const void *step) {
   cuts *c = ctx;
   const block_step *s = step;
+  const anchor_specializations *part = s->anchor ? s->anchor->entries : NULL;
+  for (const specialization *e = part ? part->first : NULL; e; e = e->next) add_taps(&c->taps, e);
   if (s->anchor || span_same_start(s->why.at, c->about)) return true;
   for (uint32_t i = 0; i < c->n; i++)
     if (span_same_start(s->why.at, c->all[i].at)) return true;
@@ -190,50 +233,6 @@ static void note_cuts(const cuts *c, uint32_t room) {
   text_free(&lines);
 }
 
-enum { SAID = 8 }; /* places in a note */
-
-/* A list of places for a note at an error: "print in line 3, print at FILE:7 and 2 more". */
-typedef struct place_list {
-  text_buf t;
-  uint32_t n, source; /* lines of this source need no name of a file */
-} place_list;
-
-static void place_add(place_list *l, const char *what, span at) {
-  const source_text *s = source_get(l->t.vm, at.source);
-  if (!s || ++l->n > SAID) return;
-  text_addf(&l->t, "%s%s", l->n > 1 ? ", " : "", what);
-  if (at.source == l->source)
-    text_addf(&l->t, "in line %u", source_line_of(s, at.start) + 1);
-  else
-    text_addf(&l->t, "at %s:%u", s->name, source_line_of(s, at.start) + 1);
-}
-
-/* Notes the list, behind `what`, and frees it. */
-static void place_note(place_list *l, const char *what) {
-  if (l->n > SAID) text_addf(&l->t, " and %u more", l->n - SAID);
-  text_add(&l->t, "", 1);
-  if (l->n && !l->t.failed) raise_note(l->t.vm, SPAN_NONE, "%s: %s", what, l->t.text);
-  text_free(&l->t);
-}
-
-/* Notes the host steps that a recording had come by when it broke off, and where its calls could have left it. Returns how many notes. */
-static uint32_t note_way(qn_vm *vm, const specialization *e, uint32_t source) {
-  place_list taps = {{.vm = vm}, 0, source}, exits = {{.vm = vm}, 0, source};
-  for (uint32_t i = 0, last = UINT32_MAX; i < e->taps.n; i++) {
-    const tap *x = &e->taps.list[i];
-    char name[64];
-    if (x->at.start == last) continue; /* one in a loop comes often */
-    last = x->at.start;
-    snprintf(name, sizeof name, "%s ", x->def->name);
-    place_add(&taps, name, x->at);
-  }
-  for (uint32_t i = 0; i < e->nleft; i++) place_add(&exits, "", e->left[i].at);
-  uint32_t n = (taps.n != 0) + (exits.n != 0);
-  place_note(&taps, "made by the host on the way");
-  place_note(&exits, "ways that would be no part of the graph");
-  return n;
-}
-
 /* For jit(f, fullgraph: true): raises an error if the recording of the call has broken off. Takes over and gives the result, or the error
  * value. */
 static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result) {
@@ -246,10 +245,16 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_
               e ? e->why_text : "");
   const qn_fn *within = transform_within(fn);
   if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
-  uint32_t noted = (break_hints[why] != NULL) + (e ? note_way(vm, e, e->why_at.source) : 0);
-  cuts others = {.vm = vm, .about = e ? e->why_at : SPAN_NONE};
+  uint32_t source = e ? e->why_at.source : 0;
+  cuts others = {.vm = vm, .about = e ? e->why_at : SPAN_NONE, .taps = {.t = {.vm = vm}, .source = source}};
+  place_list exits = {.t = {.vm = vm}, .source = source};
+  if (e) add_taps(&others.taps, e);
+  for (uint32_t i = 0; e && i < e->nleft; i++) place_add(&exits, "", e->left[i].at);
   if (within->head.flags == FN_USER)
     vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), add_cut, &others);
+  uint32_t noted = (break_hints[why] != NULL) + (others.taps.n != 0) + (exits.n != 0);
+  place_note(&others.taps, "made by the host on the way");
+  place_note(&exits, "ways that would be no part of the graph");
   note_cuts(&others, ERROR_NOTES - noted);
   mem_free(vm, others.all, others.capacity * sizeof *others.all);
   return value_error();
