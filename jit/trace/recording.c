@@ -468,7 +468,7 @@ static uint32_t site_new(struct recording *r) {
 void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
   struct recording *r = vm->rec;
   rec_part(rec_base(r), callee);
-  /* Without memory only places are lost: those of deeper calls. */
+  /* Without memory only places are lost: those of deeper calls. But a graph that somebody asks for, perhaps for a file, has all calls or is none. */
   if (!r->cut && mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
       mem_grow(vm, (void **)&r->callees, &r->callees_cap, r->ncalls + 1, sizeof *r->callees)) {
     r->calls[r->ncalls] = r->parent;
@@ -480,6 +480,7 @@ void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
   } else {
     error_clear(vm);
     r->cut++;
+    r->g->failed |= value_is(vm->asked.watched_fn, TAG_FN);
   }
 }
 
