@@ -38,3 +38,13 @@ int reduce_folds(dim_table *d, const graph_type *t, uint8_t axes, bool whole, co
   }
   return n;
 }
+
+void reduces_note(graph *g, uint32_t first) {
+  reduce_fold folds[ARRAY_MAX_RANK];
+  for (uint32_t i = first; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind != NODE_OP || op_rows[n->op].klass != CLASS_REDUCE) continue;
+    bool whole = n->op == OP_argmax || n->op == OP_argmin;
+    (void)reduce_folds(&g->dims, &g->nodes[n->in[0]].type, graph_attr(n).axes, whole, NULL, folds);
+  }
+}

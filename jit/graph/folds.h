@@ -23,6 +23,9 @@ typedef struct reduce_fold {
  * size. What the rule decides by recorded sizes is noted in `d` as facts. */
 int reduce_folds(dim_table *d, const graph_type *t, uint8_t axes, bool whole, const uint8_t *joins, reduce_fold *folds);
 
+/* Notes what the rule decides for all reductions of a graph from node `first` on. */
+void reduces_note(graph *g, uint32_t first);
+
 /* How many of n folds one nest of loops can do: one within rows and then one across rows, or just one. */
 static inline int reduce_nest(const reduce_fold *folds, int n) { return n > 1 && !folds[0].outer ? 2 : n > 0; }
 

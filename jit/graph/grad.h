@@ -124,6 +124,9 @@ typedef struct graph_counting {
 bool graph_counts(const graph *g, uint32_t node, graph_counting *c);
 /* How many turns it makes from one number to another. */
 int64_t graph_counted(const graph_counting *c, int64_t from, int64_t to);
+/* Is each carry of which a loop with this body makes sizes a host int to which all turns add the same number? Then a gradient can follow them. */
+bool graph_sizes_count(const graph *body, uint32_t ncarries);
+
 /* How many turns a loop makes at most, where that can be seen, as it counts from one known number to another, or has been said (graph_loop_attr).
  * INT64_MAX: neither. */
 int64_t graph_most_turns(const graph *g, uint32_t node);

@@ -214,6 +214,10 @@ void grad_slice(grad_ctx *c) {
       c->out[0] = grad_full(c, &x, 0);
       return;
     }
+    if (stride != 1 && dim_is_number(t, size)) { /* (that a padded one has the size of x cannot be seen) */
+      c->out[0] = graph_op(c->g, OP_slice_put, (uint32_t[]){grad_full(c, &x, 0), c->ct}, 2, &c->attr, c->site);
+      return;
+    }
     qn_dim extent = stride == 1 ? size : dim_add(t, dim_mul(t, dim_sub(t, size, 1), stride), 1);
     if (size < 0 && stride != 1) extent = dim_make(t, DIM_MAX, extent, 0);
     if (step < 0) {

@@ -14,6 +14,9 @@
  * more, keeping the rows of each. So the gradient's graph has the same size however many turns there are, and holds each loop of the body
  * once: it does not double with each level of nesting.
  *
+ * Where sizes of a turn are made of carries, these are host ints to which each turn adds the same: the gradient's loop carries them, too, and takes that
+ * from them in each of its turns. Values of such sizes are no rows, so they are made once more.
+ *
  * Regions inside regions are differentiated by graph_vjp when it meets them in the copy.
  *
  * A gradient that will be differentiated itself (graph_rules.derived) makes no value of a turn once more that may have a cotangent: those of what is
@@ -39,6 +42,7 @@
 
 #include <stdio.h>
 
+#include "jit/graph/folds.h"
 #include "jit/graph/grad.h"
 #include "jit/graph/inline.h"
 #include "jit/graph/region_builder.h"
@@ -47,6 +51,14 @@
 
 static bool short_of_memory(op_refusal *why) {
   *why = (op_refusal){.id = E_memory, .text = "out of memory"};
+  return false;
+}
+
+/* What the sizes of turns are made of cannot be followed. */
+static bool turn_sizes(op_refusal *why) {
+  *why = (op_refusal){.id = E_not_diff, .of_turns = true};
+  snprintf(why->text, sizeof why->text,
+           "not differentiable as a graph: a loop whose turns take parts of different sizes");
   return false;
 }
 
@@ -61,6 +73,7 @@ typedef struct region_vjp {
   bool *plain, *rows; /* one allocation, owned by `plain` */
   int nroots, nwrt;
   graph_rules rules;
+  uint32_t facts; /* how many there are of the region's sizes */
 } region_vjp;
 
 static void region_vjp_free(region_vjp *x) {
@@ -78,6 +91,7 @@ static bool region_vjp_begin(const control_grad *c, const graph *region, region_
                     .rules = {.apart = c->apart, .derived = c->derived}};
   if (!x->g || !x->roots || !x->plain || !graph_prove(x->g)) return false;
   x->g->grad_bytes = c->g->grad_bytes;
+  x->facts = x->g->dims.nfacts;
   x->rows = x->plain + most;
   x->seeds = x->roots + most;
   x->wrt = x->seeds + most;
@@ -275,10 +289,21 @@ static uint32_t is_there(const region_vjp *x, int i) {
   return x->grads_there[i] ? x->grads_there[i] : grad_flag(x->g, x->grads[i] != 0);
 }
 
+/* Does the gradient, the nodes from `first` on, rely on nothing that is new about sizes which are numbers of turns? (Nobody asks
+ * for it.) */
+static bool sizes_suffice(graph *g, uint32_t first, uint32_t facts) {
+  const dim_table *t = &g->dims;
+  if (!t->strict) return true;
+  reduces_note(g, first);
+  for (uint32_t i = facts; i < t->nfacts; i++)
+    if (dim_is_number(t, t->facts[i].a) || dim_is_number(t, t->facts[i].b)) return false;
+  return true;
+}
+
 /* The cotangents of `wrt` become the copy's results. Returns the copy, owned by the caller; NULL with `why`. Frees everything else. */
 static graph *region_vjp_end(region_vjp *x, region_vjp_made *made, void *ctx, op_refusal *why) {
   graph *g = x->g;
-  uint32_t culprit;
+  uint32_t culprit, first = g->n;
   const graph_presence there = {x->seeds_there, x->onto_there, x->plain, x->grads_there, x->rows};
   bool ok = graph_vjp_onto(g, 1, x->roots, x->seeds, x->nroots, x->wrt, x->onto, x->nwrt, &x->rules, &there, x->grads,
                            &culprit, why);
@@ -286,11 +311,14 @@ static graph *region_vjp_end(region_vjp *x, region_vjp_made *made, void *ctx, op
     g->noutputs = 0;
     for (int i = 0; i < x->nwrt; i++) (void)graph_output(g, x->grads[i] ? x->grads[i] : zeros(g, x->wrt[i]));
     ok = (!g->failed && made(ctx, x)) || short_of_memory(why);
+    if (ok && !sizes_suffice(g, first, x->facts)) ok = turn_sizes(why);
     graph_dce(g);
     ok = ok && (!g->failed || short_of_memory(why));
   } else if (why->id == E_memory) {
     short_of_memory(why);
   }
+  if (!ok && g->dims.strict && why->id == E_memory && !g->arena.failed)
+    (void)turn_sizes(why); /* (sizes that are one in each turn may be written differently) */
   if (ok) x->g = NULL;
   region_vjp_free(x);
   return ok ? g : NULL;
@@ -480,9 +508,11 @@ typedef struct loop_grad {
   uint32_t *flagged, nflags; /* those of them, counted together, that are not there on all ways where it matters */
   bool *has_ct;              /* by carry: is it a float on which some result with a cotangent depends? */
   bool *sure;                /* by operand: is its cotangent always there? */
-  bool *plain;   /* by operand: does it matter in a turn, or behind the loop, whether its cotangent is there? */
-  bool *weak;    /* by carry: is it a host number? */
-  bool *counts;  /* by carry: is it a host int that goes up by one each turn? */
+  bool *plain;     /* by operand: does it matter in a turn, or behind the loop, whether its cotangent is there? */
+  bool *weak;      /* by carry: is it a host number? */
+  int64_t *counts; /* by carry: what each turn adds to it, a host int; 0: it is none, or that is not known */
+  bool *sized;     /* by carry: is it a number of the turn that sizes are made of? (These count.) */
+  uint32_t nsized;
   bool *fixed;   /* by carry: is it read from one value, since nobody reads it? */
   bool derived;  /* as in graph_rules; then the carries of all turns are kept */
   int64_t block; /* turns that are computed once more at a time */
@@ -528,6 +558,12 @@ static uint32_t kept_row(const loop_grad *l, graph *g, uint32_t rows, uint32_t a
   return row;
 }
 
+/* What a carry that counts is `turns` turns behind the one in which it is `first`. */
+static uint32_t counted(const loop_grad *l, graph *g, uint32_t carry, uint32_t first, uint32_t turns) {
+  int64_t by = l->counts[carry];
+  return graph_count(g, OP_add, first, by == 1 ? turns : graph_count(g, OP_mul, turns, graph_weak_int(g, by)));
+}
+
 /* Appends to g
  *     for t = hi - 1 down to lo: the gradient of turn t
  * where row t - lo of `kept` has the carries of turn t (of one that counts or is fixed it is the carry of turn 0) and its kept values, and v->cts are the
@@ -539,11 +575,14 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
   uint32_t n = l->ncts + l->naccs + l->nflags;
   builder_open(&b, g);
   (void)builder_operand(&b, hi);
-  uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
-           rows = builder_operands(&b, kept, l->ncarries + l->nvalues);
+  uint32_t first = builder_operands(&b, v->cts, n), sized = b.n;
+  uint32_t last = l->nsized ? graph_count(g, OP_sub, hi, graph_weak_int(g, 1)) : 0;
+  for (uint32_t i = 0; i < l->ncarries; i++) /* sizes are made of what is carried, or around the loop */
+    if (l->sized[i]) (void)builder_operand(&b, counted(l, g, i, kept[i], last));
+  uint32_t from = builder_operand(&b, lo), rows = builder_operands(&b, kept, l->ncarries + l->nvalues);
   capture_values(l, &b, v, 1, &in);
   uint32_t *args = builder_list(&b, (size_t)l->ncarries + l->ncaptured + n + 2 * l->nrows + l->nvalues);
-  uint32_t *outs = builder_list(&b, 1 + n);
+  uint32_t *outs = builder_list(&b, 1 + (size_t)n + l->nsized), carries = 1 + n;
   graph *head = b.part[0], *body = b.part[1];
   if (!b.failed) {
     uint32_t more = graph_op2(head, OP_gt, builder_input(&b, 0, 0), builder_input(&b, 0, from));
@@ -552,9 +591,14 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     uint32_t at = graph_count(body, OP_sub, t, builder_input(&b, 1, from));
     for (uint32_t i = 0; i < l->ncarries; i++) {
       uint32_t row = builder_input(&b, 1, rows + i);
-      args[k++] = l->counts[i]  ? graph_count(body, OP_add, row, t)
-                  : l->fixed[i] ? row
-                                : kept_row(l, body, row, at, l->weak[i]);
+      if (l->sized[i]) {
+        args[k] = builder_input(&b, 1, sized++);
+        outs[carries++] = graph_count(body, OP_sub, args[k++], graph_weak_int(body, l->counts[i]));
+      } else {
+        args[k++] = l->counts[i]  ? counted(l, body, i, row, t)
+                    : l->fixed[i] ? row
+                                  : kept_row(l, body, row, at, l->weak[i]);
+      }
     }
     for (uint32_t i = 0; i < l->ncaptured; i++) args[k++] = in.captured[i];
     for (uint32_t i = 0; i < l->ncts; i++) args[k++] = builder_input(&b, 1, first + i);
@@ -576,9 +620,9 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1, false);
-    builder_outputs(&b, 1, outs, 1 + n);
+    builder_outputs(&b, 1, outs, carries);
   }
-  op_attr attr = graph_loop_attr(1 + n, 0, INT64_MAX);
+  op_attr attr = graph_loop_attr(1 + n + l->nsized, 0, INT64_MAX);
   return take_results(g, builder_close(&b, 0, &attr, 0), 1, n, v->cts, cts);
 }
 
@@ -670,7 +714,7 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
     block_begins(l, body, hi, in.stride, &start, &lo);
     uint32_t at = graph_count(body, OP_floordiv, start, in.stride);
     for (uint32_t i = 0; i < l->ncarries; i++)
-      carries[i] = l->counts[i] ? graph_count(body, OP_add, builder_input(&b, 1, rows + i), start)
+      carries[i] = l->counts[i] ? counted(l, body, i, builder_input(&b, 1, rows + i), start)
                                 : graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
     for (uint32_t i = 0; i < n; i++) in.cts[i] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->ncarries; i++) b.failed |= !carries[i];
@@ -764,11 +808,33 @@ static bool exact_turns(const graph *g, uint32_t node) {
   return turns_seen(g, node, &turns, &exact) && exact;
 }
 
-bool graph_counts_up(const graph *body, uint32_t k) {
+/* What each turn adds to carry k, a host int; 0: nothing, something else, or that is not known. */
+static int64_t turn_adds(const graph *body, uint32_t k) {
+  enum { MOST = 1 << 20 };
   const graph_node *next = &body->nodes[body->outputs[k]];
   int64_t by;
-  return next->kind == NODE_OP && next->op == OP_add && next->type.weak && next->type.dtype == WEAK_INT &&
-         next->in[0] == body->inputs[k] && known_int(body, next->in[1], NULL, NULL, &by) && by == 1;
+  bool is = next->kind == NODE_OP && (next->op == OP_add || next->op == OP_sub) && next->type.weak &&
+            next->type.dtype == WEAK_INT && next->in[0] == body->inputs[k] &&
+            known_int(body, next->in[1], NULL, NULL, &by) && by >= -MOST && by <= MOST;
+  return !is ? 0 : next->op == OP_add ? by : -by;
+}
+
+bool graph_counts_up(const graph *body, uint32_t k) { return turn_adds(body, k) == 1; }
+
+/* Is input k of a loop's body a number that sizes of the turn are made of? */
+static bool makes_sizes(const graph *body, uint32_t k) {
+  bool is = false;
+  for (uint32_t i = 0; i < body->dims.n && !is; i++) {
+    const dim_expr *e = &body->dims.exprs[i];
+    is = e->op == DIM_SYMBOL && e->source == DIM_FROM_SCALAR && e->ref == k;
+  }
+  return is;
+}
+
+bool graph_sizes_count(const graph *body, uint32_t ncarries) {
+  bool ok = true;
+  for (uint32_t k = 0; k < ncarries && body->dims.strict; k++) ok &= !makes_sizes(body, k) || turn_adds(body, k);
+  return ok;
 }
 
 enum { KEPT_LEAST = 64, KEPT_MANY = 1 << 12, KEPT_MOST = 1 << 16 };
@@ -1045,6 +1111,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   uint32_t *wanted = arena_alloc(memory, n.nin * sizeof *wanted);
   l->weak = arena_alloc(memory, l->ncarries * sizeof *l->weak);
   l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
+  l->sized = arena_alloc(memory, l->ncarries * sizeof *l->sized);
   l->fixed = arena_alloc(memory, l->ncarries * sizeof *l->fixed);
   l->derived = c->derived;
   if (memory->failed || (l->derived && !expose_regions(n.payload.regions[1])) || !note_cotangents(c, l, memory))
@@ -1053,7 +1120,9 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     if (c->given[k]) given_rows[l->nrows++] = k;
   for (uint32_t k = 0; k < l->ncarries; k++) {
     l->weak[k] = g->nodes[n.in[k]].type.weak;
-    l->counts[k] = graph_counts_up(n.payload.regions[1], k);
+    l->counts[k] = turn_adds(n.payload.regions[1], k);
+    l->nsized += l->sized[k] = makes_sizes(n.payload.regions[1], k);
+    if (l->sized[k] && !l->counts[k]) return turn_sizes(why);
     if (l->has_ct[k]) float_carries[l->ncts++] = k;
   }
   for (uint32_t i = l->ncarries; i < n.nin; i++)
@@ -1271,12 +1340,7 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
 
 bool grad_control(control_grad *c, op_refusal *why) {
   const graph_node *n = &c->g->nodes[c->node];
-  for (int k = 0; k < 2; k++) {
-    if (!n->payload.regions[k]->dims.strict) continue;
-    *why = (op_refusal){.id = E_not_diff};
-    snprintf(why->text, sizeof why->text,
-             "not differentiable as a graph: a loop whose turns take parts of different sizes");
-    return false;
-  }
+  for (int k = 0; k < 2; k++)
+    if (c->derived && n->payload.regions[k]->dims.strict) return turn_sizes(why);
   return c->g->nodes[c->node].kind == NODE_IF ? grad_branch(c, why) : grad_loop(c, why);
 }

@@ -324,6 +324,7 @@ typedef struct op_types {
 /* Why something was refused. The caller makes an error of it and adds the place and the texts of operands. */
 typedef struct op_refusal {
   int id;         /* error_id */
+  bool of_turns;  /* sizes are in the way that are numbers of a loop's turns */
   char text[256]; /* the sentence */
 } op_refusal;
 

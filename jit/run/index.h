@@ -70,6 +70,7 @@ typedef struct op_part {
   int8_t axis[ARRAY_MAX_RANK], before[ARRAY_MAX_RANK];
   /* In a recording start, size and the pick's shape may hold symbolic sizes (jit/trace/rec.h); then these are what they are in this call. */
   bool symbolic;
+  bool apart;  /* it is a value of its own, also where it is all of the array */
   bool by_ops; /* it was made in a recording: its index arrays are for ops, whatever has become of the recording */
   int64_t start_now[ARRAY_MAX_RANK], size_now[ARRAY_MAX_RANK];
 } op_part;

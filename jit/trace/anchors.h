@@ -60,7 +60,8 @@ typedef struct anchor_specializations {
   uint8_t restarts;      /* how often a recording was begun once more */
   uint64_t in_vain;      /* nodes recorded in ways that came to nothing (ways.c) */
   int64_t turns_counted; /* turns that are counted first are taken to be so many at least (kept_turns.c) */
-  bool sizes_apart;      /* numbers that are data are no sizes in its calls (data_sizes.c) */
+  bool sizes_apart;      /* numbers that are data are no sizes in its calls (data_sizes.c), */
+  bool turns_apart;      /* and numbers of loops are none inside gradients */
   bool tries_apart;      /* calls often ended in handlers: bodies of try are not captured */
   specialization *first; /* most recently used first */
   /* Calls by what became of them. Those that a specialization has served are counted there as long as it exists. `refused`: calls that

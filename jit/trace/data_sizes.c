@@ -81,15 +81,36 @@ bool rec_bound_waits(const qn_vm *vm, qn_value v) {
          value_array(v)->dtype != QN_u64 && array_pending(value_array(v)) && may_be_sizes(rec_now(vm));
 }
 
-bool data_sizes_end(struct recording *r) {
+/* The call is recorded once more, without what is in the way now, or made by the interpreter. False, with an error raised. */
+static bool record_again(struct recording *r, break_reason why) {
   struct recording *base = rec_base(r);
   bool told = base->taps.n || base->tap_run.plan.made; /* what has been written out is not written twice */
-  if (base->of) base->of->sizes_apart = true;
   if (!error_pending(r->vm)) {
     base->restart = !told && base->of && base->of->restarts < RESTARTS_MAX;
     base->again |= !base->restart;
   }
-  return rec_give_up(r, BREAK_host_read);
+  return rec_give_up(r, why);
+}
+
+bool data_sizes_end(struct recording *r) {
+  struct recording *base = rec_base(r);
+  if (base->of) base->of->sizes_apart = true;
+  return record_again(r, BREAK_host_read);
+}
+
+bool turns_may_size(const struct recording *r) {
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  int derivatives = rec_derivatives(r);
+  return !derivatives ||
+         (derivatives == 1 && base->capturing && base->of && !base->of->turns_apart && !base->trying && !r->tries);
+}
+
+bool turns_end(struct recording *r) {
+  struct recording *base = rec_base(r);
+  if (!base->capturing || !base->of || base->of->turns_apart) return false;
+  base->of->turns_apart = true;
+  (void)record_again(r, BREAK_branch);
+  return true;
 }
 
 /* A size of r as one of its numbers. The error value, with or without an error raised. */

@@ -20,6 +20,7 @@
  */
 #include <string.h>
 
+#include "jit/graph/folds.h"
 #include "jit/graph/grad.h"
 #include "jit/run/eager.h"
 #include "jit/trace/anchors.h"
@@ -30,6 +31,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/rewrites.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/tracers.h"
 #include "jit/trace/vmap.h"
 #include "jit/trace/ways.h"
@@ -147,12 +149,19 @@ static bool settle_zeros(struct recording *r, leaves *wrt) {
   return rec_room(r);
 }
 
+/* The gradient, the nodes from `first` on, may rely on sizes that are numbers of turns: does that hold in all of them? False with an error raised. */
+static bool sizes_suffice(struct recording *r, uint32_t first) {
+  if (!r->arm || !r->g->dims.strict) return true;
+  reduces_note(r->g, first);
+  return sizes_hold(r);
+}
+
 /* graph_vjp for nodes of the recording, with those of its regions that end after `from`. (The list is copied: rules may add regions
  * meanwhile.) Fills in wrt->grads. False with an error raised. */
 static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                      bool apart, leaves *wrt) {
   qn_vm *vm = r->vm;
-  uint32_t low = r->regions.n, culprit = 0;
+  uint32_t low = r->regions.n, culprit = 0, before = r->g->n;
   while (low && r->regions.list[low - 1].end > from) low--; /* the others end before `from` */
   uint32_t n = r->regions.n - low;
   graph_region *regions = mem_alloc(vm, (n + 1) * sizeof *regions);
@@ -177,10 +186,14 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   bool ok = graph_vjp(r->g, from, roots, seeds, nroots, wrt->nodes, (int)wrt->n, &rules, wrt->grads, &culprit, &why);
   vm_disown(vm, &held);
   mem_free(vm, regions, (n + 1) * sizeof *regions);
-  if (ok) return settle_zeros(r, wrt);
-  if (r->g->failed && !error_pending(vm))
+  if (ok) return sizes_suffice(r, before) && settle_zeros(r, wrt);
+  const bool sized =
+      r->arm && r->g->dims.strict && !r->g->arena.failed; /* sizes may be one without being written alike */
+  if (r->g->failed && !error_pending(vm) && sized)
+    (void)(rec_give_up(r, BREAK_branch) || true);
+  else if (r->g->failed && !error_pending(vm))
     raise_memory(vm);
-  else if (why.id)
+  else if (why.id && !(why.of_turns && turns_end(r)))
     rec_raise_refusal(r, culprit, &why);
   return false;
 }

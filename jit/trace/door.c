@@ -149,13 +149,14 @@ qn_value op_sort(qn_vm *vm, op_id op, qn_value x, int axis, bool descending) {
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------------------- */
 
-static inline bool has_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (!is_array(x) || value_array(x)->rank != rank) return false;
+/* Has x that shape? -1 with an error raised. */
+static inline int has_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
+  if (!is_array(x) || value_array(x)->rank != rank) return 0;
   int64_t few[ARRAY_MAX_RANK], *own = value_array(x)->shape;
   if (vm->rec) rec_read_sizes(vm, x, own = few);
   for (int i = 0; i < rank; i++)
-    if (own[i] != shape[i]) return false;
-  return true;
+    if (own[i] != shape[i]) return !vm->rec || rec_shape_differs(vm, rank, own, shape) ? 0 : -1;
+  return 1;
 }
 
 static __attribute__((noinline)) qn_value to_sizes(qn_vm *vm, op_id op, qn_value x, int rank, const int64_t *shape) {
@@ -166,13 +167,15 @@ static __attribute__((noinline)) qn_value to_sizes(qn_vm *vm, op_id op, qn_value
 }
 
 qn_value op_reshape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (has_shape(vm, x, rank, shape)) return value_retain(x);
+  int same = has_shape(vm, x, rank, shape);
+  if (same) return same < 0 ? value_error() : value_retain(x);
   qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_reshape(vm, value_array(x), rank, shape);
   return is_set(now) ? now : to_sizes(vm, OP_reshape, x, rank, shape);
 }
 
 qn_value op_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (has_shape(vm, x, rank, shape)) return value_retain(x);
+  int same = has_shape(vm, x, rank, shape);
+  if (same) return same < 0 ? value_error() : value_retain(x);
   qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_broadcast(vm, value_array(x), rank, shape);
   return is_set(now) ? now : to_sizes(vm, OP_broadcast, x, rank, shape);
 }

@@ -293,7 +293,7 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
   if (deferred) {
     rec_read_sizes(vm, array, sizes);
     w.sizes = sizes;
-    p->symbolic = false;
+    p->symbolic = p->apart = false;
   }
   for (int i = 0; i < n; i++) {
     const index_item *item = &items[i];
@@ -327,6 +327,7 @@ static inline __attribute__((always_inline)) bool part_of(qn_vm *vm, qn_value ar
     }
     if (item->kind == INDEX_SLICE) {
       if (w.axis == x->rank) return fits_count(vm, x, items, n);
+      if (deferred && (item->has_start || item->has_stop || item->step != 1)) p->apart |= rec_is_derived(vm);
       if (deferred && (item->size_start || item->size_stop || rec_is_number(vm, w.sizes[w.axis]))) {
         bool numbers = rec_is_number(vm, w.sizes[w.axis]) || (item->size_start && rec_is_number(vm, item->start)) ||
                        (item->size_stop && rec_is_number(vm, item->stop));
@@ -470,6 +471,7 @@ static qn_value permute_take(qn_vm *vm, qn_value x, const int *order) {
  * permuted. */
 static bool is_sliced(qn_vm *vm, qn_value array, const op_part *p) {
   int64_t sizes[ARRAY_MAX_RANK];
+  if (p->by_ops && p->apart) return true;
   rec_sizes(vm, array, sizes);
   for (int i = 0; i < value_array(array)->rank; i++)
     if (p->start[i] || p->step[i] != 1 || p->size[i] != sizes[i]) return true;

@@ -1336,10 +1336,12 @@ bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
   return rec_count_traced(vm, end) && (uint64_t)((start >> BOUND_BITS) + 1) <= 1 && way_may_exit(vm->rec);
 }
 
-/* May the loop be differentiated twice? Then rows are kept of all floats of a turn that its gradient reads (grad_control.c). */
+/* May the loop be differentiated as often as it will be? Twice: then rows are kept of all floats of a turn that its gradient reads (grad_control.c). */
 static bool rows_possible(loop *l) {
   l->recounts = false;
-  if (rec_derivatives(l->r) < 2 || turns_may_be_kept(l->body)) return true;
+  const int derivatives = rec_derivatives(l->r);
+  if (derivatives < 2) return !derivatives || graph_sizes_count(l->body->g, l->n);
+  if (turns_may_be_kept(l->body)) return true;
   return l->recounts = turns_may_be_counted(l->body);
 }
 

@@ -13,6 +13,9 @@
  * used in two turns, and the gradients of a turn are all that adds to the cotangents of its values. (Lists that grow are not carried item by
  * item, so items that were there before stay.)
  *
+ * For the same reason a slice with bounds or a step has a node of its own there, also where it is the whole array, as `x[i:]` is in the turn in which i is 0
+ * (index.c); and where a turn makes an array of another shape, it must be certain that this is another one (rec_shape_differs).
+ *
  * Gradients by programs with such loops and branches have no negative zeros (differentiate.c): a sum that begins with a zero, as that of a
  * captured value does, has none, either.
  */
@@ -139,6 +142,17 @@ int rec_derivatives(const struct recording *r) {
 }
 
 bool parted_wanted(const struct recording *r) { return rec_derivatives(r) > 0; }
+
+bool rec_is_derived(const qn_vm *vm) { return vm->rec && parted_wanted(vm->rec); }
+
+bool rec_shape_differs(qn_vm *vm, int rank, const int64_t *a, const int64_t *b) {
+  if (!vm->rec->arm || !vm->rec->g->dims.strict || !rec_is_derived(vm)) return true;
+  dim_table *t = rec_dims(vm);
+  int64_t apart;
+  for (int k = 0; k < rank; k++)
+    if (a[k] != b[k] && dim_is_const(t, dim_make(t, DIM_SUB, a[k], b[k]), &apart)) return true;
+  return rec_unknown_size(vm);
+}
 
 bool parted_turns(const struct recording *r) { return rec_derivatives(r) > 1; }
 

@@ -216,6 +216,8 @@ static inline void rec_sizes(qn_vm *vm, qn_value x, int64_t *shape) {
   else
     for (int k = 0; k < a->rank; k++) shape[k] = a->shape[k];
 }
+/* Two shapes of `rank` axes are not written alike: are they different in all turns? Inside gradients that must be known. False with an error raised. */
+QN_MUST_CHECK bool rec_shape_differs(qn_vm *vm, int rank, const int64_t *a, const int64_t *b);
 /* As rec_sizes, for code that cannot deal with sizes that are numbers of a captured loop's turn: an arm in which the array has such a size is
  * given up. All symbolic sizes are 2 or more then. False with an error raised. */
 QN_MUST_CHECK bool rec_sizes_of_call(qn_vm *vm, qn_value x, int64_t *shape);
@@ -510,6 +512,8 @@ QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_va
  * turn that returns, rec_part_returned is for what the function returns. */
 uint32_t rec_part_tail(const qn_vm *vm);
 QN_MUST_CHECK bool rec_part_returned(qn_vm *vm, uint32_t from, qn_value *value);
+/* Is a gradient in progress? Then a slice with bounds or a step is a value of its own, also where it is all of the array. */
+bool rec_is_derived(const qn_vm *vm);
 /* As rec_part_turn, behind a turn that is left with the pending error, which stays. False with another one raised. */
 QN_MUST_CHECK bool rec_part_raised(qn_vm *vm, rec_slots slots, rec_tries *tries);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */

@@ -364,6 +364,10 @@ bool sizes_agree(struct recording *r, const graph_type *a, const graph_type *b);
 void sizes_lift(struct recording *r);
 /* Is a host int data, and can it be a size of the call that is recorded? Then *d is that. False: it cannot, or an error is raised (data_sizes.c). */
 bool data_size_of(qn_vm *vm, qn_value v, qn_dim *d);
+/* May numbers of a loop's turns be sizes? Inside gradients only if these can follow them. */
+bool turns_may_size(const struct recording *r);
+/* A gradient cannot. True: the call is recorded once more without such sizes, or made by the interpreter; an error is raised. */
+bool turns_end(struct recording *r);
 /* What was noted of such sizes since this was called the last time is asked for in later calls: to be called before an op that relies on it is
  * appended. False with an error raised. */
 QN_MUST_CHECK bool data_sizes_hold(struct recording *r);

@@ -2,7 +2,7 @@
 """Random functions that are called with arrays of changing sizes: eager, compiled and verified calls must give the same bits and errors.
 
   sizes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--regions] [--named] [--ints | --turns | --arms | --lists | --records]
-           [--made] [--long] [--whiles]
+           [--made] [--long] [--whiles] [--grads]
 
 Program i has the seed N + i. A program is one function of two arrays, made of statements that ask for sizes in many ways: shapes as numbers,
 branches on them, reshapes, slices, joins, broadcasting, reductions, updates, loops, derivatives, vmap. It is called with sizes that change,
@@ -12,7 +12,7 @@ A program that fails is printed.
 
 With --ints the function has two host ints beside the arrays, which are sizes, bounds, indices, counts and mere numbers, and change with them.
 With --turns a program is one function of loops that take parts of arrays, bounded by their numbers in many ways, and store to such parts.
-With --whiles these loops count by `while`.
+With --whiles these loops count by `while`, with --grads the program differentiates and batches them.
 With --arms statements stand in the arms of branches on data and in loops, which are captured with all sizes.
 With --named the function has a signature that names sizes, which are symbolic from the first recording on.
 With --lists, and with --records where the list is in a record, a program is a function that goes over a list of arrays, records or numbers, or its gradient, called with lists of many lengths.
@@ -499,6 +499,21 @@ def in_whiles(seed, text):
     return re.sub(r"^( *)for (\w+) in ([^{\n]+?)\.\.([^{\n]+?) \{\n", loop, text, flags=re.M)
 
 
+# What differentiates and batches a function of --turns; of(A, b) is a number.
+DERIVED = ["value_and_grad(of, wrt: (0, 1))"] * 4 + ["grad(of)", "grad(of, wrt: 1)", "fn(A, b) jvp(fn(b) f(A, b), b, b * 0.5 + 1)", "fn(A, b) vmap(fn(v) f(A, v))(stack((b, b * -0.5)))",
+           "fn(A, b) vmap(value_and_grad(fn(v) of(A, v)))(stack((b, b * -0.5)))", "grad(fn(A, b) sum(vmap(fn(v) of(A, v))(stack((b, b * 0.5)))))",
+           "fn(A, b) vjp(fn(v) f(A, v), b)[1]((b, A))", "fn(A, b) { for i in 1..3 { b = b - 0.01 * grad(fn(v) of(A[:, :len(b)], v))(b) }; b }",
+           "fn(A, b) { let s = b * 0; for i in 0..len(b) { s[i] = sum(grad(fn(v) sum(tanh(v[:i]) * A[i, :i]) + sum(v[i:] ** 2))(b)) }; s }",
+           "grad(fn(A, b) if sum(b) > 0 { of(A, b) } else { of(A * 0.5, b) })", "checkpoint(grad(of))", "grad(checkpoint(of))"]
+
+
+def derive(seed, text):
+    """The program with derivatives and batches of its function."""
+    rng = random.Random(seed)
+    of = "fn of(A, b) { let (s, B) = f(A, b); " + rng.choice(["sum(s * s) + sum(B * A)", "sum(tanh(s)) + sum(B[0])", "sum(s * b)", "sum(tanh(s) * b) + B[0, -1]"]) + " }"
+    return text.replace("\nseed(", f"\n{of}\nlet g = {rng.choice(DERIVED)}\nseed(", 1).replace("repr(f(A, b))", "repr(g(A, b))", 1)
+
+
 NAMED = ["x: [s0, s1], y: [s0, ...]", "x: [s0, ...], y: [s0, ...]", "x: [s0, s1], y: [s2, s3]", "x: [..., s1], y: [..., s3]", "x: [s0, _], y"]
 
 
@@ -546,6 +561,7 @@ def main():
     p.add_argument("--ints", action="store_true", help="with host ints that change")
     p.add_argument("--turns", action="store_true", help="loops that take parts of arrays")
     p.add_argument("--whiles", action="store_true", help="with --turns: loops that count by `while`")
+    p.add_argument("--grads", action="store_true", help="with --turns: derivatives and batches of them")
     p.add_argument("--arms", action="store_true", help="branches and loops on data")
     p.add_argument("--lists", action="store_true", help="lists of many lengths")
     p.add_argument("--records", action="store_true", help="lists of many lengths in records")
@@ -565,6 +581,9 @@ def main():
         make = lambda seed: name_sizes(seed, plain(seed))
     if args.whiles:
         make = lambda seed: in_whiles(seed, plain(seed))
+    if args.grads:
+        loops = make
+        make = lambda seed: derive(seed, loops(seed))
     if args.records:
         make = lambda seed: in_records(seed, lists(seed))
     if args.lists or args.records:
