@@ -699,7 +699,7 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   break_reason why = complete ? BREAK_memory : r->why;
   if (e && (r->restart || r->retry) && (e->state == SPEC_BROKEN || r->expects_end) && list->restarts < RESTARTS_MAX)
     e->retry = true, list->restarts++;
-  if (e) e->expects_end = r->expects_end, e->expects_turns = r->expects_turns;
+  if (e) e->expects_end = r->expects_end, e->expects_turns = r->expects_turns, e->limits_turns = r->limits_turns;
   rec_free(r);
   if (!e) {
     if (complete)
@@ -844,7 +844,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     }
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
     if (e->exact && !exact_serves(vm, e)) continue;
-    if (asked && e->tried) continue;                               /* and what may fail does */
+    if (asked && (e->tried || e->limits_turns)) continue;          /* and what may fail does */
     if (asked && (e->pattern.sizes || e->result.stacks)) continue; /* graphs of calls have plain sizes */
     if (!specialization_fits(vm, e, site, c, NULL)) continue;
     /* Recording is tried again where memory was short, or where somebody asks for a graph and nothing was computed on arrays. */

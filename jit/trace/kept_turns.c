@@ -4,7 +4,7 @@
  * jit/graph). Where it counts from one known number to another the graph says how many turns these are. Otherwise it is found out here: the number of
  * a loop around it lies between the ends of that loop, and a host int of the call has a value. A later call may have another one there; so in
  * a call that is captured what is said is not this value but the next power of two, and that it is no more becomes a guard: a function is recorded
- * once for all numbers of turns up to that.
+ * once for all numbers of turns up to that. (Not for graphs that are values: nobody records a call of these once more.)
  *
  * How many turns a loop makes that data end, nobody knows before. If it is in a loop outside of all arms, that one is run once more, before the one that
  * keeps rows, to count them (turns_counted): what they are in later calls is a check behind which the call leaves the graph; then it is recorded once more, for more turns.
@@ -32,10 +32,13 @@ static int64_t rounded(int64_t n) {
   return to;
 }
 
+/* Is the call recorded for a graph that is a value? Calls of that with more turns fail. */
+static bool is_asked(const struct recording *r) { return value_is(r->vm->asked.watched_fn, TAG_FN); }
+
 /* Sets *end to what a host int outside of all arms is at most (`high`) or at least. False: it is not known, or too large; or with an error raised. */
 static bool end_outside(struct recording *r, uint32_t node, bool high, int64_t *end) {
   qn_vm *vm = r->vm;
-  if (r->hollow || r->lanes) return false;
+  if (r->hollow || r->lanes || (r->capturing && is_asked(r))) return false;
   qn_value v = rec_value_of(r, node);
   if (!value_is(v, TAG_INT) || rec_is_data(r, v) || v.u.i > KEPT_TURNS || v.u.i < -KEPT_TURNS) return false;
   *end = v.u.i;
@@ -46,6 +49,7 @@ static bool end_outside(struct recording *r, uint32_t node, bool high, int64_t *
   qn_value holds = op_binary(vm, high ? OP_le : OP_ge, v, value_int(*end));
   if (!value_is_error(holds)) holds = rec_guard(vm, holds);
   vm->rec = active;
+  r->limits_turns = true;
   return !value_is_error(holds);
 }
 
@@ -151,8 +155,8 @@ bool turns_may_be_counted(const struct recording *r) {
   bool any = false;
   for (uint32_t i = 1; i < r->g->n; i++) any |= is_uncounted(r->g, i);
   if (!any || error_pending(r->vm) || outer->arm || outer->hollow || outer->lanes || outer->device) return false;
-  const bool whole = r->vm->asked.whole || value_is(r->vm->asked.watched_fn, TAG_FN);  /* (a graph as a value) */
-  if (outer->capturing && (whole || outer->trying || vmap_aside(outer))) return false; /* nothing may leave the graph */
+  const bool whole = r->vm->asked.whole || is_asked(r) || outer->trying || vmap_aside(outer);
+  if (outer->capturing && whole) return false; /* nothing may leave the graph */
   return !graph_has_taps(r->g, 1) && graph_may_be_kept(r->g, true);
 }
 
@@ -208,7 +212,7 @@ uint32_t turns_counted(struct recording *r, uint32_t node) {
     qn_value holds = op_binary(vm, OP_le, v, value_int(end));
     if (!value_is_error(holds)) holds = way_expect_number(r, holds);
     ok = !value_is_error(holds) && (once = rec_node(r, holds)) != 0;
-    r->expects_turns = true;
+    r->expects_turns = r->limits_turns = true;
     if (of) of->turns_counted = end;
   }
   for (uint32_t i = 1; ok && i < second->n; i++) {

@@ -122,7 +122,9 @@ struct recording {
   int ways_in;      /* how many parts are being captured in several ways, one in another (ways.c) */
   uint64_t in_vain; /* where there is no anchor: as anchor_specializations.in_vain */
   bool restart, retry, choice;
-  bool expects_turns, /* loops in it have turns that are counted first (kept_turns.c); */
+  bool
+      limits_turns, /* of the recording around all arms: how many turns loops make at most is a guard or a check of it (kept_turns.c); */
+      expects_turns, /* loops in it have turns that are counted first; */
       expects_end, /* a loop in it is captured for calls in which it ends with one of several kinds of values (states.c); */
       expects_apart; /* one in a gradient or in lanes is, where that cannot be left open */
   node_list

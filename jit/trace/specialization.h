@@ -108,6 +108,7 @@ struct specialization {
   bool retry; /* its recording broke off, but the next one may not (forks.c); or it is to be recorded once more */
   bool expects_end;       /* as recording.expects_end */
   bool expects_turns;     /* likewise */
+  bool limits_turns;      /* likewise */
   bool tried;             /* it holds bodies of try, so a call that leaves it need not fail */
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
   /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
