@@ -779,7 +779,8 @@ int64_t graph_counted(const graph_counting *c, int64_t from, int64_t to) {
   int64_t way;
   if (c->up ? __builtin_sub_overflow(to, from, &way) : __builtin_sub_overflow(from, to, &way)) return INT64_MAX;
   if (way < (c->whole ? 0 : 1)) return 0;
-  return (way - !c->whole) / c->by + 1;
+  way = (way - !c->whole) / c->by;
+  return way < INT64_MAX ? way + 1 : way;
 }
 
 /* How many turns a loop makes at most, where that can be seen: it counts from one number to another, and may be left early. *exact: it makes as many. */

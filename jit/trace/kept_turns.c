@@ -32,6 +32,9 @@ static int64_t rounded(int64_t n) {
   return to;
 }
 
+/* Is it no end that is too large? (So nothing overflows that is made of two.) */
+static bool in_range(int64_t n) { return n <= KEPT_TURNS && n >= -KEPT_TURNS; }
+
 /* Is the call recorded for a graph that is a value? Calls of that with more turns fail. */
 static bool is_asked(const struct recording *r) { return value_is(r->vm->asked.watched_fn, TAG_FN); }
 
@@ -40,7 +43,7 @@ static bool end_outside(struct recording *r, uint32_t node, bool high, int64_t *
   qn_vm *vm = r->vm;
   if (r->hollow || r->lanes || (r->capturing && is_asked(r))) return false;
   qn_value v = rec_value_of(r, node);
-  if (!value_is(v, TAG_INT) || rec_is_data(r, v) || v.u.i > KEPT_TURNS || v.u.i < -KEPT_TURNS) return false;
+  if (!value_is(v, TAG_INT) || rec_is_data(r, v) || !in_range(v.u.i)) return false;
   *end = v.u.i;
   if (!r->capturing) return true;
   *end = high ? rounded(v.u.i) : v.u.i < 0 ? -rounded(-v.u.i) : 0;
@@ -78,7 +81,7 @@ static bool end_of_op(number_place at, const graph_node *n, bool high, int depth
     *end = first ? a : b;
   else
     *end = least == (a < b) ? a : b;
-  return *end <= KEPT_TURNS && *end >= -KEPT_TURNS;
+  return in_range(*end);
 }
 
 /* As end_of, of a number times or (`divided`) by a constant. */
@@ -90,10 +93,9 @@ static bool end_of_part(number_place at, const graph_node *n, bool high, int dep
   const int of = !divided && graph_const_value(g, n->in[0], &v); /* the operand that is no constant */
   if (!of && !graph_const_value(g, n->in[1], &v)) return false;
   const int64_t by = v.u.i;
-  if (by == 0 || by > KEPT_TURNS || by < -KEPT_TURNS || !end_of(at, n->in[of], high == (by > 0), depth, &a))
-    return false;
+  if (by == 0 || !in_range(by) || !end_of(at, n->in[of], high == (by > 0), depth, &a)) return false;
   *end = divided ? a / by - (a % by && (a < 0) != (by < 0)) : a * by;
-  return *end <= KEPT_TURNS && *end >= -KEPT_TURNS;
+  return in_range(*end);
 }
 
 /* Sets *end to what a host int is at most (`high`) or at least, in all turns. False as end_outside. */
@@ -103,7 +105,7 @@ static bool end_of(number_place at, uint32_t node, bool high, int depth, int64_t
   const graph_node *n = &g->nodes[node];
   qn_value v;
   if (!n->type.weak || n->type.dtype != WEAK_INT || ++depth > DEEPEST) return false;
-  if (graph_const_value(g, node, &v)) return *end = v.u.i, v.u.i <= KEPT_TURNS && v.u.i >= -KEPT_TURNS;
+  if (graph_const_value(g, node, &v)) return *end = v.u.i, in_range(v.u.i);
   if (n->kind == NODE_INPUT && at.header) {
     uint32_t k = n->payload.input;
     return k >= graph_loop_carries(at.loop) && end_of((number_place){r, NULL, NULL}, at.loop->in[k], high, depth, end);
@@ -120,7 +122,7 @@ static bool end_of(number_place at, uint32_t node, bool high, int depth, int64_t
   *end = 0;
   if (e->node && !end_of((number_place){(struct recording *)e->in, NULL, NULL}, e->node, high, depth, end))
     return false;
-  return !__builtin_add_overflow(*end, e->more - high, end);
+  return !__builtin_add_overflow(*end, e->more, end) && in_range(*end) && in_range(*end -= high);
 }
 
 /* Says of a loop in arm r how many turns it makes at most, where that can be found out. False with an error raised. */
