@@ -793,8 +793,8 @@ static qn_value record_call(qn_vm *vm, rec_call_site *site, anchor_specializatio
 /* Why no specialization serves a call. */
 typedef enum lookup_miss {
   MISS_new,   /* none fits the call */
-  MISS_turns, /* one fitted, but loops in it made more turns than it is for; it was dropped */
-  MISS_ways,  /* likewise, and it is known now where ways do not agree (specialization.retry) */
+  MISS_turns, /* one fitted, but calls have left it, since loops made more turns than it is for; it was dropped */
+  MISS_ways,  /* one fitted, but it is known now where ways do not agree (specialization.retry); it was dropped */
   MISS_again, /* one fitted that had no graph; it was dropped, so that recording is tried again */
   MISS_rules, /* one fitted, but a graph is asked for, and needs the rules of this very call; it was dropped */
   MISS_memory /* memory for looking was short (no error is raised) */
