@@ -228,6 +228,19 @@ l_val l_index(l_program *p, l_code code, l_val a, l_val b) {
   return old ? old : l_emit(p, i);
 }
 
+l_val l_of_dim(l_program *p, const dim_table *t, const dim_expr *e, l_val a, l_val b) {
+  static const uint8_t codes[] = {[DIM_ADD] = L_IADD, [DIM_SUB] = L_ISUB, [DIM_MUL] = L_IMUL, [DIM_FLOORDIV] = L_IDIV,
+                                  [DIM_MOD] = L_IMOD, [DIM_MIN] = L_IMIN, [DIM_MAX] = L_IMAX};
+  if ((e->op != DIM_FLOORDIV && e->op != DIM_MOD) || dim_nonnegative(t, e->b))
+    return l_index(p, (l_code)codes[e->op], a, b);
+  /* a // b = (-a) // (-b), and IDIV asks for b > 0 */
+  l_val sign = l_index(p, L_IMAX, l_index(p, L_IMIN, b, l_int(p, 1)), l_int(p, -1));
+  l_val quotient = l_index(p, L_IDIV, l_index(p, L_IMUL, a, sign), l_index(p, L_IMUL, b, sign));
+  if (e->op == DIM_FLOORDIV) return quotient;
+  l_val rest = l_index(p, L_ISUB, a, l_index(p, L_IMUL, quotient, b));
+  return l_index(p, L_IMUL, rest, l_index(p, L_IMUL, sign, sign)); /* 0 if b is 0 */
+}
+
 l_val l_const(l_program *p, qn_dtype dtype, uint64_t bits) {
   l_instr i = {.code = L_CONST, .dtype = (uint8_t)dtype, .imm = (int64_t)bits};
   l_val old = find_equal(p, &i);

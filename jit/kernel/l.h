@@ -32,6 +32,7 @@
 
 #include <stdatomic.h>
 
+#include "jit/graph/dim.h"
 #include "jit/kernel/mathfns.h"
 #include "lang/op.h"
 
@@ -228,6 +229,8 @@ l_val l_emit(l_program *p, l_instr i); /* 0 when memory is short (p->failed); fi
 l_val l_int(l_program *p, int64_t value);
 l_val l_param(l_program *p, uint32_t number);               /* raises p->nints */
 l_val l_index(l_program *p, l_code code, l_val a, l_val b); /* IADD .. IMAX */
+/* What operation e of a table of sizes makes of a and b, its operands as indices; a divisor may be negative. */
+l_val l_of_dim(l_program *p, const dim_table *t, const dim_expr *e, l_val a, l_val b);
 static inline bool l_is_index_op(int code) { return code >= L_IADD && code <= L_IMAX; }
 /* of IADD .. IMAX on numbers; wraps like the executors do */
 int64_t l_index_value(l_code code, int64_t a, int64_t b);

@@ -86,10 +86,8 @@ static l_val make_dim(nest_builder *nb, qn_dim d) {
   }
   const dim_expr x = t->exprs[~d];
   if (x.op == DIM_SYMBOL) return parameter(nb, d);
-  static const uint8_t codes[] = {[DIM_ADD] = L_IADD, [DIM_SUB] = L_ISUB, [DIM_MUL] = L_IMUL, [DIM_FLOORDIV] = L_IDIV,
-                                  [DIM_MOD] = L_IMOD, [DIM_MIN] = L_IMIN, [DIM_MAX] = L_IMAX};
   l_val a = nest_dim(nb, x.a), b = nest_dim(nb, x.b);
-  return l_index(nb->p, (l_code)codes[x.op], a, b);
+  return l_of_dim(nb->p, t, &x, a, b);
 }
 
 l_val nest_dim(nest_builder *nb, qn_dim d) {

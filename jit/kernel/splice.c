@@ -243,10 +243,8 @@ static l_val scope_size(splicer *s, scope *c, qn_dim d) {
     if (!c->slot[slot]) return refuse(s, "a number that is not made before its reader");
     return l_emit(s->p, (l_instr){.code = L_IVALUE, .a = c->slot[slot]});
   }
-  static const uint8_t code[] = {[DIM_ADD] = L_IADD, [DIM_SUB] = L_ISUB, [DIM_MUL] = L_IMUL, [DIM_FLOORDIV] = L_IDIV,
-                                 [DIM_MOD] = L_IMOD, [DIM_MIN] = L_IMIN, [DIM_MAX] = L_IMAX};
   l_val a = scope_size(s, c, e.a), b = a ? scope_size(s, c, e.b) : 0;
-  return b ? l_index(s->p, (l_code)code[e.op], a, b) : 0;
+  return b ? l_of_dim(s->p, &g->dims, &e, a, b) : 0;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------------------------- */
