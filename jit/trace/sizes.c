@@ -1314,7 +1314,7 @@ int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
  * raised. */
 static bool size_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec;
-  if (!r || !r->arm || !turns_may_size(r)) return false;
+  if (!r || !r->arm || !turns_may_size(r) || vmap_reads_value(r, v)) return false;
   uint32_t node = rec_traced(r, v);
   if (!node) {
     const struct recording *x = r->outer;
