@@ -481,6 +481,18 @@ bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {
 
 bool dim_is(dim_table *t, qn_dim a, int64_t value) { return dim_equal(t, a, dim_const(t, value)); }
 
+bool dim_add_any(dim_table *t, qn_dim a, qn_dim b, qn_dim *sum) {
+  const dim_table before = *t;
+  t->facts = NULL; /* a fact that is known already is not noted again */
+  t->nfacts = t->facts_cap = 0;
+  *sum = dim_add(t, a, b);
+  bool any = t->nfacts == 0;
+  t->facts = before.facts;
+  t->nfacts = before.nfacts;
+  t->facts_cap = before.facts_cap;
+  return any;
+}
+
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols) {
   if (d >= 0 || !t) return d;
   const dim_expr *e = expr_of(t, d);

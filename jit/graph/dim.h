@@ -87,6 +87,8 @@ static inline qn_dim dim_add(dim_table *t, qn_dim a, qn_dim b) {
   qn_dim r;
   return (a | b) >= 0 && !__builtin_add_overflow(a, b, &r) ? r : dim_make(t, DIM_ADD, a, b);
 }
+/* Sets *sum to a + b. False, and nothing is noted, where that would hold for the sizes of the recorded call alone. */
+bool dim_add_any(dim_table *t, qn_dim a, qn_dim b, qn_dim *sum);
 static inline qn_dim dim_sub(dim_table *t, qn_dim a, qn_dim b) {
   return b >= 0 && a >= b ? a - b : dim_make(t, DIM_SUB, a, b);
 }

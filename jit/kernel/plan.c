@@ -1,8 +1,7 @@
 /* Plans: fusion, lowering and scheduling put together, then slots for host scalars, buffers, and their places in memory.
  *
- * Memory. A buffer that is neither input, constant nor output is a temporary; it lives from the step that writes it to the last
- * step that reads it; place.c finds where. Sizes that are no plain numbers are laid out behind all others, and share a
- * place only with buffers of the same size.
+ * Memory. A buffer that is neither input, constant nor output is a temporary; it lives from the step that writes it to the last step that reads
+ * it; place.c finds where. Sizes that are no plain numbers are laid out behind all others, and share a place only with buffers of the same size.
  *
  * The peak of a plan must not be above that of running the graph node by node, or a few pages. Where it is, fusion is done again with a limit
  * on what is live at a time; if even the unfused graph needs more (a view that must be copied because it is a result), the best
@@ -816,14 +815,14 @@ static int by_unsized(const void *a, const void *b) {
 }
 
 /* Places the buffers whose size is no plain number, after the `fixed` bytes of all others. Buffers of one size share as few places as
- * possible: each takes the place that was free first, if one is free. */
+ * possible: each takes the place that was free first, if there is one; all have memory of their own where the arena's size is too long a sum. */
 static bool place_symbolic(planner *m, int64_t fixed) {
   plan *p = m->p;
   uint32_t n = 0, places = 0;
+  qn_dim top = fixed, next;
   unsized *all = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *all);
   heap_item *heap = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *heap);
   if (!all || !heap) return out_of_memory(m);
-  qn_dim top = fixed;
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     const span_of_life *v = &m->lives[b];
     if (v->bytes < 0 && p->buffers[b].where == WHERE_ARENA && v->first != UINT32_MAX)
@@ -838,10 +837,11 @@ static bool place_symbolic(planner *m, int64_t fixed) {
     if (places && heap[0].key < v->first) {
       b->offset = p->buffers[all[heap[0].what].buffer].offset;
       heap_replace(heap, places, place);
-    } else {
-      b->offset = top;
-      top = dim_add(&m->g->dims, top, v->size);
+    } else if (dim_add_any(&m->g->dims, top, v->size, &next)) {
+      b->offset = top, top = next;
       heap_add(heap, places++, place);
+    } else {
+      b->where = WHERE_LATE, p->late = true;
     }
   }
   p->arena_bytes = top;
