@@ -1411,7 +1411,8 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (ok && !few && l.looks) ok = run_grown(&l) && rows_possible(&l);
   if (ok && !few && l.nlists) ok = run_counted(&l) && rows_possible(&l);
   if (ok && !few) {
-    l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
+    if (!l.recounts || r->vmap_held.on || rec_run_pending(r)) /* errors of what the count would run are raised */
+      l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
     const bool counts = l.node && l.recounts;
     if (counts) l.node = turns_counted(r, l.node);
     ok =
