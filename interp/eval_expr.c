@@ -683,8 +683,8 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
     r = index_stacked_slice(vm, n, &x, mark);
   else if (value_is(x, TAG_RECORD))
     r = fail_record_index(vm, x, vm->sp > mark ? *mark : value_nil());
-  else if (index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items) &&
-           (!value_is(x, TAG_ARRAY) || rec_try_index(vm, x, items, (int)n->n)))
+  else if (value_is(x, TAG_ARRAY) ? index_items_tried(vm, x, n->items, n->n, mark, items)
+                                  : index_items_of(vm, n->items, n->n, mark, true, items))
     r = index_get(vm, x, items, (int)n->n);
   vm_pop_to(vm, mark);
   vm->sp = mark - 1;

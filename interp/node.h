@@ -487,6 +487,10 @@ QN_MUST_CHECK bool index_values_push(qn_vm *vm, node *const *items, uint32_t n, 
 /* Makes items of such values. `host` as for index_item_of. False with an error raised. */
 QN_MUST_CHECK bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host,
                                   index_item *out);
+/* As index_items_of, for an index of array x: a captured try around, which may catch that an item is out of bounds, is offered them first. (Then
+ * what follows may be recorded in another arm, of whose sizes the bounds are made once more.) */
+QN_MUST_CHECK bool index_items_tried(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *values,
+                                     index_item *out);
 
 /* literal.c: array literals. `dtype` -1: the one that the items need. */
 evaluator eval_array;

@@ -98,7 +98,6 @@ static bool put_array(qn_vm *vm, qn_value *x, const index_item *items, path_step
                       const qn_value *values, store *s) {
   op_part part;
   bool ok = true;
-  if (!rec_try_index(vm, *x, items, (int)steps->n)) return false;
   if (n == 1 && steps->n == 1 && items->kind == INDEX_ARRAY &&
       op_put_at(vm, x, items->array, s->assign ? (op_id)s->assign->row : OP_COUNT, s->v, &ok))
     return ok;
@@ -143,7 +142,7 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
   } else if (value_is(*x, TAG_ARRAY)) {
     index_item items[INDEX_MAX];
     rec_at(vm, steps->mark);
-    ok = index_items_of(vm, steps->items, steps->n, values, false, items) &&
+    ok = index_items_tried(vm, *x, steps->items, steps->n, values, items) &&
          put_array(vm, x, items, steps, n, values, s);
   } else if (value_is(*x, TAG_RECORD) && steps->nvalues == 1 && value_is(values[0], TAG_STR)) {
     qn_value name = values[0];
