@@ -441,20 +441,65 @@ static bool step_control(backward *b, uint32_t i) {
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
+/* Is node n zeros everywhere? */
+static bool is_zeros(const graph *g, uint32_t n) {
+  qn_value v;
+  while (g->nodes[n].kind == NODE_OP && g->nodes[n].op == OP_broadcast) n = g->nodes[n].in[0];
+  return graph_const_value(g, n, &v) && (value_is(v, TAG_FLOAT) ? v.u.f == 0 : value_is(v, TAG_INT) && v.u.i == 0);
+}
+
+/* Adds what scatter `ct` sets among zeros at one place to the array `sum`. 0: `ct` is no such node, or memory is short. */
+static uint32_t add_scattered(graph *g, uint32_t sum, uint32_t ct, uint32_t site) {
+  const graph_node *n = &g->nodes[ct];
+  if (n->kind != NODE_OP || n->op != OP_scatter || n->attr->mode != SCATTER_SET || !is_zeros(g, n->in[0])) return 0;
+  for (int64_t i = 1; i <= n->attr->d[0]; i++)
+    if (g->nodes[n->in[i]].type.rank) return 0; /* (of two values for a place the last is set) */
+  uint32_t in[ARRAY_MAX_RANK + 2];
+  op_attr attr = graph_attr(n);
+  attr.mode = SCATTER_ADD;
+  memcpy(in, n->in, n->nin * sizeof *in);
+  in[0] = sum;
+  return graph_op(g, OP_scatter, in, n->nin, &attr, site);
+}
+
+/* add_scattered, also where what the scatter gives has been permuted (x[:, j] is an item of a permuted array). */
+static uint32_t add_permuted(graph *g, uint32_t sum, uint32_t ct, uint32_t site) {
+  const graph_node *n = &g->nodes[ct];
+  if (n->kind != NODE_OP || n->op != OP_permute) return add_scattered(g, sum, ct, site);
+  const op_attr there = graph_attr(n);
+  op_attr back = there;
+  const uint32_t of = n->in[0];
+  const graph_node *set = &g->nodes[of];
+  if (set->kind != NODE_OP || set->op != OP_scatter) return 0;
+  for (int i = 0; i < there.n; i++) back.d[there.d[i]] = i;
+  uint32_t view = graph_op(g, OP_permute, &sum, 1, &back, site), added = view ? add_scattered(g, view, of, site) : 0;
+  return added ? graph_op(g, OP_permute, &added, 1, &there, site) : 0;
+}
+
+/* Of an array that is x with zeros in the part that a slice names: x; else 0. */
+static uint32_t around_zeros(const graph *g, uint32_t sum, const op_attr *part) {
+  const graph_node *n = &g->nodes[sum];
+  if (n->kind != NODE_OP || n->op != OP_slice_put || !is_zeros(g, n->in[1])) return 0;
+  return memcmp(n->attr->d, part->d, 3 * (size_t)n->type.rank * sizeof *part->d) ? 0 : n->in[0];
+}
+
 /* The cotangent of an array of which one part is read, `ct`, where a sum over all turns is made of them: what is added to is that part of the sum,
  * not an array of zeros around it, which would take a time like that of all turns together in each. 0: it is none of these. */
 static uint32_t add_to_part(backward *b, const grad_ctx *c, uint32_t ct) {
   graph *g = b->g;
+  uint32_t sum = state_of(b, c->in[0])->cotangent;
+  if (!b->sums || !sum) return 0;
+  if (c->op == OP_index) return g->nodes[c->in[0]].kind == NODE_INPUT ? add_scattered(g, sum, ct, c->site) : 0;
   const graph_node *n = &g->nodes[ct];
-  const node_state *s = state_of(b, c->in[0]);
-  if (!b->sums || c->op != OP_index || !s->cotangent || g->nodes[c->in[0]].kind != NODE_INPUT) return 0;
-  if (n->kind != NODE_OP || n->op != OP_scatter || n->attr->mode != SCATTER_SET) return 0;
-  uint32_t in[ARRAY_MAX_RANK + 2], nin = n->nin;
-  op_attr attr = graph_attr(n);
-  attr.mode = SCATTER_ADD;
-  memcpy(in, n->in, nin * sizeof *in);
-  in[0] = s->cotangent;
-  return graph_op(g, OP_scatter, in, (int)nin, &attr, c->site);
+  if (c->op != OP_slice || n->kind != NODE_OP || (n->op != OP_pad && n->op != OP_slice_put)) return 0;
+  uint32_t put[2] = {around_zeros(g, sum, &c->attr), c->ct};
+  if (put[0]) return graph_op(g, OP_slice_put, put, 2, &c->attr, c->site);
+  uint32_t part = graph_op(g, OP_slice, &sum, 1, &c->attr, c->site), in[2] = {part, c->ct};
+  if (!part) return 0;
+  uint32_t added = add_permuted(g, part, c->ct, c->site); /* (x[:i, j] is an item of a slice) */
+  if (!added) added = graph_op(g, OP_add, in, 2, NULL, c->site);
+  in[0] = sum, in[1] = added;
+  return added ? graph_op(g, OP_slice_put, in, 2, &c->attr, c->site) : 0;
 }
 
 /* The cotangent of node i, which takes a row, begins with the one that the row has: so each use adds to that. (No two nodes of a turn take the same
