@@ -143,7 +143,11 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
   }
   if (value_is_error(r)) rec_recursion_failed(vm);
   if (!rec_recursion(vm)) loop->off = true;
-  return vm_pop_with(vm, base, r);
+  r = vm_pop_with(vm, base, r);
+  /* Where the recording has ended on the way, nobody makes the call again: the calls say themselves how many of them there were. */
+  if (!value_is_error(r) || vm->rec || !loop->computes || !error_catchable(vm)) return r;
+  error_clear(vm);
+  return run_body(vm, value_fn(fp[-1])->code, fp);
 }
 
 /* Can recursion be run so now, with these arguments? 1, 0, or -1 with an error raised. */

@@ -712,6 +712,8 @@ ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, re
     *out = (recursion){0};
     body = body_of_turns(&m, out);
   }
+  const ast_node *own = fn->kids[AST_fn_body];
+  out->computes = only_computes(&m, own) && !has_kind(own, AST_assign);
   ast_node *x = body ? copy_of(&m, fn) : NULL;
   if (!x || m.failed) return NULL;
   x->kids[AST_fn_body] = body;

@@ -132,6 +132,7 @@ typedef struct recursion {
   bool shrinks;            /* else one of them becomes a fraction, so that there are few levels */
   bool off;                /* a recording has not been able to capture it */
   bool failed;             /* the calls are being made once more, since as loops they have failed */
+  bool computes;           /* they only compute: made once more, they do the same */
 } recursion;
 
 typedef struct fn_code {
