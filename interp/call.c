@@ -145,7 +145,7 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
   if (!rec_recursion(vm)) loop->off = true;
   r = vm_pop_with(vm, base, r);
   /* Where the recording has ended on the way, nobody makes the call again: the calls say themselves how many of them there were. */
-  if (!value_is_error(r) || vm->rec || !loop->computes || !error_catchable(vm)) return r;
+  if (!value_is_error(r) || rec_now(vm) || !loop->computes || !error_catchable(vm)) return r;
   error_clear(vm);
   return run_body(vm, value_fn(fp[-1])->code, fp);
 }

@@ -122,9 +122,9 @@ bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *v
 
 bool index_items_tried(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *values, index_item *out) {
   if (!index_items_of(vm, items, n, values, false, out)) return false;
-  const struct recording *made_in = vm->rec;
+  const struct recording *made_in = rec_now(vm);
   if (!rec_try_index(vm, x, out, (int)n)) return false;
-  return vm->rec == made_in || index_items_of(vm, items, n, values, false, out);
+  return rec_now(vm) == made_in || index_items_of(vm, items, n, values, false, out);
 }
 
 /* ---- from nodes ------------------------------------------------------------------------------------------------------------ */

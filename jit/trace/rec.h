@@ -651,6 +651,8 @@ static inline qn_value rec_literal(qn_vm *vm, qn_array *a) {
   value_release(vm, value_obj(TAG_ARRAY, a));
   return value_error();
 }
+/* The innermost recording in progress, an arm's, say; NULL: there is none. Outside of the recorder it is only compared. */
+static inline struct recording *rec_now(const qn_vm *vm) { return vm->rec; }
 /* The recording in progress if it captures a call, and blocks that hold what cannot be captured are cut there (jit.segments); else NULL. A
  * statement behind which this has changed has ended the capture. */
 const struct recording *rec_captures(const qn_vm *vm);

@@ -419,8 +419,6 @@ QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
 int may_guard(struct recording *r, qn_value v);
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
-/* The recording in progress, or NULL. */
-static inline struct recording *rec_now(const qn_vm *vm) { return vm->rec; }
 /* How many gradients are in progress, one inside the other, here and around the arms that r lies in. Inside another one that pushes tangents counts
  * as two. */
 int rec_derivatives(const struct recording *r);
