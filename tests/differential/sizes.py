@@ -603,7 +603,7 @@ def main():
                 if why:
                     print(why)
             at += n
-    print(f"seed {seed}: {passed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed (seed {seed})")
     return 1 if failed else 0
 
 
