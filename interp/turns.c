@@ -373,9 +373,11 @@ static qn_value make_turn(void *ctx) {
   bool recorded = rec_hears_calls(vm), packs = recorded || vm->config.jit == QN_JIT_VERIFY;
   t->begun = true;
   t->recorded |= recorded;
-  for (uint32_t i = 0; t->noted && i < t->code->ngrown; i++) /* what a recording has added that is given up */
-    if (value_list(*place_of(&t->code->grown[i], t->fp))->len > t->had[i] && !set_grown(t, i, NULL, 0))
-      return value_error();
+  for (uint32_t i = 0; t->noted && i < t->code->ngrown; i++) { /* what a recording has added that is given up */
+    qn_value *place = place_of(&t->code->grown[i], t->fp);
+    if (t->had[i] && value_is_stacked(*place) && !rec_make_plain(vm, place)) return value_error();
+    if (value_list(*place)->len > t->had[i] && !set_grown(t, i, NULL, 0)) return value_error();
+  }
   for (uint32_t i = 0; i < t->code->n; i++) {
     const turn_variable *x = &t->code->variables[i];
     qn_value *arg = &t->site.args[t->lead + (int)i];
@@ -499,10 +501,12 @@ static void take(turn_call *t, const qn_value *lead) {
   vm->sp = held + n;
 }
 
-/* Notes how long the lists are that the turn adds items to. False if one of the variables holds something else. */
+/* Notes how long the lists are that the turn adds items to. False if one of the variables holds something else, or with an error raised. */
 static bool note_grown_lists(turn_call *t) {
   for (uint32_t i = 0; i < t->code->ngrown; i++) {
-    qn_value v = *place_of(&t->code->grown[i], t->fp);
+    qn_value *place = place_of(&t->code->grown[i], t->fp), v;
+    if (value_is_stacked(*place) && !rec_make_plain(t->vm, place)) return false; /* from a capture that has ended */
+    v = *place;
     if (!value_is(v, TAG_LIST) || value_list(v)->head.aux == OBJ_PROGRESS) return false;
     t->had[i] = value_list(v)->len;
   }
@@ -574,10 +578,11 @@ static bool make_call(turn_call *t, const qn_value *lead) {
   vm_owned held;
   vm_own(vm, &held, turn_drop, t);
   qn_value result = value_error();
-  if (__builtin_expect(!lists, 0))
-    result = make_turn(t);
-  else
+  if (__builtin_expect(!lists, 0)) {
+    if (!error_pending(vm)) result = make_turn(t);
+  } else {
     result = code->computes || at_once(vm) ? rec_call(vm, &t->site) : watch(t);
+  }
   vm_disown(vm, &held);
   bool failed = value_is_error(result);
   give_back(t, failed);
