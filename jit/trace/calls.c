@@ -33,8 +33,6 @@
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------------------ */
 
-/* Turns that are counted first are taken to be so many times as many where they were more; up to so many. */
-enum { TURNS_MORE = 4, TURNS_COUNTED = 1 << 14 };
 enum { INPUT_BYTES = sizeof(qn_value) + 2 * sizeof(qn_array *) + sizeof(qk_scalar) };
 
 bool call_inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
@@ -1174,6 +1172,9 @@ static void count_exit(specialization *e, exit_count x) {
     }
   if (e->left && e->nleft < EXITS_KEPT) e->left[e->nleft++] = x;
 }
+
+/* A call that is left since loops inside two gradients made more turns than were counted is recorded for so many times as many, up to so many. */
+enum { TURNS_MORE = 4, TURNS_COUNTED = 1 << 14 };
 
 /* The plan has failed, with an error raised, behind these taps, whose run ends. If it is vague the error has not the place where the call has left, but if that is
  * one that the program raises, the interpreter comes to it. */

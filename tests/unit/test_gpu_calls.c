@@ -195,12 +195,18 @@ START_TEST(graphs_are_kept_for_some_sizes) {
 }
 END_TEST
 
-START_TEST(sizes_that_change_are_not_waited_for) {
+/* A VM that has run this program and then recorded its function f for two of its arrays xs, and so for any size. Turns of loops are not recorded. */
+static qn_vm *vm_of_sizes(const char *program) {
   qn_vm *vm = vm_compiling_with(NULL);
   ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
-  run(vm, "fn f(x) = softmax(x, axis: -1)\nlet xs = map(2..40, fn(n) ones(n, 16)); let y = xs[0]");
+  run(vm, program);
   for (int i = 0; i < 4; i++) run(vm, "y = f(xs[4]); y = f(xs[5])");
   ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "0"), QN_OK);
+  return vm;
+}
+
+START_TEST(sizes_that_change_are_not_waited_for) {
+  qn_vm *vm = vm_of_sizes("fn f(x) = softmax(x, axis: -1)\nlet xs = map(2..40, fn(n) ones(n, 16)); let y = xs[0]");
   fake_count c = during(vm, "for x in xs { y = f(x) }"); /* rows of 16 need the same scratch, however many there are */
   ck_assert_uint_ge(c.launches + c.graphs, 38);
   ck_assert_uint_eq(c.questions + c.to_host, 0);
@@ -209,11 +215,8 @@ START_TEST(sizes_that_change_are_not_waited_for) {
 END_TEST
 
 START_TEST(sums_that_may_become_long_are_cut) {
-  qn_vm *vm = vm_compiling_with(NULL);
-  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
-  run(vm, "fn f(x) = sum(x, axis: 0)\nlet xs = map(2..10, fn(n) ones(n, 32)); let y = xs[0]; let x = ones(3000, 32)");
-  for (int i = 0; i < 4; i++) run(vm, "y = f(xs[4]); y = f(xs[5])");
-  ck_assert_int_eq(qn_set_tunable(vm, "jit.turns", "0"), QN_OK);
+  qn_vm *vm = vm_of_sizes(
+      "fn f(x) = sum(x, axis: 0)\nlet xs = map(2..10, fn(n) ones(n, 32)); let y = xs[0]; let x = ones(3000, 32)");
   run(vm, "y = f(x)");
   prints(vm, "bool(all(y == 3000))", "true");
   /* recorded with few rows, its kernel has a phase for parts of them, and one that adds these up */
