@@ -657,6 +657,8 @@ static __attribute__((noinline, cold)) qn_value index_stacked_slice(qn_vm *vm, c
   if (n->stacks && n->n == 1 && n->items[0]->kind == N_SLICE && !value_is_counted(*x)) {
     if (!index_items_of(vm, n->items, n->n, values, false, items)) return value_error();
     r = rec_stacked_slice(vm, *x, items);
+  } else if (n->stacks && n->n == 1 && n->items[0]->kind == N_SLICE) {
+    r = rec_counted_slice(vm, *x, values);
   }
   if (!value_is(r, TAG_UNSET)) return r;
   if (!rec_make_plain(vm, x)) return value_error();

@@ -442,6 +442,20 @@ static node *growing_node(resolver *r, const ast_node *n, node *plain, bool sett
   return &out->h;
 }
 
+/* An assignment to a local that keeps some items of its list, as xs = xs[:-1]: what the variable may hold, its slice may be, too. Notes it like one that
+ * stores an item. False with an error raised. */
+static bool note_kept(resolver *r, const node *value, const lvalue *p, bool settled) {
+  function *f = r->fn;
+  n_index *x = (n_index *)(uintptr_t)value;
+  if (p->kind != LVALUE_LOCAL || !settled || value->eval != eval_index || x->n != 1 || x->items[0]->kind != N_SLICE ||
+      !reads_lvalue(x->object, p, true))
+    return true;
+  x->stacks = true;
+  if (!mem_grow(r->vm, (void **)&f->stored, &f->stored_cap, (size_t)f->nstored + 1, sizeof *f->stored)) return false;
+  f->stored[f->nstored++] = (event){NULL, p->slot, 0};
+  return true;
+}
+
 static node *assign_node(resolver *r, const ast_node *n) {
   const ast_node *target = n->kids[AST_assign_target], *value = n->kids[AST_assign_value];
   ast_op op = (ast_op)n->op;
@@ -474,6 +488,7 @@ static node *assign_node(resolver *r, const ast_node *n) {
     mark_moved(r, v, p, settled);
     mark_accumulation((n_assign *)out, settled);
     if (p->kind == LVALUE_PATH && is_append(value)) note_stackable(r, v);
+    if (!note_kept(r, v, p, settled)) return NULL;
     return growing_node(r, n, out, settled);
   }
   return out;

@@ -3,9 +3,13 @@
  * In `while i < n { ...; i += 2 }` i lies from what it is before the loop up to n, as the number of a loop that counts does: slices that it bounds have
  * sizes of which that much is known. That a turn never makes it less is seen when the body has been recorded; if it does, the
  * body is recorded once more without (loops.c).
+ *
+ * And ranges whose bounds are such numbers.
  */
 #include "jit/trace/counts.h"
 
+#include "jit/trace/rec.h"
+#include "jit/trace/recording.h"
 #include "jit/trace/ways.h"
 
 /* A number of the header's graph, or (0) of none, and what is added to it. */
@@ -117,3 +121,59 @@ bool count_find(const count_test *t, bool *down) {
 }
 
 bool count_keeps(const graph *g, uint32_t node, uint32_t from, bool down) { return counts_on(g, node, from, down, 0); }
+
+/* ---- ranges ---------------------------------------------------------------------------------------------------------------------- */
+
+/* Bounds of ranges have at most so many bits: then neither their difference nor a multiple of the step overflows. */
+enum { BOUND_BITS = 62 };
+
+/* *all becomes *all and (a op b); unset is true. False with an error raised. */
+static bool and_condition(qn_vm *vm, qn_value *all, op_id op, qn_value a, int64_t b) {
+  qn_value c = op_binary(vm, op, a, value_int(b));
+  if (!value_is_error(c) && !value_is(*all, TAG_UNSET)) c = op_binary(vm, OP_bitand, *all, c);
+  *all = c;
+  return !value_is_error(c);
+}
+
+/* What must hold of the bounds of a range so that it can be computed with; unset: nothing, it does. */
+static qn_value range_condition(qn_vm *vm, const qn_value *bounds) {
+  const int64_t most = (int64_t)1 << BOUND_BITS;
+  qn_value all = value_unset();
+  for (int k = 0; k < 2; k++)
+    if (value_node(bounds[k]) &&
+        !(and_condition(vm, &all, OP_lt, bounds[k], most) && and_condition(vm, &all, OP_gt, bounds[k], -most)))
+      return all;
+  if (value_node(bounds[2])) (void)!and_condition(vm, &all, OP_ne, bounds[2], 0);
+  return all;
+}
+
+int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end) {
+  struct recording *r = vm->rec;
+  if (!r) return 0; /* the arguments have ended the capture when they were evaluated */
+  bool traced = false;
+  for (int k = 0; k < 3; k++) {
+    if (!value_is(bounds[k], TAG_INT)) return 0;
+    traced |= value_node(bounds[k]) && rec_count_traced(vm, bounds[k]);
+    if (!value_node(bounds[k]) && k < 2 && (uint64_t)((bounds[k].u.i >> BOUND_BITS) + 1) > 1) return 0;
+  }
+  bool known = !value_node(bounds[2]);
+  if (!traced || !way_may_exit(r) || (known && bounds[2].u.i == 0)) return 0;
+  if (known && bounds[2].u.i == 1) {
+    *first = bounds[0], *end = bounds[1], bounds[0] = value_int(0);
+    return 1;
+  }
+  qn_value c = range_condition(vm, bounds);
+  if (value_is_error(c)) return -1;
+  bool here = !r->arm && !rec_is_data(r, c); /* then its value is known */
+  if (here && is_bool(c, false)) return 0;
+  if (!value_is(c, TAG_UNSET) && !way_expect(r, c, true)) return -1;
+  qn_value n = op_binary(vm, OP_sub, bounds[0], bounds[1]);
+  if (!value_is_error(n)) n = op_binary(vm, OP_floordiv, n, bounds[2]);
+  if (!value_is_error(n)) n = op_unary(vm, OP_neg, n);
+  *first = value_int(0), *end = n;
+  return value_is_error(n) ? -1 : 1;
+}
+
+bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
+  return rec_count_traced(vm, end) && (uint64_t)((start >> BOUND_BITS) + 1) <= 1 && way_may_exit(vm->rec);
+}

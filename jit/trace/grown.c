@@ -323,7 +323,7 @@ qn_value counted_looks(struct recording *r, uint32_t number, qn_value list) {
   grown_items *g = grown_of(r, number);
   g->looks = true;
   g->adds = 0;
-  g->within = g->stores = false;
+  g->within = g->stores = g->removes = false;
   qn_value count = is_rows(list) ? rec_stacked_length(r->vm, list) : value_int(value_list(list)->len);
   if (value_is_error(count)) return count;
   return counted_with(r->vm, value_nil(), list_new(r->vm, 1), count,
@@ -480,6 +480,45 @@ bool rec_counted_cut(qn_vm *vm, qn_value *list) {
   value_release(vm, *list);
   *list = cut;
   return true;
+}
+
+/* How many of `count` items a slice up to `stop`, a host int, keeps. The error value, perhaps without an error raised. */
+static qn_value count_kept(struct recording *r, qn_value count, qn_value stop) {
+  qn_vm *vm = r->vm;
+  if (rec_traced(r, stop) || rec_traced_around(r, stop)) {
+    if (!way_may_exit(r)) return value_error();
+    qn_value inside = op_binary(vm, OP_ge, stop, value_int(0));
+    if (value_is_error(inside) || !way_expect(r, inside, true)) return value_error();
+  } else if (stop.u.i < 0) {
+    if (stop.u.i < -INT32_MAX) return value_int(0);
+    qn_value rest = count_plus(r, count, stop.u.i);
+    return value_is_error(rest) ? rest : op_binary(vm, OP_maximum, rest, value_int(0));
+  }
+  return op_binary(vm, OP_minimum, count, stop);
+}
+
+qn_value rec_counted_slice(qn_vm *vm, qn_value list, const qn_value *slice) {
+  struct recording *r = op_deferred(vm) ? vm->rec : NULL;
+  const qn_value start = slice[0], stop = slice[1], step = slice[2];
+  if (!r || !(r->arm || r->capturing) || !value_is(stop, TAG_INT)) return value_unset();
+  if (!value_is(start, TAG_NIL) && (!value_is(start, TAG_INT) || value_node(start) || start.u.i)) return value_unset();
+  if (!value_is(step, TAG_NIL) && (!value_is(step, TAG_INT) || value_node(step) || step.u.i != 1)) return value_unset();
+  const bool looks = stacked_mark(list) & COUNTED_LOOKS;
+  grown_items *g = NULL;
+  if (looks) {
+    const uint32_t number = counted_number(list);
+    if (number <= rec_base(r)->ngrown) g = grown_of(r, number);
+    if (!g || !g->looks) return value_unset();
+  }
+  qn_value count = count_kept(r, counted_count(list), stop);
+  if (value_is_error(count)) return error_pending(vm) ? count : value_unset();
+  if (looks) {
+    g->stores = g->removes = true;
+    return counted_with(vm, value_nil(), list_new(vm, 1), count, stacked_mark(list));
+  }
+  const qn_list *parts = counted_parts(list);
+  return counted_with(vm, value_retain(value_list(list)->items[STACKED_SHAPE]), list_from(vm, parts->items, parts->len),
+                      count, stacked_mark(list));
 }
 
 int64_t counted_length(qn_vm *vm, qn_value v) {

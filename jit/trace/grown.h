@@ -20,6 +20,7 @@ typedef struct grown_items {
   uint32_t turns;    /* recording.turns in that body */
   uint32_t adds;     /* how often it adds an item to such a list, on all its ways together */
   bool stores;       /* it stores an item in the place of another one */
+  bool removes;      /* it takes items away */
   bool within;       /* something is added in loops within the body, or by its condition: perhaps more often */
   bool data;         /* some of these are no numbers that the host would know, were the loop unrolled */
   graph_type *types; /* those of its arrays and numbers, in order */

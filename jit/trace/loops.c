@@ -632,6 +632,12 @@ static bool of_lanes(const struct recording *r) {
   return r->aside || r->lanes;
 }
 
+/* Does it not depend on data how many items are taken from a list to which nothing is added? Then the interpreter makes the turns. */
+static bool taken_known(const loop *l, const counted_list *x) {
+  const graph *g = l->body->g;
+  return x->len >= 0 && !states_may_be_over(l->r, &l->turns) && g->nodes[l->outs[x->carry]].kind != NODE_PROJ;
+}
+
 /* The arms have been recorded, and it is known what is added: makes the buffers. False if it cannot be captured. */
 static bool counted_make(loop *l) {
   uint32_t k = 0;
@@ -641,9 +647,10 @@ static bool counted_make(loop *l) {
   for (uint32_t i = 0; i < l->nlists; i++) {
     counted_list *x = &l->lists[i];
     const grown_items *g = grown_of(l->r, x->number);
-    x->plain |= !g->adds && !(g->stores && x->len > 0); /* (a stacked list takes stores as it is) */
-    x->made = !x->plain;
-    if (x->made && !g->data && x->adds >= 0) return false; /* numbers that the host knows */
+    x->plain |= !g->adds && !(g->stores && x->len > 0) && !(g->removes && x->len);
+    x->made = !x->plain;                                                   /* (a stacked list takes stores as it is) */
+    if (x->made && !g->data && (x->adds >= 0 || g->removes)) return false; /* numbers that the host knows */
+    if (x->made && g->removes && !g->adds && taken_known(l, x)) return false;
     bool differs = x->adds < 0 || ends_early(l) || g->within || !(l->size || counted_turns(l));
     if (x->made && g->adds && differs && of_lanes(l->r)) return false;
   }
@@ -658,8 +665,9 @@ static qn_value after_counted(loop *l, qn_value v) {
     if (x->number != counted_number(v)) continue;
     int64_t turns = counted_turns(l), len = x->len;
     if (x->host) return host_counted(l, x, v);
-    if (!grown_of(l->r, x->number)->adds) return counted_end(l->r, v, len);
-    bool exact = (turns || l->size) && x->adds >= 0 && !ends_early(l) && !grown_of(l->r, x->number)->within;
+    const grown_items *g = grown_of(l->r, x->number);
+    if (!g->adds && !g->removes) return counted_end(l->r, v, len);
+    bool exact = (turns || l->size) && x->adds >= 0 && !ends_early(l) && !g->within;
     dim_table *dims = &l->r->g->dims;
     if (!exact) return counted_end(l->r, v, 0);
     if (!l->size && len >= 0) return counted_end(l->r, v, len + turns * x->adds);
@@ -1280,61 +1288,7 @@ void forget_operands(struct recording *r, rec_marked before) {
   rec_forget(r, before);
 }
 
-/* ---- ranges ---------------------------------------------------------------------------------------------------------------------- */
-
-/* Bounds of ranges have at most so many bits: then neither their difference nor a multiple of the step overflows. */
-enum { BOUND_BITS = 62 };
-
-/* *all becomes *all and (a op b); unset is true. False with an error raised. */
-static bool and_condition(qn_vm *vm, qn_value *all, op_id op, qn_value a, int64_t b) {
-  qn_value c = op_binary(vm, op, a, value_int(b));
-  if (!value_is_error(c) && !value_is(*all, TAG_UNSET)) c = op_binary(vm, OP_bitand, *all, c);
-  *all = c;
-  return !value_is_error(c);
-}
-
-/* What must hold of the bounds of a range so that it can be computed with; unset: nothing, it does. */
-static qn_value range_condition(qn_vm *vm, const qn_value *bounds) {
-  const int64_t most = (int64_t)1 << BOUND_BITS;
-  qn_value all = value_unset();
-  for (int k = 0; k < 2; k++)
-    if (value_node(bounds[k]) &&
-        !(and_condition(vm, &all, OP_lt, bounds[k], most) && and_condition(vm, &all, OP_gt, bounds[k], -most)))
-      return all;
-  if (value_node(bounds[2])) (void)!and_condition(vm, &all, OP_ne, bounds[2], 0);
-  return all;
-}
-
-int rec_range(qn_vm *vm, qn_value *bounds, qn_value *first, qn_value *end) {
-  struct recording *r = vm->rec;
-  if (!r) return 0; /* the arguments have ended the capture when they were evaluated */
-  bool traced = false;
-  for (int k = 0; k < 3; k++) {
-    if (!value_is(bounds[k], TAG_INT)) return 0;
-    traced |= value_node(bounds[k]) && rec_count_traced(vm, bounds[k]);
-    if (!value_node(bounds[k]) && k < 2 && (uint64_t)((bounds[k].u.i >> BOUND_BITS) + 1) > 1) return 0;
-  }
-  bool known = !value_node(bounds[2]);
-  if (!traced || !way_may_exit(r) || (known && bounds[2].u.i == 0)) return 0;
-  if (known && bounds[2].u.i == 1) {
-    *first = bounds[0], *end = bounds[1], bounds[0] = value_int(0);
-    return 1;
-  }
-  qn_value c = range_condition(vm, bounds);
-  if (value_is_error(c)) return -1;
-  bool here = !r->arm && !rec_is_data(r, c); /* then its value is known */
-  if (here && is_bool(c, false)) return 0;
-  if (!value_is(c, TAG_UNSET) && !way_expect(r, c, true)) return -1;
-  qn_value n = op_binary(vm, OP_sub, bounds[0], bounds[1]);
-  if (!value_is_error(n)) n = op_binary(vm, OP_floordiv, n, bounds[2]);
-  if (!value_is_error(n)) n = op_unary(vm, OP_neg, n);
-  *first = value_int(0), *end = n;
-  return value_is_error(n) ? -1 : 1;
-}
-
-bool rec_ends_range(const qn_vm *vm, int64_t start, qn_value end) {
-  return rec_count_traced(vm, end) && (uint64_t)((start >> BOUND_BITS) + 1) <= 1 && way_may_exit(vm->rec);
-}
+/* ---- the whole ------------------------------------------------------------------------------------------------------------------- */
 
 /* May the loop be differentiated as often as it will be? Twice: then rows are kept of all floats of a turn that its gradient reads (grad_control.c). */
 static bool rows_possible(loop *l) {

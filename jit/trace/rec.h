@@ -593,6 +593,9 @@ QN_MUST_CHECK qn_value rec_stacked_length(qn_vm *vm, qn_value list);
 QN_MUST_CHECK qn_value rec_counted_get(qn_vm *vm, qn_value list, qn_value i);
 /* A list of which STACKED_COUNTED is true, with one more item. Borrows both. Owned, or the error value. */
 QN_MUST_CHECK qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item);
+/* Some items of a list of which STACKED_COUNTED is true, by a slice's start, stop and step (borrowed; nil: there is none). Owned; the error value; unset:
+ * it is to be made of the ordinary list. */
+QN_MUST_CHECK qn_value rec_counted_slice(qn_vm *vm, qn_value list, const qn_value *slice);
 /* list[i] = item of a stacked list (owned, replaced); borrows the other two. 1; 0: it is to be made of the ordinary list; -1 with an error raised. */
 QN_MUST_CHECK int rec_counted_set(qn_vm *vm, qn_value *list, qn_value i, qn_value item);
 /* *list (owned), of which STACKED_COUNTED may be true, becomes one with as many items as there are, if the count can be a size (data_sizes.c). False
