@@ -27,7 +27,16 @@
 #include "jit/trace/sizes.h"
 #include "jit/trace/ways.h"
 
-enum { LOOKED_AT = 256 /* nodes, for whether a number is data */ };
+enum {
+  LOOKED_AT = 256,      /* nodes, for whether a number is data */
+  COUNTED_KB = 1024,    /* memory for the items of a counted list, if nothing is known of the number of turns, */
+  COUNTED_ROWS = 1024,  /* and for how many items; */
+  COUNTED_SMALL = 256,  /* or for more of them in so many KB, */
+  COUNTED_MOST = 8192,  /* but not for more than that; */
+  COUNTED_MB = 64,      /* memory for items that turns may add, or not, where the number of turns is known, */
+  COUNTED_EARLY = 16,   /* and where that is what they are at most, */
+  COUNTED_FEW_ROWS = 64 /* but for so many items in any case */
+};
 
 /* ---- items ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -771,6 +780,21 @@ int64_t counted_bytes(const struct recording *r, uint32_t number) {
     bytes += size;
   }
   return bytes;
+}
+
+bool counted_may(struct recording *r) { return !rec_base(r)->lanes && way_may_exit(r) && !rec_derivatives(r); }
+
+int64_t counted_room(const struct recording *r, uint32_t number) {
+  const int64_t bytes = counted_bytes(r, number) + 1, few = ((int64_t)COUNTED_KB << 10) / bytes,
+                many = ((int64_t)COUNTED_SMALL << 10) / bytes;
+  const int64_t a = few < COUNTED_ROWS ? few : COUNTED_ROWS, b = many < COUNTED_MOST ? many : COUNTED_MOST;
+  return a > b ? a : b;
+}
+
+int64_t counted_room_most(const struct recording *r, uint32_t number, bool early) {
+  const int64_t bytes = (int64_t)(early ? COUNTED_EARLY : COUNTED_MB) << 20,
+                most = bytes / (counted_bytes(r, number) + 1);
+  return most > COUNTED_FEW_ROWS ? most : COUNTED_FEW_ROWS;
 }
 
 /* The counted list of the items of a stacked one, with room for n, some of them more. */

@@ -68,6 +68,15 @@ QN_MUST_CHECK bool counted_begin(struct recording *r, uint32_t number, qn_value 
 QN_MUST_CHECK qn_value counted_looks(struct recording *r, uint32_t number, qn_value list);
 /* How many items it has: the capture ends if that is data. -1 with an error raised. */
 int64_t counted_length(qn_vm *vm, qn_value v);
+/* May lists become counted ones? In lanes they may differ in length. In gradients cotangents of items would be added up in another order: the
+ * interpreter has that of who reads the list behind the loop before those of the turn that has made the item, a loop has it where the item is
+ * stored. */
+bool counted_may(struct recording *r);
+/* Room for how many items, where nothing is known of the number of turns. */
+int64_t counted_room(const struct recording *r, uint32_t number);
+/* Room for how many items at most, where turns may add fewer than they all could, `early`: since they may end: buffers are cleared, whatever part of them is
+ * used. */
+int64_t counted_room_most(const struct recording *r, uint32_t number, bool early);
 /* Bytes of an item in the buffers. */
 int64_t counted_bytes(const struct recording *r, uint32_t number);
 /* The counted list of these items, with room for n, a size; INSIDE: it is known to be enough. Owned, or the error value, perhaps without an error raised. */

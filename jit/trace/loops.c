@@ -48,20 +48,13 @@
 enum {
   ASKED = 3 /* times that a loop is asked about */,
   WITHIN = 8 /* jit.unroll is so much less in arms */,
-  COUNTED_MAX = 8,       /* lists that grow in other ways */
-  COUNTED_FEW = 16,      /* items that these have before the loop, */
-  COUNTED_MANY = 4096,   /* or if items are stored in them; */
-  COUNTED_LEAST = 4,     /* with so many it is tried at once */
-  COUNTED_KB = 1024,     /* memory for their items, if nothing is known of the number of turns, */
-  COUNTED_ROWS = 1024,   /* and for how many items; */
-  COUNTED_SMALL = 256,   /* or for more of them in so many KB, */
-  COUNTED_MOST = 8192,   /* but not for more than that; */
-  COUNTED_MB = 64,       /* memory for items that turns may add, or not, where the number of turns is known, */
-  COUNTED_EARLY = 16,    /* and where that is what they are at most, */
-  COUNTED_FEW_ROWS = 64, /* but for so many items in any case */
-  GROWN_MAX = 64,        /* of the variables only so many first ones may be lists that grow */
-  LONGER_MAX = 8,        /* arrays that get rows */
-  LONGER_ROWS = 16       /* rows that a turn adds to one of them */
+  COUNTED_MAX = 8,     /* lists that grow in other ways */
+  COUNTED_FEW = 16,    /* items that these have before the loop, */
+  COUNTED_MANY = 4096, /* or if items are stored in them; */
+  COUNTED_LEAST = 4,   /* with so many it is tried at once */
+  GROWN_MAX = 64,      /* of the variables only so many first ones may be lists that grow */
+  LONGER_MAX = 8,      /* arrays that get rows */
+  LONGER_ROWS = 16     /* rows that a turn adds to one of them */
 };
 
 /* Lists that become counted ones (grown.h), as an earlier try has found. */
@@ -252,14 +245,9 @@ static qn_dim turns_size(loop *l, uint64_t may) {
   return size < 0 && dim_hint(&r->g->dims, size) > 1 ? size : 0;
 }
 
-/* May lists become counted ones? In lanes they may differ in length. In gradients cotangents of items would be added up in another order: the
- * interpreter has that of who reads the list behind the loop before those of the turn that has made the item, a loop has it where the item is
- * stored. */
-static bool may_count(struct recording *r) { return !rec_base(r)->lanes && way_may_exit(r) && !rec_derivatives(r); }
-
 /* Does it hold a stacked list, which may become a counted one? */
 static bool stays_stacked(const loop *l, int i) {
-  return value_is_stacked(l->held[i]) && !stacked_mark(l->held[i]) && may_count(l->r);
+  return value_is_stacked(l->held[i]) && !stacked_mark(l->held[i]) && counted_may(l->r);
 }
 
 /* A variable that holds a stacked list gets the list itself. False with an error raised. */
@@ -409,21 +397,6 @@ static qn_dim length_of(const loop *l, qn_value list) {
   return sizes[0];
 }
 
-/* Room for how many items, where nothing is known of the number of turns. */
-static int64_t room_unknown(const loop *l, uint32_t number) {
-  const int64_t bytes = counted_bytes(l->r, number) + 1, few = ((int64_t)COUNTED_KB << 10) / bytes,
-                many = ((int64_t)COUNTED_SMALL << 10) / bytes;
-  const int64_t a = few < COUNTED_ROWS ? few : COUNTED_ROWS, b = many < COUNTED_MOST ? many : COUNTED_MOST;
-  return a > b ? a : b;
-}
-
-/* Room for how many items at most, where turns may add fewer than they all could: buffers are cleared, whatever part of them is used. */
-static int64_t room_most(const loop *l, uint32_t number) {
-  const int64_t bytes = (int64_t)(ends_early(l) ? COUNTED_EARLY : COUNTED_MB) << 20,
-                most = bytes / (counted_bytes(l->r, number) + 1);
-  return most > COUNTED_FEW_ROWS ? most : COUNTED_FEW_ROWS;
-}
-
 /* What stands for the next list. Owned, or the error value. */
 static qn_value counted_for(loop *l, qn_value v) {
   if (l->list == COUNTED_MAX) return value_retain(v);
@@ -443,13 +416,13 @@ static qn_value counted_for(loop *l, qn_value v) {
   bool known = (n || l->size) && !g->within, exact = known && x->adds >= 0 && !ends_early(l);
   int64_t adds = exact ? x->adds : g->adds;
   if (!known)
-    n = room_unknown(l, x->number);
+    n = counted_room(l->r, x->number);
   else if (l->size)
     n = dim_make(dims, DIM_MUL, l->size, dim_const(dims, adds));
   else
     n *= adds;
-  if (known && !exact && dim_hint(dims, n) > room_most(l, x->number)) {
-    n = room_most(l, x->number);
+  if (known && !exact && dim_hint(dims, n) > counted_room_most(l->r, x->number, ends_early(l))) {
+    n = counted_room_most(l->r, x->number, ends_early(l));
     known = false;
   }
   bool size = n < 0 || len < 0;
@@ -900,7 +873,7 @@ static bool note_longer(loop *l, qn_value was, uint32_t node) {
   if (from->dtype != to->dtype || from->weak || to->weak || from->rank != to->rank || !from->rank) return false;
   if (memcmp(from->shape + 1, to->shape + 1, (size_t)(from->rank - 1) * sizeof *from->shape)) return false;
   if (!dim_is_const(&g->dims, dim_make(&g->dims, DIM_SUB, to->shape[0], from->shape[0]), &rows)) return false;
-  if (rows < 1 || rows > LONGER_ROWS || !may_count(l->r)) return false;
+  if (rows < 1 || rows > LONGER_ROWS || !counted_may(l->r)) return false;
   uint32_t i = 0;
   while (i < c->nlonger && c->longer[i].array != was.u.p) i++;
   if (i == LONGER_MAX) return false;
@@ -1318,7 +1291,7 @@ static bool may_grow_in(const counting *c, qn_value v, int depth) {
 
 /* May lists that the variables hold have kept a loop from being captured, since they grow? */
 static bool lists_may_grow(struct recording *r, const rec_turns *turns, rec_slots assigned, counting *c) {
-  if (!may_count(r)) return false;
+  if (!counted_may(r)) return false;
   for (int i = 0; i < assigned.n; i++) {
     qn_value v = *assigned.slots[i];
     if (rec_grows(r->vm, v)) continue;
@@ -1426,7 +1399,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
 
 /* Are items stored in lists that could only be carried item by item? */
 static bool stores_in_lists(const qn_vm *vm, const rec_turns *turns, rec_slots assigned) {
-  if (!may_count(vm->rec)) return false;
+  if (!counted_may(vm->rec)) return false;
   for (int i = 0; i < assigned.n && i < GROWN_MAX; i++) {
     qn_value v = *assigned.slots[i];
     bool list = (turns->stores >> i & 1) && value_is(v, TAG_LIST) && !value_is_stacked(v) && !rec_grows(vm, v);

@@ -16,6 +16,9 @@
  * captured in several ways instead (forks.c). In these, and inside the turn of another loop of this kind, every state may be the last one: which
  * it is, is a choice like those between arms, and a way that ends in another one is missed.
  *
+ * Lists that grow would have a type for each length. So where there are too many states it is tried with counted lists (grown.h) in their place: the ways of the
+ * turn are recorded once more to find out what is added, and then with buffers.
+ *
  * First the states are found: the turn is recorded in each way from each of them, in arms that are dropped. Loops with more than jit.states of them
  * are not captured.
  *
@@ -36,6 +39,7 @@
 
 #include "jit/trace/breaks.h"
 #include "jit/trace/forks.h"
+#include "jit/trace/grown.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/sizes.h"
 #include "jit/trace/vmap.h"
@@ -44,8 +48,27 @@
 enum {
   WAYS_MAX = 8,   /* ways of a turn in one state */
   TRIED_MAX = 64, /* how often it is recorded to find them */
-  OWN = 3         /* variables of the captured loop itself */
+  OWN = 3,        /* variables of the captured loop itself */
+  LISTS_MAX = 8,  /* lists that become counted ones, */
+  LISTS_FEW = 16  /* and the items that they have before the loop */
 };
+
+/* A list that becomes a counted one. */
+typedef struct state_list {
+  int variable;
+  uint32_t number, adds; /* its grown_items; how many items a turn adds at most */
+  bool within, plain;    /* a loop in it adds some; it stays as it is */
+  int64_t each; /* how many each turn adds; MORE_MISSED: no turn has been seen; MORE_DIFFERS: or the loop may be left */
+  uint32_t count; /* in the arm: the node of how many there are when the turn begins */
+  qn_dim all;     /* how many it has behind the loop; 0: that is data */
+} state_list;
+
+typedef struct state_lists {
+  state_list of[LISTS_MAX];
+  uint32_t n;
+  rec_slots slots;
+  qn_value *plain; /* owned: what the variables hold before the loop */
+} state_lists;
 
 typedef struct state_way {
   way_choices choices;
@@ -95,7 +118,8 @@ typedef struct states {
   int state;             /* whose turns are made in the loop that is being recorded */
   struct recording *arm; /* owned: in which ways are looked for; or NULL */
   snapshot *kept;
-  bool counted; /* in recording.ways_in */
+  bool counted;       /* in recording.ways_in */
+  state_lists *lists; /* while it is found out what is added to them; else NULL */
 } states;
 
 /* ---- variables ------------------------------------------------------------------------------------------------------------------ */
@@ -238,6 +262,78 @@ static qn_value input_leaf(void *ctx, qn_value v) {
   return input ? rec_value_of(s->arm, input) : value_error();
 }
 
+/* A turn is recorded to find out what it adds to lists. */
+static void look_begins(states *s) {
+  for (uint32_t i = 0; s->lists && i < s->lists->n; i++) {
+    state_list *x = &s->lists->of[i];
+    grown_items *g = grown_of(s->r, x->number);
+    const qn_value v = *s->assigned.slots[x->variable];
+    g->adds = 0;
+    g->turns = rec_base(s->r)->turns;
+    x->count = value_is_counted(v) ? rec_node(s->arm, rec_stacked_length(s->vm, v)) : 0;
+  }
+}
+
+/* A graph, and the branch in `outer` that it is an arm of, or NULL. */
+typedef struct arm_in {
+  const struct arm_in *outer;
+  const graph *g;
+  const graph_node *branch;
+} arm_in;
+
+enum { MORE_DIFFERS = -2, MORE_MISSED = -1 };
+
+/* How many more node is than node `from` of the outermost graph, if that is always the same but where `missed`, a node or 0, is true. */
+static int64_t always_more(const arm_in *in, uint32_t node, uint32_t missed, uint32_t from, int depth) {
+  int64_t all = 0;
+  qn_value v;
+  while (in->outer || node != from) {
+    const graph_node *n = &in->g->nodes[node];
+    if (n->kind == NODE_INPUT && in->outer) {
+      node = in->branch->in[1 + n->payload.input];
+      in = in->outer;
+      missed = 0;
+    } else if (n->kind == NODE_OP && n->op == OP_add && graph_const_value(in->g, n->in[1], &v) && v.u.i >= 0) {
+      all += v.u.i;
+      node = n->in[0];
+    } else if (n->kind == NODE_PROJ && in->g->nodes[n->in[0]].kind == NODE_IF && depth < WAYS_MAX) {
+      const graph_node *branch = &in->g->nodes[n->in[0]], *gone = &in->g->nodes[missed];
+      const bool same = missed && gone->kind == NODE_PROJ && gone->in[0] == n->in[0];
+      int64_t more = MORE_MISSED;
+      for (int k = 0; k < 2; k++) {
+        const arm_in arm = {in, branch->payload.regions[k], branch};
+        const uint32_t m = same ? arm.g->outputs[gone->payload.index] : 0;
+        if (m && graph_const_value(arm.g, m, &v) && is_bool(v, true)) continue;
+        const int64_t here = always_more(&arm, arm.g->outputs[n->payload.index], m, from, depth + 1);
+        if (here != MORE_MISSED && more != MORE_MISSED && here != more) return MORE_DIFFERS;
+        if (here != MORE_MISSED) more = here;
+      }
+      return more < 0 ? more : all + more;
+    } else {
+      return MORE_DIFFERS;
+    }
+  }
+  return all;
+}
+
+/* It has been, to its end (parts), or not (NULL). */
+static void look_ended(states *s, const qn_value *parts) {
+  for (uint32_t i = 0; s->lists && i < s->lists->n; i++) {
+    state_list *x = &s->lists->of[i];
+    const grown_items *g = grown_of(s->r, x->number);
+    if (g->adds > x->adds) x->adds = g->adds;
+    x->within |= g->within;
+    if (!parts || is_bool(parts[END_MISSED], true)) continue;
+    const qn_value v = *s->assigned.slots[x->variable];
+    const bool stays = is_bool(parts[END_LEAVES], false) && is_bool(parts[END_RETURNS], false);
+    const uint32_t node = stays && x->count && value_is_counted(v) ? rec_node(s->arm, rec_stacked_length(s->vm, v)) : 0;
+    const uint32_t missed = value_node(parts[END_MISSED]) ? rec_node(s->arm, parts[END_MISSED]) : 0;
+    const arm_in all = {.g = s->arm->g};
+    const int64_t more = node ? always_more(&all, node, missed, x->count, 0) : MORE_DIFFERS;
+    if (more != MORE_MISSED) x->each = x->each == MORE_MISSED || x->each == more ? more : MORE_DIFFERS;
+  }
+}
+
 /* Looks where a turn leads from state k in one way, and adds the way. False: it cannot be captured, or an error is raised. */
 static bool look(states *s, int k, way_choices *c) {
   qn_vm *vm = s->vm;
@@ -257,7 +353,9 @@ static bool look(states *s, int k, way_choices *c) {
     ok = !value_is_error(number);
   }
   s->arm->carries = s->arm->g->ninputs;
+  look_begins(s);
   ok = ok && run_turn(s, c, around, number, parts);
+  look_ended(s, ok && !c->again ? parts : NULL);
   if (ok) {
     bool gone = is_bool(parts[END_MISSED], true) || c->again, left = is_bool(parts[END_LEAVES], true);
     int to = gone ? 0 : find_state(s);
@@ -999,8 +1097,9 @@ bool states_may_be_over(const struct recording *r, const rec_turns *turns) {
   return rec_is_data(r, turns->first) || rec_is_data(r, turns->end);
 }
 
-rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, bool rebinds, rec_slots assigned,
-                       rec_tries *tries, bool again) {
+/* Tries it with what the variables hold. *many: there were more states than jit.states. */
+static rec_answer states_once(struct recording *r, span at, const rec_turns *turns, bool rebinds, rec_slots assigned,
+                              rec_tries *tries, bool *many) {
   qn_vm *vm = r->vm;
   rec_way *way = way_of(r);
   if (way && way->choices && way->choices->closed) { /* first the turn that it is a part of must be split */
@@ -1043,7 +1142,158 @@ rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, boo
   states_free(&s);
   if (answer == REC_DONE) ways_used(r, work);
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
-  if (answer == REC_NOT_YET && s.many && !again && !r->arm && !r->ended && !rec_break(r, BREAK_states, NULL))
+  *many = s.many;
+  return answer;
+}
+
+/* ---- lists that grow ------------------------------------------------------------------------------------------------------------ */
+
+/* For vm_own. */
+static void lists_drop(qn_vm *vm, void *what) {
+  state_lists *x = what;
+  slots_free(vm, x->slots, x->plain);
+  x->plain = NULL;
+}
+
+/* Variables get what stands for their lists while it is found out what is added. False if there are none, or with an error raised. */
+static bool lists_begin(struct recording *r, const rec_turns *turns, state_lists *lists) {
+  enum { BITS = 64 };
+  for (int i = 0; i < lists->slots.n && i < BITS && lists->n < LISTS_MAX; i++) {
+    qn_value *slot = lists->slots.slots[i], v = *slot;
+    if (!(turns->stacks >> i & 1) || !value_is(v, TAG_LIST) || value_is_stacked(v) || rec_grows(r->vm, v)) continue;
+    const qn_list *l = value_list(v);
+    if (l->len > LISTS_FEW || l->head.aux == OBJ_PROGRESS) continue;
+    uint32_t number = grown_new(r);
+    if (!number) return false;
+    if (!counted_begin(r, number, v)) {
+      if (error_pending(r->vm)) return false;
+      continue;
+    }
+    qn_value looks = counted_looks(r, number, v);
+    if (value_is_error(looks)) return false;
+    lists->of[lists->n++] = (state_list){.variable = i, .number = number, .each = MORE_MISSED};
+    *slot = looks;
+    value_release(r->vm, v);
+  }
+  return lists->n > 0;
+}
+
+/* How many turns there are: a size; 0: that is data, or not known. False with an error raised. */
+static bool turns_made(struct recording *r, const rec_turns *turns, qn_dim *n) {
+  qn_value end = turns->end;
+  qn_dim size;
+  *n = 0;
+  if (!turns->counts || turns->first.head != TAG_INT || value_node(turns->first) || end.head != TAG_INT) return true;
+  const int64_t first = turns->first.u.i;
+  uint32_t node = value_node(end) && !r->arm ? rec_traced(r, end) : 0;
+  if (node && !rec_is_data(r, end) && sizes_of_number(r, node, &size) && size < 0) {
+    size = dim_make(&r->g->dims, DIM_SUB, size, dim_const(&r->g->dims, first));
+    if (size < 0 && dim_hint(&r->g->dims, size) > 1) *n = size;
+    return true;
+  }
+  const int guards = value_node(end) ? may_guard(r, end) : 0;
+  if (guards > 0) end = rec_guard(r->vm, end);
+  if (guards < 0 || value_is_error(end)) return false;
+  if (!value_node(end) && end.u.i > first && (uint64_t)end.u.i - (uint64_t)first <= INT32_MAX) *n = end.u.i - first;
+  return true;
+}
+
+/* Room for the items that so many turns (0: that is not known) add to a list of `len` items: a size. */
+static qn_dim room_for(struct recording *r, state_list *x, qn_dim turns, uint32_t len) {
+  dim_table *dims = &r->g->dims;
+  const bool exact = turns && x->each >= 0 && !x->within;
+  const int64_t adds = exact ? x->each : x->adds;
+  qn_dim n = turns && !x->within ? dim_make(dims, DIM_MUL, turns, dim_const(dims, adds)) : 0;
+  if (!n) n = adds ? counted_room(r, x->number) : 0;
+  const bool all = dim_hint(dims, n) <= (exact ? INT32_MAX / 2 : counted_room_most(r, x->number, false));
+  if (!all) n = counted_room_most(r, x->number, false);
+  const qn_dim room = dim_make(dims, DIM_ADD, n, dim_const(dims, len));
+  x->all = exact && all ? room : 0;
+  return room;
+}
+
+/* Finds out what turns add to lists. False if they cannot be counted ones, perhaps with an error raised. */
+static bool lists_look(struct recording *r, span at, const rec_turns *turns, state_lists *lists) {
+  states s = {.vm = r->vm, .r = r, .at = at, .turns = turns, .assigned = lists->slots, .lists = lists};
+  s.number = turns->counts ? turns->first : value_int(0);
+  s.left = s.missed = value_bool(false);
+  vm_owned held;
+  vm_own(r->vm, &held, states_drop, &s);
+  bool ok = begin(&s) && find_all(&s), some = false;
+  vm_disown(r->vm, &held);
+  states_free(&s);
+  for (uint32_t i = 0; i < lists->n; i++) {
+    grown_items *g = grown_of(r, lists->of[i].number);
+    g->looks = false;
+    lists->of[i].plain = !g->known || (!lists->of[i].adds && !g->stores && !g->removes);
+    some |= !lists->of[i].plain;
+  }
+  return ok && some;
+}
+
+/* The variables get counted lists. False if they cannot, perhaps with an error raised. */
+static bool lists_make(struct recording *r, const rec_turns *turns, state_lists *lists) {
+  qn_dim n;
+  if (!turns_made(r, turns, &n)) return false;
+  for (uint32_t i = 0; i < lists->n; i++) {
+    state_list *x = &lists->of[i];
+    if (x->plain) continue;
+    const qn_value held = lists->plain[x->variable];
+    const uint32_t len = value_list(held)->len;
+    qn_value *slot = lists->slots.slots[x->variable], old = *slot,
+             v = counted_new(r, x->number, held, room_for(r, x, n, len), false);
+    if (value_is_error(v)) return false;
+    *slot = v;
+    value_release(r->vm, old);
+  }
+  return true;
+}
+
+/* Behind the loop. False with an error raised. */
+static bool lists_end(struct recording *r, const state_lists *lists) {
+  for (uint32_t i = 0; i < lists->n; i++) {
+    qn_value *slot = lists->slots.slots[lists->of[i].variable], old = *slot;
+    if (lists->of[i].plain || !value_is_counted(old)) continue;
+    qn_value v = counted_end(r, old, lists->of[i].all);
+    if (value_is_error(v)) return false;
+    *slot = v;
+    value_release(r->vm, old);
+  }
+  return true;
+}
+
+/* As states_once, with counted lists in place of those that grow. */
+static rec_answer states_with_lists(struct recording *r, span at, const rec_turns *turns, bool rebinds,
+                                    rec_slots assigned, rec_tries *tries) {
+  qn_vm *vm = r->vm;
+  bool many = false;
+  state_lists lists = {.slots = assigned, .plain = slots_keep(vm, assigned)};
+  if (!lists.plain) return arms_refused(r);
+  vm_owned held;
+  vm_own(vm, &held, lists_drop, &lists);
+  rec_marked before = rec_mark(r);
+  rec_answer answer = REC_NOT_YET;
+  bool ok = lists_begin(r, turns, &lists) && lists_look(r, at, turns, &lists);
+  slots_set(vm, assigned, lists.plain);
+  if (ok && vm->rec == r && !r->ended && lists_make(r, turns, &lists))
+    answer = states_once(r, at, turns, rebinds, assigned, tries, &many);
+  else
+    answer = arms_refused(r);
+  if (answer == REC_DONE && !lists_end(vm->rec ? vm->rec : r, &lists)) answer = REC_FAILED;
+  if (answer == REC_NOT_YET) slots_set(vm, assigned, lists.plain);
+  if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
+  vm_disown(vm, &held);
+  slots_free(vm, assigned, lists.plain);
+  return answer;
+}
+
+rec_answer states_loop(struct recording *r, span at, const rec_turns *turns, bool rebinds, rec_slots assigned,
+                       rec_tries *tries, bool again) {
+  bool many = false;
+  rec_answer answer = states_once(r, at, turns, rebinds, assigned, tries, &many);
+  if (answer == REC_NOT_YET && many && r->vm->rec == r && !r->ended && counted_may(r))
+    answer = states_with_lists(r, at, turns, rebinds, assigned, tries);
+  if (answer == REC_NOT_YET && many && !again && !r->arm && !r->ended && !rec_break(r, BREAK_states, NULL))
     answer = REC_FAILED;
   return answer;
 }
