@@ -317,6 +317,18 @@ static qn_value counted_count(qn_value v) {
   return l->items[l->len - 1];
 }
 
+/* How many of its parts are buffers. */
+static uint32_t counted_buffers(qn_value v) {
+  return counted_parts(v)->len - 1 - ((stacked_mark(v) & COUNTED_FRONT) != 0);
+}
+/* A row from which items are counted, as one of the buffers: a host int. The error value, perhaps without an error raised. */
+static qn_value row_behind_front(struct recording *r, qn_value v, qn_value row) {
+  if (!value_is_counted(v) || !(stacked_mark(v) & COUNTED_FRONT)) return row;
+  uint32_t a = rec_node(r, counted_parts(v)->items[counted_buffers(v)]), b = a ? rec_node(r, row) : 0,
+           node = b ? graph_count(r->g, OP_add, a, b) : 0;
+  return node ? rec_value_of(r, node) : value_error();
+}
+
 /* The counted list with these parts: n buffers (taken over) and a count. Owned, or the error value. */
 static qn_value counted_with(qn_vm *vm, qn_value shape, qn_list *parts, qn_value count, int mark) {
   if (!parts) {
@@ -332,7 +344,7 @@ qn_value counted_looks(struct recording *r, uint32_t number, qn_value list) {
   grown_items *g = grown_of(r, number);
   g->looks = true;
   g->adds = 0;
-  g->within = g->stores = g->removes = false;
+  g->within = g->stores = g->removes = g->fronts = false;
   qn_value count = is_rows(list) ? rec_stacked_length(r->vm, list) : value_int(value_list(list)->len);
   if (value_is_error(count)) return count;
   return counted_with(r->vm, value_nil(), list_new(r->vm, 1), count,
@@ -440,13 +452,16 @@ static qn_value put_item(struct recording *r, qn_value list, qn_value row, qn_va
   counted_walk w = {.r = r,
                     .parts = parts,
                     .out = list_new(vm, parts->len),
-                    .row = adds ? counted_count(list) : row,
+                    .row = row_behind_front(r, list, adds ? counted_count(list) : row),
                     .inside = !adds || (stacked_mark(list) & COUNTED_INSIDE)};
   qn_value shape = value_list(list)->items[STACKED_SHAPE];
   if (!w.out) return value_error();
+  if (value_is_error(w.row)) return value_fail(vm, value_obj(TAG_LIST, w.out));
+  for (uint32_t k = 0; value_is_counted(list) && k < parts->len - 1; k++) /* the row of the first item stays */
+    if (k >= counted_buffers(list)) w.out->items[k] = parts->items[k];
   if (!store_item(&w, shape, item)) return value_fail(vm, value_obj(TAG_LIST, w.out));
   if (is_rows(list)) return rec_stacked(vm, value_retain(shape), value_obj(TAG_LIST, w.out));
-  qn_value count = adds ? count_plus(r, w.row, 1) : counted_count(list);
+  qn_value count = adds ? count_plus(r, counted_count(list), 1) : counted_count(list);
   if (value_is_error(count)) return value_fail(vm, value_obj(TAG_LIST, w.out));
   return counted_with(vm, value_retain(shape), w.out, count, stacked_mark(list));
 }
@@ -470,7 +485,7 @@ qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item) {
 
 bool rec_counted_cut(qn_vm *vm, qn_value *list) {
   qn_dim n;
-  if (!value_is_counted(*list) || (stacked_mark(*list) & COUNTED_LOOKS)) return true;
+  if (!value_is_counted(*list) || (stacked_mark(*list) & (COUNTED_LOOKS | COUNTED_FRONT))) return true;
   if (!data_size_of(vm, counted_count(*list), &n)) return !error_pending(vm);
   const qn_list *parts = counted_parts(*list);
   qn_list *out = list_new(vm, parts->len - 1);
@@ -506,11 +521,33 @@ static qn_value count_kept(struct recording *r, qn_value count, qn_value stop) {
   return op_binary(vm, OP_minimum, count, stop);
 }
 
+/* A counted list without its first `by` items, or what there are. As rec_counted_slice. */
+static qn_value without_front(struct recording *r, qn_value list, int64_t by) {
+  qn_vm *vm = r->vm;
+  const qn_list *parts = counted_parts(list);
+  const uint32_t at = counted_buffers(list);
+  qn_value count = counted_count(list), taken = op_binary(vm, OP_minimum, count, value_int(by)), first;
+  uint32_t a = value_is_error(taken) ? 0 : rec_node(r, count), b = a ? rec_node(r, taken) : 0,
+           node = b ? graph_count(r->g, OP_sub, a, b) : 0;
+  if (!node || value_is_error(count = rec_value_of(r, node))) return value_error();
+  if (stacked_mark(list) & COUNTED_LOOKS)
+    return counted_with(vm, value_nil(), list_new(vm, 1), count, stacked_mark(list));
+  first = row_behind_front(r, list, taken);
+  qn_list *out = value_is_error(first) ? NULL : list_from(vm, parts->items, parts->len);
+  if (out) out->items[at] = first;
+  return out ? counted_with(vm, value_retain(value_list(list)->items[STACKED_SHAPE]), out, count, stacked_mark(list))
+             : value_error();
+}
+
 qn_value rec_counted_slice(qn_vm *vm, qn_value list, const qn_value *slice) {
   struct recording *r = op_deferred(vm) ? vm->rec : NULL;
   const qn_value start = slice[0], stop = slice[1], step = slice[2];
-  if (!r || !(r->arm || r->capturing) || !value_is(stop, TAG_INT)) return value_unset();
-  if (!value_is(start, TAG_NIL) && (!value_is(start, TAG_INT) || value_node(start) || start.u.i)) return value_unset();
+  if (!r || !(r->arm || r->capturing)) return value_unset();
+  if (!value_is(start, TAG_NIL) && (!value_is(start, TAG_INT) || value_node(start) || start.u.i < 0))
+    return value_unset();
+  const bool front = value_is(start, TAG_INT) && start.u.i;
+  if (front ? !value_is(stop, TAG_NIL) : !value_is(stop, TAG_INT)) return value_unset();
+  if (front && !(stacked_mark(list) & (COUNTED_LOOKS | COUNTED_FRONT))) return value_unset();
   if (!value_is(step, TAG_NIL) && (!value_is(step, TAG_INT) || value_node(step) || step.u.i != 1)) return value_unset();
   const bool looks = stacked_mark(list) & COUNTED_LOOKS;
   grown_items *g = NULL;
@@ -518,6 +555,12 @@ qn_value rec_counted_slice(qn_vm *vm, qn_value list, const qn_value *slice) {
     const uint32_t number = counted_number(list);
     if (number <= rec_base(r)->ngrown) g = grown_of(r, number);
     if (!g || !g->looks) return value_unset();
+  }
+  if (looks) g->fronts |= front;
+  if (front) {
+    if (looks) g->stores = g->removes = true;
+    qn_value rest = without_front(r, list, start.u.i);
+    return value_is_error(rest) && !error_pending(vm) ? value_unset() : rest;
   }
   qn_value count = count_kept(r, counted_count(list), stop);
   if (value_is_error(count)) return error_pending(vm) ? count : value_unset();
@@ -528,6 +571,12 @@ qn_value rec_counted_slice(qn_vm *vm, qn_value list, const qn_value *slice) {
   const qn_list *parts = counted_parts(list);
   return counted_with(vm, value_retain(value_list(list)->items[STACKED_SHAPE]), list_from(vm, parts->items, parts->len),
                       count, stacked_mark(list));
+}
+
+int64_t counted_first(qn_vm *vm, qn_value v) {
+  if (!(stacked_mark(v) & COUNTED_FRONT)) return 0;
+  qn_value n = rec_observe(vm, counted_parts(v)->items[counted_buffers(v)]);
+  return value_is_error(n) ? -1 : n.u.i;
 }
 
 int64_t counted_length(qn_vm *vm, qn_value v) {
@@ -580,6 +629,7 @@ qn_value rec_counted_get(qn_vm *vm, qn_value list, qn_value i) {
     return w.of->looks && w.of->known ? tree_rebuild(vm, w.of->shape, zero_leaf, &w) : value_unset();
   }
   qn_value row = row_inside(r, list, i);
+  if (!value_is_error(row) && !value_is(row, TAG_UNSET)) row = row_behind_front(r, list, row);
   return value_is_error(row) || value_is(row, TAG_UNSET) ? row : rec_stacked_item(vm, list, row);
 }
 
@@ -805,7 +855,8 @@ static qn_value counted_of_rows(struct recording *r, uint32_t number, qn_value l
   rec_sizes(vm, stacked_lead(list), sizes);
   qn_value count = rec_stacked_length(vm, list),
            bufs = value_is_error(count) ? count : grown_buffers(r, number, dim_make(&r->g->dims, DIM_SUB, n, sizes[0]));
-  qn_list *parts = value_is_error(bufs) ? NULL : list_new(vm, own->len + (size_t)1);
+  const bool front = mark & COUNTED_FRONT;
+  qn_list *parts = value_is_error(bufs) ? NULL : list_new(vm, own->len + (size_t)1 + front);
   bool ok = parts != NULL;
   for (uint32_t k = 0; k < own->len && ok; k++) {
     qn_value in[2] = {own->items[k], value_list(bufs)->items[k]}, part = op_concat(vm, in, 2, 0);
@@ -814,13 +865,15 @@ static qn_value counted_of_rows(struct recording *r, uint32_t number, qn_value l
   }
   if (!value_is_error(bufs)) value_release(vm, bufs);
   if (!ok) return parts ? value_fail(vm, value_obj(TAG_LIST, parts)) : value_error();
+  if (mark & COUNTED_FRONT) parts->items[own->len] = value_int(0);
   return counted_with(vm, value_retain(value_list(list)->items[STACKED_SHAPE]), parts, count, mark);
 }
 
 qn_value counted_new(struct recording *r, uint32_t number, qn_value list, int64_t n, bool inside) {
   qn_vm *vm = r->vm;
-  const int mark = STACKED_COUNTED | (inside ? COUNTED_INSIDE : 0) | (int)(number << COUNTED_NUMBER);
   grown_items *g = grown_of(r, number);
+  const int mark = STACKED_COUNTED | (inside ? COUNTED_INSIDE : 0) | (g->fronts ? COUNTED_FRONT : 0) |
+                   (int)(number << COUNTED_NUMBER);
   const qn_list *l = value_list(list);
   g->looks = false;
   if (value_is_stacked(list)) return counted_of_rows(r, number, list, n, mark);
@@ -829,8 +882,9 @@ qn_value counted_new(struct recording *r, uint32_t number, qn_value list, int64_
   qn_value bufs = room ? grown_buffers(r, number, room) : value_nil(); /* 0: the items are all that it will have */
   size_t bytes = 0;
   qn_value *leaves = value_is_error(bufs) ? NULL : leaves_of(r, g, list, &bytes);
-  qn_list *parts = leaves ? list_new(vm, g->n + (size_t)1) : NULL;
+  qn_list *parts = leaves ? list_new(vm, g->n + (size_t)1 + g->fronts) : NULL;
   bool ok = parts != NULL;
+  if (ok && g->fronts) parts->items[g->n] = value_int(0);
   for (uint32_t k = 0; k < g->n && ok; k++) {
     qn_value part = room ? value_list(bufs)->items[k] : value_unset();
     part = l->len ? with_front(vm, g, k, part, leaves, l->len) : value_retain(part);
@@ -847,8 +901,10 @@ qn_value counted_end(struct recording *r, qn_value v, int64_t n) {
   qn_vm *vm = r->vm;
   const qn_list *parts = counted_parts(v);
   qn_value shape = value_retain(value_list(v)->items[STACKED_SHAPE]);
-  if (!n) return counted_with(vm, shape, list_from(vm, parts->items, parts->len), counted_count(v), STACKED_COUNTED);
-  qn_list *bufs = list_from(vm, parts->items, parts->len - 1);
+  if (!n)
+    return counted_with(vm, shape, list_from(vm, parts->items, parts->len), counted_count(v),
+                        STACKED_COUNTED | (stacked_mark(v) & COUNTED_FRONT));
+  qn_list *bufs = list_from(vm, parts->items, counted_buffers(v)); /* (the first item is in row 0) */
   qn_value all = bufs ? value_obj(TAG_LIST, bufs) : value_error();
   if (n < 0) return rec_stacked(vm, shape, all);
   value_release(vm, shape);

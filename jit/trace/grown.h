@@ -20,7 +20,8 @@ typedef struct grown_items {
   uint32_t turns;    /* recording.turns in that body */
   uint32_t adds;     /* how often it adds an item to such a list, on all its ways together */
   bool stores;       /* it stores an item in the place of another one */
-  bool removes;      /* it takes items away */
+  bool removes;      /* it takes items away, */
+  bool fronts;       /* also from the front */
   bool within;       /* something is added in loops within the body, or by its condition: perhaps more often */
   bool data;         /* some of these are no numbers that the host would know, were the loop unrolled */
   graph_type *types; /* those of its arrays and numbers, in order */
@@ -58,7 +59,9 @@ QN_MUST_CHECK bool grown_list(struct recording *r, uint32_t number, int64_t n, q
 enum {
   COUNTED_INSIDE = 8, /* there is room for all items that may be added */
   COUNTED_LOOKS = 16, /* the items are not known yet; the count is the only part */
-  COUNTED_NUMBER = 8  /* bits before it */
+  COUNTED_FRONT =
+      32, /* the part before the count is the row of the first item, a number of the graph; of other lists that is row 0 */
+  COUNTED_NUMBER = 8 /* bits before it */
 };
 static inline uint32_t counted_number(qn_value v) { return (uint32_t)stacked_mark(v) >> COUNTED_NUMBER; }
 /* Makes the items of an ordinary list, of which there may be none, or of a stacked one those that its counted list is to have. False: they are not alike,
@@ -68,6 +71,8 @@ QN_MUST_CHECK bool counted_begin(struct recording *r, uint32_t number, qn_value 
 QN_MUST_CHECK qn_value counted_looks(struct recording *r, uint32_t number, qn_value list);
 /* How many items it has: the capture ends if that is data. -1 with an error raised. */
 int64_t counted_length(qn_vm *vm, qn_value v);
+/* The row of its first item, likewise. */
+int64_t counted_first(qn_vm *vm, qn_value v);
 /* May lists become counted ones? In lanes they may differ in length. In gradients cotangents of items would be added up in another order: the
  * interpreter has that of who reads the list behind the loop before those of the turn that has made the item, a loop has it where the item is
  * stored. */

@@ -412,7 +412,8 @@ static qn_value counted_for(loop *l, qn_value v) {
   int64_t n = counted_turns(l), len = x->len;
   const grown_items *g = grown_of(l->r, x->number);
   dim_table *dims = &l->r->g->dims;
-  if (!g->adds) return counted_new(l->r, x->number, v, len, true);
+  if (!g->adds) /* where items are taken away others may be added behind the loop */
+    return counted_new(l->r, x->number, v, g->removes && len >= 0 ? len + counted_room(l->r, x->number) : len, true);
   bool known = (n || l->size) && !g->within, exact = known && x->adds >= 0 && !ends_early(l);
   int64_t adds = exact ? x->adds : g->adds;
   if (!known)
@@ -552,6 +553,7 @@ static void note_host(loop *l) {
   bool all = true;
   for (uint32_t i = 0; i < l->nlists && all; i++)
     all = !l->lists[i].made || of_host(l, NULL, l->body->g, l->outs[l->lists[i].carry], &(int){LOOKED_AT});
+  for (uint32_t i = 0; i < l->nlists; i++) all &= !l->lists[i].made || !grown_of(l->r, l->lists[i].number)->fronts;
   for (uint32_t i = 0; i < l->nlists; i++) l->lists[i].host = all && l->lists[i].adds < 0 && l->lists[i].len >= 0;
 }
 
@@ -562,7 +564,8 @@ static qn_value host_counted(loop *l, const counted_list *x, qn_value v) {
     if (value_is_error(asked) || value_is_error(asked = rec_guard(l->vm, asked))) return asked;
   }
   qn_value n = rec_stacked_length(l->vm, v);
-  return n.u.i ? counted_end(l->r, v, n.u.i) : value_retain(x->held);
+  if (n.u.i) return counted_end(l->r, v, n.u.i);
+  return x->len ? value_new(TAG_LIST, list_new(l->vm, 0)) : value_retain(x->held);
 }
 
 /* A loop that does not count, as `while len(h) < n`, and adds an item in each turn: finds out how many turns there are. */

@@ -363,10 +363,10 @@ static qn_value item_of(qn_vm *vm, qn_value list, qn_value number, bool any) {
 qn_value rec_stacked_item(qn_vm *vm, qn_value list, qn_value number) { return item_of(vm, list, number, false); }
 
 qn_value rec_unstacked(qn_vm *vm, qn_value list) {
-  int64_t n;
+  int64_t n, first = 0;
   if (value_is_counted(list)) {
     n = counted_length(vm, list);
-    if (n < 0) return value_error();
+    if (n < 0 || (first = counted_first(vm, list)) < 0) return value_error();
   } else {
     qn_value lead = stacked_lead(list);
     if (!rec_length_seen(vm, lead)) return value_error();
@@ -374,7 +374,7 @@ qn_value rec_unstacked(qn_vm *vm, qn_value list) {
   }
   qn_list *out = list_new(vm, (size_t)n);
   for (uint32_t i = 0; out && i < out->len; i++) {
-    qn_value item = item_of(vm, list, value_int(i), false);
+    qn_value item = item_of(vm, list, value_int(first + i), false);
     if (value_is_error(item)) return value_fail(vm, value_obj(TAG_LIST, out));
     out->items[i] = item;
   }
