@@ -543,7 +543,7 @@ static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why)
     any |= w && !(w & BATCH_SHARED);
     anew |= (w & BATCH_SHARED) != 0;
   }
-  anew |= b->together && n.nin && !any;
+  anew |= b->together && !b->shared_first && n.nin && !any;
   op_attr attr = graph_attr(&n);
   bool guarded = false;
   for (int k = 0; k < n.nin && b->active && n.kind == NODE_OP && (any || b->masked); k++)

@@ -51,6 +51,9 @@ typedef struct graph_batch {
   /* It is differentiated, and sums of cotangents come in the order of the lanes and of the program; or it is batched once more, for which there is no
    * rule for some of the lanes. So all lanes compute everything, and what they share is computed once more between their counterparts. */
   bool together;
+  /* The lane is a linear map that will be differentiated: eager calls make what its lanes share before all that they do not share, where the gradients of
+   * branches are no branches. So here the lane's own branch gives what is shared in its arms. */
+  bool shared_first;
   /* In the body of a loop that lanes leave at different turns, and in an arm that all lanes compute: which lanes are at work, bool[lanes]; 0: all.
    * In others nothing may fail, and what is computed from their values is not used. */
   uint32_t active;

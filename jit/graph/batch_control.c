@@ -29,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/graph/grad.h"
 #include "jit/graph/inline.h"
 #include "jit/graph/region_builder.h"
 #include "lang/error.h"
@@ -127,6 +128,7 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
   batch_begin(&a->batch, a->g, NULL, lanes, 1);
   a->batch.region = true;
   a->batch.together = b->together;
+  a->batch.shared_first = b->shared_first;
   a->batch.masked = masked;
   for (uint32_t i = 0; i < arm->ninputs; i++) {
     graph_type t = arm->nodes[arm->inputs[i]].type, all;
@@ -179,8 +181,9 @@ typedef struct same_way {
   graph_node n; /* the lane's branch or loop, a copy */
   /* how many results the regions have; how many operands of the node are no inputs of the regions (the predicate) */
   uint32_t nresults, before;
-  bool *inputs, *results; /* by input of the regions, and by result: does it differ from lane to lane? */
-  uint32_t *in;           /* operands of the counterpart */
+  bool *inputs, *results;    /* by input of the regions, and by result: does it differ from lane to lane? */
+  uint32_t *in;              /* operands of the counterpart */
+  uint32_t *shared, nshared; /* owned: further operands, results of the lane's node (take_shared) */
   lane_arm arms[2];
   graph *parts[2];
 } same_way;
@@ -189,6 +192,7 @@ static void same_way_free(same_way *s) {
   for (int k = 0; k < 2; k++) lane_arm_free(&s->arms[k]);
   free(s->inputs);
   free(s->in);
+  free(s->shared);
 }
 
 static bool same_way_begin(const graph_batch *b, uint32_t node, same_way *s) {
@@ -196,8 +200,9 @@ static bool same_way_begin(const graph_batch *b, uint32_t node, same_way *s) {
   s->before = s->n.kind == NODE_IF;
   s->nresults = s->n.payload.regions[1]->noutputs;
   s->inputs = calloc((size_t)s->n.nin + s->nresults + 1, sizeof *s->inputs);
-  s->in = calloc(s->n.nin + (size_t)2, sizeof *s->in);
-  if (!s->inputs || !s->in) return false;
+  s->in = calloc(s->n.nin + 2 * (size_t)s->nresults + 2, sizeof *s->in);
+  s->shared = calloc(2 * (size_t)s->nresults + 1, sizeof *s->shared);
+  if (!s->inputs || !s->in || !s->shared) return false;
   s->results = s->inputs + s->n.nin;
   for (uint32_t k = s->before; k < s->n.nin; k++) s->inputs[k - s->before] = whole(b, s->n.in[k]) != 0;
   return true;
@@ -220,26 +225,95 @@ static uint32_t same_way_node(graph_batch *b, same_way *s) {
     s->in[k] = all ? whole_always(b, s->n.in[k]) : batch_shared_node(b, s->n.in[k]);
     if (!s->in[k]) s->parts[0] = (graph_free(s->parts[0]), NULL);
   }
-  if (b->active) s->in[s->n.nin] = b->active;
-  return graph_regions(b->g, (graph_kind)s->n.kind, s->in, s->n.nin + (b->active != 0), s->parts[0], s->parts[1],
-                       s->n.attr, s->n.site);
+  uint32_t nin = s->n.nin;
+  if (b->active) s->in[nin++] = b->active;
+  for (uint32_t k = 0; k < s->nshared; k++) s->in[nin++] = s->shared[k];
+  return graph_regions(b->g, (graph_kind)s->n.kind, s->in, (int)nin, s->parts[0], s->parts[1], s->n.attr, s->n.site);
+}
+
+/* May the lane's branch give what its lanes share (shared_first)? */
+static bool gives_shared(const graph_batch *b, uint32_t node) {
+  const graph_node *n = &b->g->nodes[node];
+  bool gives = b->shared_first && !graph_is_rule(n);
+  for (int k = 0; k < n->nin && gives; k++) gives = n->in[k] >= b->cap || !(b->whole[n->in[k]] & BATCH_SHARED);
+  return gives;
+}
+
+/* Appends inputs, which the region does not read, for n shared results of arm `from` of the lane's branch, whose numbers are given. False: memory
+ * is short. */
+static bool take_others(const same_way *s, int from, lane_arm *a, const uint32_t *taken, uint32_t n) {
+  const graph *arm = s->n.payload.regions[from];
+  for (uint32_t k = 0; k < n; k++) {
+    graph_type t;
+    if (!size_map_type_beside(a->g, a->outs + s->nresults, arm, arm->outputs[taken[k]], &t) || !graph_input(a->g, t, 0))
+      return false;
+  }
+  return true;
+}
+
+/* The node that takes result `k` of the lane's branch, of its arm `part`. 0: memory is short. */
+static uint32_t lane_result(graph *g, uint32_t node, int part, uint32_t k) {
+  const graph_node n = g->nodes[node];
+  const graph *arm = n.payload.regions[part];
+  graph_type t;
+  for (uint32_t i = node + 1; i < g->n; i++)
+    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index == k) return i;
+  return size_map_type_beside(g, n.in + 1, arm, arm->outputs[k], &t) ? graph_proj(g, node, k, t, n.site) : 0;
+}
+
+/* What lanes share in arm `part`, and its results for all lanes read, becomes inputs of it: it is computed in the lane's arm, whose results have it.
+ * Their numbers are appended to `taken`. False: memory is short. */
+static bool take_shared(graph_batch *b, uint32_t node, same_way *s, int part, uint32_t *taken) {
+  lane_arm *a = &s->arms[part];
+  graph *g = a->g;
+  const uint32_t before = s->nshared; /* those of the other arm */
+  if (!take_others(s, 0, a, taken, before)) return false;
+  const uint32_t n = g->n;
+  uint32_t *of = calloc(n, sizeof *of); /* by node: 1 + which result it is */
+  bool *read = calloc(n, sizeof *read), ok = of && read;
+  for (uint32_t k = 0; k < s->nresults && ok; k++) {
+    const uint32_t v = a->outs[k];
+    const graph_type *t = &g->nodes[v].type;
+    bool may = !(v < a->batch.cap && a->batch.whole[v]) && dtype_is_float((qn_dtype)t->dtype) && !t->weak &&
+               g->nodes[v].kind != NODE_INPUT && g->nodes[v].kind != NODE_CONST;
+    for (int i = 0; i < t->rank && may; i++) may = !dim_is_late(&g->dims, t->shape[i]);
+    if (may) of[v] = 1 + k;
+  }
+  for (uint32_t k = 0; k < g->noutputs && ok; k++) read[g->outputs[k]] = true;
+  for (uint32_t v = n; v-- > 1 && ok;)
+    for (int k = 0; read[v] && !of[v] && k < g->nodes[v].nin; k++) read[g->nodes[v].in[k]] = true;
+  for (uint32_t v = 1; v < n && ok; v++) {
+    if (!read[v] || !of[v]) continue;
+    taken[s->nshared] = of[v] - 1;
+    const uint32_t from = lane_result(b->g, node, part, of[v] - 1);
+    ok = from && graph_make_input(g, v);
+    s->shared[s->nshared++] = from;
+  }
+  free(of);
+  free(read);
+  return ok && (part == 0 || take_others(s, 1, &s->arms[0], taken + before, s->nshared - before));
 }
 
 static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
-  same_way s;
-  uint32_t made = 0;
-  bool ok = same_way_begin(b, node, &s);
+  same_way s = {0};
+  uint32_t made = 0, nresults = graph_nresults(&b->g->nodes[node]);
+  const bool gives = gives_shared(b, node);
+  bool ok = (!gives || grad_expose(b->g, node)) && same_way_begin(b, node, &s);
+  uint32_t *taken = ok ? calloc(2 * (size_t)s.nresults + 1, sizeof *taken) : NULL;
+  ok = taken != NULL;
   for (int part = 0; part < 2 && ok; part++) {
     lane_arm *a = &s.arms[part];
     ok = same_way_part(b, &s, part, s.results, why);
     /* Results that all lanes share become results of the counterpart, too, so that nothing depends on the lane's own node. */
-    for (uint32_t k = 0; k < s.nresults && ok; k++) ok = graph_output(a->g, batch_whole_always(&a->batch, a->outs[k]));
-    ok = ok && (s.parts[part] = lane_arm_done(a)) != NULL;
+    for (uint32_t k = 0; k < nresults && ok; k++) ok = graph_output(a->g, batch_whole_always(&a->batch, a->outs[k]));
+    ok = ok && (!gives || take_shared(b, node, &s, part, taken));
   }
+  free(taken);
+  for (int part = 0; part < 2 && ok; part++) ok = (s.parts[part] = lane_arm_done(&s.arms[part])) != NULL;
   if (ok)
     made = same_way_node(b, &s);
   else
-    graph_free(s.parts[0]);
+    for (int part = 0; part < 2; part++) graph_free(s.parts[part]);
   batched_regions *r = results_new(b, node, made, s.nresults);
   for (uint32_t k = 0; k < s.nresults && r; k++) r->differs[k] = true;
   same_way_free(&s);

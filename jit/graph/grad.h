@@ -110,6 +110,8 @@ typedef struct control_grad {
 QN_MUST_CHECK bool grad_control_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *any);
 /* False: not differentiable, as `why` says, or memory is short. */
 QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
+/* All floats of the arms of branch `node`, and of the branches and loops in them, become results of it. False: memory is short. */
+QN_MUST_CHECK bool grad_expose(graph *g, uint32_t node);
 
 /* Is carry k of a loop with this body a host int that goes up by one each turn? */
 bool graph_counts_up(const graph *body, uint32_t k);

@@ -132,23 +132,6 @@ static bool region_vjp_root(region_vjp *x, uint32_t k, uint32_t seed, uint32_t t
   return (x->seeds[x->nroots++] = seed) != 0;
 }
 
-/* Sets *t to the type that node `v` of `from` has in `to`, where the inputs of `from` are these nodes. False: memory is short. */
-static bool type_beside(graph *to, const uint32_t *inputs, const graph *from, uint32_t v, graph_type *t) {
-  *t = from->nodes[v].type;
-  bool known = true;
-  for (int a = 0; a < t->rank; a++) known &= t->shape[a] >= 0;
-  if (known) return true;
-  size_map m;
-  uint32_t *map = calloc(from->n, sizeof *map);
-  bool ok = size_map_begin(&m, to, from, map) && map;
-  for (uint32_t i = 0; i < from->ninputs && ok; i++) map[from->inputs[i]] = inputs[i];
-  if (ok) size_map_type(&m, v, t);
-  ok = ok && !m.failed && !to->failed && !to->dims.arena->failed;
-  free(map);
-  size_map_end(&m);
-  return ok;
-}
-
 /* Result `index` of a node with regions: the node that takes it already, or else a new one. (An array of kept rows must be taken by one
  * node only, since its size is a symbol of that node.) */
 static uint32_t result_of(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site) {
@@ -176,11 +159,11 @@ static uint32_t arm_result(graph *g, uint32_t node, int a, uint32_t v) {
   uint32_t k = 0;
   while (k < arm->noutputs && arm->outputs[k] != v) k++;
   if (k == arm->noutputs) {
-    if (!type_beside(other, other->inputs, arm, v, &t) || !graph_output(arm, v) ||
+    if (!size_map_type_beside(other, other->inputs, arm, v, &t) || !graph_output(arm, v) ||
         !graph_output(other, graph_full(other, &t, 0, 0)))
       return 0;
   }
-  return type_beside(g, n.in + 1, arm, v, &t) ? result_of(g, node, k, t, n.site) : 0;
+  return size_map_type_beside(g, n.in + 1, arm, v, &t) ? result_of(g, node, k, t, n.site) : 0;
 }
 
 static uint32_t keep_carries(graph *g, uint32_t node, bool derived);
@@ -249,7 +232,7 @@ static bool expose_turns(graph *g, uint32_t node) {
   for (uint32_t k = 0; k < body->noutputs; k++) {
     graph_type t = body->nodes[body->outputs[k]].type;
     if (!dtype_is_float((qn_dtype)t.dtype) && k < ncarries) continue;
-    if (!type_beside(g, n.in, body, body->outputs[k], &t)) return false;
+    if (!size_map_type_beside(g, n.in, body, body->outputs[k], &t)) return false;
     uint32_t of = result_of(g, node, k, t, n.site);
     if (!of || (k >= ncarries && padded(g, of) == of && !pad_rows(g, of, most > 2 ? most : 2))) return false;
   }
@@ -280,6 +263,8 @@ static bool expose_regions(graph *g) {
   }
   return true;
 }
+
+bool grad_expose(graph *g, uint32_t node) { return expose_arms(g, node); }
 
 /* Is called with the gradient of a region, whose results are the cotangents of `wrt`, and may add results and inputs. False when memory is short. */
 typedef bool region_vjp_made(void *ctx, const region_vjp *x);
@@ -341,7 +326,7 @@ typedef struct arm_values {
 static bool take_others(graph *g, const arm_values *others) {
   for (uint32_t i = 0; i < others->n; i++) {
     graph_type t;
-    if (!type_beside(g, g->inputs, others->arm, others->values[i], &t) || !graph_input(g, t, 0)) return false;
+    if (!size_map_type_beside(g, g->inputs, others->arm, others->values[i], &t) || !graph_input(g, t, 0)) return false;
   }
   return true;
 }

@@ -99,6 +99,22 @@ void size_map_facts(size_map *m) {
   }
 }
 
+bool size_map_type_beside(graph *to, const uint32_t *inputs, const graph *from, uint32_t v, graph_type *t) {
+  *t = from->nodes[v].type;
+  bool known = true;
+  for (int a = 0; a < t->rank; a++) known &= t->shape[a] >= 0;
+  if (known) return true;
+  size_map m;
+  uint32_t *map = calloc(from->n, sizeof *map);
+  bool ok = size_map_begin(&m, to, from, map) && map;
+  for (uint32_t i = 0; i < from->ninputs && ok; i++) map[from->inputs[i]] = inputs[i];
+  if (ok) size_map_type(&m, v, t);
+  ok = ok && !m.failed && !to->failed && !to->dims.arena->failed;
+  free(map);
+  size_map_end(&m);
+  return ok;
+}
+
 static bool copy_node(size_map *m, uint32_t *map, uint32_t i) {
   graph *to = m->to;
   graph_node n = m->from->nodes[i];

@@ -33,5 +33,8 @@ qn_dim size_map_size(size_map *m, qn_dim d);
 void size_map_attr(size_map *m, op_id op, op_attr *attr);
 /* Notes in `to` the facts about sizes that `from` relies on. Those about nodes that have not been copied are left out. */
 void size_map_facts(size_map *m);
+/* Sets *t to the type that node `v` of `from` has in `to`, where the inputs of `from` are these nodes. False: memory is short. */
+QN_MUST_CHECK bool size_map_type_beside(graph *to, const uint32_t *inputs, const graph *from, uint32_t v,
+                                        graph_type *t);
 
 #endif

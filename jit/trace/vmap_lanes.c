@@ -19,6 +19,7 @@
 #include "jit/run/eager.h"
 #include "jit/graph/batch.h"
 #include "jit/trace/anchors.h"
+#include "jit/trace/body.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/products.h"
@@ -849,6 +850,21 @@ static bool expect_some(struct recording *r, const struct vmap_level *l, qn_valu
   return ok;
 }
 
+/* Is a function the graph of a gradient, as those that jacobians call? Eager calls append all of its nodes before they are batched. */
+static bool is_linear_map(qn_value fn) {
+  return value_is(fn, TAG_FN) && value_fn(fn)->head.flags == FN_GRAPH && !body_of(fn)->call.regions.n;
+}
+
+static bool has_loops(const graph *g) {
+  bool has = false;
+  for (uint32_t i = 1; i < g->n && !has; i++) {
+    const graph_node *n = &g->nodes[i];
+    has = n->kind == NODE_LOOP ||
+          (n->kind == NODE_IF && (has_loops(n->payload.regions[0]) || has_loops(n->payload.regions[1])));
+  }
+  return has;
+}
+
 /* In a call that is captured, the function is first recorded as it would be without vmap, in an arm whose inputs are tracers of the lane: there
  * loops and branches on data become regions. The nodes of the arm then join the recording, and batches of regions are regions. `l`: the level,
  * which is open. (Not where lanes hand on floats that they share, inside a gradient; nor where a device's library
@@ -892,6 +908,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
     l->batch.region = true;
     l->batch.together =
         rec_derivatives(r) > 0 || vmap_aside(r); /* (the vmap around has no rule for lanes that are gathered) */
+    l->batch.shared_first = rec_derivatives(r) > 0 && !vmap_aside(r) && is_linear_map(fn) && !has_loops(arm->g);
     if (!arm_splice(r, arm, &value)) {
       failed = true;
     } else if (!vmap_advance(r)) { /* it cannot be batched */
@@ -903,7 +920,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
       value_release(vm, value);
       failed = true;
     }
-    l->batch.region = l->batch.together = false;
+    l->batch.region = l->batch.together = l->batch.shared_first = false;
   }
   vm_disown(vm, &held);
   rec_free(arm);
