@@ -340,6 +340,7 @@ static qn_value run_recorded(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from,
     b.fork = forks ? fork_of(vm, c, i) : NULL;
     if (!(forks && may_fork(vm, *b.fork) && offer_fork(vm, n, fp, i, to, &end, &v)))
       v = run_statement(vm, n, fp, i, to);
+    if (op_deferred(vm) && !value_stops(v) && !rec_end_long(vm)) v = value_fail(vm, v);
     forks = true;
     i = end;
     cut = captures && rec_captures(vm) != captures && cut_block(vm, n, at);

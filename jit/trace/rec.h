@@ -401,6 +401,8 @@ static inline bool rec_may_leave(const qn_vm *vm) { return vm->rec != NULL; }
 /* Offers the rest of a function to the recorder, from a statement on that may return. `assigned`: what it may rebind. REC_NOT_YET: nothing has
  * happened, and the interpreter goes on as usual. REC_DONE: it has become part of the graph, and *result is what the function returns. */
 QN_MUST_CHECK rec_answer rec_tail(qn_vm *vm, span at, rec_arm tail, rec_slots assigned, qn_value *result);
+/* Behind each statement of a block: ends the recording in progress if it has more nodes than jit.nodes. False with an error raised. */
+QN_MUST_CHECK bool rec_end_long(qn_vm *vm);
 /* A block of several statements in progress, on the stack of whoever runs it, from rec_block_begin to rec_block_end. */
 typedef struct rec_block {
   struct rec_block *outer;

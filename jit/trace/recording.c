@@ -1207,6 +1207,20 @@ bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n) {
   return ok;
 }
 
+/* A recording that has more nodes than jit.nodes ends behind the statement in progress, where nothing but variables holds traced values. One
+ * that is this many times as long ends at once. */
+enum { WITHIN_STATEMENT = 4 };
+
+static bool too_many_nodes(const struct recording *r, int64_t times) {
+  return (int64_t)r->g->n - r->row_nodes - (r->capturing ? 0 : r->done) > times * r->vm->tune[TUNE_jit_nodes];
+}
+
+bool rec_end_long(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (r->tries || r->held || r->vmap_held.on || (r->arm && !r->lenient) || !too_many_nodes(r, 1)) return true;
+  return rec_break(r, BREAK_too_many_nodes, NULL);
+}
+
 bool rec_appended(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->tries) return rec_run_pending(r);
@@ -1216,8 +1230,7 @@ bool rec_appended(struct recording *r) {
   }
   if (r->held) return true;
   if (r->vmap_held.on) return true; /* a backward pass of tracers that have no values, of any length: nothing runs */
-  if ((int64_t)r->g->n - r->row_nodes - (r->capturing ? 0 : r->done) > vm->tune[TUNE_jit_nodes])
-    return rec_break(r, BREAK_too_many_nodes, NULL);
+  if (too_many_nodes(r, r->arm && !r->lenient ? 1 : WITHIN_STATEMENT)) return rec_break(r, BREAK_too_many_nodes, NULL);
   size_t most = (size_t)vm->tune[TUNE_jit_pending_bytes];
   if (r->pending_bytes <= most || r->hollow) return true;
   r->pending_bytes = held_bytes(r);

@@ -419,13 +419,8 @@ static qn_dtype dtype_of_items(qn_vm *vm, const qn_list *l) {
   return array ? (qn_dtype)value_array(first)->dtype : value_is(first, TAG_INT) ? QN_i64 : QN_f64;
 }
 
-qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i) {
-  const qn_list *l = value_list(list);
-  if (!l->len || l->len > CHOSEN_ITEMS || l->head.aux == OBJ_PROGRESS || !rec_chosen_by_data(vm, i))
-    return value_unset();
-  qn_dtype dtype = dtype_of_items(vm, l);
-  if (dtype == QN_DTYPE_COUNT) return value_unset();
-  if (!rec_try_item_asked(vm, l->len, &i)) return value_error();
+/* The item of a list of dtype_of_items' dtype that i names. Owned, or the error value. */
+static qn_value item_of_stacked(qn_vm *vm, const qn_list *l, qn_dtype dtype, qn_value i) {
   qn_value all = op_stack(vm, l->items, (int)l->len, 0, dtype);
   if (value_is_error(all)) return all;
   index_item item = {.kind = INDEX_ARRAY, .array = i};
@@ -435,6 +430,19 @@ qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i) {
   qn_value number = rec_host_number(vm, out, dtype == QN_i64 ? WEAK_INT : WEAK_FLOAT);
   value_release(vm, out);
   return number;
+}
+
+qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i) {
+  const qn_list *l = value_list(list);
+  if (!l->len || l->len > CHOSEN_ITEMS || l->head.aux == OBJ_PROGRESS || !rec_chosen_by_data(vm, i))
+    return value_unset();
+  qn_dtype dtype = dtype_of_items(vm, l);
+  if (dtype == QN_DTYPE_COUNT) return value_unset();
+  if (!rec_try_item_asked(vm, l->len, &i)) return value_error();
+  struct recording *held = rec_hold(vm); /* i and the items are traced until the item is there */
+  qn_value out = item_of_stacked(vm, l, dtype, i);
+  if (rec_let_go(vm, held, !value_is_error(out))) return out;
+  return value_is_error(out) ? out : value_fail(vm, out);
 }
 
 /* How deep in results and arguments stacked lists are looked for, and among how many parts. Results of graphs have no more of them; of values that the

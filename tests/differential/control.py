@@ -41,9 +41,12 @@ MODES = {
     "on": ["--jit", "on", *HOT, *LOOPS, *VM],
     "compiled": ["--jit", "sync", *HOT, *LOOPS, *SHORT, "--threads", "2"],
     "no_regions": ["--jit", "sync", *HOT, *VM, "--set", "jit.regions=0"],
+    # Recordings that come to their limit, anywhere in the program.
+    "few_nodes": ["--jit", "sync", *HOT, *LOOPS, *VM, "--set", "jit.nodes=60"],
+    "few_flat_nodes": ["--jit", "sync", *HOT, *VM, "--set", "jit.regions=0", "--set", "jit.nodes=25"],
 }
 # Which mode a program runs in besides "loops", in turn.
-TURNS = ("unrolled", "verify", "on", "no_unrolling", "unrolled", "verify_unrolled", "on", "compiled", "verify", "no_unrolling", "unrolled", "no_regions")
+TURNS = ("unrolled", "verify", "on", "no_unrolling", "few_flat_nodes", "verify_unrolled", "on", "compiled", "verify", "no_unrolling", "few_nodes", "no_regions")
 LIMIT = 20  # seconds for one run; the slowest takes one
 CC_LIMIT = 60  # in mode compiled, which waits for the C compiler: derivatives of derivatives have hundreds of kernels
 
