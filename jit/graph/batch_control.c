@@ -157,6 +157,7 @@ static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *in
   a->outs = calloc((size_t)arm->noutputs + arm->ninputs + 1, sizeof *a->outs);
   uint32_t *none = calloc(arm->n, sizeof *none), *args = a->outs + arm->noutputs, culprit;
   size_map sizes = {0};
+  if (a->g) a->g->tail = arm->tail;
   bool ok = a->g && a->outs && none && size_map_begin(&sizes, a->g, arm, none) &&
             lane_arm_inputs(b, &sizes, inputs, more, a, args, why) && graph_inline(a->g, arm, args, a->outs, true) &&
             batch_advance(&a->batch, &culprit, why);

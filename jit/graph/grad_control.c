@@ -166,6 +166,61 @@ static uint32_t arm_result(graph *g, uint32_t node, int a, uint32_t v) {
   return size_map_type_beside(g, n.in + 1, arm, v, &t) ? result_of(g, node, k, t, n.site) : 0;
 }
 
+/* Sets *value to a host int or bool that is known where arm a of branch `node` is taken. `most`: how many branches and comparisons may be looked at. */
+static bool known_there(const graph *g, uint32_t node, int a, uint32_t v, int most, int64_t *value) {
+  for (; most > 0; most--) {
+    const graph_node *n = &g->nodes[v];
+    qn_value number;
+    int64_t x, y;
+    if (n->kind == NODE_OP && n->op == OP_eq) {
+      if (!known_there(g, node, a, n->in[0], most - 1, &x) || !known_there(g, node, a, n->in[1], most - 1, &y))
+        return false;
+      *value = x == y;
+      return true;
+    }
+    if (n->kind != NODE_PROJ) {
+      if (!n->type.weak || n->type.dtype == WEAK_FLOAT || !graph_const_value(g, v, &number)) return false;
+      *value = number.u.i;
+      return true;
+    }
+    const graph_node *of = &g->nodes[n->in[0]];
+    if (of->kind != NODE_IF || (n->in[0] != node && !known_there(g, node, a, of->in[0], most - 1, &x))) return false;
+    const graph *arm = of->payload.regions[n->in[0] == node ? a : !x];
+    const uint32_t made = arm->outputs[n->payload.index];
+    if (graph_const_value(arm, made, &number)) {
+      if (dtype_is_float((qn_dtype)n->type.dtype)) return false;
+      *value = number.u.i;
+      return true;
+    }
+    if (arm->nodes[made].kind != NODE_INPUT) return false;
+    v = of->in[1 + arm->nodes[made].payload.input];
+  }
+  return false;
+}
+
+/* What the code behind the branches after `node` uses in place of its result that node `value` takes: where arm a is taken, the way of some of
+ * them is known, as that of the tail of a function behind an arm that does not agree with the other, and they may leave the value as it is. All
+ * uses of the value are those of one node, then. */
+static uint32_t passed_on(const graph *g, uint32_t node, int a, uint32_t value) {
+  enum { MOST = 8 };
+  for (uint32_t i = value; i < g->n && value; i++) {
+    const graph_node *p = &g->nodes[i];
+    if (p->kind != NODE_PROJ || p->in[0] < value || g->nodes[p->in[0]].kind != NODE_IF) continue;
+    const graph_node *n = &g->nodes[p->in[0]];
+    bool takes = false;
+    if (!n->payload.regions[0]->tail) continue;
+    for (int k = 1; k < n->nin; k++) takes |= n->in[k] == value;
+    int64_t yes;
+    if (!takes || !known_there(g, node, a, n->in[0], MOST, &yes)) continue;
+    const graph *arm = n->payload.regions[!yes];
+    const graph_node *made = &arm->nodes[arm->outputs[p->payload.index]];
+    if (made->kind == NODE_INPUT && n->in[1 + made->payload.input] == value &&
+        graph_type_same(&p->type, &g->nodes[value].type))
+      value = i;
+  }
+  return value;
+}
+
 static uint32_t keep_carries(graph *g, uint32_t node, bool derived);
 static void rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added);
 static bool exact_turns(const graph *g, uint32_t node);
@@ -331,6 +386,15 @@ static bool take_others(graph *g, const arm_values *others) {
   return true;
 }
 
+/* Two inputs change their places. */
+static void swap_inputs(graph *g, uint32_t i, uint32_t k) {
+  const uint32_t node = g->inputs[i];
+  g->inputs[i] = g->inputs[k];
+  g->inputs[k] = node;
+  g->nodes[g->inputs[i]].payload.input = i;
+  g->nodes[node].payload.input = k;
+}
+
 /* Makes the values that are read inputs of an arm's gradient. */
 static bool keep_arm_values(arm_values *a, graph *back) {
   uint32_t n = a->arm->n;
@@ -459,10 +523,16 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
     if (c->so_far[k]) in[nin++] = c->so_far[k];
     if (c->so_far[k] && c->so_far_there[k]) in[nin++] = c->so_far_there[k];
   }
+  const uint32_t first = nin;
   for (int a = 0; a < 2; a++) {
-    for (uint32_t i = 0; i < kept[a].n; i++) in[nin++] = arm_result(g, c->node, a, kept[a].values[i]);
+    for (uint32_t i = 0; i < kept[a].n; i++)
+      in[nin++] = passed_on(g, c->node, a, arm_result(g, c->node, a, kept[a].values[i]));
     free(kept[a].values);
   }
+  for (uint32_t i = first; i < first + kept[0].n;
+       i++) /* what both read is read as one input, so that it has one cotangent in both */
+    for (uint32_t k = first + kept[0].n; k < nin; k++)
+      if (in[i] == in[k]) swap_inputs(arms[1], i - 1, k - 1);
   drop_known(arms, nwanted, nplain, to);
   uint32_t node = graph_regions(g, NODE_IF, in, (int)nin, arms[0], arms[1], NULL, n.site);
   for (int k = 1; k < n.nin && node; k++) {

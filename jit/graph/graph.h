@@ -100,6 +100,9 @@ struct graph {
   uint32_t nsites, sites_cap;
   dim_table dims;
   bool fast_math; /* simplification may use rows that change bits */
+  /* of an arm: its branch is none of the program's, but says whether a way is the one that was recorded, so a result that it leaves as it was is no
+   * other variable's value */
+  bool tail;
   int64_t
       grad_bytes; /* how many bytes of carries a loop may keep for its gradient (grad.bytes); 0: the tunable's default */
   bool failed;    /* out of memory while building: the graph must not be used */

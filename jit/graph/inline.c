@@ -142,11 +142,10 @@ bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *
     const graph_site x = from->sites[s];
     ok = graph_site_add(to, x.at, x.parent ? x.parent + nsites : 0, x.function, x.whole) == s + nsites;
   }
+  for (uint32_t k = 0; k < from->ninputs && ok; k++) /* sizes of one may be those of nodes before it, too */
+    map[from->inputs[k]] = args[k];
   for (uint32_t i = 1; i < from->n && ok; i++) {
-    if (from->nodes[i].kind == NODE_INPUT)
-      map[i] = args[from->nodes[i].payload.input];
-    else
-      ok = copy_node(&m, map, i);
+    if (from->nodes[i].kind != NODE_INPUT) ok = copy_node(&m, map, i);
     if (ok && sites && from->nodes[i].site && from->nodes[i].kind != NODE_INPUT && map[i] >= first)
       to->nodes[map[i]].site = from->nodes[i].site + nsites;
   }

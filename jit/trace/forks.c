@@ -456,6 +456,7 @@ static bool join_ends(fork *f, struct recording *r, way_end *first, way_end *sec
   qn_value *joined = mem_zalloc(vm, (n + (size_t)1) * sizeof *joined);
   if (!joined) return false;
   way_end *const ends[2] = {first, second};
+  first->r->g->tail = true;
   bool ok = ends_join(r, ends, f->all.n, false, predicate, site, joined, NULL) == REC_DONE;
   if (ok) slots_set(vm, f->all, joined);
   for (uint32_t i = 0; i < n; i++) value_release(vm, joined[i]);

@@ -150,6 +150,7 @@ bool end_miss(qn_vm *vm, way_end *end, const rec_way *w) {
   end->r = NULL;
   end_free(vm, end);
   end->r = r;
+  r->g->tail = true;
   end->plain = true;
   if (!(end->held = mem_zalloc(vm, held_bytes(n)))) return false;
   end->first = (uint32_t *)(end->held + n);
@@ -414,6 +415,8 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool 
   j.plain = ends[0]->plain || ends[1]->plain;
   j.merges = j.plain && parted_wanted(r);
   uint32_t n = ends[0]->nheld;
+  const bool tail = ends[0]->r->g->tail || ends[1]->r->g->tail;
+  ends[0]->r->g->tail = ends[1]->r->g->tail = tail;
   for (uint32_t i = 0; i < n; i++) {
     joined[i] = value_nil();
     for (int k = 0; k < 2; k++) ends[k]->idle[i] &= IDLE;
