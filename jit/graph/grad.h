@@ -133,10 +133,11 @@ bool graph_sizes_count(const graph *body, uint32_t ncarries);
  * INT64_MAX: neither. */
 int64_t graph_most_turns(const graph *g, uint32_t node);
 
-/* Chooses what a loop keeps of each turn for its gradient, besides its carries (keep.c). g is the gradient of a turn: its inputs are first
- * the turn's `ncarries` carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first`
- * that are better kept as rows than made once more. False: memory is short. */
-QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool *kept);
+/* Chooses what a loop keeps of each turn for its gradient (keep.c). g is the gradient of a turn: its inputs are first the turn's `ncarries`
+ * carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first` that are better kept as
+ * rows than made once more, and for carries whose rows are then read; of these it may say so although nobody reads them. `carries_cost`: a carry that
+ * is not read needs no rows, which is better. False: memory is short. */
+QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool carries_cost, bool *kept);
 /* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
 bool graph_may_be_row(const graph *g, uint32_t v);
 /* May a gradient that will be differentiated itself keep all floats of an arm or a turn? Of a loop in it, it must be seen how many turns it makes

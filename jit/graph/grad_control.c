@@ -953,6 +953,7 @@ typedef struct value_choice {
   const graph *body; /* of the loop */
   arena *memory;
   int64_t turns, rows; /* the loop makes at most so many; rows of so many of them are kept at a time */
+  bool all;            /* are these of all turns? Then carries that are not read need no rows */
 } value_choice;
 
 /* Marks what the marked nodes are made of. */
@@ -1006,9 +1007,9 @@ static bool keep_read_values(const value_choice *c, graph *back, bool *kept) {
     if (!graph_make_input(back, v)) return false;
   }
   memset(kept, 0, n * sizeof *kept);
-  if (!graph_keep(back, n, l->ncarries, kept)) return false;
+  if (!graph_keep(back, n, l->ncarries, false, kept)) return false;
   for (uint32_t v = 1; v < n; v++) {
-    if (!kept[v]) continue;
+    if (!kept[v] || back->nodes[v].kind == NODE_INPUT) continue;
     l->values[l->nvalues++] = v;
     if (!graph_make_input(back, v)) return false;
   }
@@ -1027,12 +1028,14 @@ static bool keep_values(void *ctx, const region_vjp *x) {
   l->types = arena_alloc(c->memory, n * sizeof *l->types);
   if (!kept || !l->values || !l->types || !keep_flags(c, x)) return false;
   if (l->derived) return keep_read_values(c, back, kept);
-  if (!graph_keep(back, n, l->ncarries, kept)) return false;
-  for (uint32_t v = 1; v < n; v++)
-    if (kept[v]) l->values[l->nvalues++] = v;
-  int64_t bytes = rows_bytes(back, back->inputs, l->ncarries), more;
-  if (__builtin_add_overflow(bytes, rows_bytes(back, l->values, l->nvalues), &more)) more = INT64_MAX - 1;
-  int64_t room = slots_for(back, more, c->turns), needed = c->rows;
+  if (!graph_keep(back, n, l->ncarries, c->all, kept)) return false;
+  uint32_t nrows = 0, *rows = arena_alloc(c->memory, n * sizeof *rows);
+  if (!rows) return false;
+  for (uint32_t v = 1; v < n; v++) {
+    if (kept[v]) rows[nrows++] = v;
+    if (kept[v] && back->nodes[v].kind != NODE_INPUT) l->values[l->nvalues++] = v;
+  }
+  int64_t room = slots_for(back, rows_bytes(back, rows, nrows), c->turns), needed = c->rows;
   if (needed > KEPT_MANY && (c->turns == INT64_MAX || needed < c->turns)) needed = KEPT_MANY;
   if (room < needed) l->nvalues = 0;
   if (l->nvalues && room < l->block) l->block = room;
@@ -1193,7 +1196,8 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
                          .asked = arena_alloc(memory, (n.nin + (size_t)1) * sizeof *choice.asked),
                          .body = n.payload.regions[1],
                          .memory = memory,
-                         .turns = most};
+                         .turns = most,
+                         .all = all};
   l->block = choice.rows = all ? most : slots;
   if (!choice.flags || !choice.asked || !rows || !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
     return false;

@@ -1,13 +1,14 @@
-/* What a loop keeps of its turns for their gradient, besides its carries (graph_keep of grad.h): a minimum cut.
+/* What a loop keeps of its turns for their gradient (graph_keep of grad.h): a minimum cut.
  *
  * The gradient of a turn reads values of the turn. A value is either read from a row that the forward pass kept, or made once more from
- * its operands, which are then read in the same way; carries and captured values are there anyway. A row costs its bytes, written and
+ * its operands, which are then read in the same way; captured values are there anyway. A row costs its bytes, written and
  * read; making a value costs what its op costs. The cheapest choice is a minimum cut of a network with two vertices for each value v:
  *
  *     source ── inf ──> need(v)        if the gradient itself reads v
  *     need(v) ── bytes ──> make(v)     cut: v is kept
  *     make(v) ── work ──> sink         cut: v is made once more
  *     make(v) ── inf ──> need(u)       for each operand u of v
+ *     need(v) ── bytes ──> sink        of a carry; cut: its rows are read
  *
  * (PyTorch's AOTAutograd partitions straight-line graphs so.) The flow is found by Dinic's algorithm. Values that are the same in all turns are
  * never kept: their rows would hold copies.
@@ -202,6 +203,7 @@ typedef struct turn_nodes {
   uint32_t first; /* of the gradient's nodes */
   bool *read;     /* by node: do the results depend on it? */
   bool *varies;   /* by node of the turn: does it depend on what was carried, and is it no input? */
+  bool *carried;  /* by node of the turn: is it a carry whose rows cost something? */
   network w;
   bool ok;
 } turn_nodes;
@@ -211,8 +213,10 @@ static void read_size_node(void *ctx, uint32_t node) {
   t->read[node] = true;
 }
 
-static void mark_nodes(turn_nodes *t, uint32_t ncarries) {
+static void mark_nodes(turn_nodes *t, uint32_t ncarries, bool carries_cost) {
   const graph *g = t->g;
+  for (uint32_t k = 0; k < ncarries && carries_cost; k++)
+    t->carried[g->inputs[k]] = !g->nodes[g->inputs[k]].type.weak; /* (host numbers are too cheap) */
   for (uint32_t k = 0; k < g->noutputs; k++) t->read[g->outputs[k]] = true;
   for (uint32_t v = g->n - 1; v > 0; v--) {
     if (!t->read[v]) continue;
@@ -229,7 +233,7 @@ static void mark_nodes(turn_nodes *t, uint32_t ncarries) {
 
 /* Node `user` needs value v, if that is one of the turn that must be made or kept. */
 static void edge_to(turn_nodes *t, uint32_t user, uint32_t v) {
-  if (t->ok && v < t->first && t->varies[v])
+  if (t->ok && v < t->first && (t->varies[v] || t->carried[v]))
     t->ok = add_edge(&t->w, user < t->first ? make(user) : SOURCE, need(v), ENDLESS);
 }
 
@@ -246,6 +250,8 @@ static void edge_to_size_node(void *ctx, uint32_t node) {
 static void add_edges(turn_nodes *t) {
   const graph *g = t->g;
   for (uint32_t v = 1; v < g->n && t->ok; v++) {
+    if (t->read[v] && v < t->first && t->carried[v])
+      t->ok = add_edge(&t->w, need(v), SINK, plus(times(graph_row_bytes(g, v), 2), ROW_COST));
     if (!t->read[v] || (v < t->first && !t->varies[v])) continue;
     if (v < t->first) {
       bool may =
@@ -260,28 +266,34 @@ static void add_edges(turn_nodes *t) {
     if (g->outputs[k] < t->first) edge_to(t, t->first, g->outputs[k]);
 }
 
-bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool *kept) {
+bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool carries_cost, bool *kept) {
   uint32_t vertices = VERTICES + 2 * first;
   turn_nodes t = {.g = g, .first = first, .ok = true};
   network *w = &t.w;
+  for (uint32_t k = 0; k < ncarries; k++) kept[g->inputs[k]] = true;
   if (first > MOST_NODES) return true;
   arena_init(&w->memory, NULL);
   t.read = arena_alloc(&w->memory, g->n * sizeof *t.read);
   t.varies = arena_alloc(&w->memory, first * sizeof *t.varies);
+  t.carried = arena_alloc(&w->memory, first * sizeof *t.carried);
   w->first = arena_alloc(&w->memory, vertices * sizeof *w->first);
   w->level = arena_alloc(&w->memory, vertices * sizeof *w->level);
   w->at = arena_alloc(&w->memory, vertices * sizeof *w->at);
   w->queue = arena_alloc(&w->memory, vertices * sizeof *w->queue);
   w->n = 2; /* edge 0 is none, and 1 its way back */
   t.ok = !w->memory.failed;
-  if (t.ok) mark_nodes(&t, ncarries);
+  if (t.ok) mark_nodes(&t, ncarries, carries_cost);
   if (t.ok) add_edges(&t);
   if (t.ok) {
     while (set_levels(w, vertices)) {
       memcpy(w->at, w->first, vertices * sizeof *w->at);
       while (send(w)) {}
     }
-    for (uint32_t v = 1; v < first; v++) kept[v] = w->level[need(v)] && !w->level[make(v)];
+    for (uint32_t v = 1; v < first; v++)
+      if (g->nodes[v].kind != NODE_INPUT)
+        kept[v] = w->level[need(v)] && !w->level[make(v)];
+      else if (t.carried[v])
+        kept[v] = w->level[need(v)];
   }
   arena_free(&w->memory);
   return t.ok;
