@@ -106,7 +106,8 @@ typedef enum op_raises {
  *              i * step + k * dilation of the axis
  *   pad        d[3i..3i+2] = low, high, interior: all >= 0 (cropping is a slice)
  *   index      d[0] = number of index operands k; they broadcast together and replace the k leading axes
- *              flags & ATTR_ROW: it takes a row that a loop has kept, and stands for the value that this was (grad.c)
+ *              flags & ATTR_ROW: it takes a row that a loop has kept, and stands for the value that this was (grad.c); & ATTR_NUMBER: of a host
+ *              number (grad_is_number; inputs of arms may have this flag, too)
  *   scatter    d[0] as for index; mode = how v is combined (scatter_mode)
  *   compress   mask covers the leading axes (its rank)
  *   random_*   mode = where the key is from: DRAW_COUNTED the VM's seed and counter, DRAW_KEYED the program. Lanes of a vmap get
@@ -124,7 +125,8 @@ enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 /* clang-format off */
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
        ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape */,
-       ATTR_JOINS = ATTR_EXCLUSIVE /* of a where */, ATTR_ROW = ATTR_EXCLUSIVE /* of an index */ };
+       ATTR_JOINS = ATTR_EXCLUSIVE /* of a where */, ATTR_ROW = ATTR_EXCLUSIVE /* of an index */,
+       ATTR_NUMBER = ATTR_DESCENDING /* of an index, an input */ };
 /* clang-format on */
 /* Is the product of operands of these ranks the sum of the products of their elements, sum(x * y)? That of two vectors is: in a graph it is
  * made of these ops (graph_op), and its one-op kernel and its loop for few elements sum in their order. All others are fma chains. */

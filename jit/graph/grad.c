@@ -123,6 +123,8 @@ typedef struct backward {
   const graph_rules *rules;
   /* lists of results, by node - from: of a branch or loop the last NODE_PROJ, of a NODE_PROJ the one before it */
   uint32_t *proj_of;
+  bool **
+      varies; /* by node - from: of a branch or loop that is active, which of its results are; NULL: there is none yet */
   graph_region *regions; /* those that begin at `from` or later and lie in no other, by descending end */
   uint32_t nregions;
   bool sums; /* nodes of wrt have cotangents from outside: these nodes are a region's, and perhaps the turn of a loop */
@@ -290,6 +292,19 @@ void grad_mark_plain(const graph *g, bool *marks) {
   }
 }
 
+/* Notes which results of an active branch or loop are active. */
+static bool mark_results(backward *b, uint32_t i) {
+  const graph_node *n = &b->g->nodes[i];
+  if (!b->varies) b->varies = arena_alloc(&b->scratch, (b->last - b->from + (size_t)1) * sizeof *b->varies);
+  bool *operands = arena_alloc(&b->scratch, n->nin * sizeof *operands);
+  bool *results = arena_alloc(&b->scratch, (graph_nresults(n) + (size_t)1) * sizeof *results);
+  if (!b->varies || !operands || !results) return out_of_memory(b->why, b->culprit);
+  for (uint32_t k = 0; k < n->nin; k++) operands[k] = is_float(b->g, n->in[k]) && is_active(b, n->in[k]);
+  if (!grad_control_varies(n, operands, results)) return out_of_memory(b->why, b->culprit);
+  b->varies[i - b->from] = results;
+  return true;
+}
+
 /* Marks the active nodes. */
 static bool mark_active(backward *b) {
   const graph *g = b->g;
@@ -312,7 +327,10 @@ static bool mark_active(backward *b) {
     uint32_t first = graph_is_rule(n) ? 1 + 2 * graph_rule_made(n) : 0,
              end = graph_is_rule(n) ? first + graph_rule_by(n) : n->nin;
     for (uint32_t k = first; k < end && !s->active; k++) s->active = is_active(b, n->in[k]);
+    if (s->active && n->kind == NODE_PROJ && n->in[0] >= b->from)
+      s->active = b->varies[n->in[0] - b->from][n->payload.index];
     if (!s->active) continue;
+    if (regions && !mark_results(b, i)) return false;
     s->plain |= begins_plain(n);
     for (int k = 0; k < n->nin && !s->plain; k++) {
       const node_state *x = state_of(b, n->in[k]);

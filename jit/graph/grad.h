@@ -108,6 +108,9 @@ typedef struct control_grad {
  * how long a loop runs, or which arm, has none, not even zeros, as where the turns are nodes of the graph. *any: is one left? False: memory
  * is short. */
 QN_MUST_CHECK bool grad_control_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *any);
+/* Sets results[k] to whether result k of a branch or loop depends, by floats all the way, on an operand that `operands` marks. False: memory is
+ * short. */
+QN_MUST_CHECK bool grad_control_varies(const graph_node *n, const bool *operands, bool *results);
 /* False: not differentiable, as `why` says, or memory is short. */
 QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 /* All floats of the arms of branch `node`, and of the branches and loops in them, become results of it. False: memory is short. */
@@ -163,6 +166,10 @@ static inline uint32_t grad_full(grad_ctx *c, const graph_type *like, double x) 
 }
 /* Sums a node over the axes along which a value of type `like` was broadcast to its shape; the result has the shape of `like`. */
 uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like);
+
+/* Is a node a host number that was made an array, or what grad_div divides by in its place? In a call that is not captured it is a constant, unless
+ * something differentiates by it. */
+bool grad_is_number(const graph *g, uint32_t node);
 
 static inline bool grad_wants(const grad_ctx *c, int i) { return c->wanted[i]; }
 

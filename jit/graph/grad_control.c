@@ -409,7 +409,8 @@ static bool keep_arm_values(arm_values *a, graph *back) {
   for (uint32_t v = 1; v < n && ok; v++) {
     if (!read[v] || !kept[v]) continue;
     a->values[a->n++] = v;
-    ok = graph_make_input(back, v);
+    bool number = grad_is_number(back, v);
+    ok = graph_make_input(back, v) && (!number || graph_fix_flags(back, v, ATTR_NUMBER));
   }
   free(read);
   free(kept);
@@ -561,10 +562,10 @@ typedef struct loop_grad {
   /* carries that have cotangents; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
   uint32_t *flagged, nflags; /* those of them, counted together, that are not there on all ways where it matters */
-  bool *has_ct;              /* by carry: is it a float on which some result with a cotangent depends? */
-  bool *sure;                /* by operand: is its cotangent always there? */
-  bool *plain;     /* by operand: does it matter in a turn, or behind the loop, whether its cotangent is there? */
-  bool *weak;      /* by carry: is it a host number? */
+  bool *has_ct; /* by carry: is it a float that is differentiated, and on which some result with a cotangent depends? */
+  bool *sure;   /* by operand: is its cotangent always there? */
+  bool *plain;  /* by operand: does it matter in a turn, or behind the loop, whether its cotangent is there? */
+  bool *weak;   /* by carry: is it a host number? */
   int64_t *counts; /* by carry: what each turn adds to it, a host int; 0: it is none, or that is not known */
   bool *sized;     /* by carry: is it a number of the turn that sizes are made of? (These count.) */
   uint32_t nsized;
@@ -606,10 +607,10 @@ static void capture_values(const loop_grad *l, region_builder *b, const loop_val
   to->stride = builder_input(b, part, s);
 }
 
-/* graph_row for a row that the loop has kept. */
-static uint32_t kept_row(const loop_grad *l, graph *g, uint32_t rows, uint32_t at, bool weak) {
+/* graph_row for a row that the loop has kept. `flags`: ATTR_NUMBER or 0. */
+static uint32_t kept_row(const loop_grad *l, graph *g, uint32_t rows, uint32_t at, bool weak, uint8_t flags) {
   uint32_t row = graph_row(g, rows, at, weak), index = row && weak ? g->nodes[row].in[0] : row;
-  if (row && l->derived && !graph_fix_flags(g, index, ATTR_PROVEN | ATTR_ROW)) return 0;
+  if (row && l->derived && !graph_fix_flags(g, index, ATTR_PROVEN | ATTR_ROW | flags)) return 0;
   return row;
 }
 
@@ -652,13 +653,13 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
       } else {
         args[k++] = l->counts[i]  ? counted(l, body, i, row, t)
                     : l->fixed[i] ? row
-                                  : kept_row(l, body, row, at, l->weak[i]);
+                                  : kept_row(l, body, row, at, l->weak[i], 0);
       }
     }
     for (uint32_t i = 0; i < l->ncaptured; i++) args[k++] = in.captured[i];
     for (uint32_t i = 0; i < l->ncts; i++) args[k++] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->nrows && l->derived; i++) {
-      args[k++] = kept_row(l, body, in.row_cts[i], t, false);
+      args[k++] = kept_row(l, body, in.row_cts[i], t, false, 0);
       if (in.row_there[i]) args[k++] = in.row_there[i];
     }
     for (uint32_t i = 0; i < l->nrows && !l->derived; i++) { /* a row was kept of every stride-th turn */
@@ -671,7 +672,8 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
     }
     for (uint32_t i = l->ncts; i < n; i++) args[k++] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->nvalues; i++)
-      args[k++] = kept_row(l, body, builder_input(&b, 1, rows + l->ncarries + i), at, l->types[i].weak);
+      args[k++] = kept_row(l, body, builder_input(&b, 1, rows + l->ncarries + i), at, l->types[i].weak,
+                           grad_is_number(l->body, l->values[i]) ? ATTR_NUMBER : 0);
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1, false);
@@ -1113,8 +1115,10 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
 }
 
 static bool region_needs(const graph_node *n, const bool *results, bool sure, bool *operands);
+static bool mark_varying_turns(const graph_node *n, const bool *operands, bool *marks);
 
-/* Sets l->has_ct, l->sure and l->plain. (A carry that none of them depends on has no cotangent in any turn, and not even zeros go through its products: where these have
+/* Sets l->has_ct, l->sure and l->plain. Carries that depend on nothing that is differentiated by have no cotangents, as in calls that are not
+ * captured: rules ask (grad_div). (A carry that none of them depends on has no cotangent in any turn, and not even zeros go through its products: where these have
  * infinite factors they would become NaN.) False when memory is short. */
 static bool note_cotangents(const control_grad *c, loop_grad *l, arena *memory) {
   const graph *g = c->g;
@@ -1129,7 +1133,10 @@ static bool note_cotangents(const control_grad *c, loop_grad *l, arena *memory) 
   if (!results || !marks || !l->has_ct || !l->sure || !l->plain) return false;
   for (uint32_t k = 0; k < made; k++) results[k] = c->given[k] != 0;
   if (!region_needs(n, results, false, l->has_ct)) return false;
-  for (uint32_t k = 0; k < l->ncarries; k++) l->has_ct[k] &= dtype_is_float((qn_dtype)g->nodes[n->in[k]].type.dtype);
+  if (!mark_varying_turns(n, c->wanted, marks)) return false;
+  for (uint32_t k = 0; k < l->ncarries; k++)
+    l->has_ct[k] &= marks[body->inputs[k]] && dtype_is_float((qn_dtype)g->nodes[n->in[k]].type.dtype);
+  memset(marks, 0, body->n * sizeof *marks);
   for (uint32_t k = 0; k < n->nin; k++) marks[body->inputs[k]] = c->plain[k];
   for (bool more = true; more;) { /* what comes of a carry's cotangent goes to that of the turn before */
     more = false;
@@ -1372,6 +1379,75 @@ static bool region_needs(const graph_node *n, const bool *results, bool sure, bo
   if (graph_is_rule(n)) return rule_needs(n, results, operands), true;
   if (n->kind == NODE_IF) return branch_needs(n, results, sure, operands);
   return sure ? loop_needs_surely(n, results, operands) : loop_needs(n, results, operands);
+}
+
+/* ---- what depends on an operand ------------------------------------------------------------------------------------------ */
+
+/* Marks the nodes that depend on marked ones by floats all the way. False: memory is short. */
+static bool mark_varying(const graph *g, bool *marks) {
+  uint32_t most = 1;
+  bool **results_of = NULL, ok = true; /* by branch or loop */
+  for (uint32_t i = 1; i < g->n; i++)
+    if (graph_kind_has_regions(g->nodes[i].kind) && g->nodes[i].nin > most) most = g->nodes[i].nin;
+  bool *operands = malloc(most * sizeof *operands);
+  ok = operands != NULL;
+  for (uint32_t i = 1; i < g->n && ok; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (graph_kind_has_regions(n->kind)) {
+      for (uint32_t k = 0; k < n->nin; k++) operands[k] = marks[n->in[k]];
+      if (!results_of) results_of = calloc(g->n, sizeof *results_of);
+      ok = results_of && (results_of[i] = calloc(graph_nresults(n) + (size_t)1, sizeof **results_of)) &&
+           grad_control_varies(n, operands, results_of[i]);
+    } else if (n->kind == NODE_PROJ) {
+      bool *results = results_of ? results_of[n->in[0]] : NULL;
+      marks[i] |= results && dtype_is_float((qn_dtype)n->type.dtype) && results[n->payload.index];
+    } else if (dtype_is_float((qn_dtype)n->type.dtype) && n->kind != NODE_TAP && !grad_ends(n)) {
+      for (int k = 0; k < n->nin; k++) marks[i] |= marks[n->in[k]];
+    }
+  }
+  for (uint32_t i = 1; i < g->n && results_of; i++) free(results_of[i]);
+  free(results_of);
+  free(operands);
+  return ok;
+}
+
+/* Marks the nodes of a loop's body that depend on these operands in some turn. `marks` are false before. */
+static bool mark_varying_turns(const graph_node *n, const bool *operands, bool *marks) {
+  const graph *body = n->payload.regions[1];
+  for (uint32_t k = 0; k < n->nin; k++)
+    marks[body->inputs[k]] = operands[k] && dtype_is_float((qn_dtype)body->nodes[body->inputs[k]].type.dtype);
+  for (bool more = true; more;) { /* what a turn makes of a carry is what the next turn begins with */
+    if (!mark_varying(body, marks)) return false;
+    more = false;
+    for (uint32_t k = 0; k < graph_loop_carries(n); k++) {
+      more |= marks[body->outputs[k]] && !marks[body->inputs[k]];
+      marks[body->inputs[k]] |= marks[body->outputs[k]];
+    }
+  }
+  return true;
+}
+
+bool grad_control_varies(const graph_node *n, const bool *operands, bool *results) {
+  const uint32_t nresults = graph_nresults(n);
+  bool ok = true, any = false;
+  if (graph_is_rule(n)) {
+    const uint32_t first = 1 + 2 * graph_rule_made(n);
+    for (uint32_t j = 0; j < graph_rule_by(n); j++) any |= operands[first + j];
+    for (uint32_t k = 0; k < nresults; k++) results[k] = any;
+    return true;
+  }
+  for (uint32_t k = 0; k < nresults; k++) results[k] = false;
+  for (int a = n->kind == NODE_IF ? 0 : 1; a < 2 && ok; a++) {
+    const graph *arm = n->payload.regions[a];
+    bool *marks = calloc(arm->n, sizeof *marks);
+    for (uint32_t i = 0; i < arm->ninputs && n->kind == NODE_IF && marks; i++) marks[arm->inputs[i]] = operands[1 + i];
+    ok = marks && (n->kind == NODE_IF ? mark_varying(arm, marks) : mark_varying_turns(n, operands, marks));
+    for (uint32_t k = 0; k < arm->noutputs && ok; k++) results[k] |= marks[arm->outputs[k]]; /* (others are counts) */
+    if (n->kind != NODE_IF) /* a loop may make no turn */
+      for (uint32_t k = 0; k < graph_loop_carries(n) && ok; k++) results[k] |= operands[k];
+    free(marks);
+  }
+  return ok;
 }
 
 bool grad_control_wants(const graph *g, uint32_t node, const uint32_t *given, bool *wanted, bool *any) {

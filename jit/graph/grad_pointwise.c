@@ -30,16 +30,16 @@ void grad_mul(grad_ctx *c) {
 /* smul has the rule of mul, whose products have strong zeros, too, so second derivatives of guarded expressions are right as well. */
 void grad_smul(grad_ctx *c) { grad_mul(c); }
 
-/* Is a node a host number, or what grad_div divides by in its place, that nothing differentiates by? In a call that is not captured it is a
- * constant. */
-static bool is_host_number(const grad_ctx *c, uint32_t node) {
-  const graph_node *nodes = c->g->nodes, *n = &nodes[node];
+bool grad_is_number(const graph *g, uint32_t node) {
+  const graph_node *nodes = g->nodes, *n = &nodes[node];
+  if (n->kind == NODE_INPUT) return n->attr && (n->attr->flags & ATTR_NUMBER);
   if (n->kind != NODE_OP || n->type.weak) return false;
+  if (n->op == OP_index) return graph_takes_row(g, node) && (n->attr->flags & ATTR_NUMBER);
   if (n->op == OP_where && n->type.rank == 0) {
     const graph_node *plain = &nodes[n->in[0]];
     bool chosen = plain->kind == NODE_OP && plain->op == OP_bitand && nodes[plain->in[0]].kind == NODE_OP &&
                   nodes[plain->in[0]].op == OP_isfinite;
-    return chosen && nodes[plain->in[0]].in[0] == n->in[1] && is_host_number(c, n->in[1]);
+    return chosen && nodes[plain->in[0]].in[0] == n->in[1] && grad_is_number(g, n->in[1]);
   }
   return (n->op == OP_fit || n->op == OP_cast) && nodes[n->in[0]].type.weak;
 }
@@ -54,7 +54,7 @@ void grad_div(grad_ctx *c) {
   uint32_t b = c->in[1];
   double k;
   if (grad_wants(c, 0)) {
-    bool host = !grad_wants(c, 1) && is_host_number(c, b);
+    bool host = !grad_wants(c, 1) && grad_is_number(c->g, b);
     if (grad_finite_constant(c, b, &k) || (host && is_size(c, b))) {
       c->out[0] = make2(c, OP_div, c->ct, b);
     } else if (

@@ -42,6 +42,7 @@ enum { FLAGS = sizeof flag_names / sizeof *flag_names };
 static const char *flag_name(op_id op, int i) {
   if (op == OP_where && flag_names[i].bit == ATTR_JOINS) return "joins";
   if (op == OP_index && flag_names[i].bit == ATTR_ROW) return "row";
+  if (op == OP_index && flag_names[i].bit == ATTR_NUMBER) return "number";
   return op == OP_reshape && flag_names[i].bit == ATTR_ANEW ? "anew" : flag_names[i].name;
 }
 static const char *const relation_names[] = {[DIM_EQ] = "==", [DIM_NE] = "!=", [DIM_LT] = "<", [DIM_LE] = "<="};
