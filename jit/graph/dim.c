@@ -8,7 +8,8 @@
  * from text orders its terms alike.
  *
  * Limits. A sum or product of more than DIM_TERMS parts stays as it was written. An expression that would get larger than
- * DIM_MAX_SIZE is specialised: its value in the recorded call takes its place, and the fact that they are equal is noted.
+ * DIM_MAX_SIZE is specialised: its value in the recorded call takes its place, and the fact that they are equal is noted. Where no guard can ask for
+ * that fact (dim_table.cut) there is no plan.
  */
 #include "jit/graph/dim.h"
 
@@ -88,6 +89,7 @@ bool dim_table_copy(dim_table *to, const dim_table *from, arena *a) {
   dim_table_init(to, a);
   to->strict = from->strict;
   to->numbers_of_data = from->numbers_of_data;
+  to->cut = from->cut;
   for (uint32_t i = 0; i < from->n; i++) {
     dim_expr e = from->exprs[i];
     if (e.name) {
@@ -150,6 +152,13 @@ uint64_t dim_hash(const dim_table *t, qn_dim d) {
   return expr_hash(&e);
 }
 
+/* The size has become that of the recorded call. */
+static void note_cut(dim_table *t, qn_dim d) {
+  dim_assume(t, d, DIM_EQ, dim_const(t, dim_hint(t, d)));
+  t->cut |= DIM_CUT;
+  if (dim_is_late(t, d)) t->cut |= dim_is_number(t, d) ? DIM_CUT_NUMBER : DIM_CUT_LATE;
+}
+
 /* Makes the expression a op b as it stands, without the laws of normal forms. */
 static qn_dim raw(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   unsigned size = 1 + size_of(t, a) + size_of(t, b);
@@ -157,9 +166,8 @@ static qn_dim raw(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
   e.hint = compute(op, dim_hint(t, a), dim_hint(t, b));
   if (size <= DIM_MAX_SIZE) return intern(t, &e);
   /* Too large: both operands become the numbers that they were in the recorded call. */
-  int64_t x = dim_hint(t, a), y = dim_hint(t, b);
-  dim_assume(t, a, DIM_EQ, dim_const(t, x));
-  dim_assume(t, b, DIM_EQ, dim_const(t, y));
+  note_cut(t, a);
+  note_cut(t, b);
   return dim_const(t, e.hint);
 }
 
@@ -487,6 +495,7 @@ bool dim_add_any(dim_table *t, qn_dim a, qn_dim b, qn_dim *sum) {
   t->nfacts = t->facts_cap = 0;
   *sum = dim_add(t, a, b);
   bool any = t->nfacts == 0;
+  t->cut = before.cut;
   t->facts = before.facts;
   t->nfacts = before.nfacts;
   t->facts_cap = before.facts_cap;

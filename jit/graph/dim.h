@@ -69,7 +69,12 @@ typedef struct dim_table {
    * them are equal only where that follows from what they are made of, and whoever relies on more notes a fact of order. */
   bool strict;
   bool numbers_of_data; /* are there symbols that are DIM_FROM_NUMBER? */
+  uint8_t cut;          /* dim_cut */
 } dim_table;
+
+/* Have sizes that got too long become those of the recorded call? Facts say so; but where they depend on numbers (dim_is_number) guards cannot ask for
+ * that, only a recording's own checks can, and nothing can where they are late in other ways. What is computed with such sizes must not be run. */
+typedef enum dim_cut { DIM_CUT = 1, DIM_CUT_NUMBER = 2, DIM_CUT_LATE = 4 } dim_cut;
 
 void dim_table_init(dim_table *t, arena *a);
 /* Makes `to` a copy of a table, with memory from `a`; expressions keep their numbers. False when memory is short. */

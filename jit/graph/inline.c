@@ -91,6 +91,7 @@ static bool can_translate(const size_map *m, qn_dim d) {
 }
 
 void size_map_facts(size_map *m) {
+  m->to->dims.cut |= m->from->dims.cut;
   for (uint32_t k = 0; k < m->from->dims.nfacts; k++) {
     const dim_fact *f = &m->from->dims.facts[k];
     if (!can_translate(m, f->a) || !can_translate(m, f->b)) continue;

@@ -638,15 +638,19 @@ static k_val value_concat(lowering *l, uint32_t n, const k_form *at, k_guard gua
   const graph_node *node = node_of(l, n);
   int axis = __builtin_ctz(node->attr->axes);
   dim_table *t = &l->g->dims;
-  qn_dim end = node->type.shape[axis];
+  qn_dim *starts = arena_alloc(&l->memory, (node->nin + (size_t)1) * sizeof *starts), end = 0;
+  if (!starts) return lower_refuse(l, lower_no_memory);
+  for (int i = 0; i < node->nin; i++) { /* (what is left when parts are taken away would be longer sums) */
+    starts[i] = end;
+    end = dim_add(t, end, node_of(l, node->in[i])->type.shape[axis]);
+  }
   k_val v = zero_of(l, node->type.dtype);
   for (int i = node->nin; i-- > 0 && v;) {
     const graph_type *from = &node_of(l, node->in[i])->type;
-    qn_dim start = i ? dim_sub(t, end, from->shape[axis]) : 0;
+    qn_dim start = starts[i];
     k_form own[ARRAY_MAX_RANK] = {0};
     for (int a = 0; a < from->rank; a++) own[a] = at[a];
     k_guard first = begin_guard(l, guard), g = within(l, first, at[axis], start, 1, from->shape[axis], &own[axis]);
-    end = start;
     if (nowhere(l, g)) continue;
     k_val inner = lower_value(l, node->in[i], own, g);
     v = !inner || g == first ? inner : guarded(l, g, inner, v);

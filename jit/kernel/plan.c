@@ -3,9 +3,8 @@
  * Memory. A buffer that is neither input, constant nor output is a temporary; it lives from the step that writes it to the last step that reads
  * it; place.c finds where. Sizes that are no plain numbers are laid out behind all others, and share a place only with buffers of the same size.
  *
- * The peak of a plan must not be above that of running the graph node by node, or a few pages. Where it is, fusion is done again with a limit
- * on what is live at a time; if even the unfused graph needs more (a view that must be copied because it is a result), the best
- * attempt is taken. */
+ * The peak of a plan must not be above that of running the graph node by node, or a few pages. Where it is, fusion is done again with a limit on
+ * what is live at a time; if even the unfused graph needs more (a view that must be copied because it is a result), the best attempt is taken. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -286,11 +285,13 @@ static bool does_nothing(const k_kernel *k) {
   return true;
 }
 
-/* Schedules kernel k, which computes n nodes, as the next of the plan's, and binds step s to it. `overlaps`: results may be written over
- * operands. */
+static void count_bytes(plan_kernel *k, int64_t elements, qn_dtype dtype) {
+  k->bytes = dim_add(NULL, k->bytes, dim_mul(NULL, elements, (int64_t)dtype_size(dtype)));
+}
+
+/* Schedules kernel k, which computes n nodes, as the plan's next, and binds step s to it. `overlaps`: results may be written over operands. */
 static bool add_kernel(planner *m, const k_kernel *k, const uint32_t *nodes, uint32_t n, bool overlaps, plan_step *s) {
   plan *p = m->p;
-  graph *g = m->g;
 #ifdef QN_CHECKED
   char text[256];
   if (!k_verify(k, text, sizeof text)) {
@@ -303,14 +304,13 @@ static bool add_kernel(planner *m, const k_kernel *k, const uint32_t *nodes, uin
   if (!ok) return false;
   plan_kernel *to = &p->kernels[p->nkernels];
   s->what = p->nkernels++;
-  *to = (plan_kernel){.program = r.program, .nops = n, .graph = g};
+  *to = (plan_kernel){.program = r.program, .nops = n, .graph = m->g};
   to->hash = l_hash(r.program);
   for (uint32_t i = 1; i < r.program->n; i++) to->nphases += r.program->code[i].code == L_PHASE;
   to->node_first = nodes[0];
   to->node_last = nodes[n - 1];
   for (uint32_t i = 0; i < k->nbuffers; i++)
-    to->bytes = dim_add(&g->dims, to->bytes,
-                        dim_mul(&g->dims, k->buffers[i].elements, (qn_dim)dtype_size((qn_dtype)k->buffers[i].dtype)));
+    count_bytes(to, dim_hint(&m->g->dims, k->buffers[i].elements), (qn_dtype)k->buffers[i].dtype);
   uint32_t *copy = take(m, n, sizeof *copy);
   to->nodes = nodes;
   ok = copy != NULL;
@@ -426,8 +426,7 @@ static bool may_pass(const planner *m, uint32_t x, const plan_buffer *from, bool
   return !output || (from->where == WHERE_INPUT && !(m->p->updates && m->p->updates[from->index]));
 }
 
-/* Which operands of a branch an arm may hand on as its results (plan_region.pass). None is if the result is updated in place later on. NULL
- * when memory is short. */
+/* Which operands of a branch an arm may hand on as results (plan_region.pass): none if the result is updated later. NULL when memory is short. */
 static uint32_t *hand_on(planner *m, const graph_node *node, const plan_region *r) {
   uint32_t *pass = take(m, r->nout, sizeof *pass);
   for (uint32_t k = 0; pass && k < r->nout; k++) {
@@ -557,8 +556,7 @@ static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_st
       return false;
     }
     buffers[i] = (uint32_t)b;
-    qn_dim bytes = dim_mul(&g->dims, graph_elements(g, t), (qn_dim)dtype_size((qn_dtype)t->dtype));
-    to->bytes = dim_add(&g->dims, to->bytes, bytes);
+    count_bytes(to, dim_hint(&g->dims, graph_elements(g, t)), (qn_dtype)t->dtype);
   }
   if (x.nrows && !bind_rows(m, r, &x, to)) return false;
   p->here_only = true;
@@ -1193,6 +1191,7 @@ static void take_facts(graph *g, uint32_t n, const dim_table *t) {
     qn_dim a, b;
     int64_t c;
     if (!size_around(g, n, t, f.a, &a) || !size_around(g, n, t, f.b, &b)) continue;
+    if (t->cut && f.relation == DIM_EQ && dim_is_late(&g->dims, a)) g->dims.cut |= DIM_CUT_LATE;
     if (!dim_is_const(&g->dims, dim_make(&g->dims, DIM_SUB, a, b), &c))
       dim_assume(&g->dims, a, (dim_relation)f.relation, b);
   }
@@ -1411,6 +1410,7 @@ static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, co
   free(c.over);
   free(c.whole);
   fuse_memo_free(&memo);
+  if (done && g->dims.cut > DIM_CUT) done = false, reason = "sizes that depend on data have too many terms";
   if (done && (done = gather_kernels(p))) {
     sum_up(p);
     return p;

@@ -43,7 +43,7 @@ typedef struct plan_kernel {
   void *host_code;                /* the program prepared for the host (jit/run/host.h), which owns it */
   uint32_t node_first, node_last; /* the first and last graph node that it computes, for messages */
   uint32_t nops;
-  qn_dim bytes;            /* compulsory bytes: inputs read once, outputs written once */
+  int64_t bytes;           /* compulsory bytes, at the recorded sizes: inputs read once, outputs written once */
   const uint32_t *nodes;   /* the graph nodes, nops of them */
   const graph *graph;      /* whose nodes and sizes these are: the plan's, or a region's */
   uint32_t region;         /* of a kernel that is a loop: 1 + its number in the plan's `regions`; else 0 */

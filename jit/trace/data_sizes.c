@@ -134,5 +134,6 @@ bool data_sizes_hold(struct recording *r) {
     if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
     if (!expect(r, &f)) return data_sizes_end(r);
   }
+  t->cut &= (uint8_t)~DIM_CUT_NUMBER; /* it was asked for */
   return true;
 }

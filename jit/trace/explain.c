@@ -219,7 +219,7 @@ static qn_value kernel_item(qn_vm *vm, const void *ctx, uint32_t i) {
   int64_t wide[KERNEL_LINES_MOST];
   for (int l = 0; l < n; l++) wide[l] = lines[l];
   return FIELDS_RECORD(vm, {"name", text_value(vm, kernel_name(k))}, {"lines", list_of_ints(vm, wide, (uint32_t)n)},
-                       {"ops", value_int(k->nops)}, {"bytes", value_int(dim_hint(&k->graph->dims, k->bytes))});
+                       {"ops", value_int(k->nops)}, {"bytes", value_int(k->bytes)});
 }
 
 static qn_value reason_record(qn_vm *vm, const char *reason, span at) {
@@ -391,8 +391,7 @@ void log_plan(qn_vm *vm, const char *name, const specialization *e, text_buf *ou
     int lines[KERNEL_LINES_MOST];
     int n = kernel_lines(vm, k, lines);
     text_buf t TEXT_OWNED = {.vm = vm};
-    text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops,
-              (long long)dim_hint(&k->graph->dims, k->bytes),
+    text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops, (long long)k->bytes,
               n == 1 ? "line"
               : n    ? "lines"
                      : "no line");

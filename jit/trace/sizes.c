@@ -1255,8 +1255,8 @@ static bool holds_guarded(struct recording *r, qn_dim d) {
 /* Does a fact hold wherever the numbers lie, if necessary guarded ones? */
 static bool fact_holds(struct recording *r, const dim_fact *f) {
   dim_table *t = &r->g->dims;
-  if (f->relation != DIM_LE && f->relation != DIM_LT)
-    return true; /* nothing relies on two sizes being different, and none are said to be equal */
+  if (f->relation == DIM_EQ) return false; /* a size that got too long */
+  if (f->relation == DIM_NE) return true;  /* nothing relies on it */
   qn_dim more = dim_make(t, DIM_SUB, f->b, f->a);
   return holds_guarded(r, f->relation == DIM_LT ? dim_make(t, DIM_SUB, more, 1) : more);
 }
