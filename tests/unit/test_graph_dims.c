@@ -148,6 +148,33 @@ START_TEST(endless_expressions_are_specialised) {
     d = dim_add(&t, d, s);
   }
   ck_assert_int_eq(dim_hint(&t, d), 8 + 99 * 100 / 2);
+  ck_assert_int_eq(t.cut, DIM_CUT); /* guards can ask for all of it */
+}
+END_TEST
+
+/* Adds up 300 sizes of a source, as long as that holds for all calls if there is a count of those to be set. */
+static void add_many(dim_source source, int *any) {
+  qn_dim d = 0, sum;
+  for (int i = 0; i < 300; i++) {
+    qn_dim s = dim_symbol(&t, source, 10 + (uint32_t)i, 0, i, NULL);
+    if (!any)
+      d = dim_add(&t, d, s);
+    else if (dim_add_any(&t, d, s, &sum))
+      d = sum, *any = *any + 1;
+  }
+}
+
+START_TEST(sizes_that_no_guard_knows_are_noted_where_they_get_too_long) {
+  int any = 0;
+  add_many(DIM_FROM_NODE, &any);
+  ck_assert(any > 100 && any < 300 && t.cut == 0 && t.nfacts == 0);
+  add_many(DIM_FROM_NODE, NULL);
+  ck_assert_int_eq(t.cut, DIM_CUT | DIM_CUT_LATE);
+  t.cut = 0;
+  add_many(DIM_FROM_NUMBER, NULL);
+  ck_assert_int_eq(t.cut, DIM_CUT | DIM_CUT_NUMBER);
+  dim_table copy;
+  ck_assert(dim_table_copy(&copy, &t, &memory) && copy.cut == t.cut);
 }
 END_TEST
 
@@ -261,6 +288,8 @@ int main(void) {
       {tcase_create("questions_are_answered_by_hints_and_remembered"), questions_are_answered_by_hints_and_remembered},
       {tcase_create("normal_forms_have_the_same_values"), normal_forms_have_the_same_values},
       {tcase_create("endless_expressions_are_specialised"), endless_expressions_are_specialised},
+      {tcase_create("sizes_that_no_guard_knows_are_noted_where_they_get_too_long"),
+       sizes_that_no_guard_knows_are_noted_where_they_get_too_long},
       {tcase_create("rules_of_shape_take_symbols"), rules_of_shape_take_symbols},
       {tcase_create("numbers_of_loops_lie_within_their_ends"), numbers_of_loops_lie_within_their_ends},
       {tcase_create("what_is_proved_holds_for_all_numbers"), what_is_proved_holds_for_all_numbers},
