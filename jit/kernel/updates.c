@@ -234,6 +234,7 @@ static void assign_to_view(const updates_request *r, const readers *users, uint3
   if (!is_op(node, OP_scatter) || node->type.weak) return;
   uint32_t x = view_of(g, node->in[0], &v);
   if (x == node->in[0] || !can_be_written(r, x) || reads_again(g, node, x)) return;
+  if (r->whole[x]) return; /* (what is in memory there is the view put back, in another layout than x) */
   uint32_t u = put_back(g, users, n, x, &v);
   if (!u || !read_before(g, users, r->last, x, n, u)) return;
   r->over[n] = x;
