@@ -456,6 +456,7 @@ static qn_value put_item(struct recording *r, qn_value list, qn_value row, qn_va
                     .inside = !adds || (stacked_mark(list) & COUNTED_INSIDE)};
   qn_value shape = value_list(list)->items[STACKED_SHAPE];
   if (!w.out) return value_error();
+  if (!w.inside) rec_base(r)->rooms = true;
   if (value_is_error(w.row)) return value_fail(vm, value_obj(TAG_LIST, w.out));
   for (uint32_t k = 0; value_is_counted(list) && k < parts->len - 1; k++) /* the row of the first item stays */
     if (k >= counted_buffers(list)) w.out->items[k] = parts->items[k];

@@ -245,9 +245,10 @@ static qn_dim turns_size(loop *l, uint64_t may) {
   return size < 0 && dim_hint(&r->g->dims, size) > 1 ? size : 0;
 }
 
-/* Does it hold a stacked list, which may become a counted one? */
+/* Does it hold a stacked list that is a counted one or may become one? */
 static bool stays_stacked(const loop *l, int i) {
-  return value_is_stacked(l->held[i]) && !stacked_mark(l->held[i]) && counted_may(l->r);
+  const qn_value v = l->held[i];
+  return value_is_stacked(v) && (!stacked_mark(v) || value_is_counted(v)) && counted_may(l->r);
 }
 
 /* A variable that holds a stacked list gets the list itself. False with an error raised. */
@@ -673,7 +674,7 @@ static bool loop_begin(loop *l) {
     l->held[i] = value_retain(*l->assigned.slots[i]);
     l->before[i] = value_retain(l->held[i]);
   }
-  return grown_begin(l) && (!l->counting->on || counted_lists(l)) && carry_all(l);
+  return grown_begin(l) && (!l->counting->on || counted_lists(l)) && carry_all(l) && !l->r->ended;
 }
 
 /* Adds what says that the loop has been left, as is now known. */

@@ -100,7 +100,8 @@ struct recording {
   int whole_turns; /* of the recording around all arms: loops in progress whose turns are not split at the ends of tries */
   double unrolled; /* how many nodes the loops captured so far would have made if unrolled */
   bool arm_sizes;  /* of an arm: it has symbolic sizes of arrays (sizes.c) */
-  bool exits;      /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
+  bool rooms; /* of the recording around all arms: items are stored in lists that may have no room for them (grown.c) */
+  bool exits; /* of the recording around all arms: some check in it makes the call leave the graph (branches.c) */
   span *exit_places; /* where they were made, each place once, if somebody asks (fullgraph) */
   uint32_t nexit_places, exit_places_cap;
   uint32_t effects; /* of the recording around all arms: rec_effects */

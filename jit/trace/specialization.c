@@ -394,6 +394,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
   specialization *e = mem_zalloc(vm, sizeof *e);
   if (!e) return NULL;
   e->why = r->why;
+  e->rooms = r->rooms;
   e->exits = r->exits;
   e->tried = r->tried;
   e->why_at = r->why_at;

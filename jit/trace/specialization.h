@@ -104,6 +104,7 @@ struct specialization {
   uint64_t ndraws; /* how many are drawn, if that is the same in each call */
   /* The outputs that are the state behind the call, as output numbers + 1; 0: it is what it was, but for `ndraws`. */
   uint32_t drawn[RANDOM_INPUTS];
+  bool rooms; /* an index out of bounds may be that of an item for which a list has no room (recording.rooms) */
   bool exits; /* some check in the graph fails where the interpreter need not fail in the same way (recording.exits) */
   bool retry; /* its recording broke off, but the next one may not (forks.c); or it is to be recorded once more */
   bool expects_end;       /* as recording.expects_end */

@@ -151,15 +151,15 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   vm_owned held;
   vm_own(vm, &held, verified_drop, v);
   tap_frame_enter(vm, &v->frame, 0, &v->taps.plan.read, v->taps.kept);
-  qn_value eager = site_run(site);
+  qn_value eager = stacked_results(vm, site_run(site)); /* (of a list that an ended capture has left in an argument) */
   tap_frame_leave(vm, &v->frame);
   vm_disown(vm, &held);
   anchor_give_back(&lent);
   char where[160] = "", node[200] = "";
   if (error) {
     /* The message is the interpreter's, as without --jit verify. Compiled code only has to fail at the same place. */
-    bool left =
-        e->tried || (e->exits && error->id == E_div_zero); /* if it has left the graph, the call is the interpreter's */
+    bool left = e->tried || (e->exits && error->id == E_div_zero) ||
+                (e->rooms && error->id == E_index); /* if it has left the graph, the call is the interpreter's */
     bool same = value_is_error(eager) && !v->frame.differs && vm->error && vm->error->id == error->id &&
                 vm->error->at.source == error->at.source && vm->error->at.start == error->at.start;
     if (left && !v->frame.differs && (!value_is_error(eager) || error_catchable(vm))) same = true;
