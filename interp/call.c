@@ -119,6 +119,29 @@ static void calls_made(qn_vm *vm, void *what) {
   ((recursion *)what)->failed = false;
 }
 
+static void calls_begin(qn_vm *vm, recursion_calls *calls) {
+  *calls = (recursion_calls){.outer = interp_of(vm)->recursing};
+  interp_of(vm)->recursing = calls;
+}
+
+/* For vm_own. */
+static void calls_end(qn_vm *vm, void *what) {
+  recursion_calls *calls = what;
+  interp_of(vm)->recursing = calls->outer;
+  mem_free(vm, calls->places, calls->cap * sizeof *calls->places);
+}
+
+static void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n, uint32_t extra);
+
+/* The pending error gets the frames of the calls that turns have stood for, where it is known which these are. */
+static void calls_failed(qn_vm *vm, const recursion *loop, const recursion_calls *calls, const qn_value *fp) {
+  enum { CALLS_MOST = 10000 }; /* as in eval_depth */
+  int64_t n = calls->n;
+  if (calls->level) n = value_is(*calls->level, TAG_INT) ? calls->level->u.i : 0;
+  if (n > CALLS_MOST || (!loop->site.source && n > calls->n)) return;
+  while (n-- > 0) leave_failed(vm, fp, loop->site.source ? loop->site : calls->places[n], NULL, 0);
+}
+
 /* Runs a function that calls itself as one that makes these calls in loops. */
 static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, qn_value *fp) {
   fn_code *code = loop->code;
@@ -129,8 +152,14 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
   bool derives = rec_derives(vm);
   if (derives && !rec_recursion_begins(vm)) return vm_pop_with(vm, base, value_error());
   uint32_t effects = rec_effects(vm);
+  recursion_calls calls;
+  vm_owned told;
+  calls_begin(vm, &calls);
+  vm_own(vm, &told, calls_end, &calls);
   qn_value r = run_body(vm, code, base + 1);
   if (derives) {
+    vm_disown(vm, &told);
+    calls_end(vm, &calls);
     r = vm_pop_with(vm, base, r);
     if (!value_is_error(r) || !rec_recursion_again(vm, effects)) return r; /* the calls fail as well, and say where */
     vm_owned held;
@@ -141,13 +170,16 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
     loop->failed = false;
     return r;
   }
-  if (value_is_error(r)) rec_recursion_failed(vm);
+  /* Where the recording has ended on the way, nobody makes the call again. */
+  bool alone = value_is_error(r) && !rec_recursion_failed(vm) && error_catchable(vm);
+  if (alone && !loop->computes) calls_failed(vm, loop, &calls, fp);
+  vm_disown(vm, &told);
+  calls_end(vm, &calls);
   if (!rec_recursion(vm)) loop->off = true;
   r = vm_pop_with(vm, base, r);
-  /* Where the recording has ended on the way, nobody makes the call again: the calls say themselves how many of them there were. */
-  if (!value_is_error(r) || rec_now(vm) || !loop->computes || !error_catchable(vm)) return r;
+  if (!alone || !loop->computes) return r;
   error_clear(vm);
-  return run_body(vm, value_fn(fp[-1])->code, fp);
+  return run_body(vm, value_fn(fp[-1])->code, fp); /* the calls say themselves how many of them there were */
 }
 
 /* Can recursion be run so now, with these arguments? 1, 0, or -1 with an error raised. */
@@ -232,8 +264,6 @@ static inline bool call_asks(qn_vm *vm, fn_code *code, const qn_value *fp) {
   anchor_passed(&code->anchor);
   return false;
 }
-
-static void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n, uint32_t extra);
 
 /* A call that lanes of a vmap leave with an error. */
 typedef struct failing {

@@ -1038,6 +1038,22 @@ qn_value eval_depth(qn_vm *vm, node *h, qn_value *fp) {
   return lanes && !truth ? raise_error(vm, E_recursion, h->at, "%s", nests_too_deep) : value_nil();
 }
 
+/* What is noted in an arm may be no part of the call: there may be several. */
+qn_value eval_level(qn_vm *vm, node *h, qn_value *fp) {
+  const node *count = ((const n_one *)h)->a;
+  recursion_calls *calls = interp_of(vm)->recursing;
+  if (!calls) return value_nil();
+  if (count) {
+    calls->level = count->kind == N_LOCAL ? &fp[count->slot] : NULL;
+  } else if (!calls->level && !rec_in_arm(vm)) {
+    if (mem_grow(vm, (void **)&calls->places, &calls->cap, calls->n + (size_t)1, sizeof *calls->places))
+      calls->places[calls->n++] = h->at;
+    else
+      error_clear(vm);
+  }
+  return value_nil();
+}
+
 /* ---- the rest -------------------------------------------------------------------------------------------------------------------- */
 
 qn_value eval_signal(qn_vm *vm, node *n, qn_value *fp) {

@@ -503,6 +503,7 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v);
 evaluator eval_block, eval_block_plain;
 evaluator eval_if, eval_tail, eval_try, eval_for_range, eval_for, eval_while, eval_return, eval_import;
 evaluator eval_depth;  /* of recursion as a loop */
+evaluator eval_level;  /* of recursion as a loop */
 evaluator eval_signal; /* break or continue, by the node's flag (signal_kind) */
 /* The truth of the value of a condition, which is taken over: 1, 0, or -1 with an error raised. */
 int condition(qn_vm *vm, qn_value v, node *n);

@@ -27,7 +27,9 @@
  * nothing is done with what the calls return, there is only the way down. What stands before a call in the function is evaluated twice, and in
  * another order, so that in functions that come back nothing stands there but library functions without effect.
  *
- * Numbers are computed by the same operations in the same order. What differs is only how deep calls may nest (AST_depth).
+ * Numbers are computed by the same operations in the same order. What differs is only how deep calls may nest (AST_depth). Where a recording ends on the
+ * way, the interpreter goes on with the loops, and an error has the frames of the calls that turns have stood for: AST_level nodes, not shown above, tell
+ * which these are.
  */
 #include <string.h>
 
@@ -51,6 +53,7 @@ typedef struct maker {
   uint64_t steps;            /* these parameters */
   uint32_t calls, tail;      /* how many calls there are; how many of these give the result */
   uint32_t branches;         /* made so far */
+  span site;                 /* of the only call */
   bool failed, shrinks;
 } maker;
 
@@ -283,6 +286,7 @@ static void note_call(maker *m, const ast_node *call, bool tail) {
     m->varies |= bit;
     m->shrinks |= has_op(arg, AST_OP_floordiv);
   }
+  m->site = m->calls ? SPAN_NONE : call->at;
   m->calls++;
   m->tail += tail;
 }
@@ -375,7 +379,7 @@ static bool in_order(const maker *m, uint32_t n, ast_node **targets, ast_node **
   return grows;
 }
 
-static ast_node *assign_params(maker *m, const ast_node *call) {
+static ast_node *assignments(maker *m, const ast_node *call) {
   ast_node *targets[64], *values[64];
   uint32_t n = 0;
   for (uint32_t i = 0; i < m->nparams; i++) {
@@ -390,6 +394,12 @@ static ast_node *assign_params(maker *m, const ast_node *call) {
                               call->at));
   for (uint32_t i = 0; i < n; i++) targets[i] = make_assign(m, targets[i], values[i], call->at);
   return m->failed ? NULL : make(m, AST_block, call->at, n, targets);
+}
+
+/* The parameters become the arguments of a call. */
+static ast_node *assign_params(maker *m, const ast_node *call) {
+  ast_node *all = assignments(m, call), *made = MAKE(m, AST_level, call->at, NULL);
+  return all && made ? block_with(m, (statements){all->kids, all->n}, one(m, made)) : NULL;
 }
 
 /* Notes the calls in statements that always come to one (`last`: the function ends with them). */
@@ -574,13 +584,14 @@ static ast_node *make_let(maker *m, qn_str *name, ast_node *value, span at) {
 /* The turns of the way back. `turn` goes down by one level. */
 static ast_node *way_up(maker *m, qn_str *const *kept, ast_node *turn, ast_node *back) {
   span at = m->fn->at;
-  ast_node *first[64 + 2];
+  ast_node *first[64 + 3];
   uint32_t n = 0;
   bool computed = (m->varies & ~m->steps) == 0;
   ast_node *level =
       make_binary(m, AST_OP_sub, make_binary(m, AST_OP_sub, make_name(m, m->depth, at), make_int(m, 1, at), at),
                   make_name(m, m->turn, at), at);
   first[n++] = make_let(m, m->level, level, at);
+  first[n++] = MAKE(m, AST_level, at, make_name(m, m->level, at));
   for (uint32_t i = 0; i < m->nparams; i++) {
     if (!(m->varies >> i & 1)) continue;
     ast_node *value = make_name(m, kept[i], at);
@@ -635,6 +646,7 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   if (m->failed) return NULL;
   all[n++] = make_let(m, m->depth, make_int(m, 0, at), at);
   all[n++] = way_down(m, bases, nbases, turn);
+  all[n++] = MAKE(m, AST_level, at, make_name(m, m->depth, at));
   ast_node *given = m->failed ? NULL : result_of(m, bases, nbases, out->returns);
   out->computed = (m->varies & ~m->steps) == 0;
   out->varies = m->varies;
@@ -714,6 +726,7 @@ ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, re
   }
   const ast_node *own = fn->kids[AST_fn_body];
   out->computes = only_computes(&m, own) && !has_kind(own, AST_assign);
+  out->site = m.site;
   ast_node *x = body ? copy_of(&m, fn) : NULL;
   if (!x || m.failed) return NULL;
   x->kids[AST_fn_body] = body;

@@ -408,7 +408,7 @@ bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, tur
   for (uint32_t i = mark->reads; i < f->uses.nreads; i++)
     if (f->uses.reads[i] < mark->top) turn_variable_add(&t, (turn_variable){.slot = f->uses.reads[i]}, false);
   *out = NULL;
-  if (t.n > TURN_VARIABLES) return true;
+  if (t.n > TURN_VARIABLES || r->looping) return true; /* (turns that are calls are no calls, eval_level) */
   turn_code *made = unit_alloc(r, sizeof *made);
   turn_variable *kept = made ? unit_alloc(r, (t.n + t.ngrown) * sizeof *kept) : NULL;
   if (!kept) return false;

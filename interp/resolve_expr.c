@@ -361,6 +361,13 @@ static node *depth_expression(resolver *r, const ast_node *n) {
   return &out->h;
 }
 
+static node *level_expression(resolver *r, const ast_node *n) {
+  n_one *out = node_new(r, sizeof *out, eval_level, n);
+  const ast_node *count = n->kids[AST_level_count];
+  if (!out || (count && !(out->a = expression(r, count)))) return NULL;
+  return &out->h;
+}
+
 /* ---- all ---------------------------------------------------------------------------------------------------------------------------- */
 
 static node *expression_of_kind(resolver *r, const ast_node *n) {
@@ -390,6 +397,7 @@ static node *expression_of_kind(resolver *r, const ast_node *n) {
   case AST_try: return try_node(r, n, true);
   case AST_block: return block_node(r, n, true, false);
   case AST_depth: return depth_expression(r, n);
+  case AST_level: return level_expression(r, n);
   default: raise_error(r->vm, E_misplaced, n->at, "this cannot be used as a value"); return NULL;
   }
 }

@@ -773,8 +773,13 @@ static bool block_begin(resolver *r, n_block *block, uint32_t count, bool tail) 
   function *f = r->fn;
   block_code *c = unit_alloc(r, sizeof *c);
   if (!c) return false;
-  *c = (block_code){
-      .next = r->unit->blocks, .unit = r->unit, .block = block, .outer = f->block, .outer_item = f->item, .tail = tail};
+  *c = (block_code){.next = r->unit->blocks,
+                    .unit = r->unit,
+                    .block = block,
+                    .outer = f->block,
+                    .outer_item = f->item,
+                    .tail = tail,
+                    .whole = r->looping};
   if (!f->kept) {
     if (!(f->kept = unit_alloc(r, sizeof *f->kept))) return false;
     f->kept->next = r->unit->uses;

@@ -133,7 +133,16 @@ typedef struct recursion {
   bool off;                /* a recording has not been able to capture it */
   bool failed;             /* the calls are being made once more, since as loops they have failed */
   bool computes;           /* they only compute: made once more, they do the same */
+  span site;               /* where they stand; unset: in several places */
 } recursion;
+
+/* The calls that the turns of such a function have stood for so far, for the trace of an error. */
+typedef struct recursion_calls {
+  struct recursion_calls *outer; /* of the function around */
+  const qn_value *level;         /* the variable that tells how many there are; NULL: as many as places */
+  span *places; /* of the first calls, as far as turns were made by the interpreter and there was memory */
+  uint32_t n, cap;
+} recursion_calls;
 
 typedef struct fn_code {
   fn_shared shared;
@@ -223,6 +232,7 @@ typedef struct block_code {
   struct block_code *outer; /* the block whose statement number outer_item it lies in, in the same function; or NULL */
   uint32_t outer_item;
   bool tail, loop; /* the function ends with it; it is the body of a loop */
+  bool whole;      /* it is never cut: each of its statements is evaluated, as eval_level needs it */
   /* For each statement, and for the end: where `uses` stood before it, and how many slots were in use. */
   struct block_mark {
     uint32_t events, reads, names, top;
@@ -301,6 +311,7 @@ typedef struct interp {
       /* a list kept for calls that borrow their arguments: empty, with room for LIST_KEPT items; NULL while one uses it */
       list;
   interp_place place;
+  recursion_calls *recursing; /* of the innermost function that runs as loops */
 } interp;
 static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }
 

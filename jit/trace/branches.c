@@ -92,9 +92,13 @@ bool rec_derives(const qn_vm *vm) {
   return r && rec_derivatives(r) > 0 && !(lanes && (base->trying || vmap_catches(r) || vmap_catches(base)));
 }
 
-void rec_recursion_failed(qn_vm *vm) {
-  if (vm->rec && !vm->rec->arm && vm->rec->capturing && error_catchable(vm)) vm->rec->again = true;
+bool rec_recursion_failed(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (r && !r->arm && r->capturing && error_catchable(vm)) r->again = true;
+  return r && (r->arm || r->again);
 }
+
+bool rec_in_arm(const qn_vm *vm) { return vm->rec && vm->rec->arm; }
 
 uint32_t rec_effects(const qn_vm *vm) { return vm->rec ? rec_base(vm->rec)->effects : 0; }
 

@@ -333,11 +333,14 @@ bool branches_possible(const struct recording *r);
 bool loops_possible(const struct recording *r);
 /* Can a function that calls itself be recorded with loops in place of these calls? */
 bool rec_recursion(const qn_vm *vm);
+/* Is an arm or a turn being recorded? */
+bool rec_in_arm(const qn_vm *vm);
 /* Is a derivative in progress? Then such functions are loops whether or not anything is captured, since that is the order of sums; but not where only
  * some lanes may fail. */
 bool rec_derives(const qn_vm *vm);
-/* Such a function has failed: the call that is recorded is made again, so that the error has the trace that it has. */
-void rec_recursion_failed(qn_vm *vm);
+/* Such a function has failed: the call that is recorded is made again, so that the error has the trace that it has. False: it is not, since nothing is
+ * captured any more. */
+bool rec_recursion_failed(qn_vm *vm);
 /* Counts what cannot be done once more: effects, random numbers that were drawn. */
 uint32_t rec_effects(const qn_vm *vm);
 /* Such a function begins: what was recorded before is computed, so that an error of it is none of the function's. False with that raised. */
