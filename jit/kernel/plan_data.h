@@ -165,7 +165,9 @@ typedef struct plan {
   bool straight;
   bool known; /* do all sizes follow from those of the inputs? Then they are computed once, before the steps */
   qn_dim arena_bytes;
-  int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
+  int64_t peak_bytes,
+      eager_peak_bytes; /* at the recorded sizes, without what only runs know: rows that loops keep, their parts' arenas */
+  int64_t held_bytes; /* 1 + the most bytes that the last run took for these at once; 0: it has not run yet */
   /* how many steps loops of planning took, about linear in the graph; tests look at it */
   uint64_t work;
 } plan;

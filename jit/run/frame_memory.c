@@ -5,10 +5,13 @@
 #include "jit/run/plan_frame.h"
 
 char *frame_take(plan_frame *f, size_t bytes) {
-  return f->device ? device_memory_of(f->vm, f->device)->alloc(f->vm, f->device, bytes) : mem_alloc(f->vm, bytes);
+  char *at = f->device ? device_memory_of(f->vm, f->device)->alloc(f->vm, f->device, bytes) : mem_alloc(f->vm, bytes);
+  if (at && (f->held->now += (int64_t)bytes) > f->held->most) f->held->most = f->held->now;
+  return at;
 }
 
 void frame_give(plan_frame *f, void *at, size_t bytes) {
+  f->held->now -= (int64_t)bytes;
   if (f->device)
     device_memory_of(f->vm, f->device)->free(f->vm, f->device, at, bytes);
   else

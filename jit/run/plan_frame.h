@@ -7,6 +7,11 @@
 #include "jit/run/device.h"
 #include "jit/run/plan_taps.h"
 
+/* Bytes that a running plan holds besides its tables, arrays and arena; the most that it has held at once. */
+typedef struct frame_held {
+  int64_t now, most;
+} frame_held;
+
 typedef struct plan_frame {
   qn_vm *vm;
   plan *p;
@@ -32,6 +37,7 @@ typedef struct plan_frame {
       *regions;     /* by region of the plan: what region_run.c keeps of it; NULL before the first one runs */
   plan_taps *taps;  /* NULL: effects are left out */
   plan_taps *brief; /* plan_taps.brief; NULL: it is not set */
+  frame_held *held; /* what frame_take has given to this frame and those of its regions */
 } plan_frame;
 
 /* The value of a size expression of the frame's plan. */

@@ -807,6 +807,7 @@ size_t frame_tables(plan_frame *f, char *memory) {
 /* A frame and what it owns. */
 typedef struct open_frame {
   plan_frame f;
+  frame_held held;
   char *memory; /* of its tables */
   size_t bytes;
 } open_frame;
@@ -839,6 +840,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
                            .brief = taps && taps->brief ? taps : NULL,
                            .sizes = 1}};
   plan_frame *f = &open.f;
+  f->held = &open.held;
   struct {
     void *buffers[PLAN_FEW], *step_buffers[PLAN_FEW];
     qk_scalar slots[PLAN_FEW], step_scalars[PLAN_FEW];
@@ -873,6 +875,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   if (device) ok = frame_checks(f, ok);
   ok = ok && give_outputs(f);
   *refused = f->refused;
+  p->held_bytes = 1 + open.held.most;
   frame_drop(vm, &open);
   return ok;
 }

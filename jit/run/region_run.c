@@ -150,7 +150,8 @@ static bool part_open(region_part *x, plan_frame *outer, plan *p, uint32_t regio
                            .part = true,
                            .sizes = 1,
                            .taps = outer->taps,
-                           .brief = outer->brief},
+                           .brief = outer->brief,
+                           .held = outer->held},
                      .nin = p->graph->ninputs,
                      .nout = p->noutputs};
   const dim_table *dims = &p->graph->dims;

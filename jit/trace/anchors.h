@@ -92,6 +92,18 @@ typedef struct anchor_specializations {
 
 enum { CHAINS_FOUND = 16 /* a power of two */ };
 
+/* What recordings of a call that must be one graph came by (fullgraph.c), each thing once. */
+typedef enum met_kind { MET_BREAK, MET_EFFECT, MET_READ, MET_EXIT } met_kind;
+typedef struct met {
+  uint8_t kind;     /* met_kind */
+  const char *name; /* of an EFFECT; static */
+  rec_reason why;   /* the place; of a BREAK also the reason */
+} met;
+typedef struct met_list {
+  met *all;
+  uint32_t n, capacity;
+} met_list;
+
 typedef struct vm_jit {
   qn_str *keywords; /* what messages call the argument of a transform that has what is given by keywords; owned */
   uint64_t epoch;   /* goes up when a watched global is rebound */
@@ -113,7 +125,10 @@ typedef struct vm_jit {
   uint64_t last_rule;
   rec_reason last_reason; /* why the last capture has ended */
   rewrite_rule *rules;    /* patterns, those that are tried first in front (rewrites.c) */
-  int applying;           /* how many times these are being applied: meanwhile the list stays as it is */
+  /* bytes of rows that loops which are run node by node keep (nodes.c): now, and at most since `kept_most` was set to 0 */
+  int64_t kept_now, kept_most;
+  met_list met; /* while calls that must be one graph are made */
+  int applying; /* how many times these are being applied: meanwhile the list stays as it is */
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
 

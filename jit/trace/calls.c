@@ -18,6 +18,7 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/forks.h"
+#include "jit/trace/fullgraph.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
@@ -628,6 +629,7 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
     return run_plain(vm, site, BREAK_memory);
   }
   list->calls[CALL_recorded]++;
+  jit_of(vm)->kept_now = jit_of(vm)->kept_most = 0;
   if (site->stacked && site->stacked->n) rec_note_stacked(vm);
   r->of = list;
   r->at = site->at;
@@ -697,6 +699,8 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   break_reason why = complete ? BREAK_memory : r->why;
   if (e && (r->restart || r->retry) && (e->state == SPEC_BROKEN || r->expects_end) && list->restarts < RESTARTS_MAX)
     e->retry = true, list->restarts++;
+  if (e) e->kept_bytes = jit_of(vm)->kept_most;
+  if (e && vm->asked.whole) fullgraph_note(vm, r, e);
   if (e) e->expects_end = r->expects_end, e->expects_turns = r->expects_turns, e->limits_turns = r->limits_turns;
   rec_free(r);
   if (!e) {

@@ -301,6 +301,11 @@ static uint32_t kernels_compiled(qn_vm *vm, specialization *e) {
   return compiled;
 }
 
+int64_t served_held_bytes(const specialization *e) {
+  const plan *p = e && e->plan ? e->plan->plan : NULL;
+  return !p ? 0 : p->held_bytes ? p->held_bytes - 1 : e->kept_bytes;
+}
+
 qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   served s;
   if (!serve(vm, "explain", fn, args, nargs, &s)) return value_error();
@@ -310,6 +315,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
   uint32_t compiled = p ? kernels_compiled(vm, e) : 0;
   bool timed = e && race_timed(&e->race);
+  const int64_t held = served_held_bytes(e);
   uint32_t ntrials;
   const trial_result *trials = trial_results(e, &ntrials);
   qn_value result = FIELDS_RECORD(
@@ -325,8 +331,8 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
       {"eager_us", timed ? value_float(three_digits((double)e->race.least[1] * 1e-3)) : value_nil()},
       {"trials", list_of_items(vm, ntrials, trial_item, trials)},
       {"eager_is_faster", value_bool(e && specialization_stays_eager(e))},
-      {"compile_ms", value_float(three_digits(ms))}, {"peak_bytes", value_int(p ? p->peak_bytes : 0)},
-      {"eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0)},
+      {"compile_ms", value_float(three_digits(ms))}, {"peak_bytes", value_int(p ? p->peak_bytes + held : 0)},
+      {"eager_peak_bytes", value_int(p ? p->eager_peak_bytes + held : 0)}, {"loop_bytes", value_int(held)},
       {"graph", e && e->graph ? graph_record(vm, e->graph) : value_nil()},
       {"report", explain_report(vm, &s, compiled)});
   if (!value_is_error(result)) record_make_report(value_record(result));

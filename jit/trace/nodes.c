@@ -12,6 +12,7 @@
 
 #include "jit/run/eager.h"
 #include "jit/run/eager_index.h"
+#include "jit/trace/anchors.h"
 
 void nodes_raise_site(qn_vm *vm, const graph *g, uint32_t site) {
   if (!site || site >= g->nsites) return;
@@ -195,11 +196,23 @@ static qn_value stack_rows(qn_vm *vm, const kept *k, int64_t n, const graph *g, 
   return a ? value_obj(TAG_ARRAY, a) : value_error();
 }
 
+/* Counts rows (vm_jit.kept_now) that are kept from now on, or are no more (a negative number). */
+static void count_kept(qn_vm *vm, int64_t bytes) {
+  vm_jit *j = jit_of(vm);
+  j->kept_now += bytes;
+  if (j->kept_now > j->kept_most) j->kept_most = j->kept_now;
+}
+
+static int64_t bytes_of(qn_value v) {
+  if (!value_is(v, TAG_ARRAY)) return value_is(v, TAG_UNSET) ? 0 : (int64_t)sizeof(int64_t);
+  return value_array(v)->size * (int64_t)dtype_size((qn_dtype)value_array(v)->dtype);
+}
+
 /* What a loop owns while it runs. */
 typedef struct loop_values {
   qn_value *now; /* the values of its operands */
   kept *rows;
-  int64_t count;
+  int64_t count, kept; /* how many rows there are; their bytes, which are counted */
   uint32_t nin, nrows;
   size_t bytes;
   last_uses header, body;
@@ -207,6 +220,7 @@ typedef struct loop_values {
 
 static void loop_drop(qn_vm *vm, void *loop) {
   loop_values *l = loop;
+  count_kept(vm, -l->kept);
   uses_drop(vm, &l->header);
   uses_drop(vm, &l->body);
   for (uint32_t k = 0; k < l->nrows; k++) {
@@ -261,6 +275,8 @@ static qn_value run_loop(qn_vm *vm, const graph *g, uint32_t node, const handed 
             rows[k].rows[i / 2] = rows[k].rows[i];
         }
       own.count /= 2;
+      count_kept(vm, own.kept / 2 - own.kept);
+      own.kept /= 2;
       stride *= 2;
     }
     bool keeps = nrows && turns % stride == 0;
@@ -268,12 +284,15 @@ static qn_value run_loop(qn_vm *vm, const graph *g, uint32_t node, const handed 
       if (rows[k].taken && !mem_grow(vm, (void **)&rows[k].rows, &rows[k].cap, (size_t)own.count + 1, sizeof(qn_value)))
         go = -1;
     keeps = keeps && go > 0;
+    int64_t more = 0;
     for (uint32_t k = 0; k < nrows; k++)
       if (keeps && rows[k].taken)
-        rows[k].rows[own.count] = outs[carries + k];
+        more += bytes_of(rows[k].rows[own.count] = outs[carries + k]);
       else
         value_release(vm, outs[carries + k]);
     own.count += keeps;
+    own.kept += more;
+    count_kept(vm, more);
     turns++;
     for (uint32_t k = 0; k < carries; k++) {
       value_release(vm, now[k]); /* unset if the body has taken it */
@@ -358,7 +377,12 @@ static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const handed *h,
 qn_value nodes_apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device,
                      plan_taps *taps) {
   qn_value out = apply(vm, g, node, &(handed){in, NULL, 0}, vals, device, taps);
-  if (value_is_error(out)) nodes_raise_site(vm, g, g->nodes[node].site);
+  const graph_node *n = &g->nodes[node];
+  if (value_is_error(out))
+    nodes_raise_site(vm, g, n->site);
+  else if (n->kind == NODE_LOOP) /* the rows of a loop within another one are a part of that one's */
+    for (uint32_t k = graph_loop_carries(n); k < n->payload.regions[1]->noutputs; k++)
+      if (value_is(value_list(out)->items[k], TAG_ARRAY)) count_kept(vm, bytes_of(value_list(out)->items[k]));
   return out;
 }
 

@@ -1090,6 +1090,7 @@ static void jit_close(qn_vm *vm) {
   backends_close(vm);
   rewrites_close(vm);
   if (j->keywords) value_release(vm, value_obj(TAG_STR, j->keywords));
+  mem_free(vm, j->met.all, j->met.capacity * sizeof *j->met.all);
   mem_free(vm, j, sizeof *j);
   vm->jit = NULL;
   devices_close(vm);

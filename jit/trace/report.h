@@ -17,6 +17,9 @@ typedef struct served {
 /* Makes a call on behalf of `what` ("explain"), waits for its plan, and tells in *s what serves it. False with an error raised: that of the
  * call, or memory is short. */
 QN_MUST_CHECK bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int nargs, served *s);
+/* What calls take beyond the memory that the plan knows of, which is rows that loops keep: in the last run, or, until the plan has run, in the
+ * recorded call. */
+int64_t served_held_bytes(const specialization *e);
 /* Why calls were recorded again: the reasons for those that asked jit for the same as the call that is served. How many, and number i. */
 uint32_t misses_of(const served *s);
 const struct miss *miss_of(const served *s, uint32_t i);
@@ -41,9 +44,10 @@ QN_MUST_CHECK qn_value text_value(qn_vm *vm, const char *s);
 
 /* ---- what explain tells (steps.c) ---- */
 
-/* The steps of a plan, and the places where calls leave or may leave it, as lists of records; `e` may be NULL. And all of it as a text that
- * fits a screen; `compiled`: how many kernels are machine code. Owned, or the error value. */
+/* The places where calls leave, or may leave, a plan: how many there are; `e` may be NULL. These, and the steps of a plan, as lists of records. And
+ * all of it as a text that fits a screen; `compiled`: how many kernels are machine code. Owned, or the error value. */
 enum { EXITS_SHOWN = 64 };
+uint32_t exits_find(const specialization *e, exit_count out[EXITS_SHOWN]);
 QN_MUST_CHECK qn_value step_records(qn_vm *vm, const served *s);
 QN_MUST_CHECK qn_value exit_records(qn_vm *vm, const specialization *e);
 QN_MUST_CHECK qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled);

@@ -74,6 +74,7 @@ void specialization_free(qn_vm *vm, specialization *e) {
   rewrite_notes_free(vm, &e->rewritten);
   parts_free(vm, &e->parts);
   if (e->left) mem_free(vm, e->left, EXITS_KEPT * sizeof *e->left);
+  mem_free(vm, e->met.all, e->met.capacity * sizeof *e->met.all);
   mem_free(vm, e, sizeof *e);
 }
 
@@ -467,9 +468,6 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     for (uint32_t i = 0; i < r->taps.n; i++) template_free(vm, &r->taps.list[i].args);
     e->taps = r->taps;
     r->taps = (tap_list){0};
-    if (r->nexit_places && !(e->left = mem_zalloc(vm, EXITS_KEPT * sizeof *e->left))) error_clear(vm);
-    for (uint32_t i = 0; e->left && i < r->nexit_places && i < EXITS_KEPT; i++)
-      e->left[e->nleft++] = (exit_count){.at = r->exit_places[i]};
   }
   if (!e->why_at.source && r->of) e->why_at = r->of->anchor->at; /* the reason has no place of its own */
   return e;

@@ -119,6 +119,7 @@ struct specialization {
   uint64_t reentries;
   exit_count *left;
   uint32_t nleft;
+  met_list met;    /* of a broken one of a call that must be one graph */
   part_list parts; /* the calls inside of the recorded one, which each replay makes again */
   race race;
   uint64_t quick_until; /* serve_quick may serve calls until it has so many hits; 0: none */
@@ -128,6 +129,7 @@ struct specialization {
   hot_sizes hot[HOT_SIZES];
   uint64_t exact;
   double plan_ms;
+  int64_t kept_bytes;    /* of rows that loops kept while it was recorded, at most at once */
   struct job *job;       /* the job that makes its plan, or one to be tried, or NULL */
   struct trials *trials; /* plans that are tried against its own (trials.h); NULL: none so far */
   /* how many calls that it serves have not ended, or were left by an exception: while there are any it is not dropped */

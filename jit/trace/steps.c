@@ -200,7 +200,7 @@ static bool is_way_within(const exit_count *way, const exit_count *x) {
   return x->id == E_div_zero ? lies_in(way->at, x->at) : !x->id && lies_in(x->at, way->at);
 }
 
-static uint32_t exits_of(const specialization *e, exit_count out[EXITS_SHOWN]) {
+uint32_t exits_find(const specialization *e, exit_count out[EXITS_SHOWN]) {
   uint32_t n = e && e->exits && e->graph ? find_exits(e->graph, out, 0) : 0;
   for (uint32_t i = 0; e && i < e->nleft; i++) {
     uint32_t k = 0;
@@ -228,7 +228,7 @@ static qn_value exit_item(qn_vm *vm, const void *ctx, uint32_t i) {
 
 qn_value exit_records(qn_vm *vm, const specialization *e) {
   exit_count all[EXITS_SHOWN];
-  uint32_t n = exits_of(e, all);
+  uint32_t n = exits_find(e, all);
   return list_of_items(vm, n, exit_item, all);
 }
 
@@ -407,10 +407,14 @@ static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compi
   } else {
     text_adds(t, "not measured; memory: ");
   }
-  add_bytes(t, p->peak_bytes);
+  const int64_t held = served_held_bytes(e);
+  add_bytes(t, p->peak_bytes + held);
   text_adds(t, ", node by node ");
-  add_bytes(t, p->eager_peak_bytes);
+  add_bytes(t, p->eager_peak_bytes + held);
   end_line(t, from);
+  from = t->len;
+  if (held) text_adds(t, "  of that in loops, for what they keep of their turns and work with: ");
+  if (held) add_bytes(t, held), end_line(t, from);
   report_trials(t, e);
 }
 
@@ -431,7 +435,7 @@ qn_value explain_report(qn_vm *vm, const served *s, uint32_t compiled) {
   if (c.said) text_adds(&t, "steps:\n");
   if (c.said) text_add(&t, steps.text, steps.len);
   exit_count exits[EXITS_SHOWN];
-  uint32_t nexits = exits_of(e, exits);
+  uint32_t nexits = exits_find(e, exits);
   text_buf more TEXT_OWNED = {.vm = vm};
   for (uint32_t i = 0; i < nexits; i++) {
     report_place(vm, &more, file, exits[i].at);

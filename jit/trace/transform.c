@@ -11,6 +11,7 @@
 #include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
+#include "jit/trace/fullgraph.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -143,123 +144,6 @@ static qn_value inner_run(void *ctx) {
 /* A call of checkpoint or custom_grad, which differ from the inner function only where something may differentiate them: in a recording. */
 static qn_value region_run(void *ctx) { return op_deferred(((own_site *)ctx)->vm) ? within_run(ctx) : inner_run(ctx); }
 
-enum { SAID = 8 }; /* places in a note */
-
-/* A list of places for a note at an error: "print in line 3, print at FILE:7 and 2 more". */
-typedef struct place_list {
-  text_buf t;
-  uint32_t n, source; /* lines of this source need no name of a file */
-  span last[SAID];    /* of those that were added, so that each is named once */
-} place_list;
-
-static void place_add(place_list *l, const char *what, span at) {
-  const source_text *s = source_get(l->t.vm, at.source);
-  for (uint32_t i = 0; i < l->n && i < SAID; i++)
-    if (span_same_start(l->last[i], at)) return;
-  if (!s) return;
-  l->last[l->n % SAID] = at;
-  if (++l->n > SAID) return;
-  text_addf(&l->t, "%s%s", l->n > 1 ? ", " : "", what);
-  if (at.source == l->source)
-    text_addf(&l->t, "in line %u", source_line_of(s, at.start) + 1);
-  else
-    text_addf(&l->t, "at %s:%u", s->name, source_line_of(s, at.start) + 1);
-}
-
-/* Notes the list, behind `what`, and frees it. */
-static void place_note(place_list *l, const char *what) {
-  if (l->n > SAID) text_addf(&l->t, " and %u more", l->n - SAID);
-  text_add(&l->t, "", 1);
-  if (l->n && !l->t.failed) raise_note(l->t.vm, SPAN_NONE, "%s: %s", what, l->t.text);
-  text_free(&l->t);
-}
-
-/* Adds the host steps that the recording of a call or of a part has come by. */
-static void add_taps(place_list *l, const specialization *e) {
-  for (uint32_t i = 0; i < e->taps.n; i++) {
-    char name[64];
-    snprintf(name, sizeof name, "%s ", e->taps.list[i].def->name);
-    place_add(l, name, e->taps.list[i].at);
-  }
-}
-
-/* The statements that cannot be captured, each once, without the one that the error is about. */
-typedef struct cuts {
-  qn_vm *vm;
-  span about;
-  place_list taps; /* what the host makes in the parts between them */
-  rec_reason *all;
-  uint32_t n, capacity;
-} cuts;
-
-/* For vm_hooks.steps. Where memory is short, the rest is left out. */
-static bool add_cut(void *ctx, const void *step) {
-  cuts *c = ctx;
-  const block_step *s = step;
-  const anchor_specializations *part = s->anchor ? s->anchor->entries : NULL;
-  for (const specialization *e = part ? part->first : NULL; e; e = e->next) add_taps(&c->taps, e);
-  if (s->anchor || span_same_start(s->why.at, c->about)) return true;
-  for (uint32_t i = 0; i < c->n; i++)
-    if (span_same_start(s->why.at, c->all[i].at)) return true;
-  if (c->n == c->capacity) {
-    uint32_t more = c->capacity ? 2 * c->capacity : 16;
-    void *p = mem_try_realloc(c->vm, c->all, c->capacity * sizeof *c->all, more * sizeof *c->all);
-    if (!p) return false;
-    c->all = p;
-    c->capacity = more;
-  }
-  c->all[c->n++] = s->why;
-  return true;
-}
-
-/* Notes them at the pending error, of which `room` more notes are left: what does not find room is named by its line in the last one. */
-static void note_cuts(const cuts *c, uint32_t room) {
-  uint32_t whole = c->n <= room ? c->n : room - 1;
-  for (uint32_t i = 0; i < whole; i++)
-    raise_note(c->vm, c->all[i].at, "%s%s%s", break_reasons[c->all[i].number], c->all[i].text[0] ? ": " : "",
-               c->all[i].text);
-  if (whole == c->n) return;
-  text_buf lines = {.vm = c->vm};
-  for (uint32_t i = whole; i < c->n; i++) {
-    span at = c->all[i].at;
-    const source_text *s = source_get(c->vm, at.source);
-    if (!s) continue;
-    text_adds(&lines, lines.len ? ", " : "");
-    if (at.source != c->about.source) text_addf(&lines, "%s:", s->name);
-    text_addf(&lines, "%u", source_line_of(s, at.start) + 1);
-  }
-  if (!lines.failed)
-    raise_note(c->vm, SPAN_NONE, "%u more places: lines %s", c->n - whole, lines.text ? lines.text : "");
-  text_free(&lines);
-}
-
-/* For jit(f, fullgraph: true): raises an error if the recording of the call has broken off. Takes over and gives the result, or the error
- * value. */
-static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result) {
-  const specialization *e = vm->asked.served;
-  break_reason why = !e ? (break_reason)vm->asked.refused : e->state == SPEC_BROKEN ? e->why : BREAK_none;
-  if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be available next time */
-  value_release(vm, result);
-  raise_error(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
-              a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
-              e ? e->why_text : "");
-  const qn_fn *within = transform_within(fn);
-  if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
-  uint32_t source = e ? e->why_at.source : 0;
-  cuts others = {.vm = vm, .about = e ? e->why_at : SPAN_NONE, .taps = {.t = {.vm = vm}, .source = source}};
-  place_list exits = {.t = {.vm = vm}, .source = source};
-  if (e) add_taps(&others.taps, e);
-  for (uint32_t i = 0; e && i < e->nleft; i++) place_add(&exits, "", e->left[i].at);
-  if (within->head.flags == FN_USER)
-    vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), add_cut, &others);
-  uint32_t noted = (break_hints[why] != NULL) + (others.taps.n != 0) + (exits.n != 0);
-  place_note(&others.taps, "made by the host on the way");
-  place_note(&exits, "ways that would be no part of the graph");
-  note_cuts(&others, ERROR_NOTES - noted);
-  mem_free(vm, others.all, others.capacity * sizeof *others.all);
-  return value_error();
-}
-
 const transform_def transform_defs[] = {
     [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad", {NULL, "wrt", "aux", "inner"}, within_run, differentiate_call},
     [TRANSFORM_VALUE_AND_GRAD] =
@@ -302,10 +186,11 @@ static qn_value call_compiled(own_site *c, bool full) {
     else
       error_clear(vm);
   }
+  if (full && !vm->asked.whole) fullgraph_begin(vm);
   vm->asked.whole += full;
   qn_value result = rec_call(vm, &c->site);
   vm->asked.whole -= full;
-  return full && !value_is_error(result) ? check_fullgraph(vm, a, c->site.fn, result) : result;
+  return full && !value_is_error(result) ? fullgraph_check(vm, a, c->site.fn, result) : result;
 }
 
 /* Calls jit(f, backend: ...): on the device, or by the function, that the option names. */

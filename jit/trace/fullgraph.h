@@ -1,0 +1,17 @@
+/* jit(f, fullgraph: true): a call that must be one graph, and the error that names all that keeps it from being one. */
+#ifndef JIT_TRACE_FULLGRAPH_H
+#define JIT_TRACE_FULLGRAPH_H
+
+#include "jit/trace/specialization.h"
+
+struct recording;
+
+/* A call that must be one graph begins: forgets what an earlier one came by. */
+void fullgraph_begin(qn_vm *vm);
+/* While such a call is made: notes what a recording came by that has ended, be it of the call, of a part of it or of a function that it calls. `e`:
+ * what was made of it. Where memory is short, something is left out. */
+void fullgraph_note(qn_vm *vm, const struct recording *r, const specialization *e);
+/* The call has been made: raises an error if its recording has broken off. Takes over and gives the result, or the error value. */
+QN_MUST_CHECK qn_value fullgraph_check(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result);
+
+#endif
