@@ -136,6 +136,9 @@ bool graph_sizes_count(const graph *body, uint32_t ncarries);
  * INT64_MAX: neither. */
 int64_t graph_most_turns(const graph *g, uint32_t node);
 
+/* The body of a loop has come to give `added` more rows behind its result `at`: the number of turns and the stride come after all rows. */
+void graph_rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added);
+
 /* Chooses what a loop keeps of each turn for its gradient (keep.c). g is the gradient of a turn: its inputs are first the turn's `ncarries`
  * carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first` that are better kept as
  * rows than made once more, and for carries whose rows are then read; of these it may say so although nobody reads them. `carries_cost`: a carry that
@@ -144,7 +147,7 @@ QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries,
 /* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
 bool graph_may_be_row(const graph *g, uint32_t v);
 /* May a gradient that will be differentiated itself keep all floats of an arm or a turn? Of a loop in it, it must be seen how many turns it makes
- * at most; `counted`: but of those that are nodes of g itself. */
+ * at most; `counted`: or this will be known. */
 bool graph_may_be_kept(const graph *g, bool counted);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);

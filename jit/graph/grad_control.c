@@ -222,7 +222,6 @@ static uint32_t passed_on(const graph *g, uint32_t node, int a, uint32_t value) 
 }
 
 static uint32_t keep_carries(graph *g, uint32_t node, bool derived);
-static void rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added);
 static bool exact_turns(const graph *g, uint32_t node);
 static bool expose_regions(graph *g);
 
@@ -282,7 +281,7 @@ static bool expose_turns(graph *g, uint32_t node) {
   }
   free(kept);
   if (!ok) return false;
-  rows_added(g, node, made, body->noutputs - made);
+  graph_rows_added(g, node, made, body->noutputs - made);
   const graph_node n = g->nodes[node];
   for (uint32_t k = 0; k < body->noutputs; k++) {
     graph_type t = body->nodes[body->outputs[k]].type;
@@ -916,8 +915,7 @@ static int64_t rows_bytes(const graph *g, const uint32_t *nodes, uint32_t n) {
   return bytes;
 }
 
-/* The body of a loop has come to give `added` more rows behind its result `at`: the number of turns and the stride come after all rows. */
-static void rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added) {
+void graph_rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added) {
   for (uint32_t i = node + 1; i < g->n; i++)
     if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index >= at)
       g->nodes[i].payload.index += added;
@@ -941,7 +939,7 @@ static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
-  rows_added(g, node, at, carries);
+  graph_rows_added(g, node, at, carries);
   op_attr attr = graph_loop_attr(carries, slots, graph_loop_most(n));
   return graph_set_attr(g, node, &attr) ? at : 0;
 }
@@ -1056,7 +1054,7 @@ static bool keep_value_rows(graph *g, uint32_t node, const loop_grad *l, uint32_
     while (result[i] < body->noutputs && body->outputs[result[i]] != l->values[i]) result[i]++;
     if (result[i] == body->noutputs && !graph_output(body, l->values[i])) return false;
   }
-  rows_added(g, node, made, body->noutputs - made);
+  graph_rows_added(g, node, made, body->noutputs - made);
   return true;
 }
 

@@ -180,9 +180,9 @@ bool graph_may_be_kept(const graph *g, bool counted) {
   for (uint32_t i = 1; i < g->n && may; i++) {
     const graph_node *n = &g->nodes[i];
     if (n->kind == NODE_LOOP)
-      may = (counted || graph_most_turns(g, i) != INT64_MAX) && graph_may_be_kept(n->payload.regions[1], false);
+      may = (counted || graph_most_turns(g, i) != INT64_MAX) && graph_may_be_kept(n->payload.regions[1], counted);
     if (n->kind == NODE_IF && !graph_is_rule(n))
-      may = graph_may_be_kept(n->payload.regions[0], false) && graph_may_be_kept(n->payload.regions[1], false);
+      may = graph_may_be_kept(n->payload.regions[0], counted) && graph_may_be_kept(n->payload.regions[1], counted);
     if ((n->kind == NODE_OP || n->kind == NODE_PROJ) && dtype_is_float((qn_dtype)n->type.dtype))
       may &= graph_may_be_row(g, i);
   }

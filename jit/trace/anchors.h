@@ -60,6 +60,7 @@ typedef struct anchor_specializations {
   uint8_t restarts;      /* how often a recording was begun once more */
   uint64_t in_vain;      /* nodes recorded in ways that came to nothing (ways.c) */
   int64_t turns_counted; /* turns that are counted first are taken to be so many at least (kept_turns.c) */
+  bool turns_uncounted;  /* they are too many: those in arms are not counted */
   bool sizes_apart;      /* numbers that are data are no sizes in its calls (data_sizes.c), */
   bool turns_apart;      /* and numbers of loops are none inside gradients */
   bool tries_apart;      /* calls often ended in handlers: bodies of try are not captured */

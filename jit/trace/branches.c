@@ -218,7 +218,7 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   b->raises = !ok && how == REC_ERROR && way_raises(vm);
   if (ok) b->left[k] = value_retain(parts[END_LEFT]);
   ok = ok && vm->rec == end->r && !end->r->regions.n;
-  ok = ok && (rec_derivatives(b->r) < 2 || turns_may_be_kept(end->r));
+  ok = ok && (rec_derivatives(b->r) < 2 || turns_may_be_kept(end->r) || turns_are_counted_around(end->r));
   if (!ok) vm_pop_to(vm, mark);
   ok = ok && end_note(end, is_gone(b, k) ? b->around->slots : b->held, parts, is_gone(b, k) ? b->around : NULL);
   end_parts_free(vm, parts);
@@ -473,6 +473,8 @@ bool arm_values(struct recording *arm, rec_slots s, const qn_value *more, int n,
   return value_is(*values, TAG_LIST);
 }
 
+static uint32_t settled(void *r, uint32_t node) { return turns_settled(r, node); }
+
 bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
   qn_vm *vm = r->vm;
   spliced s = {.r = r, .arm = arm};
@@ -482,7 +484,7 @@ bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
   if (copy) {
     graph_dce(copy);
     s.copies = mem_zalloc(vm, (s.n + (size_t)1) * sizeof *s.copies);
-    ok = s.copies && copy_all(vm, r->g, copy, arm->captures, s.copies);
+    ok = s.copies && copy_all(vm, r->g, copy, arm->captures, s.copies, settled, r);
     graph_free(copy);
   }
   /* A number of the result is computed now, which is no read: what is behind it stays captured. */

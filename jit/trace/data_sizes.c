@@ -113,6 +113,12 @@ bool turns_end(struct recording *r) {
   return true;
 }
 
+void turns_uncounted(struct recording *r) {
+  struct recording *base = rec_base(r);
+  if (base->of) base->of->turns_uncounted = true;
+  (void)record_again(r, BREAK_branch);
+}
+
 /* A size of r as one of its numbers. The error value, with or without an error raised. */
 static qn_value number_of(struct recording *r, qn_dim d) {
   uint32_t node = sizes_number(r, d);

@@ -6,8 +6,10 @@
  * a call that is captured what is said is not this value but the next power of two, and that it is no more becomes a guard: a function is recorded
  * once for all numbers of turns up to that. (Not for graphs that are values: nobody records a call of these once more.)
  *
- * How many turns a loop makes that data end, nobody knows before. If it is in a loop outside of all arms, that one is run once more, before the one that
- * keeps rows, to count them (turns_counted): what they are in later calls is a check behind which the call leaves the graph; then it is recorded once more, for more turns.
+ * How many turns a loop makes that data end, nobody knows before. So the loop or branch outside of all arms that is around it is run once more, before the
+ * one that keeps rows, to count them (turns_counted): each turn and arm gives the most turns that such loops in it have made. What they are in later calls
+ * is a check behind which the call leaves the graph; then it is recorded once more, for more turns. An arm that is captured before it is known what is
+ * around it relies on that (turns_are_counted_around); where the turns are too many in the end, the call is recorded once more without such loops.
  */
 #include <string.h>
 
@@ -152,50 +154,153 @@ static bool is_uncounted(const graph *g, uint32_t node) {
   return g->nodes[node].kind == NODE_LOOP && graph_most_turns(g, node) == INT64_MAX;
 }
 
-bool turns_may_be_counted(const struct recording *r) {
-  const struct recording *outer = r->outer;
-  bool any = false;
-  for (uint32_t i = 1; i < r->g->n; i++) any |= is_uncounted(r->g, i);
-  if (!any || error_pending(r->vm) || outer->arm || outer->hollow || outer->lanes || outer->device) return false;
-  const bool whole = r->vm->asked.whole || is_asked(r) || outer->trying || vmap_aside(outer);
-  if (outer->capturing && whole) return false; /* nothing may leave the graph */
-  return !graph_has_taps(r->g, 1) && graph_may_be_kept(r->g, true);
+/* How many such loops lie one in another at most, in arms and turns. */
+static int uncounted_deep(const graph *g) {
+  int deep = 0;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (!graph_kind_has_regions(n->kind) || graph_is_rule(n)) continue;
+    for (int k = n->kind == NODE_LOOP; k < 2; k++) {
+      int within = uncounted_deep(n->payload.regions[k]) + is_uncounted(g, i);
+      if (within > deep) deep = within;
+    }
+  }
+  return deep;
 }
 
-/* A loop, which nobody takes anything from yet, keeps as a row how many turns the loops in it have made whose turns nobody knows: the most of them. A
- * number, the most of all rows. 0: memory is short. */
-static uint32_t most_made(graph *g, uint32_t node) {
+/* May all values be kept of a turn or arm with such loops in it, once their turns are counted? */
+static bool may_be_counted(const graph *g) { return !graph_has_taps(g, 1) && graph_may_be_kept(g, true); }
+
+/* Could the turns of loops in the body of a loop in r be counted? */
+static bool counts_turns(const struct recording *r) {
+  if (r->arm || r->hollow || r->lanes || r->device) return false;
+  const bool whole = r->vm->asked.whole || is_asked(r) || r->trying || vmap_aside(r);
+  return !(r->capturing && whole); /* (then nothing may leave the graph) */
+}
+
+bool turns_count_in_arms(const struct recording *r) {
+  if (r->arm) return r->counts_turns;
+  return r->capturing && r->of && !r->of->turns_uncounted && counts_turns(r) && rec_derivatives(r) > 1;
+}
+
+bool turns_may_be_counted(const struct recording *r) {
+  return !error_pending(r->vm) && counts_turns(r->outer) && uncounted_deep(r->g) > 0 && may_be_counted(r->g);
+}
+
+bool turns_are_counted_around(const struct recording *r) {
+  return !error_pending(r->vm) && r->counts_turns && may_be_counted(r->g);
+}
+
+static uint32_t most_in(graph *g);
+
+/* A host int as an array without axes, and the other way round. 0: memory is short. */
+static uint32_t as_array(graph *g, uint32_t number) {
+  const op_attr whole = {.dtype = QN_i64};
+  return number ? graph_op(g, OP_fit, &number, 1, &whole, 0) : 0;
+}
+static uint32_t as_number(graph *g, uint32_t array) {
+  const op_attr host = {.dtype = QN_i64, .flags = ATTR_WEAK};
+  return array ? graph_op(g, OP_cast, &array, 1, &host, 0) : 0;
+}
+
+/* A host int of each turn of loop `node`, `made` in its body, becomes rows of it. The most of all, an array without axes; 0: memory is short. */
+static uint32_t most_of_rows(graph *g, uint32_t node, uint32_t made) {
   const graph_node n = g->nodes[node];
-  const graph_type count = {.dtype = WEAK_INT, .weak = true};
   graph *body = n.payload.regions[1];
-  uint32_t most = 0, carries = graph_loop_carries(&n);
-  for (uint32_t i = 1, end = body->n; i < end; i++) {
-    if (!is_uncounted(body, i)) continue;
-    uint32_t turns = graph_proj(body, i, body->nodes[i].payload.regions[1]->noutputs, count, 0);
-    most = most ? graph_op2(body, OP_maximum, most, turns) : turns;
-  }
-  const op_attr whole = {.dtype = QN_i64}, keeps = graph_loop_attr(carries, 0, INT64_MAX), axis = {.axes = 1},
-                longer = {.n = 3, .d = {1}};
-  most = most ? graph_op(body, OP_fit, &most, 1, &whole, 0) : 0;
-  if (!most || !graph_output(body, most) || !graph_set_attr(g, node, &keeps)) return 0;
-  const uint32_t rows = graph_proj(g, node, carries, body->nodes[most].type, n.site);
+  const op_attr axis = {.axes = 1}, longer = {.n = 3, .d = {1}},
+                keeps = graph_loop_attr(graph_loop_carries(&n), 0, graph_loop_most(&n));
+  const uint32_t at = body->noutputs, row = as_array(body, made);
+  if (!row || !graph_output(body, row)) return 0;
+  graph_rows_added(g, node, at, 1);
+  if (!graph_set_attr(g, node, &keeps)) return 0;
+  const uint32_t rows = graph_proj(g, node, at, body->nodes[row].type, n.site);
   /* (one more, so that there is one where no turn is made) */
   const uint32_t in[] = {rows, graph_const_scalar(g, QN_i64, false, 0, 0, n.site)};
   uint32_t all = graph_op(g, OP_pad, in, 2, &longer, n.site);
   return all ? graph_op(g, OP_max, &all, 1, &axis, n.site) : 0;
 }
 
-/* The loop of `first` and `second` with operands `in`, n of them and room for one more, which runs only if `once` (0: it does), a host int, is more than 0. */
-static uint32_t loop_once_more(struct recording *r, uint32_t *in, int n, graph *first, graph *second, uint32_t once,
-                               uint32_t site) {
-  if (once && first && second) {
+/* Likewise of branch `node`, in arms of which are such loops. */
+static uint32_t most_of_arms(graph *g, uint32_t node) {
+  const graph_node n = g->nodes[node];
+  graph *const *part = n.payload.regions;
+  const uint32_t at = part[0]->noutputs;
+  for (int k = 0; k < 2; k++) {
+    const uint32_t most = uncounted_deep(part[k]) ? most_in(part[k]) : graph_weak_int(part[k], 0);
+    const uint32_t array = as_array(part[k], most);
+    if (!array || !graph_output(part[k], array)) return 0;
+  }
+  return graph_proj(g, node, at, (graph_type){.dtype = QN_i64}, n.site);
+}
+
+/* Likewise of a loop, in turns of which are such loops. */
+static uint32_t most_of_turns(graph *g, uint32_t node) {
+  const uint32_t most = most_in(g->nodes[node].payload.regions[1]);
+  return most ? most_of_rows(g, node, most) : 0;
+}
+
+/* Are such loops in arms or turns of a node? */
+static bool has_uncounted(const graph_node *n) {
+  if (!graph_kind_has_regions(n->kind) || graph_is_rule(n)) return false;
+  return uncounted_deep(n->payload.regions[1]) || (n->kind == NODE_IF && uncounted_deep(n->payload.regions[0]));
+}
+
+/* A host int of g: the most turns that a loop has made whose turns nobody knows, in g and in arms and turns of it. 0: there is none, or memory is short. */
+static uint32_t most_in(graph *g) {
+  const graph_type count = {.dtype = WEAK_INT, .weak = true};
+  uint32_t most = 0;
+  for (uint32_t i = 1, end = g->n; i < end; i++) {
+    const graph_node n = g->nodes[i];
+    const bool within = has_uncounted(&n), own = is_uncounted(g, i);
+    uint32_t one = 0;
+    if (within) one = as_number(g, n.kind == NODE_IF ? most_of_arms(g, i) : most_of_turns(g, i));
+    if (within && !one) return 0;
+    if (within) most = most ? graph_op2(g, OP_maximum, most, one) : one;
+    if (own) one = graph_proj(g, i, n.payload.regions[1]->noutputs, count, 0);
+    if (own && one) most = most ? graph_op2(g, OP_maximum, most, one) : one;
+    if ((within || own) && (!one || !most)) return 0;
+  }
+  return most;
+}
+
+/* All such loops in g are said to make so many turns at most. False: memory is short. */
+static bool bound_all(graph *g, int64_t end) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node n = g->nodes[i];
+    if (!graph_kind_has_regions(n.kind) || graph_is_rule(&n)) continue;
+    for (int k = n.kind == NODE_LOOP; k < 2; k++)
+      if (!bound_all(n.payload.regions[k], end)) return false;
+    if (!is_uncounted(g, i)) continue;
+    const op_attr attr = graph_loop_attr(graph_loop_carries(&n), graph_loop_slots(&n), end);
+    if (!graph_set_attr(g, i, &attr)) return false;
+  }
+  return true;
+}
+
+/* May rows be kept of so many turns of loops, `deep` of which lie in one another? */
+static bool few_enough(int64_t end, int deep) {
+  int64_t rows = 1;
+  for (int i = 0; i < deep && rows <= KEPT_TURNS; i++) rows *= end;
+  return rows <= KEPT_TURNS;
+}
+
+/* The loop or branch of `first` and `second` with operands `in`, n of them and room for one more. It makes no turn, or takes the second arm, unless `once` (0:
+ * it need not be asked), a host int, is more than 0: so it waits for that. */
+static uint32_t once_more(struct recording *r, graph_kind kind, uint32_t *in, int n, graph *first, graph *second,
+                          uint32_t once, uint32_t site) {
+  graph *asks = kind == NODE_LOOP ? first : r->g;
+  uint32_t is = once;
+  if (once && kind == NODE_LOOP) {
     const graph_type number = {.dtype = WEAK_INT, .weak = true};
-    uint32_t is = graph_op2(first, OP_gt, graph_input(first, number, 0), graph_weak_int(first, 0));
-    if (is) first->outputs[0] = graph_op2(first, OP_bitand, first->outputs[0], is);
-    if (!is || !first->outputs[0] || !graph_input(second, number, 0)) r->g->failed = true;
+    is = graph_input(first, number, 0);
+    if (!graph_input(second, number, 0)) is = 0;
     in[n++] = once;
   }
-  return graph_regions(r->g, NODE_LOOP, in, n, first, second, NULL, site);
+  if (is) is = graph_op2(asks, OP_gt, is, graph_weak_int(asks, 0));
+  uint32_t *asked = kind == NODE_LOOP ? &first->outputs[0] : &in[0];
+  if (is) *asked = graph_op2(asks, OP_bitand, *asked, is);
+  if (once && (!is || !*asked)) r->g->failed = true;
+  return graph_regions(r->g, kind, in, n, first, second, NULL, site);
 }
 
 uint32_t turns_counted(struct recording *r, uint32_t node) {
@@ -203,13 +308,15 @@ uint32_t turns_counted(struct recording *r, uint32_t node) {
   const graph_node n = r->g->nodes[node];
   const size_t room = (n.nin + (size_t)1) * sizeof(uint32_t);
   graph *first = graph_copy(n.payload.regions[0]), *second = graph_copy(n.payload.regions[1]);
-  uint32_t *in = mem_alloc(vm, room), most = first && second && in ? most_made(r->g, node) : 0, once = 0, made = 0;
+  uint32_t *in = mem_alloc(vm, room), once = 0, made = 0, most = 0;
+  if (first && second && in) most = n.kind == NODE_IF ? most_of_arms(r->g, node) : most_of_turns(r->g, node);
   qn_value all = most ? rec_value_of(r, most) : value_error(), v = all;
   if (!value_is_error(all)) v = op_number(vm, all, WEAK_INT);
   value_release(vm, all);
   bool ok = value_is(v, TAG_INT) && v.u.i <= KEPT_TURNS;
   struct anchor_specializations *of = r->capturing ? r->of : NULL;
   const int64_t end = ok ? rounded(of && of->turns_counted > v.u.i ? of->turns_counted : v.u.i) : 0;
+  ok = ok && few_enough(end, uncounted_deep(second)) && (n.kind != NODE_IF || few_enough(end, uncounted_deep(first)));
   if (ok && r->capturing) {
     qn_value holds = op_binary(vm, OP_le, v, value_int(end));
     if (!value_is_error(holds)) holds = way_expect_number(r, holds);
@@ -217,20 +324,23 @@ uint32_t turns_counted(struct recording *r, uint32_t node) {
     r->expects_turns = r->limits_turns = true;
     if (of) of->turns_counted = end;
   }
-  for (uint32_t i = 1; ok && i < second->n; i++) {
-    if (!is_uncounted(second, i)) continue;
-    const graph_node *x = &second->nodes[i];
-    const op_attr attr = graph_loop_attr(graph_loop_carries(x), graph_loop_slots(x), end);
-    ok = graph_set_attr(second, i, &attr);
-  }
+  ok = ok && bound_all(second, end) && (n.kind != NODE_IF || bound_all(first, end));
   if (ok) {
     memcpy(in, n.in, n.nin * sizeof *in);
-    made = loop_once_more(r, in, n.nin, first, second, once, n.site);
+    made = once_more(r, (graph_kind)n.kind, in, n.nin, first, second, once, n.site);
   } else {
     graph_free(first);
     graph_free(second);
   }
   if (in) mem_free(vm, in, room);
   if (!made && r->g->failed && !error_pending(vm)) raise_memory(vm);
+  return made;
+}
+
+uint32_t turns_settled(struct recording *r, uint32_t node) {
+  if (!node || r->arm || rec_derivatives(r) < 2 || !has_uncounted(&r->g->nodes[node])) return node;
+  if (!rec_run_pending(r)) return 0; /* errors of what the count would run are raised */
+  const uint32_t made = turns_counted(r, node);
+  if (!made && !error_pending(r->vm)) turns_uncounted(r);
   return made;
 }

@@ -57,12 +57,14 @@ bool copy_done(node_copy *c) {
          raise_false(c->vm, E_internal, "a size of a copied graph depends on a node that is not in it");
 }
 
-bool copy_all(qn_vm *vm, graph *to, const graph *from, const uint32_t *in, uint32_t *outs) {
+bool copy_all(qn_vm *vm, graph *to, const graph *from, const uint32_t *in, uint32_t *outs,
+              uint32_t (*settled)(void *ctx, uint32_t node), void *ctx) {
   node_copy c;
   bool ok = copy_begin(&c, vm, to, from, 0);
   for (uint32_t i = 1; i < from->n && ok; i++) {
     const graph_node *n = &from->nodes[i];
     c.map[i] = n->kind == NODE_INPUT ? in[n->payload.input] : copy_node(&c, i);
+    if (c.map[i] && graph_kind_has_regions(n->kind)) c.map[i] = settled(ctx, c.map[i]);
     ok = c.map[i] != 0;
   }
   for (uint32_t k = 0; k < from->noutputs && ok; k++) outs[k] = c.map[from->outputs[k]];

@@ -55,6 +55,7 @@ struct recording *rec_arm_begin(struct recording *outer, const struct recording 
   r->arm = r->hollow = true;
   /* the ids of both arms must differ, since both are compared in the end */
   if (first) r->base = first->base + first->g->n + NODES_APART;
+  r->counts_turns = turns_count_in_arms(outer);
   r->device = outer->device;
   r->placed = outer->placed;
   r->last_fn = outer->last_fn;

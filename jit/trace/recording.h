@@ -130,8 +130,9 @@ struct recording {
       expects_apart; /* one in a gradient or in lanes is, where that cannot be left open */
   node_list
       some; /* of an arm, which is the function of a vmap: bools of which some lane has a true one, or the call leaves the graph */
-  bool joins;    /* of an arm: its nodes will be nodes of the recording around it (rec_tail) */
-  bool lenient;  /* of an arm: what cannot be in a region does not matter (rewrite) */
+  bool counts_turns; /* of an arm: turns of loops in it may be counted before, inside two gradients (turns_counted) */
+  bool joins;        /* of an arm: its nodes will be nodes of the recording around it (rec_tail) */
+  bool lenient;      /* of an arm: what cannot be in a region does not matter (rewrite) */
   bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
   bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
@@ -371,6 +372,8 @@ bool data_size_of(qn_vm *vm, qn_value v, qn_dim *d);
 bool turns_may_size(const struct recording *r);
 /* A gradient cannot. True: the call is recorded once more without such sizes, or made by the interpreter; an error is raised. */
 bool turns_end(struct recording *r);
+/* Turns of loops in arms are too many to be kept: the call is recorded once more, without those. An error is raised. */
+void turns_uncounted(struct recording *r);
 /* What was noted of such sizes since this was called the last time is asked for in later calls: to be called before an op that relies on it is
  * appended. False with an error raised. */
 QN_MUST_CHECK bool data_sizes_hold(struct recording *r);
@@ -430,9 +433,15 @@ bool parted_wanted(const struct recording *r);
 bool turns_may_be_kept(struct recording *r);
 /* If it may not: may it once the turns have been counted that the loops in r, the body of a loop outside of all arms, make? */
 bool turns_may_be_counted(const struct recording *r);
-/* Behind loop `node`, which nobody takes anything from yet, appends the same loop, in which it is known how many turns the loops in it make at most.
+/* Likewise of an arm r, but for the body of a loop outside of all arms: will they be counted when what is around it becomes a part of the graph? */
+bool turns_are_counted_around(const struct recording *r);
+/* Are turns of loops in arms of r counted, when the arm around them all becomes a part of the graph? */
+bool turns_count_in_arms(const struct recording *r);
+/* Behind loop or branch `node`, which nobody takes anything from yet, appends the same one, in which it is known how many turns the loops in it make at most.
  * It; 0 if that is too many, or with an error raised. */
 uint32_t turns_counted(struct recording *r, uint32_t node);
+/* A branch or loop has been appended to r with which an arm has become a part of it: turns_counted if need be. The node; 0 with an error raised. */
+uint32_t turns_settled(struct recording *r, uint32_t node);
 /* Does each turn of a loop begin with copies of all floats that are derived (parted.c)? */
 bool parted_turns(const struct recording *r);
 /* Is a gradient in progress in which this value, a leaf, is a float that may be derived, and older than what is recorded in r? */

@@ -415,6 +415,7 @@ static bool giving_arm(ruled *c, qn_value backward) {
   memset(c->in.grads, 0, c->in.grads_cap * sizeof *c->in.grads);
   struct recording *in = c->arms[1] = rec_arm_begin(r, c->arms[0]);
   if (!in) return false;
+  in->counts_turns = false; /* (of what a rule keeps, nobody counts turns) */
   bool ok = vm_enter(vm, nargs + 1);
   if (ok) {
     c->at = 0;

@@ -394,7 +394,7 @@ static bool make_node(join *j, bool turned, uint32_t predicate, uint32_t site) {
     for (uint32_t i = 0; i < j->nresults; i++)
       if (!graph_output(j->ends[k]->r->g, j->results[i].nodes[k])) return raise_memory(vm), false;
   struct recording *const arms[2] = {j->ends[turned]->r, j->ends[!turned]->r};
-  uint32_t node = arms_close(j->r, NODE_IF, predicate, arms, NULL, site);
+  uint32_t node = turns_settled(j->r, arms_close(j->r, NODE_IF, predicate, arms, NULL, site));
   j->values = mem_zalloc(vm, ((size_t)j->nresults + 1) * sizeof *j->values);
   bool ok = node && j->values;
   for (uint32_t k = 0; k < j->nresults && ok; k++) {
@@ -425,7 +425,8 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool 
   bool agree = join_all(&j, false, NULL);
   if (differs) *differs = j.held;
   /* (of arms that cannot be kept, a gradient of the gradient would add up in another order) */
-  for (int k = 0; k < 2 && rec_derivatives(r) > 1; k++) agree = agree && turns_may_be_kept(ends[k]->r);
+  for (int k = 0; k < 2 && rec_derivatives(r) > 1; k++)
+    agree = agree && (turns_may_be_kept(ends[k]->r) || turns_are_counted_around(ends[k]->r));
   if (agree) answer = make_node(&j, turned, predicate, site) && join_all(&j, true, joined) ? REC_DONE : REC_FAILED;
   for (uint32_t k = 0; k < j.nresults && j.values; k++) value_release(j.vm, j.values[k]);
   if (j.values) mem_free(j.vm, j.values, ((size_t)j.nresults + 1) * sizeof *j.values);
