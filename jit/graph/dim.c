@@ -509,6 +509,17 @@ int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols) {
   return compute((dim_op)e->op, dim_eval(t, e->a, symbols), dim_eval(t, e->b, symbols));
 }
 
+int64_t dim_eval_once(const dim_table *t, qn_dim d, int64_t *values, uint64_t *known) {
+  if (d >= 0) return d;
+  const uint32_t i = (uint32_t)~d;
+  const dim_expr *e = &t->exprs[i];
+  const uint64_t bit = UINT64_C(1) << i % 64;
+  if (e->op == DIM_SYMBOL || (known[i / 64] & bit)) return values[i];
+  known[i / 64] |= bit;
+  values[i] = compute((dim_op)e->op, dim_eval_once(t, e->a, values, known), dim_eval_once(t, e->b, values, known));
+  return values[i];
+}
+
 void dim_eval_all(const dim_table *t, int64_t *values) {
   for (uint32_t i = 0; i < t->n; i++) { /* operands come before the expressions that they are in */
     const dim_expr *e = &t->exprs[i];

@@ -125,6 +125,9 @@ bool dim_is_late(const dim_table *t, qn_dim d);
 bool dim_nonnegative(const dim_table *t, qn_dim d);
 /* The value of a dim for given values of symbols: symbols[i] is that of expression i, read where this is a symbol. */
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
+/* As dim_eval, where many dims are asked for: computes the value of each expression once. values[i] is given for each symbol i; bit i % 64 of
+ * known[i / 64] says whether it is set for an expression i. */
+int64_t dim_eval_once(const dim_table *t, qn_dim d, int64_t *values, uint64_t *known);
 /* Computes the values of all expressions: values[i] is given for each symbol i, and set for the others. */
 void dim_eval_all(const dim_table *t, int64_t *values);
 /* The value of a dim whose symbols have the values that a function gives. */

@@ -83,6 +83,8 @@ typedef struct anchor_specializations {
   bool full;     /* too many specializations or recordings: calls that none of them fits stay eager */
   /* short calls in a row that stayed eager; how many times the anchor has rested since a longer one */
   uint32_t streak, rests;
+  int64_t most; /* how many elements the arrays among the arguments of one of these had at most */
+  int64_t gain; /* ns that plans have gained, less those that it took to look for what serves such calls */
   struct miss {
     span at;
     uint64_t asked; /* as specialization.asked */

@@ -352,20 +352,26 @@ static bool runs_now(qn_vm *vm, const anchor_specializations *list, specializati
 
 bool specialization_stays_eager(const specialization *e) { return e->race.code && e->race.eager; }
 
-/* Looking up a specialization may take longer than a short call (jit.short). So after a streak of short calls that stayed eager the anchor
- * rests: it lets so many calls pass without looking at them, unless one with larger arrays comes. */
+/* Looking up a specialization may take longer than a short call (jit.short), and a notable part of a longer one whose arguments hold much, as
+ * trees do. So after a streak of calls that stayed eager and were short beside that the anchor rests: it lets so many calls pass without
+ * looking at them, unless one with larger arrays comes. */
 enum {
   REST_STREAK = 16,
-  REST_CALLS = 64, /* calls of the first rest; each further rest is twice as long, if nothing has changed */
-  REST_DOUBLED = 4
+  REST_CALLS =
+      64, /* calls of the first rest; each further rest is twice as long, if nothing has changed and the calls are short */
+  REST_DOUBLED = 4,
+  LOOKED_PART = 32,   /* looking may take this part of a call */
+  GAIN_MOST = 1 << 17 /* ns: how much of what plans have gained counts */
 };
 
 typedef struct short_call {
   int64_t begin, elements; /* when it began (ns); how many elements the arrays among its arguments have */
+  int64_t looked;          /* how long it was looked for what serves it (ns) */
 } short_call;
 
-/* Called before a call that stays eager: may its anchor rest if the call turns out to be short? */
-static bool rest_begin(const qn_vm *vm, const rec_call_site *site, short_call *c) {
+/* Called before a call that stays eager, which began at `came` (ns; 0: nobody has looked at the clock): may its anchor rest if the call turns out
+ * to be short? */
+static bool rest_begin(const qn_vm *vm, const rec_call_site *site, int64_t came, short_call *c) {
   if (vm->config.jit != QN_JIT_ON || !site->rests) return false;
   c->elements = 0;
   for (int i = 0; i < site->nargs; i++) {
@@ -376,20 +382,33 @@ static bool rest_begin(const qn_vm *vm, const rec_call_site *site, short_call *c
   }
   if (!c->elements && vm->device) return false;
   c->begin = trace_events_now();
+  c->looked = came ? c->begin - came : 0;
   return true;
 }
 
 static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *list, const short_call *c) {
   if (a->state != ANCHOR_ACTIVE) return;
-  if (trace_events_now() - c->begin >= vm->tune[TUNE_jit_short] * 1000) {
+  int64_t took = trace_events_now() - c->begin;
+  bool is_short = took < vm->tune[TUNE_jit_short] * 1000;
+  if (!is_short && took >= c->looked * LOOKED_PART) {
     list->streak = list->rests = 0;
     return;
   }
-  if (++list->streak < REST_STREAK) return;
+  if (!is_short) list->rests = 0;
+  if (list->gain > -GAIN_MOST) list->gain -= c->looked;
+  if (++list->streak == 1 || c->elements > list->most) list->most = c->elements;
+  if (list->streak < REST_STREAK) return;
   a->state = ANCHOR_RESTING;
-  a->most = c->elements;
+  a->most = list->most;
   a->countdown = REST_CALLS << list->rests;
-  if (list->rests < REST_DOUBLED) list->rests++;
+  if (is_short && list->rests < REST_DOUBLED) list->rests++;
+}
+
+/* A plan serves a call. Its anchor may not rest soon, unless looking for what serves the others takes more time than plans gain. */
+static void rest_not(anchor_specializations *list, const specialization *e) {
+  if (e->race.calls >= RACE_CALLS) list->gain += e->race.least[1] - e->race.least[0];
+  if (list->gain > GAIN_MOST) list->gain = GAIN_MOST;
+  if (list->gain >= 0) list->streak = list->rests = 0;
 }
 
 /* ---- recording a call -------------------------------------------------------------------------------------------------------- */
@@ -1149,17 +1168,18 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------------- */
 
-/* Makes a call in the interpreter that a specialization serves. `ready`: it has a plan; `timed`: the call is part of a race. */
+/* Makes a call in the interpreter that a specialization serves. `ready`: it has a plan; `timed`: the call is part of a race; `came`: as serve_call. */
 static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
-                            bool ready, bool timed) {
+                            bool ready, bool timed, int64_t came) {
   /* the functions that it calls are parts of its own graph */
   bool alone = ready && !e->device && !specialization_stays_eager(e);
   bool late = ready && (e->device || !e->race.code);
+  bool waits = late || e->state == SPEC_COMPILING;
   e->timed += timed;
-  e->waited += !timed && (late || e->state == SPEC_COMPILING);
-  e->reentries += !timed && !late && e->state != SPEC_COMPILING;
+  e->waited += !timed && waits;
+  e->reentries += !timed && !waits;
   short_call c;
-  bool rests = !timed && rest_begin(vm, site, &c);
+  bool rests = !timed && rest_begin(vm, site, waits ? 0 : came, &c);
   vm->asked.alone += alone;
   qn_value result = run_call(vm, site);
   vm->asked.alone -= alone;
@@ -1255,7 +1275,7 @@ serve_quick(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, 
 static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
                                call_inputs *inputs) {
   e->replays++;
-  list->streak = list->rests = 0;
+  rest_not(list, e);
   int64_t begin = trace_events_begin(vm->engine);
   tap_run taps;
   tap_run_begin(vm, &taps, &e->taps, NULL);
@@ -1288,7 +1308,7 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
     result = value_error();
   } else if (!now) {
     call_inputs_free(vm, inputs);
-    result = serve_eager(vm, site, list, e, ready, timed);
+    result = serve_eager(vm, site, list, e, ready, timed, came);
   } else if (vm->config.jit == QN_JIT_VERIFY) {
     e->verified++;
     result = call_verified(vm, site, e, inputs);
@@ -1316,9 +1336,9 @@ static bool has_code(const anchor_specializations *list) {
 }
 
 /* Makes a call in the interpreter, since the function has too many specializations to get another one. */
-static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
+static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, int64_t came) {
   short_call c;
-  bool rests = rest_begin(vm, site, &c);
+  bool rests = rest_begin(vm, site, came, &c);
   qn_value result = run_plain(vm, site, BREAK_too_many_shapes);
   if (rests && !has_code(list)) c.begin = trace_events_now(); /* however long it took: looking is in vain */
   if (rests) rest_end(vm, site->anchor, list, &c);
@@ -1352,15 +1372,15 @@ static bool has_list(const rec_call_site *site) {
   return false;
 }
 
-/* Makes a call that nothing serves. Frees its inputs. */
+/* Makes a call that nothing serves; `came`: as serve_call. Frees its inputs. */
 static __attribute__((noinline)) qn_value miss_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list,
-                                                    call_inputs *inputs, lookup_miss miss) {
+                                                    call_inputs *inputs, lookup_miss miss, int64_t came) {
   size_wish *wish = NULL;
   bool recorded = is_recorded(vm, site, list, inputs, miss, &wish);
   call_inputs_free(vm, inputs);
   if (!recorded) {
     size_wish_free(vm, wish);
-    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
+    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list, came);
   }
   return record_call(vm, site, list, wish, 0);
 }
@@ -1369,7 +1389,7 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
 
 /* Makes a call whose lists may be stacked; `inputs`: as miss_call, or NULL: it is looked up. */
 static __attribute__((noinline, cold)) qn_value stacking(qn_vm *vm, rec_call_site *site, anchor_specializations *list,
-                                                         call_inputs *inputs, lookup_miss miss) {
+                                                         call_inputs *inputs, lookup_miss miss, int64_t came) {
   stacked_args stacked = {.vm = vm};
   vm_owned held;
   vm_own(vm, &held, stacked_drop, &stacked);
@@ -1379,7 +1399,7 @@ static __attribute__((noinline, cold)) qn_value stacking(qn_vm *vm, rec_call_sit
     for (uint32_t i = 0; i < list->nplaces; i++) (void)stack_place_of(vm, site, &list->places[i]);
     error_clear(vm);
   }
-  qn_value result = inputs ? miss_call(vm, site, list, inputs, miss) : make_call(vm, site, list);
+  qn_value result = inputs ? miss_call(vm, site, list, inputs, miss, came) : make_call(vm, site, list);
   vm_disown(vm, &held);
   stack_undo(site);
   site->stacked = NULL;
@@ -1389,8 +1409,9 @@ static __attribute__((noinline, cold)) qn_value stacking(qn_vm *vm, rec_call_sit
 /* Makes a call of a function that is hot. */
 static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
   const specialization *first = list->first; /* (where there are more, any of them may be in a race) */
-  bool races = first && (race_on(vm, first) || (first->next && vm->config.jit == QN_JIT_ON));
-  int64_t came = races ? trace_events_now() : 0;
+  bool eager = first && (first->state == SPEC_BROKEN || first->race.eager);
+  bool clock = first && (race_on(vm, first) || ((first->next || eager) && vm->config.jit == QN_JIT_ON));
+  int64_t came = clock ? trace_events_now() : 0;
   call_inputs inputs;
   inputs.cap = 0;
   lookup_miss miss;
@@ -1403,8 +1424,8 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
     call_inputs_free(vm, &inputs);
     return result;
   }
-  return site->stacked || !has_list(site) ? miss_call(vm, site, list, &inputs, miss)
-                                          : stacking(vm, site, list, &inputs, miss);
+  return site->stacked || !has_list(site) ? miss_call(vm, site, list, &inputs, miss, came)
+                                          : stacking(vm, site, list, &inputs, miss, came);
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
@@ -1430,7 +1451,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
   if (list->first && list->first->hits < list->first->quick_until && serve_quick(vm, site, list, list->first, &result))
     return result;
-  return __builtin_expect(list->stacks, 0) ? stacking(vm, site, list, NULL, MISS_new) : make_call(vm, site, list);
+  return __builtin_expect(list->stacks, 0) ? stacking(vm, site, list, NULL, MISS_new, 0) : make_call(vm, site, list);
 }
 
 /* ---- calls of jit/trace itself --------------------------------------------------------------------------------------------------- */

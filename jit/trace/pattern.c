@@ -569,8 +569,9 @@ void print_fact(const dim_table *t, const dim_fact *f, text_buf *out) {
   dim_print(t, turn ? f->a : f->b, out);
 }
 
-static bool fact_holds(const dim_table *t, const dim_fact *f, const int64_t *symbols) {
-  int64_t a = dim_eval(t, f->a, symbols), b = dim_eval(t, f->b, symbols);
+/* `values`, `known`: as dim_eval_once. */
+static bool fact_holds(const dim_table *t, const dim_fact *f, int64_t *values, uint64_t *known) {
+  int64_t a = dim_eval_once(t, f->a, values, known), b = dim_eval_once(t, f->b, values, known);
   switch ((dim_relation)f->relation) {
   case DIM_EQ: return a == b;
   case DIM_NE: return a != b;
@@ -636,10 +637,14 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
   const pattern_sizes *s = p->sizes;
   const dim_table *t = &s->dims;
   int64_t few[FEW], *symbols = few;
-  size_t bytes = t->n * sizeof *symbols;
-  if (t->n > FEW && !(symbols = mem_alloc(vm, bytes))) {
-    error_clear(vm);
-    return false;
+  uint64_t few_known[FEW / 64] = {0}, *known = few_known;
+  size_t words = (t->n + (size_t)63) / 64, bytes = t->n * sizeof *symbols + words * sizeof *known;
+  if (t->n > FEW) {
+    if (!(symbols = mem_alloc(vm, bytes))) {
+      error_clear(vm);
+      return false;
+    }
+    known = memset(symbols + t->n, 0, words * sizeof *known);
   }
   for (uint32_t i = s->nplaces; i-- > 0;) symbols[~s->places[i].symbol] = size_at(&s->places[i], inputs, scalars);
   bool ok = true;
@@ -657,7 +662,7 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
       text_addf(why, " instead of %lld, as other sizes that were equal", (long long)symbols[~x->symbol]);
   }
   for (uint32_t i = 0; i < t->nfacts && ok; i++) {
-    ok = fact_holds(t, &t->facts[i], symbols);
+    ok = fact_holds(t, &t->facts[i], symbols, known);
     if (ok || !why) continue;
     for (uint32_t k = 0; k < s->nplaces; k++) {
       const struct size_place *x = &s->places[k];
