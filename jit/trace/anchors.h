@@ -84,7 +84,10 @@ typedef struct anchor_specializations {
   /* short calls in a row that stayed eager; how many times the anchor has rested since a longer one */
   uint32_t streak, rests;
   int64_t most; /* how many elements the arrays among the arguments of one of these had at most */
-  int64_t gain; /* ns that plans have gained, less those that it took to look for what serves such calls */
+  /* calls that stayed eager of which looking took a notable part, and how many ns that took, since such were weighed */
+  uint32_t vain;
+  int64_t looked;
+  int64_t came; /* when the last call began that nothing serves (ns), 0 if nobody has looked at the clock */
   struct miss {
     span at;
     uint64_t asked; /* as specialization.asked */

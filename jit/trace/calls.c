@@ -353,15 +353,14 @@ static bool runs_now(qn_vm *vm, const anchor_specializations *list, specializati
 bool specialization_stays_eager(const specialization *e) { return e->race.code && e->race.eager; }
 
 /* Looking up a specialization may take longer than a short call (jit.short), and a notable part of a longer one whose arguments hold much, as
- * trees do. So after a streak of calls that stayed eager and were short beside that the anchor rests: it lets so many calls pass without
- * looking at them, unless one with larger arrays comes. */
+ * trees do. So after a streak of short calls that stayed eager the anchor rests: it lets so many calls pass without looking at them, unless one
+ * with larger arrays comes. It also rests if looking was in vain so often, and took more time than plans have gained meanwhile. */
 enum {
   REST_STREAK = 16,
   REST_CALLS =
       64, /* calls of the first rest; each further rest is twice as long, if nothing has changed and the calls are short */
   REST_DOUBLED = 4,
-  LOOKED_PART = 32,   /* looking may take this part of a call */
-  GAIN_MOST = 1 << 17 /* ns: how much of what plans have gained counts */
+  LOOKED_PART = 32 /* looking may take this part of a call that stays eager */
 };
 
 typedef struct short_call {
@@ -386,29 +385,41 @@ static bool rest_begin(const qn_vm *vm, const rec_call_site *site, int64_t came,
   return true;
 }
 
+static void rest(jit_anchor *a, const anchor_specializations *list, uint32_t doubled) {
+  a->state = ANCHOR_RESTING;
+  a->most = list->most;
+  a->countdown = REST_CALLS << doubled;
+}
+
+/* What plans have gained, in ns, since this was asked for the last time. */
+static int64_t plans_gained(const anchor_specializations *list) {
+  int64_t gained = 0;
+  for (specialization *e = list->first; e; e = e->next) {
+    int64_t each = race_timed(&e->race) ? e->race.least[1] - e->race.least[0] : 0;
+    if (each > 0) gained += each * (int64_t)(e->replays - e->weighed);
+    e->weighed = e->replays;
+  }
+  return gained;
+}
+
 static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *list, const short_call *c) {
   if (a->state != ANCHOR_ACTIVE) return;
   int64_t took = trace_events_now() - c->begin;
-  bool is_short = took < vm->tune[TUNE_jit_short] * 1000;
-  if (!is_short && took >= c->looked * LOOKED_PART) {
-    list->streak = list->rests = 0;
+  bool is_short = took < vm->tune[TUNE_jit_short] * 1000, vain = took < c->looked * LOOKED_PART;
+  if (!is_short) list->streak = list->rests = 0;
+  if (!is_short && !vain) return;
+  if (c->elements > list->most) list->most = c->elements;
+  if (is_short && ++list->streak >= REST_STREAK) {
+    rest(a, list, list->rests);
+    if (list->rests < REST_DOUBLED) list->rests++;
     return;
   }
-  if (!is_short) list->rests = 0;
-  if (list->gain > -GAIN_MOST) list->gain -= c->looked;
-  if (++list->streak == 1 || c->elements > list->most) list->most = c->elements;
-  if (list->streak < REST_STREAK) return;
-  a->state = ANCHOR_RESTING;
-  a->most = list->most;
-  a->countdown = REST_CALLS << list->rests;
-  if (is_short && list->rests < REST_DOUBLED) list->rests++;
-}
-
-/* A plan serves a call. Its anchor may not rest soon, unless looking for what serves the others takes more time than plans gain. */
-static void rest_not(anchor_specializations *list, const specialization *e) {
-  if (e->race.calls >= RACE_CALLS) list->gain += e->race.least[1] - e->race.least[0];
-  if (list->gain > GAIN_MOST) list->gain = GAIN_MOST;
-  if (list->gain >= 0) list->streak = list->rests = 0;
+  if (!vain) return;
+  list->looked += c->looked;
+  if (++list->vain < REST_STREAK) return;
+  if (list->looked > plans_gained(list)) rest(a, list, 0);
+  list->vain = 0;
+  list->looked = 0;
 }
 
 /* ---- recording a call -------------------------------------------------------------------------------------------------------- */
@@ -1169,8 +1180,9 @@ static bool is_recorded(qn_vm *vm, rec_call_site *site, anchor_specializations *
 /* ---- the call ----------------------------------------------------------------------------------------------------------------- */
 
 /* Makes a call in the interpreter that a specialization serves. `ready`: it has a plan; `timed`: the call is part of a race; `came`: as serve_call. */
-static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
-                            bool ready, bool timed, int64_t came) {
+static __attribute__((noinline)) qn_value serve_eager(qn_vm *vm, const rec_call_site *site,
+                                                      anchor_specializations *list, specialization *e, bool ready,
+                                                      bool timed, int64_t came) {
   /* the functions that it calls are parts of its own graph */
   bool alone = ready && !e->device && !specialization_stays_eager(e);
   bool late = ready && (e->device || !e->race.code);
@@ -1275,7 +1287,7 @@ serve_quick(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, 
 static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
                                call_inputs *inputs) {
   e->replays++;
-  rest_not(list, e);
+  list->streak = list->rests = 0;
   int64_t begin = trace_events_begin(vm->engine);
   tap_run taps;
   tap_run_begin(vm, &taps, &e->taps, NULL);
@@ -1336,9 +1348,9 @@ static bool has_code(const anchor_specializations *list) {
 }
 
 /* Makes a call in the interpreter, since the function has too many specializations to get another one. */
-static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, int64_t came) {
+static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   short_call c;
-  bool rests = rest_begin(vm, site, came, &c);
+  bool rests = rest_begin(vm, site, list->came, &c);
   qn_value result = run_plain(vm, site, BREAK_too_many_shapes);
   if (rests && !has_code(list)) c.begin = trace_events_now(); /* however long it took: looking is in vain */
   if (rests) rest_end(vm, site->anchor, list, &c);
@@ -1372,15 +1384,15 @@ static bool has_list(const rec_call_site *site) {
   return false;
 }
 
-/* Makes a call that nothing serves; `came`: as serve_call. Frees its inputs. */
+/* Makes a call that nothing serves. Frees its inputs. */
 static __attribute__((noinline)) qn_value miss_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list,
-                                                    call_inputs *inputs, lookup_miss miss, int64_t came) {
+                                                    call_inputs *inputs, lookup_miss miss) {
   size_wish *wish = NULL;
   bool recorded = is_recorded(vm, site, list, inputs, miss, &wish);
   call_inputs_free(vm, inputs);
   if (!recorded) {
     size_wish_free(vm, wish);
-    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list, came);
+    return miss == MISS_memory ? run_plain(vm, site, BREAK_memory) : run_beyond(vm, site, list);
   }
   return record_call(vm, site, list, wish, 0);
 }
@@ -1389,7 +1401,7 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
 
 /* Makes a call whose lists may be stacked; `inputs`: as miss_call, or NULL: it is looked up. */
 static __attribute__((noinline, cold)) qn_value stacking(qn_vm *vm, rec_call_site *site, anchor_specializations *list,
-                                                         call_inputs *inputs, lookup_miss miss, int64_t came) {
+                                                         call_inputs *inputs, lookup_miss miss) {
   stacked_args stacked = {.vm = vm};
   vm_owned held;
   vm_own(vm, &held, stacked_drop, &stacked);
@@ -1399,19 +1411,22 @@ static __attribute__((noinline, cold)) qn_value stacking(qn_vm *vm, rec_call_sit
     for (uint32_t i = 0; i < list->nplaces; i++) (void)stack_place_of(vm, site, &list->places[i]);
     error_clear(vm);
   }
-  qn_value result = inputs ? miss_call(vm, site, list, inputs, miss, came) : make_call(vm, site, list);
+  qn_value result = inputs ? miss_call(vm, site, list, inputs, miss) : make_call(vm, site, list);
   vm_disown(vm, &held);
   stack_undo(site);
   site->stacked = NULL;
   return result;
 }
 
+/* Is it to be known how long looking takes? Yes where calls may be eager. (Where there are more specializations, any of them may be in a race.) */
+static bool clock_wanted(const qn_vm *vm, const specialization *first) {
+  if (vm->config.jit != QN_JIT_ON || !first) return false;
+  return first->next || first->state == SPEC_BROKEN || first->race.eager || race_on(vm, first);
+}
+
 /* Makes a call of a function that is hot. */
 static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
-  const specialization *first = list->first; /* (where there are more, any of them may be in a race) */
-  bool eager = first && (first->state == SPEC_BROKEN || first->race.eager);
-  bool clock = first && (race_on(vm, first) || ((first->next || eager) && vm->config.jit == QN_JIT_ON));
-  int64_t came = clock ? trace_events_now() : 0;
+  int64_t came = clock_wanted(vm, list->first) ? trace_events_now() : 0;
   call_inputs inputs;
   inputs.cap = 0;
   lookup_miss miss;
@@ -1424,8 +1439,9 @@ static qn_value make_call(qn_vm *vm, rec_call_site *site, anchor_specializations
     call_inputs_free(vm, &inputs);
     return result;
   }
-  return site->stacked || !has_list(site) ? miss_call(vm, site, list, &inputs, miss, came)
-                                          : stacking(vm, site, list, &inputs, miss, came);
+  list->came = came;
+  return site->stacked || !has_list(site) ? miss_call(vm, site, list, &inputs, miss)
+                                          : stacking(vm, site, list, &inputs, miss);
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
@@ -1446,12 +1462,14 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     return run_plain(vm, site, BREAK_memory);
   }
   qn_value result;
-  if (a->state == ANCHOR_COLD && run_cold(vm, site, list, &result)) return result;
-  if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;
+  if (a->state != ANCHOR_ACTIVE) {
+    if (a->state == ANCHOR_COLD && run_cold(vm, site, list, &result)) return result;
+    if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;
+  }
   if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
   if (list->first && list->first->hits < list->first->quick_until && serve_quick(vm, site, list, list->first, &result))
     return result;
-  return __builtin_expect(list->stacks, 0) ? stacking(vm, site, list, NULL, MISS_new, 0) : make_call(vm, site, list);
+  return __builtin_expect(list->stacks, 0) ? stacking(vm, site, list, NULL, MISS_new) : make_call(vm, site, list);
 }
 
 /* ---- calls of jit/trace itself --------------------------------------------------------------------------------------------------- */

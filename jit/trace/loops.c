@@ -1335,7 +1335,8 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (!last) base->timid++;
   if (told) base->whole_turns++;
   rec_marked before = rec_mark(r);
-  bool ok = (!told || test_known(&l)) && loop_begin(&l) && run_arms(&l) && rows_possible(&l), few = ok && is_short(&l);
+  bool ok = (!told || test_known(&l)) && loop_begin(&l) && vm->rec == r && run_arms(&l) && rows_possible(&l),
+       few = ok && is_short(&l);
   if (!last) base->timid--;
   if (told) base->whole_turns--;
   if (few) tries->left = 0, tries->apart = false;

@@ -112,6 +112,7 @@ struct specialization {
   bool limits_turns;      /* likewise */
   bool tried;             /* it holds bodies of try, so a call that leaves it need not fail */
   uint64_t hits, replays; /* how many calls it has served; how many of these by its plan */
+  uint64_t weighed;       /* `replays` when it was last weighed what plans gain (calls.c) */
   /* How many of the other calls came before the plan or its code was ready; were timed; were made in both ways (--jit verify). */
   uint64_t waited, timed, verified;
   /* How many calls, or rests of calls, the interpreter has made although the plan was there, or because there is none; but for those that were
