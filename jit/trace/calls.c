@@ -354,13 +354,15 @@ bool specialization_stays_eager(const specialization *e) { return e->race.code &
 
 /* Looking up a specialization may take longer than a short call (jit.short), and a notable part of a longer one whose arguments hold much, as
  * trees do. So after a streak of short calls that stayed eager the anchor rests: it lets so many calls pass without looking at them, unless one
- * with larger arrays comes. It also rests if looking was in vain so often, and took more time than plans have gained meanwhile. */
+ * with larger arrays comes. It also rests if looking was in vain so often, and plans have gained little beside that. */
 enum {
   REST_STREAK = 16,
   REST_CALLS =
       64, /* calls of the first rest; each further rest is twice as long, if nothing has changed and the calls are short */
   REST_DOUBLED = 4,
-  LOOKED_PART = 32 /* looking may take this part of a call that stays eager */
+  LOOKED_PART = 32, /* looking may take this part of a call that stays eager */
+  GAINED_LEAST =
+      4 /* times what looking in vain takes; races compare calls of several sizes, so what they tell is not sharp */
 };
 
 typedef struct short_call {
@@ -417,7 +419,7 @@ static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *lis
   if (!vain) return;
   list->looked += c->looked;
   if (++list->vain < REST_STREAK) return;
-  if (list->looked > plans_gained(list)) rest(a, list, 0);
+  if (list->looked * GAINED_LEAST > plans_gained(list)) rest(a, list, 0);
   list->vain = 0;
   list->looked = 0;
 }
