@@ -357,17 +357,15 @@ bool specialization_stays_eager(const specialization *e) { return e->race.code &
  * with larger arrays comes. It also rests if looking was in vain so often, and plans have gained little beside that. */
 enum {
   REST_STREAK = 16,
-  REST_CALLS =
-      64, /* calls of the first rest; each further rest is twice as long, if nothing has changed and the calls are short */
+  REST_CALLS = 64, /* calls of the first rest; each further rest of short ones is twice as long */
   REST_DOUBLED = 4,
   LOOKED_PART = 32, /* looking may take this part of a call that stays eager */
-  GAINED_LEAST =
-      4 /* times what looking in vain takes; races compare calls of several sizes, so what they tell is not sharp */
+  GAINED_LEAST = 4  /* times what looking in vain takes: races compare calls of several sizes, so they are not sharp */
 };
 
 typedef struct short_call {
-  int64_t begin, elements; /* when it began (ns); how many elements the arrays among its arguments have */
-  int64_t looked;          /* how long it was looked for what serves it (ns) */
+  int64_t begin, looked; /* when it began, and how long looking took (ns) */
+  int64_t elements;      /* how many the arrays among its arguments have */
 } short_call;
 
 /* Called before a call that stays eager, which began at `came` (ns; 0: nobody has looked at the clock): may its anchor rest if the call turns out
