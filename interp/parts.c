@@ -196,7 +196,8 @@ static qn_value run_statement(qn_vm *vm, n_block *n, qn_value *fp, uint32_t i, u
   node *item = n->items[i];
   /* what follows a part is no part of it */
   if (item->eval == eval_tail && to < n->n) item = ((n_tail *)item)->first;
-  return eval(vm, item, fp);
+  qn_value v = eval(vm, item, fp);
+  return op_deferred(vm) && !value_stops(v) && !rec_end_long(vm) ? value_fail(vm, v) : v;
 }
 
 /* ---- statements that are captured in several ways (rec_fork) ---------------------------------------------------------------------- */
@@ -340,7 +341,6 @@ static qn_value run_recorded(qn_vm *vm, n_block *n, qn_value *fp, uint32_t from,
     b.fork = forks ? fork_of(vm, c, i) : NULL;
     if (!(forks && may_fork(vm, *b.fork) && offer_fork(vm, n, fp, i, to, &end, &v)))
       v = run_statement(vm, n, fp, i, to);
-    if (op_deferred(vm) && !value_stops(v) && !rec_end_long(vm)) v = value_fail(vm, v);
     forks = true;
     i = end;
     cut = captures && rec_captures(vm) != captures && cut_block(vm, n, at);
