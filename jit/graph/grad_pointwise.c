@@ -54,7 +54,8 @@ void grad_div(grad_ctx *c) {
   uint32_t b = c->in[1];
   double k;
   if (grad_wants(c, 0)) {
-    bool host = !grad_wants(c, 1) && grad_is_number(c->g, b);
+    bool host = grad_is_number(
+        c->g, b); /* also if something differentiates by it: that may hold for some turns of a loop only */
     if (grad_finite_constant(c, b, &k) || (host && is_size(c, b))) {
       c->out[0] = make2(c, OP_div, c->ct, b);
     } else if (
