@@ -127,6 +127,7 @@ typedef struct backward {
       varies; /* by node - from: of a branch or loop that is active, which of its results are; NULL: there is none yet */
   graph_region *regions; /* those that begin at `from` or later and lie in no other, by descending end */
   uint32_t nregions;
+  bool again; /* as that of graph_rules */
   bool sums; /* nodes of wrt have cotangents from outside: these nodes are a region's, and perhaps the turn of a loop */
   uint32_t fresh; /* nodes from here on were made by the step in progress, and none of them is a cotangent yet */
   arena scratch;
@@ -422,6 +423,7 @@ static bool step_control(backward *b, uint32_t i) {
   uint32_t nout = graph_nresults(&n), ncarries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : 0;
   control_grad c = {.g = g, .node = i, .apart = b->rules && b->rules->apart};
   c.derived = b->rules && b->rules->derived;
+  c.again = b->again;
   c.given = arena_alloc(&b->scratch, 2 * (nout + (size_t)1) * sizeof *c.given);
   c.wanted = arena_alloc(&b->scratch, 2 * (n.nin + (size_t)1) * sizeof *c.wanted);
   c.so_far = arena_alloc(&b->scratch, 2 * (n.nin + (size_t)1) * sizeof *c.so_far);
@@ -593,7 +595,18 @@ static bool step(backward *b, uint32_t i) {
   for (int k = 0; k < n.nin; k++) any |= wanted[k] = is_active(b, n.in[k]);
   if (!any) return true;
   uint32_t there = b->states[i - b->from].there, plain = grad_is_plain((op_id)n.op) ? there : 0;
-  grad_ctx c = {g, i, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), cotangent_of(b, i), wanted, out};
+  grad_ctx c = {g,
+                i,
+                n.site,
+                (op_id)n.op,
+                n.nin,
+                n.in,
+                n.type,
+                graph_attr(&n),
+                cotangent_of(b, i),
+                wanted,
+                out,
+                (b->rules && b->rules->derived) || b->again};
   rules[n.op](&c);
   for (int k = 0; k < n.nin; k++) {
     if (!wanted[k] || !out[k]) continue;
@@ -825,6 +838,15 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
   return graph_vjp_onto(g, from, roots, seeds, nroots, wrt, NULL, nwrt, rules, NULL, grads, culprit, why);
 }
 
+/* Have the graph, from a node on, or its regions, derivatives that were to be differentiated? */
+static bool has_derivatives(const graph *g, uint32_t from) {
+  bool has = g->derived > from;
+  for (uint32_t i = from; i < g->n && !has; i++)
+    for (int a = 0; a < 2 && graph_kind_has_regions(g->nodes[i].kind) && !has; a++)
+      has = has_derivatives(g->nodes[i].payload.regions[a], 0);
+  return has;
+}
+
 bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                     const uint32_t *wrt, const uint32_t *onto, int nwrt, const graph_rules *rules,
                     const graph_presence *there, uint32_t *grads, uint32_t *culprit, op_refusal *why) {
@@ -842,6 +864,7 @@ bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32
   for (int i = 0; i < nroots; i++)
     if (roots[i] > b.last) b.last = roots[i];
   b.last = whole_regions(&b);
+  b.again = (rules && rules->again) || has_derivatives(g, b.from);
   bool ok = take_states(&b, wrt, nwrt, there) && take_regions(&b) && mark_active(&b);
   for (int i = 0; i < nwrt && ok && onto; i++) {
     node_state *s = state_of(&b, wrt[i]);
@@ -860,6 +883,7 @@ bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32
     ok = cotangent_of(&b, root) || out_of_memory(why, culprit);
   }
   ok = ok && walk(&b);
+  if (rules && rules->derived) g->derived = g->n;
   for (int i = 0; i < nwrt && ok; i++) {
     const node_state *s = state_of(&b, wrt[i]);
     grads[i] = s || !onto ? cotangent_of(&b, wrt[i]) : onto[i];

@@ -26,6 +26,7 @@ typedef struct grad_ctx {
   uint32_t ct;        /* the node's cotangent, of exactly its type */
   const bool *wanted; /* by operand: does it want a cotangent? */
   uint32_t *out;      /* by operand: its cotangent, to be set; 0: none */
+  bool derived;       /* is this a derivative of a derivative, or will it be differentiated itself? */
 } grad_ctx;
 
 typedef void grad_rule(grad_ctx *c);
@@ -103,6 +104,7 @@ typedef struct control_grad {
   uint32_t *so_far, *so_far_there;
   uint32_t *out, *out_there;
   bool apart, derived; /* those of graph_rules */
+  bool again;          /* is a derivative differentiated? */
 } control_grad;
 /* Of the operands of `node` that are `wanted`, leaves those on which a result with a cotangent depends by floats all the way: what only decides
  * how long a loop runs, or which arm, has none, not even zeros, as where the turns are nodes of the graph. *any: is one left? False: memory

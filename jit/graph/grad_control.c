@@ -88,7 +88,7 @@ static bool region_vjp_begin(const control_grad *c, const graph *region, region_
   *x = (region_vjp){.g = graph_copy(region),
                     .roots = calloc(8 * most, sizeof *x->roots),
                     .plain = calloc(2 * most, sizeof *x->plain),
-                    .rules = {.apart = c->apart, .derived = c->derived}};
+                    .rules = {.apart = c->apart, .derived = c->derived, .again = c->again}};
   if (!x->g || !x->roots || !x->plain || !graph_prove(x->g)) return false;
   x->g->grad_bytes = c->g->grad_bytes;
   x->facts = x->g->dims.nfacts;

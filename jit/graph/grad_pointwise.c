@@ -54,8 +54,10 @@ void grad_div(grad_ctx *c) {
   uint32_t b = c->in[1];
   double k;
   if (grad_wants(c, 0)) {
-    bool host = grad_is_number(
-        c->g, b); /* also if something differentiates by it: that may hold for some turns of a loop only */
+    bool host = grad_is_number(c->g, b);
+    /* What differentiates by it makes no difference, since that may hold for some turns of a loop only. (In derivatives of derivatives a number of
+     * data that turns hand on cannot be told from one that the host knows.) */
+    if (c->derived && grad_wants(c, 1)) host = false;
     if (grad_finite_constant(c, b, &k) || (host && is_size(c, b))) {
       c->out[0] = make2(c, OP_div, c->ct, b);
     } else if (

@@ -506,6 +506,7 @@ static bool list_exact(graph *g, void **list, uint32_t *cap, uint32_t n, size_t 
 bool graph_copy_frame(graph *to, const graph *from) {
   to->fast_math = from->fast_math;
   to->tail = from->tail;
+  to->derived = from->derived;
   if (!dim_table_copy(&to->dims, &from->dims, &to->arena)) to->failed = true;
   if (to->failed || from->nsites <= 1) return !to->failed;
   if (!list_exact(to, (void **)&to->sites, &to->sites_cap, from->nsites, sizeof *to->sites)) return false;

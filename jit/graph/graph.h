@@ -103,6 +103,8 @@ struct graph {
   /* of an arm: its branch is none of the program's, but says whether a way is the one that was recorded, so a result that it leaves as it was is no
    * other variable's value */
   bool tail;
+  uint32_t
+      derived; /* nodes below it are, among others, of a gradient that was to be differentiated itself; 0: there is none */
   int64_t
       grad_bytes; /* how many bytes of carries a loop may keep for its gradient (grad.bytes); 0: the tunable's default */
   bool failed;    /* out of memory while building: the graph must not be used */
@@ -389,6 +391,8 @@ typedef struct graph_rules {
   /* What is appended will be differentiated, too. So what a loop's gradient reads of a turn comes from rows that the loop keeps, and is not made once
    * more: the cotangents of a value that is made twice would be summed apart, in another order than if the turns were nodes of the graph. */
   bool derived;
+  bool
+      again; /* what is differentiated is part of something that has derivatives in it (graph_vjp finds those in the graph at hand itself) */
   uint64_t *work; /* NULL, or a count to which steps of loops over regions are added (tests look at it) */
 } graph_rules;
 
