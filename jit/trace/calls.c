@@ -391,17 +391,6 @@ static void rest(jit_anchor *a, const anchor_specializations *list, uint32_t dou
   a->countdown = REST_CALLS << doubled;
 }
 
-/* What plans have gained, in ns, since this was asked for the last time. */
-static int64_t plans_gained(const anchor_specializations *list) {
-  int64_t gained = 0;
-  for (specialization *e = list->first; e; e = e->next) {
-    int64_t each = race_timed(&e->race) ? e->race.least[1] - e->race.least[0] : 0;
-    if (each > 0) gained += each * (int64_t)(e->replays - e->weighed);
-    e->weighed = e->replays;
-  }
-  return gained;
-}
-
 static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *list, const short_call *c) {
   if (a->state != ANCHOR_ACTIVE) return;
   int64_t took = trace_events_now() - c->begin;
@@ -417,7 +406,7 @@ static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *lis
   if (!vain) return;
   list->looked += c->looked;
   if (++list->vain < REST_STREAK) return;
-  if (list->looked * GAINED_LEAST > plans_gained(list)) rest(a, list, 0);
+  if (list->looked * GAINED_LEAST > anchor_plans_gained(list)) rest(a, list, 0);
   list->vain = 0;
   list->looked = 0;
 }

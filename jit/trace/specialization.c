@@ -44,6 +44,16 @@ void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specializ
     parts_count(vm, &list->parts, e->parts.list[i].id, e->parts.list[i].calls * e->replays);
 }
 
+int64_t anchor_plans_gained(const anchor_specializations *list) {
+  int64_t gained = 0;
+  for (specialization *e = list->first; e; e = e->next) {
+    int64_t each = race_timed(&e->race) ? e->race.least[1] - e->race.least[0] : 0;
+    if (each > 0) gained += each * (int64_t)(e->replays - e->weighed);
+    e->weighed = e->replays;
+  }
+  return gained;
+}
+
 /* ---- specializations' life --------------------------------------------------------------------------------------------------------------- */
 
 static void guards_drop(qn_vm *vm, specialization *e) {

@@ -157,6 +157,8 @@ static inline void anchor_give_back(anchor_lent *l) {
 
 /* To be called before a specialization is freed: the calls that it has served are counted at the anchor from now on. */
 void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e);
+/* What the plans of an anchor have gained, in ns, since this was asked for the last time. */
+int64_t anchor_plans_gained(const anchor_specializations *list);
 /* Adds the calls that a specialization has served to calls[], by what became of them, but for those that simply stayed eager: returns how many
  * these are. */
 uint64_t specialization_calls(const specialization *e, uint64_t calls[CALL_FATES]);
