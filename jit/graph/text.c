@@ -344,7 +344,7 @@ void graph_print(const graph *g, text_buf *out) { graph_print_apart(g, NULL, out
 
 /* An input that is declared at the top; its node is made when the numbering reaches it. */
 typedef struct input {
-  uint32_t node, site;
+  uint32_t node, site, number; /* its number among the inputs */
   graph_type type;
 } input;
 
@@ -356,7 +356,7 @@ typedef struct parser {
   bool bad;
   int nesting;
   graph *g;
-  input *inputs; /* in the order in which they are declared */
+  input *inputs; /* in the order in which they are declared, then in that of their nodes */
   uint32_t ninputs, inputs_cap;
 } parser;
 
@@ -879,13 +879,36 @@ static bool node(parser *p) {
 static bool declare_input(parser *p) {
   if (!arena_room(&p->g->arena, (void **)&p->inputs, &p->inputs_cap, p->ninputs + 1, sizeof *p->inputs))
     return memory(p);
-  input *to = &p->inputs[p->ninputs++];
+  input *to = &p->inputs[p->ninputs];
+  to->number = p->ninputs++;
   if (!expect(p, "%") || !number(p, &to->node) || !expect(p, ":") || !type(p, &to->type)) return false;
-  if (p->ninputs > 1 && to->node <= to[-1].node) return bad(p, "inputs are declared in the order of their nodes");
   return !mark(p, "@") || number(p, &to->site);
 }
 
-/* Appends the inputs whose numbers are the next ones. */
+static int by_node(const void *a, const void *b) {
+  const uint32_t x = ((const input *)a)->node, y = ((const input *)b)->node;
+  return x < y ? -1 : x > y;
+}
+
+/* All have been declared. */
+static bool sort_inputs(parser *p) {
+  if (p->ninputs) qsort(p->inputs, p->ninputs, sizeof *p->inputs, by_node);
+  for (uint32_t i = 1; i < p->ninputs; i++)
+    if (p->inputs[i].node == p->inputs[i - 1].node)
+      return bad(p, "input %%%u is declared twice", (unsigned)p->inputs[i].node);
+  return true;
+}
+
+/* All have been appended, in the order of their nodes: they get the order in which they were declared. */
+static void order_inputs(const parser *p) {
+  graph *g = p->g;
+  for (uint32_t i = 0; i < p->ninputs; i++) {
+    g->inputs[p->inputs[i].number] = p->inputs[i].node;
+    g->nodes[p->inputs[i].node].payload.input = p->inputs[i].number;
+  }
+}
+
+/* Appends the inputs whose nodes are the next ones. */
 static bool place_inputs(parser *p) {
   graph *g = p->g;
   for (const input *in; g->ninputs < p->ninputs && (in = &p->inputs[g->ninputs])->node == g->n;)
@@ -909,7 +932,7 @@ static bool parse_body(parser *p) {
     } while (mark(p, ","));
     if (!expect(p, ")")) return false;
   }
-  if (!expect(p, "{") || !place_inputs(p)) return false;
+  if (!sort_inputs(p) || !expect(p, "{") || !place_inputs(p)) return false;
   while (!word(p, "return")) {
     uint32_t at = 0;
     if (!expect(p, "%") || !number(p, &at)) return false;
@@ -918,6 +941,7 @@ static bool parse_body(parser *p) {
   }
   if (g->ninputs < p->ninputs)
     return bad(p, "input %%%u has no place among the nodes", (unsigned)p->inputs[g->ninputs].node);
+  order_inputs(p);
   blanks(p);
   if (*p->at == '%') {
     do {
