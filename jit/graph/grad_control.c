@@ -221,7 +221,7 @@ static uint32_t passed_on(const graph *g, uint32_t node, int a, uint32_t value) 
   return value;
 }
 
-static uint32_t keep_carries(graph *g, uint32_t node, bool derived);
+static uint32_t keep_carries(graph *g, uint32_t node, bool every);
 static bool exact_turns(const graph *g, uint32_t node);
 static bool expose_regions(graph *g);
 
@@ -529,8 +529,8 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
       in[nin++] = passed_on(g, c->node, a, arm_result(g, c->node, a, kept[a].values[i]));
     free(kept[a].values);
   }
-  for (uint32_t i = first; i < first + kept[0].n;
-       i++) /* what both read is read as one input, so that it has one cotangent in both */
+  /* what both read is read as one input, so that it has one cotangent in both */
+  for (uint32_t i = first; i < first + kept[0].n; i++)
     for (uint32_t k = first + kept[0].n; k < nin; k++)
       if (in[i] == in[k]) swap_inputs(arms[1], i - 1, k - 1);
   drop_known(arms, nwanted, nplain, to);
@@ -549,8 +549,8 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
 
 /* What the parts of a loop's gradient share. */
 typedef struct loop_grad {
-  graph *
-      body; /* the loop's body, proven, with the carries of the next turn and then the kept values as its only results; owned */
+  graph
+      *body; /* the loop's, proven; its only results are the carries of the next turn and then the kept values; owned */
   /* The gradient of one turn; owned. Its inputs are the turn's carries and captured values, the cotangents of the float carries that
    * the turn gives, those of its rows, each with whether it is there if it may not be, those that captured values have so far, which of these are
    * there (`flagged`), and the kept values; its results the cotangents of the float carries that it takes, then of captured values, and which of them are there. */
@@ -921,9 +921,9 @@ void graph_rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added) {
       g->nodes[i].payload.index += added;
 }
 
-/* Makes a loop keep its carries of each turn as rows, unless it does so already; if `derived`, of all turns. Returns the number of its result
+/* Makes a loop keep its carries of each turn as rows, unless it does so already; with `every`, of all turns. Returns the number of its result
  * that is the first carry's rows; 0 when memory is short. */
-static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
+static uint32_t keep_carries(graph *g, uint32_t node, bool every) {
   graph_node *n = &g->nodes[node];
   graph *body = n->payload.regions[1];
   uint32_t carries = graph_loop_carries(n), at = carries;
@@ -931,11 +931,11 @@ static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
     uint32_t same = 0;
     while (same < carries && body->outputs[at + same] == body->inputs[same]) same++;
     if (same < carries || !carries) continue;
-    op_attr every = graph_loop_attr(carries, 0, graph_loop_most(n));
-    return !derived || !graph_loop_slots(n) || graph_set_attr(g, node, &every) ? at : 0;
+    op_attr all = graph_loop_attr(carries, 0, graph_loop_most(n));
+    return !every || !graph_loop_slots(n) || graph_set_attr(g, node, &all) ? at : 0;
   }
   int64_t slots = graph_loop_slots(n);
-  if (!n->attr && !derived) slots = slots_for(g, rows_bytes(g, n->in, carries), graph_most_turns(g, node));
+  if (!n->attr && !every) slots = slots_for(g, rows_bytes(g, n->in, carries), graph_most_turns(g, node));
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
@@ -947,13 +947,14 @@ static uint32_t keep_carries(graph *g, uint32_t node, bool derived) {
 /* Chooses the values of a turn that are kept, and the flags. */
 typedef struct value_choice {
   loop_grad *l;
-  uint32_t
-      *flags;  /* by number of wrt: what stands for the flag of the cotangent behind the turn, an op; 0: it has none */
-  bool *asked; /* by number of wrt: does its flag matter behind the loop? */
+  /* by number of wrt: what stands for the flag of the cotangent behind the turn, an op; 0: it has none */
+  uint32_t *flags;
+  bool *asked;       /* by number of wrt: does its flag matter behind the loop? */
   const graph *body; /* of the loop */
   arena *memory;
   int64_t turns, rows; /* the loop makes at most so many; rows of so many of them are kept at a time */
   bool all;            /* are these of all turns? Then carries that are not read need no rows */
+  int64_t room;        /* rows of what was chosen find room for so many turns */
 } value_choice;
 
 /* Marks what the marked nodes are made of. */
@@ -1035,7 +1036,7 @@ static bool keep_values(void *ctx, const region_vjp *x) {
     if (kept[v]) rows[nrows++] = v;
     if (kept[v] && back->nodes[v].kind != NODE_INPUT) l->values[l->nvalues++] = v;
   }
-  int64_t room = slots_for(back, rows_bytes(back, rows, nrows), c->turns), needed = c->rows;
+  int64_t room = c->room = slots_for(back, rows_bytes(back, rows, nrows), c->turns), needed = c->rows;
   if (needed > KEPT_MANY && (c->turns == INT64_MAX || needed < c->turns)) needed = KEPT_MANY;
   if (room < needed) l->nvalues = 0;
   if (l->nvalues && room < l->block) l->block = room;
@@ -1151,8 +1152,7 @@ static bool note_cotangents(const control_grad *c, loop_grad *l, arena *memory) 
   return true;
 }
 
-/* Sets unread[k] for the carries that the gradient of a turn does not read. (Sums of cotangents over the turns are such: as rows they would take
- * a sum for each turn.) False: memory is short. */
+/* Sets unread[k] for carries that the gradient of a turn does not read, as sums of cotangents over the turns. False: memory is short. */
 static bool note_unread(const loop_grad *l, arena *memory, bool *unread) {
   const graph *back = l->back;
   bool *read = arena_alloc(memory, back->n * sizeof *read);
@@ -1162,6 +1162,22 @@ static bool note_unread(const loop_grad *l, arena *memory, bool *unread) {
   for (uint32_t k = 0; k < back->noutputs; k++) read[back->outputs[k]] = true;
   for (uint32_t k = 0; k < l->ncarries; k++) unread[k] = !read[back->inputs[k]];
   return true;
+}
+
+/* The loop keeps its carries of some turns: makes l->back as if it kept them of all. True if what is read then finds room. */
+static bool keeps_all(const control_grad *c, loop_grad *l, const uint32_t *given_rows, value_choice *choice,
+                      op_refusal *why) {
+  const value_choice some = *choice;
+  choice->all = true;
+  choice->rows = l->block = choice->turns;
+  l->back = backward_body(c, choice->body, l, given_rows, choice, why);
+  if (l->back && choice->room >= choice->turns) return true;
+  graph_free(l->back);
+  *choice = some;
+  for (uint32_t k = 0; k < choice->body->ninputs; k++) choice->flags[k] = choice->asked[k] = 0;
+  l->block = some.rows;
+  l->nvalues = l->nflags = 0;
+  return false;
 }
 
 static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refusal *why) {
@@ -1191,6 +1207,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   }
   for (uint32_t i = l->ncarries; i < n.nin; i++)
     if (c->wanted[i]) wanted[l->naccs++] = i;
+  const bool fresh = !n.attr; /* nobody reads rows of it yet */
   uint32_t rows = keep_carries(g, c->node, l->derived);
   n = g->nodes[c->node];
   loop_values v;
@@ -1206,8 +1223,11 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   l->block = choice.rows = all ? most : slots;
   if (!choice.flags || !choice.asked || !rows || !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
     return false;
-  if (!(l->back = backward_body(c, n.payload.regions[1], l, given_rows, &choice, why))) return false;
+  const bool more = !all && fresh && most <= KEPT_MOST && keeps_all(c, l, given_rows, &choice, why);
+  if (!more && !(l->back = backward_body(c, choice.body, l, given_rows, &choice, why))) return false;
   short_of_memory(why);
+  if (more && !keep_carries(g, c->node, true)) return false;
+  all |= more;
   bool *unread = arena_alloc(memory, l->ncarries * sizeof *unread);
   if (!unread || !note_unread(l, memory, unread) || !values_make(l, memory, &v)) return false;
   l->body->noutputs = l->ncarries;
