@@ -430,9 +430,26 @@ static bool out_of_memory(op_refusal *why, uint32_t *culprit) {
   return false;
 }
 
-/* Does a node differ from lane to lane though no operand does? A draw that counts its numbers does. */
-static bool is_lanes_draw(const graph_node *n) {
+static bool is_counted_draw(const graph_node *n) {
   return n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM && n->attr->mode == DRAW_COUNTED;
+}
+
+/* Does a node differ from lane to lane though no operand does? A draw that counts its numbers does, unless it makes those once more that were
+ * drawn outside the lanes. */
+static bool is_lanes_draw(const graph_batch *b, const graph_node *n) {
+  return is_counted_draw(n) && (!(n->attr->flags & ATTR_ANEW) || (b->drawn && !b->linear));
+}
+
+/* Do nodes from..end draw numbers, other than once more? */
+static bool draws(const graph *g, uint32_t from, uint32_t end) {
+  bool any = false;
+  for (uint32_t i = from; i < end && !any; i++) {
+    const graph_node *n = &g->nodes[i];
+    any = is_counted_draw(n) && !(n->attr->flags & ATTR_ANEW);
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      any |= draws(n->payload.regions[k], 1, n->payload.regions[k]->n);
+  }
+  return any;
 }
 
 bool batch_same_size(graph_batch *b, qn_dim lane, qn_dim whole) {
@@ -532,7 +549,7 @@ static bool make_harmless(graph_batch *b, const graph_node *n, uint32_t *in) {
 static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why) {
   graph *g = b->g;
   graph_node n = g->nodes[i]; /* a copy, since the list of nodes moves when it grows */
-  bool any = is_lanes_draw(&n), anew = false;
+  bool any = is_lanes_draw(b, &n), anew = false;
   if (b->whole[i]) return true;
   for (int k = 0; k < n.nin; k++) {
     uint32_t w = b->whole[n.in[k]];
@@ -605,6 +622,7 @@ bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *why) {
   }
   uint32_t n = b->g->n;
   if (!room(b)) return out_of_memory(why, culprit);
+  b->drawn = b->drawn || draws(b->g, b->done, n);
   for (; b->done < n; b->done++)
     if (!step(b, b->done, culprit, why)) return false;
   for (graph_batch *x = b; x; x = x->inner) x->done = b->g->n; /* nodes that were appended here belong to no lane */

@@ -54,6 +54,9 @@ typedef struct graph_batch {
   /* The lane is a linear map that will be differentiated: eager calls make what its lanes share before all that they do not share, where the gradients of
    * branches are no branches. So here the lane's own branch gives what is shared in its arms. */
   bool shared_first;
+  /* What is drawn once more for a gradient (ATTR_ANEW) was drawn outside the lanes: they share it. `linear`: the lane is a linear map, which draws
+   * nothing of its own. Otherwise so it is in lanes that have not drawn themselves (`drawn`). */
+  bool linear, drawn;
   /* In the body of a loop that lanes leave at different turns, and in an arm that all lanes compute: which lanes are at work, bool[lanes]; 0: all.
    * In others nothing may fail, and what is computed from their values is not used. */
   uint32_t active;

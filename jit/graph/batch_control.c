@@ -129,6 +129,8 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
   a->batch.region = true;
   a->batch.together = b->together;
   a->batch.shared_first = b->shared_first;
+  a->batch.linear = b->linear;
+  a->batch.drawn = b->drawn;
   a->batch.masked = masked;
   for (uint32_t i = 0; i < arm->ninputs; i++) {
     graph_type t = arm->nodes[arm->inputs[i]].type, all;

@@ -638,6 +638,19 @@ static uint32_t mark_anew(graph *g, uint32_t j, uint32_t site) {
   return graph_node_raw(g, OP_reshape, &j, 1, &attr, t, site);
 }
 
+bool graph_drawn_anew(graph *g, uint32_t from) {
+  for (uint32_t i = from; i < g->n; i++) {
+    graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM &&
+        !graph_fix_flags(g, i, graph_attr(n).flags | ATTR_ANEW))
+      return false;
+    /* (the derivative that a call brings draws numbers of its own) */
+    for (int k = 0; k < (graph_is_rule(n) ? 1 : 2) && graph_kind_has_regions(n->kind); k++)
+      if (!graph_drawn_anew(n->payload.regions[k], 1)) return false;
+  }
+  return true;
+}
+
 /* Copies the nodes of a region that its results with cotangents need. Sets map[i - first] to the copy of node i, and *marks to pairs of
  * a node outside and its mark (mark_anew). False when memory is short. */
 static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32_t **marks, uint32_t *nmarks) {
@@ -749,7 +762,8 @@ static bool region_again(backward *b, const graph_region *x) {
   uint32_t *roots = arena_alloc(&b->scratch, (3 * (size_t)x->nouts + 1) * sizeof *roots), *seeds = roots + x->nouts,
            *there = seeds + x->nouts;
   graph_rules inner = *b->rules;
-  if (!map || !roots || !make_again(b, x, map, &marks, &nmarks) || !copy_regions(b, x, map, &inner))
+  if (!map || !roots || !make_again(b, x, map, &marks, &nmarks) || !graph_drawn_anew(g, from) ||
+      !copy_regions(b, x, map, &inner))
     return out_of_memory(b->why, b->culprit);
   int nroots = 0;
   for (uint32_t k = 0; k < x->nouts; k++) {

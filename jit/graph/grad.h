@@ -151,6 +151,8 @@ bool graph_may_be_row(const graph *g, uint32_t v);
 /* May a gradient that will be differentiated itself keep all floats of an arm or a turn? Of a loop in it, it must be seen how many turns it makes
  * at most; `counted`: or this will be known. */
 bool graph_may_be_kept(const graph *g, bool counted);
+/* Marks the random numbers that are drawn by nodes from `from` on as such that are made once more (ATTR_ANEW). False: memory is short. */
+QN_MUST_CHECK bool graph_drawn_anew(graph *g, uint32_t from);
 /* The bytes of a node's value, or of one like it in the recorded call. */
 int64_t graph_row_bytes(const graph *g, uint32_t v);
 /* Is an op one of the elementary functions (exp, sin, pow ...), each element of which takes many instructions, or does it draw random numbers? */

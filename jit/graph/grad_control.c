@@ -89,7 +89,7 @@ static bool region_vjp_begin(const control_grad *c, const graph *region, region_
                     .roots = calloc(8 * most, sizeof *x->roots),
                     .plain = calloc(2 * most, sizeof *x->plain),
                     .rules = {.apart = c->apart, .derived = c->derived, .again = c->again}};
-  if (!x->g || !x->roots || !x->plain || !graph_prove(x->g)) return false;
+  if (!x->g || !x->roots || !x->plain || !graph_prove(x->g) || !graph_drawn_anew(x->g, 1)) return false;
   x->g->grad_bytes = c->g->grad_bytes;
   x->facts = x->g->dims.nfacts;
   x->rows = x->plain + most;
@@ -1221,7 +1221,8 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
                          .turns = most,
                          .all = all};
   l->block = choice.rows = all ? most : slots;
-  if (!choice.flags || !choice.asked || !rows || !(l->body = graph_copy(n.payload.regions[1])) || !graph_prove(l->body))
+  if (!choice.flags || !choice.asked || !rows || !(l->body = graph_copy(n.payload.regions[1])) ||
+      !graph_prove(l->body) || !graph_drawn_anew(l->body, 1))
     return false;
   const bool more = !all && fresh && most <= KEPT_MOST && keeps_all(c, l, given_rows, &choice, why);
   if (!more && !(l->back = backward_body(c, choice.body, l, given_rows, &choice, why))) return false;

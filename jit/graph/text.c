@@ -43,7 +43,8 @@ static const char *flag_name(op_id op, int i) {
   if (op == OP_where && flag_names[i].bit == ATTR_JOINS) return "joins";
   if (op == OP_index && flag_names[i].bit == ATTR_ROW) return "row";
   if (op == OP_index && flag_names[i].bit == ATTR_NUMBER) return "number";
-  return op == OP_reshape && flag_names[i].bit == ATTR_ANEW ? "anew" : flag_names[i].name;
+  return (op == OP_reshape || op_rows[op].klass == CLASS_RANDOM) && flag_names[i].bit == ATTR_ANEW ? "anew"
+                                                                                                   : flag_names[i].name;
 }
 static const char *const relation_names[] = {[DIM_EQ] = "==", [DIM_NE] = "!=", [DIM_LT] = "<", [DIM_LE] = "<="};
 

@@ -344,7 +344,7 @@ static bool key_draw(key_writer *w, const op_call *c, const op_attr *attr) {
   merge_axes(&s, c->nin);
   size_codes(w, &s, codes);
   op_attr head = *attr;
-  head.mode = 0; /* where a key comes from makes no difference to the program */
+  head.mode = head.flags = 0; /* where a key comes from makes no difference to the program */
   put_head(w, c, &head, arrays);
   for (int i = 0; i < c->nin && arrays; i++) put_column(w, &s, i, codes, DTYPE_INDEX, false);
   int rank = s.rank;

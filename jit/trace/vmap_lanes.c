@@ -943,6 +943,7 @@ qn_value vmap_call(struct recording *r, const rec_call_site *site) {
   if (!vmap_in(&m, f->captures[0], in_axes, mark, nargs)) goto done;
   if (!(open = open_lanes(r, &l, m.lanes))) goto done;
   m.level = &l;
+  l.batch.linear = is_linear_map(f->captures[0]);
   if (!vmap_in(&m, f->captures[0], in_axes, mark, nargs)) goto done;
   vm_owned held[4];
   vm_own(vm, &held[0], level_drop, &l);

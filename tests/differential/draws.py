@@ -5,9 +5,10 @@
 
 Behind each call the next number is printed, so that the state is compared that it has left. Where slopes are compared with differences, the
 function begins with a seed, so that all its calls draw alike. There are no lanes: whether arms are run for some lanes of a vmap, and so how often
-they draw, is not the same in all modes.
+they draw, is not the same in all modes. But jacobians and hessians, and cotangents in lanes, share what the function itself has drawn.
 """
 import random
+import re
 import sys
 
 import control
@@ -23,11 +24,28 @@ class Drawing(Program):
             for s in statements:
                 if s.text.startswith("fn s("):
                     s.text = s.text.replace("= ", "{ seed(7); ", 1) + " }"
+                elif s.text.startswith("fn g(") and seed >= 930_000_000:  # (programs of smaller seeds stay as they are)
+                    s.text = self.in_lanes(s.text)
         self.top.statements = [Statement(f"seed({seed})", fixed=True)]
         for s in statements:
             self.top.statements.append(s)
             if s.text.startswith(("for _ in", "try")):
                 self.top.statements.append(Statement("print(rand())", fixed=True))
+
+    def in_lanes(self, text):
+        """The derivative that is printed becomes one whose cotangents or tangents are lanes."""
+        found, at = re.match(r"fn g\((.*?)\) = ", text), re.search(r"wrt: (\d+)", text)
+        if not found or not at or self.luck.random() < 0.2:
+            return text
+        names, k = found.group(1).split(", "), at.group(1)
+        by, given = names[int(k)], ", ".join(names)
+        return found.group(0) + self.luck.choice([
+            f"jacobian(f, wrt: {k})({given})",
+            f"jacobian(fn(p) 0.5 * p * s({', '.join('p' if n == by else n for n in names)}))({by})",
+            f"hessian(s, wrt: {k})({given})",
+            f"jacobian(fn({given}) grad(s, wrt: {k})({given}) * s({given}), wrt: {k})({given})",
+            f"{{ let (_y, p) = vjp(fn(p) s({', '.join('p' if n == by else n for n in names)}), {by}); vmap(fn(c) p(c))(f64([1.0, -0.5, 2.0])) }}",
+        ])
 
     def leaf(self, type):
         x = self.luck.random()
