@@ -111,7 +111,8 @@ typedef enum op_raises {
  *   scatter    d[0] as for index; mode = how v is combined (scatter_mode)
  *   compress   mask covers the leading axes (its rank)
  *   random_*   mode = where the key is from: DRAW_COUNTED the VM's seed and counter, DRAW_KEYED the program. Lanes of a vmap get
- *              numbers of their own from the first, and from the second the same where they have the same key
+ *              numbers of their own from the first, and from the second the same where they have the same key.
+ *              flags & ATTR_ANEW: drawn once more for a gradient, by lanes that may share it (graph_batch.linear)
  *   cast, fit, iota, random_*  dtype
  *              cast: flags & ATTR_WEAK makes a weak host scalar (bool, i64 or f64) from a weak one or an array of rank 0
  *   dot        flags & ATTR_LIBRARY: on the device where it was recorded its library made it; & ATTR_X_ACROSS, & ATTR_Y_ACROSS: of an
@@ -124,7 +125,7 @@ typedef enum op_raises {
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 /* clang-format off */
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
-       ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape */,
+       ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape, a draw */,
        ATTR_JOINS = ATTR_EXCLUSIVE /* of a where */, ATTR_ROW = ATTR_EXCLUSIVE /* of an index */,
        ATTR_NUMBER = ATTR_DESCENDING /* of an index, an input */ };
 /* clang-format on */
