@@ -168,19 +168,8 @@ static int uncounted_deep(const graph *g) {
   return deep;
 }
 
-/* Are random numbers drawn? (Where a turn is run again for a hessian's lanes, they would get numbers of their own.) */
-static bool draws(const graph *g) {
-  bool any = false;
-  for (uint32_t i = 1; i < g->n && !any; i++) {
-    const graph_node *n = &g->nodes[i];
-    any = n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM;
-    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++) any |= draws(n->payload.regions[k]);
-  }
-  return any;
-}
-
 /* May all values be kept of a turn or arm with such loops in it, once their turns are counted? */
-static bool may_be_counted(const graph *g) { return !draws(g) && !graph_has_taps(g, 1) && graph_may_be_kept(g, true); }
+static bool may_be_counted(const graph *g) { return !graph_has_taps(g, 1) && graph_may_be_kept(g, true); }
 
 /* Could the turns of loops in the body of a loop in r be counted? */
 static bool counts_turns(const struct recording *r) {
