@@ -422,8 +422,9 @@ static rec_answer offer_loop(qn_vm *vm, span at, const site *s, turn *t, rec_tur
   qn_value *slots[SITE_MAX];
   int count = site_slots(s, t->fp, slots);
   if (count < 0) tries->left = 0;
-  turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown, turns.stacks = s->stacks,
-  turns.stores = s->stores & s->stacks;
+  turns.test = turn_test, turns.body = turn_body, turns.ctx = t, turns.grown = s->grown;
+  turns.stacks = s->returned && rec_uses_result(vm) ? s->stacks & ~s->returned : s->stacks;
+  turns.stores = s->stores & turns.stacks;
   if (count < 0) return REC_NOT_YET;
   rec_answer answer = tries->left ? rec_loop(vm, at, &turns, (rec_slots){slots, count}, tries) : REC_NOT_YET;
   if (answer == REC_NOT_YET && tries->apart) {

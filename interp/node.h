@@ -66,6 +66,8 @@ typedef struct site {
   /* And for each of these that is also only gone over, counted, stacked or has items taken elsewhere. */
   uint64_t stores; /* and for each of these: its turns store items in it, by an index */
   uint64_t stacks;
+  uint64_t
+      returned; /* and the function has early returns, and it is a result: so only where nothing goes on with that in a recording */
   uint32_t nlocals, nglobals;
   uint32_t *locals;
   global_cell **globals;

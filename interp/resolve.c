@@ -197,7 +197,9 @@ static void growing_ends(function *f, const variable *v) {
   for (uint32_t i = f->ngrowing; i > 0; i--) {
     const struct growing *g = &f->growing[i - 1];
     if (g->slot != v->slot) continue;
-    if (stacks) g->site->stacks |= (uint64_t)1 << g->bit;
+    const bool only_result = v->reads - v->returned == g->others; /* behind the loop, which the capture may have left */
+    if (stacks && (!v->returned || only_result)) g->site->stacks |= (uint64_t)1 << g->bit;
+    if (stacks && v->returned) g->site->returned |= (uint64_t)1 << g->bit;
     f->growing[i - 1] = f->growing[--f->ngrowing];
   }
 }
@@ -267,10 +269,34 @@ void note_stackable(resolver *r, const node *read) {
   if (read->eval == eval_call || read->eval == eval_method) ((n_call *)(uintptr_t)read)->stacks = STACKS_VALUE;
 }
 
+/* Notes a local that grows in loops of the function as one of its results. */
+static void note_grown_result(resolver *r, const node *value) {
+  const function *f = r->fn;
+  bool grows = false;
+  for (uint32_t i = 0; i < f->ngrowing && value->kind == N_LOCAL && !grows; i++)
+    grows = f->growing[i].slot == value->slot;
+  for (uint32_t i = 0; i < f->ngrown && value->kind == N_LOCAL && !grows; i++)
+    grows = !f->grown[i].cell && f->grown[i].slot == value->slot;
+  if (!grows) return;
+  note_stackable(r, value);
+  variable *v = variable_in(f, value->slot);
+  if (v) v->returned++;
+}
+
+void note_returned(resolver *r, const node *value) {
+  note_grown_result(r, value);
+  const n_items *list = value->eval == eval_list ? (const n_items *)value : NULL;
+  for (uint32_t i = 0; list && i < list->n; i++) note_grown_result(r, list->items[i]);
+}
+
 void note_result(resolver *r, const node *value) {
   const function *f = r->fn;
   enum { OF_BODY = 2 }; /* the function itself, and the block that it has */
-  if (!f->outer || f->blocks != OF_BODY || f->returns) return;
+  if (!f->outer || f->blocks != OF_BODY) return;
+  if (f->returns) {
+    note_returned(r, value);
+    return;
+  }
   note_stackable(r, value);
   if (value->eval == eval_call || value->eval == eval_method) ((n_call *)(uintptr_t)value)->stacks = STACKS_RESULT;
   const n_items *list = value->eval == eval_list ? (const n_items *)value : NULL;
@@ -391,9 +417,10 @@ bool loop_end(resolver *r, const node *loop, site *s, const site_mark *mark, tur
     if (stores) s->stores |= (uint64_t)1 << i;
     if (only_grows(f, mark, x)) s->grown |= (uint64_t)1 << i;
     if (!local) continue;
+    const variable *v = variable_in(f, s->locals[i]);
     if (!mem_grow(r->vm, (void **)&r->fn->growing, &r->fn->growing_cap, (size_t)f->ngrowing + 1, sizeof *f->growing))
       return false;
-    r->fn->growing[r->fn->ngrowing++] = (struct growing){s, s->locals[i], i};
+    r->fn->growing[r->fn->ngrowing++] = (struct growing){s, s->locals[i], i, v ? v->reads - v->returned : 0};
   }
   turn_code t = {.n = 0};
   turn_variable all[TURN_VARIABLES], grown[TURN_GROWN];

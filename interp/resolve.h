@@ -19,6 +19,7 @@ typedef struct variable {
   span value; /* in `let f = fn(...) ...`: the text of that function */
   uint32_t reads;
   uint32_t stackable;    /* how many of these a stacked list may answer */
+  uint32_t returned;     /* and how many of those are results of a function with early returns (note_returned) */
   const node *initial;   /* what a let binds it to; NULL: something else, or it is not known */
   struct lvalue *target; /* what binds it in a let or a loop; NULL: something else */
   uint32_t made;         /* how many assignments the walk had met by then */
@@ -77,7 +78,8 @@ typedef struct function {
   struct growing {
     site *site;
     uint32_t slot, bit;
-  } * growing; /* loops in which a list only grows that is in scope */
+    uint32_t others; /* reads of the variable by then, but for results (variable.returned) */
+  } * growing;       /* loops in which a list only grows that is in scope */
   uint32_t ngrowing, growing_cap;
   uint32_t early;           /* how many early returns around have become branches, one inside the other */
   const jit_anchor *anchor; /* the function's; NULL for the top level */
@@ -196,8 +198,10 @@ QN_MUST_CHECK bool loop_end(resolver *r, const node *loop, site *s, const site_m
 void note_stackable(resolver *r, const node *read);
 /* Is it a call of what is named append? */
 bool is_append(const ast_node *n);
-/* Likewise of what a function is worth if no statement before has returned: a value, or one in a list or record that is made there. */
+/* Likewise of what a function is worth: a value, or one in a list or record that is made there; behind early returns as note_returned. */
 void note_result(resolver *r, const node *value);
+/* Likewise of what an early return gives, if it is a list that grows in loops, or has one in it. */
+void note_returned(resolver *r, const node *value);
 /* Likewise of a value that a pattern takes apart, whose variables say whether they may hold one (lvalue.stacks). */
 void note_destructured(resolver *r, const node *value);
 /* Notes that a variable of the function f is read. False with an error raised. */

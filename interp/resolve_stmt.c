@@ -700,6 +700,7 @@ static node *return_node(resolver *r, const ast_node *n, bool tail) {
   }
   n_one *out = node_new(r, sizeof *out, eval_return, n);
   if (!out || (value && !(out->a = expression(r, value)))) return NULL;
+  if (value) note_returned(r, out->a);
   r->fn->signals++;
   r->fn->returns++;
   return &out->h;

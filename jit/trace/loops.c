@@ -1220,13 +1220,22 @@ static bool tell_ends(loop *l) {
   return ok && !value_is_error(e.returned) && rec_appended(l->r);
 }
 
+/* What a loop has returned, as what is behind it knows lists. Owned, or the error value. */
+static qn_value returned_behind(loop *l) {
+  qn_value v = returned_with(l, leaf_of_result);
+  if (value_is_error(v) || !l->nlists) return v;
+  qn_value out = after_counted(l, v);
+  value_release(l->vm, v);
+  return out;
+}
+
 /* Behind a loop that may have returned: leaves the way around it if it has. REC_DONE: what follows is recorded where it has not; REC_LEFT: nothing
  * follows, since only a return ends the loop; REC_FAILED with an error raised. */
 static rec_answer leave(loop *l, uint32_t site) {
   qn_vm *vm = l->vm;
   rec_way *w = l->around;
   if (!l->turns.counts && !l->tested && !l->ends && !l->turns.breaks) {
-    qn_value returned = returned_with(l, leaf_of_result);
+    qn_value returned = returned_behind(l);
     if (value_is_error(returned)) return REC_FAILED;
     const qn_value gone[END_PARTS] = {
         [END_VALUE] = value_unset(),     [END_RETURNED] = returned,         [END_LEFT] = value_bool(true),
@@ -1237,11 +1246,10 @@ static rec_answer leave(loop *l, uint32_t site) {
     return rec_appended(l->r) ? REC_LEFT : REC_FAILED;
   }
   uint32_t flag = graph_proj(l->r->g, l->node, l->flag + 1, l->r->g->nodes[l->outer[l->flag + 1]].type, site);
-  qn_value parts[END_PARTS] = {[END_VALUE] = value_unset(),           [END_RETURNED] = returned_with(l, leaf_of_result),
-                               [END_LEFT] = rec_value_of(l->r, flag), [END_LEAVES] = value_bool(true),
-                               [END_RETURNS] = value_bool(true),      [END_RAISES] = value_int(0),
-                               [END_WORDS] = value_unset(),           [END_HANDLED] = value_bool(false),
-                               [END_MISSED] = value_bool(false)};
+  qn_value parts[END_PARTS] = {
+      [END_VALUE] = value_unset(),     [END_RETURNED] = returned_behind(l), [END_LEFT] = rec_value_of(l->r, flag),
+      [END_LEAVES] = value_bool(true), [END_RETURNS] = value_bool(true),    [END_RAISES] = value_int(0),
+      [END_WORDS] = value_unset(),     [END_HANDLED] = value_bool(false),   [END_MISSED] = value_bool(false)};
   bool ok = !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, w, site, parts);
   value_release(vm, parts[END_RETURNED]);
   return ok ? REC_DONE : REC_FAILED;
@@ -1274,6 +1282,13 @@ static bool rows_possible(loop *l) {
   if (derivatives < 2) return !derivatives || graph_sizes_count(l->body->g, l->n);
   if (turns_may_be_kept(l->body) || (l->r->arm && turns_are_counted_around(l->body))) return true;
   return l->recounts = turns_may_be_counted(l->body);
+}
+
+bool rec_uses_result(const qn_vm *vm) {
+  if (vm->asked.whole) return true;
+  for (const struct recording *r = vm->rec; r; r = r->outer)
+    if (r->ncalls || r->cut) return true;
+  return false;
 }
 
 bool rec_loop_refused(qn_vm *vm) {

@@ -523,6 +523,8 @@ bool rec_is_derived(const qn_vm *vm);
 QN_MUST_CHECK bool rec_part_raised(qn_vm *vm, rec_slots slots, rec_tries *tries);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
+/* Does something go on with what the function in progress gives: the function that has called it, or who asks for a whole graph? */
+bool rec_uses_result(const qn_vm *vm);
 /* A loop has been refused that is captured as a whole, or not at all: ends the capture. False with an error raised. */
 QN_MUST_CHECK bool rec_loop_refused(qn_vm *vm);
 /* Offers the turns of a loop that is left by break or continue in a branch, and that rec_loop has refused, one by one; `body` gets the numbers
