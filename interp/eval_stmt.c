@@ -157,6 +157,7 @@ static inline bool is_return(qn_value r) { return !value_is_error(r) && r.u.i ==
 
 /* As chosen_arm, for a branch inside a gradient; `from` is what rec_part_from gave. */
 static __attribute__((noinline)) qn_value parted_arm(qn_vm *vm, n_if *n, qn_value *fp, int truth, uint32_t from) {
+  if (n->h.flag & IF_LEAVES_TURN) rec_part_rest(vm, from);
   qn_value *slots[SITE_MAX], v = chosen_arm(vm, n, fp, truth);
   if (value_stops(v)) { /* what is returned from an arm is told apart */
     bool ok = !is_return(v) || rec_part_arm(vm, from, (rec_slots){NULL, 0}, &interp_of(vm)->returned);

@@ -240,8 +240,9 @@ typedef struct n_fn {
   node **initials;
 } n_fn;
 
-/* Does anything use the value; may something in it break, continue or return; does the function end with it? */
-enum { IF_USED = 1, IF_LEAVES = 2, IF_LAST = 4 };
+/* Does anything use the value; may something in it break, continue or return; does the function end with it; may something in it leave the
+ * turn of a loop that it stands in? */
+enum { IF_USED = 1, IF_LEAVES = 2, IF_LAST = 4, IF_LEAVES_TURN = 8 };
 /* Of a loop: something in its body breaks or continues it. */
 enum { LOOP_LEAVES = 1, LOOP_RETURNS = 2 };
 typedef struct n_if {

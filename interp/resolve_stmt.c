@@ -503,7 +503,7 @@ static node *branch_node(resolver *r, const ast_node *n, bool used, bool tail, c
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
   site_mark mark;
-  uint32_t signals = r->fn->signals;
+  uint32_t signals = r->fn->signals, breaks = r->fn->breaks, returns = r->fn->returns;
   out->h.flag = (uint8_t)((used ? IF_USED : 0) | (tail ? IF_LAST : 0));
   out->cond = condition_node(r, n->kids[AST_if_cond]);
   if (!out->cond || !(out->site = site_begin(r, &mark))) return NULL;
@@ -517,6 +517,7 @@ static node *branch_node(resolver *r, const ast_node *n, bool used, bool tail, c
     out->otherwise = other->kind == AST_if ? if_node(r, other, used, tail) : block_node(r, other, used, tail);
   r->fn->early -= rest != NULL;
   if (r->fn->signals != signals) out->h.flag |= IF_LEAVES;
+  if (r->fn->breaks != breaks || (r->fn->loops && r->fn->returns != returns)) out->h.flag |= IF_LEAVES_TURN;
   return (out->otherwise || !(rest || other)) && site_end(r, out->site, &mark) ? &out->h : NULL;
 }
 

@@ -1038,6 +1038,7 @@ static bool run_body(loop *l) {
   uint32_t goes = ok && l->tested ? test_behind(l, parts[END_LEAVES]) : 0;
   ok = ok && (!l->tested || goes);
   if (!ok) vm_pop_to(vm, mark);
+  ok = ok && parted_rest(l->body, l->assigned);
   l->nouts = 0;
   for (int i = 0; i < l->assigned.n && ok; i++) {
     ok = is_grown(l, i) ? match_grown(l, i) : match(l, l->before[i], *l->assigned.slots[i]);
@@ -1187,15 +1188,20 @@ static void loop_drop(qn_vm *vm, void *what) {
 rec_tries rec_loop_tries(const qn_vm *vm) {
   rec_way *way = rec_base(vm->rec)->way;
   if (way) way->inner++;
-  return (rec_tries){
-      .left = loops_possible(vm->rec) ? ASKED : 0, .way = way, .parts = parted_wanted(vm->rec) ? vm->rec : NULL};
+  return (rec_tries){.left = loops_possible(vm->rec) ? ASKED : 0,
+                     .way = way,
+                     .parts = parted_wanted(vm->rec) ? vm->rec : NULL,
+                     .rest = vm->rec->rest};
 }
 
 void rec_note_taps(const qn_vm *vm, rec_tries *tries) { tries->taps = vm->rec ? rec_base(vm->rec)->taps.n : 0; }
 
 void rec_loop_over(const qn_vm *vm, const rec_tries *tries) {
   if (tries->way && vm->rec && rec_base(vm->rec)->way == tries->way) tries->way->inner--;
-  if (tries->parts && tries->from && vm->rec == tries->parts) vm->rec->parted.n = tries->parted;
+  if (tries->parts && vm->rec == tries->parts) {
+    if (tries->from) vm->rec->parted.n = tries->parted;
+    vm->rec->rest = tries->rest;
+  }
 }
 
 qn_value rec_row(qn_vm *vm, qn_value x, qn_value i) {

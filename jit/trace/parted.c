@@ -10,7 +10,8 @@
  * jit/graph/grad_control.c adds the cotangents of regions in the same order.
  *
  * Inside two gradients and more, each turn of a loop begins with copies of all of its variables, and so does what follows the loop: then no value is
- * used in two turns, and the gradients of a turn are all that adds to the cotangents of its values. (Lists that grow are not carried item by
+ * used in two turns, and the gradients of a turn are all that adds to the cotangents of its values. What follows a branch that may leave the turn is a
+ * part of its other arm where it is captured, so before that the variables are told apart as behind an arm (rec_part_rest). (Lists that grow are not carried item by
  * item, so items that were there before stay.)
  *
  * For the same reason a slice with bounds or a step has a node of its own there, also where it is the whole array, as `x[i:]` is in the turn in which i is 0
@@ -198,6 +199,15 @@ bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value) {
   return !r || !parted_wanted(r) || (part_arm(r, from, slots, value) && vmap_advance(r) && rec_appended(r));
 }
 
+void rec_part_rest(qn_vm *vm, uint32_t from) { vm->rec->rest = from; }
+
+bool parted_rest(struct recording *r, rec_slots slots) {
+  qn_value none = value_nil();
+  uint32_t from = r->rest;
+  r->rest = 0;
+  return !from || !parted_turns(r) || part_arm(r, from, slots, &none);
+}
+
 bool rec_part_returned(qn_vm *vm, uint32_t from, qn_value *value) {
   return !from || rec_part_arm(vm, from, (rec_slots){NULL, 0}, value);
 }
@@ -209,9 +219,12 @@ bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
     tries->parts = r;
     tries->from = 0;
     tries->parted = r->parted.n;
+    tries->rest = r->rest;
   }
   if (r->parted.n < tries->parted) return true;
   bool first = !tries->from;
+  if (first) r->rest = 0;
+  if (!parted_rest(r, slots)) return false;
   parting p = {.r = r,
                .from = first ? rec_next_id(r) : tries->from,
                .own = r->parted.nodes + tries->parted,

@@ -490,6 +490,7 @@ typedef struct rec_tries {
       *parts; /* inside a gradient: the recording in which variables are parted (rec_part_turn); else NULL */
   uint32_t from,
       parted; /* for rec_part_turn: the next node's id when the turn began; where its nodes begin in recording.parted */
+  uint32_t rest; /* recording.rest as the loop began */
   uint32_t taps; /* how many effects were noted before the condition was evaluated (rec_loop_tests) */
 } rec_tries;
 rec_tries rec_loop_tries(const qn_vm *vm);
@@ -512,6 +513,8 @@ QN_MUST_CHECK bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries);
 /* To be asked about the condition (borrowed) of a branch at this place, of which the interpreter runs one arm: if a gradient is in progress,
  * what is not 0 is for rec_part_arm behind the arm, with the variables that the branch may rebind and its value (owned, replaced). */
 uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at);
+/* Such a branch may leave the turn that it stands in, so the rest of the turn is a part of its arms where it is captured. `from`: as rec_part_from gave. */
+void rec_part_rest(qn_vm *vm, uint32_t from);
 QN_MUST_CHECK bool rec_part_arm(qn_vm *vm, uint32_t from, rec_slots slots, qn_value *value);
 /* Likewise for a part of a function that may be left early: rec_part_tail before it, which gives 0 where nothing is to be done. Behind it, or behind a
  * turn that returns, rec_part_returned is for what the function returns. */

@@ -68,9 +68,11 @@ struct recording {
   uint32_t *fn_paths, nfn_paths, fn_paths_cap;
   /* the last function number of the VM when the recording began: functions with higher ones were made meanwhile */
   uint64_t last_fn;
-  uint32_t done;         /* nodes before this one have been executed, as far as anybody needed them */
-  bool reopened;         /* something needs one of those that were not */
-  node_list parted;      /* nodes that variables of loops in progress hold (rec_part_turn) */
+  uint32_t done;    /* nodes before this one have been executed, as far as anybody needed them */
+  bool reopened;    /* something needs one of those that were not */
+  node_list parted; /* nodes that variables of loops in progress hold (rec_part_turn) */
+  uint32_t
+      rest; /* the next node's id at the last branch of the turn in progress that may leave it (rec_part_rest); 0: none */
   uint64_t controls;     /* how many loops, branches and try bodies have been run inside gradients */
   int grads;             /* how many gradients are in progress: meanwhile values of executed nodes are kept */
   const derived_by *wrt; /* what these differentiate by, the innermost first; NULL if nobody asks */
@@ -452,6 +454,9 @@ static inline uint32_t rec_next_id(const struct recording *r) { return r->base +
 /* Parts some variables, and *value, behind an arm in r, or in which r goes on, where nodes with ids below `from` are older. False with an error
  * raised. */
 QN_MUST_CHECK bool parted_arm(struct recording *r, uint32_t from, rec_slots slots, qn_value *value);
+/* Inside two gradients and more, behind a turn: tells the variables apart that share a value as behind an arm, if a branch might have left the
+ * turn (rec_part_rest). False with an error raised. */
+QN_MUST_CHECK bool parted_rest(struct recording *r, rec_slots slots);
 /* Appends a node with the value of `node`, so that uses of the one can be told from uses of the other. 0 with an error raised. */
 uint32_t alias_of_node(struct recording *r, uint32_t node);
 /* A branch on data becomes a node with regions (branches.c): as rec_if. */
