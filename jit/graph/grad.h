@@ -113,6 +113,11 @@ QN_MUST_CHECK bool grad_control_wants(const graph *g, uint32_t node, const uint3
 /* Sets results[k] to whether result k of a branch or loop depends, by floats all the way, on an operand that `operands` marks. False: memory is
  * short. */
 QN_MUST_CHECK bool grad_control_varies(const graph_node *n, const bool *operands, bool *results);
+/* Sets operands[k] to whether some of these results of a branch or loop depend on operand k by floats all the way (`sure`: whatever arms are taken,
+ * and however many turns are made). False: memory is short. */
+QN_MUST_CHECK bool grad_region_needs(const graph_node *n, const bool *results, bool sure, bool *operands);
+/* Marks the nodes of a loop's body that depend on these operands in some turn. `marks` are false before. */
+QN_MUST_CHECK bool grad_turns_vary(const graph_node *n, const bool *operands, bool *marks);
 /* False: not differentiable, as `why` says, or memory is short. */
 QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
 /* All floats of the arms of branch `node`, and of the branches and loops in them, become results of it. False: memory is short. */
