@@ -326,7 +326,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
       r = run_recording(vm, code, fp);
     }
     rec_leave(vm);
-  } else if (!call_has_data(code, fp)) {
+  } else if (!call_has_data(code, fp) && !rec_asked_for(vm, &code->anchor)) {
     if (vm->counting) anchor_passed_idle(vm, &code->anchor);
     r = run_body(vm, code, fp);
   } else if (call_asks(vm, code, fp)) {
@@ -432,6 +432,9 @@ static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_val
   if (!raise_through(vm, at, code->name->text) || !n || !about_shapes(vm->error->id)) return;
   for (uint32_t i = 0; i < code->nparams; i++) note_argument(vm, argument_of(n, code, extra, i), fp[i]);
 }
+
+/* What a call from C adds to `heads` of run_frame, so that one that explain asks for is looked at whatever it is given (rec_asked_for). */
+static inline uint64_t heads_asked(const qn_vm *vm) { return vm->asked.about ? TAG_HEAP : 0; }
 
 /* Runs a function of the program and pops its frame. The frame at `fp` holds the function value and the arguments, which end at vm->sp.
  * `heads`: the header words of all arguments, or-ed. `at`, `n` and `extra` as for leave_failed. Owned, or the error value. */
@@ -686,7 +689,8 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     *vm->sp++ = value_retain(f);
     if (!bind(vm, &p, pos, npos, kw, nkw)) break;
     if (n && (n->h.flag & CALL_MOVES) && n->moved_arg < code->nparams) lend(vm, n, fp, frame[1 + n->moved_arg]);
-    r = run_frame(vm, code, frame + 1, heads_of(frame + 1, code->nparams), at, n, n && n->method && npos > n->n);
+    uint64_t heads = heads_of(frame + 1, code->nparams) | (n ? 0 : heads_asked(vm));
+    r = run_frame(vm, code, frame + 1, heads, at, n, n && n->method && npos > n->n);
     break;
   }
   case FN_BUILTIN: {
@@ -1310,7 +1314,7 @@ qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_
       qn_value *frame = vm->sp + 1;
       *vm->sp++ = value_retain(fn);
       for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
-      return run_frame(vm, code, frame, heads_of(frame, code->nparams), SPAN_NONE, NULL, 0);
+      return run_frame(vm, code, frame, heads_of(frame, code->nparams) | heads_asked(vm), SPAN_NONE, NULL, 0);
     }
   }
   if (!vm_enter(vm, (size_t)nargs + 2 * (size_t)nkw + 2)) return value_error();

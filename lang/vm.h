@@ -128,11 +128,13 @@ enum { RUN_MARKS = 16 };
 /* What the evaluation in progress asks of the recorder (jit/trace). Each begins with nothing, in callbacks of the host too, and what
  * it asked for ends with it, however it ends. */
 typedef struct rec_asked {
-  int nojit;      /* calls of nojit functions in progress */
-  int alone;      /* eager calls of functions that have a graph: what they call is in it */
-  bool sync_once; /* explain: record, whatever --jit says, and plan on this thread */
-  int whole;      /* calls in progress that must be one graph: all that keeps them from that is looked for at once */
-  int stacked;    /* recorded calls in progress whose arguments hold stacked lists (jit/trace/stacked.c) */
+  int nojit;         /* calls of nojit functions in progress */
+  int alone;         /* eager calls of functions that have a graph: what they call is in it */
+  bool sync_once;    /* explain: record, whatever --jit says, and plan on this thread */
+  const void *about; /* explain: the anchor of the function that it asks for, while it calls it */
+  bool numbers;      /* the call was recorded for that alone, since it has no arrays (rec_asked_for) */
+  int whole;         /* calls in progress that must be one graph: all that keeps them from that is looked for at once */
+  int stacked;       /* recorded calls in progress whose arguments hold stacked lists (jit/trace/stacked.c) */
   bool
       hands_on; /* what the function gives that is called next is the result of the recorded call, which may have such lists */
   int refused;  /* why there is no `served`: a break_reason */

@@ -80,6 +80,7 @@ typedef struct anchor_specializations {
   stack_place *places; /* PLACES_MAX of them, of which nplaces are used; or NULL */
   uint32_t nplaces;
   uint8_t exact; /* how many of the specializations are of code for just some sizes (calls.c) */
+  bool numbers;  /* the last call that explain asked for was one that is not recorded otherwise (rec_asked_for) */
   bool full;     /* too many specializations or recordings: calls that none of them fits stay eager */
   /* short calls in a row that stayed eager; how many times the anchor has rested since a longer one */
   uint32_t streak, rests;

@@ -108,13 +108,15 @@ typedef struct asking {
   int32_t countdown;
   bool sync_once;
   random_state random;
+  const void *about;
 } asking;
 
 static void asking_begin(qn_vm *vm, jit_anchor *a, asking *k) {
-  *k = (asking){vm, a, a->state, a->countdown, vm->asked.sync_once, random_kept(vm)};
+  *k = (asking){vm, a, a->state, a->countdown, vm->asked.sync_once, random_kept(vm), vm->asked.about};
   a->state = ANCHOR_ACTIVE;
   a->countdown = 0;
   vm->asked.sync_once = true;
+  vm->asked.about = a;
 }
 
 static void asking_end(asking *k) {
@@ -123,6 +125,7 @@ static void asking_end(asking *k) {
   k->vm = NULL;
   random_restore(vm, k->random);
   vm->asked.sync_once = k->sync_once;
+  vm->asked.about = k->about;
   if (k->state == ANCHOR_ACTIVE) return;
   k->anchor->state = k->state;
   k->anchor->countdown = k->countdown;
@@ -161,6 +164,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   ASKING(was);
   asking_begin(vm, a, &was);
   vm->asked.served = NULL;
+  vm->asked.numbers = false;
   /* The reason that stands if the call never reaches rec_call. */
   vm->asked.refused = op_deferred(vm) ? BREAK_nested : BREAK_no_arguments;
   bool direct = value_fn(fn)->head.flags == FN_BUILTIN && !op_deferred(vm);
@@ -170,6 +174,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   if (last) vm->asked.served = ((anchor_specializations *)a->entries)->first, result = value_nil();
   if (value_is_error(result)) return false;
   break_reason refused = (break_reason)vm->asked.refused;
+  if (!last) ((anchor_specializations *)a->entries)->numbers = vm->asked.numbers;
   value_release(vm, result);
   if (!plan_wait(vm, &vm->asked.served)) return false;
   specialization *e = vm->asked.served;

@@ -103,6 +103,12 @@ void anchors_forget(qn_vm *vm, uint64_t code);
 static inline bool anchor_wants(qn_vm *vm, jit_anchor *a) {
   return vm->rec == NULL && a->state != ANCHOR_NEVER && (a->state == ANCHOR_ACTIVE || --a->countdown <= 0);
 }
+/* Does explain ask for this call, which has no arrays, and makes none that are known of? Then rec_call is to make it all the same. */
+static inline bool rec_asked_for(qn_vm *vm, const jit_anchor *a) {
+  if (__builtin_expect(vm->asked.about != a, 1) || vm->rec != NULL || a->state != ANCHOR_ACTIVE) return false;
+  vm->asked.numbers = true;
+  return true;
+}
 /* A call is made without rec_call, outside recordings: counts it. */
 static inline void anchor_passed(jit_anchor *a) { a->passed[a->state]++; }
 /* A call without arrays is made, outside recordings: counts it. Needed only if vm->counting. */

@@ -603,6 +603,19 @@ static uint32_t capture(struct recording *r, qn_value v) {
   return node && value_is(r->vals[node], TAG_UNSET) ? keep_capture(r, node, v) : node;
 }
 
+/* Is an array an item of a list to which the turns add items whose calls are recorded? Turns are given no such items. */
+static bool is_grown_item(struct recording *r, const qn_array *a) {
+  const key_index *known = &rec_base(r)->globals;
+  for (uint32_t i = 0; i < known->cap; i++) {
+    if (!known->slots[i].key || known->slots[i].number != GLOBAL_GROWN) continue;
+    const qn_value grown = *(const qn_value *)(uintptr_t)known->slots[i].key;
+    for (uint32_t k = 0; value_is(grown, TAG_LIST) && k < value_list(grown)->len; k++)
+      if (value_is(value_list(grown)->items[k], TAG_ARRAY) && value_array(value_list(grown)->items[k]) == a)
+        return true;
+  }
+  return false;
+}
+
 uint32_t rec_node(struct recording *r, qn_value v) {
   uint32_t node = rec_traced(r, v);
   if (node) return node;
@@ -610,7 +623,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
   if (value_is(v, TAG_ARRAY)) {
     qn_array *a = value_array(v);
     /* Nobody has said where it comes from. Deferred execution can go on, but no specialization could find it again. */
-    rec_stop_capture(r, BREAK_untracked, NULL);
+    rec_stop_capture(r, is_grown_item(r, a) ? BREAK_grows : BREAK_untracked, NULL);
     bool waits = waits_for(r, v);
     if (waits && !mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + 1, sizeof *r->borrowed))
       return 0;

@@ -71,6 +71,13 @@ void report_limits(qn_vm *vm, text_buf *t, const anchor_specializations *a) {
     text_addf(t, "recorded again %lld times, as often as may be (jit.misses): other call shapes stay eager\n", misses);
   if (a->many_ways)
     text_addf(t, "arms that do not agree make more than %lld ways (jit.ways)\n", (long long)vm->tune[TUNE_jit_ways]);
+  if (a->numbers && a->first && a->first->plan && vm->tune[TUNE_jit_turns])
+    text_addf(t,
+              "called without arrays it stays with the interpreter until a loop in it makes arrays in %lld turns "
+              "(jit.turns)\n",
+              (long long)vm->tune[TUNE_jit_turns]);
+  else if (a->numbers && a->first && a->first->plan)
+    text_adds(t, "called without arrays it stays with the interpreter (jit.turns=0)\n");
   if (a->gave_up) text_addf(t, "not recorded any more, calls stay eager: %s\n", break_reasons[a->gave_up]);
 }
 

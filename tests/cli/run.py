@@ -737,6 +737,10 @@ def case_explain_tells_of_loops(p):
                      "  if loss < best { kept = append(kept, loss); best = loss }\n  if loss > 2 { kept = append(kept, loss) }\n}\nprint(len(kept))\n")
     result = p.run("--jit", "sync", "explain", script)
     need("best.qn: 1 loop compiled, 0 stay eager\n" in result.out and "part" not in result.out, "items that are added in arms on data", result)
+    script = p.write("queue.qn", "let (q, waits, t) = ((), (), f32(0))\nfor i in 0..200 {\n  t = t + f32(0.5)\n  q = append(q, t)\n"
+                     "  while len(q) > 0 and q[0] < t - 2 { waits = append(waits, t - q[0]); q = q[1:] }\n}\nprint(len(q))\n")
+    result = p.run("--jit", "sync", "--set", "jit.turns=8", "--set", "jit.hot=1", "explain", script)
+    need("stays eager: a turn looks at a list that turns add items to\n  line 5 in loop\n" in result.out, "a loop within a turn that adds items", result)
 
 
 def case_explain_groups(p):
