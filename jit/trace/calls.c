@@ -1,14 +1,12 @@
 /* rec_call: how a function is called whose anchor asks for it.
  *
- * While a function is cold its calls are counted and simply run; a function whose calls neither make nor change arrays stays cold. Once it
- * is hot, a call looks for a specialization whose pattern and guards it fits: first the one used last, then those with the hash of the
- * call's static facts. The plan of the specialization runs if it is faster than the interpreter (see the race below); while the plan is
- * still being made, the interpreter runs the body. If no specialization fits, the call is recorded, which costs about as much as running
- * it, and the graph goes to the compiler threads (worker.c). After jit.entries specializations or jit.misses recordings the function stays
- * eager for all other calls, and the log says so. A specialization of symbolic sizes has code that knows none of them; sizes that come to it often
- * get one of their own. When a function's calls are short and stay eager, its anchor rests: most calls are then
- * not looked at at all.
- */
+ * While a function is cold its calls are counted and simply run; a function whose calls neither make nor change arrays stays cold. Once it is hot, a call
+ * looks for a specialization whose pattern and guards it fits: first the one used last, then those with the hash of the call's static facts. The plan of the
+ * specialization runs if it is faster than the interpreter (see the race below); while the plan is still being made, the interpreter runs the body. If no
+ * specialization fits, the call is recorded, which costs about as much as running it, and the graph goes to the compiler threads (worker.c). After
+ * jit.entries specializations or jit.misses recordings the function stays eager for all other calls, and the log says so. A specialization of symbolic sizes
+ * has code that knows none of them; sizes that come to it often get one of their own. When a function's calls are short and stay eager, its anchor rests:
+ * most calls are then not looked at at all. */
 #include <stdio.h>
 #include <string.h>
 
@@ -210,8 +208,7 @@ static qn_value run_from_tap(qn_vm *vm, const rec_call_site *site, tap_run *taps
 
 /* ---- calls in the interpreter -------------------------------------------------------------------------------------------------- */
 
-/* Counts a call that the interpreter makes. `why`: the reason why it stays eager; BREAK_none: the function is not hot yet, or the call is
- * only made around another one that is compiled. */
+/* Counts a call that the interpreter makes. `why`: why it stays eager; BREAK_none: the function is not hot yet, or the call is only made around a compiled one. */
 static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
   anchor_specializations *list = anchor_specializations_of(vm, a);
   if (!list) {
@@ -273,8 +270,7 @@ static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_special
   return result;
 }
 
-/* Makes a call of a hot function none of whose watched calls made or changed arrays. The next call that is watched comes after twice as
- * many others as last time. */
+/* Makes a call of a hot function none of whose watched calls made or changed arrays. The next watched call comes after twice as many others as last time. */
 static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   enum { QUIET_DOUBLED = 6 };
   site->anchor->countdown = 1 << list->quiet;
@@ -289,17 +285,17 @@ static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializ
 
 /* ---- which way a call takes ---------------------------------------------------------------------------------------------
  *
- * The JIT may not make a program slower, so a plan has to earn its place: calls are done in both ways in turn, and timed; the way
- * whose fastest call took less stays. A round of this begins when the plan is there (the block VM runs it), again when its
- * kernels are compiled, and from time to time after that, the more seldom the clearer and the older the outcome: what rounds
- * after the first take more than the faster way alone is a hundredth of the calls between them.
+ * The JIT may not make a program slower, so a plan has to earn its place: calls are done in both ways in turn, and timed; the way whose fastest call took
+ * less stays. A round of this begins when the plan is there (the block VM runs it), again when its kernels are compiled, and from time to time after that,
+ * the more seldom the clearer and the older the outcome: what rounds after the first take more than the faster way alone is a hundredth of the calls
+ * between them.
  *
  * jit(f, mode: "reduce-overhead") asks for no race once the kernels are compiled: calls look at no clock, and the quickest way stays open.
  *
  * mode: "max-autotune" asks for more: other plans are tried against the one in use (trials.h).
  *
- * --jit sync and --jit verify run every plan that there is and never look at a clock. On a device launches return before the
- * work is done, so time tells nothing: its plans run as soon as their kernels are compiled, and not before. */
+ * --jit sync and --jit verify run every plan that there is and never look at a clock. On a device launches return before the work is done, so time tells
+ * nothing: its plans run as soon as their kernels are compiled, and not before. */
 
 enum {
   RACE_CALLS = 8,     /* calls of one round, at most */
@@ -368,8 +364,7 @@ typedef struct short_call {
   int64_t elements;      /* how many the arrays among its arguments have */
 } short_call;
 
-/* Called before a call that stays eager, which began at `came` (ns; 0: nobody has looked at the clock): may its anchor rest if the call turns out
- * to be short? */
+/* Called before a call that stays eager, which began at `came` (ns; 0: nobody has looked at a clock): may its anchor rest if the call is short? */
 static bool rest_begin(const qn_vm *vm, const rec_call_site *site, int64_t came, short_call *c) {
   if (vm->config.jit != QN_JIT_ON || !site->rests) return false;
   c->elements = 0;
