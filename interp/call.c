@@ -142,8 +142,7 @@ static void calls_failed(qn_vm *vm, const recursion *loop, const recursion_calls
   while (n-- > 0) leave_failed(vm, fp, loop->site.source ? loop->site : calls->places[n], NULL, 0);
 }
 
-/* Runs a function that calls itself as one that makes these calls in loops. */
-static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, qn_value *fp) {
+static qn_value run_loop_held(qn_vm *vm, recursion *loop, qn_value *fp) {
   fn_code *code = loop->code;
   if (!vm_enter(vm, (size_t)code->nslots + 2)) return value_error();
   qn_value *base = vm->sp;
@@ -180,6 +179,14 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
   if (!alone || !loop->computes) return r;
   error_clear(vm);
   return run_body(vm, value_fn(fp[-1])->code, fp); /* the calls say themselves how many of them there were */
+}
+
+/* Runs a function that calls itself as one that makes these calls in loops. No limit ends a recording within. */
+static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, qn_value *fp) {
+  struct recording *held = rec_hold(vm);
+  qn_value r = run_loop_held(vm, loop, fp);
+  if (rec_let_go(vm, held, !value_is_error(r))) return r;
+  return value_is_error(r) ? r : value_fail(vm, r);
 }
 
 /* Can recursion be run so now, with these arguments? 1, 0, or -1 with an error raised. */

@@ -51,8 +51,10 @@ static bool end_outside(struct recording *r, uint32_t node, bool high, int64_t *
   *end = high ? rounded(v.u.i) : v.u.i < 0 ? -rounded(-v.u.i) : 0;
   struct recording *active = vm->rec;
   vm->rec = r;
+  r->held++; /* it must not end beneath its arms */
   qn_value holds = op_binary(vm, high ? OP_le : OP_ge, v, value_int(*end));
   if (!value_is_error(holds)) holds = rec_guard(vm, holds);
+  r->held--;
   vm->rec = active;
   r->limits_turns = true;
   return !value_is_error(holds);

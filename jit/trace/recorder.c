@@ -284,7 +284,9 @@ static qn_value number_outside(struct recording *r, uint32_t node, int *left) {
   op_attr attr = graph_attr(n);
   struct recording *active = r->vm->rec, *base = rec_base(r);
   r->vm->rec = base;
+  base->held++; /* it must not end beneath its arms */
   v = rec_apply(base, (op_id)n->op, in, n->nin, &attr);
+  base->held--;
   r->vm->rec = active;
   if (value_is_error(v) && error_catchable(r->vm)) error_clear(r->vm);
   return v;
@@ -323,7 +325,9 @@ qn_value rec_guard(qn_vm *vm, qn_value v) {
         around && !around->arm && around->capturing && rec_is_data(around, v); /* no guard can be asked for it */
     if (data || (!around && own)) return rec_give_up(r, data ? BREAK_host_read : BREAK_branch), value_error();
     vm->rec = around;
+    if (around) around->held++; /* it must not end beneath its arms */
     v = around ? rec_guard(vm, v) : value_plain(v);
+    if (around) around->held--;
     vm->rec = r;
     return v;
   }

@@ -469,8 +469,8 @@ static bool note_exit(struct recording *base, span at) {
   return true;
 }
 
-bool way_expect(struct recording *r, qn_value condition, bool truth) {
-  qn_vm *vm = r->vm;
+/* The check that way_expect appends: 1 // condition. False with an error raised. */
+static bool append_check(qn_vm *vm, qn_value condition, bool truth) {
   qn_value p = truth ? value_retain(condition) : op_unary(vm, OP_invert, condition), d = value_error(),
            q = value_error();
   if (!value_is_error(p)) d = op_apply(vm, OP_cast, &p, 1, &(op_attr){.dtype = DTYPE_INDEX});
@@ -479,13 +479,20 @@ bool way_expect(struct recording *r, qn_value condition, bool truth) {
   value_release(vm, d);
   bool ok = !value_is_error(q);
   value_release(vm, q);
-  return ok && note_exit(rec_base(r), r->at);
+  return ok;
+}
+
+bool way_expect(struct recording *r, qn_value condition, bool truth) {
+  struct recording *held = rec_hold(r->vm); /* what fails is a check of the graph, not one that is made at once */
+  bool ok = append_check(r->vm, condition, truth);
+  return rec_let_go(r->vm, held, ok) && note_exit(rec_base(r), r->at);
 }
 
 qn_value way_expect_number(struct recording *r, qn_value condition) {
+  struct recording *held = rec_hold(r->vm);
   qn_value n = op_number(r->vm, condition, WEAK_INT), one = n;
   if (!value_is_error(n)) one = op_binary(r->vm, OP_floordiv, value_int(1), n);
-  return value_is_error(one) || note_exit(rec_base(r), r->at) ? one : value_error();
+  return rec_let_go(r->vm, held, !value_is_error(one)) && note_exit(rec_base(r), r->at) ? one : value_error();
 }
 
 /* ---- ways ---------------------------------------------------------------------------------------------------------------------- */
