@@ -215,9 +215,9 @@ class Runner:
         return True
 
     def rounded(self, text, out):
-        """Do the differences go wrong only because numbers are rounded to f32 on the way? Without the casts gradients must be what the differences
+        """Do the differences go wrong only because numbers are rounded to fewer bits on the way? Without the casts gradients must be what the differences
         are, and what they are with them."""
-        whole = re.sub(r"\bf32\(", "f64(", text)
+        whole = re.sub(r"\b(f32|f16|bf16)\(", "f64(", text)
         if whole == text:
             return False
         also = self.run(whole, "off").out
