@@ -124,11 +124,10 @@ bool grad_region_needs(const graph_node *n, const bool *results, bool sure, bool
 /* Marks the nodes that depend on marked ones by floats all the way. False: memory is short. */
 static bool mark_varying(const graph *g, bool *marks) {
   uint32_t most = 1;
-  bool **results_of = NULL, ok = true; /* by branch or loop */
+  bool **results_of = NULL; /* by branch or loop */
   for (uint32_t i = 1; i < g->n; i++)
     if (graph_kind_has_regions(g->nodes[i].kind) && g->nodes[i].nin > most) most = g->nodes[i].nin;
-  bool *operands = malloc(most * sizeof *operands);
-  ok = operands != NULL;
+  bool *operands = malloc(most * sizeof *operands), ok = operands != NULL;
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
     if (graph_kind_has_regions(n->kind)) {
