@@ -135,6 +135,59 @@ def f(x):
     return x
 inputs = (np.arange(200) * 37 % 101,)
 """),
+    "beam": ("a beam search by hand, 4 of 64 tokens, until all end, at most 32", """
+fn f(e, w) {
+  let (score, last, done) = (f32([0, -1e9, -1e9, -1e9]), i64([0, 0, 0, 0]), [false, false, false, false])
+  let path = zeros(4, 32, dtype: i64)
+  let t = 0
+  while t < 32 and not all(done) {
+    let l = log_softmax(e[last] @ w, axis: 1)
+    l = where(done.reshape(4, 1), where(arange(64) == 1, 0.0, -1e9), l) + score.reshape(4, 1)
+    let (best, at) = topk(l.reshape(256), 4)
+    let from = at // 64
+    last = at % 64
+    score = best
+    path = path[from]
+    path[:, t] = last
+    done = done[from] | (last == 1)
+    t += 1
+  }
+  (path, score)
+}
+let inputs = (sin(arange(64 * 32).reshape(64, 32) * 1.7), sin(arange(32 * 64).reshape(32, 64) * 0.9))
+""", """
+def f(e, w):
+    def test(c): return (c[0] < 32) & ~jnp.all(c[3])
+    def body(c):
+        t, score, last, done, path = c
+        l = jax.nn.log_softmax(e[last] @ w, axis=1)
+        l = jnp.where(done[:, None], jnp.where(jnp.arange(64) == 1, 0.0, -1e9), l) + score[:, None]
+        best, at = lax.top_k(l.reshape(256), 4)
+        last = at % 64
+        path = path[at // 64].at[:, t].set(last)
+        return t + 1, best, last, done[at // 64] | (last == 1), path
+    c = lax.while_loop(test, body, (0, jnp.array([0, -1e9, -1e9, -1e9]), jnp.zeros(4, jnp.int32), jnp.zeros(4, bool), jnp.zeros((4, 32), jnp.int32)))
+    return c[4], c[1]
+inputs = (jnp.sin(jnp.arange(64 * 32).reshape(64, 32) * 1.7), jnp.sin(jnp.arange(32 * 64).reshape(32, 64) * 0.9))
+""", """
+def f(e, w):
+    score, last, done = np.array([0, -1e9, -1e9, -1e9], np.float32), np.zeros(4, int), np.zeros(4, bool)
+    path = np.zeros((4, 32), int)
+    t = 0
+    while t < 32 and not done.all():
+        l = e[last] @ w
+        l = l - l.max(axis=1, keepdims=True)
+        l = l - np.log(np.exp(l).sum(axis=1, keepdims=True))
+        l = (np.where(done[:, None], np.where(np.arange(64) == 1, np.float32(0), np.float32(-1e9)), l) + score[:, None]).reshape(256)
+        at = np.argsort(-l, kind="stable")[:4]
+        score, last = l[at], at % 64
+        path = path[at // 64]
+        path[:, t] = last
+        done = done[at // 64] | (last == 1)
+        t += 1
+    return path, score
+inputs = (np.sin(np.arange(64 * 32).reshape(64, 32) * 1.7), np.sin(np.arange(32 * 64).reshape(32, 64) * 0.9))
+"""),
     "rnn": ("an RNN of 128 steps, batch 1, 64 units", """
 fn f(x, wx, wh, b) { let h = zeros(64); for r in x { h = tanh(r @ wx + h @ wh + b) }; h }
 let inputs = (rand(128, 64), rand(64, 64) * 0.1, rand(64, 64) * 0.1, zeros(64))
@@ -184,6 +237,79 @@ def f(w, a, b):
     return w
 i = np.arange(32)
 inputs = (np.zeros(32), np.arange(1024).reshape(32, 32) % 7 * 0.1 + (i[:, None] == i), np.ones(32))
+"""),
+    "descent_grad": ("the gradient through it, 16 unknowns", """
+fn loss(w, a, b) = sum((a @ w - b) ** 2)
+fn solved(a, b) { let w = zeros(16); let g = w + 1; while sum(g * g) > 1e-4 { g = grad(loss)(w, a, b); w = w - 0.02 * g }; sum(w) }
+fn f(a, b) = grad(solved, wrt: (0, 1))(a, b)
+let inputs = (arange(16 * 16).reshape(16, 16) % 7 * 0.1 + (arange(16).reshape(16, 1) == arange(16)), ones(16))
+""", """
+# while_loop has no reverse derivative: a scan over as many steps as it may take, which keeps what is done
+def loss(w, a, b): return jnp.sum((a @ w - b) ** 2)
+def solved(a, b):
+    def body(c, _):
+        def step(c):
+            g = jax.grad(loss)(c[0], a, b)
+            return c[0] - 0.02 * g, g
+        return lax.cond(jnp.sum(c[1] * c[1]) > 1e-4, step, lambda c: c, c), None
+    return jnp.sum(lax.scan(body, (jnp.zeros(16), jnp.ones(16)), None, length=700)[0][0])
+f = jax.grad(solved, argnums=(0, 1))
+i = jnp.arange(16)
+inputs = (jnp.arange(256).reshape(16, 16) % 7 * 0.1 + (i[:, None] == i), jnp.ones(16))
+"""),
+    "report": ("100 steps of descent, the loss printed every 10", """
+fn loss(w, a, b) = sum((a @ w - b) ** 2)
+fn f(w, a, b) {
+  for k in 0..100 {
+    let (l, g) = value_and_grad(loss)(w, a, b)
+    if k % 10 == 0 { print("step {k} loss {l}") }
+    w = w - 0.008 * g
+  }
+  w
+}
+let inputs = (zeros(32), arange(32 * 32).reshape(32, 32) % 7 * 0.1 + (arange(32).reshape(32, 1) == arange(32)), ones(32))
+""", """
+def loss(w, a, b): return jnp.sum((a @ w - b) ** 2)
+def f(w, a, b):
+    def body(k, w):
+        l, g = jax.value_and_grad(loss)(w, a, b)
+        lax.cond(k % 10 == 0, lambda: jax.debug.print("step {k} loss {l}", k=k, l=l), lambda: None)
+        return w - 0.008 * g
+    return lax.fori_loop(0, 100, body, w)
+i = jnp.arange(32)
+inputs = (jnp.zeros(32), jnp.arange(1024).reshape(32, 32) % 7 * 0.1 + (i[:, None] == i), jnp.ones(32))
+""", """
+def f(w, a, b):
+    for k in range(100):
+        r = a @ w - b
+        if k % 10 == 0: print("step", k, "loss", np.sum(r ** 2))
+        w = w - np.float32(0.008) * (2 * r @ a)
+    return w
+i = np.arange(32)
+inputs = (np.zeros(32), np.arange(1024).reshape(32, 32) % 7 * 0.1 + (i[:, None] == i), np.ones(32))
+"""),
+    "train": ("a top-level training loop, 100 steps of an MLP", """
+fn loss(w, v, x, y) = mean((tanh(x @ w) @ v - y) ** 2)
+let (w, v) = (arange(16 * 32).reshape(16, 32) % 11 * 0.02, arange(32).reshape(32, 1) % 5 * 0.1)
+let x = arange(64 * 16).reshape(64, 16) % 13 * 0.1
+let y = sum(x, axis: 1, keepdims: true) * 0.1
+let (times, t) = ((), time())
+for k in 0..400_000 { # of which the last tenth counts: most of the others are made while the code is being compiled
+  let g = grad(loss, wrt: (0, 1))(w, v, x, y)
+  w = w - 0.01 * g[0]
+  v = v - 0.01 * g[1]
+  if k % 100 == 99 { let now = time(); times = append(times, now - t); t = now }
+}
+print("\\n=", sort(stack(times[3_600:]))[200] * 1e6, "-", "-")
+""", """
+def loss(w, v, x, y): return jnp.mean((jnp.tanh(x @ w) @ v - y) ** 2)
+def f(w, v, x, y):
+    def body(_, c):
+        g = jax.grad(loss, argnums=(0, 1))(*c, x, y)
+        return c[0] - 0.01 * g[0], c[1] - 0.01 * g[1]
+    return lax.fori_loop(0, 100, body, (w, v))
+x = jnp.arange(1024).reshape(64, 16) % 13 * 0.1
+inputs = (jnp.arange(512).reshape(16, 32) % 11 * 0.02, jnp.arange(32).reshape(32, 1) % 5 * 0.1, x, jnp.sum(x, axis=1, keepdims=True) * 0.1)
 """),
     "bisect": ("bisection of a cubic, 40 steps", """
 fn f(a, b) { for _ in 0..40 { let m = (a + b) / 2; if m * m * m - m - 2 > 0 { b = m } else { a = m } }; a }
@@ -503,6 +629,46 @@ def f(a):
     return a
 k = np.arange(40)
 inputs = (np.arange(1600).reshape(40, 40) % 7 * 0.01 + (k[:, None] == k) * 2,)
+"""),
+    "ludcmp": ("LU by elements and two triangular solves, 40 x 40", """
+fn f(a, b) {
+  for i in 0..40 {
+    for j in 0..i { a[i, j] = (a[i, j] - a[i, :j] @ a[:j, j]) / a[j, j] }
+    for j in i..40 { a[i, j] = a[i, j] - a[i, :i] @ a[:i, j] }
+  }
+  let y = zeros(40)
+  for i in 0..40 { y[i] = b[i] - a[i, :i] @ y[:i] }
+  let x = zeros(40)
+  for i in range(39, -1, -1) { x[i] = (y[i] - a[i, i + 1:] @ x[i + 1:]) / a[i, i] }
+  x
+}
+let inputs = (arange(1600.0).reshape(40, 40) % 7 * 0.01 + (arange(40).reshape(40, 1) == arange(40)) * 2, arange(40) / 40)
+""", """
+k = jnp.arange(40)
+def f(a, b):
+    def row(i, a):
+        def low(j, a): return a.at[i, j].set((a[i, j] - jnp.where(k < j, a[i], 0) @ jnp.where(k < j, a[:, j], 0)) / a[j, j])
+        def up(j, a): return a.at[i, j].set(a[i, j] - jnp.where(k < i, a[i], 0) @ jnp.where(k < i, a[:, j], 0))
+        return lax.fori_loop(i, 40, up, lax.fori_loop(0, i, low, a))
+    a = lax.fori_loop(0, 40, row, a)
+    y = lax.fori_loop(0, 40, lambda i, y: y.at[i].set(b[i] - jnp.where(k < i, a[i], 0) @ y), jnp.zeros(40))
+    def back(t, x):
+        i = 39 - t
+        return x.at[i].set((y[i] - jnp.where(k > i, a[i], 0) @ x) / a[i, i])
+    return lax.fori_loop(0, 40, back, jnp.zeros(40))
+inputs = (jnp.arange(1600.0).reshape(40, 40) % 7 * 0.01 + (k[:, None] == k) * 2, jnp.arange(40) / 40)
+""", """
+def f(a, b):
+    a = a.copy()
+    for i in range(40):
+        for j in range(i): a[i, j] = (a[i, j] - a[i, :j] @ a[:j, j]) / a[j, j]
+        for j in range(i, 40): a[i, j] -= a[i, :i] @ a[:i, j]
+    y, x = np.zeros(40, np.float32), np.zeros(40, np.float32)
+    for i in range(40): y[i] = b[i] - a[i, :i] @ y[:i]
+    for i in range(39, -1, -1): x[i] = (y[i] - a[i, i + 1:] @ x[i + 1:]) / a[i, i]
+    return x
+k = np.arange(40)
+inputs = (np.arange(1600).reshape(40, 40) % 7 * 0.01 + (k[:, None] == k) * 2, np.arange(40) / 40)
 """),
     "gauss": ("LU by rows and outer products, 64 x 64", """
 fn f(a) {
@@ -924,18 +1090,20 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for name in o.row or ROWS:
             title, body, peer, *plain = ROWS[name]
+            alone = 'print("\\n=' in body  # a program that times itself: a loop outside of functions
             script, other = os.path.join(folder, f"row_{name}.qn"), os.path.join(folder, f"row_{name}.py")
             with open(script, "w", encoding="utf-8") as f:
-                f.write(QUERN.format(body=body))
+                f.write(body if alone else QUERN.format(body=body))
             with open(other, "w", encoding="utf-8") as f:
                 f.write(JAX.format(body=peer, platform="cuda" if o.device == "gpu" else "cpu"))
             third = os.path.join(folder, f"numpy_{name}.py")
             with open(third, "w", encoding="utf-8") as f:
                 f.write(NUMPY.format(body=plain[0] if plain else ""))
             tunables = [a for t in o.tunables for a in ("--set", t)]
+            turns = [] if alone else ["--set", "jit.turns=0"]
             device = ["--device", o.device]
             jit = ["--jit", "on" if o.device == "cpu" else "sync"]
-            ways = {"off": [quern, *device, "--jit", "off", script], "quern": [quern, *device, *jit, "--set", "jit.turns=0", *tunables, script, "on"]}
+            ways = {"off": [quern, *device, "--jit", "off", script], "quern": [quern, *device, *jit, *turns, *tunables, script, "on"]}
             if has_jax:
                 ways["jax"] = [o.python, other]
             if has_numpy and plain:
