@@ -637,12 +637,47 @@ static __attribute__((noinline)) bool for_traced(qn_vm *vm, n_for *n, qn_value *
   return known;
 }
 
+/* Is this a loop over calls inside a vmap, of which there are more in some lanes than in others? */
+static bool calls_differ(qn_vm *vm, const n_for *n, qn_value *fp) {
+  if (!(n->h.flag & LOOP_CALLS) || !rec_in_vmap(vm)) return false;
+  qn_value end = eval(vm, n->stop, fp); /* a variable that the loop does not rebind */
+  bool differ = value_is(end, TAG_INT) && rec_is_lane(vm, end);
+  value_release(vm, end);
+  return differ;
+}
+
+/* Such a loop. The first turn is that of all lanes that make one, and so on, which is the order in which each lane would make its own. */
+static __attribute__((noinline)) qn_value for_lanes(qn_vm *vm, n_for *n, qn_value *fp) {
+  vmap_loop *lanes;
+  if (!vmap_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();
+  rec_tries tries = rec_loop_begins(vm);
+  qn_value r = parted_turn(vm, n->site, fp, &tries) ? value_nil() : value_error();
+  for (int64_t i = 0; !value_is_error(r); i++) {
+    qn_value end = eval(vm, n->stop, fp), goes = op_binary(vm, OP_lt, value_int(i), end);
+    rec_at(vm, n->stop->at);
+    int truth = value_is_error(goes) ? -1 : rec_loop_test(vm, &lanes->frame, goes, 0);
+    value_release(vm, end);
+    value_release(vm, goes);
+    if (truth >= 0 && vm_poll_between(vm)) truth = -1;
+    r = truth < 0 ? raise_at(vm, n->h.at) : value_nil();
+    if (truth <= 0) break;
+    r = lvalue_bind(vm, n->target, fp, value_int(i)) ? eval(vm, n->body, fp) : value_error();
+    part_after(vm, n->site, fp, &tries, &r);
+    if (!vmap_loop_next(vm, lanes, &r)) break;
+  }
+  rec_loop_ends(vm, &tries);
+  r = vmap_loop_end(vm, lanes, r);
+  for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
+  return r;
+}
+
 qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   int64_t start, stop;
   qn_value r;
   bool offered = false;
   if (__builtin_expect(op_deferred(vm), 0)) {
+    if (calls_differ(vm, n, fp)) return for_lanes(vm, n, fp);
     if (!for_traced(vm, n, fp, &start, &stop, &offered, &r)) return r;
   } else if (!range_bound(vm, n->start, fp, RANGE_START, &start, &r) ||
              !range_bound(vm, n->stop, fp, RANGE_END, &stop, &r)) {

@@ -243,8 +243,8 @@ typedef struct n_fn {
 /* Does anything use the value; may something in it break, continue or return; does the function end with it; may something in it leave the
  * turn of a loop that it stands in? */
 enum { IF_USED = 1, IF_LEAVES = 2, IF_LAST = 4, IF_LEAVES_TURN = 8 };
-/* Of a loop: something in its body breaks or continues it. */
-enum { LOOP_LEAVES = 1, LOOP_RETURNS = 2 };
+/* Of a loop: something in its body breaks or continues it; returns; it counts calls (recursion.c), from 0 on. */
+enum { LOOP_LEAVES = 1, LOOP_RETURNS = 2, LOOP_CALLS = 4 };
 typedef struct n_if {
   node h;                        /* flag: IF_... */
   node *cond, *then, *otherwise; /* otherwise: NULL if there is no else */

@@ -98,6 +98,14 @@ static ast_node *make_assign(maker *m, ast_node *target, ast_node *value, span a
   return x;
 }
 
+/* for item in 0..end { body } */
+static ast_node *for_calls(maker *m, qn_str *item, qn_str *end, ast_node *body, span at) {
+  ast_node *range = MAKE(m, AST_range, at, make_int(m, 0, at), make_name(m, end, at));
+  ast_node *x = MAKE(m, AST_for, at, make_name(m, item, at), range, body);
+  if (x) x->flags |= AST_CALLS;
+  return x;
+}
+
 static ast_node *copy_of(maker *m, const ast_node *n) {
   ast_node *x = make(m, (ast_kind)n->kind, n->at, n->n, n->kids);
   if (!x) return NULL;
@@ -605,12 +613,10 @@ static ast_node *way_up(maker *m, qn_str *const *kept, ast_node *turn, ast_node 
   }
   if (!computed) {
     qn_str *unused = own_name(m, "unused");
-    ast_node *range = MAKE(m, AST_range, at, make_int(m, 0, at), make_name(m, m->level, at));
-    first[n++] = MAKE(m, AST_for, at, make_name(m, unused, at), range, turn);
+    first[n++] = for_calls(m, unused, m->level, turn, at);
   }
-  ast_node *range = MAKE(m, AST_range, at, make_int(m, 0, at), make_name(m, m->depth, at));
   ast_node *body = m->failed ? NULL : block_with(m, (statements){first, n}, back);
-  return body ? MAKE(m, AST_for, at, make_name(m, m->turn, at), range, body) : NULL;
+  return body ? for_calls(m, m->turn, m->depth, body, at) : NULL;
 }
 
 /* The body of the function as loops; NULL if that cannot be. */

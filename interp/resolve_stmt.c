@@ -612,6 +612,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   const ast_node *over = n->kids[AST_for_iterable];
   if (over->kind == AST_range) {
     out->h.eval = eval_for_range;
+    if (n->flags & AST_CALLS) out->h.flag |= LOOP_CALLS;
     out->start = expression(r, over->kids[AST_range_start]);
     out->stop = out->start ? expression(r, over->kids[AST_range_stop]) : NULL;
     if (!out->stop) return NULL;

@@ -53,7 +53,8 @@ enum ast_flag {
   AST_PAREN = 1, /* it stood in parentheses */
   AST_REST = 2,  /* param: ..name */
   AST_SHORT = 4, /* fn, define: the body is one expression without braces */
-  AST_PATH = 8   /* import: a quoted path, not a module's name */
+  AST_PATH = 8,  /* import: a quoted path, not a module's name */
+  AST_CALLS = 16 /* for: each turn stands for a call. No text of a program makes one */
 };
 
 /* The greatest height of a tree; a leaf has height 1. The documented limit is 1,000 levels, the rest is room for the statements around. */
