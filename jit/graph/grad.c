@@ -29,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/graph/region_builder.h"
 #include "lang/error.h"
 #include "lang/mem.h"
 
@@ -112,6 +113,12 @@ typedef struct node_state {
       there; /* GRAD_FLAG: is there a cotangent, or is it zeros because there is none? 0: there is, or it does not matter */
 } node_state;
 
+/* What gradients read in place of node v behind branch `tail`, which may leave it as it is. */
+typedef struct behind {
+  struct behind *next;
+  uint32_t v, tail, node;
+} behind;
+
 /* One differentiation. Its time and memory depend on the nodes [from, last] alone, not on how many there are before them. */
 typedef struct backward {
   graph *g;
@@ -127,7 +134,10 @@ typedef struct backward {
       varies; /* by node - from: of a branch or loop that is active, which of its results are; NULL: there is none yet */
   graph_region *regions; /* those that begin at `from` or later and lie in no other, by descending end */
   uint32_t nregions;
-  bool again; /* as that of graph_rules */
+  bool again;              /* as that of graph_rules */
+  uint32_t *tails, ntails; /* branches that are none of the program's (tails, see behind_tails), ascending */
+  bool *left;              /* by node - from, if there are tails: does one of them leave it alone? */
+  behind *behinds;         /* what stands for nodes behind tails, as far as it has been asked */
   bool sums; /* nodes of wrt have cotangents from outside: these nodes are a region's, and perhaps the turn of a loop */
   uint32_t fresh; /* nodes from here on were made by the step in progress, and none of them is a cotangent yet */
   arena scratch;
@@ -414,6 +424,102 @@ static bool step_rule(backward *b, uint32_t i) {
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 
+/* ---- what gradients that will be differentiated read behind tails --------------------------------------------------- */
+
+/* Where a branch that is none of the program's (graph.tail) leaves value v alone, its result y is what comes after it in place of v. For the
+ * interpreter both are one value, and the uses by the gradient come after all others: so the gradient of what lies before the branch
+ * reads `if p { y } else { v }`. That is v on both ways, but what its own gradient gives it is the first that y's cotangent has where the way
+ * that leaves v alone is taken. */
+
+static bool is_tail(const graph_node *n) {
+  return n->kind == NODE_IF && !graph_is_rule(n) && n->payload.regions[0]->tail;
+}
+
+/* Notes the tails, and what they leave alone. False: memory is short. */
+static bool note_tails(backward *b) {
+  const graph *g = b->g;
+  if (!b->rules || !b->rules->derived) return true;
+  uint32_t count = 0;
+  for (uint32_t i = b->from; i <= b->last; i++) count += is_tail(&g->nodes[i]);
+  if (!count) return true;
+  b->tails = arena_alloc(&b->scratch, count * sizeof *b->tails);
+  b->left = arena_alloc(&b->scratch, (b->last - b->from + (size_t)1) * sizeof *b->left);
+  if (!b->tails || !b->left) return out_of_memory(b->why, b->culprit);
+  for (uint32_t i = b->from; i <= b->last; i++)
+    if (is_tail(&g->nodes[i])) b->tails[b->ntails++] = i;
+  for (uint32_t x = 0; x < b->ntails; x++) {
+    const graph_node *n = &g->nodes[b->tails[x]];
+    for (int a = 0; a < 2; a++) {
+      const graph *arm = n->payload.regions[a];
+      for (uint32_t k = 0; k < arm->noutputs; k++) {
+        const graph_node *of = &arm->nodes[arm->outputs[k]];
+        const uint32_t v = of->kind == NODE_INPUT ? n->in[1 + of->payload.input] : 0;
+        if (v >= b->from) b->left[v - b->from] = true;
+      }
+    }
+  }
+  return true;
+}
+
+/* The node that takes a result of branch t which arm a leaves as node v is; 0: there is none. */
+static uint32_t left_alone(const backward *b, uint32_t t, int a, uint32_t v) {
+  const graph_node *n = &b->g->nodes[t];
+  const graph *arm = n->payload.regions[a];
+  for (uint32_t y = b->proj_of[t - b->from]; y; y = b->proj_of[y - b->from]) {
+    const graph_node *of = &arm->nodes[arm->outputs[b->g->nodes[y].payload.index]];
+    if (of->kind == NODE_INPUT && n->in[1 + of->payload.input] == v && is_active(b, y) &&
+        graph_type_same(&b->g->nodes[y].type, &b->g->nodes[v].type))
+      return y;
+  }
+  return 0;
+}
+
+/* The result of a branch that gives in[0] where arm a is taken, and in[1] in the other one. 0: memory is short. */
+static uint32_t choose(graph *g, uint32_t predicate, int a, const uint32_t in[2], uint32_t site) {
+  region_builder builder;
+  builder_open(&builder, g);
+  const uint32_t first = builder_operands(&builder, in, 2);
+  for (int k = 0; k < 2; k++) {
+    const uint32_t of = builder_input(&builder, k, first + (k != a));
+    builder_outputs(&builder, k, &of, 1);
+  }
+  const uint32_t node = builder_close(&builder, predicate, NULL, site);
+  return node ? graph_proj(g, node, 0, g->nodes[in[0]].type, site) : 0;
+}
+
+/* What stands for node v behind b->tails from number x on. 0: memory is short. */
+static uint32_t behind_tails(backward *b, uint32_t v, uint32_t x) {
+  graph *g = b->g;
+  for (; x < b->ntails; x++) {
+    const uint32_t t = b->tails[x];
+    for (int a = 0; a < 2; a++) {
+      const uint32_t y = left_alone(b, t, a, v);
+      if (!y) continue;
+      for (const behind *made = b->behinds; made; made = made->next)
+        if (made->v == v && made->tail == t) return made->node;
+      const uint32_t in[] = {behind_tails(b, y, x + 1), behind_tails(b, v, x + 1)};
+      behind *made = arena_alloc(&b->scratch, sizeof *made);
+      if (!in[0] || !in[1] || !made) return 0;
+      *made = (behind){b->behinds, v, t, choose(g, g->nodes[t].in[0], a, in, g->nodes[t].site)};
+      b->behinds = made;
+      return made->node;
+    }
+  }
+  return v;
+}
+
+/* What the gradient of node i reads in place of node v. 0: memory is short. */
+static uint32_t read_behind(backward *b, uint32_t i, uint32_t v) {
+  uint32_t x = 0;
+  if (!b->ntails || (v >= b->from && v <= b->last && !b->left[v - b->from])) return v;
+  if (!is_float(b->g, v) || b->g->nodes[v].type.weak || !is_active(b, v)) return v;
+  const graph_type type = b->g->nodes[v].type;
+  for (int a = 0; a < type.rank; a++)
+    if (dim_is_late(&b->g->dims, type.shape[a])) return v;
+  while (x < b->ntails && b->tails[x] <= i) x++;
+  return behind_tails(b, v, x);
+}
+
 /* Differentiates a branch or loop, node i: all cotangents of its results are complete. Each of its captured values hands over the cotangent
  * that it has so far, to which uses in the regions are added in the order in which they would be if the arm or the turns were nodes of this
  * graph: then captured and unrolled programs get the same bits. False with why. */
@@ -421,7 +527,7 @@ static bool step_control(backward *b, uint32_t i) {
   graph *g = b->g;
   graph_node n = g->nodes[i];
   uint32_t nout = graph_nresults(&n), ncarries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : 0;
-  control_grad c = {.g = g, .node = i, .apart = b->rules && b->rules->apart};
+  control_grad c = {.g = g, .node = i, .reads = read_behind, .by = b, .apart = b->rules && b->rules->apart};
   c.derived = b->rules && b->rules->derived;
   c.again = b->again;
   c.given = arena_alloc(&b->scratch, 2 * (nout + (size_t)1) * sizeof *c.given);
@@ -589,18 +695,21 @@ static bool step(backward *b, uint32_t i) {
     return refuse(why, culprit, i, "not differentiable: %s",
                   op_rows[n.op].no_grad ? op_rows[n.op].no_grad : op_rows[n.op].name);
   bool *wanted = arena_alloc(scratch, n.nin * sizeof *wanted);
-  uint32_t *out = arena_alloc(scratch, n.nin * sizeof *out);
+  uint32_t *out = arena_alloc(scratch, 2 * n.nin * sizeof *out), *read = out + n.nin;
   if (!wanted || !out) return out_of_memory(why, culprit);
   bool any = false;
   for (int k = 0; k < n.nin; k++) any |= wanted[k] = is_active(b, n.in[k]);
   if (!any) return true;
   uint32_t there = b->states[i - b->from].there, plain = grad_is_plain((op_id)n.op) ? there : 0;
+  const uint32_t made = read_behind(b, i, i);
+  for (int k = 0; k < n.nin; k++)
+    if (!made || !(read[k] = read_behind(b, i, n.in[k]))) return out_of_memory(why, culprit);
   grad_ctx c = {g,
-                i,
+                made,
                 n.site,
                 (op_id)n.op,
                 n.nin,
-                n.in,
+                read,
                 n.type,
                 graph_attr(&n),
                 cotangent_of(b, i),
@@ -608,6 +717,7 @@ static bool step(backward *b, uint32_t i) {
                 out,
                 (b->rules && b->rules->derived) || b->again};
   rules[n.op](&c);
+  c.in = n.in;
   for (int k = 0; k < n.nin; k++) {
     if (!wanted[k] || !out[k]) continue;
     uint32_t j = n.in[k];
@@ -879,7 +989,7 @@ bool graph_vjp_onto(graph *g, uint32_t from, const uint32_t *roots, const uint32
     if (roots[i] > b.last) b.last = roots[i];
   b.last = whole_regions(&b);
   b.again = (rules && rules->again) || has_derivatives(g, b.from);
-  bool ok = take_states(&b, wrt, nwrt, there) && take_regions(&b) && mark_active(&b);
+  bool ok = take_states(&b, wrt, nwrt, there) && take_regions(&b) && mark_active(&b) && note_tails(&b);
   for (int i = 0; i < nwrt && ok && onto; i++) {
     node_state *s = state_of(&b, wrt[i]);
     if (!s) continue;

@@ -96,6 +96,7 @@ uint32_t grad_flag(graph *g, bool is);
  * `so_far` what captured ones have already (0: none), `out` receives these, `so_far` included, each of its operand's type (0: none). `..._there`
  * are bools of rank 0 that say whether there is such a cotangent (0: there always is); `plain` says for which operands it matters. All by number
  * of result or operand, owned by the caller. */
+struct backward; /* one differentiation (grad.c) */
 typedef struct control_grad {
   graph *g;
   uint32_t node;
@@ -103,6 +104,9 @@ typedef struct control_grad {
   bool *wanted, *plain;
   uint32_t *so_far, *so_far_there;
   uint32_t *out, *out_there;
+  /* what the gradient reads in place of a node; 0: memory is short */
+  uint32_t (*reads)(struct backward *by, uint32_t node, uint32_t v);
+  struct backward *by;
   bool apart, derived; /* those of graph_rules */
   bool again;          /* is a derivative differentiated? */
 } control_grad;

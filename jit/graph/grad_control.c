@@ -385,6 +385,21 @@ static bool take_others(graph *g, const arm_values *others) {
   return true;
 }
 
+/* Is input v of a tail's arm, which its gradient reads, one of its results, too? What comes behind the branch uses that: a value which the arm leaves
+ * alone has one cotangent, to which its uses there and by the gradient add. */
+static bool is_left_alone(const arm_values *x, uint32_t v) {
+  const graph *arm = x->arm;
+  const graph_node *n = &arm->nodes[v];
+  bool left = false;
+  if (!arm->tail) return false;
+  for (uint32_t k = 0; k < arm->noutputs; k++) left |= arm->outputs[k] == v;
+  if (!left || n->kind != NODE_INPUT || !dtype_is_float((qn_dtype)n->type.dtype) || n->type.rank == ARRAY_MAX_RANK)
+    return false;
+  for (int a = 0; a < n->type.rank; a++)
+    if (dim_is_late(&arm->dims, n->type.shape[a])) return false;
+  return true;
+}
+
 /* Two inputs change their places. */
 static void swap_inputs(graph *g, uint32_t i, uint32_t k) {
   const uint32_t node = g->inputs[i];
@@ -392,6 +407,14 @@ static void swap_inputs(graph *g, uint32_t i, uint32_t k) {
   g->inputs[k] = node;
   g->nodes[g->inputs[i]].payload.input = i;
   g->nodes[node].payload.input = k;
+}
+
+/* Node v, an input, becomes the last one; in its place is one that nothing reads. */
+static bool input_anew(graph *g, uint32_t v) {
+  const uint32_t place = g->nodes[v].payload.input;
+  if (!graph_input(g, g->nodes[v].type, 0)) return false;
+  swap_inputs(g, place, g->ninputs - 1);
+  return true;
 }
 
 /* Makes the values that are read inputs of an arm's gradient. */
@@ -406,10 +429,11 @@ static bool keep_arm_values(arm_values *a, graph *back) {
     for (int k = 0; read[v] && k < back->nodes[v].nin; k++) read[back->nodes[v].in[k]] = true;
   if (ok) mark_kept(back, n, kept);
   for (uint32_t v = 1; v < n && ok; v++) {
-    if (!read[v] || !kept[v]) continue;
+    const bool left = read[v] && is_left_alone(a, v);
+    if (!left && (!read[v] || !kept[v])) continue;
     a->values[a->n++] = v;
     bool number = grad_is_number(back, v);
-    ok = graph_make_input(back, v) && (!number || graph_fix_flags(back, v, ATTR_NUMBER));
+    ok = left ? input_anew(back, v) : graph_make_input(back, v) && (!number || graph_fix_flags(back, v, ATTR_NUMBER));
   }
   free(read);
   free(kept);
@@ -510,7 +534,9 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
     free(in);
     return made ? short_of_memory(why) : false;
   }
-  memcpy(in, n.in, nin * sizeof *in);
+  in[0] = n.in[0];
+  bool ok = true;
+  for (uint32_t k = 1; k < nin; k++) ok = (in[k] = c->reads(c->by, c->node, n.in[k])) && ok;
   for (uint32_t k = 0; k < nout; k++) {
     if (c->given[k]) in[nin++] = c->given[k];
     if (c->given[k] && c->given_there[k]) in[nin++] = c->given_there[k];
@@ -525,8 +551,12 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
   }
   const uint32_t first = nin;
   for (int a = 0; a < 2; a++) {
-    for (uint32_t i = 0; i < kept[a].n; i++)
-      in[nin++] = passed_on(g, c->node, a, arm_result(g, c->node, a, kept[a].values[i]));
+    for (uint32_t i = 0; i < kept[a].n; i++) {
+      uint32_t of = passed_on(g, c->node, a, arm_result(g, c->node, a, kept[a].values[i]));
+      if (of) of = c->reads(c->by, c->node, of);
+      ok = of && ok;
+      in[nin++] = of;
+    }
     free(kept[a].values);
   }
   /* what both read is read as one input, so that it has one cotangent in both */
@@ -535,6 +565,7 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
       if (in[i] == in[k]) swap_inputs(arms[1], i - 1, k - 1);
   drop_known(arms, nwanted, nplain, to);
   uint32_t node = graph_regions(g, NODE_IF, in, (int)nin, arms[0], arms[1], NULL, n.site);
+  if (!ok) node = 0;
   for (int k = 1; k < n.nin && node; k++) {
     if (!c->wanted[k]) continue;
     uint32_t there = c->plain[k] ? to[flag++] : 0;
