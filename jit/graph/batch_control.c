@@ -304,11 +304,16 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   bool ok = (!gives || grad_expose(b->g, node)) && same_way_begin(b, node, &s);
   uint32_t *taken = ok ? calloc(2 * (size_t)s.nresults + 1, sizeof *taken) : NULL;
   ok = taken != NULL;
+  for (int part = 0; part < 2 && ok; part++) ok = same_way_part(b, &s, part, s.results, why);
   for (int part = 0; part < 2 && ok; part++) {
     lane_arm *a = &s.arms[part];
-    ok = same_way_part(b, &s, part, s.results, why);
-    /* Results that all lanes share become results of the counterpart, too, so that nothing depends on the lane's own node. */
-    for (uint32_t k = 0; k < nresults && ok; k++) ok = graph_output(a->g, batch_whole_always(&a->batch, a->outs[k]));
+    /* Results that all lanes share become results of the counterpart, too, so that nothing depends on the lane's own node. They get the axis of the
+     * lanes; but a host number stays one, which must fit the dtype of an array beside it. */
+    for (uint32_t k = 0; k < nresults && ok; k++) {
+      s.results[k] |= b->shared_first || graph_is_rule(&s.n) || !a->g->nodes[a->outs[k]].type.weak;
+      ok = graph_output(a->g, s.results[k] ? batch_whole_always(&a->batch, a->outs[k])
+                                           : batch_shared_node(&a->batch, a->outs[k]));
+    }
     ok = ok && (!gives || take_shared(b, node, &s, part, taken));
   }
   free(taken);
@@ -318,7 +323,7 @@ static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   else
     for (int part = 0; part < 2; part++) graph_free(s.parts[part]);
   batched_regions *r = results_new(b, node, made, s.nresults);
-  for (uint32_t k = 0; k < s.nresults && r; k++) r->differs[k] = true;
+  for (uint32_t k = 0; k < s.nresults && r; k++) r->differs[k] = k >= nresults || s.results[k];
   same_way_free(&s);
   if (!r && !why->id) return short_of_memory(b);
   return r != NULL;

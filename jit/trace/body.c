@@ -84,7 +84,7 @@ void jit_graph_parameters(const qn_fn *graph, void (*each)(void *ctx, const char
 
 void body_finish(graph_body *b) {
   const specialization *e = &b->call;
-  uint64_t h = hash_mix(hash_mix(graph_hash(e->graph), b->nbound), b->rest);
+  uint64_t h = hash_mix(hash_mix(graph_hash(e->graph), b->nbound), b->rest | b->of_lanes << 1);
   for (uint32_t i = 0; i < b->nbound && b->bound; i++) h = hash_mix(h, b->bound[i]);
   h = pattern_own_hash(&e->pattern, h);
   h = template_hash(&e->result, h);
@@ -299,6 +299,21 @@ static int by_first(const void *a, const void *b) {
   return (x->region > y->region) - (x->region < y->region);
 }
 
+/* Numbers that nodes from `from` on draw once more become those of the words that say which draw it was, as by a key: the same in all lanes. False:
+ * memory is short. */
+static bool share_draws(graph *g, uint32_t from) {
+  for (uint32_t i = from; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    const bool draws = n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM;
+    op_attr attr = draws ? graph_attr(n) : (op_attr){0};
+    attr.mode = DRAW_KEYED;
+    if (draws && (attr.flags & ATTR_ANEW) && !graph_set_attr(g, i, &attr)) return false;
+    for (int k = 0; k < 2 && graph_kind_has_regions(n->kind); k++)
+      if (!share_draws(n->payload.regions[k], 1)) return false;
+  }
+  return true;
+}
+
 bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
   qn_vm *vm = r->vm;
   const graph *g = b->symbolic && rec_symbolic(vm) ? b->symbolic : b->call.graph;
@@ -309,16 +324,19 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
   uint32_t *ends = mem_zalloc(vm, bytes);
   region_open *open = ends ? mem_alloc(vm, open_bytes) : NULL;
   bool ok = open && copy_begin(&c, vm, r->g, g, rec_site(r));
+  const bool shares = !b->of_lanes && vmap_around(r);
   for (uint32_t k = 0; k < n && ok; k++) open[k] = (region_open){regions->list[k].first, k};
   if (ok && n) qsort(open, n, sizeof *open, by_first);
   for (uint32_t i = 1, opens = 0, closes = 0; i < g->n && ok; i++) {
     for (; opens < n && open[opens].first <= i && ok; opens++)
       if (open[opens].first == i) ok = region_opens(r, &regions->list[open[opens].region], c.map);
     const graph_node *x = &g->nodes[i];
+    const uint32_t before = r->g->n;
     if (x->kind == NODE_INPUT && g == b->symbolic)
       ok = ok && fits_input(r, &c.dims, &x->type, (c.map[i] = inputs[x->payload.input]));
     else if (x->kind != NODE_TAP) /* which is only shown */
-      ok = ok && (c.map[i] = x->kind == NODE_INPUT ? inputs[x->payload.input] : copy_node(&c, i)) != 0;
+      ok = ok && (c.map[i] = x->kind == NODE_INPUT ? inputs[x->payload.input] : copy_node(&c, i)) != 0 &&
+           (!shares || share_draws(r->g, before));
     for (; closes < n && regions->list[closes].end <= i + 1 && ok; closes++) {
       ok = vmap_advance(r); /* a region's counterparts must not mix with those of what follows */
       ends[closes] = r->g->n;

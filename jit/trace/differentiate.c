@@ -701,6 +701,7 @@ static qn_value map_of(struct recording *r, const rec_call_site *site, forward *
     b->code.anchor.name = name;
     b->code.anchor.at = site->at;
     b->like = like;
+    b->of_lanes = vmap_around(r);
   }
   ok = ok && result_template(r, results, nresults, &b->call.result) &&
        body_cut(r, b, w->before.n, in->grads, in->n, out->grads, out->n, &bound);

@@ -49,7 +49,9 @@ uint32_t vmap_outermost(const struct recording *r, uint32_t node);
 qn_value vmap_raise_read(struct recording *r, qn_value v);
 /* Is the function of a vmap being recorded in an arm, as if there were one lane, of which r is a part? */
 bool vmap_aside(const struct recording *r);
-/* If so, is a node of r an array that may differ between the lanes? Then the program cannot have it as a host number. */
+/* Is anything that r records part of a lane? */
+bool vmap_around(const struct recording *r);
+/* If vmap_aside, is a node of r an array that may differ between the lanes? Then the program cannot have it as a host number. */
 bool vmap_reads(const struct recording *r, uint32_t node);
 /* If so, may an array or number differ between the lanes? Then the program cannot count by it. */
 bool vmap_reads_value(const struct recording *r, qn_value v);

@@ -713,6 +713,12 @@ bool vmap_aside(const struct recording *r) {
   return false;
 }
 
+bool vmap_around(const struct recording *r) {
+  for (; r; r = r->outer)
+    if (r->lanes || r->aside) return true;
+  return false;
+}
+
 /* May the value of a node differ between lanes whose function is recorded in an arm? Looks at *left nodes at most. */
 static bool of_a_lane(const struct recording *r, uint32_t node, int *left) {
   const graph_node *n = &r->g->nodes[node];
