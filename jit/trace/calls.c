@@ -812,7 +812,7 @@ typedef enum lookup_miss {
   MISS_turns, /* one fitted, but calls have left it, since loops made more turns than it is for; it was dropped */
   MISS_ways,  /* one fitted, but it is known now where ways do not agree (specialization.retry); it was dropped */
   MISS_again, /* one fitted that had no graph; it was dropped, so that recording is tried again */
-  MISS_rules, /* one fitted, but a graph is asked for, and needs the rules of this very call; it was dropped */
+  MISS_rules, /* likewise, but a graph is asked for, and needs the rules of this very call; or as fullgraph_apart has it: nothing to note */
   MISS_memory /* memory for looking was short (no error is raised) */
 } lookup_miss;
 
@@ -867,11 +867,11 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     bool retry =
         !list->full &&
         (e->retry || (e->state == SPEC_BROKEN && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked))));
-    bool own_rules = asked && specialization_has_rules(e);
+    bool own_rules = asked && specialization_has_rules(e), apart = e->retry && e->why == BREAK_apart;
     if ((retry || own_rules) && !e->running) {
       bool ways = e->retry, turns = ways && e->expects_turns;
       drop_at(vm, list, at);
-      *miss = own_rules ? MISS_rules : turns ? MISS_turns : ways ? MISS_ways : MISS_again;
+      *miss = own_rules || apart ? MISS_rules : turns ? MISS_turns : ways ? MISS_ways : MISS_again;
       return NULL;
     }
     if (e != list->first && e->state != SPEC_BROKEN) put_first(list, at);

@@ -15,6 +15,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
+#include "jit/trace/vmap.h"
 #include "lang/mem.h"
 #include "lang/source.h"
 
@@ -168,6 +169,21 @@ static void note_breaks(const told *t, uint32_t room) {
   text_add(&lines, "", 1);
   if (n > whole && !lines.failed) raise_note(t->vm, SPAN_NONE, "%u more places: lines %s", n - whole, lines.text);
   text_free(&lines);
+}
+
+bool fullgraph_apart(qn_vm *vm, const jit_anchor *a) {
+  struct recording *r = rec_now(vm), *base = r ? rec_base(r) : NULL;
+  if (!base || !a || !base->capturing || base->grads || vmap_around(r) || vm->asked.whole || vm->asked.sync_once ||
+      value_is(vm->asked.watched_fn, TAG_FN)) /* (explain and graph ask about the call around) */
+    return true;
+  const anchor_specializations *list = a->entries;
+  bool broken = false;
+  for (const specialization *e = list ? list->first : NULL; e; e = e->next) {
+    if (e->state != SPEC_BROKEN) return true;
+    broken |= e->why != BREAK_memory && e->why != BREAK_no_arrays;
+  }
+  base->retry |= !broken;
+  return rec_break(r, BREAK_apart, a->name);
 }
 
 qn_value fullgraph_check(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result) {

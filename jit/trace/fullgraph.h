@@ -11,6 +11,10 @@ void fullgraph_begin(qn_vm *vm);
 /* While such a call is made: notes what a recording came by that has ended, be it of the call, of a part of it or of a function that it calls. `e`:
  * what was made of it. Where memory is short, something is left out. */
 void fullgraph_note(qn_vm *vm, const struct recording *r, const specialization *e);
+/* Such a call begins, of a function with this anchor. What ends a recording around it need not be what keeps the call from being a graph, so nobody would
+ * know. Unless recordings of the function have become graphs, the recording ends here, and the call is made as one of its own; if there were no
+ * recordings yet, the one around it is made once more, the next time. False with an error raised. */
+QN_MUST_CHECK bool fullgraph_apart(qn_vm *vm, const jit_anchor *a);
 /* The call has been made: raises an error if its recording has broken off. Takes over and gives the result, or the error value. */
 QN_MUST_CHECK qn_value fullgraph_check(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result);
 

@@ -175,6 +175,7 @@ static qn_value call_nojit(own_site *c) {
 static qn_value call_compiled(own_site *c, bool full) {
   qn_vm *vm = c->vm;
   jit_anchor *a = anchor_if_any(vm, c->site.fn);
+  if (full && !fullgraph_apart(vm, a)) return value_error();
   if (!a || op_deferred(vm)) {
     (void)rec_callee(vm, a);
     return inner_run(c);
