@@ -440,7 +440,7 @@ static rec_answer offer_loop(qn_vm *vm, span at, const site *s, turn *t, rec_tur
 static __attribute__((noinline)) bool part_variables(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries) {
   qn_value *slots[SITE_MAX];
   int count = site_slots(s, fp, slots);
-  return count < 0 || rec_part_turn(vm, (rec_slots){slots, count}, tries);
+  return count < 0 || rec_part_turn(vm, (rec_slots){slots, count}, s->grown, tries);
 }
 
 static inline bool parted_turn(qn_vm *vm, const site *s, qn_value *fp, rec_tries *tries) {
@@ -454,7 +454,7 @@ static __attribute__((noinline)) void part_behind(qn_vm *vm, const site *s, qn_v
   if (value_is_error(*r)) { /* a handler may read the variables */
     qn_value *slots[SITE_MAX];
     int count = site_slots(s, fp, slots);
-    (void)(count < 0 || rec_part_raised(vm, (rec_slots){slots, count}, tries));
+    (void)(count < 0 || rec_part_raised(vm, (rec_slots){slots, count}, s->grown, tries));
     return;
   }
   bool returns = value_stops(*r) && is_return(*r);

@@ -215,12 +215,12 @@ qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
   rec_tries tries = turns_begin(&t);
   const rec_slots slots = {&t.state, 1};
   rec_answer answer = REC_NOT_YET;
-  bool ok = !tries.parts || rec_part_turn(vm, slots, &tries);
+  bool ok = !tries.parts || rec_part_turn(vm, slots, 0, &tries);
   if (ok) answer = range_offer(&t, fold_turn, 0, &tries);
   for (int64_t i = 0; i < s.n && ok && answer == REC_NOT_YET; i++) {
     answer = turns_offer(&t, i, fold_turn, 0, &tries);
     if (answer != REC_NOT_YET) break;
-    ok = fold_item(&t, sequence_item(vm, &s, i)) && (!tries.parts || rec_part_turn(vm, slots, &tries));
+    ok = fold_item(&t, sequence_item(vm, &s, i)) && (!tries.parts || rec_part_turn(vm, slots, 0, &tries));
   }
   ok = turns_end(&t, &tries, ok, answer);
   vm_disown(vm, &held[0]);
@@ -548,13 +548,13 @@ static qn_value reduce_turns(turns_over *t, qn_value sum) {
   rec_tries tries = turns_begin(t);
   const rec_slots slots = {&t->state, 1};
   rec_answer answer = REC_NOT_YET;
-  bool ok = !tries.parts || rec_part_turn(vm, slots, &tries);
+  bool ok = !tries.parts || rec_part_turn(vm, slots, 0, &tries);
   for (int64_t i = 1; i < t->s->n && ok && answer == REC_NOT_YET; i++) {
     answer = turns_offer(t, i, combine_turn, 0, &tries);
     if (answer != REC_NOT_YET) break;
     rec_exit how;
     (void)combine_turn(t, value_int(i), &how);
-    ok = how == REC_VALUE && !vm_poll_item(vm, i) && (!tries.parts || rec_part_turn(vm, slots, &tries));
+    ok = how == REC_VALUE && !vm_poll_item(vm, i) && (!tries.parts || rec_part_turn(vm, slots, 0, &tries));
   }
   ok = turns_end(t, &tries, ok, answer);
   vm_disown(vm, &held);

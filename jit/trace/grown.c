@@ -169,28 +169,45 @@ static qn_value store(struct recording *r, const grown_items *g, qn_value parts,
   return ok ? v : value_fail(vm, v);
 }
 
-/* One buffer as grown_stored has it. */
-static qn_value stored_last(struct recording *r, qn_value buffer, uint32_t count) {
-  uint32_t node = rec_node(r, buffer), first = node, stores = 0;
-  for (; first && stores < count; stores++) {
-    const graph_node *n = &r->g->nodes[first];
-    if (n->kind != NODE_OP || n->op != OP_scatter) break;
-    first = n->in[0];
+/* The node that stores the item which the buffer has got last; 0: there is none. Branches that pass the buffer on, as one that may leave the turn, have
+ * not changed it. */
+static uint32_t last_store(const graph *g, uint32_t node) {
+  const graph_node *n = &g->nodes[node];
+  while (n->kind == NODE_PROJ && g->nodes[n->in[0]].kind == NODE_IF) {
+    const graph_node *of = &g->nodes[n->in[0]];
+    uint32_t from[2];
+    for (int a = 0; a < 2; a++) {
+      const graph *arm = of->payload.regions[a];
+      const graph_node *made = &arm->nodes[arm->outputs[n->payload.index]];
+      if (made->kind != NODE_INPUT) return 0;
+      from[a] = of->in[1 + made->payload.input];
+    }
+    if (from[0] != from[1]) return 0;
+    n = &g->nodes[node = from[0]];
   }
-  if (!node || stores < count) return node ? value_retain(buffer) : value_error();
-  qn_value made = rec_value_of(r, first);
-  for (; stores > 0 && !value_is_error(made); stores--) {
-    uint32_t at = node;
-    for (uint32_t k = 1; k < stores; k++) at = r->g->nodes[at].in[0];
-    const op_attr attr = graph_attr(&r->g->nodes[at]);
-    const uint32_t row = r->g->nodes[at].in[1], item = r->g->nodes[at].in[2];
-    qn_value in[3] = {made, rec_value_of(r, row), value_error()};
-    if (!value_is_error(in[1])) in[2] = rec_value_of(r, item);
-    made = value_is_error(in[2]) ? value_error() : op_apply(r->vm, OP_scatter, in, 3, &attr);
-    for (int k = 0; k < 3; k++)
-      if (!value_is_error(in[k])) value_release(r->vm, in[k]);
+  return n->kind == NODE_OP && n->op == OP_scatter ? node : 0;
+}
+
+/* The buffer before the last `count` items were stored in it. 0: something else has been done with it. */
+static uint32_t before_stores(const graph *g, uint32_t node, uint32_t count) {
+  for (; node && count > 0; count--) {
+    node = last_store(g, node);
+    if (node) node = g->nodes[node].in[0];
   }
-  return made;
+  return node;
+}
+
+/* Stores item `i` of `count` once more, in a buffer that has those before it, as `node` and what it is made of have done. Owned, or the error value. */
+static qn_value stored_again(struct recording *r, qn_value made, uint32_t node, uint32_t i, uint32_t count) {
+  node = last_store(r->g, before_stores(r->g, node, count - 1 - i));
+  const op_attr attr = graph_attr(&r->g->nodes[node]);
+  const uint32_t row = r->g->nodes[node].in[1], item = r->g->nodes[node].in[2];
+  qn_value in[3] = {made, rec_value_of(r, row), value_error()};
+  if (!value_is_error(in[1])) in[2] = rec_value_of(r, item);
+  qn_value out = value_is_error(in[2]) ? value_error() : op_apply(r->vm, OP_scatter, in, 3, &attr);
+  for (int k = 1; k < 3; k++)
+    if (!value_is_error(in[k])) value_release(r->vm, in[k]);
+  return out;
 }
 
 qn_value grown_stored(struct recording *r, qn_value parts, uint32_t count) {
@@ -200,10 +217,21 @@ qn_value grown_stored(struct recording *r, qn_value parts, uint32_t count) {
   if (!out) return value_error();
   qn_value v = value_obj(TAG_LIST, out);
   for (uint32_t k = 0; k < l->len; k++) {
-    qn_value made = stored_last(r, l->items[k], count);
-    if (value_is_error(made)) return value_fail(r->vm, v);
-    out->items[k] = made;
+    uint32_t node = rec_node(r, l->items[k]), first = node ? before_stores(r->g, node, count) : 0;
+    qn_value before = first ? rec_value_of(r, first) : node ? value_retain(l->items[k]) : value_error();
+    if (value_is_error(before)) return value_fail(r->vm, v);
+    out->items[k] = before;
   }
+  for (uint32_t i = 0; i < count; i++)
+    for (uint32_t k = 0; k < l->len; k++) {
+      uint32_t node = rec_node(r, l->items[k]);
+      if (!node) return value_fail(r->vm, v);
+      if (!before_stores(r->g, node, count)) continue;
+      qn_value made = stored_again(r, out->items[k], node, i, count);
+      if (value_is_error(made)) return value_fail(r->vm, v);
+      value_release(r->vm, out->items[k]);
+      out->items[k] = made;
+    }
   return v;
 }
 

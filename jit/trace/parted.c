@@ -9,6 +9,9 @@
  * by lane.
  * jit/graph/grad_control.c adds the cotangents of regions in the same order.
  *
+ * A captured loop stores what it adds to a list in buffers, behind all else that the turn makes (grown.h), and its carries are met before that on the way
+ * back. So the copies of items that a turn adds to a list which only grows are made before those of variables, which keep what they share with items.
+ *
  * Inside two gradients and more, each turn of a loop begins with copies of all of its variables, and so does what follows the loop: then no value is
  * used in two turns, and the gradients of a turn are all that adds to the cotangents of its values. What follows a branch that may leave the turn is a
  * part of its other arm where it is captured, so before that the variables are told apart as behind an arm (rec_part_rest). (Lists that grow are not carried item by
@@ -32,7 +35,10 @@ typedef struct parting {
   uint32_t from;       /* nodes with smaller ids (rec_next_id) are older than the turn or arm */
   const uint32_t *own; /* by leaf, nown of them: the node that it had before; NULL: none counts */
   uint32_t nown;
-  node_list held; /* by leaf: the node that it has now */
+  node_list held; /* by leaf: the node that it has now; 0: none */
+  const node_list *
+      shared; /* nodes that leaves of other variables hold, or NULL; a leaf needs a copy if its node is there so often, */
+  uint32_t times;
   bool all, none; /* every leaf gets a copy, or no one does */
   bool any;       /* a leaf needs a copy */
 } parting;
@@ -60,9 +66,13 @@ static bool is_older(const struct recording *r, uint32_t node, uint32_t from) {
 /* Does the next leaf need a copy? Notes its node. -1 with an error raised. */
 static int needs_copy(parting *p, qn_value v) {
   uint32_t node = derived_node(p->r, v), at = p->held.n;
-  if (!node) return error_pending(p->r->vm) ? -1 : 0;
-  bool copy = p->all || (!p->none && is_older(p->r, node, p->from) && !(at < p->nown && p->own[at] == node));
-  for (uint32_t i = 0; i < at && !copy && !p->none; i++) copy = p->held.nodes[i] == node;
+  if (!node && (error_pending(p->r->vm) || (is_float_leaf(v) && !nodes_add(p->r->vm, &p->held, 0)))) return -1;
+  if (!node) return 0;
+  bool own = at < p->nown && p->own[at] == node; /* who else has got it since then holds what is older than the turn */
+  bool copy = p->all || (!p->none && !own && is_older(p->r, node, p->from)), looks = !copy && !p->none && !own;
+  for (uint32_t i = 0; i < at && looks && !copy; i++) copy = p->held.nodes[i] == node;
+  for (uint32_t i = 0, n = 0; p->shared && i < p->shared->n && looks && !copy; i++)
+    copy = p->shared->nodes[i] == node && ++n == p->times;
   return nodes_add(p->r->vm, &p->held, node) ? copy : -1;
 }
 
@@ -103,17 +113,26 @@ static bool count_leaf(void *ctx, qn_value v) {
   return true;
 }
 
-/* A variable whose leaves get copies each turn. Where there are more or fewer of them than before the turn, those do that were not there: before other
- * variables, so `lists` says which are looked at. (Where such a list is an array that a turn stores in, what carries give is met before that on the way
- * back.) In the list of nodes their number comes before those of a variable. False with an error raised. */
-static bool part_variable(parting *p, qn_value *v, bool lists) {
+/* Tells the leaves of a variable apart from those of others. A list that grows in the turn, which one with more or fewer leaves than before is if `adds`
+ * or all leaves get copies each turn, gives copies to items that were not there: before other variables, so `lists` says which are looked at. (Where such a
+ * list is an array that a turn stores in, what carries give is met before that on the way back.) In the list of nodes their number comes before those of
+ * a variable. False with an error raised. */
+static bool part_variable(parting *p, qn_value *v, bool adds, bool lists) {
   uint32_t n = 0, before = p->nown ? p->own[0] : 0;
   if (!tree_each(p->r->vm, *v, count_leaf, &n)) return false;
-  bool grows = p->nown && n != before;
-  parting one = {.r = p->r, .from = p->from, .own = p->own + 1, .nown = before, .all = !grows, .none = grows && !lists};
-  if (grows && lists) one.from = rec_next_id(p->r);
+  bool grows = p->nown && n != before && (p->all || (adds && value_is(*v, TAG_LIST)));
+  parting one = {.r = p->r,
+                 .from = p->from,
+                 .own = p->own + 1,
+                 .nown = before,
+                 .shared = p->shared,
+                 .times = p->times,
+                 .all = p->all && !grows,
+                 .none = grows && !lists};
+  if (p->all && grows && lists) one.from = rec_next_id(p->r);
   bool ok = (lists && !grows) || part_value(&one, v);
-  if (!lists) ok = ok && nodes_add(p->r->vm, &p->held, one.held.n);
+  while (one.held.n < n && ok && !lists) ok = nodes_add(p->r->vm, &one.held, 0);
+  if (!lists) ok = ok && nodes_add(p->r->vm, &p->held, n);
   for (uint32_t i = 0; i < one.held.n && ok && !lists; i++) ok = nodes_add(p->r->vm, &p->held, one.held.nodes[i]);
   nodes_free(p->r->vm, &one.held);
   uint32_t read = p->nown ? before + 1 : 0;
@@ -122,12 +141,29 @@ static bool part_variable(parting *p, qn_value *v, bool lists) {
   return ok;
 }
 
-/* part_variable for all variables. False with an error raised. */
-static bool part_variables(parting *p, rec_slots slots) {
+static bool note_leaf(void *ctx, qn_value v) {
+  parting *p = ctx;
+  return needs_copy(p, v) >= 0;
+}
+
+/* part_variable for all variables, of which `grown` has a bit for each of the first ones that turns only add items to. False with an error raised. */
+static bool part_variables(parting *p, rec_slots slots, uint64_t grown) {
+  enum { BITS = 64 };
   bool ok = true;
-  parting grown = *p;
-  for (int i = 0; i < slots.n && ok && p->nown; i++) ok = part_variable(&grown, slots.slots[i], true);
-  for (int i = 0; i < slots.n && ok; i++) ok = part_variable(p, slots.slots[i], false);
+  parting now = {.r = p->r, .none = true}, lists = *p;
+  for (int i = 0; i < slots.n && ok && !p->all && grown && p->nown; i++)
+    ok = tree_each(p->r->vm, *slots.slots[i], note_leaf, &now);
+  if (!p->all) lists.shared = &now.held, lists.times = 2;
+  for (int i = 0; i < slots.n && ok && p->nown && (p->all || grown); i++)
+    ok = part_variable(&lists, slots.slots[i], i < BITS && (grown >> i & 1), true);
+  now.held.n = 0;
+  if (!p->all) p->shared = &now.held, p->times = 1;
+  for (int i = 0; i < slots.n && ok; i++) {
+    uint32_t from = p->held.n + 1;
+    ok = part_variable(p, slots.slots[i], i < BITS && (grown >> i & 1), false);
+    for (uint32_t k = from; k < p->held.n && ok && !p->all; k++) ok = nodes_add(p->r->vm, &now.held, p->held.nodes[k]);
+  }
+  nodes_free(p->r->vm, &now.held);
   return ok;
 }
 
@@ -212,7 +248,7 @@ bool rec_part_returned(qn_vm *vm, uint32_t from, qn_value *value) {
   return !from || rec_part_arm(vm, from, (rec_slots){NULL, 0}, value);
 }
 
-bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
+bool rec_part_turn(qn_vm *vm, rec_slots slots, uint64_t grown, rec_tries *tries) {
   struct recording *r = vm->rec;
   if (!r || !parted_wanted(r)) return true;
   if (r != tries->parts) { /* a turn goes on in an arm, where its other ways have left what is around the loop */
@@ -234,9 +270,7 @@ bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
     rec_base(r)->controls++;
     tries->parted = r->parted.n;
   }
-  bool ok = true;
-  if (p.all) ok = part_variables(&p, slots);
-  for (int i = 0; i < slots.n && ok && !p.all; i++) ok = part_value(&p, slots.slots[i]);
+  bool ok = part_variables(&p, slots, grown);
   r->parted.n = tries->parted; /* those of loops inside were removed when these ended */
   for (uint32_t i = 0; i < p.held.n && ok; i++) ok = nodes_add(vm, &r->parted, p.held.nodes[i]);
   nodes_free(vm, &p.held);
@@ -245,10 +279,10 @@ bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries) {
   return ok;
 }
 
-bool rec_part_raised(qn_vm *vm, rec_slots slots, rec_tries *tries) {
+bool rec_part_raised(qn_vm *vm, rec_slots slots, uint64_t grown, rec_tries *tries) {
   if (!error_catchable(vm) || vm->error->id == E_memory) return true;
   qn_error_object *e = error_take(vm);
-  if (!rec_part_turn(vm, slots, tries)) return error_free(vm, e), false;
+  if (!rec_part_turn(vm, slots, grown, tries)) return error_free(vm, e), false;
   error_put_back(vm, e);
   return true;
 }

@@ -514,8 +514,8 @@ static inline void rec_loop_ends(const qn_vm *vm, const rec_tries *tries) {
   if (__builtin_expect(tries->way != NULL || tries->parts != NULL, 0)) rec_loop_over(vm, tries);
 }
 /* To be called before the first turn of a loop and after each, if tries->parts is set, with the variables that it may rebind: gives copies to
- * those that share a value (parted.c). False with an error raised. */
-QN_MUST_CHECK bool rec_part_turn(qn_vm *vm, rec_slots slots, rec_tries *tries);
+ * those that share a value (parted.c). `grown`: as rec_turns has it. False with an error raised. */
+QN_MUST_CHECK bool rec_part_turn(qn_vm *vm, rec_slots slots, uint64_t grown, rec_tries *tries);
 /* To be asked about the condition (borrowed) of a branch at this place, of which the interpreter runs one arm: if a gradient is in progress,
  * what is not 0 is for rec_part_arm behind the arm, with the variables that the branch may rebind and its value (owned, replaced). */
 uint32_t rec_part_from(qn_vm *vm, qn_value predicate, span at);
@@ -529,7 +529,7 @@ QN_MUST_CHECK bool rec_part_returned(qn_vm *vm, uint32_t from, qn_value *value);
 /* Is a gradient in progress? Then a slice with bounds or a step is a value of its own, also where it is all of the array. */
 bool rec_is_derived(const qn_vm *vm);
 /* As rec_part_turn, behind a turn that is left with the pending error, which stays. False with another one raised. */
-QN_MUST_CHECK bool rec_part_raised(qn_vm *vm, rec_slots slots, rec_tries *tries);
+QN_MUST_CHECK bool rec_part_raised(qn_vm *vm, rec_slots slots, uint64_t grown, rec_tries *tries);
 /* Offers the turns that are left to the recorder; answers as rec_if. REC_DONE: they have been made, and the assigned variables are set. */
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, span at, const rec_turns *turns, rec_slots assigned, rec_tries *tries);
 /* Does something go on with what the function in progress gives: the function that has called it, or who asks for a whole graph? */

@@ -723,7 +723,7 @@ static bool change_state(states *s, int k, int w, bool sure) {
     turn_end e = {.s = s, .before = c.before, .parts = parts};
     s->left = parts[END_LEAVES];
     ok = count(s, s->number) && may_return(&e);
-    if (ok && s->tries->parts == s->vm->rec) ok = rec_part_turn(s->vm, s->assigned, s->tries);
+    if (ok && s->tries->parts == s->vm->rec) ok = rec_part_turn(s->vm, s->assigned, s->turns->grown, s->tries);
     qn_value missed = parts[END_MISSED];
     if (ok && c.next >= 0 && value_node(missed))
       ok = branch_on(s, missed, other_way, this_way, &c, false);

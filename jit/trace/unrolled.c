@@ -33,7 +33,7 @@ static bool part(unrolled *u) {
   qn_vm *vm = u->vm;
   if (u->parts.parts != vm->rec)
     u->parts = (rec_tries){.parts = u->tries->parts && parted_wanted(vm->rec) ? vm->rec : NULL};
-  return !u->parts.parts || rec_part_turn(vm, u->assigned, &u->parts);
+  return !u->parts.parts || rec_part_turn(vm, u->assigned, u->turns.grown, &u->parts);
 }
 
 /* Is there one more turn? 1; 0; -1: it cannot be captured, or an error is raised. */
