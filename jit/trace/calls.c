@@ -867,9 +867,9 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     bool retry =
         !list->full &&
         (e->retry || (e->state == SPEC_BROKEN && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked))));
-    bool own_rules = asked && specialization_has_rules(e), apart = e->retry && e->why == BREAK_apart;
+    bool own_rules = asked && specialization_has_rules(e);
     if ((retry || own_rules) && !e->running) {
-      bool ways = e->retry, turns = ways && e->expects_turns;
+      bool ways = e->retry, turns = ways && e->expects_turns, apart = ways && e->why == BREAK_apart;
       drop_at(vm, list, at);
       *miss = own_rules || apart ? MISS_rules : turns ? MISS_turns : ways ? MISS_ways : MISS_again;
       return NULL;
