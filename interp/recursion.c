@@ -246,21 +246,28 @@ static bool hides_param(const maker *m, const ast_node *n, bool pattern) {
   return false;
 }
 
-/* Does a tree, up to the function's calls of itself, only compute? */
-static bool only_computes(const maker *m, const ast_node *n) {
+/* Does a function of the library only compute? `raises`: or raise errors. */
+static bool library_computes(const maker *m, qn_str *name, bool raises) {
+  const builtin_def *def = builtin_named(m->r, name);
+  if (def) return !strstr(def->signature, "key = nil"); /* (or it draws numbers) */
+  def = raises ? builtin_meant(m->r, name) : NULL;
+  return def && (def->effect == BUILTIN_RAISES || def->work == WORK_CHECK);
+}
+
+/* Does a tree, up to the function's calls of itself, only compute? `raises`: or raise errors. */
+static bool computes(const maker *m, const ast_node *n, bool raises) {
   if (!n) return true;
   if (n->kind == AST_method || n->kind == AST_try || n->kind == AST_fn || n->kind == AST_define) return false;
   if (n->kind == AST_call) {
     const ast_node *callee = n->kids[AST_call_callee];
-    if (callee->kind != AST_name) return false;
-    const builtin_def *def = callee->u.s == m->name ? NULL : builtin_named(m->r, callee->u.s);
-    if (callee->u.s != m->name && (!def || strstr(def->signature, "key = nil")))
-      return false; /* (or it draws numbers) */
+    if (callee->kind != AST_name || (callee->u.s != m->name && !library_computes(m, callee->u.s, raises))) return false;
   }
   for (uint32_t i = 0; i < n->n; i++)
-    if (!only_computes(m, n->kids[i])) return false;
+    if (!computes(m, n->kids[i], raises)) return false;
   return true;
 }
+
+static bool only_computes(const maker *m, const ast_node *n) { return computes(m, n, false); }
 
 /* Does an expression that makes the call only compute before that? */
 static bool computes_before(const maker *m, const ast_node *n) {
@@ -731,7 +738,7 @@ ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, re
     body = body_of_turns(&m, out);
   }
   const ast_node *own = fn->kids[AST_fn_body];
-  out->computes = only_computes(&m, own) && !has_kind(own, AST_assign);
+  out->computes = computes(&m, own, true); /* (what it assigns is its own) */
   out->site = m.site;
   ast_node *x = body ? copy_of(&m, fn) : NULL;
   if (!x || m.failed) return NULL;
