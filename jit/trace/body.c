@@ -299,6 +299,13 @@ static int by_first(const void *a, const void *b) {
   return (x->region > y->region) - (x->region < y->region);
 }
 
+/* Does a call of it draw numbers? Then what it draws once more (ATTR_ANEW) may be these, which lanes have of their own. */
+static bool draws_itself(const graph_body *b) {
+  bool draws = false;
+  for (int i = 0; i < RANDOM_INPUTS; i++) draws |= b->call.random[i] != 0;
+  return draws;
+}
+
 /* Numbers that nodes from `from` on draw once more become those of the words that say which draw it was, as by a key: the same in all lanes. False:
  * memory is short. */
 static bool share_draws(graph *g, uint32_t from) {
@@ -324,7 +331,7 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
   uint32_t *ends = mem_zalloc(vm, bytes);
   region_open *open = ends ? mem_alloc(vm, open_bytes) : NULL;
   bool ok = open && copy_begin(&c, vm, r->g, g, rec_site(r));
-  const bool shares = !b->of_lanes && vmap_around(r);
+  const bool shares = !b->of_lanes && !draws_itself(b) && vmap_around(r);
   for (uint32_t k = 0; k < n && ok; k++) open[k] = (region_open){regions->list[k].first, k};
   if (ok && n) qsort(open, n, sizeof *open, by_first);
   for (uint32_t i = 1, opens = 0, closes = 0; i < g->n && ok; i++) {
