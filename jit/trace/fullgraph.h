@@ -13,7 +13,8 @@ void fullgraph_begin(qn_vm *vm);
 void fullgraph_note(qn_vm *vm, const struct recording *r, const specialization *e);
 /* Such a call begins, of a function with this anchor. What ends a recording around it need not be what keeps the call from being a graph, so nobody would
  * know. Unless recordings of the function have become graphs, the recording ends here, and the call is made as one of its own; if there were no
- * recordings yet, the one around it is made once more, the next time. False with an error raised. */
+ * recordings yet, the one around it is made once more, the next time. (An arm that is looked at without data makes no call: it goes on.) False with an error
+ * raised. */
 QN_MUST_CHECK bool fullgraph_apart(qn_vm *vm, const jit_anchor *a);
 /* The call has been made: raises an error if its recording has broken off. Takes over and gives the result, or the error value. */
 QN_MUST_CHECK qn_value fullgraph_check(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result);
