@@ -92,11 +92,12 @@ uint32_t grad_flag(graph *g, bool is);
 
 /* ---- branches and loops (grad_control.c) ------------------------------------------------------------------------------ */
 
+struct backward; /* one differentiation (grad.c) */
+
 /* The gradient of branch or loop `node`: `given` are the cotangents of its results (0: none), `wanted` says which operands want theirs,
  * `so_far` what captured ones have already (0: none), `out` receives these, `so_far` included, each of its operand's type (0: none). `..._there`
  * are bools of rank 0 that say whether there is such a cotangent (0: there always is); `plain` says for which operands it matters. All by number
  * of result or operand, owned by the caller. */
-struct backward; /* one differentiation (grad.c) */
 typedef struct control_grad {
   graph *g;
   uint32_t node;

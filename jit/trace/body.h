@@ -10,9 +10,9 @@ typedef struct graph_body {
   graph_code code; /* code.shared.id is the hash of all the other fields */
   uint32_t nbound; /* how many captures of the function are values of inputs */
   uint32_t *bound; /* the numbers of these inputs; NULL: they are the first ones, in order */
-  bool
-      of_lanes; /* it was made within a vmap, so what it draws once more (ATTR_ANEW) may be what the lanes have drawn */
-  bool rest;    /* the last argument of the pattern is a list that takes all further arguments of a call */
+  /* it was made within a vmap, so what it draws once more (ATTR_ANEW) may be what the lanes have drawn */
+  bool of_lanes;
+  bool rest; /* the last argument of the pattern is a list that takes all further arguments of a call */
   /* a specialization without a plan, for its graph, regions, pattern of the arguments, guards, result template and random inputs */
   specialization call;
   qn_value params; /* a list of the names of the arguments, but for the rest; nil: they have no names */

@@ -812,7 +812,8 @@ typedef enum lookup_miss {
   MISS_turns, /* one fitted, but calls have left it, since loops made more turns than it is for; it was dropped */
   MISS_ways,  /* one fitted, but it is known now where ways do not agree (specialization.retry); it was dropped */
   MISS_again, /* one fitted that had no graph; it was dropped, so that recording is tried again */
-  MISS_rules, /* likewise, but a graph is asked for, and needs the rules of this very call; or as fullgraph_apart has it: nothing to note */
+  /* likewise, but a graph is asked for, and needs the rules of this very call; or its recording ended at a call that must be one graph (BREAK_apart) */
+  MISS_rules,
   MISS_memory /* memory for looking was short (no error is raised) */
 } lookup_miss;
 

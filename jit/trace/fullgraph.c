@@ -173,8 +173,8 @@ static void note_breaks(const told *t, uint32_t room) {
 
 bool fullgraph_apart(qn_vm *vm, const jit_anchor *a) {
   struct recording *r = rec_now(vm), *base = r ? rec_base(r) : NULL;
-  if (!base || r != base || !a || !base->capturing || base->grads || vmap_around(r) || vm->asked.whole || vm->asked.sync_once ||
-      value_is(vm->asked.watched_fn, TAG_FN)) /* (explain and graph ask about the call around) */
+  if (!base || r != base || !a || !base->capturing || base->grads || vmap_around(r) || vm->asked.whole ||
+      vm->asked.sync_once || value_is(vm->asked.watched_fn, TAG_FN)) /* (explain and graph ask about the call around) */
     return true;
   const anchor_specializations *list = a->entries;
   bool broken = false;

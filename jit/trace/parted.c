@@ -36,8 +36,8 @@ typedef struct parting {
   const uint32_t *own; /* by leaf, nown of them: the node that it had before; NULL: none counts */
   uint32_t nown;
   node_list held; /* by leaf: the node that it has now; 0: none */
-  const node_list *
-      shared; /* nodes that leaves of other variables hold, or NULL; a leaf needs a copy if its node is there so often, */
+  /* nodes that leaves of other variables hold, or NULL; a leaf needs a copy if its node is there `times` times */
+  const node_list *shared;
   uint32_t times;
   bool all, none; /* every leaf gets a copy, or no one does */
   bool any;       /* a leaf needs a copy */
@@ -68,7 +68,8 @@ static int needs_copy(parting *p, qn_value v) {
   uint32_t node = derived_node(p->r, v), at = p->held.n;
   if (!node && (error_pending(p->r->vm) || (is_float_leaf(v) && !nodes_add(p->r->vm, &p->held, 0)))) return -1;
   if (!node) return 0;
-  bool own = at < p->nown && p->own[at] == node; /* who else has got it since then holds what is older than the turn */
+  /* The variable had it before the turn. Another variable that has got it since holds something older than the turn, and needs a copy. */
+  bool own = at < p->nown && p->own[at] == node;
   bool copy = p->all || (!p->none && !own && is_older(p->r, node, p->from)), looks = !copy && !p->none && !own;
   for (uint32_t i = 0; i < at && looks && !copy; i++) copy = p->held.nodes[i] == node;
   for (uint32_t i = 0, n = 0; p->shared && i < p->shared->n && looks && !copy; i++)
