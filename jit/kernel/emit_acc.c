@@ -119,9 +119,10 @@ void emit_acc_begin(emitter *e, l_val v) {
 
 /* ---- trees ------------------------------------------------------------------------------------------------------- */
 
-/* In C, are the steps of trees calls of functions? Each is some loops, and what gcc takes grows with the loops of a function times the values
- * that live across them: 21 trees in a kernel of 850 instructions took it 7.5 s in place and 1.4 s as calls. Where they are few, compilers
- * see that a width is constant. */
+/* In C, are the steps of trees, and those of scans in strips, calls of functions? Each is some loops, and what gcc takes grows with the loops of a
+ * function times the values that live across them: 21 trees in a kernel of 850 instructions took it 7.5 s in place and 1.4 s as calls; 28 scans, 14
+ * loops each, in a kernel of some 120 took 7.5 s and take 0.3. Where they are few, compilers see that a width is constant. (All such scans are of
+ * accumulators that would be trees.) */
 static bool has_calls(const emitter *e) {
   enum { IN_PLACE = 4 };
   return !e->cuda && e->trees > IN_PLACE;
@@ -145,6 +146,16 @@ void emit_acc_functions(emitter *e) {
          "static __attribute__((noinline)) void %s_root(%s *tree, i64 stride, u64 count, %s *out, i64 width, %s id) {",
          f, T, T, T);
     line(e, "TREE_END(%s, %s, tree, stride, count, out, width, id)", T, f);
+    line(e, "}");
+    line(e, "#endif");
+    if (acc_many(a) || !(e->acc[v] & ACC_SCANNED) || acc_scan_order(a) != ORDER_INNER) continue;
+    line(e, "#ifndef SCANS_%s", f);
+    line(e, "#define SCANS_%s", f);
+    line(e, "static __attribute__((noinline)) void %s_scan(%s *strip, int m, i64 *s, %s *group, %s *block) {", f, T, T,
+         T);
+    line(e, "i64 v_s = *s; %s v_g = *group, v_b = *block;", T);
+    line(e, "SCAN_INNER(%s, %s, strip, m, v)", T, f);
+    line(e, "*s = v_s; *group = v_g; *block = v_b;");
     line(e, "}");
     line(e, "#endif");
   }
@@ -355,7 +366,13 @@ void emit_acc_strip_scan(emitter *e, const l_instr *scan, const char *strip) {
   const l_instr *a = at(e, scan->a);
   const char *T = emit_type(scan->dtype);
   char f[48];
-  line(e, "SCAN_%s(%s, %s, %s, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), strip, scan->a);
+  l_order order = acc_scan_order(a);
+  uint32_t v = scan->a;
+  acc_prim(e, a, f);
+  if (order == ORDER_INNER && has_calls(e))
+    line(e, "%s_scan(%s, &v%u_s, &v%u_g, &v%u_b);", f, strip, v, v, v);
+  else
+    line(e, "SCAN_%s(%s, %s, %s, v%u)", names[order], T, f, strip, v);
   if (scan->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, %s, v%u)", T, strip, scan->a);
 }
 

@@ -187,7 +187,7 @@ void acc_levels(const emitter *e, l_val v, char out[64]);
 
 /* Prints the places of an accumulator's arrays in scratch: PLACE(type, name, elements) and, in CUDA, in a second pass PLACED(...). */
 void emit_acc_places(emitter *e, l_val v, const char *macro);
-/* In C, before the program's functions: those that they call for the trees of its accumulators, each once a unit. */
+/* In C, before the program's functions: those that they call for the trees and scans of its accumulators, each once a unit. */
 void emit_acc_functions(emitter *e);
 /* Prints an ACC: an accumulator without pushes. */
 void emit_acc_begin(emitter *e, l_val v);
