@@ -73,6 +73,9 @@ static bool read_labels(qn_vm *vm, const qn_str *spec, const char **at, int rank
   return true;
 }
 
+/* A size as broadcasting sees it: 1 where it is that in this call, which becomes a guard. */
+static int64_t broadcast_size(const einsum *e, int64_t size) { return rec_sizes_equal(e->vm, size, 1) ? 1 : size; }
+
 /* Reads the specification and the sizes of the operands. False with an error raised. */
 static bool parse(einsum *e, const qn_str *spec) {
   const char *p = spec->text;
@@ -87,6 +90,7 @@ static bool parse(einsum *e, const qn_str *spec) {
       int label = t->labels[k];
       dots += label >= LETTERS;
       int64_t *size = &e->sizes[label];
+      sizes[k] = broadcast_size(e, sizes[k]);
       if (!e->seen[label]++ || *size == 1) *size = sizes[k];
       int fits = sizes[k] == 1 ? 1 : rec_sizes_equal(e->vm, *size, sizes[k]);
       if (fits < 0) return false;
@@ -158,6 +162,7 @@ static bool normalise(einsum *e, term *t) {
   int rank = 0;
   rec_sizes(vm, t->v, sizes);
   for (int i = 0, k = 0; i < a->rank; i++) {
+    sizes[i] = broadcast_size(e, sizes[i]);
     if (sizes[i] == 1 && size_of(e, t->labels[k]) != 1) {
       remove_label(t, k);
       continue;
