@@ -113,10 +113,10 @@ typedef struct node_state {
       there; /* GRAD_FLAG: is there a cotangent, or is it zeros because there is none? 0: there is, or it does not matter */
 } node_state;
 
-/* What gradients read in place of node v behind branch `tail`, which may leave it as it is. */
+/* What gradients read in place of node v behind branch `tail`, which may leave it as it is; before it stands `y` for it. */
 typedef struct behind {
   struct behind *next;
-  uint32_t v, tail, node;
+  uint32_t v, y, tail, node;
 } behind;
 
 /* One differentiation. Its time and memory depend on the nodes [from, last] alone, not on how many there are before them. */
@@ -136,7 +136,7 @@ typedef struct backward {
   uint32_t nregions;
   bool again;              /* as that of graph_rules */
   uint32_t *tails, ntails; /* branches that are none of the program's (tails, see behind_tails), ascending */
-  bool *left;              /* by node - from, if there are tails: does one of them leave it alone? */
+  uint32_t *known;         /* by node - from, if there are tails: 1 + the number of the last that captures it */
   behind *behinds;         /* what stands for nodes behind tails, as far as it has been asked */
   bool sums; /* nodes of wrt have cotangents from outside: these nodes are a region's, and perhaps the turn of a loop */
   uint32_t fresh; /* nodes from here on were made by the step in progress, and none of them is a cotangent yet */
@@ -443,20 +443,14 @@ static bool note_tails(backward *b) {
   for (uint32_t i = b->from; i <= b->last; i++) count += is_tail(&g->nodes[i]);
   if (!count) return true;
   b->tails = arena_alloc(&b->scratch, count * sizeof *b->tails);
-  b->left = arena_alloc(&b->scratch, (b->last - b->from + (size_t)1) * sizeof *b->left);
-  if (!b->tails || !b->left) return out_of_memory(b->why, b->culprit);
+  b->known = arena_alloc(&b->scratch, (b->last - b->from + (size_t)1) * sizeof *b->known);
+  if (!b->tails || !b->known) return out_of_memory(b->why, b->culprit);
   for (uint32_t i = b->from; i <= b->last; i++)
     if (is_tail(&g->nodes[i])) b->tails[b->ntails++] = i;
   for (uint32_t x = 0; x < b->ntails; x++) {
     const graph_node *n = &g->nodes[b->tails[x]];
-    for (int a = 0; a < 2; a++) {
-      const graph *arm = n->payload.regions[a];
-      for (uint32_t k = 0; k < arm->noutputs; k++) {
-        const graph_node *of = &arm->nodes[arm->outputs[k]];
-        const uint32_t v = of->kind == NODE_INPUT ? n->in[1 + of->payload.input] : 0;
-        if (v >= b->from) b->left[v - b->from] = true;
-      }
-    }
+    for (int k = 1; k < n->nin; k++)
+      if (n->in[k] >= b->from) b->known[n->in[k] - b->from] = x + 1;
   }
   return true;
 }
@@ -474,50 +468,69 @@ static uint32_t left_alone(const backward *b, uint32_t t, int a, uint32_t v) {
   return 0;
 }
 
-/* The result of a branch that gives in[0] where arm a is taken, and in[1] in the other one. 0: memory is short. */
-static uint32_t choose(graph *g, uint32_t predicate, int a, const uint32_t in[2], uint32_t site) {
+/* Is node v read in arm a of branch t? */
+static bool reads_in_arm(const graph *g, uint32_t t, int a, uint32_t v) {
+  const graph_node *n = &g->nodes[t];
+  const graph *arm = n->payload.regions[a];
+  for (uint32_t j = 1; j < n->nin; j++)
+    for (uint32_t i = 1; i < arm->n && n->in[j] == v; i++)
+      for (int k = 0; k < arm->nodes[i].nin; k++)
+        if (arm->nodes[i].in[k] == arm->inputs[j - 1]) return true;
+  return false;
+}
+
+/* The result of a branch that gives in[a] where arm a is taken. 0: memory is short. */
+static uint32_t choose(graph *g, uint32_t predicate, const uint32_t in[2], uint32_t site) {
   region_builder builder;
   builder_open(&builder, g);
   const uint32_t first = builder_operands(&builder, in, 2);
-  for (int k = 0; k < 2; k++) {
-    const uint32_t of = builder_input(&builder, k, first + (k != a));
-    builder_outputs(&builder, k, &of, 1);
+  for (int a = 0; a < 2; a++) {
+    const uint32_t of = builder_input(&builder, a, first + a);
+    builder_outputs(&builder, a, &of, 1);
   }
   const uint32_t node = builder_close(&builder, predicate, NULL, site);
   return node ? graph_proj(g, node, 0, g->nodes[in[0]].type, site) : 0;
 }
 
-/* What stands for node v behind b->tails from number x on. 0: memory is short. */
-static uint32_t behind_tails(backward *b, uint32_t v, uint32_t x) {
+/* What stands for node v behind b->tails from number x on, before which y stands for it. Ways that were told apart before y was made know the value
+ * as v: arms of theirs leave v alone, or read it, and then the uses by the gradient come before those of v. 0: memory is short. */
+static uint32_t behind_tails(backward *b, uint32_t v, uint32_t y, uint32_t x) {
   graph *g = b->g;
+  if (v >= b->from && v <= b->last && b->known[v - b->from] <= x) v = y; /* (so that more is shared) */
   for (; x < b->ntails; x++) {
     const uint32_t t = b->tails[x];
+    uint32_t in[2];
     for (int a = 0; a < 2; a++) {
-      const uint32_t y = left_alone(b, t, a, v);
-      if (!y) continue;
-      for (const behind *made = b->behinds; made; made = made->next)
-        if (made->v == v && made->tail == t) return made->node;
-      const uint32_t in[] = {behind_tails(b, y, x + 1), behind_tails(b, v, x + 1)};
-      behind *made = arena_alloc(&b->scratch, sizeof *made);
-      if (!in[0] || !in[1] || !made) return 0;
-      *made = (behind){b->behinds, v, t, choose(g, g->nodes[t].in[0], a, in, g->nodes[t].site)};
-      b->behinds = made;
-      return made->node;
+      in[a] = left_alone(b, t, a, y);
+      if (!in[a] && v != y) in[a] = left_alone(b, t, a, v);
+      if (!in[a] && v != y && reads_in_arm(g, t, a, v) && !reads_in_arm(g, t, a, y)) in[a] = v;
     }
+    if (!in[0] && !in[1]) continue;
+    for (const behind *made = b->behinds; made; made = made->next)
+      if (made->v == v && made->y == y && made->tail == t) return made->node;
+    behind *made = arena_alloc(&b->scratch, sizeof *made);
+    for (int a = 0; a < 2; a++)
+      if (!made || !(in[a] = behind_tails(b, v, in[a] ? in[a] : y, x + 1))) return 0;
+    const uint32_t node = in[0] == in[1] ? in[0] : choose(g, g->nodes[t].in[0], in, g->nodes[t].site);
+    *made = (behind){b->behinds, v, y, t, node};
+    b->behinds = made;
+    return node;
   }
-  return v;
+  return y;
 }
 
-/* What the gradient of node i reads in place of node v. 0: memory is short. */
-static uint32_t read_behind(backward *b, uint32_t i, uint32_t v) {
+/* What the gradient of node i reads in place of node v, for which y stands behind the first tails, or v itself. 0: memory is short. */
+static uint32_t read_behind(backward *b, uint32_t i, uint32_t v, uint32_t y) {
   uint32_t x = 0;
-  if (!b->ntails || (v >= b->from && v <= b->last && !b->left[v - b->from])) return v;
-  if (!is_float(b->g, v) || b->g->nodes[v].type.weak || !is_active(b, v)) return v;
+  if (!graph_type_same(&b->g->nodes[v].type, &b->g->nodes[y].type)) v = y;
+  if (!b->ntails || (v == y && v >= b->from && v <= b->last && !b->known[v - b->from])) return y;
+  if (!is_float(b->g, v) || b->g->nodes[v].type.weak || !is_active(b, v)) return y;
   const graph_type type = b->g->nodes[v].type;
   for (int a = 0; a < type.rank; a++)
-    if (dim_is_late(&b->g->dims, type.shape[a])) return v;
+    if (dim_is_late(&b->g->dims, type.shape[a])) return y;
+  if (v != y) i = b->g->nodes[y].in[0];
   while (x < b->ntails && b->tails[x] <= i) x++;
-  return behind_tails(b, v, x);
+  return behind_tails(b, v, y, x);
 }
 
 /* Differentiates a branch or loop, node i: all cotangents of its results are complete. Each of its captured values hands over the cotangent
@@ -701,9 +714,9 @@ static bool step(backward *b, uint32_t i) {
   for (int k = 0; k < n.nin; k++) any |= wanted[k] = is_active(b, n.in[k]);
   if (!any) return true;
   uint32_t there = b->states[i - b->from].there, plain = grad_is_plain((op_id)n.op) ? there : 0;
-  const uint32_t made = read_behind(b, i, i);
+  const uint32_t made = read_behind(b, i, i, i);
   for (int k = 0; k < n.nin; k++)
-    if (!made || !(read[k] = read_behind(b, i, n.in[k]))) return out_of_memory(why, culprit);
+    if (!made || !(read[k] = read_behind(b, i, n.in[k], n.in[k]))) return out_of_memory(why, culprit);
   grad_ctx c = {g,
                 made,
                 n.site,

@@ -105,8 +105,8 @@ typedef struct control_grad {
   bool *wanted, *plain;
   uint32_t *so_far, *so_far_there;
   uint32_t *out, *out_there;
-  /* what the gradient reads in place of a node; 0: memory is short */
-  uint32_t (*reads)(struct backward *by, uint32_t node, uint32_t v);
+  /* what the gradient of `node` reads in place of v, for which y stands behind branches right after it, or v itself; 0: memory is short */
+  uint32_t (*reads)(struct backward *by, uint32_t node, uint32_t v, uint32_t y);
   struct backward *by;
   bool apart, derived; /* those of graph_rules */
   bool again;          /* is a derivative differentiated? */

@@ -200,8 +200,8 @@ static bool known_there(const graph *g, uint32_t node, int a, uint32_t v, int mo
 
 /* What the code behind the branches after `node` uses in place of its result that node `value` takes: where arm a is taken, the way of some of
  * them is known, as that of the tail of a function behind an arm that does not agree with the other, and they may leave the value as it is. All
- * uses of the value are those of one node, then. */
-static uint32_t passed_on(const graph *g, uint32_t node, int a, uint32_t value) {
+ * uses of the value are those of one node, then. *before becomes what stood for it before the last of them. */
+static uint32_t passed_on(const graph *g, uint32_t node, int a, uint32_t value, uint32_t *before) {
   enum { MOST = 8 };
   for (uint32_t i = value; i < g->n && value; i++) {
     const graph_node *p = &g->nodes[i];
@@ -215,8 +215,10 @@ static uint32_t passed_on(const graph *g, uint32_t node, int a, uint32_t value) 
     const graph *arm = n->payload.regions[!yes];
     const graph_node *made = &arm->nodes[arm->outputs[p->payload.index]];
     if (made->kind == NODE_INPUT && n->in[1 + made->payload.input] == value &&
-        graph_type_same(&p->type, &g->nodes[value].type))
+        graph_type_same(&p->type, &g->nodes[value].type)) {
+      *before = value;
       value = i;
+    }
   }
   return value;
 }
@@ -536,7 +538,7 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
   }
   in[0] = n.in[0];
   bool ok = true;
-  for (uint32_t k = 1; k < nin; k++) ok = (in[k] = c->reads(c->by, c->node, n.in[k])) && ok;
+  for (uint32_t k = 1; k < nin; k++) ok = (in[k] = c->reads(c->by, c->node, n.in[k], n.in[k])) && ok;
   for (uint32_t k = 0; k < nout; k++) {
     if (c->given[k]) in[nin++] = c->given[k];
     if (c->given[k] && c->given_there[k]) in[nin++] = c->given_there[k];
@@ -552,8 +554,11 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
   const uint32_t first = nin;
   for (int a = 0; a < 2; a++) {
     for (uint32_t i = 0; i < kept[a].n; i++) {
-      uint32_t of = passed_on(g, c->node, a, arm_result(g, c->node, a, kept[a].values[i]));
-      if (of) of = c->reads(c->by, c->node, of);
+      uint32_t of = arm_result(g, c->node, a, kept[a].values[i]);
+      const graph_node *value = &n.payload.regions[a]->nodes[kept[a].values[i]];
+      uint32_t before = value->kind == NODE_INPUT ? n.in[1 + value->payload.input] : of; /* (is_left_alone) */
+      if (of) of = passed_on(g, c->node, a, of, &before);
+      if (of) of = c->reads(c->by, c->node, before, of);
       ok = of && ok;
       in[nin++] = of;
     }
