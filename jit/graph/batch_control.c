@@ -484,6 +484,21 @@ static bool is_cheap(const graph *g) {
   return work <= OPS * moved;
 }
 
+/* Is result k of a branch the same value on both ways, and do all lanes share it? Then so is it for all lanes, whichever way each of them takes. Its
+ * counterpart, as graph_batch.whole; 0: it is not, or memory is short. */
+static uint32_t passed_on(graph_batch *b, const graph_node *n, uint32_t k) {
+  uint32_t from[2];
+  for (int part = 0; part < 2; part++) {
+    const graph *arm = n->payload.regions[part];
+    const graph_node *out = &arm->nodes[arm->outputs[k]];
+    if (out->kind != NODE_INPUT) return 0;
+    from[part] = n->in[1 + out->payload.input];
+  }
+  if (from[0] != from[1] || whole(b, from[0]) || !dtype_is_float((qn_dtype)b->g->nodes[from[0]].type.dtype)) return 0;
+  uint32_t made = graph_alias(b->g, batch_shared_node(b, from[0]), n->site);
+  return made ? made | BATCH_SHARED : 0;
+}
+
 /* Both arms are computed by all lanes, which select. False as batch_control. */
 static bool select_arms(graph_batch *b, uint32_t node, op_refusal *why) {
   graph *g = b->g;
@@ -510,6 +525,7 @@ static bool select_arms(graph_batch *b, uint32_t node, op_refusal *why) {
   }
   batched_regions *r = results_new(b, node, mask, nouts);
   for (uint32_t k = 0; k < nouts && r; k++) {
+    if ((r->whole[k] = passed_on(b, &n, k))) continue;
     uint32_t yes = whole_always(b, outs[k]), no = whole_always(b, outs[nouts + k]);
     r->differs[k] = true;
     if (!(r->whole[k] = select_lanes(g, mask, yes, no))) r = NULL;
@@ -608,6 +624,7 @@ static bool arms_of_lanes(graph_batch *b, uint32_t node, bool *parted, op_refusa
   }
   batched_regions *r = ok ? results_new(b, node, mask, nouts) : NULL;
   for (uint32_t k = 0; k < nouts && r; k++) {
+    if ((r->whole[k] = passed_on(b, &n, k))) continue;
     r->differs[k] = true;
     r->whole[k] = results[k];
   }
