@@ -11,7 +11,8 @@
  *     need(v) ── bytes ──> sink        of a carry; cut: its rows are read
  *
  * (PyTorch's AOTAutograd partitions straight-line graphs so.) The flow is found by Dinic's algorithm. Values that are the same in all turns are
- * never kept: their rows would hold copies.
+ * never kept: their rows would hold copies. Nor are permuted values, but what they are permuted from: a row would lie otherwise than the view that
+ * the interpreter has, and by how its operands lie a device's library chooses the order of a product's sums.
  *
  * Costs are in bytes of a row: what one costs to write and read back within the processor's caches is 2 of them, and in the time of that
  * a processor does about as many multiplications and additions. Only their order of magnitude matters. */
@@ -254,8 +255,9 @@ static void add_edges(turn_nodes *t) {
       t->ok = add_edge(&t->w, need(v), SINK, plus(times(graph_row_bytes(g, v), 2), ROW_COST));
     if (!t->read[v] || (v < t->first && !t->varies[v])) continue;
     if (v < t->first) {
-      bool may =
-          !g->nodes[v].type.weak && graph_may_be_row(g, v) && !graph_takes_row(g, v); /* (host numbers are too cheap) */
+      bool view = g->nodes[v].kind == NODE_OP && g->nodes[v].op == OP_permute;
+      bool may = !g->nodes[v].type.weak && graph_may_be_row(g, v) && !graph_takes_row(g, v) &&
+                 !view; /* (host numbers are too cheap) */
       int64_t row = may ? times(graph_row_bytes(g, v), 2) + ROW_COST : ENDLESS, work = graph_node_work(g, v);
       t->ok = add_edge(&t->w, need(v), make(v), row) && (!work || add_edge(&t->w, make(v), SINK, work));
     }
