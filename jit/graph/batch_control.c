@@ -486,7 +486,7 @@ static bool is_cheap(const graph *g) {
 
 /* Is result k of a branch the same value on both ways, and do all lanes share it? Then so is it for all lanes, whichever way each of them takes. Its
  * counterpart, as graph_batch.whole; 0: it is not, or memory is short. */
-static uint32_t passed_on(graph_batch *b, const graph_node *n, uint32_t k) {
+static uint32_t same_both_ways(graph_batch *b, const graph_node *n, uint32_t k) {
   uint32_t from[2];
   for (int part = 0; part < 2; part++) {
     const graph *arm = n->payload.regions[part];
@@ -525,7 +525,7 @@ static bool select_arms(graph_batch *b, uint32_t node, op_refusal *why) {
   }
   batched_regions *r = results_new(b, node, mask, nouts);
   for (uint32_t k = 0; k < nouts && r; k++) {
-    if ((r->whole[k] = passed_on(b, &n, k))) continue;
+    if ((r->whole[k] = same_both_ways(b, &n, k))) continue;
     uint32_t yes = whole_always(b, outs[k]), no = whole_always(b, outs[nouts + k]);
     r->differs[k] = true;
     if (!(r->whole[k] = select_lanes(g, mask, yes, no))) r = NULL;
@@ -624,7 +624,7 @@ static bool arms_of_lanes(graph_batch *b, uint32_t node, bool *parted, op_refusa
   }
   batched_regions *r = ok ? results_new(b, node, mask, nouts) : NULL;
   for (uint32_t k = 0; k < nouts && r; k++) {
-    if ((r->whole[k] = passed_on(b, &n, k))) continue;
+    if ((r->whole[k] = same_both_ways(b, &n, k))) continue;
     r->differs[k] = true;
     r->whole[k] = results[k];
   }

@@ -256,8 +256,8 @@ static void add_edges(turn_nodes *t) {
     if (!t->read[v] || (v < t->first && !t->varies[v])) continue;
     if (v < t->first) {
       bool view = g->nodes[v].kind == NODE_OP && g->nodes[v].op == OP_permute;
-      bool may = !g->nodes[v].type.weak && graph_may_be_row(g, v) && !graph_takes_row(g, v) &&
-                 !view; /* (host numbers are too cheap) */
+      bool number = g->nodes[v].type.weak; /* too cheap */
+      bool may = !number && !view && graph_may_be_row(g, v) && !graph_takes_row(g, v);
       int64_t row = may ? times(graph_row_bytes(g, v), 2) + ROW_COST : ENDLESS, work = graph_node_work(g, v);
       t->ok = add_edge(&t->w, need(v), make(v), row) && (!work || add_edge(&t->w, make(v), SINK, work));
     }

@@ -42,7 +42,8 @@ uint32_t grown_count(qn_value v);
 /* A list that grows; takes over its base and buffers. Owned, or the error value. */
 QN_MUST_CHECK qn_value grown_value(qn_vm *vm, uint32_t number, uint32_t count, qn_value base, qn_value parts);
 /* The buffers (parts) in which a turn has stored `count` items, stored behind all other nodes: so an item gets the cotangent of what reads the list
- * behind the loop before those of the turn's nodes that read it, too, as from the interpreter. Item by item: its leaves are parted in that order. Owned, or the error value. */
+ * behind the loop before those of the turn's nodes that read it, too, as from the interpreter. Item by item, in the order in which their leaves are
+ * parted. Owned, or the error value. */
 QN_MUST_CHECK qn_value grown_stored(struct recording *r, qn_value parts, uint32_t count);
 /* A list of new buffers with room for n items. Owned, or the error value, perhaps without an error raised: then there can be none. */
 QN_MUST_CHECK qn_value grown_buffers(struct recording *r, uint32_t number, int64_t n);
