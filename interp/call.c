@@ -473,12 +473,25 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
       info->def.effect == BUILTIN_STATE || info->def.effect == BUILTIN_DRAWS || info->def.effect == BUILTIN_RAISES;
 }
 
+/* The lists that a rest parameter has collected, where the builtin knows of stacked ones: those whose number of items is data get a length, or become
+ * ordinary ones. False with an error raised. */
+static bool plain_rest(qn_vm *vm, qn_value *rest) {
+  for (uint32_t k = 0; k < value_list(*rest)->len; k++) {
+    if (!value_is_counted(value_list(*rest)->items[k])) continue;
+    if (!list_own(vm, rest)) return false;
+    qn_value *list = &value_list(*rest)->items[k];
+    if (!rec_counted_cut(vm, list) || (value_is_counted(*list) && !rec_plain(vm, list))) return false;
+  }
+  return true;
+}
+
 static __attribute__((noinline, cold)) bool plain_for_builtin(qn_vm *vm, const builtin_info *info, qn_value *args) {
   for (int i = 0; i < info->sig.nparams; i++) {
     bool takes = info->sig.params[i].stacks && op_deferred(vm);
     if (takes && !info->sig.params[i].counted && !rec_counted_cut(vm, &args[i])) return false;
     takes = takes && (info->sig.params[i].counted || !value_is_counted(args[i]));
     if (!takes && !rec_plain(vm, &args[i])) return false;
+    if (takes && info->sig.params[i].rest && !plain_rest(vm, &args[i])) return false;
   }
   return true;
 }
