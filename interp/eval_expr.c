@@ -640,6 +640,7 @@ qn_value eval_count(qn_vm *vm, node *h, qn_value *fp) {
     return __builtin_expect(vm->asked.stacked || op_deferred(vm), 0) ? count_evaluated(vm, n, fp)
                                                                      : eval(vm, &n->plain->h, fp);
   if (__builtin_expect(!value_is_stacked(*x), 1)) return eval(vm, &n->plain->h, fp);
+  if (rec_in_arm(vm)) return count_evaluated(vm, n, fp); /* an ordinary list made there is none behind it */
   qn_value f = eval(vm, n->plain->callee, fp);
   if (value_stops(f)) return f;
   bool known = value_is(f, TAG_FN) && value_fn(f)->code == n->def;
