@@ -237,6 +237,24 @@ static qn_value rows_joined(qn_vm *vm, qn_value x) {
   return out;
 }
 
+enum { JOINED_MOST = 1 << 14 /* operands of one node */ };
+
+/* op_concat of more arrays than one node may join. */
+static qn_value join_many(qn_vm *vm, const qn_value *in, int n, int axis) {
+  const int most = (n + JOINED_MOST - 1) / JOINED_MOST;
+  qn_value *parts = mem_alloc(vm, (size_t)most * sizeof *parts), out = value_unset();
+  if (!parts) return value_error();
+  int made = 0;
+  for (int from = 0; from < n && !value_is_error(out); from += JOINED_MOST) {
+    out = op_concat(vm, in + from, n - from < JOINED_MOST ? n - from : JOINED_MOST, axis);
+    if (!value_is_error(out)) parts[made++] = out;
+  }
+  if (!value_is_error(out)) out = op_concat(vm, parts, made, axis);
+  while (made) value_release(vm, parts[--made]);
+  mem_free(vm, parts, (size_t)most * sizeof *parts);
+  return out;
+}
+
 qn_value op_concat(qn_vm *vm, const qn_value *in, int n, int axis) {
   qn_value now = vm->rec ? value_unset() : eager_concat(vm, in, n, axis);
   if (is_set(now)) return now;
@@ -245,6 +263,7 @@ qn_value op_concat(qn_vm *vm, const qn_value *in, int n, int axis) {
     if (rows == n || value_is_error(now)) return rows_joined(vm, now);
     value_release(vm, now);
   }
+  if (n > JOINED_MOST) return join_many(vm, in, n, axis);
   const op_attr attr = {.axes = (uint8_t)(1u << axis)};
   return op_apply(vm, OP_concat, in, n, &attr);
 }
