@@ -67,6 +67,7 @@ TESTS = {
     "differential.draws": Test(20, 130, "differential/draws.py"),
     "differential.infinite": Test(20, 120, "differential/infinite.py"),
     "differential.recursion": Test(20, 300, "differential/recursion.py"),
+    "differential.data_sizes": Test(20, 200, "differential/data_sizes.py"),
     "differential.guards": Test(40, 400, "differential/guards.py"),
     "differential.aliasing": Test(15, 1300, "differential/aliasing.py"),
     "differential.sizes": Test(15, 150, "differential/sizes.py"),

@@ -58,6 +58,10 @@ static unsigned size_of(const dim_table *t, qn_dim d) { return d >= 0 ? 0 : t->e
 
 int64_t dim_hint(const dim_table *t, qn_dim d) { return d >= 0 || !t ? d : t->exprs[~d].hint; }
 
+void dim_hint_agree(dim_table *t, qn_dim d) {
+  if (d < 0 && t->strict && t->exprs[~d].hint < 0) t->exprs[~d].hint = 0;
+}
+
 static uint64_t expr_hash(const dim_expr *e) {
   uint64_t h = e->op;
   const uint64_t parts[] = {(uint64_t)e->a, (uint64_t)e->b, e->op == DIM_SYMBOL ? e->source : 0, e->ref, e->axis};

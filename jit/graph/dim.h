@@ -108,6 +108,8 @@ bool dim_quotient(dim_table *t, qn_dim a, qn_dim b, qn_dim *q);
 int dim_terms(const dim_table *t, qn_dim d, dim_term terms[DIM_TERMS], int64_t *constant);
 /* The value in the recorded call. */
 int64_t dim_hint(const dim_table *t, qn_dim d);
+/* d, of a strict table, is known not to be negative: its hint, which is a guess there, becomes 0 where it says so. */
+void dim_hint_agree(dim_table *t, qn_dim d);
 /* Questions that steer a rule: answered by the hint, and remembered as a fact when a symbol is involved. */
 bool dim_equal(dim_table *t, qn_dim a, qn_dim b);
 bool dim_is(dim_table *t, qn_dim a, int64_t value);

@@ -7,10 +7,12 @@
  */
 #include "jit/graph/dim_bounds.h"
 
+#include <limits.h>
+
 enum { STEPS = 400 };
 
 void dim_proof_init(dim_proof *p, arena *a) {
-  *p = (dim_proof){.left = STEPS};
+  *p = (dim_proof){.left = STEPS, .each = STEPS, .all = INT_MAX};
   dim_table_init(&p->t, a);
 }
 
@@ -192,9 +194,12 @@ static bool holds(dim_proof *p, qn_dim d, bool all) {
 }
 
 static bool proves(dim_proof *p, qn_dim d, bool all) {
-  p->left = STEPS;
+  const int most = p->all < p->each ? p->all : p->each;
+  p->left = most;
   p->ndemands = 0;
-  return holds(p, d, all) && !p->t.nfacts && !p->t.arena->failed;
+  const bool ok = holds(p, d, all) && !p->t.nfacts && !p->t.arena->failed;
+  p->all -= most - (p->left > 0 ? p->left : 0);
+  return ok;
 }
 
 bool dim_proves(dim_proof *p, qn_dim d) { return proves(p, d, true); }

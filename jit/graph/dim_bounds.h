@@ -28,6 +28,7 @@ typedef struct dim_proof {
   dim_bound *bounds; /* by expression of t; of symbols */
   uint32_t cap;
   int left;                    /* steps that it may take yet */
+  int each, all;               /* the same: each proof that begins, and all that are made with it together */
   qn_dim demands[DIM_DEMANDS]; /* of dim_demands */
   int ndemands;
 } dim_proof;

@@ -28,6 +28,12 @@ static qn_dim symbol_in(size_map *m, const dim_expr *e) {
   uint32_t node = m->map[dim_of_node(e->source) ? e->ref : m->from->inputs[e->ref]];
   const graph_node *n = &to->nodes[node];
   qn_value v;
+  const bool number = e->source == DIM_FROM_NUMBER || (e->source == DIM_FROM_SCALAR && m->from->dims.strict);
+  if (node && number && m->number && !graph_const_value(to, node, &v)) {
+    const qn_dim d = m->number(m->ctx, node);
+    m->failed |= d >= 0;
+    return d < 0 ? d : e->hint;
+  }
   if (node && e->source == DIM_FROM_NUMBER) return dim_symbol(&to->dims, DIM_FROM_NUMBER, node, 0, e->hint, e->name);
   if (node && e->source != DIM_FROM_SCALAR) return n->type.shape[e->axis];
   if (node && graph_const_value(to, node, &v)) return dim_const(&to->dims, v.u.i);

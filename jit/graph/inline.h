@@ -15,6 +15,9 @@ typedef struct size_map {
       *map;     /* by node of `from`: the node of `to` that took its place, or 0; borrowed, filled in by the caller */
   qn_dim *dims; /* owned: by expression of `from`, its translation, where known[] says that there is one */
   bool *known;
+  /* The size that a number has which data or a loop's turn decide, a node of `to`; 0: it has none there. NULL: only an input or a constant can have one. */
+  qn_dim (*number)(void *ctx, uint32_t node);
+  void *ctx;
   bool plain;  /* sizes of inputs become the numbers that they are in the recorded call */
   bool failed; /* a size could not be translated */
 } size_map;

@@ -146,7 +146,10 @@ typedef struct fuser {
   fuse_memo *memo;
   cancel_flag cancel;
   const char *why;
-  bool by_number; /* does the unit whose operands are walked depend on a size that is DIM_FROM_NUMBER? */
+  bool by_number; /* does the unit whose operands are walked depend on a size that is DIM_FROM_NUMBER; */
+  bool
+      by_turn; /* behind a check: in an arm, on a number that the arm has captured, or has it such a unit in a region? */
+  uint32_t check; /* 1 + the last unit whose edges are there that is a check of the recording */
   uint8_t *live;
   uint32_t *unit_of; /* by node: 1 + unit of its value */
   unit *units;
@@ -484,9 +487,26 @@ static void order_behind(void *ctx, uint32_t node) {
   if (u && u - 1 < o->self && !o->f->why) (void)add_edge(o->f, u - 1, EDGE_ORDER, NULL);
 }
 
+/* Does node n of an arm, or one in its regions, depend on a size that is a number? */
+static bool has_turn_sizes(const graph *g, uint32_t n) {
+  const graph_node *node = &g->nodes[n];
+  bool any = false;
+  for (int k = 0; k < 2 && graph_kind_has_regions(node->kind); k++) {
+    const graph *in = node->payload.regions[k];
+    any |= in->dims.strict;
+    for (uint32_t i = 1; i < in->n && !any; i++)
+      any |= graph_kind_has_regions(in->nodes[i].kind) && has_turn_sizes(in, i);
+  }
+  for (int a = 0; a < node->type.rank && g->dims.strict; a++) any |= dim_is_number(&g->dims, node->type.shape[a]);
+  for (int k = 0; node->attr && k < node->attr->n && g->dims.strict; k++)
+    any |= op_attr_is_dim((op_id)node->op, k) && dim_is_number(&g->dims, node->attr->d[k]);
+  return any;
+}
+
 /* Makes unit `self` run after the units that find out the sizes of node n. */
 static bool order_sizes(fuser *f, uint32_t self, uint32_t n) {
   graph_each_size_node(f->g, n, order_behind, &(ordered){f, self});
+  f->by_turn |= f->check && has_turn_sizes(f->g, n);
   return !f->why;
 }
 
@@ -558,6 +578,14 @@ static bool relies_on_checks(const graph_node *n) {
   return raises == RAISES_bounds || raises == RAISES_int_div;
 }
 
+/* Is the node a check that a recording makes of a condition, which divides 1 by it? */
+static bool is_check(const graph *g, uint32_t n) {
+  const graph_node *node = &g->nodes[n];
+  qn_value one;
+  return node->kind == NODE_OP && node->op == OP_floordiv && graph_const_value(g, node->in[0], &one) &&
+         value_is(one, TAG_INT) && one.u.i == 1;
+}
+
 static bool make_edges(fuser *f) {
   graph *g = f->g;
   walk w = {0};
@@ -567,13 +595,16 @@ static bool make_edges(fuser *f) {
   for (uint32_t i = 0; i < f->n; i++) {
     f->units[i].in = f->nin;
     f->units[i].leaf = f->nleaves;
-    f->by_number = false;
+    f->by_number = f->by_turn = false;
     if (!goes_on(f) || !walk_operands(f, i, &w) || !order_update(f, i)) return false;
     uint32_t n = f->units[i].node;
     /* A checked fit that is also stored is two units; the first makes the check. */
     if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
       if (fallible && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) return false;
       fallible = i + 1;
+      if (is_check(g, n)) f->check = i + 1;
+    } else if (f->by_turn && !f->by_number) {
+      if (!add_edge(f, f->check - 1, EDGE_ORDER, NULL)) return false;
     } else if (fallible && (f->by_number || relies_on_checks(&g->nodes[n])) &&
                !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) {
       return false;

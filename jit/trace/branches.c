@@ -24,6 +24,7 @@
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/ways.h"
 
 enum {
@@ -51,18 +52,18 @@ void slots_free(qn_vm *vm, rec_slots s, qn_value *kept) {
 
 /* ---- what is data --------------------------------------------------------------------------------------------------------------- */
 
-/* Does a number come from an array's element, from a region, or from what changes from turn to turn? Looks at *left nodes at most, also of the
+/* Does a number come from an array's element, from a region, or (`turns`) from what changes from turn to turn? Looks at *left nodes at most, also of the
  * recordings around an arm; of numbers with a longer history it says no. */
-static bool is_data(const struct recording *r, uint32_t node, int *left) {
+static bool is_data(const struct recording *r, uint32_t node, bool turns, int *left) {
   const graph_node *n = &r->g->nodes[node];
   if (--*left < 0) return false;
   if (n->kind == NODE_PROJ || n->kind == NODE_TAP || (!n->type.weak && n->kind != NODE_CONST)) return true;
   if (n->kind == NODE_INPUT && r->arm) {
     uint32_t number = n->payload.input, outer = number < r->carries ? 0 : r->captures[number];
-    return !outer || is_data(r->outer, outer, left);
+    return outer ? is_data(r->outer, outer, turns, left) : turns;
   }
   for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
-    if (is_data(r, n->in[k], left)) return true;
+    if (is_data(r, n->in[k], turns, left)) return true;
   return false;
 }
 
@@ -119,8 +120,10 @@ bool rec_is_data(const struct recording *r, qn_value v) {
   if (value_is(v, TAG_ARRAY)) return array_pending(value_array(v));
   uint32_t node = 0;
   while (!(node = rec_traced(r, v)) && r->arm) r = r->outer;
-  return node && is_data(r, node, &(int){LOOKED_AT});
+  return node && is_data(r, node, true, &(int){LOOKED_AT});
 }
+
+bool rec_number_of_data(const struct recording *r, uint32_t node) { return is_data(r, node, false, &(int){LOOKED_AT}); }
 
 rec_answer arms_refused(struct recording *r) {
   qn_vm *vm = r->vm;
@@ -160,8 +163,9 @@ typedef struct branch {
   bool turned;      /* the second arm of the branch was run first */
   bool ran[2];      /* for each arm of the branch: has it been run; and the choices of the way that it has made */
   way_made made[2];
-  bool raises;   /* the arm that was run last has ended with an error of the program */
-  uint32_t from; /* rec_next_id when it began */
+  bool raises;        /* the arm that was run last has ended with an error of the program */
+  uint32_t from;      /* rec_next_id when it began */
+  uint32_t predicate; /* the node of its condition */
 } branch;
 
 /* Has the arm left in any case? */
@@ -191,6 +195,8 @@ static bool run_arm(branch *b, int k, rec_arm arm) {
   if (c && b->ran[which]) c->at = b->made[which].from;
   if (c && !b->ran[which]) b->made[which].from = c->at;
   if (!(end->r = rec_arm_begin(b->r, k ? b->ends[0].r : NULL))) return false;
+  end->r->when = b->predicate;
+  end->r->when_truth = which == 0;
   way_begin(&way, WAY_ARM, end->r, b->around, b->held);
   way.own = own_slots(b);
   if (b->called) {
@@ -286,7 +292,7 @@ static void branch_drop(qn_vm *vm, void *what) {
 }
 
 /* One arm has left, the other one goes on: what follows is recorded there. False with an error raised. */
-static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result) {
+static bool go_on(branch *b, uint32_t site, qn_value *result) {
   qn_vm *vm = b->vm;
   way_end *end = &b->ends[1];
   qn_value parts[END_PARTS];
@@ -298,14 +304,14 @@ static bool go_on(branch *b, uint32_t predicate, uint32_t site, qn_value *result
   end->r = NULL;
   const way_made *made = b->made;
   uint32_t from = made[0].from < made[1].from ? made[0].from : made[1].from;
-  if (!way_leave(vm, b->around, &b->ends[0], on, predicate, site, b->turned, from, made[b->turned])) return false;
+  if (!way_leave(vm, b->around, &b->ends[0], on, b->predicate, site, b->turned, from, made[b->turned])) return false;
   if (is_bool(parts[END_LEFT], false)) return true;
   rec_at(vm, b->of->at); /* the arm has sites of its own */
   return way_split(vm, b->around, rec_site(b->around->r), parts);
 }
 
 /* Joins the arms. *unlike: the variable in which they do not agree, or NULL. */
-static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_value *result, const qn_value **unlike) {
+static rec_answer join_arms(branch *b, uint32_t site, qn_value *result, const qn_value **unlike) {
   qn_vm *vm = b->vm;
   rec_way *w = b->around;
   bool gone = is_gone(b, 0);
@@ -315,7 +321,8 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
   qn_value *joined = mem_zalloc(vm, n * sizeof *joined);
   if (!joined) return REC_FAILED;
   uint32_t differs = 0;
-  rec_answer answer = ends_join(b->r, ends, gone ? w->own : own_slots(b), b->turned, predicate, site, joined, &differs);
+  rec_answer answer =
+      ends_join(b->r, ends, gone ? w->own : own_slots(b), b->turned, b->predicate, site, joined, &differs);
   *unlike = differs < (uint32_t)slots.n ? slots.slots[differs] : NULL;
   qn_value *parts = joined + slots.n;
   if (answer == REC_DONE) {
@@ -338,7 +345,7 @@ static rec_answer join_arms(branch *b, uint32_t predicate, uint32_t site, qn_val
 }
 
 /* The arms do not agree, in *unlike if that is not NULL. If one of them may be chosen, the way that is recorded goes on there, and the other one misses the turn. */
-static rec_answer choose_arm(branch *b, const qn_value *unlike, uint32_t predicate, uint32_t site, qn_value *result) {
+static rec_answer choose_arm(branch *b, const qn_value *unlike, uint32_t site, qn_value *result) {
   qn_vm *vm = b->vm;
   if (!error_pending(vm)) fork_unlike(b->r, unlike);
   if (!error_pending(vm) && fork_wanted(b->r)) return REC_FAILED;
@@ -362,9 +369,9 @@ static rec_answer choose_arm(branch *b, const qn_value *unlike, uint32_t predica
   rec_arm_end(b->ends[0].r);
   if (!ok) return REC_FAILED;
   b->left[0] = value_bool(true);
-  if (!is_gone(b, 1)) return go_on(b, predicate, site, result) ? REC_DONE : REC_FAILED;
+  if (!is_gone(b, 1)) return go_on(b, site, result) ? REC_DONE : REC_FAILED;
   if (b->called) return arms_refused(b->r);
-  rec_answer answer = join_arms(b, predicate, site, result, &unlike);
+  rec_answer answer = join_arms(b, site, result, &unlike);
   return answer == REC_NOT_YET ? arms_refused(b->r) : answer;
 }
 
@@ -391,13 +398,13 @@ static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_val
   vm_own(vm, &held, branch_drop, &b);
   vm_own(vm, &held_condition, vm_drop_value, &condition);
   rec_at(vm, of->at);
-  uint32_t site = rec_site(r), predicate_node = 0;
+  uint32_t site = rec_site(r);
   if (value_is(condition, TAG_ARRAY) && value_array(condition)->rank) {
     qn_value flat = op_reshape(vm, condition, 0, NULL);
     value_release(vm, condition);
     condition = flat;
   }
-  bool ok = !value_is_error(condition) && (predicate_node = rec_node(r, condition)) != 0 && find_held(&b) &&
+  bool ok = !value_is_error(condition) && (b.predicate = rec_node(r, condition)) != 0 && find_held(&b) &&
             (b.before = slots_keep(vm, slots_within(&b))) && run_arms(&b);
   if (!ok && b.raises && of->asks && way_may_exit(r)) { /* then the other arm is the one that is captured */
     bool truth = b.turned != (b.ends[1].r != NULL);     /* has the second arm raised it? */
@@ -407,9 +414,9 @@ static rec_answer capture_once(struct recording *r, const rec_branch *of, qn_val
   } else if (!ok)
     answer = arms_refused(r);
   else if (is_gone(&b, 0) && !is_gone(&b, 1))
-    answer = go_on(&b, predicate_node, site, result) ? REC_DONE : REC_FAILED;
-  else if ((answer = join_arms(&b, predicate_node, site, result, &unlike)) == REC_NOT_YET)
-    answer = choose_arm(&b, unlike, predicate_node, site, result);
+    answer = go_on(&b, site, result) ? REC_DONE : REC_FAILED;
+  else if ((answer = join_arms(&b, site, result, &unlike)) == REC_NOT_YET)
+    answer = choose_arm(&b, unlike, site, result);
   if (answer == REC_NOT_YET && rec_base(r)->unlike != unlikes && fork_wanted(r)) answer = REC_FAILED;
   struct recording *now = vm->rec; /* where the capture has ended, there may be none */
   vm_disown(vm, &held);
@@ -475,21 +482,51 @@ bool arm_values(struct recording *arm, rec_slots s, const qn_value *more, int n,
 
 static uint32_t settled(void *r, uint32_t node) { return turns_settled(r, node); }
 
+/* The size that a node of r, a host int, has: for size_map. */
+static qn_dim number_size(void *ctx, uint32_t node) {
+  struct recording *r = ctx;
+  qn_dim d;
+  if (r->arm) return sizes_number_in_arm(r, node, &d) ? d : 0;
+  const qn_value v = rec_value_of(r, node);
+  return value_is(v, TAG_INT) ? data_size_symbol(r, node, v.u.i) : 0;
+}
+
+/* Can all nodes of r from this one on have the sizes that data give them in this call? (Where they cannot, a check among them fails.) */
+static bool sizes_are_possible(const struct recording *r, uint32_t from) {
+  for (uint32_t i = from; i < r->g->n; i++) {
+    const graph_type *t = &r->g->nodes[i].type;
+    int64_t elements = 1;
+    for (int k = 0; k < t->rank; k++) {
+      const int64_t size = dim_hint(&r->g->dims, t->shape[k]);
+      if (size < 0 || size > ARRAY_MAX_ELEMENTS || __builtin_mul_overflow(elements, size > 1 ? size : 1, &elements))
+        return false;
+    }
+    if (elements > ARRAY_MAX_ELEMENTS) return false;
+  }
+  return true;
+}
+
+bool arm_may_join(const struct recording *arm) { return !arm->g->dims.strict || data_sizes_in_arm(arm); }
+
 bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
   qn_vm *vm = r->vm;
   spliced s = {.r = r, .arm = arm};
-  bool ok = tree_each(vm, *v, note_result, &s);
+  const bool sized = arm->g->dims.strict;
+  bool ok = (!sized || sizes_hold(r, true)) && tree_each(vm, *v, note_result, &s);
   graph *copy = ok ? graph_copy(arm->g) : NULL;
   if (ok && !copy) raise_memory(vm);
-  if (copy) {
-    graph_dce(copy);
-    s.copies = mem_zalloc(vm, (s.n + (size_t)1) * sizeof *s.copies);
-    ok = s.copies && copy_all(vm, r->g, copy, arm->captures, s.copies, settled, r);
-    graph_free(copy);
-  }
-  /* A number of the result is computed now, which is no read: what is behind it stays captured. */
+  /* A number of the result, or that is a size, is computed now, which is no read: what is behind it stays captured. */
   bool handing = r->handing_out;
   r->handing_out = true;
+  if (copy) {
+    const uint32_t from = r->g->n;
+    graph_dce(copy);
+    s.copies = mem_zalloc(vm, (s.n + (size_t)1) * sizeof *s.copies);
+    ok = s.copies && copy_all(vm, r->g, copy, arm->captures, s.copies, settled, number_size, r);
+    graph_free(copy);
+    if (ok && sized && !r->arm && !sizes_are_possible(r, from)) ok = data_sizes_end(r);
+    if (ok && sized) r->sized = r->settled = r->g->dims.nfacts; /* the arm has made sure of them */
+  }
   qn_value result = ok && copy ? tree_rebuild(vm, *v, result_leaf, &s) : value_error();
   r->handing_out = handing;
   mem_free(vm, s.nodes, s.cap * sizeof *s.nodes);
@@ -630,7 +667,7 @@ static rec_answer tail_once(struct recording *r, span at, rec_arm tail, const dr
   vm_own(vm, &held_result, vm_drop_value, result);
   vm_own(vm, &held_values, vm_drop_value, &values);
   if (arm) arm->joins = true;
-  bool ok = arm && run_tail(arm, tail, drawn, result) && !arm->regions.n && !arm->g->failed && !arm->g->dims.strict;
+  bool ok = arm && run_tail(arm, tail, drawn, result) && !arm->regions.n && !arm->g->failed && arm_may_join(arm);
   ok = ok && arm_values(arm, drawn, result, 1, &values);
   value_release(vm, *result);
   *result = value_nil();

@@ -6,6 +6,9 @@
  * is noted as a fact of order. What holds now is asked for in later calls: by a check in front of the operation that needs it (way_expect_number), where
  * the call leaves the graph if it fails. An operation on such a size comes behind the checks before it (jit/kernel/fuse.c).
  *
+ * In an arm such a number has no value. What is relied on there is known where the conditions of the arms say so (size_proofs.c: `if n > 0 { max(x[:n]) }`);
+ * else it is asked for by a check in the arm (data_sizes_ask).
+ *
  * What takes sizes of arrays as they are, or says more of two sizes than their order, cannot have such ones: then the call is recorded once more without
  * them, and a number that is a size ends the capture.
  */
@@ -21,14 +24,20 @@
 
 enum { DEEPEST = 8 /* operations that a size is made of, one in another */ };
 
-/* May numbers that are data be sizes now? */
-static bool may_be_sizes(const struct recording *r) {
-  return r && !r->arm && r->capturing && r->of && !r->of->sizes_apart && !r->symbolic && !r->device && !r->trying &&
+/* May numbers that are data be sizes in r, an arm or not? */
+static bool possible(const struct recording *r) {
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  return base->capturing && base->of && !base->of->sizes_apart && !base->symbolic && !base->device && !base->trying &&
          arms_possible(r) && !rec_derivatives(r) && !vmap_aside(r) && way_may_exit(r);
 }
 
-/* The symbol of a host int of r that is data: the same one wherever that is computed, as for two int(x[0]). 0: there is none. */
-static qn_dim symbol_of(struct recording *r, uint32_t node, int64_t now) {
+/* May they be now, outside of arms? */
+static bool may_be_sizes(const struct recording *r) { return r && !r->arm && possible(r); }
+
+bool data_sizes_in_arm(const struct recording *r) { return r->arm && possible(r); }
+
+/* (The same one wherever the number is computed, as for two int(x[0]). 0: there is none.) */
+qn_dim data_size_symbol(struct recording *r, uint32_t node, int64_t now) {
   dim_table *t = &r->g->dims;
   for (uint32_t i = 0; i < t->n; i++) {
     const dim_expr *e = &t->exprs[i];
@@ -62,11 +71,19 @@ static bool size_of_node(struct recording *r, uint32_t node, int depth, qn_dim *
       return size_of_node(r, in[0], depth + 1, &a) && size_of_node(r, in[1], depth + 1, &b) &&
              (*d = dim_make(t, op, a, b), true);
   }
-  return (*d = symbol_of(r, node, v.u.i)) < 0;
+  return (*d = data_size_symbol(r, node, v.u.i)) < 0;
+}
+
+/* data_size_of in arm r. */
+static bool size_in_arm(struct recording *r, qn_value v, qn_dim *d) {
+  uint32_t node = value_is(v, TAG_INT) && value_node(v) && data_sizes_in_arm(r) ? rec_node(r, v) : 0;
+  int64_t c;
+  return node && rec_number_of_data(r, node) && sizes_in_arm(r->vm, v, d) && !dim_is_const(&r->g->dims, *d, &c);
 }
 
 bool data_size_of(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = rec_now(vm);
+  if (r && r->arm) return size_in_arm(r, v, d);
   if (!may_be_sizes(r) || !value_is(v, TAG_INT) || !rec_is_data(r, v)) return false;
   uint32_t node = rec_traced(r, v);
   int64_t c;
@@ -137,9 +154,38 @@ bool data_sizes_hold(struct recording *r) {
   dim_table *t = &r->g->dims;
   while (r->sized < t->nfacts) {
     const dim_fact f = t->facts[r->sized++];
-    if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
-    if (!expect(r, &f)) return data_sizes_end(r);
+    const bool number = dim_is_number(t, f.a) || dim_is_number(t, f.b);
+    if (number && !expect(r, &f)) return data_sizes_end(r);
+    r->settled = r->sized;
   }
   t->cut &= (uint8_t)~DIM_CUT_NUMBER; /* it was asked for */
   return true;
+}
+
+bool data_sizes_are_in(struct recording *r, qn_dim d) {
+  if (d >= 0) return false;
+  const dim_expr *e = &r->g->dims.exprs[~d];
+  if (e->op != DIM_SYMBOL) return data_sizes_are_in(r, e->a) || data_sizes_are_in(r, e->b);
+  if (e->source == DIM_FROM_INPUT) {
+    const graph_node *of = &r->outer->g->nodes[r->captures[e->ref]];
+    return r->outer->arm && data_sizes_are_in(r->outer, of->type.shape[e->axis]);
+  }
+  return e->source == DIM_FROM_NUMBER || (e->source == DIM_FROM_SCALAR && rec_number_of_data(r, r->g->inputs[e->ref]));
+}
+
+/* Is what is recorded in r executed in this call, too? */
+static bool is_run_now(const struct recording *r) {
+  while (r->arm && !r->when && !r->carries) r = r->outer;
+  return !r->arm;
+}
+
+bool data_sizes_ask(struct recording *r, const dim_fact *f) {
+  static const op_id ops[] = {[DIM_LT] = OP_lt, [DIM_LE] = OP_le};
+  const dim_table *t = &r->g->dims;
+  if (!data_sizes_in_arm(r) || (f->relation != DIM_LT && f->relation != DIM_LE)) return false;
+  if (!data_sizes_are_in(r, f->a) && !data_sizes_are_in(r, f->b)) return false;
+  if (is_run_now(r) && dim_hint(t, f->a) + (f->relation == DIM_LT) > dim_hint(t, f->b)) return false;
+  qn_value a = number_of(r, f->a), b = value_is_error(a) ? a : number_of(r, f->b),
+           c = value_is_error(b) ? b : op_binary(r->vm, ops[f->relation], a, b);
+  return value_is(c, TAG_BOOL) && (value_node(c) ? way_expect(r, c, true) : c.u.i != 0);
 }

@@ -153,7 +153,7 @@ static bool settle_zeros(struct recording *r, leaves *wrt) {
 static bool sizes_suffice(struct recording *r, uint32_t first) {
   if (!r->arm || !r->g->dims.strict) return true;
   reduces_note(r->g, first);
-  return sizes_hold(r);
+  return sizes_hold(r, false);
 }
 
 /* graph_vjp for nodes of the recording, with those of its regions that end after `from`. (The list is copied: rules may add regions

@@ -694,7 +694,7 @@ static rec_answer fork_once(struct recording *r, const rec_section *part, bool w
   vm_owned held, held_values;
   vm_own(vm, &held, fork_drop, &f);
   vm_own(vm, &held_values, vm_drop_value, &values);
-  bool ok = run_part(&f) && !f.arm->regions.n && !f.arm->g->failed && !f.arm->g->dims.strict;
+  bool ok = run_part(&f) && !f.arm->regions.n && !f.arm->g->failed && arm_may_join(f.arm);
   if (ok && f.stages) {
     qn_value more[1 + RESULTS_MAX] = {f.number};
     const kinds *k = &f.stages->next;

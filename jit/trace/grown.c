@@ -512,9 +512,20 @@ qn_value rec_counted_append(qn_vm *vm, qn_value list, qn_value item) {
   return value_fail(vm, out);
 }
 
+/* Notes that a number, of the recording in progress or of one around it, counts items. False with an error raised. */
+static bool note_count(qn_vm *vm, qn_value count) {
+  struct recording *r = rec_now(vm);
+  while (r && r->arm && !rec_traced(r, count)) r = r->outer;
+  const uint32_t node = r ? rec_traced(r, count) : 0;
+  for (uint32_t i = 0; node && i < r->counted.n; i++)
+    if (r->counted.nodes[i] == node) return true;
+  return !node || nodes_add(vm, &r->counted, node);
+}
+
 bool rec_counted_cut(qn_vm *vm, qn_value *list) {
   qn_dim n;
   if (!value_is_counted(*list) || (stacked_mark(*list) & (COUNTED_LOOKS | COUNTED_FRONT))) return true;
+  if (!note_count(vm, counted_count(*list))) return false;
   if (!data_size_of(vm, counted_count(*list), &n)) return !error_pending(vm);
   const qn_list *parts = counted_parts(*list);
   qn_list *out = list_new(vm, parts->len - 1);
@@ -524,12 +535,15 @@ bool rec_counted_cut(qn_vm *vm, qn_value *list) {
   for (uint32_t k = 0; k < out->len && ok; k++) {
     int64_t sizes[ARRAY_MAX_RANK];
     rec_sizes(vm, parts->items[k], sizes);
-    qn_value part = rec_size_ordered(vm, n, sizes[0]) ? op_slice(vm, parts->items[k], 0, 0, n, 1) : value_error();
+    qn_dim rows = n; /* (no more than there are, which in an arm need not be known) */
+    if (vm->rec->arm && !rec_size_certain(vm, n, sizes[0])) rows = dim_make(rec_dims(vm), DIM_MIN, n, sizes[0]);
+    const bool fits = vm->rec->arm || rec_size_ordered(vm, n, sizes[0]);
+    qn_value part = fits ? op_slice(vm, parts->items[k], 0, 0, rows, 1) : value_error();
     ok = !value_is_error(part);
     if (ok) out->items[k] = part;
   }
   qn_value cut = ok ? rec_stacked(vm, value_retain(value_list(*list)->items[STACKED_SHAPE]), all) : value_fail(vm, all);
-  if (value_is_error(cut)) return error_pending(vm) ? false : data_sizes_end(rec_now(vm));
+  if (value_is_error(cut)) return !error_pending(vm) && (vm->rec->arm || data_sizes_end(rec_now(vm)));
   value_release(vm, *list);
   *list = cut;
   return true;

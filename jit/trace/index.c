@@ -109,8 +109,8 @@ static bool clip_bound(qn_vm *vm, int64_t v, bool symbolic, int64_t d, int64_t *
   dim_table *t = rec_dims(vm);
   bool positive = symbolic ? rec_size_certain(vm, 0, v) : v >= 0;
   if (symbolic && !positive && !rec_size_certain(vm, dim_add(t, v, 1), 0)) {
-    if (!rec_size_ordered(vm, 0, v)) return false;
-    positive = true;
+    positive = rec_size_hint(vm, v) >= 0;
+    if (!(positive ? rec_size_ordered(vm, 0, v) : rec_size_ordered(vm, dim_add(t, v, 1), 0))) return false;
   }
   if (positive) {
     *to = rec_size_certain(vm, v, d) ? v : dim_make(t, DIM_MIN, v, d);
@@ -133,6 +133,8 @@ static __attribute__((noinline)) bool clip_numbers(qn_vm *vm, const index_item *
   if (known && s->has_stop) known = clip_bound(vm, s->stop, s->size_stop, d, &to);
   if (!known) return rec_unknown_size(vm);
   int64_t way = dim_sub(t, to, from);
+  if (from < 0 && to == d && (s->size_start || s->start >= 0) && from == dim_make(t, DIM_MIN, s->start, d))
+    way = dim_sub(t, d, s->start); /* so that it is as long without the first as without the last elements */
   if (way < 0 && !rec_size_certain(vm, 0, way)) way = dim_make(t, DIM_MAX, way, 0);
   if (s->step < 0) from = dim_sub(t, d, 1);
   if (from < 0 && !rec_size_certain(vm, 0, from)) from = dim_make(t, DIM_MAX, from, 0);

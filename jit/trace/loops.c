@@ -964,7 +964,8 @@ static qn_value zeros_leaf(void *ctx, qn_value v) {
   uint32_t node = value_is_operand(v) ? rec_node(l->body, v) : 0;
   if (!node) return value_is_operand(v) ? value_error() : value_retain(v);
   graph_type t = l->body->g->nodes[node].type;
-  uint32_t zeros = sizes_type_outside(l->body, &t) ? graph_full(l->r->g, &t, 0, rec_site(l->r)) : 0;
+  uint32_t zeros =
+      sizes_type_outside(l->body, &t) && sizes_can_be(l->r, &t) ? graph_full(l->r->g, &t, 0, rec_site(l->r)) : 0;
   return zeros ? rec_value_of(l->r, zeros) : value_error();
 }
 

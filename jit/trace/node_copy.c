@@ -58,9 +58,11 @@ bool copy_done(node_copy *c) {
 }
 
 bool copy_all(qn_vm *vm, graph *to, const graph *from, const uint32_t *in, uint32_t *outs,
-              uint32_t (*settled)(void *ctx, uint32_t node), void *ctx) {
+              uint32_t (*settled)(void *ctx, uint32_t node), qn_dim (*number)(void *ctx, uint32_t node), void *ctx) {
   node_copy c;
   bool ok = copy_begin(&c, vm, to, from, 0);
+  c.dims.number = number;
+  c.dims.ctx = ctx;
   for (uint32_t i = 1; i < from->n && ok; i++) {
     const graph_node *n = &from->nodes[i];
     c.map[i] = n->kind == NODE_INPUT ? in[n->payload.input] : copy_node(&c, i);

@@ -26,8 +26,9 @@ QN_MUST_CHECK bool copy_input(node_copy *c, uint32_t i);
 QN_MUST_CHECK bool copy_done(node_copy *c);
 void copy_end(node_copy *c);
 /* Appends copies of all nodes of `from` to `to`, with nodes in[i] of `to` in place of its inputs, and what `settled` gives for each in place of those with
- * regions (0: it has raised an error). outs[k] becomes the node of output k. False with an error raised. */
+ * regions (0: it has raised an error). `number`: as size_map.number. outs[k] becomes the node of output k. False with an error raised. */
 QN_MUST_CHECK bool copy_all(qn_vm *vm, graph *to, const graph *from, const uint32_t *in, uint32_t *outs,
-                            uint32_t (*settled)(void *ctx, uint32_t node), void *ctx);
+                            uint32_t (*settled)(void *ctx, uint32_t node), qn_dim (*number)(void *ctx, uint32_t node),
+                            void *ctx);
 
 #endif

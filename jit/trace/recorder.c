@@ -192,18 +192,19 @@ static qn_value append_op(struct recording *r, op_id op, const qn_value *in, con
   if (!op_infer(&r->g->dims, op, types, nin, attr, &inferred, &why)) {
     bool numbers = false; /* what does not fit may do so in the program, whose sizes are others */
     for (int k = 0; k < nin; k++) numbers |= sizes_are_numbers(r, &types[k]);
+    for (int k = 0; k < attr->n; k++) numbers |= op_attr_is_dim(op, k) && dim_is_number(&r->g->dims, attr->d[k]);
     if (numbers) return rec_unknown_size(vm), value_error();
     return op_refuse(vm, op, in, nin, &why);
   }
-  if (r->g->dims.numbers_of_data) { /* checks come before what relies on them */
+  if (r->g->dims.numbers_of_data || r->g->dims.strict) { /* checks come before what relies on them */
     if (nin && sizes_are_numbers(r, &types[0])) note_order(r, op, &types[0], attr);
-    if (!sizes_hold(r)) return value_error();
+    if (!sizes_hold(r, true)) return value_error();
   }
   if (!check_constants(r, op, in, nin, &inferred)) return value_error();
   uint32_t node = graph_op_typed(r->g, op, nodes, nin, attr, &inferred, rec_site(r));
   if (!node) return raise_memory(vm);
   if (nin && (r->g->dims.strict || r->arm_sizes)) note_order(r, op, &types[0], attr);
-  if (r->g->dims.strict && !sizes_hold(r)) return value_error();
+  if (r->g->dims.strict && !sizes_hold(r, false)) return value_error();
   if (!vmap_advance(r)) return value_error();
   qn_value out = rec_value_of(r, node);
   if (value_is_error(out) && r->tries) (void)!graph_node_prove(r->g, node); /* it has failed, and does not fail again */

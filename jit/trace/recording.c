@@ -330,6 +330,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->size_inputs, r->size_inputs_cap * sizeof *r->size_inputs);
   mem_free(vm, r->made, r->made_cap * sizeof *r->made);
   nodes_free(vm, &r->size_ints);
+  nodes_free(vm, &r->counted);
   if (r->sizes) mem_free(vm, r->name_symbols, r->sizes->nnames * sizeof *r->name_symbols);
   rewrite_notes_free(vm, &r->rewritten);
   regions_cut(vm, &r->regions, 0);

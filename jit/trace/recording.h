@@ -95,10 +95,17 @@ struct recording {
     uint32_t node; /* of `in`; 0: none */
     int64_t more;  /* is added to it */
   } count_ends[2];
-  uint32_t sized;   /* facts of the graph's dims before this one are settled (sizes_hold) */
-  uint32_t carries; /* how many first inputs are carries of a loop, whose values change from turn to turn */
-  rec_way *way;     /* of the recording around all arms: the innermost one in progress */
-  int timid;        /* of the recording around all arms: no arm may expect that a loop in it has a turn */
+  uint32_t
+      when; /* of an arm: the condition, a node of `outer`, that has this truth wherever it is run; 0: none is known */
+  bool when_truth;
+  uint32_t
+      sized; /* facts of the graph's dims before this one are settled (sizes_hold), or the last one is about to be; */
+  uint32_t settled;  /* before this one they are settled */
+  node_list counted; /* numbers of it that count the items of lists, so that none is below 0 */
+  uint32_t searched; /* of the recording around all arms: steps of proofs that sizes are not negative (size_proofs.c) */
+  uint32_t carries;  /* how many first inputs are carries of a loop, whose values change from turn to turn */
+  rec_way *way;      /* of the recording around all arms: the innermost one in progress */
+  int timid;         /* of the recording around all arms: no arm may expect that a loop in it has a turn */
   int whole_turns; /* of the recording around all arms: loops in progress whose turns are not split at the ends of tries */
   double unrolled; /* how many nodes the loops captured so far would have made if unrolled */
   bool arm_sizes;  /* of an arm: it has symbolic sizes of arrays (sizes.c) */
@@ -370,6 +377,14 @@ bool sizes_agree(struct recording *r, const graph_type *a, const graph_type *b);
 void sizes_lift(struct recording *r);
 /* Is a host int data, and can it be a size of the call that is recorded? Then *d is that. False: it cannot, or an error is raised (data_sizes.c). */
 bool data_size_of(qn_vm *vm, qn_value v, qn_dim *d);
+/* May host ints that are data be sizes in an arm? */
+bool data_sizes_in_arm(const struct recording *r);
+/* The symbol of a host int of r that is data. */
+qn_dim data_size_symbol(struct recording *r, uint32_t node, int64_t now);
+/* Does a size of arm r depend on such a number? */
+bool data_sizes_are_in(struct recording *r, qn_dim d);
+/* A fact of order about such sizes of arm r is not known to hold: from here on the call goes on only if it does. False: that cannot be asked. */
+bool data_sizes_ask(struct recording *r, const dim_fact *f);
 /* May numbers of a loop's turns be sizes? Inside gradients only if these can follow them. */
 bool turns_may_size(const struct recording *r);
 /* A gradient cannot. True: the call is recorded once more without such sizes, or made by the interpreter; an error is raised. */
@@ -425,6 +440,8 @@ QN_MUST_CHECK rec_answer arms_refused(struct recording *r);
 int may_guard(struct recording *r, qn_value v);
 /* Does a value come from an array's element, or from a region? Then no guard can be asked for it. */
 bool rec_is_data(const struct recording *r, qn_value v);
+/* The same of a node, but not of what changes from turn to turn: that the host may know once the turns are apart. */
+bool rec_number_of_data(const struct recording *r, uint32_t node);
 /* How many gradients are in progress, one inside the other, here and around the arms that r lies in. Inside another one that pushes tangents counts
  * as two. */
 int rec_derivatives(const struct recording *r);

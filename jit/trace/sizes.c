@@ -17,15 +17,12 @@
 
 #include <string.h>
 
-#include "jit/graph/dim_bounds.h"
 #include "jit/graph/region_builder.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 
 /* ---- which sizes are to be symbolic ------------------------------------------------------------------------------------------- */
-
-enum { SIZE_LEAST = 2 /* smaller sizes are never symbolic */ };
 
 /* A class of axes: the size that they had (or their symbol) and the size that they have. */
 typedef struct size_class {
@@ -395,11 +392,10 @@ static bool fixes(const dim_table *t, const dim_fact *f) {
   return f->relation == DIM_EQ && f->b >= 0 && f->a < 0 && t->exprs[~f->a].op == DIM_SYMBOL;
 }
 
-/* Have all symbols in a size certain values? */
-static bool is_fixed(const dim_table *t, qn_dim d) {
+bool sizes_fixed(const dim_table *t, qn_dim d) {
   if (d >= 0) return true;
   const dim_expr *e = &t->exprs[~d];
-  if (e->op != DIM_SYMBOL) return is_fixed(t, e->a) && is_fixed(t, e->b);
+  if (e->op != DIM_SYMBOL) return sizes_fixed(t, e->a) && sizes_fixed(t, e->b);
   for (uint32_t i = 0; i < t->nfacts; i++)
     if (t->facts[i].a == d && fixes(t, &t->facts[i])) return true;
   return false;
@@ -412,9 +408,9 @@ static void facts_prune(dim_table *t) {
   dim_fact *kept = t->facts;
   for (uint32_t i = 0; i < t->nfacts; i++) {
     const dim_fact f = t->facts[i];
-    bool follows = !fixes(t, &f) && is_fixed(t, f.a) && is_fixed(t, f.b);
+    bool follows = !fixes(t, &f) && sizes_fixed(t, f.a) && sizes_fixed(t, f.b);
     if (follows || is_plain(t, &f) || dim_is_late(t, f.a) || dim_is_late(t, f.b)) continue;
-    if (n < i) { /* the order of facts does not matter, and all of them stay until the end, for is_fixed */
+    if (n < i) { /* the order of facts does not matter, and all of them stay until the end, for sizes_fixed */
       t->facts[i] = kept[n];
       kept[n] = f;
     }
@@ -736,7 +732,7 @@ bool sizes_op_of(op_id op, dim_op *to) {
 static struct number_range range_outside(struct recording *r, qn_dim d) {
   const dim_table *t = &r->g->dims;
   int64_t c = dim_hint(t, d);
-  if (d >= 0 || is_fixed(t, d)) return (struct number_range){c, c, c};
+  if (d >= 0 || sizes_fixed(t, d)) return (struct number_range){c, c, c};
   return (struct number_range){least(t, d), INT64_MAX, c};
 }
 
@@ -754,12 +750,12 @@ static struct number_range range_at(struct recording *r, uint32_t node, int dept
     return range_made(DIM_SUB, (struct number_range){0, 0, 0}, range_at(r, n->in[0], depth + 1, left));
   if (n->kind == NODE_OP && n->nin == 2 && sizes_op_of((op_id)n->op, &op))
     return range_made(op, range_at(r, n->in[0], depth + 1, left), range_at(r, n->in[1], depth + 1, left));
-  if (n->kind != NODE_INPUT) return any_number;
+  struct number_range x = any_number;
+  if (!r->arm && node < r->vals_cap && value_is(v = r->vals[node], TAG_INT)) x.about = v.u.i;
+  if (n->kind != NODE_INPUT) return x;
   uint32_t k = n->payload.input;
   if (!r->arm) {
     v = node < r->vals_cap ? r->vals[node] : value_unset();
-    struct number_range x = any_number;
-    if (value_is(v, TAG_INT)) x.about = v.u.i;
     if (value_is(v, TAG_INT) && key_number(&r->observed_nodes, node)) return (struct number_range){v.u.i, v.u.i, v.u.i};
     return sizes_of_number(r, node, &d) ? range_outside(r, d) : x;
   }
@@ -803,12 +799,12 @@ static struct number_range counts_range(struct recording *r, int *left) {
   return x;
 }
 
-/* Where a size of an arm lies. */
-static struct number_range range_of_size(struct recording *r, qn_dim d) {
+struct number_range sizes_between(struct recording *r, qn_dim d) {
   int64_t c;
   if (dim_is_const(&r->g->dims, d, &c)) return (struct number_range){c, c, c};
   const dim_expr e = r->g->dims.exprs[~d];
-  if (e.op != DIM_SYMBOL) return range_made((dim_op)e.op, range_of_size(r, e.a), range_of_size(r, e.b));
+  if (e.op != DIM_SYMBOL) return range_made((dim_op)e.op, sizes_between(r, e.a), sizes_between(r, e.b));
+  if (e.source == DIM_FROM_NUMBER) return sizes_range(r, e.ref);
   if (e.source == DIM_FROM_SCALAR) return sizes_range(r, r->g->inputs[e.ref]);
   if (e.source == DIM_FROM_NODE) return (struct number_range){0, INT64_MAX, e.hint};
   struct recording *base = r;
@@ -1091,6 +1087,18 @@ static bool input_made_of_sizes(struct recording *r, uint32_t k, qn_dim *d, int 
          size_into_arm(r, r->outer, outer, d);
 }
 
+/* Makes a size of a number that data in an arm decide. False: it cannot be one. */
+static bool size_of_data(struct recording *r, uint32_t node, qn_dim *d) {
+  if (!data_sizes_in_arm(r) || !rec_number_of_data(r, node)) return false;
+  r->g->dims.strict = true;
+  return (*d = data_size_symbol(r, node, any_number.about)) < 0;
+}
+
+bool sizes_number_in_arm(struct recording *r, uint32_t node, qn_dim *d) {
+  const graph_node *n = &r->g->nodes[node];
+  return n->kind == NODE_INPUT ? (*d = symbol_of_input(r, n->payload.input)) < 0 : size_of_data(r, node, d);
+}
+
 /* Makes a size of a number of an arm: its inputs, and what is computed from them, `depth` operations down. False: it is made of something
  * else, or an error is raised. */
 static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int depth) {
@@ -1111,154 +1119,22 @@ static bool size_of_turn(struct recording *r, uint32_t node, qn_dim *d, int dept
   }
   if (n->kind == NODE_OP && n->op == OP_neg)
     return size_of_turn(r, n->in[0], &a, depth + 1) && (*d = dim_make(&r->g->dims, DIM_SUB, 0, a), true);
-  if (n->kind != NODE_OP || n->nin != 2 || !sizes_op_of((op_id)n->op, &op)) return false;
+  if (n->kind != NODE_OP || n->nin != 2 || !sizes_op_of((op_id)n->op, &op)) return size_of_data(r, node, d);
   uint32_t in[2] = {n->in[0], n->in[1]};
   if (!size_of_turn(r, in[0], &a, depth + 1) || !size_of_turn(r, in[1], &b, depth + 1)) return false;
   *d = dim_make(&r->g->dims, op, a, b);
   return true;
 }
 
-/* ---- what is certain of sizes of turns ------------------------------------------------------------------------------------------------
- *
- * Where the ends of ranges do not tell, a proof (dim_bounds.h): in its table sizes of the recording outside of all arms and numbers of loops
- * that count are symbols, which are known by their place there, and by their node and the depth of their recording. What is left to ask
- * of sizes outside becomes a fact, and so a guard. */
-
-static bool proof_number(struct recording *r, dim_proof *p, uint32_t node, int depth, qn_dim *d);
-
-/* A size of recording r in the table of a proof. */
-static bool proof_size(struct recording *r, dim_proof *p, qn_dim d, int depth, qn_dim *to) {
-  const dim_table *t = &r->g->dims;
-  int64_t c;
-  qn_dim a, b;
-  if (dim_is_const(t, d, &c)) return *to = dim_const(&p->t, c), true;
-  const dim_expr e = t->exprs[~d];
-  if (e.op != DIM_SYMBOL) {
-    if (!proof_size(r, p, e.a, depth, &a) || !proof_size(r, p, e.b, depth, &b)) return false;
-    return *to = dim_make(&p->t, (dim_op)e.op, a, b), true;
-  }
-  if (r->arm && e.source == DIM_FROM_INPUT)
-    return proof_size(r->outer, p, r->outer->g->nodes[r->captures[e.ref]].type.shape[e.axis], depth, to);
-  if (r->arm) return e.source == DIM_FROM_SCALAR && proof_number(r, p, r->g->inputs[e.ref], depth, to);
-  if (is_fixed(t, d)) return *to = dim_const(&p->t, e.hint), true;
-  *to = dim_symbol(&p->t, DIM_FROM_INPUT, (uint32_t)~d, 0, e.hint, NULL);
-  bool late = dim_is_late(t, d);
-  dim_proof_bound(p, *to, (dim_bound){late ? BOUND_UNKNOWN : BOUND_SIZE, true, late ? 0 : SIZE_LEAST, 0});
-  return *to < 0;
-}
-
-/* The number of a loop that counts, in its body r, in the table of a proof. */
-static bool proof_count(struct recording *r, dim_proof *p, uint32_t node, int depth, qn_dim *d) {
-  enum { DEEPEST = 64 };
-  qn_dim ends[2];
-  uint16_t place = 0;
-  for (int i = 0; i < 2; i++) {
-    const struct count_end *e = &r->count_ends[i];
-    if (depth > DEEPEST) return false;
-    ends[i] = 0;
-    if (e->node && !proof_number((struct recording *)e->in, p, e->node, depth + 1, &ends[i])) return false;
-    ends[i] = dim_make(&p->t, DIM_ADD, ends[i], dim_const(&p->t, e->more));
-  }
-  for (const struct recording *x = r; x->arm && place < UINT16_MAX; x = x->outer) place++;
-  *d = dim_symbol(&p->t, DIM_FROM_SCALAR, node, place, 0,
-                  NULL); /* (other symbols are sizes, which are never negative) */
-  dim_proof_bound(p, *d, (dim_bound){BOUND_ENDS, true, ends[0], dim_make(&p->t, DIM_SUB, ends[1], 1)});
-  return *d < 0;
-}
-
-/* A number of recording r, `depth` numbers and operations away, in the table of a proof. */
-static bool proof_number(struct recording *r, dim_proof *p, uint32_t node, int depth, qn_dim *d) {
-  enum { DEEPEST = 64 };
-  const graph_node *n = &r->g->nodes[node];
-  qn_value v;
-  dim_op op;
-  qn_dim a, b;
-  if (!n->type.weak || n->type.dtype != WEAK_INT || depth > DEEPEST || --p->left < 0) return false;
-  if (graph_const_value(r->g, node, &v)) return *d = dim_const(&p->t, v.u.i), true;
-  if (n->kind == NODE_OP && n->op == OP_neg)
-    return proof_number(r, p, n->in[0], depth + 1, &a) && (*d = dim_make(&p->t, DIM_SUB, 0, a), true);
-  if (n->kind == NODE_OP && n->nin == 2 && sizes_op_of((op_id)n->op, &op)) {
-    if (!proof_number(r, p, n->in[0], depth + 1, &a) || !proof_number(r, p, n->in[1], depth + 1, &b)) return false;
-    return *d = dim_make(&p->t, op, a, b), true;
-  }
-  if (n->kind != NODE_INPUT) return false;
-  uint32_t k = n->payload.input;
-  if (r->arm && r->count == k + 1) return proof_count(r, p, node, depth, d);
-  if (r->arm) return k >= r->carries && proof_number(r->outer, p, r->captures[k], depth + 1, d);
-  if (sizes_of_number(r, node, &a)) return proof_size(r, p, a, depth, d);
-  v = node < r->vals_cap ? r->vals[node] : value_unset();
-  if (!value_is(v, TAG_INT) || !key_number(&r->observed_nodes, node)) return false;
-  return *d = dim_const(&p->t, v.u.i), true;
-}
-
-/* A size of a proof as one of the recording outside of all arms. */
-static qn_dim proof_outside(const dim_table *p, dim_table *t, qn_dim d) {
-  int64_t c;
-  if (dim_is_const(p, d, &c)) return dim_const(t, c);
-  const dim_expr e = p->exprs[~d];
-  if (e.op == DIM_SYMBOL) return ~(qn_dim)e.ref;
-  return dim_make(t, (dim_op)e.op, proof_outside(p, t, e.a), proof_outside(p, t, e.b));
-}
-
-/* Is size d of arm r never negative, in no turn? What must hold of sizes outside of all arms, so that this is so, becomes facts. */
-static bool holds_in_turns(struct recording *r, qn_dim d) {
-  if (range_of_size(r, d).low >= 0) return true;
-  if (!r->arm) return false;
-  enum { NUMBERS = 512 /* looked at */ };
-  arena a;
-  dim_proof p;
-  arena_init(&a, r->vm);
-  dim_proof_init(&p, &a);
-  p.left = NUMBERS;
-  dim_table *t = &rec_base(r)->g->dims;
-  bool ok = proof_size(r, &p, d, 0, &d) && !a.failed;
-  if (ok && !dim_proves(&p, d)) {
-    ok = dim_demands(&p, d);
-    for (int i = 0; ok && i < p.ndemands; i++) dim_assume(t, 0, DIM_LE, proof_outside(&p.t, t, p.demands[i]));
-  }
-  arena_free(&a);
-  if (error_pending(r->vm)) error_clear(r->vm); /* of memory: then it is not known */
-  return ok;
-}
-
-/* The host ints outside of all arms that the numbers of loops around arm r lie between are guarded, as sizes are. Were any not guarded? */
-static bool pin_ends(struct recording *r) {
-  struct recording *base = rec_base(r), *active = r->vm->rec;
-  uint32_t before = base->nobserved;
-  for (struct recording *body = r; body->arm; body = body->outer) {
-    for (int i = 0; i < 2 && body->count; i++) {
-      struct recording *x = (struct recording *)body->count_ends[i].in;
-      uint32_t node = body->count_ends[i].node;
-      if (!node) continue;
-      for (; x->arm && x->g->nodes[node].kind == NODE_INPUT && x->g->nodes[node].payload.input >= x->carries;
-           x = x->outer)
-        node = x->captures[x->g->nodes[node].payload.input];
-      qn_dim d;
-      if (x->arm || !x->capturing || graph_const_value(x->g, node, &(qn_value){0}) || sizes_of_number(x, node, &d))
-        continue;
-      qn_value v = rec_value_of(x, node);
-      if (!value_is(v, TAG_INT) || rec_is_data(x, v)) continue;
-      r->vm->rec = x;
-      (void)sizes_guard(r->vm, v);
-      r->vm->rec = active;
-    }
-  }
-  if (error_pending(r->vm)) error_clear(r->vm); /* of memory: then it is not guarded */
-  return base->nobserved > before;
-}
-
-/* As holds_in_turns, if necessary with guards on the values of numbers and sizes. */
-static bool holds_guarded(struct recording *r, qn_dim d) {
-  return holds_in_turns(r, d) || (pin_ends(r) && holds_in_turns(r, d)) || (sizes_pin_all(r) && holds_in_turns(r, d));
-}
-
-/* Does a fact hold wherever the numbers lie, if necessary guarded ones? */
-static bool fact_holds(struct recording *r, const dim_fact *f) {
+/* Does a fact of arm r hold wherever the numbers lie, if necessary guarded ones? With `ask` those that data decide are checked where that is not
+ * known. */
+static bool fact_holds(struct recording *r, const dim_fact *f, bool ask) {
   dim_table *t = &r->g->dims;
   if (f->relation == DIM_EQ) return false; /* a size that got too long */
   if (f->relation == DIM_NE) return true;  /* nothing relies on it */
   qn_dim more = dim_make(t, DIM_SUB, f->b, f->a);
-  return holds_guarded(r, f->relation == DIM_LT ? dim_make(t, DIM_SUB, more, 1) : more);
+  if (f->relation == DIM_LT) more = dim_make(t, DIM_SUB, more, 1);
+  return sizes_certain(r, more) || (ask && data_sizes_ask(r, f)) || sizes_certain_guarded(r, more);
 }
 
 bool sizes_pin_all(struct recording *r) {
@@ -1276,13 +1152,14 @@ void rec_graph_seen(qn_vm *vm, qn_value graph) {
   if (vm->rec) sizes_of_graph(vm->rec, graph);
 }
 
-bool sizes_hold(struct recording *r) {
+bool sizes_hold(struct recording *r, bool ask) {
   dim_table *t = &r->g->dims;
   if (!r->arm) return data_sizes_hold(r);
-  for (; r->sized < t->nfacts; r->sized++) {
-    const dim_fact f = t->facts[r->sized];
-    if (!dim_is_number(t, f.a) && !dim_is_number(t, f.b)) continue;
-    if (!fact_holds(r, &f)) return rec_give_up(r, BREAK_branch);
+  while (r->sized < t->nfacts) {
+    const dim_fact f = t->facts[r->sized++]; /* (a check of it is made of numbers, which have no sizes) */
+    const bool number = dim_is_number(t, f.a) || dim_is_number(t, f.b);
+    if (number && !fact_holds(r, &f, ask)) return !error_pending(r->vm) && rec_give_up(r, BREAK_branch);
+    r->settled = r->sized;
   }
   return true;
 }
@@ -1293,7 +1170,12 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
   int64_t c;
   qn_dim more = dim_make(t, DIM_SUB, b, a);
   if (dim_is_const(t, more, &c)) return c >= 0;
-  if (dim_is_number(t, more) && vm->rec->arm) return holds_guarded(vm->rec, more);
+  if (vm->rec->arm && dim_is_number(t, more)) {
+    const bool holds = sizes_certain(vm->rec, more) || data_sizes_ask(vm->rec, &(dim_fact){a, b, DIM_LE}) ||
+                       sizes_certain_guarded(vm->rec, more);
+    if (holds) dim_hint_agree(t, more);
+    return holds;
+  }
   if (dim_hint(t, more) < 0) return false;
   dim_assume(t, a, DIM_LE, b);
   return true;
@@ -1302,7 +1184,10 @@ bool rec_size_ordered(qn_vm *vm, int64_t a, int64_t b) {
 bool rec_size_certain(qn_vm *vm, int64_t a, int64_t b) {
   dim_table *t = rec_dims(vm);
   qn_dim more = dim_make(t, DIM_SUB, b, a);
-  return dim_is_number(t, more) && vm->rec->arm ? holds_in_turns(vm->rec, more) : rec_size_ordered(vm, a, b);
+  if (!vm->rec->arm || !dim_is_number(t, more)) return rec_size_ordered(vm, a, b);
+  if (!sizes_certain(vm->rec, more)) return false;
+  dim_hint_agree(t, more);
+  return true;
 }
 
 int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
@@ -1310,16 +1195,14 @@ int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
   return rec_size_ordered(vm, dim_add(rec_dims(vm), b, 1), a) ? 0 : -(int)!rec_unknown_size(vm);
 }
 
-/* Makes a size of v, a number of the arm in progress or of one around it. False: it is none, or made of something else; or an error is
- * raised. */
-static bool size_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
+bool sizes_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec;
   if (!r || !r->arm || !turns_may_size(r) || vmap_reads_value(r, v)) return false;
   uint32_t node = rec_traced(r, v);
   if (!node) {
     const struct recording *x = r->outer;
     while (x->arm && !rec_traced(x, v)) x = x->outer;
-    if (!x->arm) return false; /* it is guarded, or data */
+    if (!x->arm && !(data_sizes_in_arm(r) && rec_is_data(x, v))) return false; /* it is guarded */
     node = rec_node(r, v);
   }
   return node && size_of_turn(r, node, d, 0);
@@ -1393,7 +1276,12 @@ static bool size_of_sizes(qn_vm *vm, qn_value v, qn_dim *d) {
 
 bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
   struct recording *r = vm->rec;
-  if (size_in_arm(vm, v, size)) return *size >= 0 || rec_size_ordered(vm, 0, *size) || rec_give_up(r, BREAK_branch);
+  if (sizes_in_arm(vm, v, size)) {
+    const bool data = data_sizes_in_arm(r) && data_sizes_are_in(r, *size);
+    bool known = *size >= 0 || rec_size_ordered(vm, 0, *size);
+    if (known && data) known = rec_size_ordered(vm, *size, INT_SIZE_MOST);
+    return known || (!error_pending(vm) && rec_give_up(r, BREAK_branch));
+  }
   if (error_pending(vm)) return false;
   if (size_of_sizes(vm, v, size) && dim_hint(&r->g->dims, *size) >= 0) {
     if (least(&r->g->dims, *size) < 0) dim_assume(&r->g->dims, 0, DIM_LE, *size);
@@ -1422,7 +1310,7 @@ bool rec_whole_size(qn_vm *vm, qn_value *v, int64_t *size) {
 
 bool rec_bound(qn_vm *vm, qn_value v, bool *symbolic, int64_t *bound) {
   int64_t c;
-  *symbolic = size_in_arm(vm, v, bound) && !dim_is_const(&vm->rec->g->dims, *bound, &c);
+  *symbolic = sizes_in_arm(vm, v, bound) && !dim_is_const(&vm->rec->g->dims, *bound, &c);
   if (!*symbolic && !error_pending(vm)) *symbolic = size_of_sizes(vm, v, bound);
   if (!*symbolic && !error_pending(vm)) *symbolic = data_size_of(vm, v, bound);
   if (*symbolic || error_pending(vm)) return *symbolic;

@@ -70,6 +70,12 @@ qn_value sizes_guard(qn_vm *vm, qn_value v);
 /* The operation of sizes that an op of host ints is. */
 bool sizes_op_of(op_id op, dim_op *to);
 
+/* Makes a size of v, a number of the arm in progress or of one around it. False: it is none, or made of something else; or an error is raised. */
+bool sizes_in_arm(qn_vm *vm, qn_value v, qn_dim *d);
+
+/* The symbol of a number of an arm. False: it cannot be one. */
+bool sizes_number_in_arm(struct recording *r, uint32_t node, qn_dim *d);
+
 /* A number of the recording outside of all arms is about to be guarded, because it is a size: notes the inputs that it is made of, which may be
  * symbolic in a later recording. */
 void sizes_asked(struct recording *r, uint32_t node);
@@ -84,8 +90,23 @@ QN_MUST_CHECK bool sizes_of_turns(struct recording *body, struct recording *r, u
                                   qn_value end);
 /* Does a type depend on numbers of a turn? */
 bool sizes_are_numbers(const struct recording *r, const graph_type *t);
-/* Do the facts that sizes of arm r's latest nodes rely on hold in all turns? If that is not known the arm is given up. False with an error
- * raised. */
-QN_MUST_CHECK bool sizes_hold(struct recording *r);
+/* Do the facts that sizes of arm r's latest nodes rely on hold in all turns? If that is not known the arm is given up; but with `ask` a check is made of
+ * those that data decide, before what is appended next. False with an error raised. */
+QN_MUST_CHECK bool sizes_hold(struct recording *r, bool ask);
+
+/* ---- what is certain of sizes that are numbers (size_proofs.c) ---- */
+
+/* Is size d of r never negative, in no turn? What must hold of sizes outside of all arms, so that this is so, becomes facts. */
+bool sizes_certain(struct recording *r, qn_dim d);
+/* Can an array of this type be made in r, whatever numbers its sizes are made of? (What is known of one way need not hold in another.) */
+bool sizes_can_be(struct recording *r, const graph_type *t);
+/* The same as sizes_certain, if necessary with guards on the values of numbers and sizes. */
+bool sizes_certain_guarded(struct recording *r, qn_dim d);
+/* Where a size of an arm lies. */
+struct number_range sizes_between(struct recording *r, qn_dim d);
+/* Have all symbols in a size outside of all arms certain values, by facts? */
+bool sizes_fixed(const dim_table *t, qn_dim d);
+
+enum { SIZE_LEAST = 2 /* smaller sizes are never symbolic */ };
 
 #endif

@@ -190,7 +190,8 @@ static qn_value zeros_leaf(void *ctx, qn_value v) {
   uint32_t node = value_is_operand(v) ? rec_node(s->arm, v) : 0;
   if (!node) return value_is_operand(v) || rec_text_of(s->arm, v) ? value_error() : value_retain(v);
   graph_type t = s->arm->g->nodes[node].type;
-  uint32_t zeros = sizes_type_outside(s->arm, &t) ? graph_full(s->r->g, &t, 0, rec_site(s->r)) : 0;
+  uint32_t zeros =
+      sizes_type_outside(s->arm, &t) && sizes_can_be(s->r, &t) ? graph_full(s->r->g, &t, 0, rec_site(s->r)) : 0;
   return zeros ? rec_value_of(s->r, zeros) : value_error();
 }
 

@@ -459,7 +459,7 @@ static rec_answer try_once(struct recording *r, span at, const rec_handler *h, q
   vm_own(vm, &held, caught_drop, &c);
   vm_own(vm, &held_values, vm_drop_value, &values);
   bool ok = (c.before = slots_keep(vm, h->assigned)) && (c.arm = rec_arm_begin(r, NULL)) && run_body(&c, parts) &&
-            !c.arm->regions.n && !c.arm->g->failed && !c.arm->g->dims.strict;
+            !c.arm->regions.n && !c.arm->g->failed && arm_may_join(c.arm);
   if (!ok) vm_pop_to(vm, mark);
   ok = ok && arm_values(c.arm, h->assigned, parts, END_PARTS, &values);
   end_parts_free(vm, parts);

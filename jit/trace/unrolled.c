@@ -191,7 +191,7 @@ static rec_answer unroll_once(struct recording *r, span at, const rec_turns *tur
   vm_own(vm, &held_values, vm_drop_value, &values);
   bool ok = (u.before = slots_keep(vm, assigned)) && (u.arm = rec_arm_begin(r, NULL)) &&
             (turns->ends ? make_one(&u, parts) : make_turns(&u, parts)) && !u.arm->regions.n && !u.arm->g->failed &&
-            !u.arm->g->dims.strict;
+            arm_may_join(u.arm);
   if (!ok) vm_pop_to(vm, mark);
   if (ok) {
     const qn_value more[MADE] = {[MADE_RETURNED] = parts[END_RETURNED],

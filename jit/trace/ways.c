@@ -27,6 +27,7 @@
 #include "jit/trace/draws.h"
 #include "jit/trace/node_copy.h"
 #include "jit/trace/rec.h"
+#include "jit/trace/sizes.h"
 #include "jit/trace/vmap.h"
 
 /* ---- ends ---------------------------------------------------------------------------------------------------------------------- */
@@ -317,7 +318,8 @@ static qn_value fill_leaf(void *ctx, qn_value v) {
   struct join_result *x = add_result(j, j->from ? 0 : node, j->from ? node : 0, true);
   if (!x) return value_error();
   uint32_t *zeros = &x->nodes[!j->from];
-  if (!*zeros && take_inputs(j->ends[0]->r, j->ends[1]->r) && sizes_in_other(has->r, lacks->r, &t))
+  if (!*zeros && take_inputs(j->ends[0]->r, j->ends[1]->r) && sizes_in_other(has->r, lacks->r, &t) &&
+      sizes_can_be(lacks->r, &t)) /* (what is known of the other way need not hold in this one) */
     *zeros = graph_full(lacks->r->g, &t, 0, 0);
   return *zeros ? value_nil() : value_error();
 }

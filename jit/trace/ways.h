@@ -230,6 +230,8 @@ void slots_free(qn_vm *vm, rec_slots s, qn_value *kept);
 /* What the variables hold at the end of an arm, and n more values, as one list for arm_splice: *values, owned; nil where this gives false. False with
  * an error raised, or without one if a text among them waits for the arm, which would be lost. */
 QN_MUST_CHECK bool arm_values(struct recording *arm, rec_slots s, const qn_value *more, int n, qn_value *values);
+/* Can they join it? Not where its sizes depend on numbers that are none there. */
+bool arm_may_join(const struct recording *arm);
 /* The nodes of an arm join the recording around it. *v (owned), a value of the arm, becomes one of that; the error value, and false, with an
  * error raised. */
 QN_MUST_CHECK bool arm_splice(struct recording *r, struct recording *arm, qn_value *v);
