@@ -53,7 +53,7 @@ enum {
   LISTS_FEW = 16  /* and the items that they have before the loop */
 };
 
-/* A list that becomes a counted one. */
+/* A list that becomes a counted one: what a variable holds, or a part of it. */
 typedef struct state_list {
   int variable;
   uint32_t number, adds; /* its grown_items; how many items a turn adds at most */
@@ -68,6 +68,7 @@ typedef struct state_lists {
   uint32_t n;
   rec_slots slots;
   qn_value *plain; /* owned: what the variables hold before the loop */
+  qn_dim made;     /* as turns_made has it */
 } state_lists;
 
 typedef struct state_way {
@@ -263,15 +264,28 @@ static qn_value input_leaf(void *ctx, qn_value v) {
   return input ? rec_value_of(s->arm, input) : value_error();
 }
 
+/* The counted list with this number in a value, borrowed; unset: there is none. */
+static qn_value counted_in(qn_value v, uint32_t number) {
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return value_unset();
+  if (value_is_stacked(v)) return value_is_counted(v) && counted_number(v) == number ? v : value_unset();
+  uint32_t n;
+  const qn_value *parts = value_parts(v.u.p, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value found = counted_in(parts[i], number);
+    if (!value_is(found, TAG_UNSET)) return found;
+  }
+  return value_unset();
+}
+
 /* A turn is recorded to find out what it adds to lists. */
 static void look_begins(states *s) {
   for (uint32_t i = 0; s->lists && i < s->lists->n; i++) {
     state_list *x = &s->lists->of[i];
     grown_items *g = grown_of(s->r, x->number);
-    const qn_value v = *s->assigned.slots[x->variable];
+    const qn_value v = counted_in(*s->assigned.slots[x->variable], x->number);
     g->adds = 0;
     g->turns = rec_base(s->r)->turns;
-    x->count = value_is_counted(v) ? rec_node(s->arm, rec_stacked_length(s->vm, v)) : 0;
+    x->count = !value_is(v, TAG_UNSET) ? rec_node(s->arm, rec_stacked_length(s->vm, v)) : 0;
   }
 }
 
@@ -325,9 +339,10 @@ static void look_ended(states *s, const qn_value *parts) {
     if (g->adds > x->adds) x->adds = g->adds;
     x->within |= g->within;
     if (!parts || is_bool(parts[END_MISSED], true)) continue;
-    const qn_value v = *s->assigned.slots[x->variable];
+    const qn_value v = counted_in(*s->assigned.slots[x->variable], x->number);
     const bool stays = is_bool(parts[END_LEAVES], false) && is_bool(parts[END_RETURNS], false);
-    const uint32_t node = stays && x->count && value_is_counted(v) ? rec_node(s->arm, rec_stacked_length(s->vm, v)) : 0;
+    const uint32_t node =
+        stays && x->count && !value_is(v, TAG_UNSET) ? rec_node(s->arm, rec_stacked_length(s->vm, v)) : 0;
     const uint32_t missed = value_node(parts[END_MISSED]) ? rec_node(s->arm, parts[END_MISSED]) : 0;
     const arm_in all = {.g = s->arm->g};
     const int64_t more = node ? always_more(&all, node, missed, x->count, 0) : MORE_DIFFERS;
@@ -1156,27 +1171,72 @@ static void lists_drop(qn_vm *vm, void *what) {
   x->plain = NULL;
 }
 
-/* Variables get what stands for their lists while it is found out what is added. False if there are none, or with an error raised. */
-static bool lists_begin(struct recording *r, const rec_turns *turns, state_lists *lists) {
-  enum { BITS = 64 };
-  for (int i = 0; i < lists->slots.n && i < BITS && lists->n < LISTS_MAX; i++) {
-    qn_value *slot = lists->slots.slots[i], v = *slot;
-    if (!(turns->stacks >> i & 1) || !value_is(v, TAG_LIST) || value_is_stacked(v) || rec_grows(r->vm, v)) continue;
-    const qn_list *l = value_list(v);
-    if (l->len > LISTS_FEW || l->head.aux == OBJ_PROGRESS) continue;
-    uint32_t number = grown_new(r);
-    if (!number) return false;
-    if (!counted_begin(r, number, v)) {
-      if (error_pending(r->vm)) return false;
-      continue;
-    }
-    qn_value looks = counted_looks(r, number, v);
-    if (value_is_error(looks)) return false;
-    lists->of[lists->n++] = (state_list){.variable = i, .number = number, .each = MORE_MISSED};
-    *slot = looks;
-    value_release(r->vm, v);
+/* Puts other lists in place of some in what variables hold. */
+typedef struct lists_put {
+  struct recording *r;
+  const rec_turns *turns;
+  state_lists *lists;
+  int variable;
+  uint32_t at; /* the next one of `lists` */
+  uint32_t n;  /* how many have been replaced */
+  /* What stands for a list. Owned, or the error value; unset: it is not replaced. */
+  qn_value (*put)(struct lists_put *p, qn_value v, bool part);
+} lists_put;
+
+/* Of what a variable holds, or a part of it. Owned, or the error value. */
+static qn_value put_in(lists_put *p, qn_value v, bool part) {
+  qn_vm *vm = p->r->vm;
+  const bool list = value_is(v, TAG_LIST);
+  uint32_t n = 0;
+  if ((!list && !value_is(v, TAG_RECORD)) || rec_grows(vm, v)) return value_retain(v);
+  qn_value other = list ? p->put(p, v, part) : value_unset();
+  if (!value_is(other, TAG_UNSET)) return p->n++, other;
+  const qn_value *from = value_parts(v.u.p, &n);
+  if (!n || value_is_stacked(v)) return value_retain(v);
+  qn_value copy = vm_enter(vm, 0) ? parts_like(vm, v) : value_error();
+  if (value_is_error(copy)) return copy;
+  const uint32_t before = p->n;
+  qn_value *to = value_parts(copy.u.p, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value made = put_in(p, from[i], true);
+    if (value_is_error(made)) return value_fail(vm, copy);
+    to[i] = made;
   }
-  return lists->n > 0;
+  if (p->n == before) value_release(vm, copy);
+  return p->n == before ? value_retain(v) : copy;
+}
+
+/* The variables get what they hold in `from` (NULL: now), with other lists. False if that cannot be, perhaps with an error raised. */
+static bool lists_put_all(lists_put p, const qn_value *from) {
+  for (p.variable = 0; p.variable < p.lists->slots.n; p.variable++) {
+    qn_value *slot = p.lists->slots.slots[p.variable], v = put_in(&p, from ? from[p.variable] : *slot, false);
+    if (value_is_error(v)) return false;
+    value_release(p.r->vm, *slot);
+    *slot = v;
+  }
+  return true;
+}
+
+/* Is a list to become a counted one, as far as is known before the turns are looked at? A part of what a variable holds only while it is empty, since
+ * lists with items may be tuples. */
+static bool may_count(const lists_put *p, qn_value v, bool part) {
+  enum { BITS = 64 };
+  const qn_list *l = value_list(v);
+  if (value_is_stacked(v) || l->head.aux == OBJ_PROGRESS) return false;
+  if (part) return !l->len;
+  return p->variable < BITS && (p->turns->stacks >> p->variable & 1) && l->len <= LISTS_FEW;
+}
+
+static qn_value list_looks(lists_put *p, qn_value v, bool part) {
+  state_lists *lists = p->lists;
+  if (!may_count(p, v, part) || lists->n == LISTS_MAX) return value_unset();
+  const uint32_t number = grown_new(p->r);
+  if (!number) return value_error();
+  state_list *x = &lists->of[lists->n++];
+  *x = (state_list){.variable = p->variable, .number = number, .each = MORE_MISSED};
+  if (counted_begin(p->r, number, v)) return counted_looks(p->r, number, v);
+  x->plain = true;
+  return error_pending(p->r->vm) ? value_error() : value_unset();
 }
 
 /* How many turns there are: a size; 0: that is data, or not known. False with an error raised. */
@@ -1226,41 +1286,26 @@ static bool lists_look(struct recording *r, span at, const rec_turns *turns, sta
   for (uint32_t i = 0; i < lists->n; i++) {
     grown_items *g = grown_of(r, lists->of[i].number);
     g->looks = false;
-    lists->of[i].plain = !g->known || (!lists->of[i].adds && !g->stores && !g->removes);
+    lists->of[i].plain |= !g->known || (!lists->of[i].adds && !g->stores && !g->removes);
     some |= !lists->of[i].plain;
   }
   return ok && some;
 }
 
-/* The variables get counted lists. False if they cannot, perhaps with an error raised. */
-static bool lists_make(struct recording *r, const rec_turns *turns, state_lists *lists) {
-  qn_dim n;
-  if (!turns_made(r, turns, &n)) return false;
-  for (uint32_t i = 0; i < lists->n; i++) {
-    state_list *x = &lists->of[i];
-    if (x->plain) continue;
-    const qn_value held = lists->plain[x->variable];
-    const uint32_t len = value_list(held)->len;
-    qn_value *slot = lists->slots.slots[x->variable], old = *slot,
-             v = counted_new(r, x->number, held, room_for(r, x, n, len), false);
-    if (value_is_error(v)) return false;
-    *slot = v;
-    value_release(r->vm, old);
-  }
-  return true;
+static qn_value list_made(lists_put *p, qn_value v, bool part) {
+  if (!may_count(p, v, part) || p->at == p->lists->n) return value_unset();
+  state_list *x = &p->lists->of[p->at++];
+  if (x->plain) return value_unset();
+  return counted_new(p->r, x->number, v, room_for(p->r, x, p->lists->made, value_list(v)->len), false);
 }
 
-/* Behind the loop. False with an error raised. */
-static bool lists_end(struct recording *r, const state_lists *lists) {
-  for (uint32_t i = 0; i < lists->n; i++) {
-    qn_value *slot = lists->slots.slots[lists->of[i].variable], old = *slot;
-    if (lists->of[i].plain || !value_is_counted(old)) continue;
-    qn_value v = counted_end(r, old, lists->of[i].all);
-    if (value_is_error(v)) return false;
-    *slot = v;
-    value_release(r->vm, old);
+static qn_value list_ended(lists_put *p, qn_value v, bool part) {
+  (void)part;
+  for (uint32_t i = 0; i < p->lists->n && value_is_counted(v); i++) {
+    const state_list *x = &p->lists->of[i];
+    if (!x->plain && x->number == counted_number(v)) return counted_end(p->r, v, x->all);
   }
-  return true;
+  return value_unset();
 }
 
 /* As states_once, with counted lists in place of those that grow. */
@@ -1274,13 +1319,17 @@ static rec_answer states_with_lists(struct recording *r, span at, const rec_turn
   vm_own(vm, &held, lists_drop, &lists);
   rec_marked before = rec_mark(r);
   rec_answer answer = REC_NOT_YET;
-  bool ok = lists_begin(r, turns, &lists) && lists_look(r, at, turns, &lists);
+  const lists_put looks = {.r = r, .turns = turns, .lists = &lists, .put = list_looks};
+  lists_put make = looks;
+  make.put = list_made;
+  bool ok = lists_put_all(looks, lists.plain) && lists.n && lists_look(r, at, turns, &lists);
   slots_set(vm, assigned, lists.plain);
-  if (ok && vm->rec == r && !r->ended && lists_make(r, turns, &lists))
+  if (ok && vm->rec == r && !r->ended && turns_made(r, turns, &lists.made) && lists_put_all(make, lists.plain))
     answer = states_once(r, at, turns, rebinds, assigned, tries, &many);
   else
     answer = arms_refused(r);
-  if (answer == REC_DONE && !lists_end(vm->rec ? vm->rec : r, &lists)) answer = REC_FAILED;
+  lists_put end = {.r = vm->rec ? vm->rec : r, .lists = &lists, .put = list_ended};
+  if (answer == REC_DONE && !lists_put_all(end, NULL)) answer = REC_FAILED;
   if (answer == REC_NOT_YET) slots_set(vm, assigned, lists.plain);
   if (answer == REC_NOT_YET && !r->ended) forget_operands(r, before);
   vm_disown(vm, &held);
