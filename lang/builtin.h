@@ -40,7 +40,9 @@ typedef enum builtin_work {
   WORK_DERIVE, /* gives the function that computes derivatives of its first parameter */
   WORK_COUNT,  /* gives the numbers that a loop counts through */
   WORK_CHECK, /* does nothing if its first parameter is true, and fails, with the text that is the second one, if it is false */
-  WORK_TEXT,    /* a PURE one that gives a text and fails for no data: of values of a recorded call the text may wait */
+  WORK_TEXT,  /* a PURE one that gives a text and fails for no data: of values of a recorded call the text may wait */
+  WORK_HOLDS, /* a PURE one that only takes apart, puts together or counts what its marked parameters hold: it looks at no text in these, nor at one
+                 * that is such a parameter, but the first */
   WORK_READING, /* a READ one without parameters that gives a float: a recorded call reads it as a step */
   WORK_RANDOM   /* changes nothing but the random numbers to come, whose state is known to a recording (rec_seed) */
 } builtin_work;

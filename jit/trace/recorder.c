@@ -868,6 +868,11 @@ bool rec_text_look(qn_vm *vm, qn_value v) {
 /* A builtin may look at all texts in v. */
 static bool look_at_texts(void *ctx, qn_value v) { return rec_look(ctx, v); }
 
+/* May it look at texts in an argument? */
+static bool looks_at_texts(const builtin_def *def, const signature *sig, int i, qn_value v) {
+  return def->work != WORK_HOLDS || !sig->params[i].sized || (i == 0 && value_is(v, TAG_STR));
+}
+
 /* A builtin that makes a text of what waits. In an arm the text has no bytes yet; else the interpreter calls the builtin, on arguments with
  * data. As rec_builtin_call; REC_NOT_YET with *told 0: nothing among the arguments waits. */
 static rec_answer make_text(struct recording *r, const builtin_def *def, qn_value *args, int nargs, int *told,
@@ -1017,7 +1022,7 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
   }
   for (int i = 0; i < sig->nparams && vm->rec && rec_base(vm->rec)->ntexts;
        i++) /* who knows whether it looks at them? */
-    if (!tree_each_part(vm, args[i], look_at_texts, vm)) return REC_FAILED;
+    if (looks_at_texts(def, sig, i, args[i]) && !tree_each_part(vm, args[i], look_at_texts, vm)) return REC_FAILED;
   bool followed = def->work == WORK_RANDOM && vm->rec && taps_possible(vm->rec);
   bool effects = !followed && effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE &&
                  !(effect == BUILTIN_RAISES && vm->rec && (vm->rec->arm || vmap_catches(vm->rec)));
