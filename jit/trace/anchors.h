@@ -134,8 +134,9 @@ typedef struct vm_jit {
   rewrite_rule *rules;    /* patterns, those that are tried first in front (rewrites.c) */
   /* bytes of rows that loops which are run node by node keep (nodes.c): now, and at most since `kept_most` was set to 0 */
   int64_t kept_now, kept_most;
-  met_list met; /* while calls that must be one graph are made */
-  int applying; /* how many times these are being applied: meanwhile the list stays as it is */
+  met_list met;        /* while calls that must be one graph are made */
+  bool asks_for_whole; /* the program has made functions whose calls must be one graph */
+  int applying;        /* how many times these are being applied: meanwhile the list stays as it is */
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
 

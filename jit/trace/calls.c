@@ -521,7 +521,10 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
  * and then not any more. */
 static void count_failure(qn_vm *vm, anchor_specializations *list, const struct recording *r) {
   enum { FAILURES = 8 };
-  if (!error_catchable(vm) || vm->error->id == E_memory || ++list->failed < FAILURES) return;
+  if (!error_catchable(vm) || vm->error->id == E_memory) return;
+  const bool again = vm->error->id == E_no_graph && r->why_asking; /* calls like it are to fail, too (fullgraph.c) */
+  list->misses -= again && list->misses > 0;
+  if (again || ++list->failed < FAILURES) return;
   if (r->tried && !list->tries_apart)
     list->tries_apart = true, list->failed = 0;
   else
@@ -713,6 +716,7 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   break_reason why = complete ? BREAK_memory : r->why;
   if (e && (r->restart || r->retry) && (e->state == SPEC_BROKEN || r->expects_end) && list->restarts < RESTARTS_MAX)
     e->retry = true, list->restarts++;
+  if (e && e->state == SPEC_BROKEN && r->why_asking) e->retry = true; /* (explain has asked: then it is no error) */
   if (e) e->kept_bytes = jit_of(vm)->kept_most;
   if (e && vm->asked.whole) fullgraph_note(vm, r, e);
   if (e) e->expects_end = r->expects_end, e->expects_turns = r->expects_turns, e->limits_turns = r->limits_turns;

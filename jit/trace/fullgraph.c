@@ -4,6 +4,8 @@
  * (interp/parts.c), in the functions that it calls, too. So all that lies on the way of this call is met: places where captures end, what the
  * host makes, numbers that it reads, and ways that would leave the graph. Each recording that ends notes what it came by, which stays with the
  * broken specialization, since later calls of it record nothing. Parts that were recorded before are looked up.
+ *
+ * Inside gradients and vmap a call is a part of the recording around it: see "calls within recordings".
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,21 +41,26 @@ static void add_place(qn_vm *vm, met_list *l, met_kind kind, span at) {
   if (source_get(vm, at.source)) add(vm, l, (met){.kind = (uint8_t)kind, .why = {.at = at}});
 }
 
-/* Adds the numbers that a graph, which may be an arm or a body, reads from arrays. */
-static void add_reads(qn_vm *vm, met_list *l, const graph *g) {
-  for (uint32_t i = 1; i < g->n; i++) {
+/* Adds the numbers that a graph, which may be an arm or a body, reads from arrays, from node `from` on. */
+static void add_reads(qn_vm *vm, met_list *l, const graph *g, uint32_t from) {
+  for (uint32_t i = from; i < g->n; i++) {
     const graph_node *x = &g->nodes[i];
-    for (int k = 0; k < 2 && graph_kind_has_regions(x->kind); k++) add_reads(vm, l, x->payload.regions[k]);
+    for (int k = 0; k < 2 && graph_kind_has_regions(x->kind); k++) add_reads(vm, l, x->payload.regions[k], 1);
     if (x->kind == NODE_OP && x->type.weak && x->nin && !g->nodes[x->in[0]].type.weak)
       add_place(vm, l, MET_READ, node_place(vm, g, i));
   }
 }
 
+/* Adds effects, from number `from` on. */
+static void add_effects(qn_vm *vm, met_list *l, const tap_list *taps, uint32_t from) {
+  for (uint32_t i = from; i < taps->n; i++)
+    add(vm, l, (met){.kind = MET_EFFECT, .name = taps->list[i].def->name, .why = {.at = taps->list[i].at}});
+}
+
 /* Adds what the recording of a call or of a part has come by. `g`: what it has recorded, or NULL. */
 static void add_recorded(qn_vm *vm, met_list *l, const specialization *e, const graph *g) {
-  for (uint32_t i = 0; i < e->taps.n; i++)
-    add(vm, l, (met){.kind = MET_EFFECT, .name = e->taps.list[i].def->name, .why = {.at = e->taps.list[i].at}});
-  if (g) add_reads(vm, l, g);
+  add_effects(vm, l, &e->taps, 0);
+  if (g) add_reads(vm, l, g, 1);
   if (e->state != SPEC_BROKEN || e->why == BREAK_no_arrays || e->why == BREAK_memory) return;
   met x = {.kind = MET_BREAK, .why = {.number = (int)e->why, .at = e->why_at}};
   memcpy(x.why.text, e->why_text, sizeof x.why.text);
@@ -186,7 +193,8 @@ bool fullgraph_apart(qn_vm *vm, const jit_anchor *a) {
   return rec_break(r, BREAK_apart, a->name);
 }
 
-qn_value fullgraph_check(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result) {
+/* Raises the error of a call of a function with this anchor: why it is no graph, and, if `list` is not NULL, what was met on the way. */
+static void raise_broken(qn_vm *vm, const jit_anchor *a, const rec_reason *why, met_list *list) {
   static const struct {
     met_kind kind;
     const char *what;
@@ -194,26 +202,79 @@ qn_value fullgraph_check(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value r
                 {MET_READ, "numbers that the host reads on the way"},
                 {MET_EXIT, "ways that would be no part of the graph"}};
   enum { KINDS = sizeof places / sizeof *places };
-  specialization *e = vm->asked.served;
-  break_reason why = !e ? (break_reason)vm->asked.refused : e->state == SPEC_BROKEN ? e->why : BREAK_none;
-  if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be available next time */
-  value_release(vm, result);
-  raise_error(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
-              a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
-              e ? e->why_text : "");
-  const qn_fn *within = transform_within(fn);
-  if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
-  met_list *now = &jit_of(vm)->met;
-  told t = {.vm = vm, .list = e ? &e->met : now, .about = e ? e->why_at : SPAN_NONE};
-  for (uint32_t i = 0; e && i < now->n; i++) add(vm, t.list, now->all[i]);
-  found_steps found = {vm, t.list};
-  if (e) add_recorded(vm, t.list, e, NULL);
-  if (within->head.flags == FN_USER)
-    vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), add_step, &found);
-  if (t.list->n) qsort(t.list->all, t.list->n, sizeof *t.list->all, by_place);
-  uint32_t noted = break_hints[why] != NULL;
+  const char *hint = break_hints[why->number];
+  raise_error(vm, E_no_graph, why->at, "%s cannot be captured as one graph: %s%s%s", a->name ? a->name : "the function",
+              break_reasons[why->number], why->text[0] ? ": " : "", why->text);
+  if (hint) raise_note(vm, SPAN_NONE, "%s", hint);
+  told t = {.vm = vm, .list = list, .about = why->at};
+  if (list->n) qsort(list->all, list->n, sizeof *list->all, by_place);
+  uint32_t noted = hint != NULL;
   for (int k = 0; k < KINDS; k++) noted += count_of(&t, places[k].kind) != 0;
   for (int k = 0; k < KINDS; k++) note_places(&t, places[k].kind, places[k].what);
   note_breaks(&t, ERROR_NOTES - noted);
+}
+
+qn_value fullgraph_check(qn_vm *vm, const jit_anchor *a, qn_value fn, qn_value result) {
+  specialization *e = vm->asked.served;
+  rec_reason why = {.number = !e ? vm->asked.refused : e->state == SPEC_BROKEN ? (int)e->why : BREAK_none};
+  if (why.number == BREAK_none || why.number == BREAK_memory) return result; /* memory may be available next time */
+  if (e) why.at = e->why_at, memcpy(why.text, e->why_text, sizeof why.text);
+  value_release(vm, result);
+  const qn_fn *within = transform_within(fn);
+  met_list *now = &jit_of(vm)->met, *list = e ? &e->met : now;
+  for (uint32_t i = 0; e && i < now->n; i++) add(vm, list, now->all[i]);
+  found_steps found = {vm, list};
+  if (e) add_recorded(vm, list, e, NULL);
+  if (within->head.flags == FN_USER)
+    vm->hooks.steps(vm, value_obj(TAG_FN, (qn_fn *)(uintptr_t)within), add_step, &found);
+  raise_broken(vm, a, &why, list);
+  return value_error();
+}
+
+/* ---- calls within recordings ----------------------------------------------------------------------------------------------------
+ *
+ * A call that is made in a recording, as all are inside gradients and vmap, is a part of its graph, or the capture of that ends in it. What the interpreter
+ * does from there on is not recorded as parts: of what lies behind, only that is known which ends every capture.
+ */
+
+void fullgraph_enter(qn_vm *vm, const jit_anchor *a, call_within *c) {
+  struct recording *r = rec_now(vm), *base = r ? rec_base(r) : NULL;
+  *c = (call_within){.base = NULL};
+  const bool explained = vm->asked.sync_once || value_is(vm->asked.watched_fn, TAG_FN);
+  if (!base || !a || base->asking || vm->asked.whole || vm->asked.nojit || vm->asked.alone || explained ||
+      vm->config.jit == QN_JIT_OFF)
+    return;
+  jit_of(vm)->met.n = 0;
+  base->asking = a;
+  *c = (call_within){base, r->arm, base->nexit_places, base->taps.n, base->g->n};
+}
+
+void fullgraph_ends(struct recording *r, break_reason why, const char *text) {
+  const struct recording *base = rec_base(r);
+  if (!base->asking || base->capturing || r->arm) return;
+  met x = {.kind = MET_BREAK, .why = {.number = (int)why, .at = r->at}};
+  snprintf(x.why.text, sizeof x.why.text, "%s", text);
+  add(r->vm, &jit_of(r->vm)->met, x);
+}
+
+qn_value fullgraph_leave(qn_vm *vm, const jit_anchor *a, const call_within *c, qn_value result) {
+  struct recording *base = c->base;
+  if (!base) return result;
+  base->asking = NULL;
+  if (value_is_error(result) || c->arm) return result;
+  met_list *list = &jit_of(vm)->met;
+  rec_reason why = {.number = BREAK_none};
+  if (!base->capturing && base->why_asking == a) {
+    why = (rec_reason){.number = (int)base->why, .at = base->why_at.source ? base->why_at : a->at};
+    memcpy(why.text, base->why_text, sizeof why.text);
+  } else if (list->n) { /* nothing was captured when it began */
+    why = list->all[0].why;
+  }
+  if (why.number == BREAK_none || why.number == BREAK_memory) return result;
+  value_release(vm, result);
+  for (uint32_t i = c->exits; i < base->nexit_places; i++) add_place(vm, list, MET_EXIT, base->exit_places[i]);
+  add_effects(vm, list, &base->taps, c->taps);
+  add_reads(vm, list, base->g, c->nodes);
+  raise_broken(vm, a, &why, list);
   return value_error();
 }

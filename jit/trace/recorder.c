@@ -15,6 +15,7 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
+#include "jit/trace/fullgraph.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/jobs.h"
@@ -68,6 +69,7 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
               ? "vmap: x[mask] would have another size in each lane; use where(mask, x, 0), which keeps the size"
               : "vmap: %s would give another number of elements in each lane",
           op_rows[op].name);
+  fullgraph_ends(r, BREAK_shape_of_data, op_rows[op].name);
   if (!rec_break(r, BREAK_shape_of_data, op_rows[op].name)) return value_error();
   struct recording *active = vm->rec;
   vm->rec = NULL;
@@ -1029,6 +1031,7 @@ rec_answer rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *
   /* their results only give back what they were given */
   bool outputs =
       effect == BUILTIN_TAP || effect == BUILTIN_DRAWS || effect == BUILTIN_STATE || effect == BUILTIN_RAISES;
+  if (effect == BUILTIN_READ && def->work != WORK_READING && vm->rec) fullgraph_ends(vm->rec, BREAK_effect, def->name);
   if (effects && vm->rec &&
       !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
     return REC_FAILED;

@@ -91,6 +91,7 @@ static void note_refusal(struct recording *r, break_reason why, const char *text
   rec_reason *refused = &rec_base(r)->refused;
   if (why == BREAK_branch || refused->number) return;
   *refused = (rec_reason){.number = (int)why, .at = r->at};
+  rec_base(r)->refused_asking = rec_base(r)->asking;
   snprintf(refused->text, sizeof refused->text, "%s", text ? text : "");
 }
 
@@ -178,6 +179,7 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   if (why == BREAK_branch && r->of && r->of->many_ways) why = BREAK_ways;
   r->why = within ? (break_reason)r->refused.number : why;
   r->why_at = within ? r->refused.at : r->at;
+  r->why_asking = within ? r->refused_asking : r->asking;
   snprintf(r->why_text, sizeof r->why_text, "%s", within ? r->refused.text : text ? text : "");
   rec_reason *last = &jit_of(r->vm)->last_reason;
   *last = (rec_reason){.number = (int)r->why, .at = r->why_at};

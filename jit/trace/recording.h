@@ -168,6 +168,9 @@ struct recording {
   char why_text[64]; /* more about `why`, such as the name of a function */
   rec_reason
       refused; /* of the recording around all arms: why the region that was tried last is none; number 0: unknown */
+  /* Of the recording around all arms: the function of the call in progress, made within it, that must be one graph (fullgraph.c), or NULL; and what this
+   * was when the capture ended, and when `refused` came to be. */
+  const jit_anchor *asking, *why_asking, *refused_asking;
   pattern pattern;
   /* The number of a global's root in the pattern, by the address of its value. GLOBAL_CARRIED: it is an argument of the call; GLOBAL_GROWN:
    * rec_call_site.ngrown. */

@@ -62,6 +62,7 @@ qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures,
   if (!f) return value_error();
   for (int i = 0; i < n; i++) f->captures[i] = value_retain(captures[i]);
   if (kind == TRANSFORM_JIT && n > 1) f->head.aux = jit_bits(captures[1]);
+  if (kind == TRANSFORM_JIT && f->head.aux & JIT_WHOLE) jit_of(vm)->asks_for_whole = true;
   return value_obj(TAG_FN, f);
 }
 
@@ -162,6 +163,7 @@ const transform_def transform_defs[] = {
 /* Calls nojit(f): nothing inside is compiled. */
 static qn_value call_nojit(own_site *c) {
   qn_vm *vm = c->vm;
+  if (rec_now(vm)) fullgraph_ends(rec_now(vm), BREAK_effect, "nojit");
   if (!rec_effect(vm, "nojit")) return value_error();
   vm->asked.nojit++;
   qn_value result = inner_run(c);
@@ -171,6 +173,15 @@ static qn_value call_nojit(own_site *c) {
   return result;
 }
 
+/* Calls at this anchor are recorded, without waiting until it is hot. */
+static void make_hot(qn_vm *vm, jit_anchor *a) {
+  if (a->state != ANCHOR_COLD) return;
+  if (anchor_specializations_of(vm, a))
+    a->state = ANCHOR_ACTIVE;
+  else
+    error_clear(vm);
+}
+
 /* Calls jit(f) on the VM's device: at its anchor, and without waiting until it is hot. `full`: the call must be one graph. */
 static qn_value call_compiled(own_site *c, bool full) {
   qn_vm *vm = c->vm;
@@ -178,15 +189,13 @@ static qn_value call_compiled(own_site *c, bool full) {
   if (full && !fullgraph_apart(vm, a)) return value_error();
   if (!a || op_deferred(vm)) {
     (void)rec_callee(vm, a);
-    return inner_run(c);
+    call_within within = {.base = NULL};
+    if (full) fullgraph_enter(vm, a, &within);
+    qn_value result = inner_run(c);
+    return full ? fullgraph_leave(vm, a, &within, result) : result;
   }
   c->site.anchor = a;
-  if (a->state == ANCHOR_COLD) {
-    if (anchor_specializations_of(vm, a))
-      a->state = ANCHOR_ACTIVE;
-    else
-      error_clear(vm);
-  }
+  make_hot(vm, a);
   if (full && !vm->asked.whole) fullgraph_begin(vm);
   vm->asked.whole += full;
   qn_value result = rec_call(vm, &c->site);
@@ -229,9 +238,11 @@ static qn_value call_jit(own_site *c) {
   return asks & JIT_BACKEND ? call_on_backend(c, full) : call_compiled(c, full);
 }
 
-/* Calls a transform that makes a new function (grad and the like): at its anchor if that wants it, else directly. */
+/* Calls a transform that makes a new function (grad and the like): at its anchor if that wants it, else directly. Where functions must be one graph it
+ * does: what is recorded and differentiated at once does not tell what would end a capture. */
 static qn_value call_derived(own_site *c) {
   c->site.anchor = anchor_if_any(c->vm, c->site.fn);
+  if (jit_of(c->vm)->asks_for_whole && c->site.anchor && c->site.run == within_run) make_hot(c->vm, c->site.anchor);
   return rec_callee(c->vm, c->site.anchor) ? rec_call(c->vm, &c->site) : c->site.run(c);
 }
 

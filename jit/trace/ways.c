@@ -461,7 +461,7 @@ bool way_may_exit(const struct recording *r) { return rec_base((struct recording
 /* Notes that the graph is left at this place. */
 static bool note_exit(struct recording *base, span at) {
   base->exits = true;
-  if (!base->vm->asked.whole || !base->capturing) return true;
+  if (!(base->vm->asked.whole || base->asking) || !base->capturing) return true;
   for (uint32_t i = 0; i < base->nexit_places; i++)
     if (span_same_start(base->exit_places[i], at)) return true;
   if (!mem_grow(base->vm, (void **)&base->exit_places, &base->exit_places_cap, base->nexit_places + 1,
