@@ -13,7 +13,7 @@
  *   is not used, so nothing in it may fail there. Carries that do not differ as long as lanes are at work stay one for all lanes, and
  *   beside each goes what it was when a lane was done. Rows that are kept, as for gradients, are those of all turns; a lane's own are the
  *   first of them, as many as the turns that it has made, which are counted. (Nothing reads others: the number of rows is no size that a
- *   lane's results have.)
+ *   lane's results have; but the most turns that loops in it have made, which are none in a lane that is done.)
  * - Where that is not possible, the lanes are computed one after the other,
  *
  *       for lane in 0..lanes { the branch or loop on this lane's operands }
@@ -631,11 +631,20 @@ static bool arms_of_lanes(graph_batch *b, uint32_t node, bool *parted, op_refusa
   return r || why->id ? r != NULL : short_of_memory(b);
 }
 
+/* Does some node take the number of turns of loop `node`, of so many results of its body? */
+static bool turns_taken(const graph *g, uint32_t node, uint32_t results) {
+  for (uint32_t i = node + 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_PROJ && n->in[0] == node && n->payload.index == results) return true;
+  }
+  return false;
+}
+
 /* Appends the loop that makes turns until all lanes are done, of a header and a body for those at work. `shared`: carries that are one for all
- * lanes. The number of a result is at[its number among those of `n`]; of a loop that keeps rows the number of turns is that of each lane.
- * Returns 0 when memory is short. */
+ * lanes; `counted`: the turns of each lane are counted. The number of a result is at[its number among those of `n`]; where they are counted the number of turns
+ * is that of each lane. Returns 0 when memory is short. */
 static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *const parts[2], const bool *inputs,
-                                const bool *shared, uint32_t *at) {
+                                const bool *shared, bool counted, uint32_t *at) {
   graph *g = b->g;
   uint32_t carries = graph_loop_carries(n), nin = n->nin, all = b->active, mask, total = 0;
   uint32_t rows = n->payload.regions[1]->noutputs - carries;
@@ -663,7 +672,7 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
       if (shared[k]) (void)builder_operand(&loop, whole_always(b, n->in[k]));
     }
     uint32_t turns = loop.n;
-    if (rows && !loop.failed) {
+    if (counted && !loop.failed) {
       uint32_t zero = graph_const_scalar(g, DTYPE_INDEX, false, 0, 0, 0);
       op_attr shape = {.n = 1, .d = {b->lanes}};
       (void)builder_operand(&loop, zero ? graph_op(g, OP_broadcast, &zero, 1, &shape, n->site) : 0);
@@ -693,7 +702,7 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
       if (shared[k]) outs[k] = args[k];
     }
     if (!loop.failed) outs[active] = go;
-    if (rows && !loop.failed) {
+    if (counted && !loop.failed) {
       op_attr count = {.dtype = DTYPE_INDEX};
       uint32_t one = graph_op(turn, OP_cast, &before, 1, &count, 0);
       outs[total++] = one ? graph_op2(turn, OP_add, builder_input(&loop, 1, turns), one) : 0;
@@ -718,16 +727,18 @@ static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bo
   bool *shared = arena_alloc(&b->memory, (results + (size_t)1) * sizeof *shared);
   if (!shared) return short_of_memory(b);
   for (uint32_t k = 0; k < carries; k++) shared[k] = !inputs[k];
+  const bool counted = results > carries || turns_taken(b->g, node, results);
   graph *parts[2] = {arm_of_lanes(b, n.payload.regions[0], inputs, MORE_ACTIVE, NULL, why), NULL};
   if (parts[0]) parts[1] = arm_of_lanes(b, n.payload.regions[1], inputs, MORE_ACTIVE, shared, why);
   bool ok = parts[1] != NULL;
   uint32_t *at = ok ? arena_alloc(&b->memory, (results + (size_t)2) * sizeof *at) : NULL;
-  batched_regions *r = at ? results_new(b, node, loop_until_done(b, &n, parts, inputs, shared, at), results + 2) : NULL;
+  batched_regions *r = NULL;
+  if (at) r = results_new(b, node, loop_until_done(b, &n, parts, inputs, shared, counted, at), results + 2);
   graph_free(parts[0]);
   graph_free(parts[1]);
   if (!ok && one_lane_can(why)) return true;
   if (!r) return why->id ? false : short_of_memory(b);
-  for (uint32_t k = 0; k < results + (results > carries); k++) r->differs[k] = true;
+  for (uint32_t k = 0; k < results + counted; k++) r->differs[k] = true;
   r->at = at;
   r->parted = true;
   r->rows = results > carries;

@@ -541,21 +541,28 @@ static qn_value call_failed(qn_vm *vm, const rec_call_site *site, anchor_special
   return call_again(vm, site, r, random);
 }
 
-/* The recorded call has failed with the pending error. Has it only ended a loop with other kinds of values than was expected (states.c), and has
- * nobody seen anything of it? Then it is recorded once more, in several ways, and if that does not help without such loops: what it had is restored, and
- * the recording freed. */
+/* A call that is left since loops inside two gradients made more turns than were counted is recorded for so many times as many, up to so many. */
+enum { TURNS_MORE = 4, TURNS_COUNTED = 1 << 14 };
+
+/* The recorded call has failed with the pending error. Has it only ended a loop with other kinds of values than was expected (states.c), or made more turns in lanes
+ * than was guessed (kept_turns.c), and has nobody seen anything of it? Then it is recorded once more, in several ways, and if that does not help without such
+ * loops; or for more turns: what it had is restored, and the recording freed. */
 static bool ends_apart(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, struct recording *r,
                        random_state random) {
-  if (!r->expects_end || r->expects_apart || list->failed || !error_catchable(vm) || vm->error->id == E_memory)
-    return false;
   const bool before = list->ends_apart;
-  list->ends_apart = true;
+  if (!error_catchable(vm) || vm->error->id == E_memory) return false;
+  const bool turns = r->guesses_turns && vm->error->id == E_div_zero && list->turns_counted < TURNS_COUNTED;
+  if (!turns && (!r->expects_end || r->expects_apart || list->failed)) return false;
+  if (turns)
+    list->turns_counted *= TURNS_MORE;
+  else
+    list->ends_apart = true;
   if (!(r->capturing || r->again) || r->taps.n || r->tap_run.plan.made || list->restarts >= RESTARTS_MAX) return false;
   error_clear(vm);
   restore_args(vm, site, r);
   rec_free(r);
   random_restore(vm, random);
-  list->failed = before;
+  if (!turns) list->failed = before;
   list->calls[CALL_recorded]--;
   list->restarts++;
   return true;
@@ -1197,9 +1204,6 @@ static void count_exit(specialization *e, exit_count x) {
     }
   if (e->left && e->nleft < EXITS_KEPT) e->left[e->nleft++] = x;
 }
-
-/* A call that is left since loops inside two gradients made more turns than were counted is recorded for so many times as many, up to so many. */
-enum { TURNS_MORE = 4, TURNS_COUNTED = 1 << 14 };
 
 /* The plan has failed, with an error raised, behind these taps, whose run ends. If it is vague the error has not the place where the call has left, but if that is
  * one that the program raises, the interpreter comes to it. */

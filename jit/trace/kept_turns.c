@@ -10,6 +10,9 @@
  * one that keeps rows, to count them (turns_counted): each turn and arm gives the most turns that such loops in it have made. What they are in later calls
  * is a check behind which the call leaves the graph; then it is recorded once more, for more turns. An arm that is captured before it is known what is
  * around it relies on that (turns_are_counted_around); where the turns are too many in the end, the call is recorded once more without such loops.
+ *
+ * So it is with loops in the function of a vmap, which is recorded without data, for any lane: there the turns are said to be as many as the last recording
+ * has said, few at first, and a recording in which they are more begins once more.
  */
 #include <string.h>
 
@@ -173,16 +176,26 @@ static int uncounted_deep(const graph *g) {
 /* May all values be kept of a turn or arm with such loops in it, once their turns are counted? */
 static bool may_be_counted(const graph *g) { return !graph_has_taps(g, 1) && graph_may_be_kept(g, true); }
 
+/* Is r an arm that is the function of a vmap, in no arm of another kind? Its nodes will be nodes of the recording around all arms, for all lanes. */
+static bool is_of_lanes(const struct recording *r) {
+  return r->arm && r->outer->aside && (!r->outer->arm || is_of_lanes(r->outer));
+}
+
+bool turns_settle(const struct recording *r) { return !r->arm || is_of_lanes(r); }
+
 /* Could the turns of loops in the body of a loop in r be counted? */
 static bool counts_turns(const struct recording *r) {
-  if (r->arm || r->hollow || r->lanes || r->device) return false;
-  const bool whole = r->vm->asked.whole || is_asked(r) || r->trying || vmap_aside(r);
-  return !(r->capturing && whole); /* (then nothing may leave the graph) */
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  if (!turns_settle(r) || base->hollow || (!r->arm && r->lanes) || base->device) return false;
+  const bool whole = r->vm->asked.whole || is_asked(r) || base->trying || (!r->arm && vmap_aside(r));
+  return r->arm ? base->capturing && base->of && !base->of->turns_uncounted && !whole
+                : !(r->capturing && whole); /* (then nothing may leave the graph) */
 }
 
 bool turns_count_in_arms(const struct recording *r) {
-  if (r->arm) return r->counts_turns;
-  return r->capturing && r->of && !r->of->turns_uncounted && counts_turns(r) && rec_derivatives(r) > 1;
+  if (!turns_settle(r)) return r->counts_turns;
+  const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  return base->capturing && base->of && !base->of->turns_uncounted && counts_turns(r) && rec_derivatives(r) > 1;
 }
 
 bool turns_may_be_counted(const struct recording *r) {
@@ -287,13 +300,13 @@ static bool few_enough(int64_t end, int deep) {
 }
 
 /* The loop or branch of `first` and `second` with operands `in`, n of them and room for one more. It makes no turn, or takes the second arm, unless `once` (0:
- * it need not be asked), a host int, is more than 0: so it waits for that. */
+ * it need not be asked), an int, is more than 0: so it waits for that. */
 static uint32_t once_more(struct recording *r, graph_kind kind, uint32_t *in, int n, graph *first, graph *second,
                           uint32_t once, uint32_t site) {
   graph *asks = kind == NODE_LOOP ? first : r->g;
   uint32_t is = once;
   if (once && kind == NODE_LOOP) {
-    const graph_type number = {.dtype = WEAK_INT, .weak = true};
+    const graph_type number = r->g->nodes[once].type;
     is = graph_input(first, number, 0);
     if (!graph_input(second, number, 0)) is = 0;
     in[n++] = once;
@@ -307,25 +320,31 @@ static uint32_t once_more(struct recording *r, graph_kind kind, uint32_t *in, in
 
 uint32_t turns_counted(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
+  struct recording *base = rec_base(r);
   const graph_node n = r->g->nodes[node];
   const size_t room = (n.nin + (size_t)1) * sizeof(uint32_t);
   graph *first = graph_copy(n.payload.regions[0]), *second = graph_copy(n.payload.regions[1]);
   uint32_t *in = mem_alloc(vm, room), once = 0, made = 0, most = 0;
   if (first && second && in) most = n.kind == NODE_IF ? most_of_arms(r->g, node) : most_of_turns(r->g, node);
   qn_value all = most ? rec_value_of(r, most) : value_error(), v = all;
-  if (!value_is_error(all)) v = op_number(vm, all, WEAK_INT);
-  value_release(vm, all);
-  bool ok = value_is(v, TAG_INT) && v.u.i <= KEPT_TURNS;
-  struct anchor_specializations *of = r->capturing ? r->of : NULL;
-  const int64_t end = ok ? rounded(of && of->turns_counted > v.u.i ? of->turns_counted : v.u.i) : 0;
+  /* (nothing of a lane is known, and it cannot be a number) */
+  if (!r->arm && !value_is_error(all)) v = op_number(vm, all, WEAK_INT);
+  const int64_t known = value_is(v, TAG_INT) ? v.u.i : 0;
+  bool ok = !value_is_error(v) && known <= KEPT_TURNS;
+  struct anchor_specializations *of = base->capturing ? base->of : NULL;
+  const int64_t end = ok ? rounded(of && of->turns_counted > known ? of->turns_counted : known) : 0;
   ok = ok && few_enough(end, uncounted_deep(second)) && (n.kind != NODE_IF || few_enough(end, uncounted_deep(first)));
-  if (ok && r->capturing) {
-    qn_value holds = op_binary(vm, OP_le, v, value_int(end));
-    if (!value_is_error(holds)) holds = way_expect_number(r, holds);
-    ok = !value_is_error(holds) && (once = rec_node(r, holds)) != 0;
-    r->expects_turns = r->limits_turns = true;
+  if (ok && base->capturing) {
+    qn_value holds = op_binary(vm, OP_le, v, value_int(end)), one = holds;
+    if (!value_is_error(holds)) one = way_expect_number(r, holds);
+    value_release(vm, holds);
+    ok = !value_is_error(one) && (once = rec_node(r, one)) != 0;
+    value_release(vm, one);
+    base->expects_turns = base->limits_turns = true;
+    base->guesses_turns |= r->arm;
     if (of) of->turns_counted = end;
   }
+  value_release(vm, all);
   ok = ok && bound_all(second, end) && (n.kind != NODE_IF || bound_all(first, end));
   if (ok) {
     memcpy(in, n.in, n.nin * sizeof *in);
@@ -340,8 +359,9 @@ uint32_t turns_counted(struct recording *r, uint32_t node) {
 }
 
 uint32_t turns_settled(struct recording *r, uint32_t node) {
-  if (!node || r->arm || rec_derivatives(r) < 2 || !has_uncounted(&r->g->nodes[node])) return node;
-  if (!rec_run_pending(r)) return 0; /* errors of what the count would run are raised */
+  if (!node || !turns_settle(r) || r->lanes || rec_derivatives(r) < 2 || !has_uncounted(&r->g->nodes[node]))
+    return node;
+  if (!r->arm && !rec_run_pending(r)) return 0; /* errors of what the count would run are raised */
   const uint32_t made = turns_counted(r, node);
   if (!made && !error_pending(r->vm)) turns_uncounted(r);
   return made;

@@ -1287,7 +1287,7 @@ static bool rows_possible(loop *l) {
   l->recounts = false;
   const int derivatives = rec_derivatives(l->r);
   if (derivatives < 2) return !derivatives || graph_sizes_count(l->body->g, l->n);
-  if (turns_may_be_kept(l->body) || (l->r->arm && turns_are_counted_around(l->body))) return true;
+  if (turns_may_be_kept(l->body) || (!turns_settle(l->r) && turns_are_counted_around(l->body))) return true;
   return l->recounts = turns_may_be_counted(l->body);
 }
 
@@ -1365,7 +1365,8 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
   if (ok && !few && l.looks) ok = run_grown(&l) && rows_possible(&l);
   if (ok && !few && l.nlists) ok = run_counted(&l) && rows_possible(&l);
   if (ok && !few) {
-    if (!l.recounts || r->vmap_held.on || rec_run_pending(r)) /* errors of what the count would run are raised */
+    if (!l.recounts || r->arm || r->vmap_held.on ||
+        rec_run_pending(r)) /* errors of what the count would run are raised */
       l.node = arms_close(r, NODE_LOOP, 0, (struct recording *const[]){l.header, l.body}, NULL, site);
     const bool counts = l.node && l.recounts;
     if (counts) l.node = turns_counted(r, l.node);

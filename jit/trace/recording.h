@@ -135,6 +135,7 @@ struct recording {
   bool
       limits_turns, /* of the recording around all arms: how many turns loops make at most is a guard or a check of it (kept_turns.c); */
       expects_turns, /* loops in it have turns that are counted first; */
+      guesses_turns, /* some of these in lanes: how many they are is not known while it is recorded; */
       expects_end, /* a loop in it is captured for calls in which it ends with one of several kinds of values (states.c); */
       expects_apart; /* one in a gradient or in lanes is, where that cannot be left open */
   node_list
@@ -457,6 +458,8 @@ bool turns_may_be_kept(struct recording *r);
 bool turns_may_be_counted(const struct recording *r);
 /* Likewise of an arm r, but for the body of a loop outside of all arms: will they be counted when what is around it becomes a part of the graph? */
 bool turns_are_counted_around(const struct recording *r);
+/* Are turns of loops in arms and turns counted where a branch or loop is appended to r? Not in arms, but for one that is the function of a vmap. */
+bool turns_settle(const struct recording *r);
 /* Are turns of loops in arms of r counted, when the arm around them all becomes a part of the graph? */
 bool turns_count_in_arms(const struct recording *r);
 /* Behind loop or branch `node`, which nobody takes anything from yet, appends the same one, in which it is known how many turns the loops in it make at most.

@@ -882,8 +882,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
   const uint64_t draw = vm->draw;
   const uint32_t unlike = base->unlike;
   r->lanes = NULL;
-  struct recording *arm =
-      base->capturing && branches_possible(r) && rec_derivatives(r) < 2 ? rec_arm_begin(r, NULL) : NULL;
+  struct recording *arm = base->capturing && branches_possible(r) ? rec_arm_begin(r, NULL) : NULL;
   if (!arm) {
     r->lanes = l;
     return error_pending(vm) && arms_refused(r) == REC_FAILED ? value_error() : value_unset();

@@ -491,10 +491,15 @@ bool way_expect(struct recording *r, qn_value condition, bool truth) {
 }
 
 qn_value way_expect_number(struct recording *r, qn_value condition) {
-  struct recording *held = rec_hold(r->vm);
-  qn_value n = op_number(r->vm, condition, WEAK_INT), one = n;
-  if (!value_is_error(n)) one = op_binary(r->vm, OP_floordiv, value_int(1), n);
-  return rec_let_go(r->vm, held, !value_is_error(one)) && note_exit(rec_base(r), r->at) ? one : value_error();
+  qn_vm *vm = r->vm;
+  struct recording *held = rec_hold(vm);
+  qn_value n = value_is(condition, TAG_ARRAY) ? op_apply(vm, OP_cast, &condition, 1, &(op_attr){.dtype = DTYPE_INDEX})
+                                              : op_number(vm, condition, WEAK_INT),
+           one = n;
+  if (!value_is_error(n)) one = op_binary(vm, OP_floordiv, value_int(1), n);
+  value_release(vm, n);
+  if (rec_let_go(vm, held, !value_is_error(one)) && note_exit(rec_base(r), r->at)) return one;
+  return value_is_error(one) ? one : value_fail(vm, one);
 }
 
 /* ---- ways ---------------------------------------------------------------------------------------------------------------------- */

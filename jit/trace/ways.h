@@ -211,7 +211,7 @@ bool way_may_exit(const struct recording *r);
 QN_MUST_CHECK bool way_expect(struct recording *r, qn_value condition, bool truth);
 
 /* As way_expect, of a bool that is a host number outside of arms, and true now. The host int 1, which is there once that has been looked at; or the error
- * value. */
+ * value. Of a bool that is an array without axes: such an array (owned). */
 qn_value way_expect_number(struct recording *r, qn_value condition);
 
 /* Notes what the variables hold and the parts (taken over) at the end of a way in end->r. `w`: the way around, or NULL. */

@@ -131,6 +131,7 @@ class Program:
             self.has |= {"for"}
         # of derivatives of second derivatives, and of loops in loops inside of these (likewise)
         self.deeper = random.Random(seed * 7 + 10) if self.twice and seed >= 614_000_000 else None
+        self.laned = random.Random(seed * 7 + 11) if self.twice and seed >= 618_000_000 else None
         if kind == "vmap":
             self.has -= {"read", "try"} if r.random() < 0.9 else set()
         self.counter = 0
@@ -1178,12 +1179,14 @@ class Program:
             way = r.choice(["second", "inner", "hessian", "jvp grad", "grad jvp", "jvp jvp", "vjp grad", "steps", "steps"])
         if self.deeper and self.deeper.random() < 0.4:
             way = self.deeper.choice(["third", "jvp hessian", "jacobian grad", "grad jvp grad"])
+        if self.laned and self.laned.random() < 0.7:
+            way = self.laned.choice(["second of lanes", "jvp of lanes", "second in lanes", "steps in lanes"])
         out = self.top.statements
         arguments = ", ".join(names)
         of, tail = names[wrt], "sum" if parameters[wrt][1] in "VM" else ""
         if self.twice:
             out.append(Statement("fn total(v) = sum(v) * 1.0"))
-        slope = f"grad(fn({of}) s({arguments}))"
+        slope, lanes = f"grad(fn({of}) s({arguments}))", f"stack(({of}, {of} * 0.5, {of} + 0.1))"
         out.append(Statement(f"fn s({arguments}) {{}}", self.recurrence(names[wrt], arguments)) if self.twice else Statement(f"fn s({arguments}) = sum(f({arguments})) * 1.0"))
         form = {"grad": f"grad(s, wrt: {wrt})({arguments})", "value_and_grad": f"value_and_grad(s, wrt: {wrt})({arguments})",
                 "tree": f"grad(s, wrt: ({', '.join(map(str, sorted(floats)))},))({arguments})",
@@ -1200,6 +1203,10 @@ class Program:
                 "jvp hessian": f"jvp(hessian(fn({of}) s({arguments})), {of}, {of} * 0.5)",
                 "jacobian grad": f"jacobian(fn({of}) grad(fn({of}) total({slope}({of}) * {of}))({of}))({of})",
                 "grad jvp grad": f"grad(fn({of}) total(jvp({slope}, {of}, {of} * 0.5 + 0.1)[1]))({of})",
+                "second of lanes": f"grad(fn({of}) total(grad(fn({of}) total(vmap(fn({of}) s({arguments}))({lanes})))({of}) * {of}))({of})",
+                "jvp of lanes": f"jvp(grad(fn({of}) total(vmap(fn({of}) s({arguments}))({lanes}))), {of}, {of} * 0.5)",
+                "second in lanes": f"vmap(fn({of}) grad(fn({of}) total({slope}({of}) * {of}))({of}))({lanes})",
+                "steps in lanes": f"grad(fn({of}) total(vmap(fn({of}) {{ let p = {of} - {slope}({of}) * 0.01; {of} = p; s({arguments}) }})({lanes})))({of})",
                 "steps": f"grad(fn({of}) {{ let p = {of}; for _ in 0..2 {{ p = p - {slope}(p) * 0.01 }}; {of} = p; s({arguments}) + {tail}(p) }})({of})"}[way]
         out.append(Statement(f"fn g({arguments}) = {form}"))
         for number in range(r.randint(1, 3)):
