@@ -470,7 +470,7 @@ static inline void part_after(qn_vm *vm, const site *s, qn_value *fp, rec_tries 
 static __attribute__((noinline)) rec_answer offer_items(qn_vm *vm, n_for *n, qn_value *fp, qn_value over,
                                                         const qn_value *bounds, qn_value first, qn_value end,
                                                         rec_tries *tries) {
-  turn t = {.vm = vm, .fp = fp, .body = n->body, .target = n->target, .over = over, .bounds = bounds};
+  turn t = {.vm = vm, .fp = fp, .body = n->turn, .target = n->target, .over = over, .bounds = bounds};
   rec_turns turns = {.counts = true, .first = first, .end = end};
   return offer_loop(vm, n->h.at, n->site, &t, turns, tries);
 }
@@ -503,7 +503,7 @@ static __attribute__((noinline)) rec_answer offer_rows(qn_vm *vm, n_for *n, qn_v
 /* The turns of loops as calls. */
 static turn_parts for_parts(const n_for *n) {
   return (turn_parts){.target = n->target,
-                      .body = n->body,
+                      .body = n->turn,
                       .at = n->h.at,
                       .run = n->site->grown ? NULL
                                             : n->site, /* a list that is longer after each turn is not like before */
@@ -512,7 +512,7 @@ static turn_parts for_parts(const n_for *n) {
 }
 
 static turn_parts while_parts(const n_while *n) {
-  return (turn_parts){.body = n->body,
+  return (turn_parts){.body = n->turn,
                       .cond = n->cond,
                       .at = n->h.at,
                       .run = n->site->grown ? NULL : n->site,
@@ -609,7 +609,7 @@ static bool offer_traced(qn_vm *vm, n_for *n, qn_value *fp, const qn_value *boun
       *r = raise_at(vm, n->h.at);
       break;
     }
-    *r = eval(vm, n->body, fp);
+    *r = eval(vm, n->turn, fp);
     part_after(vm, n->site, fp, &tries, r);
     if (!next_iteration(vm, r)) break;
     *r = value_nil();
@@ -661,7 +661,7 @@ static __attribute__((noinline)) qn_value for_lanes(qn_vm *vm, n_for *n, qn_valu
     if (truth >= 0 && vm_poll_between(vm)) truth = -1;
     r = truth < 0 ? raise_at(vm, n->h.at) : value_nil();
     if (truth <= 0) break;
-    r = lvalue_bind(vm, n->target, fp, value_int(i)) ? eval(vm, n->body, fp) : value_error();
+    r = lvalue_bind(vm, n->target, fp, value_int(i)) ? eval(vm, n->turn, fp) : value_error();
     part_after(vm, n->site, fp, &tries, &r);
     if (!vmap_loop_next(vm, lanes, &r)) break;
   }
@@ -685,7 +685,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   }
   bool local = n->target->kind == LVALUE_LOCAL, unused = n->target->kind == LVALUE_NONE;
   qn_value *variable = local ? &fp[n->target->slot] : NULL;
-  node *body = n->body;
+  node *body = op_deferred(vm) ? n->turn : n->body;
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   rec_tries tries = rec_loop_begins(vm);
@@ -923,7 +923,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       break;
     }
     i += step;
-    r = eval(vm, n->body, fp);
+    r = eval(vm, recorded ? n->turn : n->body, fp);
     if (__builtin_expect(recorded, 0)) {
       part_after(vm, n->site, fp, &tries, &r);
       if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
@@ -977,7 +977,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
     }
     r = truth < 0 ? value_error() : value_nil();
     if (truth <= 0) break;
-    r = eval(vm, n->body, fp);
+    r = eval(vm, n->turn, fp);
     part_after(vm, n->site, fp, &tries, &r);
     if (!vmap_loop_next(vm, lanes, &r)) break;
   }
@@ -988,13 +988,14 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
 /* `goes` (borrowed): the condition as it was evaluated. */
 static __attribute__((noinline)) rec_answer offer_while(qn_vm *vm, n_while *n, qn_value *fp, qn_value goes,
                                                         rec_tries *tries) {
-  turn t = {.vm = vm, .fp = fp, .cond = n->cond, .body = n->body, .over = value_nil()};
+  turn t = {.vm = vm, .fp = fp, .cond = n->cond, .body = n->turn, .over = value_nil()};
   return offer_loop(vm, n->h.at, n->site, &t, (rec_turns){.breaks = n->h.flag & LOOP_LEAVES, .first = goes}, tries);
 }
 
 /* The loop's value. */
 static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries *tries) {
   int64_t pass = turns_pass(vm, n->turns), left = pass;
+  node *body = op_deferred(vm) ? n->turn : n->body;
   if (!parted_turn(vm, n->site, fp, tries)) return value_error();
   rec_loop_tests(vm, tries);
   qn_value c = eval(vm, n->cond, fp), r = value_nil();
@@ -1031,7 +1032,7 @@ static inline qn_value run_while(qn_vm *vm, n_while *n, qn_value *fp, rec_tries 
       continue;
     }
     left--;
-    r = eval(vm, n->body, fp);
+    r = eval(vm, body, fp);
     part_after(vm, n->site, fp, tries, &r);
     if (!next_iteration(vm, &r)) break;
     r = value_nil();

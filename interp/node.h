@@ -348,7 +348,7 @@ typedef struct n_for {
   node *iterable;
   node *start, *stop;   /* set instead of iterable if the header has a..b */
   uint32_t first, last; /* the slots of the variables in the pattern */
-  node *body;
+  node *body, *turn;    /* the turn, as it is evaluated where calls are recorded: a block, though of one statement */
   site *site;
   turn_code *turns;         /* NULL: there are too many variables */
   const jit_anchor *anchor; /* if a local is gone over: of the function that it is in; else NULL */
@@ -356,7 +356,7 @@ typedef struct n_for {
 
 typedef struct n_while {
   node h;
-  node *cond, *body;
+  node *cond, *body, *turn; /* as in n_for */
   site *site;
   turn_code *turns; /* as in n_for */
 } n_while;

@@ -159,7 +159,7 @@ static bool part_block(qn_vm *vm, block_code *c) {
 /* The capture has ended in statement number i of the block. Are the statements behind it to be run as parts? */
 static bool cut_block(qn_vm *vm, n_block *n, uint32_t i) {
   block_code *c = n->code;
-  if (!c || c->whole || !part_block(vm, c)) return false;
+  if (!c || c->whole || n->n == 1 || !part_block(vm, c)) return false;
   block_parts *p = c->parts;
   uint32_t at = 0;
   while (at < p->n && p->cuts[at].item < i) at++;

@@ -59,7 +59,7 @@ typedef struct function {
   uint32_t ncaptures, captures_cap;
   fn_uses uses;             /* what the walk has met so far */
   fn_uses *kept;            /* where `uses` goes when the function ends, since blocks refer to it; or NULL */
-  struct block_code *block; /* the innermost block of several statements in progress, or NULL */
+  struct block_code *block; /* the innermost block in progress that has one, or NULL */
   uint32_t item;            /* which of its statements */
   event *grown;             /* variables to which an n_grow that the walk has met adds items */
   uint32_t ngrown, grown_cap;

@@ -494,7 +494,8 @@ static node *assign_node(resolver *r, const ast_node *n) {
   return out;
 }
 
-static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail);
+static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail, bool turn);
+static node *scoped_block(resolver *r, const ast_node *n, bool used, bool tail, bool turn);
 
 /* ---- branches and loops ---------------------------------------------------------------------------------------------------------- */
 
@@ -512,7 +513,7 @@ static node *branch_node(resolver *r, const ast_node *n, bool used, bool tail, c
   const ast_node *other = n->kids[AST_if_otherwise];
   r->fn->early += rest != NULL;
   if (rest)
-    out->otherwise = statements(r, rest, from, used, tail);
+    out->otherwise = statements(r, rest, from, used, tail, false);
   else if (other)
     out->otherwise = other->kind == AST_if ? if_node(r, other, used, tail) : block_node(r, other, used, tail);
   r->fn->early -= rest != NULL;
@@ -593,10 +594,14 @@ static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *bl
          name, index, name, index);
 }
 
-/* The body of a loop was made. */
-static void body_made(node *body) {
-  if ((body->eval == eval_block || body->eval == eval_block_plain) && ((n_block *)body)->code)
-    ((n_block *)body)->code->loop = true;
+/* The body of a loop, which recordings take as a block: *turn. Gives what is evaluated at other times: that of one statement as that statement. NULL with
+ * an error raised. */
+static node *body_node(resolver *r, const ast_node *n, node **turn) {
+  node *body = *turn = scoped_block(r, n, false, false, true);
+  if (!body || (body->eval != eval_block && body->eval != eval_block_plain)) return body;
+  n_block *b = (n_block *)body;
+  if (b->code) b->code->loop = true;
+  return b->n == 1 && body->eval == eval_block_plain ? b->items[0] : body;
 }
 
 /* Notes whether the body of a loop breaks or continues it, or returns; `breaks` and `returns`: as counted before it. */
@@ -633,14 +638,13 @@ static node *for_node(resolver *r, const ast_node *n) {
   f->loop_block = f->blocks + 1;
   out->target = lvalue_of(r, n->kids[AST_for_pattern], true, false);
   out->last = f->top;
-  out->body = out->target ? block_node(r, n->kids[AST_for_body], false, false) : NULL;
+  out->body = out->target ? body_node(r, n->kids[AST_for_body], &out->turn) : NULL;
   f->loops--;
   f->blocks--;
   f->loop_vars = loop_vars;
   f->loop_block = block;
   loop_leaves(f, &out->h, breaks, returns);
   if (!out->body) return NULL;
-  body_made(out->body);
   warn_lost_turn(r, n, n->kids[AST_for_body]);
   const variable *item = out->last == out->first + 1 ? variable_in(f, out->first) : NULL;
   qn_str *name = item ? item->name : NULL;
@@ -664,14 +668,13 @@ static node *while_node(resolver *r, const ast_node *n) {
   f->loop_vars = f->nvars;
   f->loop_block = f->blocks + 1;
   f->tests = &test;
-  out->body = block_node(r, n->kids[AST_while_body], false, false);
+  out->body = body_node(r, n->kids[AST_while_body], &out->turn);
   f->tests = test.outer;
   f->loop_vars = loop_vars;
   f->loop_block = block;
   f->loops--;
   loop_leaves(f, &out->h, breaks, returns);
   if (!out->body) return NULL;
-  body_made(out->body);
   return loop_end(r, &out->h, out->site, &mark, &out->turns) ? &out->h : NULL;
 }
 
@@ -816,15 +819,16 @@ static void block_end(resolver *r, n_block *block) {
   *at = c->next;
 }
 
-/* The node of the statements of a block from number `from` on, without a scope of their own. */
-static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail) {
+/* The node of the statements of a block from number `from` on, without a scope of their own. `turn`: it is the body of a loop, and a block though it has one
+ * statement only. */
+static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail, bool turn) {
   uint32_t count = n->n - from;
   if (count == 0) return nil_node(r, n);
   n_block *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_block_plain, n);
   if (!out) return NULL;
   site_mark mark = {r->fn->uses.nevents, r->fn->top, r->fn->uses.nreads, r->fn->ngrown, r->fn->nstored}, at;
   site *rebound = NULL; /* what the statements rebind, if one of them is a tail */
-  bool parts = count > 1;
+  bool parts = count > 1 || turn;
   if (parts && !block_begin(r, out, count, tail)) return NULL;
   for (uint32_t i = from; i < n->n; i++) {
     const ast_node *kid = n->kids[i];
@@ -857,14 +861,14 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
   if (parts) block_end(r, out);
   mark.top = r->fn->top;
   if (rebound && !site_end(r, rebound, &mark)) return NULL;
-  return out->n == 1 ? out->items[0] : &out->h;
+  return out->n == 1 && !turn ? out->items[0] : &out->h;
 }
 
-node *block_node(resolver *r, const ast_node *n, bool used, bool tail) {
+static node *scoped_block(resolver *r, const ast_node *n, bool used, bool tail, bool turn) {
   function *f = r->fn;
   uint32_t vars = f->nvars, top = f->top;
   f->blocks++;
-  node *out = statements(r, n, 0, used, tail);
+  node *out = statements(r, n, 0, used, tail, turn);
   f->blocks--;
   if (!out) return NULL;
   /* Only variables of this block itself are left to clear; at the tail of a function the whole frame ends anyway. */
@@ -886,4 +890,6 @@ node *block_node(resolver *r, const ast_node *n, bool used, bool tail) {
   return out;
 }
 
-node *root_node(resolver *r, const ast_node *n) { return statements(r, n, 0, true, false); }
+node *block_node(resolver *r, const ast_node *n, bool used, bool tail) { return scoped_block(r, n, used, tail, false); }
+
+node *root_node(resolver *r, const ast_node *n) { return statements(r, n, 0, true, false, false); }

@@ -171,7 +171,7 @@ typedef struct fn_code {
   span result_at;
   node *body;
   struct unit *unit;
-  const struct fn_uses *uses; /* NULL: it has no blocks of several statements */
+  const struct fn_uses *uses; /* NULL: it has neither blocks of several statements nor loops */
   recursion *loop;            /* or NULL */
 } fn_code;
 
@@ -222,7 +222,7 @@ typedef struct fn_uses {
   uint32_t nevents, events_cap, nreads, reads_cap, nnames, names_cap;
 } fn_uses;
 
-/* A block of several statements, for when it is cut into parts (parts.c). */
+/* A block of several statements, for when it is cut into parts (parts.c); or the body of a loop, also one of one statement, which is never cut. */
 typedef struct block_parts block_parts;
 typedef struct block_code {
   struct block_code *next; /* the unit's list */
