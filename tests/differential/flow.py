@@ -111,6 +111,8 @@ class Program:
         if (kind == "plain" or (kind == "grad" and seed >= 620_000_000)) and random.Random(seed * 7 + 3).random() < 0.4:
             self.has.add("unlike")
         self.calls = random.Random(seed * 11 + 5) if 660_000_000 <= seed < 670_000_000 or seed >= 700_000_000 else None  # (likewise)
+        self.results = random.Random(seed * 11 + 9) if seed >= 1_430_000_000 and not self.twice else None  # of calls with unlike results (likewise)
+        self.unlikes = []  # functions that give such, and what uses a call of them: a number
         self.lists = random.Random(seed * 11 + 3) if seed >= 400_400_000 else None  # (likewise)
         if seed >= 400_000_000 and not self.twice and random.Random(seed * 7 + 8).random() < 0.5:
             self.has.add("kinds")
@@ -505,6 +507,8 @@ class Program:
             return self.growing()
         if "unlike" in self.has and self.own.random() < 0.25:
             return self.unlike()
+        if self.unlikes and depth > 0 and not self.in_lambda and self.turns * 6 <= TURNS and self.results.random() < 0.35:
+            return self.later(self.calls_unlike)
         if "kinds" in self.has and not self.in_lambda and self.turns * 6 <= TURNS and self.own.random() < 0.3:
             return self.later(self.kinds)
         if self.chains and self.chains.random() < 0.25:
@@ -558,6 +562,52 @@ class Program:
         out.append(Statement(f"let {target} = {{}}", Expression("V", use.format(**names))))
         self.declare(target, "V")
         return out
+
+    def unlike_function(self, name):
+        """A function whose results are of unlike kinds, by a condition on data."""
+        r = self.results
+        first, second, use = r.choice([
+            ("mean(v)", "0.5", "sum({c})"), ("v", "sum(v)", "mean({c})"), ("0", "sum(v) * 0.1", "{c}"), ("v", "v[:1]", "sum({c})"), ("nil", "v * 2", "(if {c} == nil { 0.25 } else { 0.75 })"),
+            ("(sum(v), 1)", "(0.5, 2)", "{c}[0] * {c}[1]"), ("{a: mean(v)}", "{a: 0.5, b: 1}", "{c}.a"), ('"a"', '"bc"', "len({c})"), ("1", "2.5", "{c}")])
+        if r.random() < 0.5:
+            first, second = second, first
+        when = r.choice(["sum(v) > w", "sum(v) < 0.3", "sum(v * v) > 2.5", "w > 0.2"])
+        text = r.choice([f"fn {name}(v, w) {{ if {when} {{ return {first} }}; {second} }}", f"fn {name}(v, w) = if {when} {{ {first} }} else {{ {second} }}",
+                         f"fn {name}(v, w) {{ let u = if {when} {{ {first} }} else {{ {second} }}; u }}"])
+        self.top.statements.append(Statement(text, fixed=True))
+        if r.random() < 0.3:
+            self.top.statements.append(Statement(f"fn {name}d(v, w) {{ {name}(v * 0.5, w + 0.1) }}", fixed=True))
+            name += "d"
+        self.unlikes.append((name, use))
+
+    def calls_unlike(self):
+        """A loop that calls such functions in turns of few statements."""
+        r = self.results
+        s, t, i, target = self.fresh("s"), self.fresh("t"), self.fresh("i"), self.fresh("V")
+        v, first = self.leaf("V").show(), self.leaf("S").show()
+        names = {"s": s, "t": t, "i": i, "v": v, "n": r.choice([0, 1, 4, 9]), "m": r.choice([2, 5])}
+
+        def term():
+            function, use = r.choice(self.unlikes)
+            call = f"{function}({r.choice(['{v} * {s}', '{v} + {s}', '{v}', '{v} - {s} * 0.5'])}, {r.choice(['{s}', '0.3', '-{s}'])})"
+            kept = r.random() < 0.25
+            return ([f"let {t} = " + call] if kept else [], use.replace("{c}", t if kept else call))
+        before, value = term()
+        other = term()[1] if not before and r.random() < 0.3 else "1"
+        head, step = r.choice([("for {i} in 0..{n} {}", "{s} = tanh({s} * 0.5 + @) * @@"), ("for {i} in 0..{m} {}", "{s} = clip({s} * 0.8 - @ * @@, -3.0, 3.0)"),
+                               ("while abs({s}) > 0.05 {}", "{s} = {s} * 0.6 * tanh(@ * @@)")])
+        step = step.replace("@@", other).replace("@", value)
+        for name, text in names.items():
+            before, step, head = [b.replace("{" + name + "}", str(text)) for b in before], step.replace("{" + name + "}", str(text)), head.replace("{" + name + "}", str(text))
+        wrapped = r.random()
+        plain = [Statement(line) for line in [*before, step]]
+        if wrapped < 0.2 and "while" not in head:
+            plain = [Statement("if {} {}", self.make("C", 1), Block(plain))]
+        elif wrapped < 0.4:
+            plain = [Statement(f"for {i}n in 0..{names['m']} {{}}", Block(plain))]
+        self.declare(target, "V")
+        return [Statement(f"let {s} = clip({first} * 1.0, -3.0, 3.0)"), Statement(head, Block(plain)),
+                Statement(f"let {target} = {v} * {s}")]
 
     def kinds(self):
         """A loop whose turns change what a variable is: from nothing or an int to what was found, summed or seen last; or one that goes back and forth."""
@@ -1049,6 +1099,9 @@ class Program:
             self.functions.append(("again", ["V", "n"], "V", 12))  # n: an int of which little is left
             self.scopes = []
         # (programs of smaller seeds, which tests/corpus.txt has, stay as they are)
+        if self.results and self.results.random() < 0.5:
+            for number in range(self.results.randint(1, 2)):
+                self.unlike_function(f"unlike{number}")
         if self.calls and self.calls.random() < 0.6:
             for number in range(self.calls.randint(1, 2)):
                 self.recursive(f"calls{number}", self.calls.choice(["data", "data", "back", "fields", "tree"]))
