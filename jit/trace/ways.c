@@ -187,6 +187,13 @@ void end_free(qn_vm *vm, way_end *end) {
 
 /* ---- joining -------------------------------------------------------------------------------------------------------------------- */
 
+/* way_end.idle */
+enum {
+  IDLE = 1,
+  FILLED = 2, /* of the first way: zeros stand in the place of an idle value */
+  DEAD = 4    /* idle, and the end is never come to: what stops the call before is computed with the results */
+};
+
 /* Two ways while they are joined. */
 typedef struct join {
   qn_vm *vm;
@@ -204,6 +211,7 @@ typedef struct join {
   uint32_t held;         /* the number of the value that was joined last */
   uint32_t own;          /* of the variables the first ones, which the ways may rebind */
   bool part, kept;       /* the value is one of the parts of an end, not a variable; it is that or one of `own` */
+  bool idle[2];          /* of which way is the value idle, but not dead? */
   bool plain;            /* way_end.plain of one of the ways, */
   bool merges;           /* and inside a gradient: leaves that are one node in each way are one result */
   bool build;            /* the walk makes the final values; else it only finds out whether the ways agree */
@@ -215,6 +223,12 @@ typedef struct join {
 static bool is_outer(const join *j, qn_value x, qn_value y) {
   return x.head == y.head && x.u.i == y.u.i && !rec_traced(j->ends[0]->r, x) && !rec_traced(j->ends[1]->r, y) &&
          !(j->kept && parted_leaf(j->r, x));
+}
+
+/* Is it a value from outside that may be derived and that way k has left as it was, where nobody will read what the other one has? Then it is no other
+ * value behind both: all its uses add to one cotangent, as they do where only way k is recorded. */
+static bool is_only(const join *j, int k, qn_value v) {
+  return j->idle[!k] && !rec_traced(j->ends[k]->r, v) && parted_leaf(j->r, v);
 }
 
 /* The next leaf is a result of the branch: which has these nodes, of which one is zeros (`filled`, then it may be 0 so far); or one that is there. The
@@ -245,9 +259,9 @@ static uint32_t next_node(way_end *end, uint32_t *leaf, qn_value v) {
 /* Joins a leaf of the first way and one of the second. Owned; nil if only looking (`build`). The error value, without an error raised, if
  * the ways do not agree. */
 static qn_value join_leaf(join *j, qn_value x, qn_value y) {
-  if (value_is_operand(x) && value_is_operand(y) && is_outer(j, x, y)) {
+  if (value_is_operand(x) && value_is_operand(y) && (is_only(j, 0, x) || is_only(j, 1, y) || is_outer(j, x, y))) {
     for (int k = 0; k < 2; k++) j->leaf[k]++;
-    return value_retain(x);
+    return value_retain(is_only(j, 1, y) ? y : x);
   }
   uint32_t nodes[2] = {next_node(j->ends[0], &j->leaf[0], x), next_node(j->ends[1], &j->leaf[1], y)};
   if (!nodes[0] || !nodes[1]) {
@@ -324,8 +338,6 @@ static qn_value fill_leaf(void *ctx, qn_value v) {
   return *zeros ? value_nil() : value_error();
 }
 
-enum { IDLE = 1, FILLED = 2 /* of the first way: zeros stand in the place of an idle value */ };
-
 /* Joins held value i. Once it has been filled in, it is when the final values are made. */
 static qn_value join_held(join *j, uint32_t i) {
   const way_end *const *ends = (const way_end *const *)j->ends;
@@ -333,6 +345,7 @@ static qn_value join_held(join *j, uint32_t i) {
   const uint32_t before = j->nresults, leaves = j->norder;
   j->part = i + END_PARTS >= ends[0]->nheld;
   j->kept = !j->plain && (j->part || i < j->own);
+  for (int k = 0; k < 2; k++) j->idle[k] = (ends[k]->idle[i] & (IDLE | DEAD)) == IDLE;
   for (int k = 0; k < 2; k++) j->leaf[k] = ends[k]->first[i];
   bool unset[2] = {value_is(x, TAG_UNSET), value_is(y, TAG_UNSET)};
   if (unset[0] && unset[1]) return value_unset();
@@ -421,7 +434,7 @@ rec_answer ends_join(struct recording *r, way_end *const ends[2], int own, bool 
   ends[0]->r->g->tail = ends[1]->r->g->tail = tail;
   for (uint32_t i = 0; i < n; i++) {
     joined[i] = value_nil();
-    for (int k = 0; k < 2; k++) ends[k]->idle[i] &= IDLE;
+    for (int k = 0; k < 2; k++) ends[k]->idle[i] &= IDLE | DEAD;
   }
   rec_answer answer = REC_NOT_YET;
   bool agree = join_all(&j, false, NULL);
@@ -884,7 +897,7 @@ static bool close_last(qn_vm *vm, rec_way *w, qn_value *parts, bool dead) {
   way_end on = {.r = o->on}, *ends[2] = {&o->gone, &on};
   o->on = NULL;
   bool ok = vm->rec == on.r && !on.r->regions.n && end_note(&on, w->slots, parts, w) && !on.r->g->failed;
-  if (ok && dead) memset(on.idle, IDLE, on.nheld);
+  if (ok && dead) memset(on.idle, IDLE | DEAD, on.nheld);
   for (int i = 0; i < END_PARTS && !ok; i++) { /* what end_note has not taken over */
     value_release(vm, parts[i]);
     parts[i] = value_nil();
