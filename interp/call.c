@@ -125,21 +125,37 @@ static void calls_begin(qn_vm *vm, recursion_calls *calls) {
 }
 
 /* For vm_own. */
-static void calls_end(qn_vm *vm, void *what) {
-  recursion_calls *calls = what;
-  interp_of(vm)->recursing = calls->outer;
-  mem_free(vm, calls->places, calls->cap * sizeof *calls->places);
-}
+static void calls_end(qn_vm *vm, void *what) { interp_of(vm)->recursing = ((const recursion_calls *)what)->outer; }
 
 static void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n, uint32_t extra);
+
+/* As calls_failed, where turns have told by a number which calls they stand for. */
+static void failed_on_path(qn_vm *vm, const recursion *loop, const recursion_calls *calls, const qn_value *fp) {
+  if (!value_is(*calls->path, TAG_INT) || !calls->depth || !value_is(*calls->depth, TAG_INT)) return;
+  int64_t path = calls->path->u.i, depth = calls->depth->u.i, known = path_digits(loop->nsites);
+  if (path <= 0) return;
+  if (depth < known) { /* else the 1 before the digits may be gone */
+    known = 0;
+    for (int64_t rest = path; rest > 1; rest /= loop->nsites) known++;
+  }
+  if (calls->level && value_is(*calls->level, TAG_INT)) {
+    int64_t returned = (depth < known ? known : depth) - calls->level->u.i;
+    for (; returned > 0 && known > 0; returned--, known--) path /= loop->nsites;
+  }
+  for (; known > 0; known--, path /= loop->nsites) leave_failed(vm, fp, loop->sites[path % loop->nsites], NULL, 0);
+}
 
 /* The pending error gets the frames of the calls that turns have stood for, where it is known which these are. */
 static void calls_failed(qn_vm *vm, const recursion *loop, const recursion_calls *calls, const qn_value *fp) {
   enum { CALLS_MOST = 10000 }; /* as in eval_depth */
   int64_t n = calls->n;
+  if (calls->path) {
+    failed_on_path(vm, loop, calls, fp);
+    return;
+  }
   if (calls->level) n = value_is(*calls->level, TAG_INT) ? calls->level->u.i : 0;
-  if (n > CALLS_MOST || (!loop->site.source && n > calls->n)) return;
-  while (n-- > 0) leave_failed(vm, fp, loop->site.source ? loop->site : calls->places[n], NULL, 0);
+  if (n > CALLS_MOST || !loop->site.source) return;
+  while (n-- > 0) leave_failed(vm, fp, loop->site, NULL, 0);
 }
 
 static qn_value run_loop_held(qn_vm *vm, recursion *loop, qn_value *fp) {

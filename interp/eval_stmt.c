@@ -1061,7 +1061,9 @@ static const char nests_too_deep[] = "calls nest too deep; does the recursion en
  * deep. A loop that is not captured is the recursion of a call that is recorded, and has no stack that would end. */
 qn_value eval_depth(qn_vm *vm, node *h, qn_value *fp) {
   enum { CAPTURED = 1000, MOST = 10000 };
+  const node *count = ((const n_one *)h)->a;
   qn_value depth = eval(vm, ((n_one *)h)->a, fp);
+  if (interp_of(vm)->recursing && count->kind == N_LOCAL) interp_of(vm)->recursing->depth = &fp[count->slot];
   if (!value_node(depth)) {
     if (!value_is(depth, TAG_INT) || depth.u.i < MOST) return value_nil();
     return raise_error(vm, E_recursion, h->at, "%s", nests_too_deep);
@@ -1081,13 +1083,12 @@ qn_value eval_level(qn_vm *vm, node *h, qn_value *fp) {
   const node *count = ((const n_one *)h)->a;
   recursion_calls *calls = interp_of(vm)->recursing;
   if (!calls) return value_nil();
-  if (count) {
+  if (h->flag) {
+    calls->path = count->kind == N_LOCAL ? &fp[count->slot] : NULL;
+  } else if (count) {
     calls->level = count->kind == N_LOCAL ? &fp[count->slot] : NULL;
   } else if (!calls->level && !rec_in_arm(vm)) {
-    if (mem_grow(vm, (void **)&calls->places, &calls->cap, calls->n + (size_t)1, sizeof *calls->places))
-      calls->places[calls->n++] = h->at;
-    else
-      error_clear(vm);
+    calls->n++;
   }
   return value_nil();
 }

@@ -46,14 +46,16 @@ typedef struct maker {
   resolver *r;
   const ast_node *fn;
   const qn_str *name;
-  qn_str *depth, *result, *turn, *level;
+  qn_str *depth, *result, *turn, *level, *path;
   uint32_t nparams;
   uint64_t varies, assigned; /* bits: parameters that some call changes; that are assigned */
   int64_t step[64];          /* by how much a parameter changes, if all calls change it by the same number */
   uint64_t steps;            /* these parameters */
   uint32_t calls, tail;      /* how many calls there are; how many of these give the result */
   uint32_t branches;         /* made so far */
-  span site;                 /* of the only call */
+  span *sites;               /* of calls at several places, where turns are to tell in `path` which they stand for */
+  uint32_t nsites;
+  span site; /* of the only call */
   bool failed, shrinks;
 } maker;
 
@@ -96,6 +98,10 @@ static ast_node *make_assign(maker *m, ast_node *target, ast_node *value, span a
   ast_node *x = MAKE(m, AST_assign, at, target, value);
   if (x) x->op = AST_OP_none;
   return x;
+}
+
+static ast_node *make_let(maker *m, qn_str *name, ast_node *value, span at) {
+  return MAKE(m, AST_let, at, make_name(m, name, at), value);
 }
 
 /* for item in 0..end { body } */
@@ -411,10 +417,45 @@ static ast_node *assignments(maker *m, const ast_node *call) {
   return m->failed ? NULL : make(m, AST_block, call->at, n, targets);
 }
 
+uint32_t path_digits(uint32_t places) {
+  uint32_t digits = 0;
+  for (int64_t most = INT64_MAX / places; most >= places; most /= places) digits++;
+  return digits;
+}
+
+/* `.path = .path % most * calls + number`: one digit more, of the call's place among those where calls stand; the last digits are kept. */
+static ast_node *assign_path(maker *m, uint32_t number, span at) {
+  int64_t most = 1;
+  for (uint32_t digits = path_digits(m->calls); digits > 1; digits--) most *= m->calls;
+  ast_node *kept = make_binary(m, AST_OP_mod, make_name(m, m->path, at), make_int(m, most, at), at);
+  ast_node *moved = make_binary(m, AST_OP_mul, kept, make_int(m, m->calls, at), at);
+  return make_assign(m, make_name(m, m->path, at), make_binary(m, AST_OP_add, moved, make_int(m, number, at), at), at);
+}
+
 /* The parameters become the arguments of a call. */
 static ast_node *assign_params(maker *m, const ast_node *call) {
-  ast_node *all = assignments(m, call), *made = MAKE(m, AST_level, call->at, NULL);
+  ast_node *all = assignments(m, call), *made = NULL;
+  if (!m->path) {
+    made = MAKE(m, AST_level, call->at, NULL);
+  } else if (m->sites && m->nsites < m->calls) {
+    m->sites[m->nsites] = call->at;
+    made = assign_path(m, m->nsites++, call->at);
+  }
   return all && made ? block_with(m, (statements){all->kids, all->n}, one(m, made)) : NULL;
+}
+
+/* Turns are to tell which calls they stand for: adds to statements those that make the variable for that. */
+static bool tells_path(maker *m, recursion *out, ast_node **all, uint32_t *n) {
+  span at = m->fn->at;
+  m->sites = unit_alloc(m->r, m->calls * sizeof *m->sites);
+  if (!m->sites || !(m->path = own_name(m, "path"))) return false;
+  out->sites = m->sites;
+  out->nsites = m->calls;
+  ast_node *told = MAKE(m, AST_level, at, make_name(m, m->path, at));
+  if (told) told->flags |= AST_CALLS;
+  all[(*n)++] = make_let(m, m->path, make_int(m, 1, at), at);
+  all[(*n)++] = told;
+  return !m->failed;
 }
 
 /* Notes the calls in statements that always come to one (`last`: the function ends with them). */
@@ -592,10 +633,6 @@ static ast_node *result_of(maker *m, const base *bases, uint32_t n, bool kept) {
   return other && test ? one(m, MAKE(m, AST_if, test->at, test, last, other)) : NULL;
 }
 
-static ast_node *make_let(maker *m, qn_str *name, ast_node *value, span at) {
-  return MAKE(m, AST_let, at, make_name(m, name, at), value);
-}
-
 /* The turns of the way back. `turn` goes down by one level. */
 static ast_node *way_up(maker *m, qn_str *const *kept, ast_node *turn, ast_node *back) {
   span at = m->fn->at;
@@ -648,9 +685,11 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   m->depth = own_name(m, "depth"), m->result = own_name(m, "result");
   m->turn = own_name(m, "turn"), m->level = own_name(m, "level");
   if (m->failed) return NULL;
-  ast_node *turn = down(m, rest), *all[64 + 8];
+  ast_node *all[64 + 8], *silent = out->returns ? down(m, rest) : NULL; /* (what goes down once more tells nothing) */
   qn_str *kept[64];
   uint32_t n = 0;
+  if (m->calls > 1 && !out->computes && !tells_path(m, out, all, &n)) return NULL;
+  ast_node *turn = down(m, rest);
   for (uint32_t i = 0; i < m->nparams && out->returns; i++) {
     if (!(m->varies >> i & 1)) continue;
     kept[i] = own_name(m, param_of(m, i)->u.s->text);
@@ -667,7 +706,7 @@ static ast_node *body_as_loops(maker *m, recursion *out) {
   if (!given || !out->returns) return given ? block_with(m, (statements){all, n}, given) : NULL;
   all[n++] = make_let(m, m->result, make(m, AST_nil, at, 0, NULL), at);
   uint32_t before = n;
-  all[n++] = way_up(m, kept, turn, up(m, rest));
+  all[n++] = way_up(m, kept, silent, up(m, rest));
   all[n++] = make_name(m, m->result, at);
   if (m->failed) return NULL;
   ast_node *end = make(m, AST_block, at, n - before, all + before);
@@ -717,10 +756,13 @@ static ast_node *body_of_turns(maker *m, recursion *out) {
   if (!(m->depth = own_name(m, "depth"))) return NULL;
   ast_node *always = make(m, AST_bool, at, 0, NULL);
   if (always) always->u.i = 1;
+  ast_node *all[4] = {make_let(m, m->depth, make_int(m, 0, at), at)};
+  uint32_t n = 1;
+  if (m->calls > 1 && !out->computes && !tells_path(m, out, all, &n)) return NULL;
   ast_node *turn = tail_turn(m, of_block(&all_branches), false);
-  ast_node *all[2] = {make_let(m, m->depth, make_int(m, 0, at), at), turn ? descending(m, always, turn) : NULL};
+  all[n++] = turn ? descending(m, always, turn) : NULL;
   out->varies = m->varies;
-  return m->failed || !all[1] ? NULL : make(m, AST_block, at, 2, all);
+  return m->failed || !all[n - 1] ? NULL : make(m, AST_block, at, n, all);
 }
 
 ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, recursion *out) {
@@ -731,14 +773,14 @@ ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, re
     const ast_node *p = param_of(&m, i);
     if ((p->flags & AST_REST) || p->kids[AST_param_type] || p->u.s == name) return NULL;
   }
+  bool only = computes(&m, fn->kids[AST_fn_body], true); /* (what it assigns is its own) */
+  out->computes = only;
   ast_node *body = body_as_loops(&m, out);
   if (!body) {
     m = (maker){.r = r, .fn = fn, .name = name, .nparams = fn->n - 2, .steps = ~(uint64_t)0};
-    *out = (recursion){0};
+    *out = (recursion){.computes = only};
     body = body_of_turns(&m, out);
   }
-  const ast_node *own = fn->kids[AST_fn_body];
-  out->computes = computes(&m, own, true); /* (what it assigns is its own) */
   out->site = m.site;
   ast_node *x = body ? copy_of(&m, fn) : NULL;
   if (!x || m.failed) return NULL;

@@ -365,6 +365,7 @@ static node *level_expression(resolver *r, const ast_node *n) {
   n_one *out = node_new(r, sizeof *out, eval_level, n);
   const ast_node *count = n->kids[AST_level_count];
   if (!out || (count && !(out->a = expression(r, count)))) return NULL;
+  out->h.flag = (n->flags & AST_CALLS) != 0;
   return &out->h;
 }
 

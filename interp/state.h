@@ -134,14 +134,20 @@ typedef struct recursion {
   bool failed;             /* the calls are being made once more, since as loops they have failed */
   bool computes;           /* they only compute: made once more, they do the same */
   span site;               /* where they stand; unset: in several places */
+  const span *sites;       /* these, if turns tell which calls they stand for (recursion_calls.path); else NULL */
+  uint32_t nsites;
 } recursion;
+
+/* How many calls, each at one of so many places in the function, a number tells (recursion_calls.path). */
+uint32_t path_digits(uint32_t places);
 
 /* The calls that the turns of such a function have stood for so far, for the trace of an error. */
 typedef struct recursion_calls {
   struct recursion_calls *outer; /* of the function around */
-  const qn_value *level;         /* the variable that tells how many there are; NULL: as many as places */
-  span *places; /* of the first calls, as far as turns were made by the interpreter and there was memory */
-  uint32_t n, cap;
+  const qn_value *level;         /* the variable that tells how many there are; NULL: n */
+  const qn_value *path; /* the variable that tells which they are, as digits behind a 1; NULL: all stand at one place */
+  const qn_value *depth; /* the variable that counts turns on the way down */
+  uint32_t n;            /* as far as turns were made by the interpreter */
 } recursion_calls;
 
 typedef struct fn_code {

@@ -54,7 +54,7 @@ enum ast_flag {
   AST_REST = 2,  /* param: ..name */
   AST_SHORT = 4, /* fn, define: the body is one expression without braces */
   AST_PATH = 8,  /* import: a quoted path, not a module's name */
-  AST_CALLS = 16 /* for: each turn stands for a call. No text of a program makes one */
+  AST_CALLS = 16 /* for: each turn stands for a call; level: tells which calls. No text of a program makes one */
 };
 
 /* The greatest height of a tree; a leaf has height 1. The documented limit is 1,000 levels, the rest is room for the statements around. */
