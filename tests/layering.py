@@ -216,7 +216,7 @@ def check_door(root):
 RECORDER = {
     "lang/vm.c": "the field: empty at first, put aside while a host's function runs",
     "lang/value.c": "functions are equal while recording if they do the same",
-    **{f"jit/trace/{name}": "the recorder" for name in ("branches.c", "counts.c", "door.c", "draws.c", "forks.c", "grown.c", "kept_turns.c", "loops.c", "parted.c", "rec.h", "recorder.c", "recording.c", "recording.h", "sizes.c", "states.c", "tries.c", "unrolled.c", "vmap_control.c", "vmap_lanes.c", "ways.c")},
+    **{f"jit/trace/{name}": "the recorder" for name in ("branches.c", "counts.c", "door.c", "draws.c", "forks.c", "grown.c", "kept_turns.c", "loops.c", "parted.c", "rec.h", "recorder.c", "recording.c", "recording.h", "size_proofs.c", "sizes.c", "states.c", "tries.c", "unrolled.c", "vmap_control.c", "vmap_lanes.c", "ways.c")},
 }
 
 
