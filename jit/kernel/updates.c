@@ -11,7 +11,8 @@
  * Of a part of an array, updates in place are made where the part is small: a stencil over all but the borders is quicker as one kernel that
  * writes a new array than as one that stores to a temporary and one that copies. In a loop that is one kernel (splice.h) the new array would be
  * copied back in each turn, and temporaries lie in the cache: there all parts are stored in place. Jacobi of 64 x 64, 100 sweeps: 360 us with
- * selects and guards at the borders. */
+ * selects and guards at the borders. Parts whose size is a number of the turn, as of a triangle that is gone through, are stored in place in arrays of
+ * any size: they are half of the array or less, taken over all turns, and how much in this turn nobody knows. LU of 256 x 256: 39 ms with the copies. */
 #include "jit/kernel/updates.h"
 
 #include <stdlib.h>
@@ -126,6 +127,9 @@ static bool is_worth_it(const updates_request *r, uint32_t n) {
   const graph_node *node = &g->nodes[n];
   if (node->op != OP_slice_put || (r->donated && elements_about(g, &node->type) <= r->cached)) return true;
   double part = 1;
+  bool varies = false;
+  for (int a = 0; a < node->type.rank; a++) varies |= dim_is_late(&g->dims, node->attr->d[3 * a + 1]);
+  if (varies && r->donated && r->cached > 0) return true;
   for (int a = 0; a < node->type.rank; a++) part *= (double)dim_hint(&g->dims, node->attr->d[3 * a + 1]);
   return part * PART <= elements_about(g, &node->type);
 }
