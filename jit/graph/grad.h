@@ -151,11 +151,26 @@ int64_t graph_most_turns(const graph *g, uint32_t node);
 /* The body of a loop has come to give `added` more rows behind its result `at`: the number of turns and the stride come after all rows. */
 void graph_rows_added(graph *g, uint32_t node, uint32_t at, uint32_t added);
 
+/* What is known of the number with which a turn begins, of a carry that counts. */
+typedef struct settle_ends {
+  bool has_first, has_last; /* (has_last: both) */
+  int64_t first, last;
+} settle_ends;
+/* Carries whose parts that a gradient reads are in the array at the end of the loop, too (settled.c). settle_begin looks at the turn, the graph of which the gradient
+ * is to be made, and appends what such reads need; *s, in `memory`, is NULL where there is no such carry. `counts`: what each turn adds to a
+ * carry, a host int, or 0. settle_end is for the graph with the gradient: the inputs of the carries for which it sets settled[k] stand for the
+ * arrays at the end from then on. False: memory is short. */
+typedef struct settling settling;
+QN_MUST_CHECK bool settle_begin(graph *g, uint32_t ncarries, const int64_t *counts, const settle_ends *ends,
+                                arena *memory, settling **s);
+QN_MUST_CHECK bool settle_end(settling *s, arena *memory, bool *settled);
+
 /* Chooses what a loop keeps of each turn for its gradient (keep.c). g is the gradient of a turn: its inputs are first the turn's `ncarries`
  * carries, nodes below `first` are those of the turn. Sets kept[v], which is false before, for the nodes below `first` that are better kept as
  * rows than made once more, and for carries whose rows are then read; of these it may say so although nobody reads them. `carries_cost`: a carry that
- * is not read needs no rows, which is better. False: memory is short. */
-QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool carries_cost, bool *kept);
+ * is not read needs no rows, which is better. settled[k]: carry k is there anyway, as captured values are. False: memory is short. */
+QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool carries_cost, const bool *settled,
+                              bool *kept);
 /* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
 bool graph_may_be_row(const graph *g, uint32_t v);
 /* May a gradient that will be differentiated itself keep all floats of an arm or a turn? Of a loop in it, it must be seen how many turns it makes

@@ -604,7 +604,8 @@ typedef struct loop_grad {
   int64_t *counts; /* by carry: what each turn adds to it, a host int; 0: it is none, or that is not known */
   bool *sized;     /* by carry: is it a number of the turn that sizes are made of? (These count.) */
   uint32_t nsized;
-  bool *fixed;   /* by carry: is it read from one value, since nobody reads it? */
+  bool *fixed;   /* by carry: is it read from one value, since nobody reads it, or it is settled? */
+  bool *settled; /* by carry: are all parts of it that are read those of its value behind the loop (settled.c)? */
   bool derived;  /* as in graph_rules; then the carries of all turns are kept */
   int64_t block; /* turns that are computed once more at a time */
 } loop_grad;
@@ -989,8 +990,10 @@ typedef struct value_choice {
   const graph *body; /* of the loop */
   arena *memory;
   int64_t turns, rows; /* the loop makes at most so many; rows of so many of them are kept at a time */
-  bool all;            /* are these of all turns? Then carries that are not read need no rows */
-  int64_t room;        /* rows of what was chosen find room for so many turns */
+  bool all;            /* are these of all turns? Then carries that are not read, or settled, need no rows */
+  const settle_ends *ends;
+  settling *settling; /* or NULL */
+  int64_t room;       /* rows of what was chosen find room for so many turns */
 } value_choice;
 
 /* Marks what the marked nodes are made of. */
@@ -1044,7 +1047,7 @@ static bool keep_read_values(const value_choice *c, graph *back, bool *kept) {
     if (!graph_make_input(back, v)) return false;
   }
   memset(kept, 0, n * sizeof *kept);
-  if (!graph_keep(back, n, l->ncarries, false, kept)) return false;
+  if (!graph_keep(back, n, l->ncarries, false, l->settled, kept)) return false;
   for (uint32_t v = 1; v < n; v++) {
     if (!kept[v] || back->nodes[v].kind == NODE_INPUT) continue;
     l->values[l->nvalues++] = v;
@@ -1065,7 +1068,8 @@ static bool keep_values(void *ctx, const region_vjp *x) {
   l->types = arena_alloc(c->memory, n * sizeof *l->types);
   if (!kept || !l->values || !l->types || !keep_flags(c, x)) return false;
   if (l->derived) return keep_read_values(c, back, kept);
-  if (!graph_keep(back, n, l->ncarries, c->all, kept)) return false;
+  if (c->settling && !settle_end(c->settling, c->memory, l->settled)) return false;
+  if (!graph_keep(back, n, l->ncarries, c->all, l->settled, kept)) return false;
   uint32_t nrows = 0, *rows = arena_alloc(c->memory, n * sizeof *rows);
   if (!rows) return false;
   for (uint32_t v = 1; v < n; v++) {
@@ -1109,6 +1113,8 @@ static graph *backward_body(const control_grad *c, const graph *body, const loop
            *there = order + l->ncarries + 1;
   bool ok = region_vjp_begin(c, body, &x) && seeds;
   graph *g = x.g;
+  if (ok && choice->all && !l->derived)
+    ok = settle_begin(g, l->ncarries, l->counts, choice->ends, choice->memory, &choice->settling);
   for (uint32_t k = 0; k < l->ncarries && ok; k++) {
     if (!l->has_ct[k]) continue;
     ok = (seeds[k] = graph_input(g, g->nodes[g->outputs[k]].type, 0)) != 0;
@@ -1210,7 +1216,23 @@ static bool keeps_all(const control_grad *c, loop_grad *l, const uint32_t *given
   for (uint32_t k = 0; k < choice->body->ninputs; k++) choice->flags[k] = choice->asked[k] = 0;
   l->block = some.rows;
   l->nvalues = l->nflags = 0;
+  memset(l->settled, 0, l->ncarries * sizeof *l->settled);
   return false;
+}
+
+/* What is known of the numbers with which turns begin, of carries that count. NULL: memory is short. */
+static const settle_ends *note_ends(const control_grad *c, const loop_grad *l, int64_t most, arena *memory) {
+  settle_ends *ends = arena_alloc(memory, l->ncarries * sizeof *ends);
+  for (uint32_t k = 0; k < l->ncarries && ends; k++) {
+    int64_t from, way, to;
+    if (!l->counts[k] || !known_int(c->g, c->g->nodes[c->node].in[k], NULL, NULL, &from)) continue;
+    ends[k] = (settle_ends){.has_first = l->counts[k] > 0, .first = from};
+    if (most < 1 || most == INT64_MAX || __builtin_mul_overflow(l->counts[k], most - 1, &way) ||
+        __builtin_add_overflow(from, way, &to))
+      continue;
+    ends[k] = (settle_ends){true, true, way < 0 ? to : from, way < 0 ? from : to};
+  }
+  return ends;
 }
 
 static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refusal *why) {
@@ -1226,6 +1248,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   l->counts = arena_alloc(memory, l->ncarries * sizeof *l->counts);
   l->sized = arena_alloc(memory, l->ncarries * sizeof *l->sized);
   l->fixed = arena_alloc(memory, l->ncarries * sizeof *l->fixed);
+  l->settled = arena_alloc(memory, l->ncarries * sizeof *l->settled);
   l->derived = c->derived;
   if (memory->failed || (l->derived && !expose_regions(n.payload.regions[1])) || !note_cotangents(c, l, memory))
     return false;
@@ -1252,9 +1275,10 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
                          .body = n.payload.regions[1],
                          .memory = memory,
                          .turns = most,
-                         .all = all};
+                         .all = all,
+                         .ends = note_ends(c, l, most, memory)};
   l->block = choice.rows = all ? most : slots;
-  if (!choice.flags || !choice.asked || !rows || !(l->body = graph_copy(n.payload.regions[1])) ||
+  if (!choice.flags || !choice.asked || !choice.ends || !rows || !(l->body = graph_copy(n.payload.regions[1])) ||
       !graph_prove(l->body) || !graph_drawn_anew(l->body, 1))
     return false;
   const bool more = !all && fresh && most <= KEPT_MOST && keeps_all(c, l, given_rows, &choice, why);
@@ -1282,6 +1306,10 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
     if (l->counts[k] || (all && unread[k])) {
       l->fixed[k] = true; /* (what is not read may be any value) */
       kept[k] = n.in[k];
+    } else if (all && l->settled[k]) {
+      l->fixed[k] = true;
+      kept[k] = result_of(g, c->node, k, g->nodes[n.in[k]].type, n.site);
+      if (!kept[k]) return false;
     } else if (!(kept[k] = padded(g, result_of(g, c->node, rows + k, g->nodes[n.in[k]].type, n.site))))
       return false;
   memcpy(v.captured, n.in + l->ncarries, l->ncaptured * sizeof *v.captured);

@@ -190,6 +190,16 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
   return append(g, &n);
 }
 
+bool graph_fix_operand(graph *g, uint32_t node, int k, uint32_t with) {
+  graph_node *n = &g->nodes[node];
+  uint32_t *in = take_unset(g, n->nin * sizeof *in);
+  if (!in) return false;
+  memcpy(in, n->in, n->nin * sizeof *in);
+  in[k] = with;
+  n->in = in;
+  return true;
+}
+
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags) {
   op_attr full = graph_attr(&g->nodes[node]);
   full.flags = flags;

@@ -204,6 +204,8 @@ uint32_t graph_full(graph *g, const graph_type *like, double x, uint32_t site);
 uint32_t graph_alias(graph *g, uint32_t node, uint32_t site);
 /* Replaces the flags of a node's attributes. False when memory is short. */
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
+/* Operand k of a node becomes `with`, a node before it of the same type. False when memory is short. */
+QN_MUST_CHECK bool graph_fix_operand(graph *g, uint32_t node, int k, uint32_t with);
 /* Replaces a node's attributes by a copy of `attr`. False when memory is short. */
 QN_MUST_CHECK bool graph_set_attr(graph *g, uint32_t node, const op_attr *attr);
 /* Sets the flags of a dot that say how a device's library computed it (op.h). False when memory is short. */

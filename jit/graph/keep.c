@@ -214,10 +214,10 @@ static void read_size_node(void *ctx, uint32_t node) {
   t->read[node] = true;
 }
 
-static void mark_nodes(turn_nodes *t, uint32_t ncarries, bool carries_cost) {
+static void mark_nodes(turn_nodes *t, uint32_t ncarries, bool carries_cost, const bool *settled) {
   const graph *g = t->g;
   for (uint32_t k = 0; k < ncarries && carries_cost; k++)
-    t->carried[g->inputs[k]] = !g->nodes[g->inputs[k]].type.weak; /* (host numbers are too cheap) */
+    t->carried[g->inputs[k]] = !settled[k] && !g->nodes[g->inputs[k]].type.weak; /* (host numbers are too cheap) */
   for (uint32_t k = 0; k < g->noutputs; k++) t->read[g->outputs[k]] = true;
   for (uint32_t v = g->n - 1; v > 0; v--) {
     if (!t->read[v]) continue;
@@ -268,11 +268,11 @@ static void add_edges(turn_nodes *t) {
     if (g->outputs[k] < t->first) edge_to(t, t->first, g->outputs[k]);
 }
 
-bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool carries_cost, bool *kept) {
+bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool carries_cost, const bool *settled, bool *kept) {
   uint32_t vertices = VERTICES + 2 * first;
   turn_nodes t = {.g = g, .first = first, .ok = true};
   network *w = &t.w;
-  for (uint32_t k = 0; k < ncarries; k++) kept[g->inputs[k]] = true;
+  for (uint32_t k = 0; k < ncarries; k++) kept[g->inputs[k]] = !settled[k];
   if (first > MOST_NODES) return true;
   arena_init(&w->memory, NULL);
   t.read = arena_alloc(&w->memory, g->n * sizeof *t.read);
@@ -284,7 +284,7 @@ bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries, bool carries_
   w->queue = arena_alloc(&w->memory, vertices * sizeof *w->queue);
   w->n = 2; /* edge 0 is none, and 1 its way back */
   t.ok = !w->memory.failed;
-  if (t.ok) mark_nodes(&t, ncarries, carries_cost);
+  if (t.ok) mark_nodes(&t, ncarries, carries_cost, settled);
   if (t.ok) add_edges(&t);
   if (t.ok) {
     while (set_levels(w, vertices)) {
