@@ -320,6 +320,9 @@ static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
 
 static inline bool graph_fallible(const graph *g, uint32_t node) { return graph_node_fallible(g, &g->nodes[node]); }
 
+/* Orders the nodes of a turn anew: what reads an array comes before what stores into it, where that can be (order.c). False when memory is short. */
+QN_MUST_CHECK bool graph_readers_first(graph *g);
+
 /* ---- dtype and shape rules (shape.c): one implementation for eager dispatch, recorder and differentiation ---------------- */
 
 typedef struct op_types {

@@ -387,6 +387,34 @@ static uint32_t rule_slice_slice(rewriter *r, const graph_node *n) {
   return rewrite_op(r, OP_slice, &x, 1, &attr, n->site);
 }
 
+/* Do two slices with steps of 1 lie apart in some axis? Entries of attributes. */
+static bool lie_apart(dim_table *t, const qn_dim *a, const qn_dim *b, int n) {
+  for (int i = 0; i < n; i += 3)
+    if (dim_nonnegative(t, dim_sub(t, b[i], dim_add(t, a[i], a[i + 1]))) ||
+        dim_nonnegative(t, dim_sub(t, a[i], dim_add(t, b[i], b[i + 1]))))
+      return true;
+  return false;
+}
+
+/* (A slice that no put has stored stays one of the last array: the one before would have to be kept for it.) */
+static uint32_t rule_slice_stored(rewriter *r, const graph_node *n) {
+  const qn_dim *d = n->attr->d;
+  for (int i = 0; i < n->attr->n; i += 3)
+    if (d[i + 2] != 1) return 0;
+  for (uint32_t x = n->in[0];;) {
+    const graph_node *put = is_op(r, x, OP_slice_put);
+    if (!put) return 0;
+    const qn_dim *to = put->attr->d;
+    const uint32_t v = put->in[1];
+    x = put->in[0];
+    if (!memcmp(to, d, n->attr->n * sizeof *d))
+      return graph_type_same(&at(r, v)->type, &n->type) ? v : rewrite_view(r, OP_broadcast, v, n);
+    for (int i = 0; i < n->attr->n; i += 3)
+      if (to[i + 2] != 1) return 0;
+    if (!lie_apart(&r->g->dims, d, to, n->attr->n)) return 0;
+  }
+}
+
 static uint32_t rule_pad_nothing(rewriter *r, const graph_node *n) {
   (void)r;
   for (int i = 0; i < n->attr->n; i++)

@@ -236,7 +236,8 @@ static uint32_t renew_regions(rewriter *r, const graph_node *n, const uint32_t *
   if (parts[0]) parts[1] = graph_simplify(n->payload.regions[1], r->cancel);
   uint32_t *in = arena_alloc(r->scratch, (n->nin + 1u) * sizeof *in), nin = n->nin;
   for (uint32_t k = 0; in && k < nin; k++) in[k] = map[n->in[k]];
-  if (in && parts[1] && (n->kind != NODE_LOOP || invariants_move(r, n, &in, &nin, parts)))
+  if (in && parts[1] &&
+      (n->kind != NODE_LOOP || (invariants_move(r, n, &in, &nin, parts) && graph_readers_first(parts[1]))))
     return graph_regions(r->g, (graph_kind)n->kind, in, (int)nin, parts[0], parts[1], n->attr, n->site);
   graph_free(parts[0]);
   graph_free(parts[1]);

@@ -670,6 +670,49 @@ def f(a, b):
 k = np.arange(40)
 inputs = (np.arange(1600).reshape(40, 40) % 7 * 0.01 + (k[:, None] == k) * 2, np.arange(40) / 40)
 """),
+    "lu_grad": ("the gradient through LU by parts, 256 x 256", """
+fn lu(a) {
+  let x = a
+  for k in 0..255 {
+    x[k + 1:, k] = x[k + 1:, k] / x[k, k]
+    x[k + 1:, k + 1:] = x[k + 1:, k + 1:] - x[k + 1:, k:k + 1] * x[k:k + 1, k + 1:]
+  }
+  x
+}
+fn f(a) = grad(fn(a) sum(lu(a) ** 2))(a)
+let inputs = (arange(65536.0).reshape(256, 256) % 7 * 0.01 + (arange(256).reshape(256, 1) == arange(256)) * 8,)
+""", """
+k = jnp.arange(256)
+def lu(a):
+    def step(i, a):
+        factor = jnp.where(k > i, a[:, i] / a[i, i], 0)
+        a = a.at[:, i].set(jnp.where(k > i, factor, a[:, i]))
+        return a - factor[:, None] * jnp.where(k > i, a[i], 0)
+    return lax.fori_loop(0, 255, step, a)
+f = jax.grad(lambda a: jnp.sum(lu(a) ** 2))
+inputs = (jnp.arange(65536.0).reshape(256, 256) % 7 * 0.01 + (k[:, None] == k) * 8,)
+"""),
+    "cholesky_grad": ("the gradient through Cholesky by columns, 256 x 256", """
+fn cholesky(a) {
+  let l = zeros_like(a)
+  for j in 0..256 {
+    let c = a[j:, j] - l[j:, :j] @ l[j, :j]
+    l[j:, j] = c / sqrt(c[0])
+  }
+  l
+}
+fn f(a) = grad(fn(a) sum(cholesky(a) ** 2))(a)
+let inputs = (arange(65536.0).reshape(256, 256) % 7 * 0.01 + (arange(256).reshape(256, 1) == arange(256)) * 8,)
+""", """
+k = jnp.arange(256)
+def cholesky(a):
+    def step(j, l):
+        c = a[:, j] - l @ jnp.where(k < j, l[j], 0)
+        return l.at[:, j].set(jnp.where(k >= j, c / jnp.sqrt(c[j]), 0))
+    return lax.fori_loop(0, 256, step, jnp.zeros_like(a))
+f = jax.grad(lambda a: jnp.sum(cholesky(a) ** 2))
+inputs = (jnp.arange(65536.0).reshape(256, 256) % 7 * 0.01 + (k[:, None] == k) * 8,)
+"""),
     "gauss": ("LU by rows and outer products, 64 x 64", """
 fn f(a) {
   let k = arange(64)

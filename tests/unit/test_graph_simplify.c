@@ -153,6 +153,16 @@ START_TEST(rules_do_what_they_say) {
       "graph(%1: f32[10]) {\n %2 = slice %1 slice=[9:10:-1] : f32[10]\n %3 = slice %2 slice=[2:3:2] : f32[3]\n"
       "return %3 }",
       "graph(%1: f32[10]) {\n  %2 = slice %1 slice=[7:3:-2] : f32[3]\n  return %2\n}\n");
+  /* what was stored, behind what was stored apart from it; but not where that lies across it */
+  check_simplifies("graph(%1: f32[10], %2: f32[3]) {\n %3 = slice_put %1, %2 slice=[2:3:1] : f32[10]\n"
+                   " %4 = slice_put %3, %2 slice=[5:3:1] : f32[10]\n %5 = slice %4 slice=[2:3:1] : f32[3]\n %6 = neg "
+                   "%5 : f32[3]\n return %6\n}\n",
+                   "graph(%1: f32[10], %2: f32[3]) {\n  %3 = neg %2 : f32[3]\n  return %3\n}\n");
+  check_simplifies(
+      "graph(%1: f32[10], %2: f32[3]) {\n  %3 = slice_put %1, %2 slice=[2:3:1] : f32[10]\n"
+      "  %4 = slice_put %3, %2 slice=[4:3:1] : f32[10]\n  %5 = slice %4 slice=[2:3:1] : f32[3]\n  return %5\n}\n",
+      "graph(%1: f32[10], %2: f32[3]) {\n  %3 = slice_put %1, %2 slice=[2:3:1] : f32[10]\n"
+      "  %4 = slice_put %3, %2 slice=[4:3:1] : f32[10]\n  %5 = slice %4 slice=[2:3:1] : f32[3]\n  return %5\n}\n");
   /* reductions over axes of one */
   check_simplifies(
       "graph(%1: f32[3, 1]) {\n %2 = sum %1 axes=[1] : f32[3]\n %3 = max %2 axes=[0] : f32[]\n return %3 }",
