@@ -429,9 +429,14 @@ bool dim_quotient(dim_table *t, qn_dim a, qn_dim b, qn_dim *q) {
 
 /* ---- questions ---------------------------------------------------------------------------------------------------------------- */
 
-void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
+bool dim_has_fact(const dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
   for (uint32_t i = 0; i < t->nfacts; i++)
-    if (t->facts[i].a == a && t->facts[i].b == b && t->facts[i].relation == relation) return;
+    if (t->facts[i].a == a && t->facts[i].b == b && t->facts[i].relation == relation) return true;
+  return false;
+}
+
+void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
+  if (dim_has_fact(t, a, relation, b)) return;
   if (!arena_room(t->arena, (void **)&t->facts, &t->facts_cap, t->nfacts + 1, sizeof *t->facts)) return;
   t->facts[t->nfacts++] = (dim_fact){a, b, (uint8_t)relation};
 }
@@ -452,6 +457,16 @@ bool dim_is_late(const dim_table *t, qn_dim d) {
   const dim_expr *e = &t->exprs[~d];
   if (e->op == DIM_SYMBOL) return dim_of_node(e->source) || (e->source == DIM_FROM_SCALAR && t->strict);
   return dim_is_late(t, e->a) || dim_is_late(t, e->b);
+}
+
+bool dim_most(const dim_table *t, qn_dim d, qn_dim *most) {
+  *most = d;
+  if (!dim_is_late(t, d)) return true;
+  for (uint32_t i = 0; i < t->nfacts; i++) {
+    const dim_fact *f = &t->facts[i];
+    if (f->a == d && f->relation == DIM_LE && !dim_is_late(t, f->b)) return *most = f->b, true;
+  }
+  return false;
 }
 
 static bool has_number(const dim_table *t, qn_dim d) {

@@ -115,6 +115,8 @@ bool dim_equal(dim_table *t, qn_dim a, qn_dim b);
 bool dim_is(dim_table *t, qn_dim a, int64_t value);
 /* Notes a fact, unless it has been noted already. */
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
+/* Has this fact been noted? */
+bool dim_has_fact(const dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
 /* Notes that all symbols of inputs' sizes in d, and of host ints that are arguments, have the values that they had in the recorded call. */
 void dim_pin(dim_table *t, qn_dim d);
 /* Does d depend on a number of the program that no guard can ask for: of data (DIM_FROM_NUMBER) or, in a strict table, of a loop's turn? */
@@ -123,6 +125,8 @@ bool dim_is_number(const dim_table *t, qn_dim d);
 bool dim_is_empty(dim_table *t, qn_dim d);
 /* Does d depend on a symbol that is no size of an input, nor a host int that is an argument of the call (which a table that is not strict has)? */
 bool dim_is_late(const dim_table *t, qn_dim d);
+/* Sets *most to a size that is not late and that a late d never exceeds, as a fact says; to d where that is not late. False: no fact says so. */
+bool dim_most(const dim_table *t, qn_dim d, qn_dim *most);
 /* Is d >= 0 whatever the symbols' values? */
 bool dim_nonnegative(const dim_table *t, qn_dim d);
 /* The value of a dim for given values of symbols: symbols[i] is that of expression i, read where this is a symbol. */

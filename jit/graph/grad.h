@@ -173,6 +173,11 @@ QN_MUST_CHECK bool graph_keep(const graph *g, uint32_t first, uint32_t ncarries,
                               bool *kept);
 /* May a value be a row? It is one of an op or a region, and its sizes are known before it is there. */
 bool graph_may_be_row(const graph *g, uint32_t v);
+/* May a value of an arm be a result of its branch? Its sizes are known before it is there, or numbers of the turn that the branch is in. */
+bool graph_may_be_result(const graph *g, uint32_t v);
+/* Sets *row to the type of a row that has room for the value in all turns: sizes that are numbers of turns become the most that they are (dim_most).
+ * False: that is not known, or the value cannot be a row. */
+bool graph_row_type(const graph *g, uint32_t v, graph_type *row);
 /* May a gradient that will be differentiated itself keep all floats of an arm or a turn? Of a loop in it, it must be seen how many turns it makes
  * at most; `counted`: or this will be known. */
 bool graph_may_be_kept(const graph *g, bool counted);

@@ -15,7 +15,8 @@
  * once: it does not double with each level of nesting.
  *
  * Where sizes of a turn are made of carries, these are host ints to which each turn adds the same: the gradient's loop carries them, too, and takes that
- * from them in each of its turns. Values of such sizes are no rows, so they are made once more.
+ * from them in each of its turns. Values of such sizes are no rows, so they are made once more; where that must not be, since the gradient will be
+ * differentiated, rows have room for the most that a fact says of such a size (dim_most), with zeros behind what a turn has.
  *
  * Regions inside regions are differentiated by graph_vjp when it meets them in the copy.
  *
@@ -148,7 +149,40 @@ static void mark_kept(const graph *g, uint32_t n, bool *kept) {
     for (int k = 0; k < of->nin; k++) kept[v] |= kept[of->in[k]];
     kept[v] &= dtype_is_float((qn_dtype)of->type.dtype) || graph_kind_has_regions(of->kind);
   }
-  for (uint32_t v = 1; v < n; v++) kept[v] &= graph_may_be_row(g, v) && !graph_takes_row(g, v);
+  for (uint32_t v = 1; v < n; v++) kept[v] &= graph_may_be_result(g, v) && !graph_takes_row(g, v);
+}
+
+/* What is kept of value v of a turn: v or, if its sizes are numbers of the turn, v with zeros behind it, so that rows of all turns have one size. 0:
+ * memory is short, or there is no such size. */
+static uint32_t as_row(graph *g, uint32_t v) {
+  const graph_node n = g->nodes[v];
+  graph_type row;
+  if (!graph_row_type(g, v, &row)) return 0;
+  op_attr attr = {.n = (uint8_t)(3 * row.rank)};
+  bool same = true;
+  for (int a = 0; a < row.rank; a++) {
+    same &= row.shape[a] == n.type.shape[a];
+    attr.d[3 * a + 1] = dim_sub(&g->dims, row.shape[a], n.type.shape[a]);
+  }
+  if (same) return v;
+  for (uint32_t i = v + 1; i < g->n; i++) {
+    const graph_node *pad = &g->nodes[i];
+    if (pad->kind == NODE_OP && pad->op == OP_pad && pad->in[0] == v && graph_type_same(&pad->type, &row)) return i;
+  }
+  const uint32_t in[] = {v, graph_const_scalar(g, (qn_dtype)row.dtype, false, 0, 0, 0)};
+  return graph_op(g, OP_pad, in, 2, &attr, n.site);
+}
+
+/* The value of type `t` that was kept as a row of as_row. 0: memory is short. */
+static uint32_t of_row(graph *g, uint32_t row, const graph_type *t) {
+  op_attr attr = {.n = (uint8_t)(3 * t->rank)};
+  bool same = true;
+  for (int a = 0; a < t->rank && row; a++) {
+    same &= t->shape[a] == g->nodes[row].type.shape[a];
+    attr.d[3 * a + 1] = t->shape[a];
+    attr.d[3 * a + 2] = 1;
+  }
+  return same || !row ? row : graph_op(g, OP_slice, &row, 1, &attr, g->nodes[row].site);
 }
 
 /* Value `v` of arm `a` of a branch becomes a result, unless it is one. The node that takes it; 0 when memory is short. */
@@ -276,10 +310,11 @@ static bool expose_turns(graph *g, uint32_t node) {
   uint32_t ncarries = graph_loop_carries(&g->nodes[node]), made = body->noutputs;
   bool *kept = calloc(body->n, sizeof *kept), ok = kept != NULL;
   if (ok) mark_kept(body, body->n, kept);
-  for (uint32_t v = 1; v < body->n && ok; v++) {
+  for (uint32_t v = 1, n = body->n; v < n && ok; v++) {
+    const uint32_t row = kept[v] ? as_row(body, v) : v;
     uint32_t k = ncarries;
-    while (k < body->noutputs && body->outputs[k] != v) k++;
-    if (kept[v] && k == body->noutputs) ok = graph_output(body, v);
+    while (k < body->noutputs && body->outputs[k] != row) k++;
+    if (kept[v] && k == body->noutputs) ok = row && graph_output(body, row);
   }
   free(kept);
   if (!ok) return false;
@@ -593,7 +628,8 @@ typedef struct loop_grad {
   graph *back;
   uint32_t ncarries, ncaptured, nrows;
   uint32_t *values, nvalues; /* nodes of the loop's body that are kept besides its carries */
-  graph_type *types;         /* room for the types that these have in the graph at hand */
+  graph_type *types;         /* room for the types that their rows have in the graph at hand */
+  bool *numbers;             /* which of them are numbers (grad_is_number) */
   /* carries that have cotangents; captured values whose cotangents are wanted, which are sums over all turns */
   uint32_t ncts, naccs;
   uint32_t *flagged, nflags; /* those of them, counted together, that are not there on all ways where it matters */
@@ -707,9 +743,13 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
       if (in.row_there[i]) args[k++] = graph_op2(body, OP_bitand, in.row_there[i], is);
     }
     for (uint32_t i = l->ncts; i < n; i++) args[k++] = builder_input(&b, 1, first + i);
-    for (uint32_t i = 0; i < l->nvalues; i++)
-      args[k++] = kept_row(l, body, builder_input(&b, 1, rows + l->ncarries + i), at, l->types[i].weak,
-                           grad_is_number(l->body, l->values[i]) ? ATTR_NUMBER : 0);
+    for (uint32_t i = 0; i < l->nvalues; i++, k++) {
+      graph_type t;
+      args[k] = kept_row(l, body, builder_input(&b, 1, rows + l->ncarries + i), at, l->types[i].weak,
+                         l->numbers[i] ? ATTR_NUMBER : 0);
+      b.failed = b.failed || !size_map_type_beside(body, args, l->back, l->back->inputs[k], &t);
+      if (!b.failed) args[k] = of_row(body, args[k], &t);
+    }
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     outs[0] = t;
     b.failed = b.failed || !graph_inline(body, l->back, args, outs + 1, false);
@@ -1091,9 +1131,10 @@ static bool keep_value_rows(graph *g, uint32_t node, const loop_grad *l, uint32_
   graph *body = g->nodes[node].payload.regions[1];
   uint32_t made = body->noutputs;
   for (uint32_t i = 0; i < l->nvalues; i++) {
+    const uint32_t row = as_row(body, l->values[i]);
     result[i] = l->ncarries;
-    while (result[i] < body->noutputs && body->outputs[result[i]] != l->values[i]) result[i]++;
-    if (result[i] == body->noutputs && !graph_output(body, l->values[i])) return false;
+    while (result[i] < body->noutputs && body->outputs[result[i]] != row) result[i]++;
+    if (!row || (result[i] == body->noutputs && !graph_output(body, row))) return false;
   }
   graph_rows_added(g, node, made, body->noutputs - made);
   return true;
@@ -1289,8 +1330,12 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   bool *unread = arena_alloc(memory, l->ncarries * sizeof *unread);
   if (!unread || !note_unread(l, memory, unread) || !values_make(l, memory, &v)) return false;
   l->body->noutputs = l->ncarries;
-  for (uint32_t i = 0; i < l->nvalues; i++)
-    if (!graph_output(l->body, l->values[i])) return false;
+  if (!(l->numbers = arena_alloc(memory, (l->nvalues + (size_t)1) * sizeof *l->numbers))) return false;
+  for (uint32_t i = 0; i < l->nvalues; i++) {
+    const uint32_t row = as_row(l->body, l->values[i]);
+    l->numbers[i] = grad_is_number(l->body, l->values[i]);
+    if (!row || !graph_output(l->body, row)) return false;
+  }
   graph_dce(l->body);
   uint32_t *cts = arena_alloc(memory, 2 * ((size_t)l->ncts + l->naccs) * sizeof *cts);
   uint32_t *value_rows = arena_alloc(memory, l->nvalues * sizeof *value_rows);
@@ -1355,6 +1400,9 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
   arena_init(&memory, NULL);
   short_of_memory(why); /* what a failure is unless something else is said */
   bool ok = loop_gradient(c, &l, &memory, why);
+  const graph *g = c->g, *body = g->nodes[c->node].payload.regions[1];
+  if (!ok && why->id == E_memory && body->dims.strict && !g->arena.failed && !body->arena.failed && !memory.failed)
+    (void)turn_sizes(why); /* (it is not known how large a part is at most) */
   graph_free(l.body);
   graph_free(l.back);
   arena_free(&memory);
@@ -1363,7 +1411,5 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
 
 bool grad_control(control_grad *c, op_refusal *why) {
   const graph_node *n = &c->g->nodes[c->node];
-  for (int k = 0; k < 2; k++)
-    if (c->derived && n->payload.regions[k]->dims.strict) return turn_sizes(why);
-  return c->g->nodes[c->node].kind == NODE_IF ? grad_branch(c, why) : grad_loop(c, why);
+  return n->kind == NODE_IF ? grad_branch(c, why) : grad_loop(c, why);
 }

@@ -185,17 +185,30 @@ bool graph_may_be_kept(const graph *g, bool counted) {
     if (n->kind == NODE_IF && !graph_is_rule(n))
       may = graph_may_be_kept(n->payload.regions[0], counted) && graph_may_be_kept(n->payload.regions[1], counted);
     if ((n->kind == NODE_OP || n->kind == NODE_PROJ) && dtype_is_float((qn_dtype)n->type.dtype))
-      may &= graph_may_be_row(g, i);
+      may &= graph_may_be_result(g, i);
   }
   return may;
 }
 
-bool graph_may_be_row(const graph *g, uint32_t v) {
+bool graph_may_be_result(const graph *g, uint32_t v) {
   const graph_node *n = &g->nodes[v];
   if ((n->kind != NODE_OP && n->kind != NODE_PROJ) || n->type.rank == ARRAY_MAX_RANK) return false;
   for (int a = 0; a < n->type.rank; a++)
-    if (dim_is_late(&g->dims, n->type.shape[a])) return false;
+    if (dim_is_late(&g->dims, n->type.shape[a]) && !dim_is_number(&g->dims, n->type.shape[a])) return false;
   return true;
+}
+
+bool graph_row_type(const graph *g, uint32_t v, graph_type *row) {
+  const graph_node *n = &g->nodes[v];
+  bool may = (n->kind == NODE_OP || n->kind == NODE_PROJ) && n->type.rank < ARRAY_MAX_RANK;
+  *row = n->type;
+  for (int a = 0; a < n->type.rank && may; a++) may = dim_most(&g->dims, n->type.shape[a], &row->shape[a]);
+  return may;
+}
+
+bool graph_may_be_row(const graph *g, uint32_t v) {
+  graph_type row;
+  return graph_row_type(g, v, &row) && !memcmp(row.shape, g->nodes[v].type.shape, row.rank * sizeof *row.shape);
 }
 
 /* A turn and its gradient. */

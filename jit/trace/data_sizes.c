@@ -12,6 +12,7 @@
  * What takes sizes of arrays as they are, or says more of two sizes than their order, cannot have such ones: then the call is recorded once more without
  * them, and a number that is a size ends the capture.
  */
+#include "jit/graph/inline.h"
 #include "jit/graph/match.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
@@ -119,7 +120,7 @@ bool turns_may_size(const struct recording *r) {
   const struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   int derivatives = rec_derivatives(r);
   return !derivatives ||
-         (derivatives == 1 && base->capturing && base->of && !base->of->turns_apart && !base->trying && !r->tries);
+         (derivatives <= 2 && base->capturing && base->of && !base->of->turns_apart && !base->trying && !r->tries);
 }
 
 bool turns_end(struct recording *r) {
@@ -134,6 +135,91 @@ void turns_uncounted(struct recording *r) {
   struct recording *base = rec_base(r);
   if (base->of) base->of->turns_uncounted = true;
   (void)record_again(r, BREAK_branch);
+}
+
+int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
+  if (rec_size_ordered(vm, a, b)) return 1;
+  return rec_size_ordered(vm, dim_add(rec_dims(vm), b, 1), a) ? 0 : -(int)!rec_unknown_size(vm);
+}
+
+/* Notes which size, one that does not depend on numbers of turns, size d of arm r never exceeds: the smallest that its values have. False: none is known. */
+static bool note_most(struct recording *r, qn_dim d) {
+  dim_table *t = &r->g->dims;
+  const graph *g = r->g;
+  qn_dim most = 0;
+  bool found = dim_most(t, d, &most);
+  if (found) return true;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_type of = g->nodes[i].type;
+    for (int a = 0; a < of.rank; a++) {
+      const qn_dim b = of.shape[a];
+      if (dim_is_late(t, b) || (found && dim_hint(t, b) >= dim_hint(t, most)) || dim_hint(t, b) < dim_hint(t, d))
+        continue;
+      if (sizes_never_negative(r, dim_make(t, DIM_SUB, b, d))) most = b, found = true;
+    }
+  }
+  if (found) dim_assume(t, d, DIM_LE, most);
+  return found;
+}
+
+bool sizes_demand(dim_table *t, qn_dim d, bool asks) {
+  if (asks) dim_assume(t, 0, DIM_LE, d);
+  return dim_has_fact(t, 0, DIM_LE, d);
+}
+
+/* Sizes, each once. */
+typedef struct size_list {
+  qn_dim *d;
+  uint32_t n, cap;
+} size_list;
+
+static bool add_size(arena *a, size_list *l, qn_dim d) {
+  for (uint32_t i = 0; i < l->n; i++)
+    if (l->d[i] == d) return true;
+  if (!arena_room(a, (void **)&l->d, &l->cap, l->n + 1, sizeof *l->d)) return false;
+  l->d[l->n++] = d;
+  return true;
+}
+
+static bool add_sizes_of_arm(graph *g, const graph_node *n, graph *arm, arena *a, size_list *l);
+
+/* Adds the sizes of values of g, and of arms in it, that depend on numbers of turns. False: one of an arm cannot be a size of g, or memory is short. */
+static bool add_sizes(graph *g, arena *a, size_list *l) {
+  bool ok = true;
+  for (uint32_t i = 1; i < g->n && ok; i++) {
+    const graph_node n = g->nodes[i];
+    for (int k = 0; k < n.type.rank && ok; k++)
+      if (dim_is_late(&g->dims, n.type.shape[k])) ok = add_size(a, l, n.type.shape[k]);
+    for (int k = 0; k < 2 && ok && n.kind == NODE_IF && !graph_is_rule(&n); k++)
+      ok = add_sizes_of_arm(g, &n, n.payload.regions[k], a, l);
+  }
+  return ok;
+}
+
+/* add_sizes for an arm of branch n in g. */
+static bool add_sizes_of_arm(graph *g, const graph_node *n, graph *arm, arena *a, size_list *l) {
+  size_list own = {0};
+  size_map m;
+  uint32_t *map = arena_alloc(a, arm->n * sizeof *map);
+  bool ok = size_map_begin(&m, g, arm, map) && map && add_sizes(arm, a, &own);
+  for (uint32_t i = 0; i < arm->ninputs && ok; i++) map[arm->inputs[i]] = n->in[1 + i];
+  for (uint32_t i = 0; i < own.n && ok; i++) {
+    const qn_dim d = size_map_size(&m, own.d[i]);
+    ok = !m.failed && (!dim_is_late(&g->dims, d) || add_size(a, l, d));
+  }
+  size_map_end(&m);
+  return ok;
+}
+
+bool turns_note_most(struct recording *r) {
+  size_list sizes = {0};
+  arena a;
+  if (!r->g->dims.strict) return true;
+  arena_init(&a, NULL);
+  bool ok = add_sizes(r->g, &a, &sizes);
+  for (uint32_t i = 0; i < sizes.n && ok; i++) ok = note_most(r, sizes.d[i]);
+  arena_free(&a);
+  return ok;
 }
 
 /* A size of r as one of its numbers. The error value, with or without an error raised. */

@@ -1287,6 +1287,7 @@ static bool rows_possible(loop *l) {
   l->recounts = false;
   const int derivatives = rec_derivatives(l->r);
   if (derivatives < 2) return !derivatives || graph_sizes_count(l->body->g, l->n);
+  if (!turns_note_most(l->body)) return false;
   if (turns_may_be_kept(l->body) || (!turns_settle(l->r) && turns_are_counted_around(l->body))) return true;
   return l->recounts = turns_may_be_counted(l->body);
 }

@@ -391,6 +391,9 @@ bool data_sizes_are_in(struct recording *r, qn_dim d);
 bool data_sizes_ask(struct recording *r, const dim_fact *f);
 /* May numbers of a loop's turns be sizes? Inside gradients only if these can follow them. */
 bool turns_may_size(const struct recording *r);
+/* Notes what the sizes of arm r that depend on numbers of turns are at most (dim_most), so that its values can be kept as rows. False: that is not known of
+ * one of them. */
+bool turns_note_most(struct recording *r);
 /* A gradient cannot. True: the call is recorded once more without such sizes, or made by the interpreter; an error is raised. */
 bool turns_end(struct recording *r);
 /* Turns of loops in arms are too many to be kept: the call is recorded once more, without those. An error is raised. */

@@ -13,6 +13,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/sizes.h"
+#include "jit/trace/vmap.h"
 
 #include <limits.h>
 
@@ -271,6 +272,7 @@ static bool follows_here(struct recording *r, dim_proof *p, qn_dim d) {
   struct recording *base = rec_base(r);
   const int each = p->each;
   if (d >= 0 || p->t.exprs[~d].size > LONGEST || base->searched > SEARCH_ALL) return false;
+  if (rec_derivatives(r) || vmap_aside(r)) return false; /* (what an arm computes may be made outside of it there) */
   p->each = WITH_PREMISES;
   p->all = SEARCH;
   for (struct recording *x = r;; x = x->outer) {
@@ -292,7 +294,8 @@ static bool follows_here(struct recording *r, dim_proof *p, qn_dim d) {
   return ok;
 }
 
-bool sizes_certain(struct recording *r, qn_dim d) {
+/* sizes_certain; with `asks` what must hold of sizes outside of all arms becomes facts, else it must be one. */
+static bool certain(struct recording *r, qn_dim d, bool asks) {
   if (r->arm && sizes_between(r, d).low >= 0) return true;
   arena a;
   dim_proof p;
@@ -303,12 +306,16 @@ bool sizes_certain(struct recording *r, qn_dim d) {
   bool ok = proof_size(r, &p, d, 0, &d) && !a.failed;
   if (ok && !dim_proves(&p, d) && !follows_here(r, &p, d)) {
     ok = dim_demands(&p, d);
-    for (int i = 0; ok && i < p.ndemands; i++) dim_assume(t, 0, DIM_LE, proof_outside(&p.t, t, p.demands[i]));
+    for (int i = 0; ok && i < p.ndemands; i++) ok = sizes_demand(t, proof_outside(&p.t, t, p.demands[i]), asks);
   }
   arena_free(&a);
   if (error_pending(r->vm)) error_clear(r->vm); /* of memory: then it is not known */
   return ok;
 }
+
+bool sizes_certain(struct recording *r, qn_dim d) { return certain(r, d, true); }
+
+bool sizes_never_negative(struct recording *r, qn_dim d) { return certain(r, d, false); }
 
 bool sizes_can_be(struct recording *r, const graph_type *t) {
   for (int k = 0; k < t->rank; k++)

@@ -1190,11 +1190,6 @@ bool rec_size_certain(qn_vm *vm, int64_t a, int64_t b) {
   return true;
 }
 
-int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
-  if (rec_size_ordered(vm, a, b)) return 1;
-  return rec_size_ordered(vm, dim_add(rec_dims(vm), b, 1), a) ? 0 : -(int)!rec_unknown_size(vm);
-}
-
 bool sizes_in_arm(qn_vm *vm, qn_value v, qn_dim *d) {
   struct recording *r = vm->rec;
   if (!r || !r->arm || !turns_may_size(r) || vmap_reads_value(r, v)) return false;

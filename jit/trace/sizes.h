@@ -88,6 +88,10 @@ struct number_range sizes_range_of(struct recording *r, qn_value v);
  * False with an error raised. */
 QN_MUST_CHECK bool sizes_of_turns(struct recording *body, struct recording *r, uint32_t input, qn_value first,
                                   qn_value end);
+/* Is size d of arm r never negative, in no turn, as numbers and sizes outside of all arms are guarded already? */
+bool sizes_never_negative(struct recording *r, qn_dim d);
+/* Is it a fact that size d is not negative? With `asks` it becomes one. */
+bool sizes_demand(dim_table *t, qn_dim d, bool asks);
 /* Does a type depend on numbers of a turn? */
 bool sizes_are_numbers(const struct recording *r, const graph_type *t);
 /* Do the facts that sizes of arm r's latest nodes rely on hold in all turns? If that is not known the arm is given up; but with `ask` a check is made of
