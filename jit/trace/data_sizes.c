@@ -23,7 +23,10 @@
 #include "jit/trace/vmap.h"
 #include "jit/trace/ways.h"
 
-enum { DEEPEST = 8 /* operations that a size is made of, one in another */ };
+enum {
+  DEEPEST = 8,           /* operations that a size is made of, one in another */
+  NUMBER_MOST = 1 << 12, /* that is tried for the most of a size that depends on turns */
+};
 
 /* May numbers that are data be sizes in r, an arm or not? */
 static bool possible(const struct recording *r) {
@@ -142,7 +145,8 @@ int rec_size_at_most(qn_vm *vm, int64_t a, int64_t b) {
   return rec_size_ordered(vm, dim_add(rec_dims(vm), b, 1), a) ? 0 : -(int)!rec_unknown_size(vm);
 }
 
-/* Notes which size, one that does not depend on numbers of turns, size d of arm r never exceeds: the smallest that its values have. False: none is known. */
+/* Notes which size, one that does not depend on numbers of turns, size d of arm r never exceeds: the smallest that its values have, or a power of two. False: none
+ * is known. */
 static bool note_most(struct recording *r, qn_dim d) {
   dim_table *t = &r->g->dims;
   const graph *g = r->g;
@@ -158,6 +162,8 @@ static bool note_most(struct recording *r, qn_dim d) {
       if (sizes_never_negative(r, dim_make(t, DIM_SUB, b, d))) most = b, found = true;
     }
   }
+  for (qn_dim c = 2; c <= NUMBER_MOST && (!found || c < dim_hint(t, most)); c *= 2)
+    if (c >= dim_hint(t, d) && sizes_never_negative(r, dim_make(t, DIM_SUB, c, d))) most = c, found = true;
   if (found) dim_assume(t, d, DIM_LE, most);
   return found;
 }
