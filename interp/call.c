@@ -205,6 +205,18 @@ static __attribute__((noinline)) qn_value run_loop(qn_vm *vm, recursion *loop, q
   return value_is_error(r) ? r : value_fail(vm, r);
 }
 
+/* Does a global hold the function with this code, or that is defined there? This is guarded, as by a call in the program. 1, 0, or -1 with an error raised. */
+static int holds(qn_vm *vm, const global_cell *global, const void *code, span at) {
+  rec_cell *cell = (rec_cell *)(uintptr_t)&global->rec;
+  qn_value now = rec_global(vm, cell, (qn_value *)(uintptr_t)&global->value, global->name);
+  if (value_is_error(now)) return -1;
+  bool same = value_is(now, TAG_FN) && value_fn(now)->head.flags == FN_USER;
+  if (same && code) same = value_fn(now)->code == code;
+  if (same && at.source) same = span_same_start(((const fn_code *)value_fn(now)->code)->at, at);
+  value_release(vm, now);
+  return same;
+}
+
 /* Can recursion be run so now, with these arguments? 1, 0, or -1 with an error raised. */
 static __attribute__((noinline)) int takes_loop(qn_vm *vm, const recursion *loop, const qn_value *fp) {
   const fn_code *code = loop->code;
@@ -217,13 +229,10 @@ static __attribute__((noinline)) int takes_loop(qn_vm *vm, const recursion *loop
     if (loop->returns && (loop->varies >> i & 1) && !number && (loop->computed || !loop->shrinks)) return 0;
   }
   if (plain && !traced && !derives) return 0; /* how deep it goes is known, likely */
-  if (!loop->self) return 1;
-  rec_cell *cell =
-      (rec_cell *)(uintptr_t)&loop->self->rec; /* what it holds is guarded, as by the call in the program */
-  qn_value now = rec_global(vm, cell, (qn_value *)(uintptr_t)&loop->self->value, loop->self->name);
-  if (value_is_error(now)) return -1;
-  bool same = value_is(now, TAG_FN) && value_fn(now)->code == value_fn(fp[-1])->code;
-  value_release(vm, now);
+  if (derives && loop->npartners) return 0;   /* calls of several functions keep the order of their sums */
+  int same = !loop->self ? 1 : holds(vm, loop->self, value_fn(fp[-1])->code, SPAN_NONE);
+  for (uint32_t i = 0; i < loop->npartners && same > 0; i++)
+    same = holds(vm, loop->partners[i].cell, NULL, loop->partners[i].at);
   return same;
 }
 

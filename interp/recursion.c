@@ -27,10 +27,14 @@
  * nothing is done with what the calls return, there is only the way down. What stands before a call in the function is evaluated twice, and in
  * another order, so that in functions that come back nothing stands there but library functions without effect.
  *
+ * Functions of the top level that only compute and call each other are treated likewise: a call of another one that calls this one is replaced by what that
+ * function does, in variables of names that no program has, so that what is left are calls of the function itself. Derivatives do not know this form.
+ *
  * Numbers are computed by the same operations in the same order. What differs is only how deep calls may nest (AST_depth). Where a recording ends on the
  * way, the interpreter goes on with the loops, and an error has the frames of the calls that turns have stood for: AST_level nodes, not shown above, tell
  * which these are.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "interp/resolve.h"
@@ -765,20 +769,168 @@ static ast_node *body_of_turns(maker *m, recursion *out) {
   return m->failed || !all[n - 1] ? NULL : make(m, AST_block, at, n, all);
 }
 
+/* ---- functions that call each other -------------------------------------------------------------------------------------------- */
+
+/* Does a tree (may be NULL) make a variable of this name? */
+static bool binds(const ast_node *n, const qn_str *name, bool pattern) {
+  if (!n) return false;
+  if ((pattern && n->kind == AST_name && n->u.s == name) || (n->kind == AST_param && n->u.s == name)) return true;
+  for (uint32_t i = 0; i < n->n; i++) {
+    bool in = pattern || ((n->kind == AST_let || n->kind == AST_for) && i == 0);
+    if (binds(n->kids[i], name, in)) return true;
+  }
+  return false;
+}
+
+/* The only function of the unit's top level that has this name, if it calls this one; else NULL. */
+static const ast_node *partner_named(const maker *m, const qn_str *name) {
+  const ast_node *root = m->r->root, *found = NULL;
+  for (uint32_t i = 0; i < root->n; i++) {
+    const ast_node *s = root->kids[i];
+    if (s->kind != AST_define || s->u.s != name) continue;
+    if (found) return NULL;
+    found = s;
+  }
+  return found && found->n > 2 && mentions(m, found->kids[AST_fn_body]) ? found : NULL;
+}
+
+/* The first function that a tree (may be NULL) calls and that calls this one; NULL: there is none. */
+static const ast_node *partner_in(const maker *m, const ast_node *n) {
+  const ast_node *found = NULL;
+  if (!n) return NULL;
+  if (n->kind == AST_call && n->kids[AST_call_callee]->kind == AST_name && n->kids[AST_call_callee]->u.s != m->name)
+    found = partner_named(m, n->kids[AST_call_callee]->u.s);
+  for (uint32_t i = 0; i < n->n && !found; i++) found = partner_in(m, n->kids[i]);
+  return found;
+}
+
+/* A copy in which the variables of the function of `o` have names of their own. NULL if the other names in it would mean variables of `m`. */
+static ast_node *renamed(maker *m, const maker *o, const ast_node *n) {
+  ast_node *x = copy_of(m, n);
+  if (x && n->kind == AST_name && binds(o->fn, n->u.s, false)) {
+    char text[NAME_MAX_BYTES];
+    int len = snprintf(text, sizeof text, "%s.%s", o->name->text, n->u.s->text);
+    if (len < 0 || len >= (int)sizeof text) return refused(m);
+    x->u.s = own_name(m, text);
+  } else if (x && n->kind == AST_name && binds(m->fn, n->u.s, false)) {
+    return refused(m);
+  }
+  for (uint32_t i = 0; x && i < n->n && !m->failed; i++)
+    if (n->kids[i]) x->kids[i] = renamed(m, o, n->kids[i]);
+  return x;
+}
+
+/* A call of the function of `o` in a statement, with the statements behind that. */
+typedef struct call_place {
+  const ast_node *statement, *call;
+  statements after;
+} call_place;
+
+/* The statements of that function, each way of which ends with the statement, with what the way gives in place of the call. NULL if that cannot be. */
+static ast_node *put_in(maker *m, const maker *o, statements x, const call_place *c) {
+  for (uint32_t i = 0; i + 1 < x.n; i++)
+    if (has_kind(x.list[i], AST_return)) return refused(m);
+  ast_node *last = x.n ? x.list[x.n - 1] : NULL, *none = NULL;
+  if (last && last->kind == AST_if) {
+    ast_node *const *other = last->kids[AST_if_otherwise] ? &last->kids[AST_if_otherwise] : &none;
+    ast_node *all = branch_of(m, last, put_in(m, o, of_block(&last->kids[AST_if_then]), c),
+                              put_in(m, o, *other ? of_block(other) : (statements){NULL, 0}, c));
+    return all ? block_with(m, (statements){x.list, x.n - 1}, one(m, all)) : NULL;
+  }
+  ast_node *value = last && last->kind == AST_return ? last->kids[AST_return_value] : last;
+  bool kept = value && is_worthless(value);
+  if (!value || kept) value = make(m, AST_nil, m->fn->at, 0, NULL);
+  if (++m->branches > BRANCHES_MAX || m->failed || has_kind(value, AST_return)) return refused(m);
+  maker seen = *o; /* (by whose calls the place is found) */
+  ast_node *with = with_result(&seen, c->statement, c->call, value);
+  if (!with || seen.failed) return refused(m);
+  ast_node *after = block_with(m, c->after, NULL), *end = block_with(m, (statements){&with, 1}, after);
+  return end ? block_with(m, (statements){x.list, x.n - (last && !kept)}, end) : NULL;
+}
+
+/* Statements with the function of `o` in place of the call of it that each way makes at most. NULL if that cannot be. */
+static ast_node *with_partner(maker *m, const maker *o, statements x) {
+  uint32_t k = 0;
+  while (k < x.n && !mentions(o, x.list[k])) k++;
+  if (k == x.n) return block_with(m, x, NULL);
+  for (uint32_t i = k + 1; i < x.n; i++)
+    if (mentions(o, x.list[i])) return refused(m);
+  ast_node *s = x.list[k], *none = NULL;
+  if (s->kind == AST_if) {
+    if (mentions(o, s->kids[AST_if_cond]) || k + 1 < x.n) return refused(m);
+    ast_node *const *other = s->kids[AST_if_otherwise] ? &s->kids[AST_if_otherwise] : &none;
+    ast_node *all = branch_of(m, s, with_partner(m, o, of_block(&s->kids[AST_if_then])),
+                              with_partner(m, o, *other ? of_block(other) : (statements){NULL, 0}));
+    return all ? block_with(m, (statements){x.list, k}, one(m, all)) : NULL;
+  }
+  const ast_node *e = value_of(s), *call = e ? call_in(o, e) : NULL;
+  if (!call || mentions(o, s) != 1) return refused(m);
+  ast_node *made[64];
+  for (uint32_t i = 0; i < o->nparams; i++) {
+    ast_node *name = make_name(m, param_of(o, i)->u.s, call->at), *own = name ? renamed(m, o, name) : NULL;
+    made[i] = own ? make_let(m, own->u.s, argument(o, call, i), call->at) : NULL;
+  }
+  const ast_node *body = o->fn->kids[AST_fn_body];
+  ast_node *own = m->failed ? NULL : renamed(m, o, body);
+  ast_node *branches = own && !m->failed ? as_branches(m, of_block(&own)) : NULL;
+  const call_place place = {s, call, {x.list + k + 1, x.n - k - 1}};
+  ast_node *put = branches ? put_in(m, o, of_block(&branches), &place) : NULL;
+  ast_node *all = put ? block_with(m, (statements){made, o->nparams}, put) : NULL;
+  return all && !m->failed ? block_with(m, (statements){x.list, k}, all) : NULL;
+}
+
+/* Are the parameters such as recursion as loops needs them? */
+static bool plain_params(const maker *m) {
+  if (m->nparams == 0 || m->nparams > 64 || m->fn->kids[AST_fn_result]) return false;
+  for (uint32_t i = 0; i < m->nparams; i++) {
+    const ast_node *p = param_of(m, i);
+    if ((p->flags & AST_REST) || p->kids[AST_param_type] || p->u.s == m->name) return false;
+  }
+  return true;
+}
+
+/* The function with those in place of calls that call it, and do nothing but compute; `out` gets what these must be when it runs. NULL: there are none, or that
+ * cannot be. */
+static const ast_node *with_partners(maker *m, recursion *out) {
+  if (m->r->scope->library || !m->r->root || m->fn->kind != AST_define) return NULL;
+  const ast_node *fn = m->fn;
+  while (true) {
+    m->fn = fn;
+    const ast_node *body = fn->kids[AST_fn_body], *partner = partner_in(m, body);
+    if (!partner) break;
+    maker o = {.r = m->r, .fn = partner, .name = partner->u.s, .nparams = partner->n - 2};
+    if (out->npartners == PARTNERS_MAX || !plain_params(&o) || mentions(&o, partner->kids[AST_fn_body])) return NULL;
+    if (binds(fn, o.name, false) || binds(fn, m->name, false) || binds(partner, m->name, false)) return NULL;
+    const ast_node *theirs = partner->kids[AST_fn_body];
+    if (has_kind(theirs, AST_define) || has_kind(theirs, AST_fn) || has_kind(theirs, AST_try)) return NULL;
+    out->partners[out->npartners++] = (recursion_partner){scope_find(m->r->scope, o.name), partner->at};
+    ast_node *branches = as_branches(m, of_block(&fn->kids[AST_fn_body]));
+    ast_node *with = branches ? with_partner(m, &o, of_block(&branches)) : NULL, *x = with ? copy_of(m, fn) : NULL;
+    if (!x || m->failed || mentions(&o, with)) return NULL;
+    x->kids[AST_fn_body] = with;
+    fn = x;
+  }
+  return out->npartners && computes(m, fn->kids[AST_fn_body], true) ? fn : NULL;
+}
+
 ast_node *recursion_loop(resolver *r, const ast_node *fn, const qn_str *name, recursion *out) {
   maker m = {.r = r, .fn = fn, .name = name, .nparams = fn->n - 2};
   *out = (recursion){0};
-  if (m.nparams == 0 || m.nparams > 64 || fn->kids[AST_fn_result] || !mentions(&m, fn->kids[AST_fn_body])) return NULL;
-  for (uint32_t i = 0; i < m.nparams; i++) {
-    const ast_node *p = param_of(&m, i);
-    if ((p->flags & AST_REST) || p->kids[AST_param_type] || p->u.s == name) return NULL;
-  }
+  if (!plain_params(&m)) return NULL;
+  recursion with = {0};
+  const ast_node *own = mentions(&m, fn->kids[AST_fn_body]) ? NULL : with_partners(&m, &with);
+  if (own)
+    fn = own;
+  else if (!mentions(&m, fn->kids[AST_fn_body]))
+    return NULL;
+  m = (maker){.r = r, .fn = fn, .name = name, .nparams = fn->n - 2};
   bool only = computes(&m, fn->kids[AST_fn_body], true); /* (what it assigns is its own) */
-  out->computes = only;
+  with.computes = only;
+  *out = with;
   ast_node *body = body_as_loops(&m, out);
   if (!body) {
     m = (maker){.r = r, .fn = fn, .name = name, .nparams = fn->n - 2, .steps = ~(uint64_t)0};
-    *out = (recursion){.computes = only};
+    *out = with;
     body = body_of_turns(&m, out);
   }
   out->site = m.site;

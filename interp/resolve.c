@@ -1274,7 +1274,7 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source,
   u->scope = s;
   u->number = ++ip->next_unit;
   u->source = source;
-  resolver r = {.vm = vm, .ip = ip, .scope = s, .unit = u, .prompt = prompt, .warnings = warnings};
+  resolver r = {.vm = vm, .ip = ip, .scope = s, .unit = u, .prompt = prompt, .root = tree->root, .warnings = warnings};
   bool ok = resolve_root(&r, tree);
   mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
   mem_free(vm, r.ended, r.ended_cap * sizeof *r.ended);

@@ -107,6 +107,7 @@ typedef struct resolver {
   scope *scope;
   unit *unit;
   bool prompt;
+  const ast_node *root; /* the unit's tree */
   function *fn;
   pending_name *pending;
   uint32_t npending, pending_cap;

@@ -123,18 +123,28 @@ typedef struct fn_dim {
 } fn_dim;
 
 /* How a function that calls itself is run while a call is recorded: as a function in which these calls are turns of loops (recursion.c). */
+typedef struct recursion_partner {
+  const global_cell *cell;
+  span at; /* of the definition */
+} recursion_partner;
+
+enum { PARTNERS_MAX = 3 };
+
 typedef struct recursion {
   struct fn_code *code;    /* that function; its parameters and captures are the same */
   const global_cell *self; /* what must hold the function; NULL: it is a local, which sees itself */
-  uint64_t varies;         /* a bit for each parameter that changes from call to call */
-  bool returns;            /* something is done with what the calls return */
-  bool computed;           /* then all these parameters are computed for each level, and must be ints */
-  bool shrinks;            /* else one of them becomes a fraction, so that there are few levels */
-  bool off;                /* a recording has not been able to capture it */
-  bool failed;             /* the calls are being made once more, since as loops they have failed */
-  bool computes;           /* they only compute: made once more, they do the same */
-  span site;               /* where they stand; unset: in several places */
-  const span *sites;       /* these, if turns tell which calls they stand for (recursion_calls.path); else NULL */
+  /* functions that are part of it in place of calls, which cells must hold: it calls these, and they call it */
+  recursion_partner partners[PARTNERS_MAX];
+  uint32_t npartners;
+  uint64_t varies;   /* a bit for each parameter that changes from call to call */
+  bool returns;      /* something is done with what the calls return */
+  bool computed;     /* then all these parameters are computed for each level, and must be ints */
+  bool shrinks;      /* else one of them becomes a fraction, so that there are few levels */
+  bool off;          /* a recording has not been able to capture it */
+  bool failed;       /* the calls are being made once more, since as loops they have failed */
+  bool computes;     /* they only compute: made once more, they do the same */
+  span site;         /* where they stand; unset: in several places */
+  const span *sites; /* these, if turns tell which calls they stand for (recursion_calls.path); else NULL */
   uint32_t nsites;
 } recursion;
 
