@@ -32,7 +32,7 @@ static qn_dim symbol_in(size_map *m, const dim_expr *e) {
   if (node && number && m->number && !graph_const_value(to, node, &v)) {
     const qn_dim d = m->number(m->ctx, node);
     m->failed |= d >= 0;
-    return d < 0 ? d : e->hint;
+    return d < 0 ? d : 0;
   }
   if (node && e->source == DIM_FROM_NUMBER) return dim_symbol(&to->dims, DIM_FROM_NUMBER, node, 0, e->hint, e->name);
   if (node && e->source != DIM_FROM_SCALAR) return n->type.shape[e->axis];
@@ -42,7 +42,7 @@ static qn_dim symbol_in(size_map *m, const dim_expr *e) {
     return dim_symbol(&to->dims, DIM_FROM_SCALAR, n->payload.input, 0, e->hint, e->name);
   }
   m->failed = true;
-  return e->hint;
+  return 0;
 }
 
 static qn_dim size_in(size_map *m, qn_dim d) {

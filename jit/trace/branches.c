@@ -506,7 +506,11 @@ static bool sizes_are_possible(const struct recording *r, uint32_t from) {
   return true;
 }
 
-bool arm_may_join(const struct recording *arm) { return !arm->g->dims.strict || data_sizes_in_arm(arm); }
+bool arm_may_join(const struct recording *arm) {
+  if (!arm->g->dims.strict) return true;
+  /* Numbers that it makes are computed while it joins, which must not write anything out. */
+  return data_sizes_in_arm(arm) && !(arm->g->dims.numbers_of_data && graph_has_taps(arm->g, 1));
+}
 
 bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
   qn_vm *vm = r->vm;
@@ -524,7 +528,11 @@ bool arm_splice(struct recording *r, struct recording *arm, qn_value *v) {
     s.copies = mem_zalloc(vm, (s.n + (size_t)1) * sizeof *s.copies);
     ok = s.copies && copy_all(vm, r->g, copy, arm->captures, s.copies, settled, number_size, r);
     graph_free(copy);
-    if (ok && sized && !r->arm && !sizes_are_possible(r, from)) ok = data_sizes_end(r);
+    const bool unable =
+        !ok && sized && error_catchable(vm) && vm->error->id == E_internal; /* a number is no size there */
+    if (unable) error_clear(vm);
+    if (unable || (ok && sized && !r->arm && !sizes_are_possible(r, from)))
+      ok = r->arm ? rec_give_up(r, BREAK_branch) : data_sizes_end(r);
     if (ok && sized) r->sized = r->settled = r->g->dims.nfacts; /* the arm has made sure of them */
   }
   qn_value result = ok && copy ? tree_rebuild(vm, *v, result_leaf, &s) : value_error();
