@@ -606,6 +606,13 @@ static void each_node_of_dim(const dim_table *t, qn_dim d, void (*visit)(void *c
   each_node_of_dim(t, e.b, visit, ctx);
 }
 
+bool graph_is_check(const graph *g, uint32_t n) {
+  const graph_node *node = &g->nodes[n];
+  qn_value one;
+  return node->kind == NODE_OP && node->op == OP_floordiv && graph_const_value(g, node->in[0], &one) &&
+         value_is(one, TAG_INT) && one.u.i == 1;
+}
+
 void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, uint32_t node), void *ctx) {
   const graph_node *node = &g->nodes[n];
   for (int a = 0; a < node->type.rank; a++) each_node_of_dim(&g->dims, node->type.shape[a], visit, ctx);

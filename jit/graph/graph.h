@@ -168,6 +168,8 @@ static inline size_t graph_const_bytes(const graph_type *t) {
   for (int i = 0; i < t->rank; i++) n *= (size_t)t->shape[i];
   return n;
 }
+/* Is the node a check that a recording makes of a condition, which divides 1 by it? */
+bool graph_is_check(const graph *g, uint32_t n);
 /* Calls `visit` for each node that a size in the shape or attributes of node n depends on: one whose result's size only data tell. */
 void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, uint32_t node), void *ctx);
 

@@ -57,7 +57,8 @@ enum {
   EDGE_DOT = 8,     /* an operand of a product */
   EDGE_SOURCE = 16, /* read at coordinates that are data */
   EDGE_FORCED = 32, /* the reader is no kernel, so the value must be stored */
-  EDGE_ORDER = 64   /* no value is read: the reader must only come later */
+  EDGE_ORDER = 64,  /* no value is read: the reader must only come later, */
+  EDGE_APART = 128  /* and in another kernel, since one goes on where a check in it has failed */
 };
 
 typedef struct edge {
@@ -578,14 +579,6 @@ static bool relies_on_checks(const graph_node *n) {
   return raises == RAISES_bounds || raises == RAISES_int_div;
 }
 
-/* Is the node a check that a recording makes of a condition, which divides 1 by it? */
-static bool is_check(const graph *g, uint32_t n) {
-  const graph_node *node = &g->nodes[n];
-  qn_value one;
-  return node->kind == NODE_OP && node->op == OP_floordiv && graph_const_value(g, node->in[0], &one) &&
-         value_is(one, TAG_INT) && one.u.i == 1;
-}
-
 static bool make_edges(fuser *f) {
   graph *g = f->g;
   walk w = {0};
@@ -602,11 +595,11 @@ static bool make_edges(fuser *f) {
     if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
       if (fallible && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) return false;
       fallible = i + 1;
-      if (is_check(g, n)) f->check = i + 1;
+      if (graph_is_check(g, n)) f->check = i + 1;
     } else if (f->by_turn && !f->by_number) {
-      if (!add_edge(f, f->check - 1, EDGE_ORDER, NULL)) return false;
+      if (!add_edge(f, f->check - 1, EDGE_ORDER | EDGE_APART, NULL)) return false;
     } else if (fallible && (f->by_number || relies_on_checks(&g->nodes[n])) &&
-               !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) {
+               !add_edge(f, fallible - 1, EDGE_ORDER | EDGE_APART, NULL)) {
       return false;
     }
     f->units[i].nin = f->nin - f->units[i].in;
@@ -867,7 +860,8 @@ static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
         uint32_t flags = f->in[e].flags;
         if (f->writer[from->node] && flags & EDGE_DATA && clobbers(f, u, from->node, a, b)) return true;
         if (from->group == u->group || !in_pair(f, f->in[e].unit, a, b)) continue;
-        if (flags & EDGE_DOT || is_scatter(node_of(f, from->node)) || (f->over[from->node] && flags & EDGE_DATA))
+        if (flags & (EDGE_DOT | EDGE_APART) || is_scatter(node_of(f, from->node)) ||
+            (f->over[from->node] && flags & EDGE_DATA))
           return true;
         if (costly(f, from) && (flags & EDGE_SOURCE || (flags & EDGE_VIEW && from->elements != u->elements)))
           return true;

@@ -524,8 +524,11 @@ static bool sink_region(sinker *s, const graph *g, const sunk *in, sunk *out) {
   p->known = arena_alloc(&s->memory, g->dims.n + 1);
   if (!p->of || !p->dim || !p->known) return out_of_memory(s);
   for (uint32_t i = 0; i < g->ninputs; i++) p->of[g->inputs[i]] = in[i];
-  for (uint32_t n = 1; n < g->n; n++)
+  for (uint32_t n = 1; n < g->n; n++) {
+    /* (behind a check of sizes that has failed there may be no elements to load) */
+    if (g->dims.strict && graph_is_check(g, n)) return refuse(s, "what follows relies on a check of sizes");
     if (g->nodes[n].kind != NODE_INPUT && !sink_node(s, p, n)) return false;
+  }
   for (uint32_t k = 0; k < g->noutputs; k++) out[k] = p->of[g->outputs[k]];
   return true;
 }

@@ -74,7 +74,6 @@ typedef struct step {
   int64_t *checks;       /* 1 + the number of a check; 0: not added yet */
   bool fails;            /* has it checks? */
   bool loops;            /* has it a WHILE? */
-  bool by_numbers;       /* do numbers say where it loads or stores, or how much? */
   uint32_t (*turned)[2]; /* by tile, of x and y: 1 + the number of the turned matrix that takes its place; 0: none */
   scope *arms[2];        /* of a branch */
   memory *numbers;       /* by result of a branch that is a number: where arms put it */
@@ -398,7 +397,6 @@ static bool kernel_sizes(splicer *s, scope *c, const plan_step *st, step *x) {
   for (l_val v = 1; v < q->n; v++) {
     const l_instr *i = &q->code[v];
     x->loops |= i->code == L_WHILE;
-    x->by_numbers |= i->code == L_IVALUE || i->code == L_PARAM;
     if (i->code == L_PAR && known && is_long(s, q, v, launch)) return refuse(s, "the turns of the loop are long");
     if (l_opens(i->code)) depth++;
     if (i->code == L_END) depth--;
@@ -887,8 +885,8 @@ static bool scope_code(splicer *s, scope *c) {
     step *x = &c->steps[i];
     if (cancelled(s->r->cancel)) return refuse(s, lower_cancelled);
     if (s->p->n > SPLICE_CODE) return refuse(s, "a kernel of very many instructions");
-    /* (what comes behind a check that has failed knows nothing of its numbers) */
-    bool apart = (x->loops || x->by_numbers) && s->fails && st->kind == STEP_KERNEL;
+    bool apart =
+        s->fails && st->kind == STEP_KERNEL; /* (its numbers and arrays mean nothing where a check has failed) */
     if (x->loops && s->fails && !apart) return refuse(s, "a branch with a loop behind what may fail");
     if (apart) {
       l_val failed = l_emit(s->p, (l_instr){.code = L_FAILED, .dtype = DTYPE_TEST});

@@ -26,6 +26,12 @@ static bool is_count(const struct recording *r, uint32_t node) {
   return false;
 }
 
+/* The symbol of a proof for expression i, a symbol, of the recording outside of all arms. (Those of sizes are never negative, whatever their bounds.) */
+static qn_dim symbol_outside(dim_proof *p, uint32_t i, const dim_expr *e) {
+  const dim_source source = e->source == DIM_FROM_NUMBER ? DIM_FROM_NUMBER : DIM_FROM_INPUT;
+  return dim_symbol(&p->t, source, i, 0, e->hint, NULL);
+}
+
 /* A size of recording r in the table of a proof. */
 static bool proof_size(struct recording *r, dim_proof *p, qn_dim d, int depth, qn_dim *to) {
   const dim_table *t = &r->g->dims;
@@ -42,7 +48,7 @@ static bool proof_size(struct recording *r, dim_proof *p, qn_dim d, int depth, q
   if (r->arm && e.source == DIM_FROM_NUMBER) return proof_number(r, p, e.ref, depth, to);
   if (r->arm) return e.source == DIM_FROM_SCALAR && proof_number(r, p, r->g->inputs[e.ref], depth, to);
   if (sizes_fixed(t, d)) return *to = dim_const(&p->t, e.hint), true;
-  *to = dim_symbol(&p->t, DIM_FROM_INPUT, (uint32_t)~d, 0, e.hint, NULL);
+  *to = symbol_outside(p, (uint32_t)~d, &e);
   dim_bound bound = {BOUND_SIZE, true, SIZE_LEAST, 0};
   const bool counts = e.source == DIM_FROM_NODE || (e.source == DIM_FROM_NUMBER && is_count(r, e.ref));
   if (dim_is_late(t, d)) bound = (dim_bound){BOUND_UNKNOWN, counts, 0, 0};
@@ -64,7 +70,7 @@ static qn_dim unknown_number(struct recording *r, dim_proof *p, uint32_t node) {
   for (uint32_t i = 0; i < t->n && !d; i++) { /* it may be a size already */
     const dim_expr *e = &t->exprs[i];
     if (r->arm || e->op != DIM_SYMBOL || e->source != DIM_FROM_NUMBER || !e->ref) continue;
-    if (graph_same_value(r->g, e->ref, node)) d = dim_symbol(&p->t, DIM_FROM_INPUT, i, 0, e->hint, NULL);
+    if (graph_same_value(r->g, e->ref, node)) d = symbol_outside(p, i, e);
   }
   if (!d) d = dim_symbol(&p->t, DIM_FROM_SCALAR, node, place_of(r), 0, NULL);
   dim_proof_bound(p, d, (dim_bound){BOUND_UNKNOWN, is_count(r, node), 0, 0});
