@@ -57,7 +57,8 @@ enum {
 typedef struct state_list {
   int variable;
   uint32_t number, adds; /* its grown_items; how many items a turn adds at most */
-  bool within, plain;    /* a loop in it adds some; it stays as it is */
+  bool within, plain;    /* a loop in it adds some; it stays as it is, */
+  bool unlike;           /* since its items are unlike: lists in it were looked at instead */
   int64_t each; /* how many each turn adds; MORE_MISSED: no turn has been seen; MORE_DIFFERS: or the loop may be left */
   uint32_t count; /* in the arm: the node of how many there are when the turn begins */
   qn_dim all;     /* how many it has behind the loop; 0: that is data */
@@ -1190,7 +1191,7 @@ static qn_value put_in(lists_put *p, qn_value v, bool part) {
   uint32_t n = 0;
   if ((!list && !value_is(v, TAG_RECORD)) || rec_grows(vm, v)) return value_retain(v);
   qn_value other = list ? p->put(p, v, part) : value_unset();
-  if (!value_is(other, TAG_UNSET)) return p->n++, other;
+  if (!value_is(other, TAG_UNSET)) return p->n += other.u.p != v.u.p, other;
   const qn_value *from = value_parts(v.u.p, &n);
   if (!n || value_is_stacked(v)) return value_retain(v);
   qn_value copy = vm_enter(vm, 0) ? parts_like(vm, v) : value_error();
@@ -1235,7 +1236,7 @@ static qn_value list_looks(lists_put *p, qn_value v, bool part) {
   state_list *x = &lists->of[lists->n++];
   *x = (state_list){.variable = p->variable, .number = number, .each = MORE_MISSED};
   if (counted_begin(p->r, number, v)) return counted_looks(p->r, number, v);
-  x->plain = true;
+  x->plain = x->unlike = true;
   return error_pending(p->r->vm) ? value_error() : value_unset();
 }
 
@@ -1295,7 +1296,7 @@ static bool lists_look(struct recording *r, span at, const rec_turns *turns, sta
 static qn_value list_made(lists_put *p, qn_value v, bool part) {
   if (!may_count(p, v, part) || p->at == p->lists->n) return value_unset();
   state_list *x = &p->lists->of[p->at++];
-  if (x->plain) return value_unset();
+  if (x->plain) return x->unlike ? value_unset() : value_retain(v);
   return counted_new(p->r, x->number, v, room_for(p->r, x, p->lists->made, value_list(v)->len), false);
 }
 
