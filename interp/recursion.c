@@ -35,6 +35,7 @@
  * which these are.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "interp/resolve.h"
@@ -782,15 +783,42 @@ static bool binds(const ast_node *n, const qn_str *name, bool pattern) {
   return false;
 }
 
-/* The only function of the unit's top level that has this name, if it calls this one; else NULL. */
-static const ast_node *partner_named(const maker *m, const qn_str *name) {
-  const ast_node *root = m->r->root, *found = NULL;
-  for (uint32_t i = 0; i < root->n; i++) {
-    const ast_node *s = root->kids[i];
-    if (s->kind != AST_define || s->u.s != name) continue;
-    if (found) return NULL;
-    found = s;
+static int by_name(const void *a, const void *b) {
+  const uintptr_t x = (uintptr_t)(*(const ast_node *const *)a)->u.s, y = (uintptr_t)(*(const ast_node *const *)b)->u.s;
+  return (x > y) - (x < y);
+}
+
+/* Lists the functions of the unit's top level, those of one name beside each other. False: memory is short. */
+static bool list_functions(resolver *r) {
+  const ast_node *root = r->root;
+  if (!(r->functions = mem_alloc(r->vm, (root->n + (size_t)1) * sizeof *r->functions))) return false;
+  for (uint32_t i = 0; i < root->n; i++)
+    if (root->kids[i]->kind == AST_define) r->functions[r->nfunctions++] = root->kids[i];
+  qsort(r->functions, r->nfunctions, sizeof *r->functions, by_name);
+  return true;
+}
+
+/* The only function of the unit's top level that has this name; NULL: there is none, or there are several, or memory is short. */
+static const ast_node *root_function(const maker *m, const qn_str *name) {
+  resolver *r = m->r;
+  if (!r->functions && !list_functions(r)) return NULL;
+  uint32_t low = 0, high = r->nfunctions;
+  while (low < high) {
+    const uint32_t mid = low + (high - low) / 2;
+    if ((uintptr_t)r->functions[mid]->u.s < (uintptr_t)name)
+      low = mid + 1;
+    else
+      high = mid;
   }
+  const ast_node *const *found = r->functions + low;
+  const uint32_t n = r->nfunctions - low;
+  if (!n || found[0]->u.s != name || (n > 1 && found[1]->u.s == name)) return NULL;
+  return found[0];
+}
+
+/* That function, if it calls this one; else NULL. */
+static const ast_node *partner_named(const maker *m, const qn_str *name) {
+  const ast_node *found = root_function(m, name);
   return found && found->n > 2 && mentions(m, found->kids[AST_fn_body]) ? found : NULL;
 }
 
@@ -892,8 +920,9 @@ static bool plain_params(const maker *m) {
 /* The function with those in place of calls that call it, and do nothing but compute; `out` gets what these must be when it runs. NULL: there are none, or that
  * cannot be. */
 static const ast_node *with_partners(maker *m, recursion *out) {
-  if (m->r->scope->library || !m->r->root || m->fn->kind != AST_define) return NULL;
+  if (m->r->scope->library || !m->r->root) return NULL;
   const ast_node *fn = m->fn;
+  if (root_function(m, m->name) != fn) return NULL; /* in a function, or a block, names may mean variables of that */
   while (true) {
     m->fn = fn;
     const ast_node *body = fn->kids[AST_fn_body], *partner = partner_in(m, body);

@@ -1279,6 +1279,7 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source,
   mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
   mem_free(vm, r.ended, r.ended_cap * sizeof *r.ended);
   mem_free(vm, r.made, r.made_cap * sizeof *r.made);
+  mem_free(vm, r.functions, (tree->root->n + (size_t)1) * sizeof *r.functions);
   if (!ok) {
     raise_at(vm, tree->root->at);
     unit_free(vm, u);

@@ -107,7 +107,9 @@ typedef struct resolver {
   scope *scope;
   unit *unit;
   bool prompt;
-  const ast_node *root; /* the unit's tree */
+  const ast_node *root;       /* the unit's tree */
+  const ast_node **functions; /* that its top level defines, by name; NULL: nobody has asked yet */
+  uint32_t nfunctions;
   function *fn;
   pending_name *pending;
   uint32_t npending, pending_cap;

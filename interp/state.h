@@ -122,7 +122,7 @@ typedef struct fn_dim {
   uint32_t slot;
 } fn_dim;
 
-/* How a function that calls itself is run while a call is recorded: as a function in which these calls are turns of loops (recursion.c). */
+/* A function of the top level that calls another one, and is called by it (recursion.c). */
 typedef struct recursion_partner {
   const global_cell *cell;
   span at; /* of the definition */
@@ -130,6 +130,7 @@ typedef struct recursion_partner {
 
 enum { PARTNERS_MAX = 3 };
 
+/* How a function that calls itself is run while a call is recorded: as a function in which these calls are turns of loops (recursion.c). */
 typedef struct recursion {
   struct fn_code *code;    /* that function; its parameters and captures are the same */
   const global_cell *self; /* what must hold the function; NULL: it is a local, which sees itself */
