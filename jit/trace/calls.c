@@ -1217,7 +1217,11 @@ static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_speciali
   e->reentries++;
   if (!e->left) e->left = mem_alloc(vm, EXITS_KEPT * sizeof *e->left);
   error_clear(vm);
+  const uint8_t state =
+      list->anchor->state; /* (deeper calls of the function within plans within plans would fill the C stack) */
+  list->anchor->state = ANCHOR_NEVER;
   qn_value result = run_from_tap(vm, site, taps);
+  if (list->anchor->state == ANCHOR_NEVER) list->anchor->state = state;
   if (vague && value_is_error(result) && error_catchable(vm) && vm->error->at.source) {
     left.at = vm->error->at;
     if (vm->error->id != (error_id)left.id) left.id = 0; /* a way that the graph has not ended with it */
