@@ -1272,9 +1272,8 @@ static bool size_of_sizes(qn_vm *vm, qn_value v, qn_dim *d) {
 bool rec_size_of(qn_vm *vm, qn_value v, int64_t *size) {
   struct recording *r = vm->rec;
   if (sizes_in_arm(vm, v, size)) {
-    const bool data = data_sizes_in_arm(r) && data_sizes_are_in(r, *size);
     bool known = *size >= 0 || rec_size_ordered(vm, 0, *size);
-    if (known && data) known = rec_size_ordered(vm, *size, INT_SIZE_MOST);
+    if (known && data_sizes_are_in(r, *size)) known = rec_size_ordered(vm, *size, INT_SIZE_MOST);
     return known || (!error_pending(vm) && rec_give_up(r, BREAK_branch));
   }
   if (error_pending(vm)) return false;
