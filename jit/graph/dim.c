@@ -521,6 +521,14 @@ bool dim_add_any(dim_table *t, qn_dim a, qn_dim b, qn_dim *sum) {
   return any;
 }
 
+bool dim_add_room(dim_table *t, qn_dim a, qn_dim size, qn_dim *sum) {
+  if (size < 0 && t->strict) {
+    if (size_of(t, size) + 2 > DIM_MAX_SIZE) return false;
+    size = dim_make(t, DIM_MAX, size, 0);
+  }
+  return dim_add_any(t, a, size, sum);
+}
+
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols) {
   if (d >= 0 || !t) return d;
   const dim_expr *e = expr_of(t, d);

@@ -94,6 +94,8 @@ static inline qn_dim dim_add(dim_table *t, qn_dim a, qn_dim b) {
 }
 /* Sets *sum to a + b. False, and nothing is noted, where that would hold for the sizes of the recorded call alone. */
 bool dim_add_any(dim_table *t, qn_dim a, qn_dim b, qn_dim *sum);
+/* The same, of room for something of that size: nothing where it is below 0, as numbers may make it that a check has yet to look at. */
+bool dim_add_room(dim_table *t, qn_dim a, qn_dim size, qn_dim *sum);
 static inline qn_dim dim_sub(dim_table *t, qn_dim a, qn_dim b) {
   return b >= 0 && a >= b ? a - b : dim_make(t, DIM_SUB, a, b);
 }

@@ -835,7 +835,7 @@ static bool place_symbolic(planner *m, int64_t fixed) {
     if (places && heap[0].key < v->first) {
       b->offset = p->buffers[all[heap[0].what].buffer].offset;
       heap_replace(heap, places, place);
-    } else if (dim_add_any(&m->g->dims, top, v->size, &next)) {
+    } else if (dim_add_room(&m->g->dims, top, v->size, &next)) {
       b->offset = top, top = next;
       heap_add(heap, places++, place);
     } else {
