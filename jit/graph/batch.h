@@ -51,6 +51,9 @@ typedef struct graph_batch {
   /* It is differentiated, and sums of cotangents come in the order of the lanes and of the program; or it is batched once more, for which there is no
    * rule for some of the lanes. So all lanes compute everything, and what they share is computed once more between their counterparts. */
   bool together;
+  /* It is differentiated more than once, for which it must be known how many turns loops in turns and arms make at most (grad_control.c). That is found out of
+   * the lane's loop, as it counts, and said of its counterpart, whose header asks the lanes. */
+  bool bounds;
   /* The lane is a linear map that will be differentiated: eager calls make what its lanes share before all that they do not share, where the gradients of
    * branches are no branches. So here the lane's own branch gives what is shared in its arms. */
   bool shared_first;

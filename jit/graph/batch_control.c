@@ -128,6 +128,7 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
   batch_begin(&a->batch, a->g, NULL, lanes, 1);
   a->batch.region = true;
   a->batch.together = b->together;
+  a->batch.bounds = b->bounds;
   a->batch.shared_first = b->shared_first;
   a->batch.linear = b->linear;
   a->batch.drawn = b->drawn;
@@ -358,6 +359,11 @@ static uint32_t and_any(graph *g, uint32_t x, uint32_t mask) {
   return any ? graph_op2(g, OP_bitand, x, any) : 0;
 }
 
+/* How many turns the counterpart of loop `node` makes at most: as many as each of its lanes. INT64_MAX: nobody has said, or asks for it. */
+static int64_t most_turns(const graph_batch *b, uint32_t node) {
+  return b->bounds ? graph_most_turns(b->g, node) : graph_loop_most(&b->g->nodes[node]);
+}
+
 static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bool *parted, op_refusal *why);
 
 /* Makes a loop whose lanes all make the same number of turns, or which makes turns until all of them are done. Where that cannot be, nothing is
@@ -393,6 +399,8 @@ static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *w
     ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1])) != NULL && graph_output(s.arms[0].g, more_turns) &&
          (s.parts[0] = lane_arm_done(&s.arms[0])) != NULL;
   }
+  const op_attr said = graph_loop_attr(carries, ok ? graph_loop_slots(&s.n) : 0, most_turns(b, node));
+  if (ok && b->masked && said.n > 2) s.n.attr = &said;
   if (ok)
     made = same_way_node(b, &s);
   else
@@ -640,11 +648,11 @@ static bool turns_taken(const graph *g, uint32_t node, uint32_t results) {
   return false;
 }
 
-/* Appends the loop that makes turns until all lanes are done, of a header and a body for those at work. `shared`: carries that are one for all
+/* Appends the loop that makes turns until all lanes are done, at most `most`, of a header and a body for those at work. `shared`: carries that are one for all
  * lanes; `counted`: the turns of each lane are counted. The number of a result is at[its number among those of `n`]; where they are counted the number of turns
  * is that of each lane. Returns 0 when memory is short. */
 static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *const parts[2], const bool *inputs,
-                                const bool *shared, bool counted, uint32_t *at) {
+                                const bool *shared, bool counted, int64_t most, uint32_t *at) {
   graph *g = b->g;
   uint32_t carries = graph_loop_carries(n), nin = n->nin, all = b->active, mask, total = 0;
   uint32_t rows = n->payload.regions[1]->noutputs - carries;
@@ -714,7 +722,7 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
     builder_outputs(&loop, 1, outs, total);
     builder_outputs(&loop, 1, kept, rows);
   }
-  op_attr attr = graph_loop_attr(total, graph_loop_slots(n), graph_loop_most(n));
+  op_attr attr = graph_loop_attr(total, graph_loop_slots(n), most);
   return builder_close(&loop, 0, rows || attr.n > 2 ? &attr : NULL, n->site);
 }
 
@@ -733,7 +741,8 @@ static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bo
   bool ok = parts[1] != NULL;
   uint32_t *at = ok ? arena_alloc(&b->memory, (results + (size_t)2) * sizeof *at) : NULL;
   batched_regions *r = NULL;
-  if (at) r = results_new(b, node, loop_until_done(b, &n, parts, inputs, shared, counted, at), results + 2);
+  const uint32_t made = at ? loop_until_done(b, &n, parts, inputs, shared, counted, most_turns(b, node), at) : 0;
+  if (at) r = results_new(b, node, made, results + 2);
   graph_free(parts[0]);
   graph_free(parts[1]);
   if (!ok && one_lane_can(why)) return true;

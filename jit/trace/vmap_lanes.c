@@ -913,6 +913,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
     l->batch.region = true;
     l->batch.together =
         rec_derivatives(r) > 0 || vmap_aside(r); /* (the vmap around has no rule for lanes that are gathered) */
+    l->batch.bounds = rec_derivatives(r) > 1;
     l->batch.shared_first = rec_derivatives(r) > 0 && !vmap_aside(r) && is_linear_map(fn) && !has_loops(arm->g);
     if (!arm_splice(r, arm, &value)) {
       failed = true;
@@ -925,7 +926,7 @@ static qn_value lane_as_arm(struct recording *r, struct vmap_level *l, qn_value 
       value_release(vm, value);
       failed = true;
     }
-    l->batch.region = l->batch.together = l->batch.shared_first = false;
+    l->batch.region = l->batch.together = l->batch.bounds = l->batch.shared_first = false;
   }
   vm_disown(vm, &held);
   rec_free(arm);
