@@ -1101,6 +1101,13 @@ static bool eval_weak(struct recording *r, uint32_t node) {
       value_release(vm, lane);
       return false;
     }
+    const uint32_t shared = vmap_shared(r, node);
+    if (shared != node) { /* the lane's own is not run */
+      qn_value number = rec_value_of(r, shared);
+      if (value_is_error(number)) return false;
+      r->vals[node] = value_plain(number);
+      return true;
+    }
   }
   /* Takes time for nodes without a value only, however many others there are. */
   uint32_t few[32], *stack = few, n = 0, cap = 0;

@@ -43,6 +43,8 @@ void vmap_go_on(struct recording *r, const vmap_pause *before);
 bool vmap_know(const struct recording *r, uint32_t from);
 /* After vmap_advance: the counterpart of a node, at the innermost level where it has one; 0 if it is the same in all lanes. */
 uint32_t vmap_whole(const struct recording *r, uint32_t node);
+/* The node that gives the value of a node which all lanes share: `node`, unless that is a result of one lane's branch or loop. */
+uint32_t vmap_shared(const struct recording *r, uint32_t node);
 /* The counterpart of a node that holds the lanes of all levels; the node itself if it has none. */
 uint32_t vmap_outermost(const struct recording *r, uint32_t node);
 /* Raises that the data of v is read, which differs between lanes. The error value. */

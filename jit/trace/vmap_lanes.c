@@ -47,6 +47,11 @@ static uint32_t lifted(const struct recording *r, uint32_t node, const struct vm
   return node;
 }
 
+uint32_t vmap_shared(const struct recording *r, uint32_t node) {
+  for (const struct vmap_level *l = r->lanes; l; l = l->outer) node = batch_shared_node(&l->batch, node);
+  return node;
+}
+
 uint32_t vmap_outermost(const struct recording *r, uint32_t node) { return lifted(r, node, NULL); }
 
 /* As vmap_outermost. *bits says for which levels it has an axis (bit 0: the innermost). */
