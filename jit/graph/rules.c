@@ -407,6 +407,9 @@ static uint32_t rule_slice_stored(rewriter *r, const graph_node *n) {
     const qn_dim *to = put->attr->d;
     const uint32_t v = put->in[1];
     x = put->in[0];
+    const graph_node *stored = &r->g->nodes[v];
+    if (stored->kind == NODE_OP && op_rows[stored->op].klass == CLASS_VIEW)
+      return 0; /* (what it is of is updated, perhaps) */
     if (!memcmp(to, d, n->attr->n * sizeof *d))
       return graph_type_same(&at(r, v)->type, &n->type) ? v : rewrite_view(r, OP_broadcast, v, n);
     for (int i = 0; i < n->attr->n; i += 3)

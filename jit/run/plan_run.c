@@ -485,22 +485,22 @@ bool frame_symbols(plan_frame *f, const qk_scalar *scalars) {
   const graph *g = f->p->graph;
   for (uint32_t i = 0; i < g->dims.n; i++) {
     const dim_expr *e = &g->dims.exprs[i];
-    f->symbols[i] = e->hint;
-    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NUMBER) {
-      qn_value v; /* (others are told when they are computed) */
-      if (e->ref && graph_const_value(g, e->ref, &v)) f->symbols[i] = v.u.i;
-    }
-    if (e->op != DIM_SYMBOL || dim_of_node(e->source) || e->ref >= g->ninputs) continue;
-    const qn_array *a = f->inputs[e->ref];
+    const bool number = e->op == DIM_SYMBOL && e->source == DIM_FROM_NUMBER && e->ref,
+               given = number && g->nodes[e->ref].kind == NODE_INPUT; /* (others are told when they are computed) */
+    const uint32_t input = given ? g->nodes[e->ref].payload.input : e->ref;
+    qn_value known;
+    f->symbols[i] = number && graph_const_value(g, e->ref, &known) ? known.u.i : e->hint;
+    if (e->op != DIM_SYMBOL || (dim_of_node(e->source) && !given) || input >= g->ninputs) continue;
+    const qn_array *a = f->inputs[input];
     if (e->source == DIM_FROM_INPUT) {
       if (a && e->axis < a->rank) f->symbols[i] = a->shape[e->axis];
     } else if (a) {
       qn_value v;
-      if (!array_item(f->vm, f->inputs[e->ref], 0, &v)) return false;
+      if (!array_item(f->vm, f->inputs[input], 0, &v)) return false;
       f->symbols[i] = v.u.i;
     } else {
       uint32_t slot = 0;
-      for (uint32_t k = 0; k < e->ref; k++) slot += f->inputs[k] == NULL;
+      for (uint32_t k = 0; k < input; k++) slot += f->inputs[k] == NULL;
       f->symbols[i] = scalars[slot].i;
     }
   }

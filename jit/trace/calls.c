@@ -1217,9 +1217,8 @@ static qn_value leave_plan(qn_vm *vm, const rec_call_site *site, anchor_speciali
   e->reentries++;
   if (!e->left) e->left = mem_alloc(vm, EXITS_KEPT * sizeof *e->left);
   error_clear(vm);
-  const uint8_t state =
-      list->anchor->state; /* (deeper calls of the function within plans within plans would fill the C stack) */
-  list->anchor->state = ANCHOR_NEVER;
+  const uint8_t state = list->anchor->state;
+  list->anchor->state = ANCHOR_NEVER; /* (plans within plans for calls of itself would fill the C stack) */
   qn_value result = run_from_tap(vm, site, taps);
   if (list->anchor->state == ANCHOR_NEVER) list->anchor->state = state;
   if (vague && value_is_error(result) && error_catchable(vm) && vm->error->at.source) {

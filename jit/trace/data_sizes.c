@@ -205,9 +205,10 @@ static bool add_sizes(graph *g, arena *a, size_list *l) {
 /* add_sizes for an arm of branch n in g. */
 static bool add_sizes_of_arm(graph *g, const graph_node *n, graph *arm, arena *a, size_list *l) {
   size_list own = {0};
-  size_map m;
+  size_map m = {.to = g};
   uint32_t *map = arena_alloc(a, arm->n * sizeof *map);
-  bool ok = size_map_begin(&m, g, arm, map) && map && add_sizes(arm, a, &own);
+  bool ok = map && add_sizes(arm, a, &own) &&
+            size_map_begin(&m, g, arm, map); /* (sizes of arms within it are new to its table) */
   for (uint32_t i = 0; i < arm->ninputs && ok; i++) map[arm->inputs[i]] = n->in[1 + i];
   for (uint32_t i = 0; i < own.n && ok; i++) {
     const qn_dim d = size_map_size(&m, own.d[i]);
