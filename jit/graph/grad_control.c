@@ -1394,15 +1394,6 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   return true;
 }
 
-/* Depend sizes in a body, or in regions of it, on numbers of turns? */
-static bool has_turn_sizes(const graph *g) {
-  bool any = g->dims.strict;
-  for (uint32_t i = 1; i < g->n && !any; i++)
-    for (int k = 0; k < 2 && graph_kind_has_regions(g->nodes[i].kind); k++)
-      any |= has_turn_sizes(g->nodes[i].payload.regions[k]);
-  return any;
-}
-
 static bool grad_loop(control_grad *c, op_refusal *why) {
   loop_grad l = {0};
   arena memory;
@@ -1410,7 +1401,8 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
   short_of_memory(why); /* what a failure is unless something else is said */
   bool ok = loop_gradient(c, &l, &memory, why);
   const graph *g = c->g, *body = g->nodes[c->node].payload.regions[1];
-  if (!ok && why->id == E_memory && has_turn_sizes(body) && !g->arena.failed && !body->arena.failed && !memory.failed)
+  if (!ok && why->id == E_memory && graph_has_turn_sizes(body) && !g->arena.failed && !body->arena.failed &&
+      !memory.failed)
     (void)turn_sizes(why); /* (it is not known how large a part is at most) */
   graph_free(l.body);
   graph_free(l.back);

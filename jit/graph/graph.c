@@ -613,6 +613,14 @@ bool graph_is_check(const graph *g, uint32_t n) {
          value_is(one, TAG_INT) && one.u.i == 1;
 }
 
+bool graph_has_turn_sizes(const graph *g) {
+  bool any = g->dims.strict;
+  for (uint32_t i = 1; i < g->n && !any; i++)
+    for (int k = 0; k < 2 && graph_kind_has_regions(g->nodes[i].kind); k++)
+      any |= graph_has_turn_sizes(g->nodes[i].payload.regions[k]);
+  return any;
+}
+
 void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, uint32_t node), void *ctx) {
   const graph_node *node = &g->nodes[n];
   for (int a = 0; a < node->type.rank; a++) each_node_of_dim(&g->dims, node->type.shape[a], visit, ctx);

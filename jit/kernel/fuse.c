@@ -489,15 +489,11 @@ static void order_behind(void *ctx, uint32_t node) {
 }
 
 /* Does node n of an arm, or one in its regions, depend on a size that is a number? */
-static bool has_turn_sizes(const graph *g, uint32_t n) {
+static bool is_turn_sized(const graph *g, uint32_t n) {
   const graph_node *node = &g->nodes[n];
   bool any = false;
-  for (int k = 0; k < 2 && graph_kind_has_regions(node->kind); k++) {
-    const graph *in = node->payload.regions[k];
-    any |= in->dims.strict;
-    for (uint32_t i = 1; i < in->n && !any; i++)
-      any |= graph_kind_has_regions(in->nodes[i].kind) && has_turn_sizes(in, i);
-  }
+  for (int k = 0; k < 2 && graph_kind_has_regions(node->kind); k++)
+    any |= graph_has_turn_sizes(node->payload.regions[k]);
   for (int a = 0; a < node->type.rank && g->dims.strict; a++) any |= dim_is_number(&g->dims, node->type.shape[a]);
   for (int k = 0; node->attr && k < node->attr->n && g->dims.strict; k++)
     any |= op_attr_is_dim((op_id)node->op, k) && dim_is_number(&g->dims, node->attr->d[k]);
@@ -507,7 +503,7 @@ static bool has_turn_sizes(const graph *g, uint32_t n) {
 /* Makes unit `self` run after the units that find out the sizes of node n. */
 static bool order_sizes(fuser *f, uint32_t self, uint32_t n) {
   graph_each_size_node(f->g, n, order_behind, &(ordered){f, self});
-  f->by_turn |= f->check && has_turn_sizes(f->g, n);
+  f->by_turn |= f->check && is_turn_sized(f->g, n);
   return !f->why;
 }
 

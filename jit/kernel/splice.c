@@ -885,8 +885,8 @@ static bool scope_code(splicer *s, scope *c) {
     step *x = &c->steps[i];
     if (cancelled(s->r->cancel)) return refuse(s, lower_cancelled);
     if (s->p->n > SPLICE_CODE) return refuse(s, "a kernel of very many instructions");
-    bool apart =
-        s->fails && st->kind == STEP_KERNEL; /* (its numbers and arrays mean nothing where a check has failed) */
+    /* (where a check has failed, numbers and arrays behind it mean nothing) */
+    bool apart = s->fails && st->kind == STEP_KERNEL;
     if (x->loops && s->fails && !apart) return refuse(s, "a branch with a loop behind what may fail");
     if (apart) {
       l_val failed = l_emit(s->p, (l_instr){.code = L_FAILED, .dtype = DTYPE_TEST});

@@ -161,12 +161,9 @@ qn_value step_records(qn_vm *vm, const served *s) {
 
 /* Is node i the check that a way which is no part of the graph is not taken (way_expect)? */
 static bool is_exit(const graph *g, uint32_t i) {
-  const graph_node *n = &g->nodes[i];
-  qn_value one;
-  if (n->kind != NODE_OP || n->op != OP_floordiv || !graph_const_value(g, n->in[0], &one) || !value_is(one, TAG_INT))
-    return false;
-  const graph_node *c = &g->nodes[n->in[1]];
-  return one.u.i == 1 && c->kind == NODE_OP && c->op == OP_cast && g->nodes[c->in[0]].type.dtype == DTYPE_TEST;
+  if (!graph_is_check(g, i)) return false;
+  const graph_node *c = &g->nodes[g->nodes[i].in[1]];
+  return c->kind == NODE_OP && c->op == OP_cast && g->nodes[c->in[0]].type.dtype == DTYPE_TEST;
 }
 
 /* Adds a place unless it is there, and how many calls have left there. How many places there are then. */
