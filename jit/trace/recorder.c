@@ -131,6 +131,7 @@ static qn_value apply_to_numbers(struct recording *r, op_id op, const qn_value *
   if (value_is_error(out) && traced && (r->arm || lanes)) out = any_number(r, op, in, nin);
   if (!traced || value_is_error(out)) return out;
   if (op == OP_div && !divisor_stays(r, in[0], in[1])) return value_error();
+  if (nin == 2 && !lanes && !vmap_expect(r, op, in)) return value_error();
   uint32_t nodes[3];
   for (int k = 0; k < nin; k++)
     if (!(nodes[k] = rec_node(r, in[k]))) return value_error();

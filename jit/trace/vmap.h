@@ -77,6 +77,9 @@ enum { LANES_GUARDED = ARRAY_MAX_RANK + 3 }; /* how many operands an op that can
  * raised. */
 QN_MUST_CHECK int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
                              qn_value *safe);
+/* To be called for an op on host numbers that all lanes share, which does not fail now: where only some lanes are at work, later calls are checked
+ * for numbers with which it could fail, because none of them may be there. False with an error raised. */
+QN_MUST_CHECK bool vmap_expect(struct recording *r, op_id op, const qn_value *in);
 /* To be called before a builtin with an effect: arguments that differ between lanes are replaced by arrays of all lanes. False with an
  * error raised; if no lane is at work, the program never sees that error. */
 QN_MUST_CHECK bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);

@@ -28,6 +28,7 @@
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/vmap.h"
+#include "jit/trace/ways.h"
 
 enum { ARMS_BLIND = 6 }; /* how deep arms may be nested before it is checked whether any lane takes them */
 
@@ -271,6 +272,23 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
   if (ok) return guarded;
   for (int k = 0; k < nin; k++) value_release(vm, safe[k]);
   return -1;
+}
+
+bool vmap_expect(struct recording *r, op_id op, const qn_value *in) {
+  qn_vm *vm = r->vm;
+  const op_raises raises = (op_raises)op_rows[op].raises;
+  if (!r->lanes || !value_is(r->active, TAG_ARRAY) || !way_may_exit(r)) return true;
+  if ((raises != RAISES_int_div && raises != RAISES_int_pow) || !value_is(in[1], TAG_INT) || !rec_traced(r, in[1]))
+    return true;
+  qn_value active = r->active; /* the check counts whether a lane is there or not */
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &active);
+  r->active = value_nil();
+  qn_value fits = op_binary(vm, raises == RAISES_int_div ? OP_ne : OP_ge, in[1], value_int(0));
+  bool ok = value_is(fits, TAG_BOOL) && (!fits.u.i || !rec_traced(r, fits) || way_expect(r, fits, true));
+  vm_disown(vm, &held);
+  r->active = active;
+  return ok;
 }
 
 /* ---- errors and effects in arms ---------------------------------------------------------------------------------------------------- */
