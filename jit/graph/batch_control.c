@@ -140,6 +140,7 @@ static bool lane_arm_inputs(const graph_batch *b, size_map *sizes, const bool *i
       if (!(args[i] = graph_input(a->g, t, 0))) return false;
       continue;
     }
+    if (t.weak && graph_makes_sizes(arm, i)) return refuse(why, "a size differs from lane to lane");
     if (!whole_type(lanes, &t, &all)) return refuse(why, "a value in a branch would have too many axes");
     uint32_t input = graph_input(a->g, all, 0);
     args[i] = t.weak ? graph_const_scalar(a->g, (qn_dtype)t.dtype, true, 0, 0, 0) : batch_lane(&a->batch, input, 0);
@@ -432,14 +433,16 @@ static double elements(const graph *g, uint32_t node) {
   return n;
 }
 
-/* May a region of a node be inlined beside it? Numbers that are sizes in it must be constants or inputs there. */
-static bool can_inline(const graph *g, const graph_node *n, int part) {
+/* May a region of a node be inlined beside it? Numbers that are sizes in it must be constants or inputs there, the same for all lanes. */
+static bool can_inline(const graph_batch *b, const graph_node *n, int part) {
+  const graph *g = b->g;
   const dim_table *dims = &n->payload.regions[part]->dims;
   for (uint32_t i = 0; i < dims->n; i++) {
     const dim_expr *e = &dims->exprs[i];
     if (e->op != DIM_SYMBOL || e->source != DIM_FROM_SCALAR) continue;
-    uint8_t kind = g->nodes[n->in[e->ref + (n->kind == NODE_IF)]].kind;
-    if (kind != NODE_CONST && kind != NODE_INPUT) return false;
+    const uint32_t number = n->in[e->ref + (n->kind == NODE_IF)];
+    const uint8_t kind = g->nodes[number].kind;
+    if ((kind != NODE_CONST && kind != NODE_INPUT) || whole(b, number)) return false;
   }
   return true;
 }
@@ -730,7 +733,7 @@ static uint32_t loop_until_done(graph_batch *b, const graph_node *n, graph *cons
  * cannot be, *parted stays set. False as batch_control. */
 static bool until_all_done(graph_batch *b, uint32_t node, const bool *inputs, bool *parted, op_refusal *why) {
   const graph_node n = b->g->nodes[node];
-  if (!can_inline(b->g, &n, 0)) return true;
+  if (!can_inline(b, &n, 0)) return true;
   uint32_t carries = graph_loop_carries(&n), results = n.payload.regions[1]->noutputs;
   bool *shared = arena_alloc(&b->memory, (results + (size_t)1) * sizeof *shared);
   if (!shared) return short_of_memory(b);
@@ -833,7 +836,7 @@ static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
   if (parted && !known_sizes(n)) return refuse(why, "the sizes of what a branch gives are not known");
   bool select = parted;
   for (int k = 0; k < 2; k++) select = select && (b->together ? is_maskable : is_cheap)(n->payload.regions[k]);
-  if (select && can_inline(b->g, n, 0) && can_inline(b->g, n, 1)) return select_arms(b, node, why);
+  if (select && can_inline(b, n, 0) && can_inline(b, n, 1)) return select_arms(b, node, why);
   const char *apart = "lanes that differ here would be differentiated one by one";
   if (parted && b->together) return refuse(why, apart);
   if (parted) {

@@ -955,19 +955,9 @@ static int64_t turn_adds(const graph *body, uint32_t k) {
 
 bool graph_counts_up(const graph *body, uint32_t k) { return turn_adds(body, k) == 1; }
 
-/* Is input k of a loop's body a number that sizes of the turn are made of? */
-static bool makes_sizes(const graph *body, uint32_t k) {
-  bool is = false;
-  for (uint32_t i = 0; i < body->dims.n && !is; i++) {
-    const dim_expr *e = &body->dims.exprs[i];
-    is = e->op == DIM_SYMBOL && e->source == DIM_FROM_SCALAR && e->ref == k;
-  }
-  return is;
-}
-
 bool graph_sizes_count(const graph *body, uint32_t ncarries) {
   bool ok = true;
-  for (uint32_t k = 0; k < ncarries && body->dims.strict; k++) ok &= !makes_sizes(body, k) || turn_adds(body, k);
+  for (uint32_t k = 0; k < ncarries && body->dims.strict; k++) ok &= !graph_makes_sizes(body, k) || turn_adds(body, k);
   return ok;
 }
 
@@ -1298,7 +1288,7 @@ static bool loop_gradient(control_grad *c, loop_grad *l, arena *memory, op_refus
   for (uint32_t k = 0; k < l->ncarries; k++) {
     l->weak[k] = g->nodes[n.in[k]].type.weak;
     l->counts[k] = turn_adds(n.payload.regions[1], k);
-    l->nsized += l->sized[k] = makes_sizes(n.payload.regions[1], k);
+    l->nsized += l->sized[k] = graph_makes_sizes(n.payload.regions[1], k);
     if (l->sized[k] && !l->counts[k]) return turn_sizes(why);
     if (l->has_ct[k]) float_carries[l->ncts++] = k;
   }

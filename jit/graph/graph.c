@@ -613,6 +613,14 @@ bool graph_is_check(const graph *g, uint32_t n) {
          value_is(one, TAG_INT) && one.u.i == 1;
 }
 
+bool graph_makes_sizes(const graph *region, uint32_t k) {
+  for (uint32_t i = 0; i < region->dims.n; i++) {
+    const dim_expr *e = &region->dims.exprs[i];
+    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_SCALAR && e->ref == k) return true;
+  }
+  return false;
+}
+
 bool graph_has_turn_sizes(const graph *g) {
   bool any = g->dims.strict;
   for (uint32_t i = 1; i < g->n && !any; i++)

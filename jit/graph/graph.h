@@ -170,6 +170,8 @@ static inline size_t graph_const_bytes(const graph_type *t) {
 }
 /* Is the node a check that a recording makes of a condition, which divides 1 by it? */
 bool graph_is_check(const graph *g, uint32_t n);
+/* Is input k of a region, as a loop's body, a number that sizes in it are made of? */
+bool graph_makes_sizes(const graph *region, uint32_t k);
 /* Do sizes of the graph, which is a region, or of regions in it depend on numbers of turns? */
 bool graph_has_turn_sizes(const graph *g);
 /* Calls `visit` for each node that a size in the shape or attributes of node n depends on: one whose result's size only data tell. */
