@@ -132,8 +132,7 @@ rec_answer arms_refused(struct recording *r) {
   bool memory = vm->error->id == E_memory;
   if (!error_catchable(vm) || (memory && r->arm)) return REC_FAILED;
   error_clear(vm);
-  if (memory) rec_stop_capture(r, BREAK_memory, NULL);
-  return REC_NOT_YET;
+  return !memory || rec_stop_capture(r, BREAK_memory, NULL) ? REC_NOT_YET : REC_FAILED;
 }
 
 /* May the branch be captured with both arms? */

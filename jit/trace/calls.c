@@ -679,7 +679,7 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   site->fn = tracer;
   qn_value result = run_recorded(r, site);
   site->fn = fn;
-  if (!value_is_error(result) && rec_now(vm) == r && r->g->dims.numbers_of_data && r->capturing && !data_sizes_hold(r))
+  if (!value_is_error(result) && rec_now(vm) == r && r->capturing && !data_sizes_stay(r, result))
     result = value_fail(vm, result);
   vm_disown(vm, &held);
   value_release(vm, tracer);

@@ -128,9 +128,14 @@ bool turns_may_size(const struct recording *r) {
 
 bool turns_end(struct recording *r) {
   struct recording *base = rec_base(r);
-  if (!base->capturing || !base->of || base->of->turns_apart) return false;
-  base->of->turns_apart = true;
-  (void)record_again(r, BREAK_branch);
+  if (!base->capturing || !graph_has_turn_sizes(r->g)) return false;
+  if (base->of && !base->of->turns_apart) {
+    base->of->turns_apart = true;
+    (void)record_again(r, BREAK_branch);
+  } else {
+    base->again = true;
+    (void)rec_give_up(r, BREAK_branch);
+  }
   return true;
 }
 
@@ -253,6 +258,17 @@ bool data_sizes_hold(struct recording *r) {
   }
   t->cut &= (uint8_t)~DIM_CUT_NUMBER; /* it was asked for */
   return true;
+}
+
+static bool is_no_function(void *ctx, qn_value v) {
+  (void)ctx;
+  return !value_is(v, TAG_FN);
+}
+
+bool data_sizes_stay(struct recording *r, qn_value result) {
+  if (r->g->dims.numbers_of_data && !data_sizes_hold(r)) return false;
+  if (!r->sized_maps || (r->of && r->of->turns_apart)) return true;
+  return tree_each_part(r->vm, result, is_no_function, NULL) || (!error_pending(r->vm) && !turns_end(r));
 }
 
 bool data_sizes_are_in(struct recording *r, qn_dim d) {

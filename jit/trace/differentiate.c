@@ -156,6 +156,15 @@ static bool sizes_suffice(struct recording *r, uint32_t first) {
   return sizes_hold(r, false);
 }
 
+/* Raises an error, unless one is pending: a gradient of nodes of the recording cannot be made, as `why` says, or memory is short. */
+static void fail_backward(struct recording *r, uint32_t culprit, const op_refusal *why) {
+  if (error_pending(r->vm)) return;
+  if (r->g->failed)
+    raise_memory(r->vm);
+  else if (why->id)
+    rec_raise_refusal(r, culprit, why);
+}
+
 /* graph_vjp for nodes of the recording, with those of its regions that end after `from`. (The list is copied: rules may add regions
  * meanwhile.) Fills in wrt->grads. False with an error raised. */
 static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
@@ -187,14 +196,12 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   vm_disown(vm, &held);
   mem_free(vm, regions, (n + 1) * sizeof *regions);
   if (ok) return sizes_suffice(r, before) && settle_zeros(r, wrt);
-  const bool sized =
-      r->arm && r->g->dims.strict && !r->g->arena.failed; /* sizes may be one without being written alike */
-  if (r->g->failed && !error_pending(vm) && sized)
+  /* sizes may be one without being written alike */
+  const bool sized = r->arm && r->g->dims.strict && !r->g->arena.failed && !error_pending(vm);
+  if (r->g->failed && sized)
     (void)(rec_give_up(r, BREAK_branch) || true);
-  else if (r->g->failed && !error_pending(vm))
-    raise_memory(vm);
-  else if (why.id && !(why.of_turns && turns_end(r)))
-    rec_raise_refusal(r, culprit, &why);
+  else if (error_pending(vm) || r->g->arena.failed || (why.id == E_not_diff && !why.of_turns) || !turns_end(r))
+    fail_backward(r, culprit, &why);
   return false;
 }
 
@@ -705,6 +712,7 @@ static qn_value map_of(struct recording *r, const rec_call_site *site, forward *
   }
   ok = ok && result_template(r, results, nresults, &b->call.result) &&
        body_cut(r, b, w->before.n, in->grads, in->n, out->grads, out->n, &bound);
+  if (ok) rec_base(r)->sized_maps |= graph_has_turn_sizes(b->call.graph);
   ok = forget_map(r, w, &bound) && ok;
   forward_go_on(r, w);
   if (ok)

@@ -169,8 +169,10 @@ void draws_settle(struct recording *r) {
   if (!r->capturing && !r->drawn_open) r->drawn_slots = 0; /* from here on the VM has it */
 }
 
-void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
-  if (!r->capturing) return;
+bool rec_stop_capture(struct recording *r, break_reason why, const char *text) {
+  if (!r->capturing) return true;
+  /* (a gradient that then cannot be made of loops would be an error: what the program has seen by then cannot be made again) */
+  if ((r->grads || r->sized_maps) && r->of && !r->of->turns_apart && turns_end(r)) return false;
   r->capturing = false;
   r->unseen = true;
   draws_settle(r);
@@ -185,6 +187,7 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   *last = (rec_reason){.number = (int)r->why, .at = r->why_at};
   memcpy(last->text, r->why_text, sizeof last->text);
   show_values(r);
+  return true;
 }
 
 const struct recording *rec_captures(const qn_vm *vm) {
@@ -626,7 +629,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
   if (value_is(v, TAG_ARRAY)) {
     qn_array *a = value_array(v);
     /* Nobody has said where it comes from. Deferred execution can go on, but no specialization could find it again. */
-    rec_stop_capture(r, is_grown_item(r, a) ? BREAK_grows : BREAK_untracked, NULL);
+    if (!rec_stop_capture(r, is_grown_item(r, a) ? BREAK_grows : BREAK_untracked, NULL)) return 0;
     bool waits = waits_for(r, v);
     if (waits && !mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + 1, sizeof *r->borrowed))
       return 0;
@@ -746,8 +749,7 @@ static bool fix_products(struct recording *r, uint32_t i, const qn_value *in) {
     }
     fixed = products_fix(r->vm, r->g, i, in, r->vals, true);
   }
-  if (fixed == PRODUCTS_VARY) rec_stop_capture(r, BREAK_products, NULL);
-  return fixed != PRODUCTS_FAIL;
+  return fixed != PRODUCTS_FAIL && (fixed != PRODUCTS_VARY || rec_stop_capture(r, BREAK_products, NULL));
 }
 
 static bool run_node(struct recording *r, uint32_t i) {
@@ -982,7 +984,7 @@ static bool run_early(struct recording *r) {
 bool rec_break(struct recording *r, break_reason why, const char *text) {
   if (r->arm && !r->lenient) return note_refusal(r, why, text), rec_give_up(r, why);
   bool captured = r->capturing, unseen = captured || r->unseen;
-  rec_stop_capture(r, why, text);
+  if (!rec_stop_capture(r, why, text)) return false;
   if (r->whole && captured) { /* at once: what the interpreter made from here on, it would make twice */
     r->again = true;
     return rec_give_up(r, why);

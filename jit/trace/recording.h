@@ -143,8 +143,9 @@ struct recording {
   bool counts_turns; /* of an arm: turns of loops in it may be counted before, inside two gradients (turns_counted) */
   bool joins;        /* of an arm: its nodes will be nodes of the recording around it (rec_tail) */
   bool lenient;      /* of an arm: what cannot be in a region does not matter (rewrite) */
-  bool symbolic; /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
-  bool hollow;   /* its inputs have no data: nothing is run, and who looks at data gets an error */
+  bool symbolic;   /* its inputs have symbolic sizes, of which somebody else knows where they come from (rewrites.c) */
+  bool sized_maps; /* linear maps have been made of it in whose loops sizes are numbers of turns (data_sizes_stay) */
+  bool hollow;     /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
   span at;         /* the place of what is evaluated next */
   uint32_t parent; /* the site of the innermost call */
@@ -334,8 +335,8 @@ uint32_t rec_node(struct recording *r, qn_value v);
 uint32_t rec_traced(const struct recording *r, qn_value v);
 /* The VM's random numbers are in the state that r, the recording around all arms, has come to (draws.c). */
 void draws_settle(struct recording *r);
-/* As rec_break, but executes nothing: for when a pattern is still being made. */
-void rec_stop_capture(struct recording *r, break_reason why, const char *text);
+/* As rec_break, but executes nothing: for when a pattern is still being made. False with an error raised. */
+QN_MUST_CHECK bool rec_stop_capture(struct recording *r, break_reason why, const char *text);
 /* The tracer (owned) of an array that becomes input `node`: a header that has no data until the capture ends or breaks, so that the program
  * cannot look at it unnoticed. Takes over `data`. NULL with an error raised. */
 QN_MUST_CHECK qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data);
@@ -394,8 +395,12 @@ bool turns_may_size(const struct recording *r);
 /* Notes what the sizes of arm r that depend on numbers of turns are at most (dim_most), so that its values can be kept as rows. False: that is not known of
  * one of them. */
 bool turns_note_most(struct recording *r);
-/* A gradient cannot. True: the call is recorded once more without such sizes, or made by the interpreter; an error is raised. */
+/* What is made of the graph of r, as a gradient, cannot have them, or the capture is about to end within a gradient. True: the call is recorded once more without
+ * such sizes, or made by the interpreter; an error is raised. False: r has none, or the capture has ended. */
 bool turns_end(struct recording *r);
+/* A captured call of r has given `result`: does data_sizes_hold, and does the result hold no linear map with sizes that are numbers of turns, which could be
+ * differentiated where nothing can be recorded once more? False with an error raised: as data_sizes_end or turns_end. */
+QN_MUST_CHECK bool data_sizes_stay(struct recording *r, qn_value result);
 /* Turns of loops in arms are too many to be kept: the call is recorded once more, without those. An error is raised. */
 void turns_uncounted(struct recording *r);
 /* What was noted of such sizes since this was called the last time is asked for in later calls: to be called before an op that relies on it is

@@ -23,8 +23,8 @@ enum { PARTS_PER_LEAF = 16 };
 
 /* ---- patterns ---------------------------------------------------------------------------------------------------------------- */
 
-/* Breaks the capture, but does not end the recording: the tracer is then the value itself. */
-static void give_up(struct recording *r, break_reason why) { rec_stop_capture(r, why, NULL); }
+/* Breaks the capture, but does not end the recording: the tracer is then the value itself. False with an error raised. */
+static bool give_up(struct recording *r, break_reason why) { return rec_stop_capture(r, why, NULL); }
 
 /* Which part of what a value is; a chain up to the root, which is NULL. */
 typedef struct step {
@@ -44,7 +44,7 @@ static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
   uint32_t node = graph_input(r->g, t, 0);
   if (!node || !rec_room(r)) return fail_memory(r->vm);
   r->pattern.ninputs = r->g->ninputs;
-  if (r->pattern.leaves > (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
+  if (r->pattern.leaves > (uint64_t)r->vm->tune[TUNE_jit_leaves] && !give_up(r, BREAK_too_many_leaves)) return 0;
   return node;
 }
 
@@ -142,8 +142,9 @@ static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth,
 }
 
 static qn_value tracer(struct recording *r, qn_value v, int depth, const step *at) {
-  if (depth > PATTERN_DEPTH) give_up(r, BREAK_too_deep);
-  if (r->pattern.n > PARTS_PER_LEAF * (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
+  if (depth > PATTERN_DEPTH && !give_up(r, BREAK_too_deep)) return value_error();
+  const uint64_t most = PARTS_PER_LEAF * (uint64_t)r->vm->tune[TUNE_jit_leaves];
+  if (r->pattern.n > most && !give_up(r, BREAK_too_many_leaves)) return value_error();
   value_tag tag = value_tag_of(v);
   if (!r->capturing) return value_retain(v);
   pat *x = pattern_add(r->vm, &r->pattern);

@@ -305,7 +305,9 @@ static int error_counts(qn_vm *vm) {
     error_clear(vm);
     return 0;
   }
-  rec_stop_capture(r, BREAK_branch, NULL);
+  qn_error_object *error = error_take(vm);
+  if (!rec_stop_capture(r, BREAK_branch, NULL)) return error_free(vm, error), 1;
+  error_put_back(vm, error);
   int any = vmap_name_first(r, r->active);
   if (any > 0) r->vmap_failed = true;
   return any != 0;

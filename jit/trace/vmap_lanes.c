@@ -143,10 +143,12 @@ bool vmap_advance(struct recording *r) {
   uint32_t culprit = 0;
   op_refusal why = {0};
   if (!batch_advance(&outermost->batch, &culprit, &why)) {
-    if (r->g->failed)
-      raise_memory(vm);
-    else
-      rec_raise_refusal(r, culprit, &why);
+    if (r->g->arena.failed || why.id == E_not_batched || !turns_end(r)) {
+      if (r->g->failed)
+        raise_memory(vm);
+      else
+        rec_raise_refusal(r, culprit, &why);
+    }
     /* If the refusal turns out not to count, because no lane was there, the program goes on without what was refused. */
     if (!batch_skip(&outermost->batch, from)) r->g->failed = true;
     ok = false;
