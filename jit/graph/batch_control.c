@@ -810,8 +810,7 @@ static bool lanes_in_turn(graph_batch *b, uint32_t node) {
     body.failed |= !inner;
   }
   op_attr attr = graph_loop_attr(1, 0, INT64_MAX);
-  batched_regions *r =
-      results_new(b, node, builder_close(&body, 0, &attr, n.site), carries + (n.kind == NODE_LOOP ? 2 : 0));
+  batched_regions *r = results_new(b, node, builder_close(&body, 0, &attr, n.site), graph_nresults(&n));
   for (uint32_t k = 0; k < carries && r; k++) r->differs[k] = true;
   if (r) r->in_turn = true;
   return r || short_of_memory(b);
