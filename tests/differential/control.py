@@ -26,7 +26,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "language"))
 from flow import Program, smaller  # noqa: E402
-from run import Many  # noqa: E402
+from run import Many, status_text  # noqa: E402
 
 KINDS = ("plain", "plain", "grad", "plain", "vmap")
 MORE_KINDS = ("twice",)  # made if asked for: derivatives of derivatives
@@ -65,7 +65,7 @@ def trouble(result, mode):
     if result.status is None:
         return "no end in time"
     if result.status not in (0, 1):
-        return f"status {result.status}\n{result.log[-3000:]}"
+        return f"{status_text(result.status)}\n{result.log[-3000:]}"
     log = "\n".join(line for line in result.log.splitlines() if not line.endswith("have too many terms"))  # (sizes: a limit that is told)
     for text in ("AddressSanitizer", "LeakSanitizer", "runtime error:", "the compiler gave up", "C compiler failed", "E802", "E803"):
         if text in log or (text[0] == "E" and f'"{text}"' in result.out):

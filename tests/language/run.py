@@ -148,15 +148,15 @@ class Many:
         with open(names[2], "wb") as f:
             f.write(stdin.encode())
         words = [*names, scratch, *flags, path, *args]
-        answer = b""
+        answer, late = b"", False
         try:
             self.process.stdin.write(f"{len(words)}\n".encode() + b"".join(word.encode() + b"\0" for word in words))
             self.process.stdin.flush()
             if select.select([self.process.stdout], [], [], timeout)[0]:
                 answer = self.process.stdout.readline()
             else:
+                late = True
                 self.process.kill()
-                self.process.wait()
         except BrokenPipeError:
             pass
         out, err = self.file("out"), self.file("err")
@@ -164,8 +164,8 @@ class Many:
         if answer:
             status, self.arrays = map(int, answer.split())
         else:
-            killed = self.process.poll() is not None
-            status = None if killed else self.process.wait()
+            status = self.process.wait()  # below 0: the signal that ended it
+            status = None if late else status
             err += self.file("own")
             self.drop()
         return status, out, err
