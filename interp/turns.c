@@ -11,7 +11,8 @@
  * are instead of packing them into a list.
  *
  * A list to which the turns only add items is no argument: it stays where it is, whatever its length, and the items that a turn adds are a part of
- * its result.
+ * its result. While a turn is recorded `held` keeps the list, too: a loop in the turn that is captured leaves another list in the variable, whose items lie
+ * in arrays of the recording, and with a recording that is given up they are gone.
  *
  * A turn that may break, continue or return, or adds items to lists in arms, is recorded in an arm, so that branches on data which do are captured with what
  * follows them (rec_turn). How it ends, and which items it adds, are then bools of the result.
@@ -34,7 +35,8 @@ typedef struct turn_call {
   rec_call_site site;
   int lead; /* how many arguments come before the variables: the item; of many turns RUN_ARGS */
   qn_value *
-      held; /* for each variable what it was before the turn; nil once a variable that the body may rebind has been given back */
+      held; /* for each variable what it was before the turn; nil once a variable that the body may rebind has been given back. Behind these for each of
+             * code->grown the list as it was before a turn that is recorded; else nil */
   uint32_t had[TURN_GROWN]; /* how long the lists were to which the turn adds items */
   bool noted;               /* `had` has been */
   bool begun;               /* the interpreter has begun to make the turn */
@@ -133,13 +135,17 @@ static qn_value pack(turn_call *t, const qn_value *ends, uint32_t n) {
   return l ? value_obj(TAG_LIST, l) : value_error();
 }
 
-/* A variable's list becomes as long as it was before the turn, and gets what was added (n values, as added_items gives them). False with an error
+/* A variable's list becomes what it was before the turn, and gets what was added (n values, as added_items gives them). False with an error
  * raised. */
 static bool set_grown(turn_call *t, uint32_t i, const qn_value *added, uint32_t n) {
   qn_vm *vm = t->vm;
   global_cell *cell = t->code->grown[i].cell;
-  qn_value *place = place_of(&t->code->grown[i], t->fp);
-  bool ok = list_own(vm, place);
+  qn_value *place = place_of(&t->code->grown[i], t->fp), *kept = &t->held[t->code->n + i];
+  if (value_is(*kept, TAG_LIST)) {
+    slot_set(vm, place, *kept);
+    *kept = value_nil();
+  }
+  bool ok = (value_list(*place)->len == t->had[i] && !n) || list_own(vm, place);
   qn_list *l = value_list(*place);
   while (ok && l->len > t->had[i]) value_release(vm, l->items[--l->len]);
   for (uint32_t k = t->wide, each = 1 + t->wide; k < n && ok; k += each)
@@ -370,14 +376,14 @@ static bool leaving_turn(turn_call *t, qn_value item, bool recorded, qn_value *e
 static qn_value make_turn(void *ctx) {
   turn_call *t = ctx;
   qn_vm *vm = t->vm;
-  bool recorded = rec_hears_calls(vm), packs = recorded || vm->config.jit == QN_JIT_VERIFY;
+  bool recorded = rec_hears_calls(vm), whole = t->noted || !t->code->ngrown,
+       packs = recorded || (vm->config.jit == QN_JIT_VERIFY && whole);
+  for (uint32_t i = 0; t->noted && i < t->code->ngrown; i++) {
+    if (t->begun && !set_grown(t, i, NULL, 0)) return value_error(); /* what was added before is given up */
+    if (recorded) t->held[t->code->n + i] = value_retain(*place_of(&t->code->grown[i], t->fp));
+  }
   t->begun = true;
   t->recorded |= recorded;
-  for (uint32_t i = 0; t->noted && i < t->code->ngrown; i++) { /* what a recording has added that is given up */
-    qn_value *place = place_of(&t->code->grown[i], t->fp);
-    if (t->had[i] && value_is_stacked(*place) && !rec_make_plain(vm, place)) return value_error();
-    if (value_list(*place)->len > t->had[i] && !set_grown(t, i, NULL, 0)) return value_error();
-  }
   for (uint32_t i = 0; i < t->code->n; i++) {
     const turn_variable *x = &t->code->variables[i];
     qn_value *arg = &t->site.args[t->lead + (int)i];
@@ -385,7 +391,7 @@ static qn_value make_turn(void *ctx) {
       if (!recorded) slot_set(vm, &t->held[i], value_nil());
       slot_set(vm, place_of(x, t->fp), *arg);
       *arg = value_nil();
-    } else if (recorded) {
+    } else if (t->recorded) { /* (or it has been, and the variable has a tracer) */
       slot_set(vm, place_of(x, t->fp), value_retain(*arg));
     }
   }
@@ -433,6 +439,16 @@ static bool is_lost(qn_vm *vm, qn_value v) {
   return lost;
 }
 
+/* Lists that only recordings know become ordinary ones in a variable of a recorded turn that has failed. False: what it holds is lost. */
+static bool left_whole(qn_vm *vm, qn_value *place) {
+  if (is_lost(vm, *place)) return false;
+  qn_error_object *error = error_take(vm);
+  bool ok = rec_make_plain(vm, place);
+  error_clear(vm);
+  if (error) error_put_back(vm, error);
+  return ok;
+}
+
 /* Gives the variables the values that they had before the turn: all of them if the interpreter has not begun it; else those that the body only
  * reads, which have been tracers meanwhile, and those whose values are lost. */
 static void give_back(turn_call *t, bool failed) {
@@ -442,12 +458,12 @@ static void give_back(turn_call *t, bool failed) {
   for (uint32_t i = 0, n = t->code->n; i < n; i++) {
     const turn_variable *x = &variables[i];
     qn_value *to = place_of(x, fp);
-    if (x->rebound && begun && !(looks && is_lost(t->vm, *to))) continue;
+    if (x->rebound && begun && (!looks || left_whole(t->vm, to))) continue;
     slot_set(t->vm, to, held[i]);
     held[i] = value_nil();
   }
   for (uint32_t i = 0; looks && begun && i < t->code->ngrown; i++)
-    if (is_lost(t->vm, *place_of(&t->code->grown[i], fp))) (void)!set_grown(t, i, NULL, 0);
+    if (!left_whole(t->vm, place_of(&t->code->grown[i], fp))) (void)!set_grown(t, i, NULL, 0);
 }
 
 /* An exception of a host passes. */
@@ -501,8 +517,11 @@ static void take(turn_call *t, const qn_value *lead) {
   vm->sp = held + n;
 }
 
-/* Notes how long the lists are that the turn adds items to. False if one of the variables holds something else, or with an error raised. */
+/* Notes how long the lists are that the turn adds items to, and makes room for them behind what is `held`. False if one of the variables holds something
+ * else, or with an error raised. */
 static bool note_grown_lists(turn_call *t) {
+  if (!vm_enter(t->vm, t->code->ngrown)) return false;
+  for (uint32_t i = 0; i < t->code->ngrown; i++) *t->vm->sp++ = value_nil();
   for (uint32_t i = 0; i < t->code->ngrown; i++) {
     qn_value *place = place_of(&t->code->grown[i], t->fp), v;
     if (value_is_stacked(*place) && !rec_make_plain(t->vm, place)) return false; /* from a capture that has ended */
