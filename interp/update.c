@@ -17,7 +17,13 @@
 typedef struct store {
   qn_value v;             /* owned; taken by the store */
   const n_assign *assign; /* of op=; NULL: plain */
+  bool stacked;           /* there are stacked lists in v, so the containers along the path are PARTS_PLAIN no more */
 } store;
+
+/* Must a store tell the containers along its path what it brings? */
+static inline bool brings_stacked(const qn_vm *vm, qn_value v) {
+  return __builtin_expect(vm->asked.stacked, 0) && value_is_container(v) && rec_holds_stacked(v);
+}
 
 static qn_value take(store *s) {
   qn_value v = s->v;
@@ -137,6 +143,7 @@ static int put_stacked(qn_vm *vm, qn_value *x, qn_value i, store *s) {
 
 static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
   bool ok;
+  if (s->stacked && value_is_container(*x)) ((obj_head *)x->u.p)->flags &= (uint8_t)~PARTS_PLAIN;
   if (steps->name) {
     ok = put_field(vm, x, steps->name, false, steps, n, values, s);
   } else if (value_is(*x, TAG_ARRAY)) {
@@ -350,7 +357,7 @@ static bool lvalue_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value 
     cell_defined(vm, p->cell, p->at);
     return true;
   case LVALUE_PATH: {
-    store s = {.v = v};
+    store s = {.v = v, .stacked = brings_stacked(vm, v)};
     bool ok = path_put(vm, p, fp, values, &s);
     value_release(vm, s.v);
     return ok;
@@ -505,10 +512,10 @@ static qn_value finish_update(qn_vm *vm, const n_assign *n, bool ok, store *s) {
 /* Stores `v` (taken over) at the path of an assignment, whose index values are given. */
 static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v) {
   const lvalue *p = n->target;
-  store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
+  store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n, .stacked = brings_stacked(vm, v)};
   path_step *last = &p->steps[p->n - 1];
   const qn_value *of_last = values + (p->nvalues - last->nvalues), *at = of_last;
-  qn_value *x = path_to(vm, p, last->name ? p->n : p->n - 1, fp, values), *item = x;
+  qn_value *x = s.stacked ? NULL : path_to(vm, p, last->name ? p->n : p->n - 1, fp, values), *item = x;
   if (x && !last->name) item = step_to(last, x, &at);
   vm->updating = p->at;
   bool ok = item                           ? put_here(vm, item, &s)
@@ -596,7 +603,8 @@ static qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
   const path_step *step = n->target->steps;
   qn_value v = eval(vm, n->value, fp), *x = &fp[n->target->slot];
   if (value_stops(v)) return v;
-  if (x->head == TAG_RECORD && value_unique(*x) && value_record(*x)->layout == step->cache.layout) {
+  if (x->head == TAG_RECORD && value_unique(*x) && value_record(*x)->layout == step->cache.layout &&
+      !vm->asked.stacked) {
     slot_set(vm, &value_record(*x)->items[step->cache.index], v);
     return value_nil();
   }
@@ -605,7 +613,7 @@ static qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
 
 static inline qn_value update_fields(qn_vm *vm, n_assign *n, qn_value *fp, qn_value v) {
   if (value_stops(v)) return v;
-  qn_value *item = path_item(vm, n->target, fp, NULL);
+  qn_value *item = vm->asked.stacked ? NULL : path_item(vm, n->target, fp, NULL);
   if (!item) return update(vm, n, fp, NULL, v);
   slot_set(vm, item, v);
   return value_nil();
@@ -627,7 +635,7 @@ static qn_value eval_join_fields(qn_vm *vm, node *h, qn_value *fp) {
     return eval_update_fields(vm, h, fp);
   qn_value v = eval(vm, sum->b, fp);
   if (value_stops(v)) return v;
-  qn_value *item = path_item(vm, n->target, fp, NULL);
+  qn_value *item = brings_stacked(vm, v) ? NULL : path_item(vm, n->target, fp, NULL);
   if (item) return binary_into(vm, sum, item, v) ? value_nil() : value_error();
   /* A function that captured the variable has made it shared. */
   qn_value now = eval(vm, sum->a, fp);
@@ -663,7 +671,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
   if (x && x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x)) {
     qn_list *l = value_list(*x);
     uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
-    if (at < l->len && !value_is_stacked(*x)) {
+    if (at < l->len && !vm->asked.stacked) {
       slot_set(vm, &l->items[at], v);
       return value_nil();
     }

@@ -51,6 +51,7 @@ bool list_own(qn_vm *vm, qn_value *v) {
   qn_list *l = value_list(*v), *copy = list_from(vm, l->items, l->len);
   if (!copy) return false;
   mem_count_copy(vm, l->len * sizeof(qn_value));
+  copy->head.flags = l->head.flags;
   value_release(vm, *v);
   *v = value_obj(TAG_LIST, copy);
   return true;
@@ -61,6 +62,7 @@ bool list_push(qn_vm *vm, qn_list *l, qn_value item) {
     value_release(vm, item);
     return false;
   }
+  parts_note_item(&l->head, item);
   l->items[l->len++] = item;
   return true;
 }
@@ -87,6 +89,8 @@ bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail) {
   }
   if (!mem_grow(vm, (void **)&l->items, &l->cap, len, sizeof(qn_value))) return false;
   if (!items_fill(vm, l->items + l->len, tail->items, tail->len)) return false;
+  if (!(tail->head.flags & PARTS_PLAIN))
+    for (uint32_t i = 0; i < tail->len && l->head.flags; i++) parts_note_item(&l->head, tail->items[i]);
   l->len = (uint32_t)len;
   return true;
 }

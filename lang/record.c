@@ -211,6 +211,7 @@ bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item) {
   int i = record_find(r, name);
   if (i >= 0) {
     qn_value old = r->items[i];
+    parts_note_item(&r->head, item);
     r->items[i] = item;
     value_release(vm, old);
     return true;
@@ -230,6 +231,7 @@ bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item) {
   }
   layout_release(vm, r->layout);
   r->layout = l;
+  parts_note_item(&r->head, item);
   r->items[r->len++] = item;
   return true;
 }
@@ -254,13 +256,14 @@ static uint16_t items_mark(const qn_record *r) {
 }
 
 void record_make_report(qn_record *r) {
-  r->head.flags = 1;
+  r->head.flags |= RECORD_REPORT;
   r->head.aux = items_mark(r);
 }
 
 const qn_str *record_report(const qn_record *r) {
   static const char name[] = "report";
-  int at = r->head.flags && r->head.aux == items_mark(r) ? record_find_text(r, name, sizeof name - 1) : -1;
+  int at =
+      (r->head.flags & RECORD_REPORT) && r->head.aux == items_mark(r) ? record_find_text(r, name, sizeof name - 1) : -1;
   return at >= 0 && value_is(r->items[at], TAG_STR) ? value_str(r->items[at]) : NULL;
 }
 

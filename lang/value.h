@@ -91,6 +91,15 @@ static inline qn_value value_retain(qn_value v) {
   return v;
 }
 static inline bool value_is_container(qn_value v) { return value_is(v, TAG_LIST) || value_is(v, TAG_RECORD); }
+/* In the flags of a list or record: nothing in it, at any depth, is a list that stands for another one while a call is recorded (jit/trace/stacked.c, which
+ * sets this, so that a container is looked through once). Whoever stores a value in a container that has one owner tells it by parts_note_item. */
+enum { PARTS_PLAIN = 128 };
+static inline bool parts_are_plain(qn_value v) {
+  return !value_is_container(v) || (((obj_head *)v.u.p)->flags & PARTS_PLAIN);
+}
+static inline void parts_note_item(obj_head *o, qn_value item) {
+  if (!parts_are_plain(item)) o->flags &= (uint8_t)~PARTS_PLAIN;
+}
 /* The values that a list, record or function holds (borrowed), and how many; NULL and 0 for objects of other kinds. */
 qn_value *value_parts(obj_head *o, uint32_t *n);
 /* A list, record or function like v, whose parts are all nil. Owned, or the error value. */
@@ -253,11 +262,13 @@ QN_MUST_CHECK record_layout *layout_of(qn_vm *vm, qn_str *const *names, uint32_t
 int layout_find(const record_layout *l, const qn_str *name); /* index, or -1 */
 
 struct qn_record {
-  obj_head head; /* flags: is it a report? aux: what its items were then */
+  obj_head head; /* flags: RECORD_REPORT, PARTS_PLAIN; aux: what the items of a report were */
   uint32_t len, cap;
   record_layout *layout;
   qn_value *items; /* in field order */
 };
+
+enum { RECORD_REPORT = 1 };
 
 QN_MUST_CHECK qn_record *record_new(qn_vm *vm);
 /* A record of a known layout (borrowed) with nil items, to be filled in by the caller. */

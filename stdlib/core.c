@@ -333,7 +333,9 @@ static inline qn_value own_list(qn_vm *vm, qn_value v) {
   qn_list *l = value_list(v);
   if (l->head.refs == 1) return value_retain(v);
   qn_value copy = list_value(list_from(vm, l->items, l->len));
-  if (!value_is_error(copy)) mem_count_copy(vm, l->len * sizeof *l->items);
+  if (value_is_error(copy)) return copy;
+  mem_count_copy(vm, l->len * sizeof *l->items);
+  value_list(copy)->head.flags = l->head.flags;
   return copy;
 }
 
@@ -394,6 +396,7 @@ static __attribute__((noinline)) qn_value append_anew(qn_vm *vm, const qn_value 
 qn_value builtin_append(qn_vm *vm, const qn_value *args) {
   qn_list *l = value_is(args[0], TAG_LIST) ? value_list(args[0]) : NULL;
   if (!l || l->head.refs != 1 || l->len == l->cap || value_is_stacked(args[0])) return append_anew(vm, args);
+  parts_note_item(&l->head, args[1]);
   l->items[l->len++] = value_retain(args[1]);
   return value_retain(args[0]);
 }

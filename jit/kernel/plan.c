@@ -233,29 +233,27 @@ static void note_defect(planner *m, const char *what, const char *found) {
 /* Sets a step's buffers to those of its kernel, but for scratch, which whoever runs the program provides; notes overlaps that the schedule
  * allows (`alias`, see schedule_result). */
 static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_program *program, const uint8_t *alias) {
-  uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers), *bound = take(m, k->nbuffers, sizeof *bound), n = 0,
-           most = 0;
-  if (!buffers || !bound) return false;
+  uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers), *bound = take(m, k->nbuffers, sizeof *bound), n = 0;
+  uint32_t *next = take(m, k->nbuffers, sizeof *next), most = 0; /* the next name of an array, going round */
+  if (!buffers || !bound || !next) return false;
   for (uint32_t i = 0; i < k->nbuffers; i++) {
     if (k->buffers[i].mode == BUF_SCRATCH) continue;
     int64_t b = buffer_for(m, k->buffers[i].ref);
-    if (b < 0) {
-      m->why = "a kernel reads what nothing stores";
-      return false;
-    }
+    if (b < 0) return m->why = "a kernel reads what nothing stores", false;
     bound[i] = buffers[n++] = (uint32_t)b;
   }
   for (uint32_t i = 0; i < program->nbuffers; i++) most += program->buffers[i].mode != BUF_SCRATCH;
-  if (most != n) {
-    m->why = "a program's buffers are not its kernel's";
-    return false;
-  }
+  if (most != n) return m->why = "a program's buffers are not its kernel's", false;
+  for (uint32_t i = 0; alias && i < k->nbuffers; i++)
+    for (next[i] = i; k->buffers[i].mode == BUF_IN;) {
+      next[i] = (next[i] + 1) % k->nbuffers;
+      if (k->buffers[next[i]].mode == BUF_IN && bound[next[i]] == bound[i]) break;
+    }
   for (uint32_t i = 0; alias && i < k->nbuffers; i++)
     for (uint32_t o = 0; o < k->nbuffers; o++) {
       bool may = alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN &&
                  (k->buffers[o].mode == BUF_OUT || k->buffers[o].mode == BUF_INOUT);
-      for (uint32_t j = 0; j < k->nbuffers && may; j++) /* an array may be there under several names */
-        if (k->buffers[j].mode == BUF_IN && bound[j] == bound[i]) may = alias[j * k->nbuffers + o];
+      for (uint32_t j = next[i]; may && j != i; j = next[j]) may = alias[j * k->nbuffers + o]; /* all its names */
       if (may && !note_overlap(m, bound[i], bound[o])) return false;
     }
   s->buffers = buffers;
@@ -1244,10 +1242,10 @@ static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cance
   k_kernel *k = sink(&(sink_request){g, n, proj, cancel}, why);
   bool ok = k && schedule(k, p->target, tune[TUNE_par_grain], &r, why);
   p->work += k ? k->n : 0;
-  for (uint32_t a = 0; ok && !k->nchecks && a < k->nbuffers; a++)
-    for (uint32_t b = 0; b < k->nbuffers; b++)
-      for (uint32_t c = 0; c < graph_loop_carries(&g->nodes[n]); c++)
-        if (r.alias[a * k->nbuffers + b] && k->buffers[a].ref == g->nodes[n].in[c] && k->buffers[b].ref == proj[c])
+  for (uint32_t c = 0; ok && !k->nchecks && c < graph_loop_carries(&g->nodes[n]); c++)
+    for (uint32_t a = 0; a < k->nbuffers; a++)
+      for (uint32_t b = 0; k->buffers[a].ref == g->nodes[n].in[c] && b < k->nbuffers; b++)
+        if (r.alias[a * k->nbuffers + b] && k->buffers[b].ref == proj[c])
           *over |= (uint64_t)is_alone(g, n, c) << (c & 63);
   if (ok) l_free(r.program);
   k_free(k);

@@ -51,6 +51,7 @@ enum {
   COUNTED_MAX = 8,     /* lists that grow in other ways */
   COUNTED_FEW = 16,    /* items that these have before the loop, */
   COUNTED_MANY = 4096, /* or if items are stored in them; */
+  CARRIED_MOST = 4096, /* numbers and arrays that a loop hands on, one by one */
   COUNTED_LEAST = 4,   /* with so many it is tried at once */
   GROWN_MAX = 64,      /* of the variables only so many first ones may be lists that grow */
   LONGER_MAX = 8,      /* arrays that get rows */
@@ -140,6 +141,7 @@ typedef struct loop {
 /* ---- what is carried ----------------------------------------------------------------------------------------------------------- */
 
 static bool add_carried(loop *l, uint32_t node) {
+  if (l->n == CARRIED_MOST) return false; /* each turn would hand on all of them */
   if (!node || sizes_late(l->r, node)) return false;
   if (!mem_grow(l->vm, (void **)&l->outer, &l->cap, l->n + (size_t)1, sizeof *l->outer)) return false;
   l->outer[l->n++] = node;

@@ -655,6 +655,8 @@ QN_MUST_CHECK bool rec_make_plain(qn_vm *vm, qn_value *v);
 static inline bool rec_plain(qn_vm *vm, qn_value *v) {
   return __builtin_expect(!vm->asked.stacked, 1) || rec_make_plain(vm, v);
 }
+/* Is there a stacked list in v? Where there is none, v is marked (PARTS_PLAIN). */
+bool rec_holds_stacked(qn_value v);
 /* As rec_plain, for a value read from a field: only if it is a stacked list itself. */
 static inline bool rec_plain_field(qn_vm *vm, qn_value *v) {
   return __builtin_expect(!vm->asked.stacked, 1) || !value_is_stacked(*v) || rec_make_plain(vm, v);

@@ -450,21 +450,36 @@ qn_value rec_item_by_data(qn_vm *vm, qn_value list, qn_value i) {
  * several arguments that have such lists as deep as places are (stack_place). */
 enum { STACKED_LEVELS = 3 + PLACE_DEPTH, STACKED_LOOK = 1 << 16 };
 
-static bool holds_within(qn_value v, int depth, uint32_t *left) {
-  if ((!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) || !*left) return false;
-  if (value_is_stacked(v)) return true;
+enum within { WITHIN_NONE, WITHIN_SOME, WITHIN_UNKNOWN };
+
+/* Are there stacked lists in v? A container of which it is certain that there are none is marked, and not looked through again; *left is how many of the
+ * others are looked through. */
+static enum within look_within(qn_value v, int depth, uint32_t *left) {
+  if (parts_are_plain(v)) return WITHIN_NONE;
+  if (value_is_stacked(v)) return WITHIN_SOME;
+  if (!*left) return WITHIN_UNKNOWN;
   uint32_t n;
   const qn_value *items = value_parts(v.u.p, &n);
-  --*left;
-  for (uint32_t i = 0; i < n && depth; i++)
-    if (holds_within(items[i], depth - 1, left)) return true;
-  return false;
+  enum within all = n && !depth ? WITHIN_UNKNOWN : WITHIN_NONE;
+  for (uint32_t i = 0; i < n && depth; i++) {
+    enum within one = parts_are_plain(items[i]) ? WITHIN_NONE : look_within(items[i], depth - 1, left);
+    if (one == WITHIN_SOME) return one;
+    if (one == WITHIN_UNKNOWN) all = one;
+  }
+  if (all == WITHIN_NONE)
+    ((obj_head *)v.u.p)->flags |= PARTS_PLAIN;
+  else if (*left)
+    --*left;
+  return all;
 }
 
 static bool holds_stacked(qn_value v) {
   uint32_t left = STACKED_LOOK, all = UINT32_MAX;
-  return holds_within(v, PATTERN_DEPTH, &left) || (!left && holds_within(v, STACKED_LEVELS, &all));
+  enum within is = look_within(v, PATTERN_DEPTH, &left);
+  return is == WITHIN_SOME || (is == WITHIN_UNKNOWN && !left && look_within(v, STACKED_LEVELS, &all) == WITHIN_SOME);
 }
+
+bool rec_holds_stacked(qn_value v) { return holds_stacked(v); }
 
 /* Owned, or the error value. */
 static qn_value without_stacked(qn_vm *vm, qn_value v) {
