@@ -306,7 +306,7 @@ static bool go_on(branch *b, uint32_t site, qn_value *result) {
   if (!way_leave(vm, b->around, &b->ends[0], on, b->predicate, site, b->turned, from, made[b->turned])) return false;
   if (is_bool(parts[END_LEFT], false)) return true;
   rec_at(vm, b->of->at); /* the arm has sites of its own */
-  return way_split(vm, b->around, rec_site(b->around->r), parts);
+  return way_split(vm, b->around, parts);
 }
 
 /* Joins the arms. *unlike: the variable in which they do not agree, or NULL. */
@@ -334,7 +334,7 @@ static rec_answer join_arms(branch *b, uint32_t site, qn_value *result, const qn
     } else {
       *result = value_retain(parts[END_VALUE]);
       bool ok = parted_arm(b->r, b->from, b->of->assigned, result);
-      ok = ok && (is_bool(parts[END_LEFT], false) ? rec_appended(b->r) : way_split(vm, w, site, parts));
+      ok = ok && (is_bool(parts[END_LEFT], false) ? rec_appended(b->r) : way_split(vm, w, parts));
       answer = ok ? REC_DONE : REC_FAILED;
     }
   }
@@ -624,11 +624,11 @@ static bool run_tail(struct recording *r, rec_arm tail, rec_slots slots, qn_valu
   if (ok) *result = value_retain(parts[END_VALUE]);
   ok = ok && vm->rec == r;
   if (ok && !raises_never(parts[END_RAISES])) {
-    ok = way_split_raised(vm, catcher, rec_site(r), parts[END_RAISES], parts[END_WORDS]);
+    ok = way_split_raised(vm, catcher, parts[END_RAISES], parts[END_WORDS]);
     if (value_is(*result, TAG_UNSET)) *result = value_nil();
   }
   if (ok && around && !is_bool(parts[END_MISSED], false))
-    ok = !is_bool(parts[END_MISSED], true) && way_split_missed(vm, around, rec_site(around->r), parts[END_MISSED]);
+    ok = !is_bool(parts[END_MISSED], true) && way_split_missed(vm, around, parts[END_MISSED]);
   end_parts_free(vm, parts);
   if (!ok) vm_pop_to(vm, mark);
   return ok;

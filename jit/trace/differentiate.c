@@ -1031,5 +1031,5 @@ qn_value differentiate_call(struct recording *r, const rec_call_site *site) {
                                                                          : call_grad(r, site, &missed);
   r->grads--;
   if (value_is_error(v) || is_bool(missed, false)) return v;
-  return way_split_missed(r->vm, around, rec_site(r), missed) ? v : value_fail(r->vm, v);
+  return way_split_missed(r->vm, around, missed) ? v : value_fail(r->vm, v);
 }

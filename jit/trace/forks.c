@@ -665,7 +665,7 @@ static bool go_on(fork *f, qn_value made, qn_value *result) {
     if (!rec_appended(f->r)) return false;
     if (f->stages->next.n == 1) return true;
     qn_value is = op_binary(vm, OP_eq, number, value_int(f->stages->chosen));
-    bool ok = !value_is_error(is) && way_require(vm, f->around, rec_site(f->r), is, true);
+    bool ok = !value_is_error(is) && way_require(vm, f->around, is, true);
     value_release(vm, is);
     return ok;
   }

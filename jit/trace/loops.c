@@ -1259,18 +1259,18 @@ static rec_answer leave(loop *l, uint32_t site) {
       [END_VALUE] = value_unset(),     [END_RETURNED] = returned_behind(l), [END_LEFT] = rec_value_of(l->r, flag),
       [END_LEAVES] = value_bool(true), [END_RETURNS] = value_bool(true),    [END_RAISES] = value_int(0),
       [END_WORDS] = value_unset(),     [END_HANDLED] = value_bool(false),   [END_MISSED] = value_bool(false)};
-  bool ok = !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, w, site, parts);
+  bool ok = !value_is_error(parts[END_RETURNED]) && !value_is_error(parts[END_LEFT]) && way_split(vm, w, parts);
   value_release(vm, parts[END_RETURNED]);
   return ok ? REC_DONE : REC_FAILED;
 }
 
 /* Behind a loop that may have left a try with an error: leaves the way around it if it has. False with an error raised. */
-static bool leave_raised(loop *l, uint32_t site) {
+static bool leave_raised(loop *l) {
   qn_value words = words_with(l, leaf_of_result);
   if (value_is_error(words)) return false;
   vm_owned held;
   vm_own(l->vm, &held, vm_drop_value, &words); /* (the handler may leave through the host) */
-  bool ok = way_split_raised(l->vm, l->raising, site, carried_behind(l, l->raised), words);
+  bool ok = way_split_raised(l->vm, l->raising, carried_behind(l, l->raised), words);
   vm_disown(l->vm, &held);
   value_release(l->vm, words);
   return ok;
@@ -1375,7 +1375,7 @@ static rec_answer loop_once(struct recording *r, span at, const rec_turns *turns
     if (counts) l.node = turns_counted(r, l.node);
     ok =
         l.node && set_variables(&l, leaf_of_result) && (!l.grown || grown_end(&l)) && (!l.nlists || counted_behind(&l));
-    ok = ok && (!l.raises || leave_raised(&l, site));
+    ok = ok && (!l.raises || leave_raised(&l));
     if (ok && l.returns && !turns->ends)
       answer = leave(&l, site);
     else

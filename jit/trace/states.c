@@ -506,7 +506,7 @@ static bool demand(states *s, qn_value condition, bool truth) {
   if (!value_node(condition) || !r) return false; /* (!r: the capture has ended) */
   rec_way *way = way_chooser_here(r);
   rec_at(vm, s->at);
-  if (way) return way_require(vm, way, rec_site(r), condition, truth);
+  if (way) return way_require(vm, way, condition, truth);
   if (!way_may_exit(r) || rec_base(r)->timid) return false;
   return way_expect(r, condition, truth);
 }

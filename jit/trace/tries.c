@@ -328,7 +328,7 @@ static bool run_handler(qn_vm *vm, rec_way *w, uint32_t k, qn_value words, way_e
 }
 
 /* Where `raises` is the number of error k, way w is left by the handler, which runs on it. False as before. */
-static bool split_handled(qn_vm *vm, rec_way *w, uint32_t site, uint32_t k, qn_value raises, qn_value words) {
+static bool split_handled(qn_vm *vm, rec_way *w, uint32_t k, qn_value raises, qn_value words) {
   struct recording *r = w->r;
   qn_value raised = op_binary(vm, OP_eq, raises, value_int((int64_t)k + 1));
   uint32_t predicate = value_is_error(raised) ? 0 : rec_node(r, raised);
@@ -340,12 +340,12 @@ static bool split_handled(qn_vm *vm, rec_way *w, uint32_t site, uint32_t k, qn_v
     slots_free(vm, w->slots, before);
   }
   struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
-  if (on) return way_open(vm, w, &gone, on, predicate, site, false);
+  if (on) return way_open(vm, w, &gone, on, predicate, rec_site(r), false);
   end_free(vm, &gone);
   return false;
 }
 
-bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises, qn_value words) {
+bool way_split_raised(qn_vm *vm, rec_way *w, qn_value raises, qn_value words) {
   way_handler *h = way_thrower(w);
   if (!value_node(raises)) { /* it is left in any case: as by an error that the interpreter meets */
     raise_thrown(vm, h, (uint32_t)raises.u.i - 1, words);
@@ -362,14 +362,13 @@ bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises, qn_
                                        [END_WORDS] = words,
                                        [END_HANDLED] = value_bool(false),
                                        [END_MISSED] = value_bool(false)};
-    return !value_is_error(left) && way_split(vm, w, site, parts);
+    return !value_is_error(left) && way_split(vm, w, parts);
   }
   for (uint32_t k = 0; k < h->nthrown; k++) {
     if (!h->thrown[k].pending) continue;
     h->thrown[k].pending = false;
     rec_at(vm, w->r->at);
-    if (!split_handled(vm, w, k ? rec_site(w->r) : site, k, raises, words))
-      return error_pending(vm) ? false : rec_give_up(w->r, BREAK_branch);
+    if (!split_handled(vm, w, k, raises, words)) return error_pending(vm) ? false : rec_give_up(w->r, BREAK_branch);
   }
   return true;
 }
@@ -424,13 +423,12 @@ static rec_answer go_on(caught *c, qn_value *parts, qn_value *result) {
   if (!parted_arm(c->r, c->from, c->of->assigned, &parts[END_VALUE]) ||
       !parted_arm(c->r, c->from, (rec_slots){NULL, 0}, &parts[END_RETURNED]))
     return REC_FAILED;
-  uint32_t site = rec_site(c->r);
   rec_way *around = way_of(c->r);
   if (!is_bool(parts[END_MISSED], false)) {
     if (is_bool(parts[END_MISSED], true)) return rec_give_up(c->r, BREAK_branch) ? REC_NOT_YET : REC_FAILED;
-    if (!way_split_missed(vm, c->chooser, site, parts[END_MISSED])) return REC_FAILED;
+    if (!way_split_missed(vm, c->chooser, parts[END_MISSED])) return REC_FAILED;
   }
-  if (!raises_never(parts[END_RAISES]) && !way_split_raised(vm, c->raising, site, parts[END_RAISES], parts[END_WORDS]))
+  if (!raises_never(parts[END_RAISES]) && !way_split_raised(vm, c->raising, parts[END_RAISES], parts[END_WORDS]))
     return REC_FAILED;
   qn_value gone[END_PARTS];
   memcpy(gone, parts, sizeof gone);
@@ -441,7 +439,7 @@ static rec_answer go_on(caught *c, qn_value *parts, qn_value *result) {
     return rec_appended(vm->rec) ? REC_LEFT : REC_FAILED;
   }
   bool stays = is_bool(parts[END_LEFT], false);
-  if (!(stays ? rec_appended(vm->rec) : way_split(vm, around, site, gone))) return REC_FAILED;
+  if (!(stays ? rec_appended(vm->rec) : way_split(vm, around, gone))) return REC_FAILED;
   *result = value_is(parts[END_VALUE], TAG_UNSET) ? value_nil() : value_retain(parts[END_VALUE]);
   return REC_DONE;
 }

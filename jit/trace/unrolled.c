@@ -86,7 +86,7 @@ static void make_turn(unrolled *u, rec_exit *how) {
     value_release(vm, parts[END_LEFT]);
     parts[END_LEFT] = parts[END_LEAVES];
     parts[END_LEAVES] = value_bool(true);
-    if (way_split(vm, &u->whole, rec_site(u->whole.r), parts)) *how = REC_VALUE;
+    if (way_split(vm, &u->whole, parts)) *how = REC_VALUE;
   }
   end_parts_free(vm, parts);
 }
@@ -157,12 +157,11 @@ static rec_answer go_on(unrolled *u, qn_value joined) {
       [END_LEAVES] = value_bool(true), [END_RETURNS] = value_bool(true),  [END_RAISES] = value_int(0),
       [END_WORDS] = value_unset(),     [END_HANDLED] = value_bool(false), [END_MISSED] = value_bool(false)};
   const qn_value *made = items + n;
-  if (!raises_never(made[MADE_RAISES]) &&
-      !way_split_raised(vm, u->raising, rec_site(u->r), made[MADE_RAISES], made[MADE_WORDS]))
+  if (!raises_never(made[MADE_RAISES]) && !way_split_raised(vm, u->raising, made[MADE_RAISES], made[MADE_WORDS]))
     return REC_FAILED;
   if (is_bool(made[MADE_RETURNS], false)) return rec_appended(vm->rec) ? REC_DONE : REC_FAILED;
   rec_way *w = u->around;
-  if (!is_bool(made[MADE_RETURNS], true)) return way_split(vm, w, rec_site(vm->rec), parts) ? REC_DONE : REC_FAILED;
+  if (!is_bool(made[MADE_RETURNS], true)) return way_split(vm, w, parts) ? REC_DONE : REC_FAILED;
   way_all_left(w, parts);
   return rec_appended(vm->rec) ? REC_LEFT : REC_FAILED;
 }

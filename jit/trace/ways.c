@@ -691,7 +691,7 @@ void way_all_left(rec_way *w, const qn_value *parts) {
   w->gone = w->parts = true;
 }
 
-bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
+bool way_split(qn_vm *vm, rec_way *w, const qn_value *parts) {
   struct recording *r = w->r;
   uint32_t predicate = rec_node(r, parts[END_LEFT]);
   way_end gone = {.r = predicate ? rec_arm_begin(r, NULL) : NULL};
@@ -705,13 +705,13 @@ bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts) {
   bool ok = end_note(&gone, w->slots, own, w);
   rec_arm_end(gone.r);
   struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
-  if (on) return way_open(vm, w, &gone, on, predicate, site, false);
+  if (on) return way_open(vm, w, &gone, on, predicate, rec_site(r), false);
   end_free(vm, &gone);
   return false;
 }
 
 /* From here on w is missed unless a condition has this truth. False with an error raised. */
-static bool miss_unless(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth) {
+static bool miss_unless(qn_vm *vm, rec_way *w, qn_value condition, bool truth) {
   struct recording *r = w->r;
   uint32_t predicate = rec_node(r, condition);
   way_end gone = {.r = predicate ? rec_arm_begin(r, NULL) : NULL};
@@ -719,14 +719,12 @@ static bool miss_unless(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition
   bool ok = end_miss(vm, &gone, w);
   rec_arm_end(gone.r);
   struct recording *on = ok ? rec_arm_begin(r, gone.r) : NULL;
-  if (on) return way_open(vm, w, &gone, on, predicate, site, truth);
+  if (on) return way_open(vm, w, &gone, on, predicate, rec_site(r), truth);
   end_free(vm, &gone);
   return false;
 }
 
-bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed) {
-  return miss_unless(vm, w, site, missed, false);
-}
+bool way_split_missed(qn_vm *vm, rec_way *w, qn_value missed) { return miss_unless(vm, w, missed, false); }
 
 rec_way *way_catcher(const struct recording *r) {
   rec_way *w = rec_base((struct recording *)(uintptr_t)r)->way;
@@ -865,11 +863,11 @@ int way_choose_of_two(const rec_way *w, const bool differs[2]) {
   return differs[1];
 }
 
-bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth) {
+bool way_require(qn_vm *vm, rec_way *w, qn_value condition, bool truth) {
   struct recording *r = w->r;
   if (way_told(w->choices, r)) return rec_give_up(r, BREAK_branch);
   w->choices->required = true;
-  return miss_unless(vm, w, site, condition, truth);
+  return miss_unless(vm, w, condition, truth);
 }
 
 /* Joins two ends of w, and chooses one of them if they do not agree. Else as ends_join. */

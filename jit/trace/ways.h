@@ -148,8 +148,8 @@ QN_MUST_CHECK bool way_leave(qn_vm *vm, rec_way *w, way_end *gone, struct record
 /* All ways have left w, with these parts (borrowed) of an end: nothing follows, and the interpreter goes to the end of the way. */
 void way_all_left(rec_way *w, const qn_value *parts);
 /* Behind a branch or loop that may have left w, as parts[END_LEFT] tells, which depends on data: what follows is recorded in the arm that
- * goes on. Borrows the parts. False with an error raised. */
-QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, uint32_t site, const qn_value *parts);
+ * goes on. Borrows the parts. False with an error raised. (The branch gets a site of the recording that w is in, which each split makes another one.) */
+QN_MUST_CHECK bool way_split(qn_vm *vm, rec_way *w, const qn_value *parts);
 
 /* Parts that are captured in several ways (forks.c, states.c), one in another, could be recorded for seconds. So what is recorded in ways is counted, and
  * taken off again when the outermost part has been captured: what comes to nothing is bounded, for a function as a whole. */
@@ -169,7 +169,7 @@ rec_way *way_chooser(const struct recording *r);
 rec_way *way_chooser_here(const struct recording *r);
 /* Behind the rest of a function in which way w around that function may have been missed, as data: what follows is recorded where it is not. False with
  * an error raised. */
-QN_MUST_CHECK bool way_split_missed(qn_vm *vm, rec_way *w, uint32_t site, qn_value missed);
+QN_MUST_CHECK bool way_split_missed(qn_vm *vm, rec_way *w, qn_value missed);
 /* Has y, a value of arm `to` in r, the structure, dtypes and shapes of x, a value of r? False, too, with an error raised. */
 bool way_alike(struct recording *r, qn_value x, struct recording *to, qn_value y);
 /* Chooses one of n parts that do not agree. -1: it cannot be chosen; perhaps it can once the turn is recorded again. */
@@ -186,7 +186,7 @@ bool way_told(const way_choices *c, const struct recording *r);
 /* Makes an end at which way w is missed of the end of an arm. False with an error raised. */
 QN_MUST_CHECK bool end_miss(qn_vm *vm, way_end *end, const rec_way *w);
 /* From here on way w, where parts may be chosen, is missed unless a condition has this truth. False with an error raised. */
-QN_MUST_CHECK bool way_require(qn_vm *vm, rec_way *w, uint32_t site, qn_value condition, bool truth);
+QN_MUST_CHECK bool way_require(qn_vm *vm, rec_way *w, qn_value condition, bool truth);
 
 /* Is the pending error one that the program raises whenever it comes here? (Not, for one, that an arm cannot be captured.) */
 bool way_raises(const qn_vm *vm);
@@ -201,7 +201,7 @@ int64_t way_throw(qn_vm *vm, rec_way *w, qn_value *words);
 static inline way_handler *way_thrower(const rec_way *w) { return !w ? NULL : w->catches ? w->catches : w->throws; }
 /* Behind a part that stands in w, or in a function called in it, whose END_RAISES is `raises` and whose END_WORDS is `words` (borrowed): where the one is
  * not 0, w is left, and what follows is recorded where it is. False with an error raised. */
-QN_MUST_CHECK bool way_split_raised(qn_vm *vm, rec_way *w, uint32_t site, qn_value raises, qn_value words);
+QN_MUST_CHECK bool way_split_raised(qn_vm *vm, rec_way *w, qn_value raises, qn_value words);
 /* Runs its handler on that error; w leaves the try, unless the handler ends otherwise (*how). Owned: its value. */
 QN_MUST_CHECK qn_value way_catch(qn_vm *vm, rec_way *w, rec_exit *how);
 /* Can the call that is captured be made again by the interpreter, if it does not go as captured? */
