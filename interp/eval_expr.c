@@ -225,6 +225,10 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
     v = eval(vm, p->value, fp);
     if (value_stops(v)) goto stop;
     rec_at(vm, p->value->at);
+    if (!rec_plain(vm, &v)) { /* variables keep stacked lists when the recording that made them has ended */
+      v = value_fail(vm, v);
+      goto stop;
+    }
     v = rec_observe_take(vm, v); /* the text depends on the value, so traced numbers in it become guards */
     if (value_is_error(v)) goto stop;
     bool ok =
