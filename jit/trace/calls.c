@@ -143,7 +143,7 @@ static qn_value result_of(qn_vm *vm, const specialization *e, const rec_call_sit
   call_values call = {&e->pattern, site->fn, site->args};
   qn_value result = template_build(vm, &e->result, out, &call);
   for (uint32_t i = 0; i < n; i++) value_release(vm, out[i]);
-  return e->result.stacks ? stacked_results(vm, result) : result;
+  return e->result.stacks ? stacked_captures(vm, stacked_results(vm, result)) : result;
 }
 
 /* The random numbers behind a call whose plan has given these outputs. */
@@ -638,10 +638,10 @@ static qn_value chosen_result(qn_vm *vm, qn_value results) {
 
 /* Makes a call with a recording on, in which the sizes that `wish` (may be NULL) names are symbolic. If the recording was good, a
  * specialization is made of it. `exact`: the hash of the call's sizes if it is recorded for just these, else 0. *again: it is to be recorded once
- * more, and nothing has happened. */
+ * more, and nothing has happened. *stacks: functions in the result, or in its error, may have captured stacked lists. */
 static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish,
-                            uint64_t exact, bool *again) {
-  *again = false;
+                            uint64_t exact, bool *again, bool *stacks) {
+  *again = *stacks = false;
   if (!stack_fill(site)) {
     if (!error_repeats(vm)) return value_error();
     return run_plain(vm, site, BREAK_memory);
@@ -694,13 +694,12 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
   }
   vm_own(vm, &held, rec_drop, r); /* what is pending may have effects, which the host may leave */
   vm_own(vm, &held_tracer, vm_drop_value, &result);
-  bool failed = value_is_error(result), ended = true;
+  bool failed = value_is_error(result);
   /* (the interpreter sees which ways lanes take, and may find that all take one) */
   if (failed && error_catchable(vm) && vm->error->id == E_not_batched) r->again |= r->capturing;
-  if (failed)
-    rec_end_failed(r);
-  else
-    ended = rec_end(r);
+  if (failed) rec_end_failed(r);
+  bool ended = failed || rec_end(r);
+  *stacks = r->stacks;
   vm_disown(vm, &held);
   if ((failed ? r->again : !ended) && ends_apart(vm, site, list, r, random)) {
     if (!failed) value_release(vm, result);
@@ -750,9 +749,9 @@ static qn_value record_once(qn_vm *vm, rec_call_site *site, anchor_specializatio
 /* As record_once, until that is no more to be done. */
 static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list, size_wish *wish, uint64_t exact) {
   for (;;) {
-    bool again;
-    qn_value result = record_once(vm, site, list, wish, exact, &again);
-    if (!again) return result;
+    bool again, stacks;
+    qn_value result = record_once(vm, site, list, wish, exact, &again, &stacks);
+    if (!again) return stacks ? stacked_captures(vm, result) : result;
   }
 }
 

@@ -506,6 +506,69 @@ qn_value stacked_results(qn_vm *vm, qn_value v) {
   return plain;
 }
 
+/* Functions that are looked through for stacked lists among what they have captured. */
+typedef struct captures_walk {
+  qn_vm *vm;
+  int depth;
+  uint32_t left; /* how many more, as functions may share what they have captured */
+} captures_walk;
+
+/* For tree_each_part: is it no function that has captured stacked lists, or functions that have? */
+static bool captures_plain(void *ctx, qn_value v) {
+  captures_walk *w = ctx;
+  if (!value_is(v, TAG_FN) || w->depth == PATTERN_DEPTH || !w->left) return true;
+  const qn_fn *f = value_fn(v);
+  bool plain = true;
+  w->depth++;
+  w->left--;
+  for (uint32_t i = 0; i < f->ncaptures && plain; i++)
+    plain = !holds_stacked(f->captures[i]) && tree_each_part(w->vm, f->captures[i], captures_plain, w);
+  w->depth--;
+  return plain;
+}
+
+/* For tree_rebuild_parts: a function as it is, or with ordinary lists in what it has captured. It stays the same function. */
+static qn_value captures_made_plain(void *ctx, qn_value v) {
+  captures_walk *w = ctx, look = *w;
+  if (!value_is(v, TAG_FN) || captures_plain(&look, v)) return value_retain(v);
+  if (error_pending(w->vm)) return value_error();
+  qn_value out = parts_like(w->vm, v);
+  if (value_is_error(out)) return out;
+  qn_fn *f = value_fn(out);
+  w->depth++;
+  w->left -= w->left != 0;
+  for (uint32_t i = 0; i < f->ncaptures; i++) {
+    qn_value plain = without_stacked(w->vm, value_fn(v)->captures[i]);
+    qn_value made = value_is_error(plain) ? plain : tree_rebuild_parts(w->vm, plain, captures_made_plain, w);
+    if (!value_is_error(plain)) value_release(w->vm, plain);
+    if (value_is_error(made)) return value_fail(w->vm, out);
+    f->captures[i] = made;
+  }
+  w->depth--;
+  return out;
+}
+
+/* Owned, or the error value; takes over `v`. */
+static qn_value with_plain_captures(qn_vm *vm, qn_value v) {
+  captures_walk w = {.vm = vm, .left = STACKED_LOOK};
+  if (tree_each_part(vm, v, captures_plain, &w)) return v;
+  w = (captures_walk){.vm = vm, .left = STACKED_LOOK};
+  qn_value plain = error_pending(vm) ? value_error() : tree_rebuild_parts(vm, v, captures_made_plain, &w);
+  value_release(vm, v);
+  return plain;
+}
+
+qn_value stacked_captures(qn_vm *vm, qn_value v) {
+  if (!value_is_error(v)) return with_plain_captures(vm, v);
+  if (!error_catchable(vm) || value_is(vm->error->payload, TAG_NIL)) return v;
+  qn_error_object *error = error_take(vm);
+  qn_value payload = with_plain_captures(vm, error->payload);
+  error->payload = value_is_error(payload) ? value_nil() : payload;
+  if (error_catchable(vm)) error_clear(vm); /* memory was short */
+  error_put_back(vm, error);                /* or an interrupt has taken its place */
+  return v;
+}
+
 bool rec_make_plain(qn_vm *vm, qn_value *v) {
   if (!holds_stacked(*v)) return true;
   bool of_rows = value_is_stacked(*v) && (stacked_mark(*v) & (STACKED_OF_ROWS | STACKED_COUNTED));

@@ -34,6 +34,8 @@ QN_MUST_CHECK qn_value site_run(const rec_call_site *site);
 /* Stacked lists in the result of a call (taken over; may be the error value), which are what a gradient gives, become ordinary ones. Owned, or the
  * error value. */
 QN_MUST_CHECK qn_value stacked_results(qn_vm *vm, qn_value v);
+/* Likewise those that functions in the result have captured, or in what an error holds: a function outlives the recording in which it was made. */
+QN_MUST_CHECK qn_value stacked_captures(qn_vm *vm, qn_value v);
 /* stack_undo for vm_own; `what` is a stacked_args. The arguments are gone. */
 void stacked_drop(qn_vm *vm, void *what);
 

@@ -221,7 +221,7 @@ static qn_value result_by_nodes(qn_vm *vm, const rec_call_site *site, const spec
     for (uint32_t k = 0; k < g->noutputs; k++) outs[k] = vals[g->outputs[k]];
     call_values call = {&e->pattern, site->fn, site->args};
     result = template_build(vm, &e->result, outs, &call);
-    if (e->result.stacks) result = stacked_results(vm, result);
+    if (e->result.stacks) result = stacked_captures(vm, stacked_results(vm, result));
   }
   for (uint32_t i = 0; i < g->n; i++) value_release(vm, vals[i]);
   mem_free(vm, vals, bytes);
