@@ -161,6 +161,16 @@ qn_value builtin_broadcast_to(qn_vm *vm, const qn_value *args) {
   return use_broadcast(vm, array_arg(vm, "broadcast_to", args[0]), rank, shape);
 }
 
+/* Is a size of x 1? 1, 0, -1 with an error raised: that cannot be known of a size that data decide. */
+static int is_one(qn_vm *vm, int64_t size) {
+  if (!rec_is_number(vm, size)) return rec_size_hint(vm, size) == 1; /* (symbols are 2 or more) */
+  if (!rec_is_data_size(vm, size)) return -(int)!rec_unknown_size(vm);
+  const int64_t now = rec_size_hint(vm, size);
+  if (now > 1 ? rec_size_ordered(vm, 2, size) : rec_size_ordered(vm, now, size) && rec_size_ordered(vm, size, now))
+    return now == 1;
+  return -(int)!rec_unknown_size(vm);
+}
+
 qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
   qn_value x = array_arg(vm, "squeeze", args[0]);
   if (value_is_error(x)) return x;
@@ -172,11 +182,13 @@ qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
   rec_sizes(vm, x, sizes);
   for (int i = 0; i < a->rank; i++) {
     bool drop = mask >> i & 1;
-    if (drop && a->shape[i] != 1 && !value_is(args[1], TAG_NIL)) {
+    const int one = drop ? is_one(vm, sizes[i]) : 0;
+    if (one < 0) return value_fail(vm, x);
+    if (drop && !one && !value_is(args[1], TAG_NIL)) {
       raise_error(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
       return value_fail(vm, x);
     }
-    if (!drop || a->shape[i] != 1) shape[rank++] = sizes[i];
+    if (!one) shape[rank++] = sizes[i];
   }
   return use_shape(vm, x, rank, shape);
 }
@@ -208,8 +220,10 @@ qn_value builtin_flip(qn_vm *vm, const qn_value *args) {
   int64_t sizes[ARRAY_MAX_RANK];
   rec_sizes(vm, x, sizes);
   for (int i = 0; i < a->rank; i++) {
-    bool back = (mask >> i & 1) && a->shape[i] > 0;
-    attr.d[3 * i] = back ? dim_sub(rec_dims(vm), sizes[i], 1) : 0;
+    bool back = (mask >> i & 1) && sizes[i] != 0;
+    int64_t from = back ? dim_sub(rec_dims(vm), sizes[i], 1) : 0;
+    if (from < 0 && !rec_size_certain(vm, 0, from)) from = dim_make(rec_dims(vm), DIM_MAX, from, 0);
+    attr.d[3 * i] = from;
     attr.d[3 * i + 1] = sizes[i];
     attr.d[3 * i + 2] = back ? -1 : 1;
   }
