@@ -102,12 +102,13 @@ bool rec_bound_waits(const qn_vm *vm, qn_value v) {
          value_array(v)->dtype != QN_u64 && array_pending(value_array(v)) && may_be_sizes(rec_now(vm));
 }
 
-/* The call is recorded once more, without what is in the way now, or made by the interpreter. False, with an error raised. */
+/* The call is recorded once more, without what is in the way now, or made by the interpreter (as it is where the capture has ended). False, with an error
+ * raised. */
 static bool record_again(struct recording *r, break_reason why) {
   struct recording *base = rec_base(r);
   bool told = base->taps.n || base->tap_run.plan.made; /* what has been written out is not written twice */
   if (!error_pending(r->vm)) {
-    base->restart = !told && base->of && base->of->restarts < RESTARTS_MAX;
+    base->restart = base->capturing && !told && base->of && base->of->restarts < RESTARTS_MAX;
     base->again |= !base->restart;
   }
   return rec_give_up(r, why);

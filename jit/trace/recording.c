@@ -245,6 +245,8 @@ bool rec_end(struct recording *r) {
 void rec_end_failed(struct recording *r) {
   qn_vm *vm = r->vm;
   qn_error_object *later = error_take(vm);
+  /* An arm that is no region is no error of the program, which the interpreter goes on with (rec_give_up). */
+  if (later && later->id == E_internal) r->again |= r->capturing || r->unseen;
   /* What was interrupted must not begin again: pending work stops where it next looks. */
   bool interrupted = later && later->id == E_interrupted;
   if (interrupted) atomic_store(&vm->interrupt, 1);
