@@ -274,6 +274,17 @@ static bool quick_scalar_step(plan_frame *f, const plan_step *s) {
          scalar_quick((op_id)s->op, (qn_dtype)types[a].dtype, f->slots[a], f->slots[b], &f->slots[s->out]);
 }
 
+/* A step has failed on numbers that its op cannot take. If it is proven that it does not, a check elsewhere is to fail, or it is of an arm that is computed
+ * where no lane takes it: clears the error, and gives some number, as kernels do. Else the error value. */
+static __attribute__((noinline, cold)) qn_value any_proven(plan_frame *f, const plan_step *s) {
+  const op_raises raises = (op_raises)op_rows[s->op].raises;
+  const bool takes_any = raises != RAISES_int_div && raises != RAISES_int_pow && raises != RAISES_shift;
+  if (takes_any || !(graph_attr(&f->p->graph->nodes[s->node]).flags & ATTR_PROVEN) || !error_catchable(f->vm))
+    return value_error();
+  error_clear(f->vm);
+  return value_int(1);
+}
+
 static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   if (quick_scalar_step(f, s)) return true;
   graph *g = f->p->graph;
@@ -299,6 +310,7 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
     out = eager_weak_cast(f->vm, in[0], (qn_dtype)s->attr->dtype);
   else
     out = scalar_apply(f->vm, (op_id)s->op, in, (int)n);
+  if (value_is_error(out)) out = any_proven(f, s);
   if (value_is_error(out)) {
     frame_raise_site(f, s->node);
     return false;
