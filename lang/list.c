@@ -90,7 +90,7 @@ bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail) {
   if (!mem_grow(vm, (void **)&l->items, &l->cap, len, sizeof(qn_value))) return false;
   if (!items_fill(vm, l->items + l->len, tail->items, tail->len)) return false;
   if (!(tail->head.flags & PARTS_PLAIN))
-    for (uint32_t i = 0; i < tail->len && l->head.flags; i++) parts_note_item(&l->head, tail->items[i]);
+    for (uint32_t i = 0; i < tail->len && (l->head.flags & PARTS_PLAIN); i++) parts_note_item(&l->head, tail->items[i]);
   l->len = (uint32_t)len;
   return true;
 }

@@ -92,7 +92,8 @@ static inline qn_value value_retain(qn_value v) {
 }
 static inline bool value_is_container(qn_value v) { return value_is(v, TAG_LIST) || value_is(v, TAG_RECORD); }
 /* In the flags of a list or record: nothing in it, at any depth, is a list that stands for another one while a call is recorded (jit/trace/stacked.c, which
- * sets this, so that a container is looked through once). Whoever stores a value in a container that has one owner tells it by parts_note_item. */
+ * sets this, so that a container is looked through once). Whoever stores a value in a container that has one owner tells it by parts_note_item; it need not
+ * be told while there are no such lists (vm.asked.stacked is 0), or what the caller has found to hold none. */
 enum { PARTS_PLAIN = 128 };
 static inline bool parts_are_plain(qn_value v) {
   return !value_is_container(v) || (((obj_head *)v.u.p)->flags & PARTS_PLAIN);
