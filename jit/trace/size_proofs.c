@@ -327,9 +327,8 @@ bool sizes_can_be(struct recording *r, const graph_type *t) {
   for (int k = 0; k < t->rank; k++) {
     if (!dim_is_number(&r->g->dims, t->shape[k])) continue;
     if (!sizes_certain(r, t->shape[k])) return false;
-    dim_hint_agree(
-        &r->g->dims,
-        t->shape[k]); /* (the value that stands in for a number may be negative, which no rule of shapes takes) */
+    /* (The value that stands in for a number may be negative, which no rule of shapes takes.) */
+    dim_hint_agree(&r->g->dims, t->shape[k]);
   }
   return true;
 }
