@@ -561,6 +561,14 @@ static bool is_cheap(const graph *g) {
   return true;
 }
 
+/* a and b, a or b, where both are there; b has no axes, and a bool of one element loses those that it has. Owned, or the error value. */
+static qn_value both(qn_vm *vm, bool is_or, qn_value a, qn_value b) {
+  qn_value one = value_is(a, TAG_ARRAY) ? op_reshape(vm, a, 0, NULL) : value_retain(a), all = one;
+  if (!value_is_error(one)) all = op_binary(vm, is_or ? OP_bitor : OP_bitand, one, b);
+  value_release(vm, one);
+  return all;
+}
+
 /* For vm_own: the host has left. */
 static void arm_left(qn_vm *vm, void *arm) {
   (void)vm;
@@ -588,10 +596,7 @@ rec_answer rec_logic(qn_vm *vm, const rec_branch *branch, qn_value a, bool is_or
   if (how == REC_ERROR) {
     answer = arms_refused(r);
   } else if (ok && value_tag_of(a) == value_tag_of(b)) {
-    if (arm_splice(r, arm, &b))
-      *result = op_binary(vm, is_or ? OP_bitor : OP_bitand, a, b);
-    else
-      *result = value_error();
+    *result = arm_splice(r, arm, &b) ? both(vm, is_or, a, b) : value_error();
     answer = value_is_error(*result) ? REC_FAILED : REC_DONE;
   }
   if (!value_is_error(b)) value_release(vm, b);
