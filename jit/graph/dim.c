@@ -486,6 +486,12 @@ bool dim_is_empty(dim_table *t, qn_dim d) {
   return false;
 }
 
+bool dim_is_one(dim_table *t, qn_dim d) {
+  if (!dim_is_number(t, d)) return dim_is(t, d, 1);
+  dim_assume(t, 2, DIM_LE, d);
+  return false;
+}
+
 bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {
   if (a == b) return true;
   int64_t x, y;

@@ -125,6 +125,8 @@ void dim_pin(dim_table *t, qn_dim d);
 bool dim_is_number(const dim_table *t, qn_dim d);
 /* Is a size of an axis 0, in all calls like this one? Of a number's that is not asked: it must not be, which is noted. */
 bool dim_is_empty(dim_table *t, qn_dim d);
+/* Is it 1, in all calls like this one? Of a number's that is not asked either: it must be more, which is noted. */
+bool dim_is_one(dim_table *t, qn_dim d);
 /* Does d depend on a symbol that is no size of an input, nor a host int that is an argument of the call (which a table that is not strict has)? */
 bool dim_is_late(const dim_table *t, qn_dim d);
 /* Sets *most to a size that is not late and that a late d never exceeds, as a fact says; to d where that is not late. False: no fact says so. */

@@ -58,13 +58,16 @@ uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like) {
   if (!node) return 0;
   graph_type t = c->g->nodes[node].type;
   if (same_shape(&t, like)) return node;
-  const dim_table *dims = &c->g->dims;
+  dim_table *dims = &c->g->dims;
   int lead = t.rank - like->rank;
   op_attr attr = {.keepdims = lead == 0};
   for (int i = 0; i < t.rank; i++) {
     qn_dim from = t.shape[i], to = i < lead ? 0 : like->shape[i - lead];
     if (i >= lead && (to == from || (to != 1 && (dim_hint(dims, to) != 1 || dim_hint(dims, from) == 1)))) continue;
-    if (from != 1) attr.axes |= (uint8_t)(1u << i);
+    /* An axis of one element is not reduced, which decides how those further out are folded (folds.h), if they have more. */
+    bool folds = false;
+    for (int j = 0; j < i; j++) folds |= (attr.axes >> j & 1) && t.shape[j] != from;
+    if (folds ? !dim_is_one(dims, from) : from != 1) attr.axes |= (uint8_t)(1u << i);
   }
   if (attr.axes) node = make1_attr(c, OP_sum, node, &attr);
   return grad_reshape_to(c, node, like);
