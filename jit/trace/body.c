@@ -533,6 +533,7 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
   if (!in) return result;
   for (uint32_t i = 0; i < ninputs; i++) in[i] = value_nil();
   uint32_t *nodes = mem_alloc(vm, (ninputs + nouts + 1) * sizeof *nodes), *outs = nodes ? nodes + ninputs : NULL;
+  r->bodies++; /* cotangents are cast by ops, and guards look at numbers: each may end a recording */
   bool ok = nodes && (values = mem_alloc(vm, (nouts + 1) * sizeof *values)) && collect_inputs(r, b, site, in);
   for (uint32_t i = 0; i < ninputs && ok; i++) {
     if (value_is(in[i], TAG_ARRAY) && !rec_place(r, value_array(in[i])->device)) {
@@ -548,6 +549,7 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
   r->handing_out = false;
   for (int i = 0; i < RANDOM_INPUTS && ok; i++)
     if (b->call.drawn[i]) ok = draws_set(vm, i, values[b->call.drawn[i] - 1]);
+  r->bodies--;
   ok = ok && rec_appended(r);
   call_values call = {&b->call.pattern, value_nil(), mark};
   if (ok) result = template_build(vm, &b->call.result, values, &call);

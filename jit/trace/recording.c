@@ -991,7 +991,7 @@ bool rec_break(struct recording *r, break_reason why, const char *text) {
     r->again = true;
     return rec_give_up(r, why);
   }
-  bool ok = r->grads || r->lanes ? rec_run_pending(r) : rec_end(r);
+  bool ok = r->grads || r->lanes || r->bodies ? rec_run_pending(r) : rec_end(r);
   r->again |= unseen && !ok;
   r->unseen = false;
   return ok;

@@ -73,8 +73,9 @@ struct recording {
   node_list parted; /* nodes that variables of loops in progress hold (rec_part_turn) */
   uint32_t
       rest; /* the next node's id at the last branch of the turn in progress that may leave it (rec_part_rest); 0: none */
-  uint64_t controls;     /* how many loops, branches and try bodies have been run inside gradients */
-  int grads;             /* how many gradients are in progress: meanwhile values of executed nodes are kept */
+  uint64_t controls; /* how many loops, branches and try bodies have been run inside gradients */
+  int grads;         /* how many gradients are in progress: meanwhile values of executed nodes are kept */
+  int bodies; /* how many calls of graph values are in progress: they hold its nodes, so meanwhile it does not end */
   const derived_by *wrt; /* what these differentiate by, the innermost first; NULL if nobody asks */
   bool
       handing_out; /* results of a gradient, or of an arm, are handed out: host floats among them do not break the capture */
