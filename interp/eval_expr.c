@@ -161,6 +161,7 @@ static qn_value eval_template_deferred(qn_vm *vm, n_template *n, qn_value *fp) {
   for (uint32_t i = 0; i < n->n; i++) {
     const n_part *p = &n->parts[i];
     qn_value how = p->text ? value_obj(TAG_STR, p->text) : value_nil(), shown;
+    int waits = 0;
     if (!p->value) {
       shown = value_retain(how);
       v = value_retain(how);
@@ -173,7 +174,7 @@ static qn_value eval_template_deferred(qn_vm *vm, n_template *n, qn_value *fp) {
         v = value_fail(vm, v);
         goto stop;
       }
-      int waits = rec_text_waits(vm, v);
+      waits = rec_text_waits(vm, v);
       any |= waits > 0;
       if (!waits)
         v = rec_observe_take(vm, v); /* the text depends on the value, so traced numbers in it become guards */
@@ -186,9 +187,10 @@ static qn_value eval_template_deferred(qn_vm *vm, n_template *n, qn_value *fp) {
     }
     *vm->sp++ = v;
     *vm->sp++ = value_retain(how);
-    bool ok = value_is(shown, TAG_UNSET) || format_part(vm, shown, how, &t, &own);
+    bool ok = value_is(shown, TAG_UNSET) ? rec_text_fits(vm, v, how) : format_part(vm, shown, how, &t, &own);
     value_release(vm, shown);
     if (ok) continue;
+    if (waits) rec_text_failed(vm);
     v = p->value ? raise_at(vm, p->value->at) : value_error();
     goto stop;
   }

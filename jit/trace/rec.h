@@ -310,6 +310,12 @@ int rec_text_waits(qn_vm *vm, qn_value v);
 /* v (borrowed) with the data that it has in this call, owned, to make the text of; unset in an arm, where there is none; or the error
  * value. */
 QN_MUST_CHECK qn_value rec_text_data(qn_vm *vm, qn_value v);
+/* A text could not be made of what rec_text_data gave: the error is one of this call's data, so the capture ends. The pending error stays, unless there is
+ * another that is not for a handler. */
+void rec_text_failed(qn_vm *vm);
+/* In an arm: a text is to wait for v, which format_part will be given with `how`. Can it be made of such a value? Else the arm is not captured; false with an
+ * error raised. */
+QN_MUST_CHECK bool rec_text_fits(qn_vm *vm, qn_value v, qn_value how);
 /* *text (owned) was made by `def` of the items of this list (borrowed), or, if that is NULL, of these as format_part takes them, in pairs.
  * Notes that it waits; *text may become a copy. False with an error raised. */
 QN_MUST_CHECK bool rec_text_made(qn_vm *vm, qn_value *text, const builtin_def *def, qn_value parts);

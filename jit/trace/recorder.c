@@ -30,6 +30,7 @@
 #include "jit/trace/transform.h"
 #include "jit/trace/vmap.h"
 #include "jit/trace/ways.h"
+#include "lang/format.h"
 
 /* ---- ops ------------------------------------------------------------------------------------------------------------------- */
 
@@ -546,8 +547,23 @@ static phrase number_words(qn_value v) {
   return p;
 }
 
-/* The message of an error may be made of host numbers of the recording, and is the same only in calls that have the same ones: those whose
- * words it has become guards. What a program raises in its own words needs none. False with an error raised. */
+/* The words of an error show this number as it is here: then they are the same in all calls that have it, which becomes a guard. In an arm it may
+ * stand for another one, and the arm cannot be captured. False with an error raised. */
+static bool number_stays(qn_vm *vm, qn_value v) {
+  const struct recording *in = vm->rec;
+  qn_value known = rec_guard(vm, v);
+  if (value_is_error(known)) return false;
+  if (!in || !in->arm || vm->rec != in || !strcmp(number_words(v).text, number_words(known).text)) return true;
+  return rec_give_up(vm->rec, BREAK_branch);
+}
+
+/* The same of a text that waits. */
+static bool text_stays(qn_vm *vm, const struct waiting_text *t) {
+  return t->in && t->in->arm ? rec_give_up(vm->rec, BREAK_host_read) : rec_text_look(vm, t->text);
+}
+
+/* The message of an error may be made of host numbers of the recording, or show texts that wait, and is the same only in calls that have the same
+ * ones: those whose words it has become guards. What a program raises in its own words needs none. False with an error raised. */
 static bool guard_words(qn_vm *vm, const qn_error_object *e) {
   const char *text = e->message->text;
   if (e->id == E_user || e->id == E_assertion) return true;
@@ -558,9 +574,16 @@ static bool guard_words(qn_vm *vm, const qn_error_object *e) {
       if (!n->type.weak || n->kind == NODE_CONST || !value_is_scalar(r->vals[i])) continue;
       qn_value v = value_plain(r->vals[i]);
       if (!has_word(text, number_words(v).text)) continue;
-      if (value_is_error(rec_guard(vm, value_traced(v, r->base + i)))) return false;
+      if (!number_stays(vm, value_traced(v, r->base + i))) return false;
       if (vm->rec != in || !rec_base(in)->capturing) return true; /* the capture has ended */
     }
+  struct recording *base = in ? rec_base(in) : NULL;
+  for (uint32_t i = 0; base && i < base->ntexts; i++) {
+    const struct waiting_text *t = &base->texts[i];
+    if (!rec_text_of(in, t->text) || !strstr(text, kind_said(t->text).text)) continue;
+    if (!text_stays(vm, t)) return false;
+    if (vm->rec != in || !base->capturing) return true;
+  }
   return true;
 }
 
@@ -569,7 +592,7 @@ static bool guard_numbers(qn_vm *vm, const qn_value *values, size_t n) {
   for (size_t i = 0; i < n; i++) {
     const qn_list *l = value_is(values[i], TAG_LIST) ? value_list(values[i]) : NULL;
     if (l && !guard_numbers(vm, l->items, l->len)) return false;
-    if (value_is_scalar(values[i]) && value_node(values[i]) && value_is_error(rec_guard(vm, values[i]))) return false;
+    if (value_is_scalar(values[i]) && value_node(values[i]) && !number_stays(vm, values[i])) return false;
   }
   return true;
 }
@@ -808,6 +831,65 @@ qn_value rec_text_data(qn_vm *vm, qn_value v) {
   return rec_run_pending(r) ? tree_rebuild_parts(vm, v, data_leaf, r) : value_error();
 }
 
+/* For tree_rebuild_parts: what stands in an arm for a value without data where only its kind matters. */
+static qn_value kind_leaf(void *ctx, qn_value v) {
+  struct recording *r = ctx;
+  if (value_is_scalar(v)) return value_plain(v);
+  if (rec_text_of(r, v)) {
+    qn_str *some = str_new(r->vm, "-", 1);
+    return some ? value_obj(TAG_STR, some) : value_error();
+  }
+  if (!value_is(v, TAG_ARRAY) || waits_for_nothing(r, v)) return value_retain(v);
+  qn_dtype dtype = (qn_dtype)value_array(v)->dtype;
+  qn_array *one = array_from_scalar(r->vm, dtype, dtype_is_bool(dtype) ? value_bool(false) : value_int(0));
+  return one ? value_obj(TAG_ARRAY, one) : value_error();
+}
+
+/* A text cannot be made of such kinds of values: then the arm, in which the words of the error would be those of other values, is not captured. False
+ * with an error raised. */
+static bool kinds_fit(struct recording *r, bool fit) {
+  if (fit || !error_catchable(r->vm)) return fit;
+  error_clear(r->vm);
+  return rec_give_up(r, BREAK_branch);
+}
+
+void rec_text_failed(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (!r || r->arm || !r->capturing || !error_catchable(vm)) return;
+  qn_error_object *e = error_take(vm);
+  if (rec_break(r, BREAK_host_read, NULL))
+    error_put_back(vm, e);
+  else
+    error_free(vm, e);
+}
+
+bool rec_text_fits(qn_vm *vm, qn_value v, qn_value how) {
+  struct recording *r = vm->rec;
+  if (!r->arm || value_is(how, TAG_NIL)) return true;
+  qn_value some = tree_rebuild_parts(vm, v, kind_leaf, r);
+  if (value_is_error(some)) return false;
+  text_buf t = {.vm = vm};
+  vm->rec = NULL;
+  bool fit = format_part(vm, some, how, &t, &(bool){false});
+  vm->rec = r;
+  text_free(&t);
+  value_release(vm, some);
+  return kinds_fit(r, fit);
+}
+
+/* Can `def` make a text of such kinds of arguments? False with an error raised. */
+static bool arguments_fit(struct recording *r, const builtin_def *def, qn_value all) {
+  qn_vm *vm = r->vm;
+  qn_value some = tree_rebuild_parts(vm, all, kind_leaf, r);
+  if (value_is_error(some)) return false;
+  vm->rec = NULL;
+  qn_value made = def->call(vm, value_list(some)->items);
+  vm->rec = r;
+  value_release(vm, some);
+  if (!value_is_error(made)) value_release(vm, made);
+  return kinds_fit(r, !value_is_error(made));
+}
+
 bool rec_text_made(qn_vm *vm, qn_value *text, const builtin_def *def, qn_value parts) {
   enum { TEXTS_MOST = 1 << 20 }; /* bytes of all texts that wait; a text that grows is there in each of its lengths */
   struct recording *r = vm->rec;
@@ -889,7 +971,7 @@ static rec_answer make_text(struct recording *r, const builtin_def *def, qn_valu
   qn_value all = value_obj(TAG_LIST, parts);
   rec_answer answer = REC_FAILED;
   if (r->arm) {
-    qn_str *none = str_new(vm, "", 0);
+    qn_str *none = arguments_fit(r, def, all) ? str_new(vm, "", 0) : NULL;
     *result = none ? value_obj(TAG_STR, none) : value_error();
     if (none && rec_text_made(vm, result, def, all))
       answer = REC_DONE;
@@ -922,7 +1004,10 @@ qn_value rec_told(qn_vm *vm, const builtin_def *def, int told, qn_value result) 
     struct recording *r = step_back(vm);
     qn_value parts = r->text_parts;
     r->text_parts = value_nil();
-    if (!value_is_error(result) && !rec_text_made(vm, &result, def, parts)) result = value_fail(vm, result);
+    if (value_is_error(result))
+      rec_text_failed(vm);
+    else if (!rec_text_made(vm, &result, def, parts))
+      result = value_fail(vm, result);
     value_release(vm, parts);
     return result;
   }
@@ -973,7 +1058,8 @@ static rec_answer raise_unworded(struct recording *r, qn_value words) {
 static rec_answer fail_unworded(qn_vm *vm, const builtin_def *def, const qn_value *args, qn_value *result) {
   struct recording *r = vm->rec;
   if (def->effect == BUILTIN_RAISES) {
-    int waits = r->arm ? holds_waiting(r, args[0]) : 0;
+    bool words = r->arm && (value_is(args[0], TAG_STR) || value_is(args[0], TAG_RECORD));
+    int waits = words ? holds_waiting(r, args[0]) : 0;
     return waits < 0 ? REC_FAILED : waits ? raise_unworded(r, args[0]) : REC_NOT_YET;
   }
   if (def->work != WORK_CHECK || !rec_waits(vm, args[1]) || rec_in_vmap(vm)) return REC_NOT_YET;
