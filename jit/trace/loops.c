@@ -1077,20 +1077,23 @@ static void arms_free(loop *l) {
   if (!l->r->ended) l->vm->rec = l->r;
 }
 
+/* Can arms be begun? (What makes what is carried may come to a limit, which ends the recording.) */
+static bool goes_on(const loop *l) { return l->vm->rec == l->r && !l->r->ended; }
+
 /* Runs both arms; once more if the condition rebinds variables, and with flags if the body leaves the loop. */
 static bool run_arms_once(loop *l) {
   if (run_header(l) && run_body(l)) return true;
   if (l->rebinds && !error_pending(l->vm)) {
     l->rebinds = false;
     arms_free(l);
-    if (!test_known(l) || !carry_all(l)) return false;
+    if (!test_known(l) || !carry_all(l) || !goes_on(l)) return false;
     if (run_header(l) && run_body(l)) return true;
   }
   for (int k = 0; k < 4; k++) { /* which flags there are, each run may find one more */
     bool returns = l->returns, raises = l->raises, worded = !value_is(l->words, TAG_UNSET);
     if (!l->leaves || l->grown || error_pending(l->vm)) return false;
     arms_free(l);
-    if (!carry_flags(l)) return false;
+    if (!carry_flags(l) || !goes_on(l)) return false;
     if (run_header(l) && run_body(l)) return true;
     if (l->returns == returns && l->raises == raises && worded == !value_is(l->words, TAG_UNSET)) return false;
   }
@@ -1103,7 +1106,7 @@ static bool arms_anew(loop *l) {
   l->leaves = l->returns = l->raises = l->parts = l->ends = false;
   value_release(l->vm, l->returned);
   l->returned = value_unset();
-  return carry_all(l);
+  return carry_all(l) && goes_on(l);
 }
 
 /* As run_arms_once; once more if turns do not count as the test makes one expect. */
@@ -1128,7 +1131,7 @@ static bool run_grown(loop *l) {
   if (!grown_make(l, &again)) return false;
   if (!again) return true;
   arms_free(l);
-  return carry_all(l) && run_arms(l);
+  return carry_all(l) && goes_on(l) && run_arms(l);
 }
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------------ */
