@@ -221,8 +221,7 @@ static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
   }
 }
 
-/* May the call be made again by the interpreter? Then the error is cleared: the interpreter raises it with operands and trace, or succeeds if
- * only memory was short. */
+/* May the call be made again by the interpreter? Then the error is cleared: that raises it with operands and trace, or succeeds. */
 static bool error_repeats(qn_vm *vm) {
   if (!error_catchable(vm)) return false;
   error_clear(vm);
@@ -517,8 +516,7 @@ static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
     vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
 }
 
-/* A recorded call has failed with the pending error. A function whose recorded calls all fail is recorded without bodies of try, if it has some,
- * and then not any more. */
+/* A recorded call has failed with the pending error. If all of a function's do, it is recorded without bodies of try, and then no more. */
 static void count_failure(qn_vm *vm, anchor_specializations *list, const struct recording *r) {
   enum { FAILURES = 8 };
   if (!error_catchable(vm) || vm->error->id == E_memory) return;
@@ -774,8 +772,7 @@ static void note_recording(qn_vm *vm, const rec_call_site *site, anchor_speciali
     vm_logf(vm, LOG_recompiles, "%s is recorded again: %s (%s:%d)", a->name ? a->name : "fn", why, name, line);
 }
 
-/* As note_recording, where no specialization fits. `why` may be NULL: there is nothing to note. False if the function has had too many of these: from now on it stays eager for calls that
- * nothing serves. */
+/* As note_recording, where no specialization fits. `why` may be NULL. False: there were too many; calls that nothing serves stay eager now. */
 static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
   const jit_anchor *a = site->anchor;
   if (why) note_recording(vm, site, list, why);
@@ -852,8 +849,7 @@ static void put_first(anchor_specializations *list, specialization **at) {
   list->first = e;
 }
 
-/* The specialization that serves the call, with the call's inputs in c; NULL with the reason in *miss. Moves it to the front of the list,
- * unless it stays eager. */
+/* The specialization that serves the call, with its inputs in c; NULL with the reason in *miss. It becomes the list's first unless it stays eager. */
 static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
                                lookup_miss *miss) {
   uint64_t hash = 0;
@@ -967,9 +963,13 @@ static bool may_stack(const qn_vm *vm, const rec_call_site *site) {
 
 /* Would the call fit a specialization but for host numbers, of which there are some that it has guarded as sizes? */
 static bool ints_apart(qn_vm *vm, const rec_call_site *site, const specialization *e, call_inputs *c) {
-  if (!e->pattern.asked.n || !call_inputs_room(vm, c, e->pattern.ninputs)) return false;
-  return pattern_match(&e->pattern, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, c->arrays,
-                       c->scalars, NULL) &&
+  const pattern *p = &e->pattern;
+  if (!p->asked.n || !call_inputs_room(vm, c, p->ninputs)) return false;
+  for (uint32_t i = 0; i < p->ninputs; i++) c->scalars[i] = value_nil(); /* of arrays, and what no argument is */
+  return pattern_match(p, e->epoch != jit_of(vm)->epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars,
+                       NULL) &&
+         (!p->sizes || (specialization_sizes_made(vm, e, c->arrays, c->scalars) &&
+                        pattern_sizes_fill(vm, p, c->arrays, c->scalars))) &&
          !specialization_guards_hold(vm, e, c->scalars, NULL);
 }
 
