@@ -51,7 +51,6 @@ enum {
   COUNTED_MAX = 8,     /* lists that grow in other ways */
   COUNTED_FEW = 16,    /* items that these have before the loop, */
   COUNTED_MANY = 4096, /* or if items are stored in them; */
-  CARRIED_MOST = 4096, /* numbers and arrays that a loop hands on, one by one */
   COUNTED_LEAST = 4,   /* with so many it is tried at once */
   GROWN_MAX = 64,      /* of the variables only so many first ones may be lists that grow */
   LONGER_MAX = 8,      /* arrays that get rows */
@@ -141,7 +140,7 @@ typedef struct loop {
 /* ---- what is carried ----------------------------------------------------------------------------------------------------------- */
 
 static bool add_carried(loop *l, uint32_t node) {
-  if (l->n == CARRIED_MOST) return false; /* each turn would hand on all of them */
+  if (l->n >= (uint64_t)l->vm->tune[TUNE_jit_leaves]) return rec_give_up(l->r, BREAK_too_many_leaves);
   if (!node || sizes_late(l->r, node)) return false;
   if (!mem_grow(l->vm, (void **)&l->outer, &l->cap, l->n + (size_t)1, sizeof *l->outer)) return false;
   l->outer[l->n++] = node;
