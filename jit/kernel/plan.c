@@ -63,16 +63,14 @@ typedef struct planner {
   uint32_t noverlaps, overlaps_cap;
 } planner;
 
-static bool out_of_memory(planner *m) {
-  m->why = lower_no_memory;
+static bool fails(planner *m, const char *why) {
+  m->why = why;
   return false;
 }
 
-static bool goes_on(planner *m) {
-  if (!cancelled(m->cancel)) return true;
-  m->why = lower_cancelled;
-  return false;
-}
+static bool out_of_memory(planner *m) { return fails(m, lower_no_memory); }
+
+static bool goes_on(planner *m) { return !cancelled(m->cancel) || fails(m, lower_cancelled); }
 
 static void *take(planner *m, size_t n, size_t size) {
   void *p = arena_alloc(&m->p->arena, (n ? n : 1) * size);
@@ -230,25 +228,32 @@ static void note_defect(planner *m, const char *what, const char *found) {
 }
 #endif
 
+/* An array that a kernel reads may be among its buffers under several names: next[i] becomes the next one of the array that buffer i is bound to,
+ * going round. */
+static void ring_names(const k_kernel *k, const uint32_t *bound, uint32_t *next) {
+  for (uint32_t i = 0; i < k->nbuffers; i++) {
+    next[i] = i;
+    if (k->buffers[i].mode != BUF_IN) continue;
+    do next[i] = (next[i] + 1) % k->nbuffers;
+    while (k->buffers[next[i]].mode != BUF_IN || bound[next[i]] != bound[i]);
+  }
+}
+
 /* Sets a step's buffers to those of its kernel, but for scratch, which whoever runs the program provides; notes overlaps that the schedule
  * allows (`alias`, see schedule_result). */
 static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_program *program, const uint8_t *alias) {
   uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers), *bound = take(m, k->nbuffers, sizeof *bound), n = 0;
-  uint32_t *next = take(m, k->nbuffers, sizeof *next), most = 0; /* the next name of an array, going round */
+  uint32_t *next = take(m, k->nbuffers, sizeof *next), most = 0;
   if (!buffers || !bound || !next) return false;
   for (uint32_t i = 0; i < k->nbuffers; i++) {
     if (k->buffers[i].mode == BUF_SCRATCH) continue;
     int64_t b = buffer_for(m, k->buffers[i].ref);
-    if (b < 0) return m->why = "a kernel reads what nothing stores", false;
+    if (b < 0) return fails(m, "a kernel reads what nothing stores");
     bound[i] = buffers[n++] = (uint32_t)b;
   }
   for (uint32_t i = 0; i < program->nbuffers; i++) most += program->buffers[i].mode != BUF_SCRATCH;
-  if (most != n) return m->why = "a program's buffers are not its kernel's", false;
-  for (uint32_t i = 0; alias && i < k->nbuffers; i++)
-    for (next[i] = i; k->buffers[i].mode == BUF_IN;) {
-      next[i] = (next[i] + 1) % k->nbuffers;
-      if (k->buffers[next[i]].mode == BUF_IN && bound[next[i]] == bound[i]) break;
-    }
+  if (most != n) return fails(m, "a program's buffers are not its kernel's");
+  if (alias) ring_names(k, bound, next);
   for (uint32_t i = 0; alias && i < k->nbuffers; i++)
     for (uint32_t o = 0; o < k->nbuffers; o++) {
       bool may = alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN &&
@@ -265,10 +270,7 @@ static bool bind_scalars(planner *m, plan_step *s, const uint32_t *nodes, uint32
   uint32_t *slots = take(m, n, sizeof *slots);
   if (!slots) return false;
   for (uint32_t i = 0; i < n; i++) {
-    if (!m->slot_of[nodes[i]]) {
-      m->why = "a host scalar that nothing computes";
-      return false;
-    }
+    if (!m->slot_of[nodes[i]]) return fails(m, "a host scalar that nothing computes");
     slots[i] = m->slot_of[nodes[i]] - 1;
   }
   s->scalars = slots;
@@ -349,10 +351,7 @@ static bool library_step(planner *m, uint32_t n, plan_step *s) {
   if (!buffers) return false;
   for (int i = 0; i <= node->nin; i++) {
     int64_t b = buffer_for(m, i < node->nin ? node->in[i] : n);
-    if (b < 0) {
-      m->why = "a library step reads what nothing stores";
-      return false;
-    }
+    if (b < 0) return fails(m, "a library step reads what nothing stores");
     buffers[i] = (uint32_t)b;
   }
   *s = (plan_step){.kind = STEP_LIBRARY, .op = node->op, .node = n, .attr = node->attr, .buffers = buffers};
@@ -375,10 +374,7 @@ static bool scalar_step(planner *m, uint32_t n, plan_step *s) {
   uint32_t *buffer = take(m, 1, sizeof *buffer);
   int64_t b = buffer_for(m, node->in[0]);
   if (!buffer) return false;
-  if (b < 0) {
-    m->why = "a host scalar is read from what nothing stores";
-    return false;
-  }
+  if (b < 0) return fails(m, "a host scalar is read from what nothing stores");
   *buffer = (uint32_t)b;
   s->buffers = buffer;
   s->nbuffers = 1;
@@ -408,10 +404,7 @@ static bool find_results(planner *m) {
 /* Sets *to to the scalar slot or buffer of a node that a region step reads or writes; adds a buffer to `buffers`, those of the step. */
 static bool bind_value(planner *m, plan_step *s, uint32_t *buffers, uint32_t n, uint32_t *to) {
   int64_t b = m->g->nodes[n].type.weak ? (int64_t)m->slot_of[n] - 1 : buffer_for(m, n);
-  if (b < 0) {
-    m->why = "a region reads what nothing computes";
-    return false;
-  }
+  if (b < 0) return fails(m, "a region reads what nothing computes");
   *to = (uint32_t)b;
   if (!m->g->nodes[n].type.weak) buffers[s->nbuffers++] = (uint32_t)b;
   return true;
@@ -459,18 +452,12 @@ static bool bind_region(planner *m, uint32_t n, plan_step *s) {
   for (uint32_t x = m->proj_of[n]; x; x = m->proj_of[x]) {
     uint32_t k = m->g->nodes[x].payload.index;
     if (!m->f.group_of[x]) continue; /* a result that nobody needs */
-    if (proj[k]) {
-      m->why = "a result of a region is taken twice";
-      return false;
-    }
+    if (proj[k]) return fails(m, "a result of a region is taken twice");
     proj[k] = x;
     if (!bind_value(m, s, buffers, x, &out[k])) return false;
   }
   for (uint32_t k = 0; k < r->nout && r->kind == NODE_IF; k++)
-    if (!proj[k]) {
-      m->why = "a branch has a result that nobody takes";
-      return false;
-    }
+    if (!proj[k]) return fails(m, "a branch has a result that nobody takes");
   r->in = in;
   r->proj = proj;
   r->out = out;
@@ -518,10 +505,8 @@ static bool bind_rows(planner *m, const plan_region *r, const spliced *x, plan_k
   *rows = (kernel_rows){.nodes = x->rows, .buffers = buffers, .n = x->nrows, .room = x->room};
   for (uint32_t k = 0; k < x->nrows; k++) {
     int64_t b = buffer_for(m, x->rows[k]);
-    if (b < 0 || m->p->buffers[b].where != WHERE_LATE) {
-      m->why = "rows of a loop that have no memory of their own";
-      return false;
-    }
+    if (b < 0 || m->p->buffers[b].where != WHERE_LATE)
+      return fails(m, "rows of a loop that have no memory of their own");
     buffers[k] = (uint32_t)b;
   }
   rows->turns = m->buffer_of[r->proj[r->nout - 2]] - 1;
@@ -549,10 +534,7 @@ static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_st
   for (uint32_t i = 0; i < x.nbuffers; i++) {
     const graph_type *t = &g->nodes[x.buffers[i]].type;
     int64_t b = buffer_for(m, x.buffers[i]);
-    if (b < 0) {
-      m->why = "a kernel reads what nothing stores";
-      return false;
-    }
+    if (b < 0) return fails(m, "a kernel reads what nothing stores");
     buffers[i] = (uint32_t)b;
     count_bytes(to, dim_hint(&g->dims, graph_elements(g, t)), (qn_dtype)t->dtype);
   }
