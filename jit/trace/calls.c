@@ -221,7 +221,7 @@ static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
   }
 }
 
-/* May the call be made again by the interpreter? Then the error is cleared: that raises it with operands and trace, or succeeds. */
+/* May the interpreter make the call again? Then the error is cleared: it comes again, with operands and trace, unless only memory was short. */
 static bool error_repeats(qn_vm *vm) {
   if (!error_catchable(vm)) return false;
   error_clear(vm);

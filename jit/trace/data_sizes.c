@@ -11,6 +11,9 @@
  *
  * What takes sizes of arrays as they are, or says more of two sizes than their order, cannot have such ones: then the call is recorded once more without
  * them, and a number that is a size ends the capture.
+ *
+ * Sizes that are numbers of turns (sizes.c) are given up in the same way, by recording the call once more; so what does that for them stands here, too
+ * (turns_end, turns_note_most).
  */
 #include "jit/graph/inline.h"
 #include "jit/graph/match.h"

@@ -462,7 +462,7 @@ static enum within look_within(qn_value v, int depth, uint32_t *left) {
   const qn_value *items = value_parts(v.u.p, &n);
   enum within all = n && !depth ? WITHIN_UNKNOWN : WITHIN_NONE;
   for (uint32_t i = 0; i < n && depth; i++) {
-    enum within one = parts_are_plain(items[i]) ? WITHIN_NONE : look_within(items[i], depth - 1, left);
+    enum within one = look_within(items[i], depth - 1, left);
     if (one == WITHIN_SOME) return one;
     if (one == WITHIN_UNKNOWN) all = one;
   }
@@ -473,17 +473,15 @@ static enum within look_within(qn_value v, int depth, uint32_t *left) {
   return all;
 }
 
-static bool holds_stacked(qn_value v) {
+bool rec_holds_stacked(qn_value v) {
   uint32_t left = STACKED_LOOK, all = UINT32_MAX;
   enum within is = look_within(v, PATTERN_DEPTH, &left);
   return is == WITHIN_SOME || (is == WITHIN_UNKNOWN && !left && look_within(v, STACKED_LEVELS, &all) == WITHIN_SOME);
 }
 
-bool rec_holds_stacked(qn_value v) { return holds_stacked(v); }
-
 /* Owned, or the error value. */
 static qn_value without_stacked(qn_vm *vm, qn_value v) {
-  if (!holds_stacked(v)) return value_retain(v);
+  if (!rec_holds_stacked(v)) return value_retain(v);
   if (value_is_stacked(v)) return rec_unstacked(vm, v);
   bool list = value_is(v, TAG_LIST);
   uint32_t n;
@@ -500,7 +498,7 @@ static qn_value without_stacked(qn_vm *vm, qn_value v) {
 }
 
 qn_value stacked_results(qn_vm *vm, qn_value v) {
-  if (value_is_error(v) || !holds_stacked(v)) return v;
+  if (value_is_error(v) || !rec_holds_stacked(v)) return v;
   qn_value plain = without_stacked(vm, v);
   value_release(vm, v);
   return plain;
@@ -522,7 +520,7 @@ static bool captures_plain(void *ctx, qn_value v) {
   w->depth++;
   w->left--;
   for (uint32_t i = 0; i < f->ncaptures && plain; i++)
-    plain = !holds_stacked(f->captures[i]) && tree_each_part(w->vm, f->captures[i], captures_plain, w);
+    plain = !rec_holds_stacked(f->captures[i]) && tree_each_part(w->vm, f->captures[i], captures_plain, w);
   w->depth--;
   return plain;
 }
@@ -570,7 +568,7 @@ qn_value stacked_captures(qn_vm *vm, qn_value v) {
 }
 
 bool rec_make_plain(qn_vm *vm, qn_value *v) {
-  if (!holds_stacked(*v)) return true;
+  if (!rec_holds_stacked(*v)) return true;
   bool of_rows = value_is_stacked(*v) && (stacked_mark(*v) & (STACKED_OF_ROWS | STACKED_COUNTED));
   qn_value plain = without_stacked(vm, *v);
   if (value_is_error(plain)) return false;
