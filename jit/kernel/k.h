@@ -233,6 +233,12 @@ int64_t k_points(const k_kernel *k, k_mask axes);
  * x * extent(y) + y, and removes unused axes. Nothing may be added afterwards. */
 void k_finish(k_kernel *k);
 
+/* Is an axis so short that it may be unrolled, and does something reduce over it? */
+bool k_can_unroll(const k_kernel *k, uint32_t axis);
+/* A finished kernel, owned by the caller, that does the same without such an axis (k_unroll.c). Buffers, checks and host scalars keep their
+ * numbers. NULL when memory is short. */
+QN_MUST_CHECK k_kernel *k_unroll(const k_kernel *k, uint32_t axis);
+
 /* ---- checking ---------------------------------------------------------------------------------------------------------------------- */
 
 /* Checks the rules above. False: `why` says which is broken (a defect of Quern). Checked builds verify every kernel. */

@@ -181,6 +181,7 @@ typedef struct l_program {
   uint32_t nchecks, checks_cap;
   uint32_t nints, nscalars;
   const char *name; /* for people: "softmax_f32" */
+  const char *schedule; /* for people: its text (schedule.h), or NULL */
   bool failed;
 } l_program;
 

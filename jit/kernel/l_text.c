@@ -1,6 +1,7 @@
 /* The text form of L programs, which `--log kernels` shows. tests/unit/l_read.c reads it back, and tests take programs from it.
  *
  *   program softmax ints=2 scalars=0 {
+ *     schedule par a; vec b
  *     buffer b0 f32 in
  *     buffer b1 f32 out
  *     check c0 E303 site=12 node=7 detail=0
@@ -98,6 +99,7 @@ static void print_instr(const l_program *p, l_val k, text_buf *out) {
 
 void l_print(const l_program *p, text_buf *out) {
   text_addf(out, "program %s ints=%u scalars=%u {\n", p->name, p->nints, p->nscalars);
+  if (p->schedule) text_addf(out, "  schedule %s\n", p->schedule);
   for (uint32_t k = 0; k < p->nbuffers; k++) {
     const l_buffer *b = &p->buffers[k];
     text_addf(out, "  buffer b%u %s %s", k, dtype_rows[b->dtype].name, l_buffer_mode_names[b->mode]);

@@ -461,7 +461,7 @@ static l_program *make_program(graph *g, const char *name, uint32_t first, uint3
     k_kernel *k = lower(&r, why);
     schedule_result s;
     if (k) k->classed = true;
-    if (k && schedule(k, target, GRAIN, &s, why)) {
+    if (k && schedule(k, target, &(schedule_how){.grain = GRAIN}, &s, why)) {
       p = s.program;
       use_slots(p, g, s.ints, nslots);
     }

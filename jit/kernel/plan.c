@@ -300,7 +300,7 @@ static bool add_kernel(planner *m, const k_kernel *k, const uint32_t *nodes, uin
   }
 #endif
   schedule_result r = {0};
-  bool ok = schedule(k, m->p->target, m->tune[TUNE_par_grain], &r, &m->why);
+  bool ok = schedule(k, m->p->target, &(schedule_how){m->tune[TUNE_par_grain], m->tune[TUNE_schedule_pick], NULL}, &r, &m->why);
   if (!ok) return false;
   plan_kernel *to = &p->kernels[p->nkernels];
   s->what = p->nkernels++;
@@ -1222,7 +1222,7 @@ static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cance
   if (!proj) return false;
   schedule_result r = {0};
   k_kernel *k = sink(&(sink_request){g, n, proj, cancel}, why);
-  bool ok = k && schedule(k, p->target, tune[TUNE_par_grain], &r, why);
+  bool ok = k && schedule(k, p->target, &(schedule_how){.grain = tune[TUNE_par_grain]}, &r, why);
   p->work += k ? k->n : 0;
   for (uint32_t c = 0; ok && !k->nchecks && c < graph_loop_carries(&g->nodes[n]); c++)
     for (uint32_t a = 0; a < k->nbuffers; a++)

@@ -326,9 +326,9 @@ bool nest_prepare(nest_builder *nb, k_val v) {
   if (!varies(nb, n->axes)) return nest_value(nb, v) != 0 || nest_refuse(nb, lower_no_memory);
   prepared_node *to = prepared_of(nb, v);
   if (!to) return false;
-  if (nb->kept[v].local || nb->acc[v]) {
+  if (nb->kept[v].in || nb->acc[v]) {
     /* A scan needs its operand in the pass that computes it; a reduction that is finished needs nothing. */
-    return n->code != K_SCAN || nb->kept[v].local || nest_prepare(nb, n->a);
+    return n->code != K_SCAN || nb->kept[v].in || nest_prepare(nb, n->a);
   }
   const k_val operands[] = {n->a, n->b, n->c};
   for (int i = 0; i < 3; i++)
@@ -367,8 +367,7 @@ l_order nest_order(const k_node *n) {
 static l_val load_kept(nest_builder *nb, k_val v) {
   const struct kept *s = &nb->kept[v];
   return nest_code(
-      nb, (l_instr){
-              .code = L_LOAD, .dtype = nb->k->nodes[v].dtype, .imm = -(int64_t)s->local, .a = s->base, .b = s->stride});
+      nb, (l_instr){.code = L_LOAD, .dtype = nb->k->nodes[v].dtype, .imm = s->in, .a = s->base, .b = s->stride});
 }
 
 static l_val make_load(nest_builder *nb, k_val v) {
@@ -393,7 +392,7 @@ static l_val make_load(nest_builder *nb, k_val v) {
 
 static l_val make_value(nest_builder *nb, k_val v) {
   const k_node *n = &nb->k->nodes[v];
-  if (nb->kept[v].local) return load_kept(nb, v);
+  if (nb->kept[v].in) return load_kept(nb, v);
   switch (n->code) {
   case K_CONST: return l_const(nb->p, (qn_dtype)n->dtype, n->imm);
   case K_SCALAR:
@@ -430,8 +429,7 @@ l_val nest_value(nest_builder *nb, k_val v) {
   if (nb->why) return 0;
   if (nb->value[v]) return nb->value[v];
   const k_node *n = &nb->k->nodes[v];
-  if (k_folds(n) && !nb->acc[v] && !nb->kept[v].local)
-    return nest_refuse(nb, "a reduction is used before it is finished");
+  if (k_folds(n) && !nb->acc[v] && !nb->kept[v].in) return nest_refuse(nb, "a reduction is used before it is finished");
   l_val made = make_value(nb, v);
   if (!made) return nest_refuse(nb, lower_no_memory);
   nest_set_value(nb, v, made);

@@ -52,8 +52,8 @@ typedef struct nest_builder {
   uint32_t *prepared_list, nprepared;
   l_val *acc; /* by K node (REDUCE, SCAN, DOT): its accumulator */
   struct kept {
-    l_val local, base, stride;
-    /* by K node: the local that a value is kept in; base and stride are set for each VEC */
+    int64_t in; /* by K node: minus the local, or the scratch buffer, that a value is kept in; 0: none */
+    l_val base, stride;
   } * kept;
   uint32_t *last_load, *first_store; /* by buffer: positions in the code */
   /* by buffer: does one of several instances store to it, while others may still load from it? */
@@ -141,78 +141,65 @@ typedef struct schedule_numbers {
 } schedule_numbers;
 extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */
 
-typedef enum shape {
-  SHAPE_PLAIN,
-  SHAPE_TURNED,
-  SHAPE_ROWS,
-  SHAPE_SPLIT,
-  SHAPE_SLABS,
-  SHAPE_PRODUCT,
-  SHAPE_UPDATE
-} shape;
-
-typedef enum job_kind { JOB_EFFECT, JOB_REDUCE_C, JOB_REDUCE_R } job_kind;
-typedef struct job {
-  uint8_t kind, stage;
-  bool along_c; /* do its operands vary along c? */
-  k_val v;
-} job;
-
-typedef struct job_list {
-  job *jobs;
-  uint32_t n;
-  int stages;
-} job_list;
-
+/* A nest: some effects of a kernel and the loops that make them. */
 typedef struct nest {
   const k_kernel *k;
   const schedule_numbers *by;
-  const k_val *effects;
-  uint32_t n;
-  shape shape;
-  k_mask axes, par;
-  int r, c;
-  int turned; /* of a turned nest: the axis along which it loads */
-  int inner;  /* of a plain nest: an axis with a FOR around the VEC; -1: none */
-  bool one_slab, outer_scan;
-  bool r_grows;            /* trees over r have room for any number, so what a launch needs is the same in all calls */
-  bool alone;              /* few instances go through an axis that may grow, since they cannot be more */
-  k_val dot;               /* the product's K_DOT; 0: it is no product */
-  int m, n_axis;           /* the axes of its rows and columns; -1: none */
-  int64_t tm, tn;          /* rows and columns of its tiles */
-  int64_t dot_slab;        /* elements of depth in an instance; 0: all */
-  bool *in_rows, *in_rest; /* by node: is it needed in each row? Is it needed by what follows the reduction over r? */
-  bool *needed, *after;    /* by node: does an effect need it? Does it depend on a reduction over r? */
-  uint8_t *stage;          /* by node: how many passes over c must be done before it is known */
-  uint8_t *keep;           /* by node: 1 + the pass that keeps it in a local; 0: none */
-  job_list first, second;  /* the work of each row, and what follows when r is reduced */
-  const char *why;
+  const k_val *effects; /* s.effects of them */
+  bool
+      first; /* is it the kernel's first one? Only that may have several phases, since sizes of scratch stand in the prelude */
+  bool *needed; /* by node: does an effect need it? */
+  k_mask axes;  /* that effects run over, and reductions */
+  sched_nest s;
+  bool alone; /* do few instances go through an axis that may grow, since they cannot be more? */
+  bool
+      grows; /* may the cut axis have any number of elements in calls to come? What a launch needs should not depend on it */
+  double price;
+  uint32_t candidates; /* how many there were */
+  const char *why; /* it has no loops, or these do not fit */
 } nest;
 
-/* Builds a nest's phases (sched_nest.c). */
-bool nest_build(nest_builder *nb, nest *s, int64_t grain);
+/* Gives the nest of s->s.effects effects loops: those with the lowest price, or candidate `pick` - 1 (sched_choose.c). False with s->why. */
+bool nest_choose(nest *s, int64_t pick);
+/* Sets what follows from a nest's loops, which fit, and its price. */
+void nest_settle(nest *s);
+/* The text of a nest's loops, and from a text that goes on at *at. False: it is none (sched_text.c). */
+void nest_print(const k_kernel *k, const sched_nest *n, text_buf *out);
+bool nest_parse(const k_kernel *k, const char **at, sched_nest *n);
+/* Can the nest be made by its loops? Else s->why says why not (sched_emit.c). */
+bool nest_fits(nest *s);
+/* Makes the nest's phases (sched_emit.c). */
+bool nest_emit(nest_builder *nb, const nest *s, int64_t grain);
+/* Sets seen[node] for all that v is computed from, but not for what reductions over axis `cut` are computed from. */
+void nest_reach(const nest *s, int cut, k_val v, bool *seen);
+/* What an element of the node's value costs, in simple operations. */
+double nest_weight(const k_node *n);
+/* The axes of an update that occur plainly in its address: different points of them are different elements. */
+k_mask nest_apart(const k_kernel *k, k_val update);
+/* The nest's product, if it is one of plain loads that only elementwise work follows; else 0. */
+k_val nest_product(const nest *s);
+/* What the nest takes, in nanoseconds, without the launch (sched_price.c). */
+double nest_price(const nest *s);
 /* Builds the phases of a kernel that has loops, whatever its shape (sched_loop.c). */
 bool nest_has_loops(const k_kernel *k);
 bool nest_loops(nest_builder *nb, schedule_target target);
-/* Decides which values are kept between passes: sets s->keep. */
-bool nest_plan_passes(nest *s, const job_list *l);
-bool nest_load_is_turned(const nest *s, k_val v);
-/* Sets seen[node] for v and all nodes that it is computed from, but not for those that a reduction over r is computed from. */
-void nest_reach(const nest *s, k_val v, bool *seen);
-/* The least length of a slab of r: a multiple of the chains of all reductions over r. */
-int64_t nest_slab(const nest *s);
 void k_each_operand(const k_kernel *k, k_val v, void (*visit)(void *ctx, k_val operand), void *ctx);
+/* The load of a product's factor, perhaps behind a cast, if a TILE can read it; else 0. */
+k_val nest_factor(const k_kernel *k, k_val v);
 
 static inline k_mask axis_bit(int axis) { return axis < 0 ? 0 : (k_mask)1 << axis; }
 static inline bool axis_in(k_mask m, int axis) { return axis >= 0 && (m >> axis & 1); }
 static inline bool k_folds(const k_node *n) { return n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT; }
-/* Is a node a reduction over r, and no scan? */
-static inline bool nest_reduces(const nest *s, const k_node *n) {
-  return k_folds(n) && n->code != K_SCAN && n->axis == s->r;
-}
+/* Is a node a reduction over an axis, and no scan? */
+static inline bool k_reduces(const k_node *n, int axis) { return k_folds(n) && n->code != K_SCAN && n->axis == axis; }
 /* The axes of the operands of a REDUCE, SCAN or DOT. */
 static inline k_mask operand_axes(const k_kernel *k, const k_node *n) {
   return k->nodes[n->a].axes | k->nodes[n->b].axes;
+}
+/* The axes that an effect or a reduction is made along. */
+static inline k_mask job_axes(const k_kernel *k, k_val v) {
+  const k_node *n = &k->nodes[v];
+  return k_is_effect(n) ? n->axes : operand_axes(k, n) | axis_bit(n->axis);
 }
 static inline int64_t axis_hint(const k_kernel *k, int axis) {
   return axis < 0 ? 1 : dim_hint(k->dims, k->axes[axis].extent);
@@ -225,5 +212,17 @@ static inline bool const_at_most(const k_kernel *k, int axis, int64_t most) {
   int64_t c;
   return axis < 0 || (dim_is_const(k->dims, k->axes[axis].extent, &c) && c <= most);
 }
+
+static inline const sched_loop *loop_of(const loop_list *l, loop_role role, int axis) {
+  for (int i = 0; i < l->n; i++)
+    if (l->at[i].role == role && l->at[i].axis == axis) return &l->at[i];
+  return NULL;
+}
+/* The axis of a list's VEC, or -1. */
+static inline int vec_axis(const loop_list *l) {
+  return l->n && l->at[l->n - 1].role == LOOP_VEC ? l->at[l->n - 1].axis : -1;
+}
+/* The axis that is reduced and cut, so that results are partial; -1: none. */
+int nest_cut(const nest *s);
 
 #endif

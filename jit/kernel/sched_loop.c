@@ -131,7 +131,7 @@ static bool make_vec(loops *x, uint32_t first, uint32_t end, int axis, l_val sta
   for (uint32_t i = first; i < end; i++) {
     const work *w = &x->open[i];
     if (w->kind == WORK_KEEP || w->kind == WORK_FIRST)
-      nb->kept[w->v] = (struct kept){.local = x->local[w->v], .base = nb->zero, .stride = nb->one};
+      nb->kept[w->v] = (struct kept){.in = -(int64_t)x->local[w->v], .base = nb->zero, .stride = nb->one};
   }
   return !nb->why;
 }
@@ -249,7 +249,7 @@ static bool phase(loops *x, k_mask par, int64_t tile) {
   }
   bool ok = block(x, 1, k->n) && flush(x);
   nest_forget(nb, 0);
-  for (k_val v = 1; v < k->n; v++) nb->kept[v].local = 0;
+  for (k_val v = 1; v < k->n; v++) nb->kept[v].in = 0;
   l_end(nb->p);
   return ok && !nb->why;
 }

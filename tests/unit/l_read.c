@@ -162,6 +162,12 @@ static bool parse_body(reader *r, l_program *p) {
       if (!otherwise && depth == 0) return true;
       if (!l_emit(p, (l_instr){.code = otherwise ? L_ELSE : L_END})) return reader_fail(r, "out of memory");
       if (!otherwise) depth--;
+    } else if (p->n == 1 && reader_take(r, "schedule ")) {
+      size_t length = strcspn(r->at, "\n");
+      char *text = arena_alloc(&p->arena, length + 1);
+      if (!text) return reader_fail(r, "out of memory");
+      p->schedule = memcpy(text, r->at, length);
+      r->at += length;
     } else if (p->n == 1 && reader_take(r, "buffer")) {
       if (!parse_buffer(r, p)) return false;
     } else if (p->n == 1 && reader_take(r, "check")) {

@@ -124,7 +124,7 @@ static void check_graph_on(const char *name, schedule_target target) {
     ck_assert_msg(k != NULL, "%s: %s", name, why);
     ck_assert_msg(k_verify(k, why_text, sizeof why_text), "%s: %s", name, why_text);
     schedule_result s;
-    ck_assert_msg(schedule(k, target, tune[TUNE_par_grain], &s, &why), "%s: %s", name, why);
+    ck_assert_msg(schedule(k, target, &(schedule_how){.grain = tune[TUNE_par_grain]}, &s, &why), "%s: %s", name, why);
     ck_assert_msg(l_verify(s.program, why_text, sizeof why_text), "%s: %s", name, why_text);
     k_print(k, &k_text);
     l_print(s.program, &l_text);
