@@ -9,10 +9,10 @@ typedef struct unroller {
   const k_kernel *k;
   k_kernel *to;
   uint32_t axis;
-  uint32_t n;                /* its elements */
-  k_val *value;              /* by node and element: its value in the new kernel */
+  uint32_t n;                 /* its elements */
+  k_val *value;               /* by node and element: its value in the new kernel */
   uint8_t number[K_AXES_MAX]; /* of axes there */
-  uint32_t at;               /* the element at hand */
+  uint32_t at;                /* the element at hand */
 } unroller;
 
 static bool varies(const unroller *u, k_mask axes) { return axes >> u->axis & 1; }
@@ -40,7 +40,8 @@ static k_form form(unroller *u, k_form f) {
 static k_guard guard(unroller *u, k_guard g) {
   const k_condition *c = &u->k->guards[g];
   k_guard made = 0;
-  for (uint32_t i = 0; i < c->n; i++) made = k_guard_range(u->to, made, form(u, c->ranges[i].form), c->ranges[i].extent);
+  for (uint32_t i = 0; i < c->n; i++)
+    made = k_guard_range(u->to, made, form(u, c->ranges[i].form), c->ranges[i].extent);
   return c->where ? k_guard_where(u->to, made, value_at(u, c->where, u->at)) : made;
 }
 
@@ -71,7 +72,8 @@ static k_val reduced(unroller *u, const k_node *n) {
   for (uint32_t i = 0; i < u->n; i++) x[i] = value_at(u, n->a, i);
   if (n->order == ORDER_INNER && !k_free_order(n->sub, n->dtype)) {
     for (uint32_t h = ORDER_LANES / 2; h; h /= 2)
-      for (uint32_t i = 0; i < h && i + h < u->n; i++) x[i] = k_op(u->to, (kop_id)n->sub, (qn_dtype)n->dtype, x[i], x[i + h], 0);
+      for (uint32_t i = 0; i < h && i + h < u->n; i++)
+        x[i] = k_op(u->to, (kop_id)n->sub, (qn_dtype)n->dtype, x[i], x[i + h], 0);
     return x[0];
   }
   for (uint32_t i = 1; i < u->n; i++) x[0] = k_op(u->to, (kop_id)n->sub, (qn_dtype)n->dtype, x[0], x[i], 0);
@@ -131,7 +133,8 @@ k_kernel *k_unroll(const k_kernel *k, uint32_t axis) {
   for (uint32_t a = 0; ok && a < k->naxes; a++)
     if (a != axis) u.number[a] = (uint8_t)k_axis_add(to, k->axes[a].name, k->axes[a].extent);
   for (uint32_t b = 0; ok && b < k->nbuffers; b++)
-    ok = k_buffer_add(to, (qn_dtype)k->buffers[b].dtype, (l_buffer_mode)k->buffers[b].mode, k->buffers[b].ref, k->buffers[b].elements) >= 0;
+    ok = k_buffer_add(to, (qn_dtype)k->buffers[b].dtype, (l_buffer_mode)k->buffers[b].mode, k->buffers[b].ref,
+                      k->buffers[b].elements) >= 0;
   for (uint32_t c = 0; ok && c < k->nchecks; c++) ok = k_check_add(to, k->checks[c]) >= 0;
   for (uint32_t s = 0; ok && s < k->nscalars; s++) ok = !k->scalars_cap || k_scalar_of(to, k->scalars[s]) == (int)s;
   to->nscalars = k->nscalars;

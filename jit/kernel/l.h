@@ -180,7 +180,7 @@ typedef struct l_program {
   l_check *checks;
   uint32_t nchecks, checks_cap;
   uint32_t nints, nscalars;
-  const char *name; /* for people: "softmax_f32" */
+  const char *name;     /* for people: "softmax_f32" */
   const char *schedule; /* for people: its text (schedule.h), or NULL */
   bool failed;
 } l_program;

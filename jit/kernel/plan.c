@@ -300,7 +300,8 @@ static bool add_kernel(planner *m, const k_kernel *k, const uint32_t *nodes, uin
   }
 #endif
   schedule_result r = {0};
-  bool ok = schedule(k, m->p->target, &(schedule_how){m->tune[TUNE_par_grain], m->tune[TUNE_schedule_pick], NULL}, &r, &m->why);
+  bool ok = schedule(k, m->p->target, &(schedule_how){m->tune[TUNE_par_grain], m->tune[TUNE_schedule_pick], NULL}, &r,
+                     &m->why);
   if (!ok) return false;
   plan_kernel *to = &p->kernels[p->nkernels];
   s->what = p->nkernels++;

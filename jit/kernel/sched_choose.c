@@ -5,14 +5,33 @@
  * most elements are stored, or else loaded, with stride 1. From such a list others follow: tiles of c, a reduced axis cut into pieces, a VEC over a
  * long axis instead of a short one, loads that go through a turned tile. Which of them are worth a look depends on the recorded sizes;
  * each is right for all sizes. */
+#include <string.h>
+
 #include "jit/kernel/lower.h"
 #include "jit/kernel/sched_impl.h"
 
 const schedule_numbers schedule_numbers_of[] = {
-    [TARGET_CPU] = {.launch_ns = 60,
-                    .phase_ns = 60,
-                    .pool_ns = 2000,
-                    .pool_points = 32768,
+    [TARGET_CPU] = {.trust = 0.95,
+                    .price = {.launch_ns = 60,
+                              .phase_ns = 60,
+                              .pool_ns = 2000,
+                              .pool_points = 32768,
+                              .processors = 4,
+                              .saturated = 2,
+                              .op_ns = 0.02,
+                              .fma_ns = 0.014,
+                              .scalar = 16,
+                              .turn = 12,
+                              .gather = 12,
+                              .scatter = 16,
+                              .scan = 60,
+                              .vec_ns = 4,
+                              .par_ns = 10,
+                              .finish_ns = 12,
+                              .byte_ns = 0.08,
+                              .near_ns = 0.015,
+                              .cache = 1 << 20,
+                              .near = 1 << 15},
                     .plain_least = 8192,
                     .plain_most = 8192,
                     .instances = 1,
@@ -31,9 +50,25 @@ const schedule_numbers schedule_numbers_of[] = {
                     .dot_tiles = 24,
                     .dot_slab = 8 * ORDER_DOT_CHUNK,
                     .dot_spread = 4},
-    [TARGET_GPU] = {.launch_ns = 1500,
-                    .phase_ns = 1500,
-                    .node_ns = 3,
+    [TARGET_GPU] = {.trust = 0.6,
+                    .price = {.launch_ns = 1500,
+                              .phase_ns = 1500,
+                              .processors = 132 * 16,
+                              .saturated = 132 * 16,
+                              .op_ns = 0.073,
+                              .fma_ns = 0.1,
+                              .scalar = 64,
+                              .turn = 6,
+                              .gather = 8,
+                              .scatter = 8,
+                              .scan = 20,
+                              .vec_ns = 40,
+                              .par_ns = 200,
+                              .finish_ns = 100,
+                              .byte_ns = 0.5,
+                              .near_ns = 0.1,
+                              .cache = 1 << 20,
+                              .near = 1 << 14},
                     .plain_least = 256,
                     .plain_most = 2048,
                     .instances = 8192,
@@ -97,6 +132,8 @@ static bool add(chooser *x, const sched_nest *c) {
   s.s = *c;
   s.s.effects = effects;
   s.why = NULL;
+  for (int i = 0; i < x->n; i++)
+    if (memcmp(&x->found[i], &s.s, sizeof s.s) == 0) return true;
   if (!nest_fits(&s)) {
     refuse(x->s, s.why);
     return false;
@@ -215,25 +252,45 @@ static int longer_axis(const nest *s, int c) {
   return all_along(s, axis_bit(longest) | axis_bit(c)) ? longest : -1;
 }
 
+/* Instances of all axes but c, of which they have tiles. */
+static void add_plain(chooser *x, int c, int64_t tile) {
+  sched_nest n = {0};
+  pars(&n.main, x->s->axes & ~axis_bit(c));
+  tiles(x->k, &n.main, c, tile);
+  loop(&n.main, LOOP_VEC, c, 0);
+  add(x, &n);
+}
+
+/* A VEC over a long axis, in a FOR over a short one. */
+static void add_longer(chooser *x, int c, int longer, int64_t tile) {
+  sched_nest n = {0};
+  pars(&n.main, x->s->axes & ~axis_bit(c) & ~axis_bit(longer));
+  tiles(x->k, &n.main, longer, tile);
+  loop(&n.main, LOOP_FOR, c, 0);
+  loop(&n.main, LOOP_VEC, longer, 0);
+  add(x, &n);
+}
+
 static void choose_plain(chooser *x) {
   nest *s = x->s;
   int c = best_axis(s, s->axes), turned = turned_axis(s, c), longer = turned < 0 ? longer_axis(s, c) : -1;
-  sched_nest n = {0};
-  pars(&n.main, s->axes & ~axis_bit(c) & ~axis_bit(turned) & ~axis_bit(longer));
   if (turned >= 0) {
+    sched_nest n = {.turn = true};
+    pars(&n.main, s->axes & ~axis_bit(c) & ~axis_bit(turned));
     loop(&n.main, LOOP_PAR, turned, TURN_TILE);
     loop(&n.main, LOOP_PAR, c, TURN_TILE);
     loop(&n.main, LOOP_FOR, turned, 0);
-    n.turn = true;
-  } else if (longer >= 0) {
-    tiles(x->k, &n.main, longer, s->by->merge_tile);
-    loop(&n.main, LOOP_FOR, c, 0);
-    c = longer;
-  } else {
-    tiles(x->k, &n.main, c, plain_tile(s));
+    loop(&n.main, LOOP_VEC, c, 0);
+    add(x, &n);
   }
-  loop(&n.main, LOOP_VEC, c, 0);
-  add(x, &n);
+  if (longer >= 0) add_longer(x, c, longer, s->by->merge_tile);
+  add_plain(x, c, plain_tile(s));
+  for (int a = 0; a < (int)x->k->naxes; a++) {
+    if (a == c || !axis_in(s->axes, a) || axis_hint(x->k, a) < SHORT_AXIS) continue;
+    add_plain(x, a, plain_tile(s));
+    if (c >= 0 && a != longer && axis_hint(x->k, c) < SHORT_AXIS && all_along(s, axis_bit(a) | axis_bit(c)))
+      add_longer(x, c, a, s->by->merge_tile);
+  }
 }
 
 /* ---- reductions ---------------------------------------------------------------------------------------------------------------------- */
@@ -257,17 +314,19 @@ static void choose_rows(chooser *x, int c) {
   pars(&whole.main, p);
   loop(&whole.main, LOOP_VEC, c, 0);
   bool split = k_points(k, p) < s->by->split_rows && most >= s->by->split_row && !any_scan(s);
-  s->alone = !s->first && split && most > axis_hint(k, c);
-  if (split && s->first) {
-    while (axis_hint(k, c) / block > s->by->pieces) block *= 2;
+  bool grows = most > axis_hint(k, c); /* the price at the recorded sizes says too little */
+  s->alone = !s->first && split && grows;
+  while (axis_hint(k, c) / block > s->by->pieces) block *= 2;
+  if (s->first && (split || axis_hint(k, c) >= 4 * block)) {
     pars(&n.main, p);
     loop(&n.main, LOOP_PAR, c, block);
     loop(&n.main, LOOP_VEC, c, 0);
     pars(&n.after, p);
     n.group = s->by->merges && axis_hint(k, c) / block > s->by->merges ? s->by->merges : 0;
-    add(x, &n);
+    if (split) add(x, &n);
   }
-  add(x, &whole);
+  if (!split || !grows || !x->n) add(x, &whole);
+  if (n.main.n && !split) add(x, &n);
 }
 
 /* Is nothing reduced or scanned along c, and nothing done that is not along c? Then instances can have tiles of c. `rows`: in rows along r, else behind. */
@@ -281,52 +340,65 @@ static bool separable(const nest *s, int c) {
   return true;
 }
 
+/* Instances of all axes but those of r and c, which go through all of r. `width`: of tiles of c; 0: none. */
+static bool add_whole(chooser *x, k_mask r, int c, int64_t width) {
+  sched_nest n = {0};
+  pars(&n.main, x->s->axes & ~r & ~axis_bit(c));
+  if (width) tiles(x->k, &n.main, c, width);
+  fors(x->s, &n.main, r);
+  loop(&n.main, LOOP_VEC, c, 0);
+  return add(x, &n);
+}
+
+/* The same in pieces of the outermost FOR, in `pieces` or fewer; what follows has tiles of c if it can. */
+static void add_pieces(chooser *x, k_mask r, int c, int cut, int64_t width, int64_t pieces) {
+  nest *s = x->s;
+  const k_kernel *k = x->k;
+  k_mask p = s->axes & ~r & ~axis_bit(c);
+  int64_t piece = least_piece(s, cut);
+  while (axis_hint(k, cut) / piece * k_points(k, p) > pieces) piece *= 2;
+  sched_nest n = {0};
+  pars(&n.main, p);
+  loop(&n.main, LOOP_PAR, cut, piece);
+  if (width) tiles(k, &n.main, c, width);
+  fors(s, &n.main, r);
+  loop(&n.main, LOOP_VEC, c, 0);
+  sched_nest plain = n;
+  pars(&n.after, p);
+  tiles(k, &n.after, c, s->by->merge_tile);
+  loop(&n.after, LOOP_VEC, c, 0);
+  pars(&plain.after, p);
+  loop(&plain.after, LOOP_VEC, c, 0);
+  if (!add(x, &n)) add(x, &plain);
+}
+
 /* Rows along the axes `r` are reduced to results along c. A long r is cut into pieces where there are few instances otherwise. */
 static void choose_slabs(chooser *x, k_mask r, int c) {
   nest *s = x->s;
   const k_kernel *k = x->k;
-  const int64_t width = s->by->merge_tile;
-  k_mask p = s->axes & ~r & ~axis_bit(c);
-  int cut = -1;
-  sched_nest whole = {0}, n = {0};
-  pars(&whole.main, p);
-  if (c >= 0 && separable(s, c)) tiles(k, &whole.main, c, width);
-  fors(s, &whole.main, r);
-  cut = whole.main.n ? whole.main.at[whole.main.n - __builtin_popcount(r)].axis : -1; /* the outermost FOR */
-  loop(&whole.main, LOOP_VEC, c, 0);
-  int64_t rows = k_points(k, p), most = grown(s, cut), work, slab = least_piece(s, cut);
-  if (__builtin_mul_overflow(k_points(k, s->axes & ~axis_bit(cut)), most, &work)) work = INT64_MAX;
-  bool scanned = false;
+  const int64_t width = s->by->merge_tile, least = s->by->slab_tiles ? 4 * s->by->slabs : s->by->slabs;
+  loop_list order = {0};
+  fors(s, &order, r);
+  int cut = order.n ? order.at[0].axis : -1;
+  bool tiled = c >= 0 && separable(s, c) && !const_at_most(k, c, width), scanned = false;
   for (k_val v = 1; v < k->n; v++)
     scanned |= s->needed[v] && k->nodes[v].code == K_SCAN && axis_in(r, k->nodes[v].axis);
-  bool small = work < s->by->slab_work || most <= slab, few = rows < s->by->slabs;
-  s->alone = !s->first && !small && few && most > axis_hint(k, cut);
-  if (s->first && !scanned && !small && few) {
-    bool tiled = s->by->slab_tiles && c >= 0 && separable(s, c) && !const_at_most(k, c, width);
-    int64_t about = tiled ? tiles_hint(k, c, width) : 1, pieces = s->by->slabs;
-    while (pieces < 4 * s->by->slabs && s->by->slab_tiles && pieces * about < s->by->instances) pieces *= 2;
-    while (axis_hint(k, cut) / slab * rows > pieces) slab *= 2;
-    pars(&n.main, p);
-    loop(&n.main, LOOP_PAR, cut, slab);
-    if (tiled) loop(&n.main, LOOP_PAR, c, width);
-    fors(s, &n.main, r);
-    loop(&n.main, LOOP_VEC, c, 0);
-    sched_nest plain = n;
-    pars(&n.after, p);
-    tiles(k, &n.after, c, width);
-    loop(&n.after, LOOP_VEC, c, 0);
-    pars(&plain.after, p);
-    loop(&plain.after, LOOP_VEC, c, 0);
-    if (!add(x, &n)) add(x, &plain);
-  }
-  if (!add(x, &whole) && loop_of(&whole.main, LOOP_PAR, c)) {
-    sched_nest untiled = whole;
-    untiled.main.n = 0;
-    for (int i = 0; i < whole.main.n; i++)
-      if (whole.main.at[i].role != LOOP_PAR || whole.main.at[i].axis != c)
-        untiled.main.at[untiled.main.n++] = whole.main.at[i];
-    add(x, &untiled);
-  }
+  int64_t rows = k_points(k, s->axes & ~r & ~axis_bit(c)), most = grown(s, cut), work, pieces = s->by->slabs;
+  if (__builtin_mul_overflow(k_points(k, s->axes & ~axis_bit(cut)), most, &work)) work = INT64_MAX;
+  bool small = work < s->by->slab_work || most <= least_piece(s, cut), few = rows < s->by->slabs;
+  bool grows = most > axis_hint(k, cut), may_cut = s->first && !scanned && most > least_piece(s, cut);
+  s->alone = !s->first && !small && few && grows;
+  int64_t about = tiled && s->by->slab_tiles ? tiles_hint(k, c, width) : 1;
+  while (pieces < least && pieces * about < s->by->instances) pieces *= 2;
+  bool cuts = may_cut && !small && few;
+  if (cuts) add_pieces(x, r, c, cut, tiled && s->by->slab_tiles ? width : 0, pieces);
+  if (cuts && grows && x->n) return; /* the price at the recorded sizes says too little */
+  if (!tiled || !add_whole(x, r, c, width)) add_whole(x, r, c, 0);
+  if (tiled) add_whole(x, r, c, width / 4);
+  if (tiled) add_whole(x, r, c, 0);
+  if (may_cut && !cuts) add_pieces(x, r, c, cut, 0, pieces);
+  if (may_cut && tiled) add_pieces(x, r, c, cut, width, pieces);
+  if (may_cut) add_pieces(x, r, c, cut, 0, 16);
 }
 
 /* Is the nest one reduction of many short rows? Then the VEC runs over the rows: the axis for it, or -1. The length must be a plain number, since
@@ -350,27 +422,29 @@ static int many_rows(const chooser *x) {
 
 static void choose_reduced(chooser *x) {
   nest *s = x->s;
-  int c = x->outer ? -1 : many_rows(x);
-  if (c >= 0) {
-    choose_slabs(x, x->inner, c);
-    if (x->n) return;
+  int rows = x->outer ? -1 : many_rows(x);
+  if (rows >= 0) choose_slabs(x, x->inner, rows);
+  /* candidates for c, those first along which lanes of inner order lie; the other reduced axes are FORs */
+  k_mask tried = axis_bit(rows), reduced = x->inner | x->outer;
+  for (int pass = 0; pass < 2; pass++) {
+    k_mask among = pass ? s->axes : x->inner ? x->inner : s->axes & ~x->outer;
+    for (int c; (c = best_axis(s, among & ~tried)) >= 0;) {
+      tried |= axis_bit(c);
+      k_mask r = reduced & ~axis_bit(c);
+      bool product = false;
+      for (k_val v = 1; v < x->k->n; v++)
+        product |= s->needed[v] && x->k->nodes[v].code == K_DOT && x->k->nodes[v].axis == c;
+      if (product || (pass && axis_hint(x->k, c) < SHORT_AXIS)) continue;
+      if (r)
+        choose_slabs(x, r, c);
+      else
+        choose_rows(x, c);
+    }
   }
-  /* candidates for c; the other reduced axes are FORs */
-  k_mask tried = 0, among = x->inner ? x->inner : s->axes & ~x->outer;
-  while ((among & ~tried) && !x->n) {
-    c = best_axis(s, among & ~tried);
-    tried |= axis_bit(c);
-    k_mask r = (x->inner | x->outer) & ~axis_bit(c);
-    if (r)
-      choose_slabs(x, r, c);
-    else
-      choose_rows(x, c);
-  }
-  if (x->n) return;
-  /* There is no axis besides: one sum of outer order, a product of vectors, or a scan that varies along no other axis. */
-  c = best_axis(s, x->outer);
-  if (c >= 0 && !(x->outer & ~axis_bit(c))) choose_rows(x, c);
-  if (!x->n) choose_slabs(x, x->inner | x->outer, -1);
+  /* there may be no long axis besides: one sum of outer order, a scan that varies along no other axis, or a product of vectors */
+  int c = best_axis(s, x->outer);
+  if (!x->n && c >= 0 && reduced == axis_bit(c)) choose_rows(x, c);
+  if (!x->n) choose_slabs(x, reduced, -1);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
@@ -526,7 +600,7 @@ bool nest_choose(nest *s, int64_t pick) {
     if (pick && i != (int)((pick - 1) % x.n)) continue;
     s->s = x.found[i];
     nest_settle(s);
-    if (i == 0 || pick || s->price < best.price) best = *s;
+    if (i == 0 || pick || s->price < s->by->trust * best.price) best = *s;
   }
   *s = best;
   return true;

@@ -101,15 +101,29 @@ enum {
   TURN_TILE = 64
 };
 
+/* What things take on a machine, in nanoseconds of one of its processors (sched_price.c). */
+typedef struct price_numbers {
+  double launch_ns, phase_ns;  /* to start a kernel, and each phase of it */
+  double pool_ns, pool_points; /* to start a phase that processors share, as they do from so many points on */
+  double processors;           /* that share a phase at most, */
+  double saturated;            /* and how many of them use all of the memory's bandwidth */
+  double op_ns,
+      fma_ns; /* a simple operation, and a multiplication in a product's tile, per element of a vector of 32-bit values */
+  double scalar;           /* how many times that a value costs that is computed by itself */
+  double turn;             /* simple operations for each element that goes through a turned tile */
+  double gather, scatter;  /* simple operations for each element that is loaded or stored by itself, */
+  double scan;             /* and for a running value */
+  double vec_ns, par_ns;   /* to begin a VEC, and an instance */
+  double finish_ns;        /* to end a reduction along a VEC */
+  double byte_ns, near_ns; /* a byte from memory, and from the cache behind the nearest; */
+  double cache, near;      /* the bytes that do not come from there again */
+} price_numbers;
+
 /* The numbers by which schedules differ between machines: a CPU needs few long instances whose data stays in its caches, a GPU thousands of
  * short ones. */
 typedef struct schedule_numbers {
-  /* for the estimate, in nanoseconds: */
-  double launch_ns; /* to start a kernel */
-  double phase_ns;  /* to start each phase of it */
-  double pool_ns;   /* to start a phase that threads share, as they do from pool_points points on */
-  int64_t pool_points;
-  double node_ns; /* the least time of an instance for each value, however many instances run in parallel */
+  double trust; /* another candidate than the first must have so much less of its price to be taken */
+  price_numbers price;
   /* bounds of an instance's elements of c in a plain nest, chosen so that `instances` are left */
   int64_t plain_least, plain_most;
   int64_t instances;
@@ -156,7 +170,7 @@ typedef struct nest {
       grows; /* may the cut axis have any number of elements in calls to come? What a launch needs should not depend on it */
   double price;
   uint32_t candidates; /* how many there were */
-  const char *why; /* it has no loops, or these do not fit */
+  const char *why;     /* it has no loops, or these do not fit */
 } nest;
 
 /* Gives the nest of s->s.effects effects loops: those with the lowest price, or candidate `pick` - 1 (sched_choose.c). False with s->why. */

@@ -1,4 +1,12 @@
-/* What a nest takes on a machine (schedule_numbers_of), at the recorded sizes. */
+/* What a nest takes on a machine, at the recorded sizes.
+ *
+ * Each phase of a nest is priced by itself. A value is computed as often as the loops turn that the jobs which need it lie in: at each element
+ * of a VEC if it varies along it, else once before. To that come the beginnings of VECs and instances, and the ends of reductions. Memory is
+ * priced by the traffic between it and the caches: an access fetches what it touches once, and again for each turn of a loop that it does not vary
+ * along, if what one turn touches is more than the cache holds. A phase takes the longer of both, since processors load ahead, and as many
+ * processors share it as there are instances for.
+ *
+ * Numbers are nanoseconds of a current core with 512-bit vectors, and of an H200. What matters is how they relate. */
 #include "jit/kernel/sched_impl.h"
 
 #include <stdlib.h>
@@ -21,88 +29,221 @@ double nest_weight(const k_node *n) {
   }
 }
 
-/* Nanoseconds on a current core with 256-bit vectors and its share of memory bandwidth. Only their ratios matter. */
-static const double NS_BYTE = 0.04, NS_OP = 0.03, NS_FMA = 0.02, NS_ROW = 15;
+typedef struct pricer {
+  const nest *s;
+  const k_kernel *k;
+  const loop_list *l;
+  int c;
+  double trip[SCHED_LOOPS];
+  k_mask *inside; /* by node: the axes of the loops that it is computed in */
+  bool *now;      /* by node: does the phase at hand need it? */
+} pricer;
 
-/* The bytes of a buffer that a nest touches, each counted once however often it is loaded. */
-static double touched_bytes(const nest *s, int buffer) {
-  const k_kernel *k = s->k;
-  double most = 0;
-  for (k_val v = 1; v < k->n; v++) {
-    const k_node *n = &k->nodes[v];
-    bool memory = n->code == K_LOAD || n->code == K_STORE || n->code == K_STOREF;
-    if (!s->needed[v] || !memory || n->buffer != buffer) continue;
-    double bytes = (double)k_points(k, k->forms[n->at].axes) * (double)dtype_size((qn_dtype)n->dtype);
-    if (bytes > most) most = bytes;
+static double min_of(double a, double b) { return a < b ? a : b; }
+static double max_of(double a, double b) { return a > b ? a : b; }
+
+/* How often each loop turns. */
+static void find_trips(pricer *p, const loop_list *l) {
+  p->l = l;
+  p->c = vec_axis(l);
+  for (int i = 0; i < l->n; i++) {
+    const sched_loop *x = &l->at[i], *par = loop_of(l, LOOP_PAR, x->axis);
+    int64_t all = axis_hint(p->k, x->axis);
+    double tiles = par ? (double)tiles_hint(p->k, x->axis, par->size) : 1; /* of what is left, the mean */
+    p->trip[i] = x->role == LOOP_PAR ? tiles : (double)all / tiles;
   }
-  return most;
+}
+
+/* The product of the turns of PARs, and of other loops over axes of `in`. `from`: only of loops from there on. */
+static double turns(const pricer *p, k_mask in, int from, bool vec) {
+  double n = 1;
+  for (int i = from; i < p->l->n; i++) {
+    const sched_loop *x = &p->l->at[i];
+    if (x->role == LOOP_VEC ? vec && axis_in(in, x->axis) : x->role == LOOP_PAR || axis_in(in, x->axis))
+      n *= p->trip[i];
+  }
+  return n;
 }
 
 /* How many divisions a form's coordinates need for each element of the VEC. */
-static int divisions(const nest *s, k_form f) {
-  const k_linear *l = &s->k->forms[f];
+static int divisions(const pricer *p, k_form f) {
+  const k_linear *l = &p->k->forms[f];
   int n = 0;
   for (uint32_t i = 0; i < l->n; i++) {
-    const k_atom *a = &s->k->atoms[l->terms[i].atom];
-    if (a->kind == ATOM_AXIS || a->kind == ATOM_VALUE || !axis_in(a->axes, vec_axis(&s->s.main))) continue;
-    n += 1 + divisions(s, a->of);
+    const k_atom *a = &p->k->atoms[l->terms[i].atom];
+    if (a->kind == ATOM_AXIS || a->kind == ATOM_VALUE || !axis_in(a->axes, p->c)) continue;
+    n += 1 + divisions(p, a->of);
   }
   return n;
 }
 
-typedef struct depends {
-  k_mask *on; /* by node: the axes over which what it is computed from is reduced */
-  k_mask all;
-} depends;
+/* Simple operations an element for reaching memory: a vector at once with stride 1, else one by one. */
+static double reach_cost(const pricer *p, const k_node *n) {
+  qn_dim coef = 0;
+  double cost = n->guard ? (p->k->guards[n->guard].where ? 3 : 2) : 1;
+  if (!axis_in(n->axes, p->c)) return cost;
+  cost += (double)DIVISION_WEIGHT * divisions(p, n->at);
+  if (n->code == K_STOREF) return cost + p->s->by->price.scatter;
+  if (!k_coef(p->k, n->at, (uint32_t)p->c, &coef)) return cost + p->s->by->price.gather;
+  int64_t step = 0;
+  if (p->s->s.turn && n->code == K_LOAD) return cost + p->s->by->price.turn;
+  bool near = coef == 0 || (dim_is_const(p->k->dims, coef, &step) && (step == 1 || step == -1));
+  return near ? cost : cost + (n->code == K_LOAD ? p->s->by->price.gather : p->s->by->price.scatter);
+}
 
-static void gather(void *ctx, k_val v) { ((depends *)ctx)->all |= ((depends *)ctx)->on[v]; }
+typedef struct user {
+  pricer *p;
+  k_mask in;
+} user;
 
-static double hint_of(const nest *s, const loop_list *l) {
-  double n = 1;
-  for (int i = 0; i < l->n; i++)
-    if (l->at[i].role == LOOP_PAR) n *= (double)tiles_hint(s->k, l->at[i].axis, l->at[i].size);
-  return n;
+static void use(void *ctx, k_val v) {
+  user *u = ctx;
+  u->p->inside[v] |= u->in;
+  u->p->now[v] = true;
+}
+
+/* Bytes of a load or store that loops from `from` on touch. */
+static double touched(const pricer *p, const k_node *n, int from) {
+  double elements = 1;
+  k_mask axes = p->k->forms[n->at].axes;
+  for (int i = from; i < p->l->n; i++)
+    if (axis_in(axes, p->l->at[i].axis)) elements *= p->trip[i];
+  return elements * (double)dtype_size((qn_dtype)n->dtype);
+}
+
+static bool is_access(const k_node *n) { return n->code == K_LOAD || n->code == K_STORE || n->code == K_STOREF; }
+
+static bool counts(const pricer *p, k_val v, int but) {
+  return p->now[v] && is_access(&p->k->nodes[v]) && !axis_in(p->k->nodes[v].axes, but);
+}
+
+/* How many times the bytes of an access a cache fetches, since it fetches lines: where neighbours are touched by a loop so far outside that the line
+ * is gone by then, a line for each element. */
+static double lines(const pricer *p, const k_node *n, double cache) {
+  enum { LINE = 64 };
+  double size = (double)dtype_size((qn_dtype)n->dtype), all = touched(p, n, 0) / size;
+  qn_dim coef = 0;
+  for (int i = p->l->n; i-- > 0;) {
+    int a = p->l->at[i].axis;
+    if (!k_coef(p->k, n->at, (uint32_t)a, &coef) || coef != 1) continue;
+    bool vec = p->l->at[i].role == LOOP_VEC, held = touched(p, n, i + 1) / size * LINE <= cache;
+    return vec || held || p->s->s.turn ? 1 : LINE / size;
+  }
+  return all <= 1 || !axis_in(n->axes, p->c) ? 1 : 2;
+}
+
+/* Nanoseconds for moving data between memory and a cache of a processor. `but`: not for what varies along this axis (-1: none). */
+static double traffic(const pricer *p, double cache, double byte_ns, int but) {
+  double in_turn[SCHED_LOOPS + 1], bytes = 0;
+  for (int i = 0; i <= p->l->n; i++) {
+    in_turn[i] = 0;
+    for (k_val v = 1; v < p->k->n; v++)
+      if (counts(p, v, but)) in_turn[i] += touched(p, &p->k->nodes[v], i);
+  }
+  for (k_val v = 1; v < p->k->n; v++) {
+    const k_node *n = &p->k->nodes[v];
+    if (!counts(p, v, but)) continue;
+    double mine = touched(p, n, 0);
+    k_mask axes = p->k->forms[n->at].axes;
+    for (k_val u = 1; u < v; u++) /* another access to the same elements */
+      if (counts(p, u, but) && p->k->nodes[u].buffer == n->buffer && p->k->forms[p->k->nodes[u].at].axes == axes)
+        mine = 0;
+    for (int i = 0; i < p->l->n && mine > 0; i++)
+      if (!axis_in(axes, p->l->at[i].axis) &&
+          (p->l->at[i].role == LOOP_PAR || axis_in(p->inside[v], p->l->at[i].axis)) && in_turn[i + 1] > cache)
+        mine *= p->trip[i];
+    bytes += mine * lines(p, n, cache);
+  }
+  return bytes * byte_ns;
+}
+
+/* Finds out what a phase needs that makes `ends`, and the loops that each value is computed in. Returns the product of its TILE, or 0. */
+static k_val find_inside(pricer *p, const bool *ends, int cut) {
+  const k_kernel *k = p->k;
+  k_val dot = 0;
+  for (k_val v = 0; v < k->n; v++) {
+    p->inside[v] = 0;
+    p->now[v] = ends[v];
+  }
+  for (k_val v = k->n; v-- > 1;) {
+    const k_node *n = &k->nodes[v];
+    if (!p->now[v] || (k_reduces(n, cut) && !ends[v])) continue;
+    if (n->code == K_DOT && loop_of(p->l, LOOP_TILE, n->axis)) dot = v;
+    if (ends[v] || k_folds(n)) p->inside[v] = job_axes(k, v);
+    k_each_operand(k, v, use, &(user){p, p->inside[v]});
+  }
+  return dot;
+}
+
+/* The price of a phase with loops l that makes `ends` (by node), and has `extra` nanoseconds of work besides. */
+static double phase_price(pricer *p, const loop_list *l, const bool *ends, double extra) {
+  const k_kernel *k = p->k;
+  const price_numbers *by = &p->s->by->price;
+  int cut = nest_cut(p->s);
+  find_trips(p, l);
+  k_val dot = find_inside(p, ends, cut);
+  double work = extra, vectors = 0;
+  for (k_val v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!p->now[v] || (k_reduces(n, cut) && !ends[v])) continue;
+    if (dot && n->code == K_LOAD && axis_in(n->axes, k->nodes[dot].axis)) continue;
+    k_mask in = p->inside[v];
+    bool along = axis_in(k_folds(n) ? in : n->axes, p->c) && axis_in(in, p->c);
+    double times = turns(p, in, 0, along), weight = is_access(n) ? reach_cost(p, n) : nest_weight(n);
+    if (v == dot) {
+      work += times * by->fma_ns;
+      continue;
+    }
+    if (k_folds(n)) {
+      bool many = n->axis != p->c && along;
+      weight = n->code == K_SCAN ? by->scan : many ? 3 : 1;
+      if (!many && n->code != K_SCAN) work += turns(p, in & ~axis_bit(n->axis), 0, false) * by->finish_ns;
+    }
+    work += times * weight * (along ? 1 : by->scalar) * by->op_ns * (dtype_size((qn_dtype)n->dtype) > 4 ? 2 : 1);
+    if (ends[v] || k_folds(n)) vectors = max_of(vectors, turns(p, in, 0, false));
+  }
+  double instances = turns(p, 0, 0, false);
+  work += vectors * by->vec_ns + instances * by->par_ns;
+  double memory = traffic(p, by->cache, by->byte_ns, -1);
+  double near = traffic(p, by->near, by->near_ns, dot ? k->nodes[dot].axis : -1);
+  bool pool = (double)k_points(k, p->s->axes) >= by->pool_points;
+  double several = pool ? max_of(1, min_of(instances, by->processors)) : 1;
+  double waves = several > 1 ? (double)(int64_t)((instances + several - 1) / several) * several / instances : 1;
+  double all = max_of(work, near) * waves / several, moved = memory / max_of(1, min_of(several, by->saturated));
+  return by->phase_ns + (pool ? by->pool_ns : 0) + max_of(all, moved) + 0.3 * min_of(all, moved);
 }
 
 double nest_price(const nest *s) {
   const k_kernel *k = s->k;
   const loop_list *l = &s->s.main;
-  double bytes = 0, work = 0, nodes = 0;
-  for (uint32_t b = 0; b < k->nbuffers; b++) bytes += touched_bytes(s, (int)b);
-  int c = vec_axis(l), cut = nest_cut(s), passes = 1, merges = 0;
-  bool update = k->nodes[s->effects[0]].code == K_STOREF;
-  k_val dot = 0;
-  k_mask rows = s->axes & ~axis_bit(c), tile = 0, fors = 0;
-  for (int i = 0; i < l->n; i++) {
-    if (l->at[i].role == LOOP_TILE) tile = axis_bit(l->at[i].axis);
-    if (l->at[i].role == LOOP_FOR) fors |= axis_bit(l->at[i].axis);
+  pricer p = {.s = s, .k = k, .inside = calloc(k->n, sizeof *p.inside), .now = calloc(k->n, 1)};
+  bool *ends = calloc(k->n, sizeof *ends);
+  int cut = nest_cut(s);
+  double price = 0, partial = 0;
+  if (!p.inside || !p.now || !ends) {
+    free(p.inside);
+    free(p.now);
+    free(ends);
+    return 0; /* whoever asks will be short of memory, too */
   }
-  depends d = {calloc(k->n, sizeof *d.on), 0};
-  for (k_val v = 1; d.on && v < k->n; v++) {
-    const k_node *n = &k->nodes[v];
-    if (!s->needed[v]) continue;
-    nodes++;
-    d.all = 0;
-    k_each_operand(k, v, gather, &d);
-    if (n->code == K_DOT && axis_in(tile, n->axis)) dot = v;
-    k_mask runs = n->axes | (n->axes || k_folds(n) ? rows & ~(d.all & fors) : 0);
-    if (update) runs = n->axes;
-    if (tile) runs = n->axes | (n->code == K_LOAD || !dot ? 0 : k->nodes[dot].axes & n->axes);
-    if (k_folds(n)) runs |= axis_bit(n->axis);
-    d.on[v] = d.all | (k_folds(n) && n->code != K_SCAN ? axis_bit(n->axis) : 0);
-    double times = (double)k_points(k, runs);
-    work += times * (n->code == K_DOT ? NS_FMA : NS_OP * nest_weight(n));
-    if (n->code == K_LOAD || n->code == K_STORE) work += times * NS_OP * DIVISION_WEIGHT * divisions(s, n->at);
-    if (k_is_effect(n) && (d.all & axis_bit(c)) && passes < 2) passes = 2;
+  for (k_val v = 1; v < k->n; v++)
+    ends[v] = s->needed[v] &&
+              (k_is_effect(&k->nodes[v]) ? cut < 0 || axis_in(k->nodes[v].axes, cut) : k_reduces(&k->nodes[v], cut));
+  price = phase_price(&p, l, ends, 0);
+  if (cut >= 0) {
+    double pieces = (double)tiles_hint(k, cut, loop_of(l, LOOP_PAR, cut)->size);
+    for (k_val v = 1; v < k->n; v++) {
+      const k_node *n = &k->nodes[v];
+      ends[v] = s->needed[v] && k_is_effect(n) && !axis_in(n->axes, cut);
+      if (!s->needed[v] || !k_reduces(n, cut)) continue;
+      partial += pieces * (double)k_points(k, n->axes) * 4 * s->by->price.op_ns *
+                 (axis_in(n->axes, vec_axis(l)) ? 1 : s->by->price.scalar);
+    }
+    price += phase_price(&p, &s->s.after, ends, partial);
   }
-  free(d.on);
-  int phases = cut < 0 ? 1 : cut == c ? 2 * passes : 2;
-  merges = cut < 0 ? 0 : phases / 2;
-  double instances = hint_of(s, l);
-  bool pool = k_points(k, s->axes) >= s->by->pool_points;
-  double threads = !pool || instances < 1 ? 1 : instances < 4 ? instances : 4;
-  double turns = tile ? 0 : passes * (double)k_points(k, s->axes & ~axis_bit(c));
-  if (s->alone) turns += (double)s->by->grown; /* so that it is fused with nothing that keeps it from being cut */
-  return s->by->phase_ns * phases + (pool ? s->by->pool_ns * (phases - merges) : 0) + NS_BYTE * bytes + work / threads +
-         s->by->node_ns * nodes + NS_ROW * turns;
+  if (s->alone) price += (double)s->by->grown * 15; /* so that it is fused with nothing that keeps it from being cut */
+  free(p.inside);
+  free(p.now);
+  free(ends);
+  return price;
 }

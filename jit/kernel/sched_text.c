@@ -3,7 +3,8 @@
 
 #include "jit/kernel/sched_impl.h"
 
-static const char *const role_names[LOOP_ROLES] = {[LOOP_PAR] = "par", [LOOP_FOR] = "for", [LOOP_VEC] = "vec", [LOOP_TILE] = "tile"};
+static const char *const role_names[LOOP_ROLES] = {
+    [LOOP_PAR] = "par", [LOOP_FOR] = "for", [LOOP_VEC] = "vec", [LOOP_TILE] = "tile"};
 
 static void print_list(const k_kernel *k, const loop_list *l, text_buf *out) {
   for (int i = 0; i < l->n; i++) {
@@ -29,7 +30,8 @@ static void blanks(const char **at) { *at += strspn(*at, " \t"); }
 static bool take(const char **at, const char *word) {
   size_t n = strlen(word);
   blanks(at);
-  if (strncmp(*at, word, n) != 0 || (n > 1 && strchr("abcdefghijklmnopqrstuvwxyz0123456789_", (*at)[n]) && (*at)[n])) return false;
+  if (strncmp(*at, word, n) != 0 || (n > 1 && strchr("abcdefghijklmnopqrstuvwxyz0123456789_", (*at)[n]) && (*at)[n]))
+    return false;
   *at += n;
   return true;
 }
@@ -70,7 +72,8 @@ bool nest_parse(const k_kernel *k, const char **at, sched_nest *n) {
     do {
       if (role < 0) break;
       sched_loop x = {.role = (uint8_t)role, .axis = (int8_t)take_axis(at, k), .size = role == LOOP_PAR};
-      if (x.axis < 0 || l->n == SCHED_LOOPS || (take(at, "/") && (role != LOOP_PAR || !take_number(at, &x.size)))) return false;
+      if (x.axis < 0 || l->n == SCHED_LOOPS || (take(at, "/") && (role != LOOP_PAR || !take_number(at, &x.size))))
+        return false;
       l->at[l->n++] = x;
     } while (take(at, ","));
     if (take(at, ";")) continue;

@@ -462,7 +462,8 @@ static void print_unrolled(const k_kernel *whole, const k_kernel *k, text_buf *t
   for (uint32_t a = 0; a < whole->naxes && whole != k; a++) {
     uint32_t b = 0;
     while (b < k->naxes && strcmp(whole->axes[a].name, k->axes[b].name) != 0) b++;
-    if (b == k->naxes && k_can_unroll(whole, a)) text_addf(text, "%s%s", text->len ? ", " : "rep ", whole->axes[a].name);
+    if (b == k->naxes && k_can_unroll(whole, a))
+      text_addf(text, "%s%s", text->len ? ", " : "rep ", whole->axes[a].name);
   }
   if (text->len) text_adds(text, "; ");
 }
@@ -495,7 +496,7 @@ static bool build_kernel(nest_builder *nb, cursor *x, int64_t grain, schedule_re
 static bool price_of(const k_kernel *k, schedule_target target, double *nanoseconds, const char **why) {
   cursor x = {.k = k, .target = target};
   x.effects = list_effects(k, &x.n, why);
-  *nanoseconds = schedule_numbers_of[target].launch_ns;
+  *nanoseconds = schedule_numbers_of[target].price.launch_ns;
   while (!*why && x.from < x.n) {
     nest s;
     if (nest_next(&s, &x))
@@ -572,7 +573,7 @@ static bool make_program(const k_kernel *k, schedule_target target, const schedu
   text_buf text = {0};
   print_unrolled(whole, k, &text);
   bool loops = nest_has_loops(k), ok = nest_begin(&nb, k, p);
-  out->price = schedule_numbers_of[target].launch_ns;
+  out->price = schedule_numbers_of[target].price.launch_ns;
   for (uint32_t b = 0; ok && b < k->nbuffers; b++)
     ok = l_buffer_add(p, (qn_dtype)k->buffers[b].dtype, (l_buffer_mode)k->buffers[b].mode, 0) >= 0;
   for (uint32_t c = 0; ok && c < k->nchecks; c++) ok = l_check_add(p, k->checks[c]) >= 0;
