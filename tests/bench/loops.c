@@ -413,7 +413,7 @@ int main(int argc, char **argv) {
       start = now();
       for (int i = 0; i < calls; i++) ROWS[row].run(&s);
       last = (now() - start) / calls;
-      printf("sample %.9g\n", last);
+      printf("sample %.9g %d\n", last, calls);
       samples++;
     }
     printf("done\n");

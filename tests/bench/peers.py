@@ -4,8 +4,8 @@
   peers.py PEER MACHINE              PEER is numpy, torch or jax, MACHINE cpu or gpu
 
   {"do": "first", "row": R, "inputs": TEXTS, "variant": V, "to": FILE}   {"first": seconds}, and a part of the result in FILE
-  {"do": "sample", "variant": V, "seconds": S, "each": E}               {"samples": [seconds a call, ...]}
-  {"do": "rates"}                    bytes a second of a copy, operations a second of products
+  {"do": "sample", "variant": V, "seconds": S, "each": E}               {"samples": [seconds a call, ...], "calls": how many in all}
+  {"do": "rates", "processor": P}    bytes a second of a copy, operations a second of products; P: of processor time
   {"do": "drop"}                     forgets the row
 
 Variants of torch are eager, compile (the default mode) and graphs (reduce-overhead). f32 is never TF32. An answer with "error" says why
@@ -240,24 +240,24 @@ class Numpy:
     def drop(self):
         self.calls = {}
 
-    def rates(self):
+    def rates(self, clock):
         n = 1024
         x = np.random.default_rng(1).standard_normal((n, n), dtype=np.float32)
-        return {"f32": 2 * n**3 / best(lambda: x @ x, self.wait)}
+        return {"f32": 2 * n**3 / typical(lambda: x @ x, self.wait, clock)}
 
 
-def best(call, wait):
+def typical(call, wait, clock):
     """Seconds of a call: the median of five times four, warm."""
     for _ in range(3):
         call()
     found = []
     for _ in range(5):
         wait()
-        start = time.perf_counter()
+        start = clock()
         for _ in range(4):
             call()
         wait()
-        found.append((time.perf_counter() - start) / 4)
+        found.append((clock() - start) / 4)
     return sorted(found)[2]
 
 
@@ -494,18 +494,18 @@ class Torch:
         if self.device == "cuda":
             self.torch.cuda.empty_cache()
 
-    def rates(self):
+    def rates(self, clock):
         torch, there = self.torch, self.device == "cuda"
         rate = {}
         if there:
             a = torch.rand(1 << 28, device=self.device)
             b = torch.empty_like(a)
-            rate["copy"] = 2 * a.nbytes / best(lambda: b.copy_(a), self.wait)
+            rate["copy"] = 2 * a.nbytes / typical(lambda: b.copy_(a), self.wait, clock)
             del a, b
         for name, kind, n in (("f32", torch.float32, 4096 if there else 1024), ("bf16", torch.bfloat16, 8192 if there else 0)):
             if n:
                 x = torch.randn(n, n, device=self.device).to(kind)
-                rate[name] = 2 * n**3 / best(lambda: x @ x, self.wait)
+                rate[name] = 2 * n**3 / typical(lambda: x @ x, self.wait, clock)
         return rate
 
 
@@ -681,7 +681,7 @@ class Jax:
     def drop(self):
         self.calls, self.last = {}, None
 
-    def rates(self):
+    def rates(self, clock):
         return {}
 
 
@@ -716,7 +716,7 @@ def sample(peer, call, seconds, each):
     while not found or time.perf_counter() - begin < seconds:
         found.append(many(n))
     peer.seconds = {call: found[-1]}
-    return {"samples": found}
+    return {"samples": found, "calls": n * len(found)}
 
 
 def main():
@@ -745,7 +745,7 @@ def main():
             elif ask["do"] == "sample":
                 answer(sample(peer, peer.calls[ask["variant"]], ask["seconds"], ask["each"]))
             elif ask["do"] == "rates":
-                answer(peer.rates())
+                answer(peer.rates(time.process_time if ask["processor"] else time.perf_counter))
             else:
                 peer.drop()
                 answer({})

@@ -160,7 +160,7 @@ ROWS = {
                 tolerance=1e-4),
     "mandelbrot": Row("Mandelbrot set, {} x {}, 50 turns", sizes((1024, 1024), (4096, 4096), (12, 20)),
                       lambda h, w: [Input("re", (h, w), 3.2, -0.7), Input("im", (h, w), 2.4)], flops=lambda h, w: 50 * 7 * h * w, work=True, strays=2e-3),
-    "digits": Row("training step of the digits, {} x {}, {}, {}", sizes((64, 64, 256, 10), (64, 64, 256, 10), (8, 16, 12, 5)), digits,
+    "digits": Row("training step of the digits, {} x {}, {}, {}", sizes((64, 64, 256, 10), (64, 64, 256, 10), (8, 64, 12, 10)), digits,
                   flops=lambda n, d, h, k: 2 * n * (2 * d * h + 3 * h * k), tolerance=1e-3),
     "sort": Row("sort, {}", sizes((1000000,), (1 << 20,), (3000,)), one(2), lambda n: 8 * n, beside=True),
     "sort_rows": Row("sort along rows, {} x {}", sizes((1000, 1000), (4096, 1024), (5, 70)), one(2), lambda n, m: 8 * n * m, f="sort", beside=True),

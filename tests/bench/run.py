@@ -11,7 +11,7 @@ machine hits all of them alike. Nobody may use TF32. Columns:
   first    seconds of the first call: Quern in a new process with an empty kernel cache, peers with what they compile
   ready    Quern compiled only: seconds from the first call until compiled code has taken over
   steady   median of all samples of all rounds (behind it: the middle half of them, as parts of the median); with --fastest, for machines that
-           others use, too, the fastest sample
+           others use, too, the fastest sample; with --processor, the fastest turn's processor time, divided by its calls
   ratio    steady, compared with Quern compiled: above 1 is slower than that
   rate     bytes that must move (inputs read once, results written once), or operations, by steady; behind it as a part of what a copy, or a
            product of f32 or bf16, reached in the same row
@@ -25,7 +25,7 @@ All get the same processors. --small takes sizes that take no time, to try every
 
 Protocol. A process is called with ROW INPUTS CONTROL RESULT (INPUTS: rows.py) and prints, to stdout or stderr, `first S`, perhaps `ready S` or
 `unready S`, and `done` when the result is there. It then reads two numbers from the named pipe CONTROL until its end: it samples for so many seconds,
-prints `sample S` for each (a sample is as many calls as take the other number of seconds, divided by their number) and `done`, and reads
+prints `sample S N` for each (a sample is N calls, as many as take the other number of seconds, divided by N) and `done`, and reads
 again; a negative number ends it. Peers, which take long to begin, are asked over pipes instead, and stay: peers.py.
 """
 import argparse
@@ -50,6 +50,7 @@ from rows import ROWS
 HERE = os.path.dirname(os.path.abspath(__file__))
 SKIPPED = 77  # the exit status without a GPU
 EQUAL = 1.03  # within this ratio two are equally fast
+PROCESSOR = "processor time"
 SLOW = 0.5    # who takes so many seconds a call is not asked in every round
 NAMES = {("numpy", "eager"): "NumPy", ("torch", "eager"): "PyTorch eager", ("torch", "compile"): "torch.compile",
          ("torch", "graphs"): "torch.compile, graphs", ("jax", "eager"): "JAX jit"}
@@ -93,6 +94,7 @@ class Told:
 
     def __init__(self, name, command, env, rows=None, read=None):
         self.name, self.command, self.env, self.rows, self.read, self.lines = name, command, env, rows, read, None
+        self.process, self.calls = None, 0
 
     def first(self, key, spec, folder, limit):
         here = tempfile.mkdtemp(dir=folder)
@@ -102,13 +104,14 @@ class Told:
         if not env.get("QUERN_CACHE"):
             env["QUERN_CACHE"] = os.path.join(here, "cache")
         self.lines = Lines(self.command(key, spec, self.control, result), env)
+        self.process = self.lines.process
         self.seconds = self.ready = None
         self.listen(time.monotonic() + limit)
         return self.seconds, self.ready, self.read(result)
 
     def listen(self, end):
         """Reads up to `done`; the samples among what it says."""
-        samples, words = [], []
+        samples, words, self.calls = [], [], 0
         while True:
             line = self.lines.next(end)
             if line is None:
@@ -122,7 +125,9 @@ class Told:
             elif kind == "ready":
                 self.ready = float(rest)
             elif kind == "sample":
-                samples.append(float(rest))
+                seconds, calls = rest.split()
+                samples.append(float(seconds))
+                self.calls += int(calls)
             elif kind != "unready" and line.strip():
                 words.append(line)
 
@@ -195,7 +200,7 @@ class Asked:
     def __init__(self, peer, kind, variant):
         self.peer, self.variant, self.name = peer, variant, NAMES[kind, variant]
         self.without = rows_in_numpy.PEERS[kind].without
-        self.process = None
+        self.process, self.calls = None, 0
 
     def first(self, key, spec, folder, limit):
         to = os.path.join(tempfile.mkdtemp(dir=folder), "result.npz")
@@ -206,7 +211,9 @@ class Asked:
     def sample(self, seconds, each):
         if self.process.poll() is not None:
             raise Trouble("its process had to be ended")
-        return self.peer.ask(20 + 4 * seconds, do="sample", variant=self.variant, seconds=seconds, each=each)["samples"]
+        found = self.peer.ask(20 + 4 * seconds, do="sample", variant=self.variant, seconds=seconds, each=each)
+        self.calls = found["calls"]
+        return found["samples"]
 
     def end(self):
         if self.process and self.process.poll() is None:
@@ -254,7 +261,7 @@ def participants(o):
     flags = ["--device", "gpu"] if gpu else ["--threads", threads]
     flags += ["--set", "jit.turns=0", "--set", "jit.segments=0", *o.flags]  # rows.qn's timer says why
     pools = {v: threads for v in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    ready = str(15 if gpu else 25)
+    ready = str(15 if gpu else 40)
     found = [Told("Quern eager", lambda *a: [o.quern, *flags, "--jit", "off", script, *a], env, read=pieces),
              Told("Quern compiled", lambda *a: [o.quern, *flags, script, *a, ready], env, set(ROWS) - {"add"}, read=pieces)]
     copier = None
@@ -309,17 +316,16 @@ def reference(row, name, spec):
     return rows_in_numpy.picked(read(call()))
 
 
-def asked_rates(everybody):
+def asked_rates(everybody, processor):
     """What a copy and products reach now, through PyTorch or NumPy."""
-    for p in everybody:
-        if p.name in ("PyTorch eager", "NumPy"):
+    by_name = {p.name: p for p in everybody}
+    for name in ("PyTorch eager", "NumPy"):
+        if name in by_name:
             try:
-                found = p.peer.ask(60, do="rates")
-                if p.name == "PyTorch eager":
-                    return found
+                return by_name[name].peer.ask(60, do="rates", processor=processor)
             except Trouble:
-                continue
-    return found if "found" in locals() else {}
+                pass
+    return {}
 
 
 # ---- the run ------------------------------------------------------------------------------------------------------------------
@@ -355,11 +361,17 @@ class Turn:
             self.first, self.ready, self.pieces = done
 
     def sample(self, seconds, each):
-        self.samples += self.attempt(self.entry.sample, seconds, each) or []
+        if self.typical is not PROCESSOR:
+            self.samples += self.attempt(self.entry.sample, seconds, each) or []
+        elif self.trouble is None:
+            clock = ~self.entry.process.pid << 3 | 2  # the processor time of a process (CPUCLOCK_SCHED)
+            before = time.clock_gettime(clock)
+            if self.attempt(self.entry.sample, seconds, each):
+                self.samples.append((time.clock_gettime(clock) - before) / self.entry.calls)
 
     @property
     def steady(self):
-        return self.typical(self.samples) if self.samples and self.trouble is None else None
+        return (min if self.typical is PROCESSOR else self.typical)(self.samples) if self.samples and self.trouble is None else None
 
     def middle(self):
         q = sorted(self.samples)
@@ -378,7 +390,7 @@ class Row:
         self.key, self.o, self.row, self.everybody = key, o, ROWS[key], everybody
         self.size = "small" if o.small else o.machine
         self.name = self.row.f or key
-        typical = min if o.fastest else statistics.median
+        typical = PROCESSOR if o.processor else min if o.fastest else statistics.median
         self.turns = [Turn(p, typical) for p in everybody if self.name in (getattr(p, "rows", None) or [self.name]) and self.name not in getattr(p, "without", ())]
         self.copier = Turn(copier, typical) if copier and not self.row.calls and not o.small else None
         self.rates = []
@@ -424,14 +436,14 @@ class Row:
 
     def rate(self):
         if not self.row.calls and not self.o.small:
-            self.rates.append(asked_rates(self.everybody))
+            self.rates.append(asked_rates(self.everybody, self.o.processor))
 
     def peak(self, name):
         """What a copy or a product reached beside this row, or None."""
         if name == "copy" and self.copier:
             return 2 * 4 * (64 << 20) / self.copier.steady if self.copier.steady else None
         found = [r[name] for r in self.rates if name in r]
-        return (max if self.o.fastest else statistics.mean)(found) if found else None
+        return (max if self.o.fastest or self.o.processor else statistics.mean)(found) if found else None
 
     def roofline(self):
         """(work, unit, seconds that it takes at the rate of copies and products or None)"""
@@ -540,14 +552,19 @@ def options():
     parser.add_argument("--only", action="append", help="only participants whose name begins so (repeatable)")
     parser.add_argument("--flag", dest="flags", action="append", default=[], help="a flag of Quern's (repeatable)")
     parser.add_argument("--limit", type=float, help="seconds for everything; rows that it does not reach are named")
-    parser.add_argument("--row-limit", type=float, default=60, help="seconds for all first calls of a row")
+    parser.add_argument("--row-limit", type=float, help="seconds for all first calls of a row")
+    parser.add_argument("--part", help="K/N: only the K-th of N parts of the rows, where time is short")
     parser.add_argument("--fastest", action="store_true", help="compare the fastest samples, not the medians")
+    parser.add_argument("--processor", action="store_true", help="compare processor times of the fastest turns (Linux; with --threads 1, since waiting "
+                        "threads use it up)")
     parser.add_argument("--small", action="store_true", help="sizes that take no time, to try everything")
     parser.add_argument("--json", help="a file that gets everything, also while rows are still to come")
     o = parser.parse_args()
     given = {k: v for k, v in vars(o).items() if v is not None}
-    defaults = dict(rounds=1, seconds=0.002, warm=0.001, limit=3600) if o.small else dict(rounds=6, seconds=0.1, warm=0.3, limit=3600) \
-        if o.machine == "cpu" else dict(rounds=3, seconds=0.12, warm=0.05, limit=460)
+    defaults = dict(rounds=3, seconds=0.12, warm=0.05, limit=560, row_limit=60) if o.machine == "gpu" else \
+        dict(rounds=6, seconds=0.1, warm=0.3, limit=3600, row_limit=120)
+    if o.small:
+        defaults.update(rounds=1, seconds=0.002, warm=0.001, limit=3600)
     for k, v in defaults.items():
         setattr(o, k, given.get(k, v))
     o.quern = os.path.abspath(o.quern)
@@ -573,6 +590,9 @@ def main():
         everybody, copier = participants(o)
         there = "small" if o.small else o.machine
         keys = o.row or [k for k, r in ROWS.items() if o.machine in r.sizes and not r.named]
+        if o.part:
+            part, parts = map(int, o.part.split("/"))
+            keys = keys[part - 1 :: parts]
         out(f"{o.machine}: {len(os.sched_getaffinity(0))} processors, {o.rounds} rounds; " + ", ".join(p.name for p in everybody))
         for key in keys:
             if there not in ROWS[key].sizes:
