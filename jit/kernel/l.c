@@ -88,20 +88,23 @@ static void *moved(arena *to, const void *from, size_t bytes) {
 }
 
 void l_tighten(l_program *p, size_t bytes, size_t parts) {
-  enum { OWN = 5 };
+  enum { OWN = 6 };
   size_t code = p->n * sizeof *p->code, buffers = p->nbuffers * sizeof *p->buffers, name = strlen(p->name) + 1;
+  size_t blocks = p->nblocks * sizeof *p->blocks;
   size_t tiles = p->ntiles * sizeof *p->tiles, checks = p->nchecks * sizeof *p->checks;
   arena to;
   arena_init(&to, NULL);
-  if (!arena_reserve(&to, code + buffers + name + tiles + checks + bytes, OWN + parts)) return;
+  if (!arena_reserve(&to, code + buffers + name + tiles + checks + blocks + bytes, OWN + parts)) return;
   p->code = moved(&to, p->code, code);
   p->buffers = moved(&to, p->buffers, buffers);
   p->tiles = moved(&to, p->tiles, tiles);
   p->checks = moved(&to, p->checks, checks);
+  p->blocks = moved(&to, p->blocks, blocks);
   p->name = moved(&to, p->name, name);
   p->cap = p->n;
   p->buffers_cap = p->nbuffers;
   p->tiles_cap = p->ntiles;
+  p->blocks_cap = p->nblocks;
   p->checks_cap = p->nchecks;
   arena_free(&p->arena);
   p->arena = to;
@@ -123,6 +126,21 @@ int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size) {
   if (!grow(p, (void **)&p->buffers, p->nbuffers, &p->buffers_cap, sizeof *p->buffers)) return -1;
   p->buffers[p->nbuffers] = (l_buffer){(uint8_t)dtype, (uint8_t)mode, size};
   return (int)p->nbuffers++;
+}
+
+uint8_t l_block_add(l_program *p, l_block b) {
+  for (uint32_t i = 0; i < p->nblocks; i++) {
+    const l_block *x = &p->blocks[i];
+    if (x->rows == b.rows && x->cols == b.cols && x->across == b.across && x->down == b.down && x->each == b.each &&
+        x->fragments == b.fragments)
+      return (uint8_t)(i + 1);
+  }
+  if (p->nblocks == L_BLOCKS_MOST || !grow(p, (void **)&p->blocks, p->nblocks, &p->blocks_cap, sizeof *p->blocks)) {
+    p->failed = true;
+    return 0;
+  }
+  p->blocks[p->nblocks] = b;
+  return (uint8_t)++p->nblocks;
 }
 
 int l_tile_add(l_program *p, l_tile t) {
@@ -273,7 +291,7 @@ uint64_t l_hash(const l_program *p) {
   for (uint32_t k = 1; k < p->n; k++) {
     const l_instr *i = &p->code[k];
     h = mix(h, (uint64_t)i->code | (uint64_t)i->sub << 8 | (uint64_t)i->dtype << 16 | (uint64_t)i->type2 << 24 |
-                   (uint64_t)i->flags << 32);
+                   (uint64_t)i->flags << 32 | (uint64_t)i->block << 40);
     h = mix(h, (uint64_t)i->a << 32 | i->b);
     h = mix(h, (uint64_t)i->c << 32 | i->d);
     h = mix(h, (uint64_t)i->e << 32 | i->f);
@@ -292,6 +310,11 @@ uint64_t l_hash(const l_program *p) {
     h = mix(h, (uint64_t)t->rows << 32 | t->cols);
     h = mix(h, (uint64_t)t->depth << 32 | t->out);
     h = mix(h, (uint64_t)(uint32_t)t->tile_rows << 32 | (uint32_t)t->tile_cols);
+  }
+  for (uint32_t k = 0; k < p->nblocks; k++) {
+    const l_block *b = &p->blocks[k];
+    h = mix(h, (uint64_t)b->rows << 48 | (uint64_t)b->cols << 32 | (uint64_t)b->across << 16 | b->down);
+    h = mix(h, (uint64_t)b->each << 1 | b->fragments);
   }
   /* Code depends on a check's error and detail, but not on its site and node. */
   for (uint32_t k = 0; k < p->nchecks; k++) {

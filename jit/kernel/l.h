@@ -6,7 +6,18 @@
  *            FOR or WHILE nested in it
  *   uniform  a typed scalar defined outside any VEC: constants, host scalars, finished reductions, scalar loads
  *   vector   a typed value defined inside a VEC: one element per iteration. A uniform used in a VEC broadcasts.
+ *   block    a typed value of rows x columns elements, both plain numbers, defined in a PAR outside any VEC (l_block)
  * Values leave a VEC only through stores, locals and accumulators.
+ *
+ * Blocks. An instruction that works on blocks works on all their elements: a row of data that stays in registers from one pass to the next,
+ * a tile of results, a panel on its way into a local, the fragments of a tensor core. An operand with one row or one column, or a uniform,
+ * broadcasts. How a block is spread over the threads of an instance or over vector registers is written in its type, and has no meaning:
+ *   f32[1x4096 t128.4]   128 threads, of which each has four neighbouring columns at a time
+ *   f32[64x64 t16x16.4]  16 x 16 threads: thread (i, j) has rows i, i + 16, .. and of columns the fours j, j + 16, ..
+ *   f32[14x32]           one thread: its vector registers
+ *   f32[16x8 mma]        as a tensor core has it
+ * LOAD and STORE of VECs have their like in BLOAD and BSTORE, reductions in BREDUCE, products in BDOT; arithmetic, constants, carries and the
+ * accumulators' PUSH and FINISH are the same instructions.
  *
  * Phases. A program is a list of phases with a barrier between them. A phase has exactly one PAR at its top: instances
  * [0, n) are independent, threads take ranges of them. Its body may use FOR, VEC, IF, WHILE. A phase becomes one function
@@ -116,7 +127,7 @@ typedef struct l_row {
 } l_row;
 extern const l_row l_rows[L_CODE_COUNT];
 
-enum { L_SHARED = 1, L_EXCLUSIVE = 2, L_FLAGS = 2 };
+enum { L_SHARED = 1, L_EXCLUSIVE = 2, L_DOWN = 4, L_MMA = 8, L_FLAGS = 4 };
 typedef struct l_flag {
   uint8_t bit;
   const char *name;
@@ -126,7 +137,7 @@ static inline bool l_opens(uint8_t code) {
   return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
 }
 /* Is `sub` a part of the instruction's name in texts? */
-static inline bool l_has_sub(uint8_t code) { return code == L_RMW || code == L_ACC; }
+static inline bool l_has_sub(uint8_t code) { return code == L_RMW || code == L_ACC || code == L_BREDUCE; }
 /* Is the instruction's dtype printed in texts? */
 static inline bool l_is_typed(uint8_t code) {
   return l_rows[code].result == 'V' || l_rows[code].result == 'A' || l_rows[code].result == 'M';
@@ -137,9 +148,19 @@ typedef struct l_instr {
   uint8_t sub;          /* kop_id or math_id */
   uint8_t dtype, type2; /* qn_dtype */
   uint8_t flags;
+  uint8_t block; /* 1 + the index of its type in program->blocks, if its value is a block */
   l_val a, b, c, d, e, f, g, h;
   int64_t imm, imm2;
 } l_instr;
+
+/* The type of a block besides its dtype. Threads: `across` in the direction of columns and `down` in that of rows; 1 and 1: one thread has it all. */
+typedef struct l_block {
+  uint16_t rows, cols;
+  uint16_t across, down;
+  uint16_t each;  /* neighbouring columns of a thread */
+  bool fragments; /* as a tensor core has it, whatever that is */
+} l_block;
+enum { L_BLOCK_MOST = 1 << 16, L_BLOCKS_MOST = 255 };
 
 /* Operands of L_TILE, in program->tiles[imm]. result[m][n] for m < rows, n < cols (both at most tile_rows, tile_cols):
  * sum over k of X[x_base + m * x_m + k * x_k] * Y[y_base + k * y_k + n * y_n], stored to local `out` at m * tile_cols + n.
@@ -177,6 +198,8 @@ typedef struct l_program {
   uint32_t nbuffers, buffers_cap;
   l_tile *tiles;
   uint32_t ntiles, tiles_cap;
+  l_block *blocks;
+  uint32_t nblocks, blocks_cap;
   l_check *checks;
   uint32_t nchecks, checks_cap;
   uint32_t nints, nscalars;
@@ -242,6 +265,12 @@ l_val l_kop(l_program *p, kop_id op, qn_dtype dtype, l_val a, l_val b, l_val c);
 l_val l_math(l_program *p, math_id fn, qn_dtype dtype, l_val a, l_val b, l_val c);
 void l_end(l_program *p);
 int l_tile_add(l_program *p, l_tile t);                                         /* -1 when memory is short */
+/* What l_instr.block is for a type of blocks; 0 when memory is short, or there are too many. */
+uint8_t l_block_add(l_program *p, l_block b);
+/* The type of v's value, or NULL if that is no block. */
+static inline const l_block *l_block_of(const l_program *p, l_val v) {
+  return p->code[v].block ? &p->blocks[p->code[v].block - 1] : NULL;
+}
 int l_check_add(l_program *p, l_check c);                                       /* -1 when memory is short */
 int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size); /* -1 when memory is short */
 /* The operand of an instruction that a row of lcodes.def describes. */

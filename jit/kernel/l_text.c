@@ -18,7 +18,7 @@
  *   }
  *
  * One instruction a line, driven by the rows of lcodes.def: result, dtype when it has one, spelling with .sub and .flags,
- * imm, operands. Instructions are numbered in order, so "%8 =" is redundant and checked; lines without a result count too.
+ * imm, operands. A block's rows and columns, and how it is spread, stand in brackets behind its dtype. Instructions are numbered in order, so "%8 =" is redundant and checked; lines without a result count too.
  * `type2`, and the dtype of instructions without a typed result, follow from the operands and are not written. Constants are
  * written as bits, with the value in parentheses, which is a comment. */
 #include "jit/kernel/l.h"
@@ -30,7 +30,7 @@ const char *const l_buffer_mode_names[BUFFER_MODE_NAMES] = {"in", "out", "inout"
 _Static_assert(ORDER_FREE + 1 == ORDER_NAMES && BUF_SCRATCH + 1 == BUFFER_MODE_NAMES,
                "every order and mode has a name");
 
-const l_flag l_flags[L_FLAGS] = {{L_SHARED, "shared"}, {L_EXCLUSIVE, "exclusive"}};
+const l_flag l_flags[L_FLAGS] = {{L_SHARED, "shared"}, {L_EXCLUSIVE, "exclusive"}, {L_DOWN, "down"}, {L_MMA, "mma"}};
 
 void l_print_constant(text_buf *out, qn_dtype dtype, uint64_t bits) {
   text_addf(out, "0x%llx (", (unsigned long long)bits);
@@ -64,11 +64,24 @@ static void print_tile(text_buf *out, const l_tile *t) {
             t->y_base, t->y_k, t->y_n, t->rows, t->cols, t->depth, t->tile_rows, t->tile_cols, t->out);
 }
 
+static void print_block(text_buf *out, const l_block *b) {
+  text_addf(out, "[%ux%u", b->rows, b->cols);
+  if (b->fragments)
+    text_adds(out, " mma");
+  else if (b->down > 1)
+    text_addf(out, " t%ux%u.%u", b->down, b->across, b->each);
+  else if (b->across > 1)
+    text_addf(out, " t%u.%u", b->across, b->each);
+  text_adds(out, "]");
+}
+
 static void print_instr(const l_program *p, l_val k, text_buf *out) {
   const l_instr *i = &p->code[k];
   const l_row *row = &l_rows[i->code];
   if (row->result != '-') text_addf(out, "%%%u = ", k);
-  if (l_is_typed(i->code)) text_addf(out, "%s ", dtype_rows[i->dtype].name);
+  if (l_is_typed(i->code)) text_adds(out, dtype_rows[i->dtype].name);
+  if (i->block) print_block(out, l_block_of(p, k));
+  if (l_is_typed(i->code)) text_adds(out, " ");
   const char *name = i->code == L_KOP ? kop_rows[i->sub].name : i->code == L_MATH ? math_rows[i->sub].name : row->text;
   text_adds(out, name);
   if (l_has_sub(i->code)) text_addf(out, ".%s", kop_rows[i->sub].name);

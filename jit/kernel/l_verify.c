@@ -162,6 +162,88 @@ static bool kop_ok(checker *c, const l_instr *i) {
   return i->type2 == in[n - 1] || bad(c, "type2 is not the last operand's dtype");
 }
 
+static bool acc_ok(checker *c, const l_instr *i);
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------- */
+
+/* May the value be an operand where a block of this type is made: a uniform, or a block that is spread alike and has as many rows and
+ * columns, or one? */
+static bool spreads(checker *c, l_val v, const l_block *to, const char *what) {
+  const l_block *b = v ? l_block_of(c->p, v) : NULL;
+  if (!b) return true;
+  if ((b->rows != to->rows && b->rows != 1) || (b->cols != to->cols && b->cols != 1))
+    return bad(c, "%s: a block of %u x %u for %u x %u", what, b->rows, b->cols, to->rows, to->cols);
+  return (b->across == to->across && b->down == to->down && b->each == to->each && b->fragments == to->fragments) ||
+         bad(c, "%s: blocks that are spread in different ways", what);
+}
+
+static bool is_block_code(uint8_t code) {
+  return code == L_BLOAD || code == L_BREDUCE || code == L_BDOT || code == L_CONST || code == L_KOP || code == L_MATH ||
+         code == L_IOTA || code == L_CARRY || code == L_FINISH;
+}
+
+static bool block_type_ok(checker *c, const l_block *b) {
+  if (b->rows < 1 || b->cols < 1 || (int64_t)b->rows * b->cols > L_BLOCK_MOST) return bad(c, "a block of %u x %u", b->rows, b->cols);
+  return (b->across >= 1 && b->down >= 1 && b->each >= 1) || bad(c, "a block of no threads");
+}
+
+static bool bdot_ok(checker *c, const l_instr *i, const l_block *to) {
+  const l_block *a = l_block_of(c->p, i->a), *x = l_block_of(c->p, i->b), *y = l_block_of(c->p, i->c);
+  uint8_t of = c->p->code[i->b].dtype;
+  if (!a || !x || !y) return bad(c, "a product of blocks");
+  if (a->rows != to->rows || a->cols != to->cols || x->rows != to->rows || y->cols != to->cols || x->cols != y->rows)
+    return bad(c, "%u x %u times %u x %u is no %u x %u", x->rows, x->cols, y->rows, y->cols, to->rows, to->cols);
+  if (of != c->p->code[i->c].dtype || c->p->code[i->a].dtype != i->dtype || i->dtype != dtype_compute(of))
+    return bad(c, "a product of other dtypes");
+  if (!spreads(c, i->a, to, "sum")) return false;
+  return !(i->flags & L_MMA) || (to->fragments && dtype_is_narrow(of)) || bad(c, "tensor cores multiply fragments of f16 and bf16");
+}
+
+static bool breduce_ok(checker *c, const l_instr *i, const l_block *to) {
+  const l_block *a = l_block_of(c->p, i->a);
+  bool down = i->flags & L_DOWN;
+  if (!a) return bad(c, "a reduction of a block");
+  if (down ? to->rows != 1 || to->cols != a->cols : to->cols != 1 || to->rows != a->rows)
+    return bad(c, "the results of %u x %u are no %u x %u", a->rows, a->cols, to->rows, to->cols);
+  uint8_t result = kop_is_arg(i->sub) ? (uint8_t)DTYPE_INDEX : c->p->code[i->a].dtype;
+  if (i->dtype != result) return bad(c, "dtype differs from the block's");
+  l_instr acc = {.code = L_ACC, .sub = i->sub, .dtype = c->p->code[i->a].dtype, .imm = i->imm};
+  return i->imm != ORDER_DOT ? acc_ok(c, &acc) : bad(c, "a sum of products is a BDOT");
+}
+
+/* What the rules about blocks say of an instruction that has or takes them. */
+static bool blocks_ok(checker *c, const l_instr *i) {
+  const l_program *p = c->p;
+  const l_block *to = i->block ? (i->block <= p->nblocks ? &p->blocks[i->block - 1] : NULL) : NULL;
+  bool takes = i->code == L_BSTORE || i->code == L_BVALUE || i->code == L_PUSH || i->code == L_SET || i->code == L_BREDUCE ||
+               i->code == L_BDOT;
+  if (i->block && !to) return bad(c, "no such type of blocks");
+  if (to && (!is_block_code(i->code) || !c->par || c->vec)) return bad(c, "no block is made here");
+  if (!to && (i->code == L_BLOAD || i->code == L_BREDUCE || i->code == L_BDOT)) return bad(c, "a block has rows and columns");
+  if (to && !block_type_ok(c, to)) return false;
+  for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
+    l_val v = l_operand_of(i, o);
+    if (v && l_block_of(p, v) && !to && !takes) return bad(c, "%s: a block where none can be", o->name);
+    if (v && to && !takes && !spreads(c, v, to, o->name)) return false;
+  }
+  const l_block *value = i->code == L_BSTORE ? l_block_of(p, i->h) : i->code == L_BVALUE ? l_block_of(p, i->a) : NULL;
+  switch (i->code) {
+  case L_BDOT: return bdot_ok(c, i, to);
+  case L_BREDUCE: return breduce_ok(c, i, to);
+  case L_BVALUE: return (value && value->rows == 1 && value->cols == 1) || bad(c, "a block of one");
+  case L_BSTORE:
+    if (!value) return bad(c, "a block is stored");
+    return spreads(c, i->c, value, "index") && spreads(c, i->g, value, "where");
+  case L_SET: return p->code[i->a].block == p->code[i->b].block || bad(c, "type differs from the carry's");
+  case L_PUSH:
+    return !l_block_of(p, i->b) || (p->code[i->a].a && !c->vec && !i->d) || bad(c, "a block is pushed to many results");
+  case L_FINISH: return !to || (p->code[i->a].a && !c->vec) || bad(c, "a block of many results");
+  case L_IOTA: return !i->c || to || bad(c, "rows belong to a block");
+  case L_CARRY: return !to || l_block_of(p, i->a) || bad(c, "a carry of blocks begins with one");
+  default: return true;
+  }
+}
+
 static bool acc_ok(checker *c, const l_instr *i) {
   if (!kop_combines(i->sub) && !kop_is_arg(i->sub))
     return bad(c, "%s does not reduce", i->sub < KOP_COUNT ? kop_rows[i->sub].name : "?");
@@ -188,7 +270,7 @@ static bool push_ok(checker *c, const l_instr *i) {
   } else if (i->dtype != a->dtype || a->imm == ORDER_DOT || a->imm == ORDER_TREE || kop_is_arg(a->sub)) {
     return bad(c, "no such scan");
   }
-  if (a->a && !c->vec) return bad(c, "many results are pushed inside a VEC");
+  if (a->a && !c->vec && !l_block_of(c->p, i->b)) return bad(c, "many results are pushed inside a VEC");
   return true;
 }
 
@@ -235,7 +317,7 @@ static bool types_ok(checker *c, const l_instr *i) {
     const l_instr *a = &p->code[i->a];
     if (i->dtype != (kop_is_arg(a->sub) ? DTYPE_INDEX : a->dtype))
       return bad(c, "dtype differs from the accumulator's");
-    return (a->a != 0) == (c->vec != 0) || bad(c, "many results are finished inside a VEC, one result outside");
+    return (a->a != 0) == (c->vec != 0 || i->block != 0) || bad(c, "many results are finished inside a VEC, one result outside");
   }
   case L_CARRY: return true;
   case L_FAILED: return dtype_is_bool(i->dtype) || bad(c, "it is a bool");
@@ -248,12 +330,21 @@ static bool types_ok(checker *c, const l_instr *i) {
   case L_IF:
     return l_rows[p->code[i->a].code].result == 'I' || dtype_is_bool(p->code[i->a].dtype) ||
            bad(c, "the condition is a bool");
+  case L_BLOAD:
+    if (i->h && p->code[i->h].dtype != i->dtype) return bad(c, "dtype of `else` differs");
+    if (!buffer_ok(c, i->imm, i->dtype, false, true)) return false;
+    break;
+  case L_BSTORE:
+    if (!buffer_ok(c, i->imm, p->code[i->h].dtype, true, false)) return false;
+    break;
   case L_CHECK:
     if (i->imm < 0 || i->imm >= p->nchecks) return bad(c, "no such check");
     return dtype_is_bool(p->code[i->a].dtype) || bad(c, "a check tests a bool");
   default: return true;
   }
   if (i->g && !dtype_is_bool(p->code[i->g].dtype)) return bad(c, "`where` is a bool");
+  if (i->code == L_BLOAD || i->code == L_BSTORE)
+    return !i->c || p->code[i->c].dtype == DTYPE_INDEX || bad(c, "an index is i64");
   if ((i->c != 0) != (i->d != 0)) return bad(c, "vindex and vstride belong together");
   if (i->c && p->code[i->c].dtype != DTYPE_INDEX) return bad(c, "vindex is i64");
   if ((i->b || i->e || i->f) && !c->vec) return bad(c, "stride, lo and hi belong in a VEC");
@@ -307,7 +398,12 @@ static bool place_ok(checker *c, const l_instr *i) {
     case L_TILE:
     case L_SYNC:
     case L_POLL:
-    case L_FAILED: return bad(c, "not inside a VEC");
+    case L_FAILED:
+    case L_BLOAD:
+    case L_BSTORE:
+    case L_BREDUCE:
+    case L_BDOT:
+    case L_BVALUE: return bad(c, "not inside a VEC");
     case L_IVALUE: return !in_vec_scope(c, i->a) || bad(c, "the index of a vector value");
     default: return true;
     }
@@ -371,7 +467,7 @@ static bool walk(checker *c) {
     }
     for (const l_operand *o = l_rows[i->code].operands; o->role; o++)
       if (!operand_ok(c, o->role, l_operand_of(i, o), o->name)) return false;
-    if (!types_ok(c, i)) return false;
+    if (!types_ok(c, i) || !blocks_ok(c, i)) return false;
     if (i->code == L_TILE && !tile_ok(c, i)) return false;
     if (i->code == L_LOCAL && !launch_time(c, i->a)) return bad(c, "sizes are known before the PAR");
     if (i->code != L_ELSE && i->code != L_END) c->home[c->at] = c->stack[c->depth - 1].id;

@@ -37,6 +37,7 @@ typedef struct ev_memory {
 /* The state of an instruction: its value at the moment, and of an opener where its block goes on. */
 typedef struct ev_slot {
   uint64_t value;
+  uint64_t *block;    /* the elements of a block, by rows */
   ev_memory local;    /* of a LOCAL */
   ev_result *results; /* of an ACC */
   int64_t nresults;
@@ -280,6 +281,7 @@ static bool ev_push_to(ev *e, ev_result *r, uint64_t value, uint64_t times, int6
   return true;
 }
 
+/* Of what an instruction holds but for its block, which is as large each time. */
 static void ev_slot_clear(ev_slot *s) {
   for (int64_t i = 0; s->results && i < s->nresults; i++) {
     free(s->results[i].pushed);
@@ -469,21 +471,152 @@ static bool ev_instr(ev *e, l_val n) {
   }
 }
 
+/* ---- blocks ---------------------------------------------------------------------------------------------------------------- */
+
+/* Element (i, j) of a value that broadcasts. */
+static uint64_t ev_element(const ev *e, l_val v, int64_t i, int64_t j) {
+  const l_block *b = l_block_of(e->p, v);
+  return b ? e->at[v].block[(b->rows == 1 ? 0 : i) * b->cols + (b->cols == 1 ? 0 : j)] : e->at[v].value;
+}
+
+/* One element of BLOAD or BSTORE. */
+static bool ev_block_access(ev *e, l_val n, int64_t i, int64_t j, uint64_t *to) {
+  const l_instr *c = &e->p->code[n];
+  ev_memory *m = ev_memory_of(e, c->imm);
+  bool inside = (!c->e || i < ev_index(e, c->e)) && (!c->f || j < ev_index(e, c->f)) && (!c->g || (ev_element(e, c->g, i, j) & 1));
+  if (c->code == L_BLOAD) *to = c->h ? ev_element(e, c->h, i, j) : 0;
+  if (!inside) return true;
+  int64_t at = ev_index(e, c->a) + (c->d ? ev_index(e, c->d) * i : 0) + (c->b ? ev_index(e, c->b) * j : 0);
+  if (c->c) at += (int64_t)ev_element(e, c->c, i, j);
+  if (!ev_inside(e, n, m, at, 1)) return false;
+  if (c->code == L_BLOAD)
+    *to = ev_read(m->dtype, m->data, at);
+  else
+    ev_write(m->dtype, m->data, at, ev_element(e, c->h, i, j));
+  return true;
+}
+
+static uint64_t ev_bdot(const ev *e, const l_instr *c, int64_t i, int64_t j) {
+  const l_block *x = l_block_of(e->p, c->b);
+  qn_dtype from = (qn_dtype)e->p->code[c->b].dtype, d = (qn_dtype)c->dtype;
+  uint64_t sum = ev_element(e, c->a, i, j);
+  for (int64_t k = 0; k < x->cols; k++) {
+    uint64_t p = ev_cast(from, d, ev_element(e, c->b, i, k)), q = ev_cast(from, d, ev_element(e, c->c, k, j));
+    sum = dtype_is_float(d) ? ev_compute(KOP_fma, d, p, q, sum) : ev_compute(KOP_add, d, ev_compute(KOP_mul, d, p, q, 0), sum, 0);
+  }
+  return sum;
+}
+
+/* Row i of a block, or column j, as one result. */
+static bool ev_breduce(ev *e, const l_instr *c, int64_t i, int64_t j, uint64_t *to) {
+  const l_block *a = l_block_of(e->p, c->a);
+  l_instr acc = {.code = L_ACC, .sub = c->sub, .dtype = e->p->code[c->a].dtype, .imm = c->imm};
+  bool down = c->flags & L_DOWN, ok = true;
+  ev_result r = {0};
+  for (int64_t k = 0; k < (down ? a->rows : a->cols) && ok; k++)
+    ok = ev_push_to(e, &r, down ? ev_element(e, c->a, k, j) : ev_element(e, c->a, i, k), 0, k);
+  if (ok) *to = ev_finish(&acc, &r);
+  free(r.pushed);
+  return ok;
+}
+
+/* One element of a block that instruction n makes. */
+static bool ev_block_element(ev *e, l_val n, int64_t i, int64_t j, uint64_t *to) {
+  const l_instr *c = &e->p->code[n];
+  qn_dtype of_a = (qn_dtype)e->p->code[c->a].dtype, d = (qn_dtype)c->dtype;
+  uint64_t a = ev_element(e, c->a, i, j), b = ev_element(e, c->b, i, j);
+  switch ((l_code)c->code) {
+  case L_CONST: *to = (uint64_t)c->imm; return true;
+  case L_CARRY: *to = a; return true;
+  case L_IOTA:
+    *to = (uint64_t)(ev_index(e, c->a) + (c->b ? ev_index(e, c->b) * j : 0) + (c->c ? ev_index(e, c->c) * i : 0));
+    *to = ev_cast(DTYPE_INDEX, d, *to);
+    return true;
+  case L_KOP:
+    *to = c->sub == KOP_cast ? ev_cast(of_a, d, a)
+                             : ev_compute((kop_id)c->sub, (qn_dtype)c->type2, a, b, ev_element(e, c->c, i, j));
+    return true;
+  case L_MATH:
+    *to = ev_math((math_id)c->sub, math_rows[c->sub].kind == MATH_IS_WORD ? d : (qn_dtype)c->type2, a, b);
+    return true;
+  case L_BDOT: *to = ev_bdot(e, c, i, j); return true;
+  case L_BREDUCE: return ev_breduce(e, c, i, j, to);
+  case L_FINISH: {
+    const l_block *block = l_block_of(e->p, n);
+    const ev_slot *s = &e->at[c->a];
+    int64_t at = i * block->cols + j;
+    if (at >= s->nresults) return ev_bad(e, n, "no such result", at);
+    *to = ev_finish(&e->p->code[c->a], &s->results[at]);
+    return true;
+  }
+  default: return ev_block_access(e, n, i, j, to);
+  }
+}
+
+/* An instruction that makes a block or takes one. */
+static bool ev_block(ev *e, l_val n) {
+  const l_instr *c = &e->p->code[n];
+  l_val shape = c->block ? n : c->code == L_BSTORE ? c->h : c->code == L_PUSH ? c->b : c->a;
+  const l_block *b = l_block_of(e->p, shape);
+  int64_t count = (int64_t)b->rows * b->cols;
+  if (c->code == L_BVALUE) {
+    e->at[n].value = e->at[c->a].block[0];
+    return true;
+  }
+  if (c->block && !e->at[n].block && !(e->at[n].block = calloc((size_t)count, sizeof *e->at[n].block))) return ev_lacks(e);
+  for (int64_t x = 0; x < count; x++) {
+    int64_t i = x / b->cols, j = x % b->cols;
+    uint64_t unused;
+    if (c->code == L_PUSH) {
+      ev_slot *s = &e->at[c->a];
+      if (x >= s->nresults) return ev_bad(e, n, "no such result", x);
+      ev_result *r = &s->results[x];
+      if (r->nmerged) return ev_bad(e, n, "push after merge", 0);
+      if (!ev_push_to(e, r, ev_element(e, c->b, i, j), 0, c->c ? ev_index(e, c->c) : (int64_t)r->npushed)) return false;
+    } else if (!(c->block ? ev_block_element(e, n, i, j, &e->at[n].block[x]) : ev_block_access(e, n, i, j, &unused))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static bool ev_has_block(const l_program *p, l_val n) {
+  const l_instr *c = &p->code[n];
+  return c->block || c->code == L_BSTORE || c->code == L_BVALUE || (c->code == L_PUSH && l_block_of(p, c->b));
+}
+
 /* ---- structures ---------------------------------------------------------------------------------------------------------- */
 
+/* Of a SET of blocks: the new elements, which wait in the place of the SET's own until all are known. */
+static bool ev_set_block(ev *e, l_val n, bool copy) {
+  const l_instr *c = &e->p->code[n];
+  const l_block *b = l_block_of(e->p, c->b);
+  size_t bytes = (size_t)b->rows * b->cols * sizeof(uint64_t);
+  if (!copy) {
+    memcpy(e->at[c->a].block, e->at[n].block, bytes);
+    return true;
+  }
+  if (!e->at[n].block && !(e->at[n].block = malloc(bytes))) return ev_lacks(e);
+  memcpy(e->at[n].block, e->at[c->b].block, bytes);
+  return true;
+}
+
 /* The end of an iteration: the SETs directly in the loop at `loop`, all at once. */
-static void ev_sets(ev *e, l_val loop) {
+static bool ev_sets(ev *e, l_val loop) {
   uint64_t next[64];
   for (int pass = 0; pass < 2; pass++)
     for (l_val n = loop + 1, i = 0; n < e->at[loop].end && i < 64; n++) {
       const l_instr *c = &e->p->code[n];
       if (e->at[n].end)
         n = e->at[n].end;
-      else if (c->code == L_SET && pass == 0)
+      else if (c->code == L_SET && l_block_of(e->p, c->b)) {
+        if (!ev_set_block(e, n, pass == 0)) return false;
+      } else if (c->code == L_SET && pass == 0)
         next[i++] = e->at[c->b].value;
       else if (c->code == L_SET)
         e->at[c->a].value = next[i++];
     }
+  return true;
 }
 
 static bool ev_run(ev *e, l_val from, l_val to);
@@ -504,8 +637,7 @@ static bool ev_structure(ev *e, l_val n) {
   case L_FOR:
     for (int64_t i = from; i < to && ok; i += step) {
       s->value = (uint64_t)i;
-      ok = ev_run(e, n + 1, s->end);
-      ev_sets(e, n);
+      ok = ev_run(e, n + 1, s->end) && ev_sets(e, n);
     }
     return ok;
   case L_VEC:
@@ -517,8 +649,7 @@ static bool ev_structure(ev *e, l_val n) {
     return ok;
   case L_WHILE:
     while (ok && e->at[c->a].value & 1) {
-      ok = ev_run(e, n + 1, s->end);
-      ev_sets(e, n);
+      ok = ev_run(e, n + 1, s->end) && ev_sets(e, n);
     }
     return ok;
   default: /* IF */
@@ -534,7 +665,7 @@ static bool ev_run(ev *e, l_val from, l_val to) {
       return false;
     }
     bool opens = l_opens(e->p->code[n].code);
-    if (!(opens ? ev_structure(e, n) : ev_instr(e, n))) return false;
+    if (!(opens ? ev_structure(e, n) : ev_has_block(e->p, n) ? ev_block(e, n) : ev_instr(e, n))) return false;
     if (opens) n = e->at[n].end;
   }
   return true;
@@ -585,6 +716,7 @@ l_eval_end l_eval(const l_program *p, void *const *buffers, const int64_t *sizes
   for (l_val n = 0; n < p->n && e.at; n++) {
     if (o->values) o->values[n] = ev_index(&e, n);
     ev_slot_clear(&e.at[n]);
+    free(e.at[n].block);
   }
   for (uint32_t b = 0; b < p->nbuffers && e.buf; b++)
     if (p->buffers[b].mode == BUF_SCRATCH) free(e.buf[b].data);

@@ -1,4 +1,5 @@
 /* Reads the text form of L programs that l_print writes (jit/kernel/l_text.c). */
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/unit/kernel_text.h"
@@ -120,6 +121,35 @@ static bool parse_operands(reader *r, l_instr *i) {
   return true;
 }
 
+/* "[64x128 t16x8.4]" behind a dtype: 16 x 8 threads, with four columns each. */
+static bool parse_block(reader *r, l_program *p, l_instr *i) {
+  if (*r->at != '[') return true;
+  r->at++;
+  char *end;
+  l_block b = {.across = 1, .down = 1, .each = 1};
+  b.rows = (uint16_t)strtoul(r->at, &end, 10);
+  if (*end != 'x') return reader_fail(r, "expected rows x columns");
+  r->at = end + 1;
+  b.cols = (uint16_t)strtoul(r->at, &end, 10);
+  r->at = end;
+  if (reader_take(r, "mma")) {
+    b.fragments = true;
+  } else if (*r->at == 't') {
+    b.across = (uint16_t)strtoul(r->at + 1, &end, 10);
+    if (*end == 'x') {
+      b.down = b.across;
+      b.across = (uint16_t)strtoul(end + 1, &end, 10);
+    }
+    if (*end != '.') return reader_fail(r, "expected the columns of a thread");
+    b.each = (uint16_t)strtoul(end + 1, &end, 10);
+    r->at = end;
+  }
+  if (*r->at != ']') return reader_fail(r, "expected ']'");
+  r->at++;
+  i->block = l_block_add(p, b);
+  return i->block || reader_fail(r, "too many types of blocks");
+}
+
 static bool parse_instr(reader *r, l_program *p) {
   l_instr i = {0};
   l_val result = 0;
@@ -137,6 +167,7 @@ static bool parse_instr(reader *r, l_program *p) {
       i.dtype = (uint8_t)dtype;
     else
       r->at = back;
+    if (with_type && !parse_block(r, p, &i)) return false;
   }
   if (!parse_name(r, with_type, &i) || !parse_suffixes(r, &i)) return false;
   const l_row *row = &l_rows[i.code];
