@@ -216,7 +216,8 @@ static void print_node(const writer *w, k_val v) {
     text_adds(out, " at ");
     print_form(w, n->at);
   }
-  if (k_is_effect(n)) print_axes(w, n->axes);
+  bool wider = n->code == K_CARRY && n->axes != w->k->nodes[n->a].axes; /* than what it begins with */
+  if (k_is_effect(n) || wider) print_axes(w, n->axes);
   if (n->code == K_WHILE) text_adds(out, " {");
 }
 
@@ -594,7 +595,9 @@ static bool parse_instruction(parser *p) {
   if (k_is_effect(&n)) {
     if (!parse_over(p, &n.axes)) return false;
   } else {
+    reader_blanks(r);
     n.axes = k_value_axes(k, &n);
+    if (n.code == K_CARRY && *r->at == 'o' && !parse_over(p, &n.axes)) return false;
   }
   if (n.code == K_WHILE && !reader_need(r, "{")) return false;
   if (!reader_at_line_end(r)) return reader_fail(r, "unexpected text behind the node");

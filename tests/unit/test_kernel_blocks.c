@@ -190,6 +190,26 @@ START_TEST(columns_in_registers) {
 }
 END_TEST
 
+/* What attention computes, over named axes: a loop over tiles of keys with carries of elements, in which are two products and two reductions. */
+START_TEST(attention_as_a_kernel) {
+  char path[300], *text = calloc(1 << 16, 1);
+  snprintf(path, sizeof path, "%s/golden/blocks/flash_attention.k", TESTS_DIR);
+  FILE *f = fopen(path, "rb");
+  ck_assert(f != NULL && fread(text, 1, (1 << 16) - 1, f) > 0);
+  fclose(f);
+  k_kernel *k = k_parse(text, why, sizeof why);
+  ck_assert_msg(k != NULL, "%s", why);
+  ck_assert_msg(k_verify(k, why, sizeof why), "%s", why);
+  text_buf out = {0};
+  k_print(k, &out);
+  text_add(&out, "", 1);
+  ck_assert_str_eq(out.text, text);
+  text_free(&out);
+  k_free(k);
+  free(text);
+}
+END_TEST
+
 static void refused(const char *name, const char *from, const char *to, const char *reason) {
   char *text = read_text(name), *at = strstr(text, from), *edited = calloc(1 << 17, 1);
   ck_assert_msg(at != NULL, "no '%s'", from);
@@ -228,6 +248,7 @@ int main(void) {
   tcase_add_test(c, fragments_of_tensor_cores);
   tcase_add_test(c, attention_without_stored_scores);
   tcase_add_test(c, columns_in_registers);
+  tcase_add_test(c, attention_as_a_kernel);
   tcase_add_test(c, the_verifier_refuses);
   suite_add_tcase(s, c);
   SRunner *r = srunner_create(s);
