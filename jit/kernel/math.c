@@ -50,8 +50,11 @@ static const char words_cuda[] =
 static const char words[] =
     "#define F32(x) x##f\n#define F64(x) x\n#define I32(x) x\n#define U32(x) x##u\n#define U64(x) x##ull\n";
 
-/* Casts that a GPU does with one instruction, in place of their definitions, with the same bits also for NaN. They convert pairs, since the
- * instruction for one number uses the slow unit of special functions. */
+/* What a GPU does in fewer instructions than the definition asks for, in place of it, with the same bits (of nan, too, where these matter):
+ * - casts, which convert pairs, since the instruction for one number uses the slow unit of special functions;
+ * - min, max, also of an operand that is a number, and abs;
+ * - the reciprocal of a number of moderate size: one step of Newton from the unit's estimate is rounded to nearest, which the compiler's
+ *   1 / x does, too, behind a test of the range (seen for all of them on an H200). */
 static const struct cuda_text {
   const char *name, *body;
 } cuda_texts[] = {
@@ -59,6 +62,14 @@ static const struct cuda_text {
                       " return (bf16)(a != a ? 0x7fc0u : r);"},
     {"cast_f32_f16", "u32 r; asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(0.0f), \"f\"(a));"
                      " return (f16)(a != a ? 0x7e00u | (bitcast_f32_u32(a) >> 16 & 0x8000u) : r);"},
+    {"abs_f32", "return fabsf(a);"},
+    {"abs_f64", "return fabs(a);"},
+    {"min_f32", "f32 r; asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b)); return r;"},
+    {"max_f32", "f32 r; asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b)); return r;"},
+    {"atmost_f32", "f32 r; asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b)); return r;"},
+    {"atleast_f32", "f32 r; asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b)); return r;"},
+    {"recip_f32", "f32 r; asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(a));"
+                  " return __fmaf_rn(r, __fmaf_rn(-a, r, 1.0f), r);"},
 };
 
 static void print_body(const math_text *m, math_target target, text_buf *out) {

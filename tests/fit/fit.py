@@ -3,11 +3,12 @@
 
 Usage: fit.py [NAME...]; needs mpmath. Every row says which function g is approximated on which interval by a polynomial
 with n coefficients, relative to which weight w (the error reported is max |p - g| * w), and in which type the
-coefficients are rounded (f32: one after the other from the constant term up, refitting the rest each time).
+coefficients are rounded (f32: one after the other from the constant term up, refitting the rest each time; or, `polish`, all at once, then each
+moved by a unit, alone and with another one, while that helps).
 """
 import struct
 import sys
-from mpmath import mp, mpf, matrix, lu_solve, exp, log, sin, cos, tan, asin, atan, atanh, tanh, sinh, erf, erfc, sqrt, pi
+from mpmath import mp, mpf, matrix, lu_solve, exp, log, sin, cos, tan, asin, atan, atanh, sinh, erf, erfc, sqrt, pi
 
 mp.dps = 50
 
@@ -72,6 +73,45 @@ def fit(name, g, w, lo, hi, n, bits, fixed=()):
           (name, n, mp.log(err, 2), mp.log(best, 2), ", ".join(texts)))
 
 
+def near32(x, up):
+    """The next f32 above or below one that is not 0."""
+    bits = struct.unpack("i", struct.pack("f", x))[0] + (1 if (x > 0) == up else -1)
+    return struct.unpack("f", struct.pack("i", bits))[0]
+
+
+def polish(name, g, w, lo, hi, n):
+    """Minimax fit with f32 coefficients, moved by units."""
+    exact, best = remez(g, w, lo, hi, n, [])
+    xs = [(mpf(lo) + mpf(hi)) / 2 - (mpf(hi) - mpf(lo)) / 2 * mp.cos(pi * i / 200) for i in range(201)]
+    rows = [(float(x), float(g(x)), float(w(x))) for x in xs]
+
+    def error(c):
+        worst = 0.0
+        for x, gx, wx in rows:
+            p = 0.0
+            for v in reversed(c):
+                p = p * x + v
+            worst = max(worst, abs(p - gx) * wx)
+        return worst
+
+    c = [struct.unpack("f", struct.pack("f", float(v)))[0] for v in exact]
+    e, better = error(c), True
+    while better:
+        better = False
+        for i in range(n):
+            for j in range(i + 1):
+                for up in (False, True):
+                    for other in (False, True):
+                        d = list(c)
+                        d[i] = near32(d[i], up)
+                        if j < i:
+                            d[j] = near32(d[j], other)
+                        x = error(d)
+                        if x < e:
+                            c, e, better = d, x, True
+    print("%-16s n=%-2d 2^%.1f (exact coefficients 2^%.1f)\n  %s" % (name, n, mp.log(e, 2), mp.log(best, 2), ", ".join(hexf(v, 24)[0] for v in c)))
+
+
 def near0(f, c):
     """f(x), or its Taylor polynomial near 0 where f cancels."""
     return lambda x: f(x) if abs(x) > mpf(10) ** -8 else mp.polyval(c[::-1], x)
@@ -84,6 +124,8 @@ def odd(f, c3, c5):
     return near0(lambda z: (f(sqrt(z)) / sqrt(z) - 1) / z, [mpf(c3), mpf(c5)])
 
 E = near0(lambda r: (exp(r) - 1 - r) / r**2, [mpf(1) / 2, mpf(1) / 6])
+EG = near0(lambda r: (exp(r) - 1) / r, [mpf(1), mpf(1) / 2])
+ET = near0(lambda r: (exp(2 * r) - 1) / r, [mpf(2), mpf(2)])
 E2 = near0(lambda r: (mpf(2) ** r - 1) / r, [log(2), log(2) ** 2 / 2])
 LG = near0(lambda f: (log(1 + f) - f + f * f / 2) / f**3, [mpf(1) / 3, -mpf(1) / 4])
 # log(m) = 2 s + 2 s^3 R(s^2) with s = f / (2 + f)
@@ -94,7 +136,6 @@ COS = near0(lambda z: (cos(sqrt(z)) - 1 + z / 2) / z**2, [mpf(1) / 24, -mpf(1) /
 TAN = odd(tan, mpf(1) / 3, mpf(2) / 15)
 ASIN = odd(asin, mpf(1) / 6, mpf(3) / 40)
 ATAN = odd(atan, -mpf(1) / 3, mpf(1) / 5)
-TANH = odd(tanh, -mpf(1) / 3, mpf(2) / 15)
 SINH = odd(sinh, mpf(1) / 6, mpf(1) / 120)
 ERF1 = near0(lambda z: erf(sqrt(z)) / sqrt(z) - 1, [2 / sqrt(pi) - 1, -2 / (3 * sqrt(pi))])
 def gelu_tail(k):
@@ -119,7 +160,10 @@ FITS = {
     "tan32": lambda: fit("tan32", TAN, lambda z: z, 0, Z4, 7, 24),
     "asin32": lambda: fit("asin32", ASIN, lambda z: z, 0, 0.25, 5, 24),
     "atan32": lambda: fit("atan32", ATAN, lambda z: z, 0, T8, 5, 24),
-    "tanh32": lambda: fit("tanh32", TANH, lambda z: z, 0, mpf("0.55") ** 2, 5, 24),
+    "expf32": lambda: polish("expf32", EG, lambda r: abs(r) / exp(r), -LH, LH, 6),
+    "exps32": lambda: polish("exps32", EG, lambda r: abs(r) / exp(r), -LH, LH, 5),
+    # for |a| = n ln 2 / 2 + r
+    "tanh32": lambda: polish("tanh32", ET, lambda r: 1 / ET(r), -LH / 2, LH / 2, 6),
     "sinh32": lambda: fit("sinh32", SINH, lambda z: z, 0, 1, 4, 24),
     "erf32": lambda: fit("erf32", ERF1, one, 0, mpf("0.95") ** 2, 7, 24),
     # erf(t) = 1 - exp2(q(t)), t from 0.93 to 4
@@ -139,7 +183,6 @@ FITS = {
     "tan64": lambda: fit("tan64", TAN, lambda z: z, 0, Z4, 16, 53),
     "asin64": lambda: fit("asin64", ASIN, lambda z: z, 0, 0.25, 13, 53),
     "atan64": lambda: fit("atan64", ATAN, lambda z: z, 0, T8, 12, 53),
-    "tanh64": lambda: fit("tanh64", TANH, lambda z: z, 0, mpf("0.55") ** 2, 11, 53),
     "sinh64": lambda: fit("sinh64", SINH, lambda z: z, 0, 1, 8, 53),
     "erf64": lambda: fit("erf64", ERF1, one, 0, 1, 14, 53),
     # erfc(x) = exp(-x^2) / x-free factor: g(u) with u = (x - 2.5) / (x + 2.5), x from 1 to 6
