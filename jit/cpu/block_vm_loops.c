@@ -311,7 +311,8 @@ MAKE_IOTA(b8, != 0)
   static void math_pow_##T(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                \
     T *out = o;                                                                                                        \
     const T *x = a;                                                                                                    \
-    POW_BY(T, 2) POW_BY(T, 3) POW_BY(T, -1) POW_BY(T, 1)                                                               \
+    POW_BY(T, 2) POW_BY(T, 3) POW_BY(T, -1) POW_BY(T, 1) POW_BY(T, 4) POW_BY(T, -2) POW_BY(T, (T)0.5)                  \
+    POW_BY(T, (T)-0.5) POW_BY(T, (T)1.5) POW_BY(T, (T)-1.5) POW_BY(T, (T)2.5)                                          \
     math_pow_any_##T(o, a, b, c, mode, n);                                                                             \
   }
 #define REAL_PLAIN1(F, T) LOOP1(math_##F##_##T, T, T, F##_##T)

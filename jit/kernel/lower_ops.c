@@ -14,6 +14,8 @@
  *              f32 and narrower: u = (w0 + 1) / 2^32 rounded to f32, in (0, 1]; v = top 24 bits of w1 as a fraction
  *              f64: u = (top 53 bits of w0 + 2^32 w1, plus 1) / 2^53; v = top 53 bits of w2 + 2^32 w3 as a fraction
  * Every step is an exact operation or rounds once, so the numbers are the same on every machine. */
+#include <math.h>
+
 #include "jit/kernel/lower_impl.h"
 #include "lang/error.h"
 
@@ -78,6 +80,31 @@ static bool float_only(op_id op) {
   }
 }
 
+/* x to the power of a constant for which math.def says which primitives that is, or 0. */
+static k_val known_power(k_kernel *k, qn_dtype d, k_val x, k_val by) {
+  const k_node *n = &k->nodes[by];
+  if (n->code != K_CONST || !dtype_is_float(d)) return 0;
+  double b = dtype_load(d, &n->imm).u.f;
+  bool root = b == 0.5 || b == -0.5 || b == 1.5 || b == -1.5 || b == 2.5;
+  if (!root && b != 1 && b != 2 && b != 3 && b != 4 && b != -1 && b != -2) return 0;
+  k_val one = k_const_f(k, d, 1), square = b == 2 || b > 2 ? k_op(k, KOP_mul, d, x, x, 0) : 0;
+  if (b == 1) return x;
+  if (b == 2) return square;
+  if (b == 3) return k_op(k, KOP_mul, d, square, x, 0);
+  if (b == 4) return k_op(k, KOP_mul, d, square, square, 0);
+  if (!root) {
+    k_val q = k_op(k, KOP_div, d, one, x, 0);
+    return b == -1 ? q : k_op(k, KOP_mul, d, q, q, 0);
+  }
+  k_val least = k_op(k, KOP_eq, DTYPE_TEST, x, k_const_f(k, d, -HUGE_VAL), 0);
+  x = k_op(k, KOP_select, d, least, k_const_f(k, d, HUGE_VAL), k_op(k, KOP_add, d, x, k_const_f(k, d, 0), 0));
+  if (b == -1.5) return k_op(k, KOP_div, d, k_op(k, KOP_sqrt, d, k_op(k, KOP_div, d, one, x, 0), 0, 0), x, 0);
+  k_val s = k_op(k, KOP_sqrt, d, x, 0, 0);
+  if (b == 0.5) return s;
+  if (b == -0.5) return k_op(k, KOP_div, d, one, s, 0);
+  return k_op(k, KOP_mul, d, b == 2.5 ? square : x, s, 0);
+}
+
 k_val lower_pointwise(lowering *l, op_id op, qn_dtype type, const k_val *in, int nin) {
   k_kernel *k = l->k;
   if (op == OP_stop_gradient) return in[0];
@@ -89,6 +116,8 @@ k_val lower_pointwise(lowering *l, op_id op, qn_dtype type, const k_val *in, int
   qn_dtype d = (qn_dtype)k->nodes[wide[0]].dtype;
   if (!floating(d) && float_only(op)) return on_integers(l, op, d, wide);
   qn_dtype result = dtype_is_bool(type) ? type : d;
+  k_val power = op == OP_pow ? known_power(k, d, wide[0], wide[1]) : 0;
+  if (power) return k_cast(k, power, type);
   k_val v = bodies[op].kind == 1 ? k_op(k, (kop_id)bodies[op].id, result, wide[0], wide[1], wide[2])
                                  : k_math(k, (math_id)bodies[op].id, result, wide[0], wide[1], wide[2]);
   return k_cast(k, v, type);

@@ -169,6 +169,7 @@ FITS = {
     # erf(t) = 1 - exp2(q(t)), t from 0.93 to 4
     "erfc32": lambda: fit("erfc32", lambda t: log(erfc(t), 2), lambda t: log(2) * erfc(t) / erf(t), "0.92", "4.1", 8, 24),
     "gelu32": lambda: fit("gelu32", gelu_tail(mpf("3.5")), lambda u: 1 / gelu_tail(mpf("3.5"))(u), -1, mpf("12.5") / mpf("19.5"), 10, 24),
+    "exp2s_32": lambda: fit("exp2s_32", E2, lambda r: abs(r) / mpf(2) ** r, -0.5, 0.5, 5, 24),
     # f64 helpers of f32 functions
     "log2_32d": lambda: fit("log2_32d", LS, lambda z: z, 0, LSMAX, 4, 53),
     "exp2_32d": lambda: fit("exp2_32d", E2, lambda r: abs(r) / mpf(2) ** r, -0.5, 0.5, 7, 53),
