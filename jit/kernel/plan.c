@@ -18,6 +18,7 @@
 #include "jit/kernel/schedule.h"
 #include "jit/kernel/sink.h"
 #include "jit/kernel/splice.h"
+#include "jit/kernel/statics.h"
 #include "jit/kernel/updates.h"
 #include "lang/value.h"
 #include "lang/vm.h"
@@ -290,8 +291,11 @@ static void count_bytes(plan_kernel *k, int64_t elements, qn_dtype dtype) {
 }
 
 /* Schedules kernel k, which computes n nodes, as the plan's next, and binds step s to it. `overlaps`: results may be written over operands. */
-static bool add_kernel(planner *m, const k_kernel *k, const uint32_t *nodes, uint32_t n, bool overlaps, plan_step *s) {
+static bool add_kernel(planner *m, k_kernel *k, const uint32_t *nodes, uint32_t n, bool overlaps, plan_step *s) {
   plan *p = m->p;
+  bool pays = statics_pay(k);
+  k->statics = pays && m->tune[TUNE_fuse_static];
+  uint8_t statics = k->statics ? STATICS_KNOWN : pays ? STATICS_PAY : STATICS_NONE;
 #ifdef QN_CHECKED
   char text[256];
   if (!k_verify(k, text, sizeof text)) {
@@ -305,7 +309,7 @@ static bool add_kernel(planner *m, const k_kernel *k, const uint32_t *nodes, uin
   if (!ok) return false;
   plan_kernel *to = &p->kernels[p->nkernels];
   s->what = p->nkernels++;
-  *to = (plan_kernel){.program = r.program, .nops = n, .graph = m->g};
+  *to = (plan_kernel){.program = r.program, .nops = n, .graph = m->g, .statics = statics};
   to->hash = l_hash(r.program);
   for (uint32_t i = 1; i < r.program->n; i++) to->nphases += r.program->code[i].code == L_PHASE;
   to->node_first = nodes[0];
@@ -529,6 +533,9 @@ static bool spliced_kernel(planner *m, uint32_t n, const plan_region *r, plan_st
   plan_kernel *to = &p->kernels[p->nkernels];
   s->what = p->nkernels++;
   *to = (plan_kernel){.program = x.program, .nops = 1, .nodes = node, .graph = g, .nphases = 1};
+  for (int k = 0; k < 2; k++)
+    for (uint32_t i = 0; i < r->parts[k]->nkernels; i++)
+      if (r->parts[k]->kernels[i].statics > to->statics) to->statics = r->parts[k]->kernels[i].statics;
   to->hash = l_hash(x.program);
   to->node_first = to->node_last = n;
   if (!(buffers = take(m, x.nbuffers, sizeof *buffers))) return false;

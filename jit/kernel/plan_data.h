@@ -35,6 +35,13 @@ typedef struct kernel_rows {
   uint32_t slot;  /* 1 + the scalar slot whose number is added to `room`; 0: none */
 } kernel_rows;
 
+/* Does a program know its sizes (statics.h)? */
+typedef enum plan_statics {
+  STATICS_NONE, /* no, and it would hardly be faster if it did */
+  STATICS_PAY,  /* no, but it may be faster if it did */
+  STATICS_KNOWN
+} plan_statics;
+
 typedef struct plan_kernel {
   l_program *program;
   uint64_t hash; /* l_hash */
@@ -46,6 +53,7 @@ typedef struct plan_kernel {
   int64_t bytes;           /* compulsory bytes, at the recorded sizes: inputs read once, outputs written once */
   const uint32_t *nodes;   /* the graph nodes, nops of them */
   const graph *graph;      /* whose nodes and sizes these are: the plan's, or a region's */
+  uint8_t statics;         /* plan_statics */
   uint32_t region;         /* of a kernel that is a loop: 1 + its number in the plan's `regions`; else 0 */
   const kernel_rows *rows; /* NULL: it keeps none */
 } plan_kernel;
