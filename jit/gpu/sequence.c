@@ -200,7 +200,7 @@ bool gpu_plan_ready(qn_vm *vm, int device, const plan *p, device_plan **there, b
   }
   if (g->checks > MOST_CHECKS) return false;
   gpu_runs how = gpu_ready(vm, device, g->list, p->nkernels, wait);
-  g->ready = how == RUNS_COMPILED;
+  g->ready = g->shown.compiled = how == RUNS_COMPILED;
   return how != RUNS_NOT;
 }
 

@@ -106,7 +106,8 @@ static bool plan_ready(qn_vm *vm, int device, const plan *p, device_plan **there
     error_clear(vm);
     return false;
   }
-  *r = (ref_plan){.shown = {.plan = p, .device = device, .constants = (void **)(void *)(r + 1)}, .bytes = bytes};
+  *r = (ref_plan){.shown = {.plan = p, .device = device, .compiled = true, .constants = (void **)(void *)(r + 1)},
+                  .bytes = bytes};
   r->buffers = r->shown.constants + p->nbuffers;
   r->ints = (int64_t *)(void *)(r->buffers + p->most_buffers);
   r->scalars = (qk_scalar *)(r->ints + p->most_ints);

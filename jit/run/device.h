@@ -49,6 +49,7 @@ struct plan;
 typedef struct device_plan {
   const struct plan *plan;
   int device;
+  bool compiled;    /* have all its kernels code of their own, so that no interpreter runs them? Set by plan_ready */
   void **constants; /* by plan buffer: the copy on the device; NULL of others */
   struct device_plan *
       *parts; /* the same of the plans of regions, two for each; NULL: not wanted yet. The device leaves it alone */

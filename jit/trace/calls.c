@@ -291,7 +291,7 @@ static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializ
  *
  * jit(f, mode: "reduce-overhead") asks for no race once the kernels are compiled: calls look at no clock, and the quickest way stays open.
  *
- * mode: "max-autotune" asks for more: other plans are tried against the one in use (trials.h).
+ * Where calls are frequent, other plans are tried against the one in use, too (trials.h).
  *
  * --jit sync and --jit verify run every plan that there is and never look at a clock. On a device launches return before the work is done, so time tells
  * nothing: its plans run as soon as their kernels are compiled, and not before. */
@@ -486,7 +486,7 @@ static bool begin_plan(qn_vm *vm, const jit_anchor *a, specialization *e, bool s
     graph *kept = graph_copy(e->graph);
     if (kept) graph_free(e->graph), e->graph = kept;
   }
-  if (!e->graph->arena.vm && job_submit(vm, e, graph_share(e->graph), a->name, sync, NULL)) return true;
+  if (!e->graph->arena.vm && job_submit(vm, e, graph_share(e->graph), a->name, sync, NULL, 0)) return true;
   e->state = SPEC_BROKEN;
   e->why = BREAK_memory;
   error_clear(vm);
@@ -894,26 +894,25 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
  * them until the new code is there. Which sizes come often is found as Misra and Gries do it ("Finding repeated elements", 1982): whatever comes
  * more often than each fifth time stays among four candidates. */
 
-/* Counts a call with sizes of this hash. Has it come so often, more or less? */
-static bool comes_often(specialization *e, uint64_t hash, int64_t often) {
-  hot_sizes *room = NULL;
-  for (int i = 0; i < HOT_SIZES; i++) {
-    hot_sizes *x = &e->hot[i];
-    if (x->hash == hash) return ++x->calls >= often;
-    if (!x->calls) room = x;
+/* Does a specialization whose sizes are numbers serve calls like this one, of sizes that come often (`hash`)? Then it is the one for them. */
+static bool exact_known(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, uint64_t hash) {
+  call_inputs c;
+  c.cap = 0;
+  bool found = false;
+  for (specialization *e = list->first; e && !found; e = e->next) {
+    bool may = e->state == SPEC_READY && !e->pattern.sizes && !e->exact && call_inputs_room(vm, &c, e->pattern.ninputs);
+    found = may && specialization_fits(vm, e, site, &c, NULL);
+    if (found) e->exact = hash, list->exact++;
   }
-  if (room)
-    *room = (hot_sizes){hash, 1};
-  else
-    for (int i = 0; i < HOT_SIZES; i++) e->hot[i].calls--;
-  return often <= 1;
+  call_inputs_free(vm, &c);
+  error_clear(vm);
+  return found;
 }
 
 /* The specialization that was made for just the sizes of a call which e fits, for which they are symbols; e itself if none serves yet. Either
  * way c has its inputs. *often: the hash of these sizes, if it is time to record the call for them; else 0. NULL: memory was short. */
 static specialization *exact_for(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
                                  call_inputs *c, uint64_t *often) {
-  enum { EXACT_MOST = 4 };
   *often = 0;
   int64_t limit = vm->tune[TUNE_jit_hot_sizes];
   if (!limit || site->symbolic == REC_AT_ONCE || list->stacked || list->nplaces) return e;
@@ -934,10 +933,10 @@ static specialization *exact_for(qn_vm *vm, const rec_call_site *site, anchor_sp
     error_clear(vm);
     return NULL;
   }
-  bool may = !made && !vm->asked.sync_once && e->state == SPEC_READY &&
-             (e->device || plan_has_best_code(vm, e->plan)) && !list->full && list->exact < EXACT_MOST &&
-             list->count < (uint64_t)vm->tune[TUNE_jit_entries];
-  if (may && comes_often(e, hash, limit)) *often = hash;
+  bool may = !made && !vm->asked.sync_once && e->state == SPEC_READY && (e->device || plan_has_best_code(vm, e->plan));
+  if (!may || !specialization_comes_often(e, hash, limit) || !trial_place(vm, list)) return e;
+  bool known = exact_known(vm, site, list, hash) || list->full;
+  if (!known && list->count < (uint64_t)vm->tune[TUNE_jit_entries]) *often = hash;
   return e;
 }
 
@@ -950,8 +949,6 @@ static qn_value record_exact(qn_vm *vm, rec_call_site *site, anchor_specializati
   text_add(&why, "", 1);
   error_clear(vm);
   note_recording(vm, site, list, why.failed ? "sizes that come often" : why.text);
-  for (int i = 0; i < HOT_SIZES; i++)
-    if (e->hot[i].hash == hash) e->hot[i].calls = 0;
   call_inputs_free(vm, c);
   return record_call(vm, site, list, NULL, hash);
 }
@@ -1240,9 +1237,9 @@ static uint64_t quick_until(const qn_vm *vm, const specialization *e, const call
   bool quick = c->flat && p->straight && !e->device && !e->pattern.sizes && !e->nguards && !e->ndraws &&
                !e->drawn[RANDOM_DRAW] && p->graph->ninputs <= PLAN_FEW;
   bool stays = vm->config.jit == QN_JIT_SYNC || specialization_rewritten(e) || (e->mode == REC_AT_HAND && e->race.code);
-  if (!quick || stays) return quick ? UINT64_MAX : 0;
-  if (trials_go_on(e)) return 0;
-  return e->race.code && e->race.calls >= RACE_CALLS && !e->race.eager ? e->race.again : 0;
+  bool won = e->race.code && e->race.calls >= RACE_CALLS && !e->race.eager;
+  uint64_t until = !quick ? 0 : stays ? UINT64_MAX : won ? e->race.again : 0;
+  return until < e->trial_at ? until : e->trial_at;
 }
 
 /* Serves the most common calls: a function of arrays, by kernels alone. It does what serve_call and serve_compiled do for
@@ -1305,7 +1302,7 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
     jit_drain(vm);
   bool ready = e->state == SPEC_READY && vm->config.jit != QN_JIT_OFF, timed = false;
   bool now = ready && runs_now(vm, list, e, &timed);
-  trial_turn trial = ready && !timed && e->mode == REC_TUNED ? trial_takes(vm, list->anchor->name, e) : TRIAL_NONE;
+  trial_turn trial = ready && !timed && e->hits >= e->trial_at ? trial_takes(vm, list, e) : TRIAL_NONE;
   now |= trial != TRIAL_NONE;
   /* an eager call needs no look-up, so the time of that counts for the plan */
   int64_t start = !timed && !trial ? 0 : timed && now && came ? came : trace_events_now();
@@ -1324,7 +1321,7 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
     result = serve_compiled(vm, site, list, e, inputs);
     int64_t took = trial ? trace_events_now() - start : 0;
     if (trial == TRIAL_OTHER) trial_swap(e);
-    if (trial) trial_note(e, took);
+    if (trial) trial_note(vm, e, took);
   }
   if (timed)
     race_note(vm, e, trace_events_now() - start);
@@ -1487,7 +1484,8 @@ void jit_cancel(qn_vm *vm) {
     for (specialization **p = &a->first; *p;) {
       specialization *e = *p;
       bool compiling = e->plan && !e->device && !plan_has_best_code(vm, e->plan);
-      if (!e->job && !compiling) {
+      if (e->state != SPEC_COMPILING && !compiling) {
+        trial_cancel(vm, e);
         p = &e->next;
         continue;
       }

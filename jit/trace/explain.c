@@ -224,7 +224,8 @@ static qn_value kernel_item(qn_vm *vm, const void *ctx, uint32_t i) {
   int64_t wide[KERNEL_LINES_MOST];
   for (int l = 0; l < n; l++) wide[l] = lines[l];
   return FIELDS_RECORD(vm, {"name", text_value(vm, kernel_name(k))}, {"lines", list_of_ints(vm, wide, (uint32_t)n)},
-                       {"ops", value_int(k->nops)}, {"bytes", value_int(k->bytes)});
+                       {"ops", value_int(k->nops)}, {"bytes", value_int(k->bytes)},
+                       {"static", value_bool(k->statics == STATICS_KNOWN)});
 }
 
 static qn_value reason_record(qn_vm *vm, const char *reason, span at) {
@@ -290,7 +291,7 @@ static double three_digits(double x) {
 
 static qn_value trial_item(qn_vm *vm, const void *ctx, uint32_t i) {
   const trial_result *x = (const trial_result *)ctx + i;
-  bool timed = x->end == TRIAL_SLOWER || x->end == TRIAL_TAKEN;
+  bool timed = x->least[1] > 0;
   return FIELDS_RECORD(vm, {"plan", text_value(vm, x->plan)}, {"end", text_value(vm, trial_ends[x->end])},
                        {"us", timed ? value_float(three_digits((double)x->least[1] * 1e-3)) : value_nil()},
                        {"against_us", timed ? value_float(three_digits((double)x->least[0] * 1e-3)) : value_nil()});
@@ -332,6 +333,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
       {"limits", limit_list(vm, list)}, {"compiled", value_int(compiled)},
       {"calls", value_int(e ? (int64_t)e->hits : 0)}, {"replays", value_int(e ? (int64_t)e->replays : 0)},
       {"reentries", value_int(e ? (int64_t)e->reentries : 0)},
+      {"static_calls", value_int((int64_t)trial_static_calls(e))},
       {"compiled_us", timed ? value_float(three_digits((double)e->race.least[0] * 1e-3)) : value_nil()},
       {"eager_us", timed ? value_float(three_digits((double)e->race.least[1] * 1e-3)) : value_nil()},
       {"trials", list_of_items(vm, ntrials, trial_item, trials)},

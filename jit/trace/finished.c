@@ -22,7 +22,7 @@ void jit_drain(qn_vm *vm) {
     if (e) e->job = NULL;
     if (e && !done->trial) e->plan_ms = done->ms;
     if (e && done->trial) {
-      trial_planned(e, done->plan);
+      trial_planned(vm, e, done->plan);
       done->plan = NULL;
     } else if (e && done->plan) {
       e->plan = done->plan;
@@ -47,6 +47,7 @@ void jit_drain(qn_vm *vm) {
     job_free(done);
   }
   for (parcel *p; (p = parcel_pop(&reports));) {
+    trial_compiled(((compile_task *)p)->plan);
     log_compiled(vm, (compile_task *)p, &log);
     compile_task_free((compile_task *)p);
   }

@@ -11,6 +11,7 @@ typedef struct parcel {
   struct parcel *next, **link; /* in the queue; link: what points to it, or NULL while it is in no queue */
   double since;                /* when it was queued, in milliseconds */
   size_t size;                 /* smaller ones are taken from the queue first */
+  bool second;                 /* it is for calls that have code already: taken when nothing else waits */
   struct mailbox *box;         /* where it goes; NULL once it is there */
   struct parcel *after;        /* the next one in the mailbox, or among those that could not be queued yet */
 } parcel;
@@ -60,9 +61,10 @@ static inline parcel *parcel_pop(parcel **list) {
   if (p) *list = p->after;
   return p;
 }
-/* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. `trial`: what is different in a plan that is to be tried;
- * else NULL. False: memory was short. */
-bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync, const tune_change *trial);
+/* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. `trial`: what is different in a plan that is to be tried,
+ * `changes` of them; else NULL. False: memory was short. */
+bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync, const tune_change *trial,
+                uint32_t changes);
 /* Frees the jobs that nobody wants any more among those that have come back or were never queued. jit_drain does so, too. */
 void jobs_drop(qn_vm *vm);
 /* Empties the VM's mailbox: a list of finished jobs, and one of finished tasks, which the caller frees. */

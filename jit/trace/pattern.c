@@ -682,12 +682,13 @@ bool pattern_sizes_hold(qn_vm *vm, const pattern *p, qn_array **inputs, qn_value
 
 uint64_t pattern_sizes_hash(const pattern *p, qn_array *const *inputs, const qn_value *scalars) {
   const pattern_sizes *s = p->sizes;
-  uint64_t h = s->nplaces;
-  for (uint32_t i = 0; i < s->nplaces; i++) {
-    const struct size_place *x = &s->places[i];
-    uint64_t dtype = x->axis == PLACE_INT ? QN_DTYPE_COUNT : inputs[x->input]->dtype;
-    h = hash_mix(h, dtype << 56 ^ (uint64_t)size_at(x, inputs, scalars));
+  uint64_t h = p->ninputs;
+  for (uint32_t i = 0; i < p->ninputs; i++) {
+    const qn_array *a = inputs[i];
+    for (int k = 0; a && k < a->rank; k++) h = hash_mix(h, (uint64_t)a->dtype << 56 ^ (uint64_t)a->shape[k]);
   }
+  for (uint32_t i = 0; i < s->nplaces; i++)
+    if (s->places[i].axis == PLACE_INT) h = hash_mix(h, (uint64_t)size_at(&s->places[i], inputs, scalars));
   return h | 1;
 }
 

@@ -88,6 +88,21 @@ void specialization_free(qn_vm *vm, specialization *e) {
   mem_free(vm, e, sizeof *e);
 }
 
+bool specialization_comes_often(specialization *e, uint64_t hash, int64_t often) {
+  hot_sizes *room = NULL;
+  for (int i = 0; i < HOT_SIZES; i++) {
+    hot_sizes *x = &e->hot[i];
+    if (x->hash == hash && ++x->calls < often) return false;
+    if (x->hash == hash) return x->calls = 0, true;
+    if (!x->calls) room = x;
+  }
+  if (room)
+    *room = (hot_sizes){hash, 1};
+  else
+    for (int i = 0; i < HOT_SIZES; i++) e->hot[i].calls--;
+  return often <= 1;
+}
+
 void specializations_outdated(qn_vm *vm) {
   jit_of(vm)->epoch++;
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)

@@ -14,6 +14,7 @@ typedef struct shared_plan {
   atomic_bool abandoned;  /* nobody will run it any more: compiling it can stop */
   atomic_long compile_us; /* the microseconds that compiling its kernels took; 0: not done yet */
   plan *plan;
+  struct specialization *tries; /* the one that tries it (trials.h), or NULL. Only for the VM's thread */
 } shared_plan;
 void shared_plan_release(shared_plan *s);
 /* Has it the best code that it will get: compiled kernels, or none since compiling them has failed or is switched off? */
@@ -124,11 +125,14 @@ struct specialization {
   part_list parts; /* the calls inside of the recorded one, which each replay makes again */
   race race;
   uint64_t quick_until; /* serve_quick may serve calls until it has so many hits; 0: none */
+  uint64_t trial_at;    /* and trial_takes is asked before calls from then on */
   bool outdated;        /* the patterns have changed since it was recorded, while a call of it was in progress */
   bool reported_copies; /* QUERN_LOG=copies has told which inputs are copied */
   /* Sizes that come often to a specialization for which they are symbols; of one that was made for just these sizes, their hash, else 0. */
   hot_sizes hot[HOT_SIZES];
   uint64_t exact;
+  uint64_t seen,
+      seen_at; /* its hits, and those of all specializations of the function, when it was last found to have been called (trials.c) */
   double plan_ms;
   int64_t kept_bytes;    /* of rows that loops kept while it was recorded, at most at once */
   struct job *job;       /* the job that makes its plan, or one to be tried, or NULL */
@@ -155,6 +159,9 @@ static inline void anchor_give_back(anchor_lent *l) {
 #define ANCHOR_LENT(name, a)                                                                                           \
   anchor_lent name __attribute__((cleanup(anchor_give_back))) = {(a), (a)->state, (a)->countdown}
 
+/* Counts a call of a specialization for which sizes are symbols, with sizes of this hash. Has it come so often, more or less,
+ * since this was answered by yes? */
+bool specialization_comes_often(specialization *e, uint64_t hash, int64_t often);
 /* To be called before a specialization is freed: the calls that it has served are counted at the anchor from now on. */
 void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e);
 /* What the plans of an anchor have gained, in ns, since this was asked for the last time. */

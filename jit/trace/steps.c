@@ -308,6 +308,7 @@ static bool print_step_said(void *ctx, const step_said *s) {
   if (s->name[0]) text_addf(t, "%s%s", s->nlines ? ": " : " ", s->name);
   if (s->kernel && s->kernel->nops > 1) text_addf(t, ", %u operations", s->kernel->nops);
   if (s->kernel && s->kernel->region) text_adds(t, ", one kernel");
+  if (s->kernel && s->kernel->statics == STATICS_KNOWN) text_adds(t, ", static");
   if (s->count >= 0 && strcmp(s->kind, "block") == 0) {
     text_addf(t, ", by the interpreter %lld time%s: %s%s%s", (long long)s->count, report_plural((uint64_t)s->count),
               s->why, s->more ? ": " : "", s->more ? s->more : "");
@@ -347,7 +348,7 @@ static void report_trials(text_buf *t, const specialization *e) {
   for (uint32_t i = 0; i < n; i++) {
     size_t from = t->len;
     text_addf(t, "tried: %s, %s", all[i].plan, trial_ends[all[i].end]);
-    if (all[i].end == TRIAL_SLOWER || all[i].end == TRIAL_TAKEN) {
+    if (all[i].least[1] > 0) {
       text_adds(t, ": ");
       add_time(t, all[i].least[1]);
       text_adds(t, " against ");
@@ -389,8 +390,10 @@ static void add_headline(qn_vm *vm, text_buf *t, const served *s, uint32_t compi
     from = t->len;
   }
   if (e) {
-    text_addf(t, "calls: %llu, %llu by the plan, %llu re-entr%s", (unsigned long long)e->hits,
-              (unsigned long long)e->replays, (unsigned long long)e->reentries, e->reentries == 1 ? "y" : "ies");
+    const uint64_t known = trial_static_calls(e);
+    text_addf(t, "calls: %llu, %llu by the plan", (unsigned long long)e->hits, (unsigned long long)e->replays);
+    if (known) text_addf(t, " (%llu with static extents)", (unsigned long long)known);
+    text_addf(t, ", %llu re-entr%s", (unsigned long long)e->reentries, e->reentries == 1 ? "y" : "ies");
     end_line(t, from);
   }
   if (!p) return;

@@ -8,7 +8,8 @@
  *
  * Nobody waits behind a slow job either. Of what is queued, the smallest is taken first, unless something has waited long. Each of the two
  * crews of threads has a member in reserve, who takes what the others have left waiting for some time; then another one stands by. A job
- * that is cancelled ends within milliseconds (lang/cancel.h).
+ * that is cancelled ends within milliseconds (lang/cancel.h). Second tiers (parcel.second) come behind all else: they are taken when nothing else
+ * is queued, and where a thread is at work on one, the member in reserve takes what comes at once.
  *
  * On a busy machine a thread of the idle class may not run for seconds, whatever lock it holds. So threads of the host never wait for the
  * queues' lock: if it is taken, they queue a job later (job_submit) or leave it where it is (job_cancel). Mailboxes have no lock. Only
@@ -120,6 +121,7 @@ static void make_plan(qn_engine *engine, job *j) {
   atomic_init(&s->refs, 1);
   atomic_init(&s->abandoned, false);
   atomic_init(&s->compile_us, 0);
+  s->tries = NULL;
   s->plan = plan_make(simple, j->device ? TARGET_GPU : TARGET_CPU, j->tune, &j->cancelled, j->why, sizeof j->why);
   if (!s->plan) {
     free(s);
@@ -140,6 +142,7 @@ static compile_task *task_of(const job *j) {
     return NULL;
   }
   t->line.box = mailbox_hold(j->line.box);
+  t->line.second = j->line.second;
   t->plan = j->plan;
   atomic_fetch_add(&t->plan->refs, 1);
   memcpy(t->tune, j->tune, sizeof t->tune);
@@ -221,24 +224,25 @@ static bool crew_submit(qn_engine *engine, crew *c, int64_t wanted, parcel *w, s
   return c->n > 0 || !crew_withdraw(w);
 }
 
-/* Since when the oldest parcel of the queue waits; 0 if the queue is empty. */
+/* Since when the oldest parcel of the queue waits that is not for a second tier; 0 if there is none. */
 static double crew_oldest(const crew *c) {
   double since = 0;
   for (const parcel *w = c->queue; w; w = w->next)
-    if (since <= 0 || w->since < since) since = w->since;
+    if (!w->second && (since <= 0 || w->since < since)) since = w->since;
   return since;
 }
 
-/* Takes the next parcel out of a queue, which is not empty: the smallest one, or the smallest of those that have waited long. */
+/* Takes the next parcel out of a queue, which is not empty: the smallest one, or the smallest of those that have waited long. Those for a second tier
+ * come last. */
 static void *crew_take(crew *c) {
   parcel *best = NULL;
-  bool best_late = false;
+  int best_rank = 0;
   double now = now_ms();
   for (parcel *w = c->queue; w; w = w->next) {
-    bool late = now - w->since > LONG_WAIT_MS;
-    if (best && (late != best_late ? best_late : w->size >= best->size)) continue;
+    int rank = w->second ? 0 : now - w->since > LONG_WAIT_MS ? 2 : 1;
+    if (best && (rank != best_rank ? rank < best_rank : w->size >= best->size)) continue;
     best = w;
-    best_late = late;
+    best_rank = rank;
   }
   crew_withdraw(best);
   return best;
@@ -251,16 +255,23 @@ static void crew_class(pthread_t thread, int policy) {
   (void)pthread_setschedparam(thread, policy, &p);
 }
 
+/* Is a member that is not in reserve at work on a second tier, for which nobody waits? */
+static bool crew_on_second(const crew *c) {
+  bool any = false;
+  for (int i = 0; i < c->wanted && i < c->n; i++) any |= c->at[i] && ((const parcel *)c->at[i])->second;
+  return any;
+}
+
 /* Waits until member `me` has something to do; called under the lock. False if the engine closes. */
 static bool crew_wait(engine_jit *ej, crew *c, int me) {
   while (!ej->closing) {
     double since = crew_oldest(c), now = now_ms();
     if (me < c->wanted) {
-      if (since > 0) return true;
+      if (c->queue) return true;
       pthread_cond_wait(&c->work, &ej->lock);
     } else if (since <= 0) {
       pthread_cond_wait(&c->reserve, &ej->lock);
-    } else if (now - since >= c->patience) {
+    } else if (now - since >= c->patience || crew_on_second(c)) {
       return true;
     } else {
       double until = since + c->patience;
@@ -454,7 +465,8 @@ bool engine_jit_open(qn_vm *vm) {
   return true;
 }
 
-bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync, const tune_change *trial) {
+bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync, const tune_change *trial,
+                uint32_t changes) {
   job *j = calloc(1, sizeof *j);
   if (!j) {
     graph_free(g);
@@ -469,7 +481,9 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
   j->spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0;
   memcpy(j->tune, vm->tune, sizeof j->tune);
   j->trial = trial != NULL;
-  if (trial) j->tune[trial->tunable] = trial->value;
+  j->line.second = j->trial || e->exact;
+  for (uint32_t i = 0; i < changes; i++) j->tune[trial[i].tunable] = trial[i].value;
+  if (e->exact) j->tune[TUNE_fuse_static] = vm->tune[TUNE_jit_static] != 0;
   e->job = j;
   engine_jit *ej = vm->engine->jit;
   if (sync) {
