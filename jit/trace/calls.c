@@ -831,16 +831,6 @@ static bool exact_serves(qn_vm *vm, specialization *e) {
   return plan_has_best_code(vm, e->plan) && !specialization_stays_eager(e);
 }
 
-/* Takes the specialization at *at off the list and frees it. The calls that it has served stay counted. */
-static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at) {
-  specialization *e = *at;
-  *at = e->next;
-  list->count--;
-  list->exact -= e->exact != 0;
-  anchor_keep_counts(vm, list, e);
-  specialization_free(vm, e);
-}
-
 /* Puts the specialization at *at in front of the list. */
 static void put_first(anchor_specializations *list, specialization **at) {
   specialization *e = *at;
@@ -877,7 +867,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     bool own_rules = asked && specialization_has_rules(e);
     if ((retry || own_rules) && !e->running) {
       bool ways = e->retry, turns = ways && e->expects_turns, apart = ways && e->why == BREAK_apart;
-      drop_at(vm, list, at);
+      anchor_drop(vm, list, at);
       *miss = own_rules || apart ? MISS_rules : turns ? MISS_turns : ways ? MISS_ways : MISS_again;
       return NULL;
     }
@@ -1238,8 +1228,8 @@ static uint64_t quick_until(const qn_vm *vm, const specialization *e, const call
                !e->drawn[RANDOM_DRAW] && p->graph->ninputs <= PLAN_FEW;
   bool stays = vm->config.jit == QN_JIT_SYNC || specialization_rewritten(e) || (e->mode == REC_AT_HAND && e->race.code);
   bool won = e->race.code && e->race.calls >= RACE_CALLS && !e->race.eager;
-  uint64_t until = !quick ? 0 : stays ? UINT64_MAX : won ? e->race.again : 0;
-  return until < e->trial_at ? until : e->trial_at;
+  if (!quick || !(stays || won)) return 0;
+  return stays || e->trial_at < e->race.again ? e->trial_at : e->race.again;
 }
 
 /* Serves the most common calls: a function of arrays, by kernels alone. It does what serve_call and serve_compiled do for
@@ -1491,7 +1481,7 @@ void jit_cancel(qn_vm *vm) {
       }
       a->misses = 0; /* what is dropped may be recorded again */
       a->full = false;
-      drop_at(vm, a, p);
+      anchor_drop(vm, a, p);
     }
   jobs_drop(vm);
 }

@@ -103,6 +103,15 @@ bool specialization_comes_often(specialization *e, uint64_t hash, int64_t often)
   return often <= 1;
 }
 
+void anchor_drop(qn_vm *vm, anchor_specializations *list, specialization **at) {
+  specialization *e = *at;
+  *at = e->next;
+  list->count--;
+  list->exact -= e->exact != 0;
+  anchor_keep_counts(vm, list, e);
+  specialization_free(vm, e);
+}
+
 void specializations_outdated(qn_vm *vm) {
   jit_of(vm)->epoch++;
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)

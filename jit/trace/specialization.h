@@ -159,6 +159,8 @@ static inline void anchor_give_back(anchor_lent *l) {
 #define ANCHOR_LENT(name, a)                                                                                           \
   anchor_lent name __attribute__((cleanup(anchor_give_back))) = {(a), (a)->state, (a)->countdown}
 
+/* Takes the specialization at *at, none of whose calls is running, off the list and frees it. The calls that it has served stay counted. */
+void anchor_drop(qn_vm *vm, anchor_specializations *list, specialization **at);
 /* Counts a call of a specialization for which sizes are symbols, with sizes of this hash. Has it come so often, more or less,
  * since this was answered by yes? */
 bool specialization_comes_often(specialization *e, uint64_t hash, int64_t often);

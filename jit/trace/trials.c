@@ -25,7 +25,9 @@
 enum {
   TRIAL_CALLS = 40, /* calls that are timed, by both plans together */
   TRIAL_GAIN = 98,  /* percent of the other's time that a plan may take to be put in its place */
-  ASK_AGAIN = 64    /* calls until a device is asked again for its code */
+  ASK_AGAIN = 64,   /* calls until a device is asked again for its code */
+  IDLE_TIMES =
+      8 /* so many times the calls that give a specialization a place, and none of them its own, take it away */
 };
 
 static const struct candidate {
@@ -111,19 +113,19 @@ static bool takes_place(const qn_vm *vm, const anchor_specializations *list, con
   for (specialization *e = list->first; e; e = e->next) {
     if (!has_place(e) || e == of || e->exact) continue;
     taken++;
-    if (is_idle(e, calls, 2 * vm->tune[TUNE_jit_static])) idle = e;
+    if (is_idle(e, calls, IDLE_TIMES * vm->tune[TUNE_jit_static])) idle = e;
   }
   if (taken >= vm->tune[TUNE_jit_static_sets] && idle) idle->trials->idle = true, taken--;
   return taken < vm->tune[TUNE_jit_static_sets];
 }
 
-bool trial_place(const qn_vm *vm, anchor_specializations *list) {
-  specialization *idle = NULL;
+bool trial_place(qn_vm *vm, anchor_specializations *list) {
+  specialization **idle = NULL;
   uint64_t calls = calls_of(list);
-  for (specialization *e = list->first; e; e = e->next)
-    if (e->exact && is_idle(e, calls, 2 * vm->tune[TUNE_jit_hot_sizes])) idle = e;
+  for (specialization **at = &list->first; *at; at = &(*at)->next)
+    if ((*at)->exact && is_idle(*at, calls, IDLE_TIMES * vm->tune[TUNE_jit_hot_sizes]) && !(*at)->running) idle = at;
   if ((int64_t)list->exact < vm->tune[TUNE_jit_static_sets]) return true;
-  if (idle) idle->exact = 0, list->exact--;
+  if (idle) anchor_drop(vm, list, idle);
   return idle != NULL;
 }
 

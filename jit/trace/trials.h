@@ -23,8 +23,8 @@ void trial_compiled(const shared_plan *plan);
 void trial_cancel(qn_vm *vm, specialization *e);
 
 /* Is there a place for another specialization of a function that is made for just the sizes of calls (specialization.exact)? One that has not been called
- * since this was asked the last time gives its place. */
-bool trial_place(const qn_vm *vm, anchor_specializations *list);
+ * while the function made many calls is dropped for it. */
+bool trial_place(qn_vm *vm, anchor_specializations *list);
 
 /* What became of a plan that was tried. */
 typedef enum trial_end { TRIAL_SAME_CODE, TRIAL_FAILED, TRIAL_SLOWER, TRIAL_TAKEN } trial_end;
