@@ -4,46 +4,78 @@
  * 4,096 that combine by the balanced tree (l.h, order DOT). Every element is a chain of its own, so rows, columns,
  * blocking, packing and vector width cannot change a bit.
  *
- * The depth is cut into slices (512 bytes of a row); between slices the chains rest in `out`. Of a slice, x is packed
- * into panels of up to TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y, TILE_COLS columns
- * at a time, into panels of TILE_N columns, padded with zeros; a panel of y that is contiguous and used once is read
- * in place. The kernel keeps TILE_M x TILE_N sums in registers (14 x 2 of 512 bits, 6 x 2 of 256). Columns beyond the
- * edge are computed on the padding and not stored.
+ * The depth is cut into slices of equal size (at most 1 KiB of a row); between slices the chains rest in `out`. The kernel keeps TILE_M x TILE_N
+ * sums in registers (14 x 2 vectors of 512 bits, 6 x 2 of 256): each step loads a row of a panel of y and broadcasts an element of each row of x.
  *
- * So a panel of y stays in the first cache while all panels of x pass by from the second, and of large tiles (whose y
- * is far away) y is read in long pieces; small ones pack a panel when it is needed.
+ * x is read in place where a slice of each row lies in one piece, since broadcasts do not mind how far apart rows are; but rows that would
+ * fall into the same set of the cache are copied, and columns that lie in one piece go to panels (x[k][row]). y is copied to panels, as columns
+ * TILE_BLOCK panels at a time, unless it is near (a small matrix) or met by one panel of x only. Columns beyond the edge are masked.
+ * A panel of y passes all panels of x before the next is taken, so large tiles need both slices in the second cache, and packing costs
+ * least in tiles with many rows.
+ *
  * A vector times a matrix has up to 8 vectors of sums at a time (tile_row).
  * A matrix times a vector, where rows of the matrix lie along k, has 8 rows in the lanes of a vector, turned in registers (tile_column): to
  * pack them for one use costs more than the product. A turn of gradient descent with 32 x 32 takes 2,630 instructions, 3,960 with packing.
  * With few results, as in a vector times a vector, the processor would wait for each step of a chain: so several chunks of a result are
  * computed side by side (tile_few), and their sums then go into the tree in the usual order.
- * Tried: packing one panel of y at a time always (short pieces of memory far apart, slower by about a third at
- * 2048), and never (slower by about a fifth at 256); packed operands on the stack (hosts have small ones).
+ *
+ * Measured on a Xeon with AVX-512, one thread at about 3.2 GHz, of 205 GFLOP/s that are possible: 190 to 205 with 64 x 64 x 64 to 256 x 256 x 256.
+ * Tried: x packed into panels always (64 x 64 x 64: 4.2 us, 2.8 read in place); y packed by the first panel of x that meets it, as it is
+ * loaded (1 ns an element instead of .15: so few loads are on their way at a time that each waits for memory); slices of 512 bytes
+ * (2 % slower) and of 2 KiB (as fast); packed operands on the stack (hosts have small ones).
  */
-enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 256, TILE_COLS = 256 };
+enum { TILE_SLICE_f32 = 256, TILE_SLICE_f64 = 128, TILE_ROWS = 256 };
+enum { TILE_BLOCK = 2, TILE_NEAR = 32 << 10, TILE_TREE_BYTES = 512 << 10 };
 enum { TILE_TURNED = 128, TILE_LEVELS = 24, TILE_FEW = 4, TILE_FEW_DEEP = 16, TILE_BESIDE = 8, TILE_WIDE = 8 };
 
+/* By instruction set: rows of sums in registers (TILE_M, and the pitch of packed panels, TILE_PITCH), vectors, and masks that say which first elements
+ * of a vector are loaded and stored. TILE_MASKED: masks cost nothing, so that there are no kernels without them. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
-enum { TILE_M = 14 };
+enum { TILE_M = 14, TILE_PITCH = 16, TILE_MASKED = 1 };
 #define TILE_VEC_f32 __m512
 #define TILE_VEC_f64 __m512d
 #define TILE_FMA_f32 _mm512_fmadd_ps
 #define TILE_FMA_f64 _mm512_fmadd_pd
+#define TILE_MASK_f32 __mmask16
+#define TILE_MASK_f64 __mmask8
+#define TILE_SOME_f32(n) ((__mmask16)(0xffffu >> (16 - (n))))
+#define TILE_SOME_f64(n) ((__mmask8)(0xffu >> (8 - (n))))
+#define TILE_LOAD_SOME_f32(p, some) _mm512_maskz_loadu_ps(some, p)
+#define TILE_LOAD_SOME_f64(p, some) _mm512_maskz_loadu_pd(some, p)
+#define TILE_STORE_SOME_f32(p, some, v) _mm512_mask_storeu_ps(p, some, v)
+#define TILE_STORE_SOME_f64(p, some, v) _mm512_mask_storeu_pd(p, some, v)
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
-enum { TILE_M = 6 };
+enum { TILE_M = 6, TILE_PITCH = 8, TILE_MASKED = 0 };
 #define TILE_VEC_f32 __m256
 #define TILE_VEC_f64 __m256d
 #define TILE_FMA_f32 _mm256_fmadd_ps
 #define TILE_FMA_f64 _mm256_fmadd_pd
+#define TILE_MASK_f32 __m256i
+#define TILE_MASK_f64 __m256i
+static const int32_t tile_ones[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+#define TILE_SOME_f32(n) _mm256_loadu_si256((const __m256i_u *)(tile_ones + 8 - (n)))
+#define TILE_SOME_f64(n) _mm256_loadu_si256((const __m256i_u *)(tile_ones + 8 - 2 * (n)))
+#define TILE_LOAD_SOME_f32(p, some) _mm256_maskload_ps(p, some)
+#define TILE_LOAD_SOME_f64(p, some) _mm256_maskload_pd(p, some)
+#define TILE_STORE_SOME_f32(p, some, v) _mm256_maskstore_ps(p, some, v)
+#define TILE_STORE_SOME_f64(p, some, v) _mm256_maskstore_pd(p, some, v)
 #else
-enum { TILE_M = 4 };
+enum { TILE_M = 4, TILE_PITCH = 4, TILE_MASKED = 0 };
 #define TILE_VECTOR(T)                                                                                                 \
   typedef T tile_vec_##T __attribute__((vector_size(16)));                                                             \
   static inline tile_vec_##T tile_fma_##T(tile_vec_##T a, tile_vec_##T b, tile_vec_##T c) {                            \
     for (size_t i = 0; i < 16 / sizeof(T); i++) c[i] = fma_##T(a[i], b[i], c[i]);                                      \
     return c;                                                                                                          \
+  }                                                                                                                    \
+  static inline tile_vec_##T tile_load_some_##T(const T *p, int n) {                                                   \
+    tile_vec_##T v = {0};                                                                                              \
+    for (int i = 0; i < n; i++) v[i] = p[i];                                                                           \
+    return v;                                                                                                          \
+  }                                                                                                                    \
+  static inline void tile_store_some_##T(T *p, int n, tile_vec_##T v) {                                                \
+    for (int i = 0; i < n; i++) p[i] = v[i];                                                                           \
   }
 TILE_VECTOR(f32)
 TILE_VECTOR(f64)
@@ -51,62 +83,103 @@ TILE_VECTOR(f64)
 #define TILE_VEC_f64 tile_vec_f64
 #define TILE_FMA_f32 tile_fma_f32
 #define TILE_FMA_f64 tile_fma_f64
+#define TILE_MASK_f32 int
+#define TILE_MASK_f64 int
+#define TILE_SOME_f32(n) (n)
+#define TILE_SOME_f64(n) (n)
+#define TILE_LOAD_SOME_f32 tile_load_some_f32
+#define TILE_LOAD_SOME_f64 tile_load_some_f64
+#define TILE_STORE_SOME_f32 tile_store_some_f32
+#define TILE_STORE_SOME_f64 tile_store_some_f64
 #endif
+typedef TILE_VEC_f32 tile_v_f32;
+typedef TILE_VEC_f64 tile_v_f64;
+typedef TILE_VEC_f32 tile_u_f32 __attribute__((aligned(1)));
+typedef TILE_VEC_f64 tile_u_f64 __attribute__((aligned(1)));
+enum { TILE_V_f32 = sizeof(tile_v_f32) / sizeof(f32), TILE_N_f32 = 2 * TILE_V_f32 };
+enum { TILE_V_f64 = sizeof(tile_v_f64) / sizeof(f64), TILE_N_f64 = 2 * TILE_V_f64 };
 
-/* Subtracting zero keeps every value, -0 included. */
-#define TILE_SPLAT(T, v) ((v) - (tile_v_##T){0})
-
-/* panel[k][i] = p[i * stride + k] for i < width, at least 8: blocks of 8 x 8 are turned in registers, the last of which overlaps
- * the one before where the width is no multiple of 8 (panels of 14 rows). */
+/* Turning blocks in registers: to[k][i] = from[i][k]. Halves of two rows are loaded into each vector, so that what is left stays within halves. */
 #if defined(__AVX__)
-static inline __attribute__((always_inline)) void tile_turn_rows(__m256 r[8], __m256 to[8]) {
-  __m256 s[8];
-  for (int i = 0; i < 8; i += 2) {
-    s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4)
-    for (int j = 0; j < 2; j++) {
-      r[i + 2 * j] = _mm256_shuffle_ps(s[i + j], s[i + j + 2], 0x44);
-      r[i + 2 * j + 1] = _mm256_shuffle_ps(s[i + j], s[i + j + 2], 0xee);
-    }
-  for (int i = 0; i < 4; i++) {
-    to[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
-    to[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
-  }
+static inline __attribute__((always_inline)) void tile_turn_halves(__m256 r[4], __m256 to[4]) {
+  __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+  __m256 c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+  to[0] = _mm256_shuffle_ps(a, c, 0x44);
+  to[1] = _mm256_shuffle_ps(a, c, 0xee);
+  to[2] = _mm256_shuffle_ps(b, d, 0x44);
+  to[3] = _mm256_shuffle_ps(b, d, 0xee);
 }
 static inline __attribute__((always_inline)) void tile_turned8(const f32 *p, int64_t stride, __m256 to[8]) {
-  __m256 r[8];
-  for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(p + i * stride);
-  tile_turn_rows(r, to);
+  for (int half = 0; half < 8; half += 4) {
+    __m256 r[4];
+    for (int i = 0; i < 4; i++)
+      r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + i * stride + half)),
+                                  _mm_loadu_ps(p + (i + 4) * stride + half), 1);
+    tile_turn_halves(r, to + half);
+  }
 }
 /* With those elements of each row that `these` says; the others are 0. */
 static inline __attribute__((always_inline)) void tile_turned8_of(const f32 *p, int64_t stride, __m256i these,
                                                                   __m256 to[8]) {
-  __m256 r[8];
+  __m256 r[8], of[4];
   for (int i = 0; i < 8; i++) r[i] = _mm256_maskload_ps(p + i * stride, these);
-  tile_turn_rows(r, to);
+  for (int half = 0; half < 2; half++) {
+    for (int i = 0; i < 4; i++)
+      of[i] = half ? _mm256_permute2f128_ps(r[i], r[i + 4], 0x31) : _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    tile_turn_halves(of, to + 4 * half);
+  }
 }
-static inline void tile_turn8(const f32 *p, int64_t stride, f32 *to, int64_t width) {
-  __m256 r[8];
-  tile_turned8(p, stride, r);
-  for (int i = 0; i < 8; i++) _mm256_storeu_ps(to + i * width, r[i]);
-}
-static inline bool tile_turn_f32(const f32 *p, int64_t stride, f32 *panel, int64_t width, int64_t depth) {
-  int64_t k = 0;
-  for (; k + 8 <= depth; k += 8)
-    for (int64_t i = 0; i < width; i += 8) {
-      int64_t from = i + 8 <= width ? i : width - 8;
-      tile_turn8(p + from * stride + k, stride, panel + k * width + from, width);
+/* panel[k * pitch + i] = p[i * stride + k] for i < n. Blocks of 8 x 8 (f64: 4 x 4) overlap at the end of the depth; panels have room for whole
+ * blocks, whose rows beyond n are copies of the last. */
+static inline void tile_turn_f32(f32 *panel, int64_t pitch, const f32 *p, int64_t stride, int n, int64_t depth) {
+  for (int i = 0; i < n; i += 8) {
+    const f32 *row[8];
+    for (int r = 0; r < 8; r++) row[r] = p + (i + r < n ? i + r : n - 1) * stride;
+    int64_t k = 0;
+    for (; depth >= 8 && k < depth; k += 8) {
+      if (k > depth - 8) k = depth - 8;
+      for (int half = 0; half < 8; half += 4) {
+        __m256 r[4], to[4];
+        for (int j = 0; j < 4; j++)
+          r[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row[j] + k + half)),
+                                      _mm_loadu_ps(row[j + 4] + k + half), 1);
+        tile_turn_halves(r, to);
+        for (int j = 0; j < 4; j++) _mm256_storeu_ps(panel + (k + half + j) * pitch + i, to[j]);
+      }
     }
-  for (; k < depth; k++)
-    for (int64_t i = 0; i < width; i++) panel[k * width + i] = p[i * stride + k];
-  return true;
+    for (; k < depth; k++)
+      for (int r = 0; r < 8; r++) panel[k * pitch + i + r] = row[r][k];
+  }
+}
+static inline void tile_turn_f64(f64 *panel, int64_t pitch, const f64 *p, int64_t stride, int n, int64_t depth) {
+  for (int i = 0; i < n; i += 4) {
+    const f64 *row[4];
+    for (int r = 0; r < 4; r++) row[r] = p + (i + r < n ? i + r : n - 1) * stride;
+    int64_t k = 0;
+    for (; depth >= 4 && k < depth; k += 4) {
+      if (k > depth - 4) k = depth - 4;
+      for (int half = 0; half < 4; half += 2) {
+        __m256d r[2];
+        for (int j = 0; j < 2; j++)
+          r[j] = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(row[j] + k + half)),
+                                      _mm_loadu_pd(row[j + 2] + k + half), 1);
+        _mm256_storeu_pd(panel + (k + half) * pitch + i, _mm256_unpacklo_pd(r[0], r[1]));
+        _mm256_storeu_pd(panel + (k + half + 1) * pitch + i, _mm256_unpackhi_pd(r[0], r[1]));
+      }
+    }
+    for (; k < depth; k++)
+      for (int r = 0; r < 4; r++) panel[k * pitch + i + r] = row[r][k];
+  }
 }
 #else
-#define tile_turn_f32(...) false
+#define TILE_TURN(T)                                                                                                   \
+  static inline void tile_turn_##T(T *panel, int64_t pitch, const T *p, int64_t stride, int n, int64_t depth) {        \
+    for (int i = 0; i < n; i++)                                                                                        \
+      for (int64_t k = 0; k < depth; k++) panel[k * pitch + i] = p[i * stride + k];                                    \
+  }
+TILE_TURN(f32)
+TILE_TURN(f64)
 #endif
-#define tile_turn_f64(...) false /* there is none */
 
 /* Sums of TILE_BESIDE chunks of `depth` products, in the lanes of a vector: blocks of 8 x 8 of both operands are turned in registers.
  * Chunks lie a multiple of 4 KiB apart, where the first cache has room for few lines: so whole lines are read, 16 elements.
@@ -184,349 +257,23 @@ static inline bool tile_column_f32(const f32 *x, int64_t stride, const f32 *y, i
 #define tile_lanes_f64(...) false
 #define tile_column_f64(...) false
 
-/* tile_pack1 for panels of this width, by the dtype d. */
-#define TILE_PACK(T, NAME, WIDTH)                                                                                      \
-  static void NAME(T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int64_t depth, int d) {         \
-    switch (d) {                                                                                                       \
-    case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, WIDTH, depth, QN_f16); return;                                \
-    case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, WIDTH, depth, QN_bf16); return;                              \
-    default: tile_pack1_##T(panel, p, at, si, sk, n, WIDTH, depth, DTYPE_##T);                                         \
-    }                                                                                                                  \
-  }
-#define TILE_FLOAT(T)                                                                                                                              \
-  typedef TILE_VEC_##T tile_v_##T;                                                                                                                 \
-  typedef TILE_VEC_##T tile_u_##T __attribute__((aligned(1)));                                                                                     \
-  enum { TILE_V_##T = sizeof(tile_v_##T) / sizeof(T), TILE_N_##T = 2 * TILE_V_##T };                                                               \
-  /* mr rows of x (panel with xs rows a step) by one panel of y (row stride ys) into out; `first` starts the chains */                             \
-  static inline __attribute__((always_inline)) void tile_kernel_##T(                                                                               \
-      const int mr, const T *x, int64_t xs, const T *y, int64_t ys, T *out, int64_t ld, int64_t depth, bool first) {                               \
-    tile_v_##T s[TILE_M][2];                                                                                                                       \
-    int64_t k = 0;                                                                                                                                 \
-    if (first) {                                                                                                                                   \
-      tile_v_##T y0 = *(const tile_u_##T *)y, y1 = *(const tile_u_##T *)(y + TILE_V_##T);                                                          \
-      for (int m = 0; m < mr; m++) {                                                                                                               \
-        tile_v_##T b = TILE_SPLAT(T, x[m]);                                                                                                        \
-        s[m][0] = b * y0;                                                                                                                          \
-        s[m][1] = b * y1;                                                                                                                          \
-      }                                                                                                                                            \
-      k = 1;                                                                                                                                       \
-    } else {                                                                                                                                       \
-      for (int m = 0; m < mr; m++) {                                                                                                               \
-        s[m][0] = *(const tile_u_##T *)(out + m * ld);                                                                                             \
-        s[m][1] = *(const tile_u_##T *)(out + m * ld + TILE_V_##T);                                                                                \
-      }                                                                                                                                            \
-    }                                                                                                                                              \
-    const T *px = x + k * xs, *py = y + k * ys;                                                                                                    \
-    for (; k < depth; k++, px += xs, py += ys) {                                                                                                   \
-      tile_v_##T y0 = *(const tile_u_##T *)py, y1 = *(const tile_u_##T *)(py + TILE_V_##T);                                                        \
-      _Pragma("GCC unroll 16") for (int m = 0; m < mr; m++) {                                                                                      \
-        tile_v_##T b = TILE_SPLAT(T, px[m]);                                                                                                       \
-        s[m][0] = TILE_FMA_##T(b, y0, s[m][0]);                                                                                                    \
-        s[m][1] = TILE_FMA_##T(b, y1, s[m][1]);                                                                                                    \
-      }                                                                                                                                            \
-    }                                                                                                                                              \
-    for (int m = 0; m < mr; m++) {                                                                                                                 \
-      *(tile_u_##T *)(out + m * ld) = s[m][0];                                                                                                     \
-      *(tile_u_##T *)(out + m * ld + TILE_V_##T) = s[m][1];                                                                                        \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  static void tile_rows_##T(int mr, const T *x, int64_t xs, const T *y, int64_t ys, T *out, int64_t ld, int64_t depth,                             \
-                            bool first) {                                                                                                          \
-    switch (mr) {                                                                                                                                  \
-      TILE_CASES(T)                                                                                                                                \
-    default: tile_kernel_##T(TILE_M, x, xs, y, ys, out, ld, depth, first);                                                                         \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  /* Element `at` of an array of the float type d, as T. */                                                                                        \
-  static inline __attribute__((always_inline)) T tile_at_##T(const void *p, int64_t at, int d) {                                                   \
-    switch (d) {                                                                                                                                   \
-    case QN_f16: return cast_f16_##T(((const f16 *)p)[at]);                                                                                        \
-    case QN_bf16: return cast_bf16_##T(((const bf16 *)p)[at]);                                                                                     \
-    default: return ((const T *)p)[at];                                                                                                            \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  /* panel[k][i] = p[i * si + k * sk] for i < n, zero up to width */                                                                               \
-  static inline __attribute__((always_inline)) void tile_pack1_##T(                                                                                \
-      T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int width, int64_t depth, int d) {                                       \
-    if (si == 1 && n == width)                                                                                                                     \
-      for (int64_t k = 0; k < depth; k++)                                                                                                          \
-        for (int i = 0; i < width; i++) panel[k * width + i] = tile_at_##T(p, at + k * sk + i, d);                                                 \
-    else if (sk == 1 && n == width && width >= 8 && d == DTYPE_##T &&                                                                              \
-             tile_turn_##T((const T *)p + at, si, panel, width, depth))                                                                            \
-      return;                                                                                                                                      \
-    else                                                                                                                                           \
-      for (int i = 0; i < width; i++) {                                                                                                            \
-        if (i < n)                                                                                                                                 \
-          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = tile_at_##T(p, at + i * si + k * sk, d);                                      \
-        else                                                                                                                                       \
-          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;                                                                            \
-      }                                                                                                                                            \
-  }                                                                                                                                                \
-  TILE_PACK(T, tile_pack_x_##T, n)                                                                                                                 \
-  TILE_PACK(T, tile_pack_y_##T, TILE_N_##T)                                                                                                        \
-  /* Packs `cols` columns of y from element `at` on: full panels together, row by row, a narrower last one by itself. */                           \
-  static void tile_pack_cols_##T(T *py, const qk_tile *t, int64_t at, int64_t cols, int64_t depth) {                                               \
-    int64_t whole = t->y_n == 1 && t->yd == DTYPE_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                                                        \
-    for (int64_t k = 0; k < depth && whole; k++) {                                                                                                 \
-      const tile_u_##T *from = (const tile_u_##T *)((const T *)t->y + at + k * t->y_k);                                                            \
-      T *to = py + k * TILE_N_##T;                                                                                                                 \
-      for (int64_t n = 0; n < whole; n += TILE_N_##T, from += 2, to += TILE_SLICE_##T * TILE_N_##T) {                                              \
-        *(tile_u_##T *)to = from[0];                                                                                                               \
-        *(tile_u_##T *)(to + TILE_V_##T) = from[1];                                                                                                \
-      }                                                                                                                                            \
-    }                                                                                                                                              \
-    for (int64_t n = whole; n < cols; n += TILE_N_##T)                                                                                             \
-      tile_pack_y_##T(py + n * TILE_SLICE_##T, t->y, at + n * t->y_n, t->y_n, t->y_k,                                                              \
-                      cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T, depth, t->yd);                                                         \
-  }                                                                                                                                                \
-  /* One chunk, at most 4,096 deep, of at most TILE_ROWS rows. */                                                                                  \
-  static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int64_t cols,                                         \
-                             int64_t depth, T *out, int64_t ld) {                                                                                  \
-    T *px = t->work, *py = px + TILE_SLICE_##T * TILE_ROWS;                                                                                        \
-    T edge[TILE_M * TILE_N_##T] __attribute__((aligned(64)));                                                                                      \
-    /* panels of equal height, so that none is too low to keep the multipliers busy */                                                             \
-    int panels = (rows + TILE_M - 1) / TILE_M, high = (rows + panels - 1) / panels;                                                                \
-    for (int64_t k = 0; k < depth; k += TILE_SLICE_##T) {                                                                                          \
-      int64_t d = depth - k < TILE_SLICE_##T ? depth - k : TILE_SLICE_##T;                                                                         \
-      const T *x = px;                                                                                                                             \
-      if (rows == 1 && t->x_k == 1 && t->xd == DTYPE_##T)                                                                                          \
-        x = (const T *)t->x + m0 * t->x_m + k0 + k;                                                                                                \
-      else                                                                                                                                         \
-        for (int m = 0; m < rows; m += high)                                                                                                       \
-          tile_pack_x_##T(px + m * TILE_SLICE_##T, t->x, (m0 + m) * t->x_m + (k0 + k) * t->x_k, t->x_m, t->x_k,                                    \
-                          rows - m < high ? rows - m : high, d, t->xd);                                                                            \
-      const int64_t wide = cols > 128 ? TILE_COLS : TILE_N_##T;                                                                                    \
-      bool once = t->y_n == 1 && t->yd == DTYPE_##T && rows <= TILE_M;                                                                             \
-      for (int64_t n = 0; n < cols; n += TILE_N_##T) {                                                                                             \
-        int nc = cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T;                                                                             \
-        int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, ys = TILE_N_##T;                                                                       \
-        const T *y = py + n % wide * TILE_SLICE_##T;                                                                                               \
-        if (once && nc == TILE_N_##T) {                                                                                                            \
-          y = (const T *)t->y + at;                                                                                                                \
-          ys = t->y_k;                                                                                                                             \
-        } else if (once || n % wide == 0) {                                                                                                        \
-          int64_t most = once ? nc : cols - n < wide ? cols - n : wide;                                                                            \
-          tile_pack_cols_##T(py + n % wide * TILE_SLICE_##T, t, at, most, d);                                                                      \
-        }                                                                                                                                          \
-        for (int m = 0; m < rows; m += high) {                                                                                                     \
-          int mr = rows - m < high ? rows - m : high;                                                                                              \
-          const T *xm = x + m * TILE_SLICE_##T;                                                                                                    \
-          if (nc == TILE_N_##T) {                                                                                                                  \
-            tile_rows_##T(mr, xm, mr, y, ys, out + m * ld + n, ld, d, k == 0);                                                                     \
-            continue;                                                                                                                              \
-          }                                                                                                                                        \
-          for (int r = 0; r < mr; r++)                                                                                                             \
-            for (int c = 0; c < nc; c++) edge[r * TILE_N_##T + c] = k == 0 ? 0 : out[(m + r) * ld + n + c];                                        \
-          tile_rows_##T(mr, xm, mr, y, ys, edge, TILE_N_##T, d, k == 0);                                                                           \
-          for (int r = 0; r < mr; r++)                                                                                                             \
-            for (int c = 0; c < nc; c++) out[(m + r) * ld + n + c] = edge[r * TILE_N_##T + c];                                                     \
-        }                                                                                                                                          \
-      }                                                                                                                                            \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  /* Deeper products: chunks as leaves of the balanced tree, kept as a binary counter of subtrees. */                                              \
-  static void tile_deep_##T(const qk_tile *t, int64_t m0, int64_t n0, int rows, int cols, T *out) {                                                \
-    T(*tree)[TILE_M * TILE_N_##T] = (void *)((T *)t->work + TILE_SLICE_##T * (TILE_ROWS + TILE_COLS));                                             \
-    T *leaf = tree[TILE_LEVELS];                                                                                                                   \
-    _Static_assert(sizeof(T) * (TILE_SLICE_##T * (TILE_ROWS + TILE_COLS) + (TILE_LEVELS + 1) * TILE_M * TILE_N_##T) <=                             \
-                       QK_TILE_WORK,                                                                                                               \
-                   "packed operands and a tree");                                                                                                  \
-    uint64_t n = 0;                                                                                                                                \
-    for (int64_t k = 0; k < t->depth; k += ORDER_DOT_CHUNK, n++) {                                                                                 \
-      int64_t d = t->depth - k < ORDER_DOT_CHUNK ? t->depth - k : ORDER_DOT_CHUNK;                                                                 \
-      tile_chunk_##T(t, m0, n0, k, rows, cols, d, leaf, TILE_N_##T);                                                                               \
-      int l = 0;                                                                                                                                   \
-      for (; n >> l & 1; l++)                                                                                                                      \
-        for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = tree[l][i] + leaf[i];                                                              \
-      memcpy(tree[l], leaf, sizeof tree[l]);                                                                                                       \
-    }                                                                                                                                              \
-    bool any = false;                                                                                                                              \
-    for (int l = 0; n >> l; l++) {                                                                                                                 \
-      if (!(n >> l & 1)) continue;                                                                                                                 \
-      for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = any ? tree[l][i] + leaf[i] : tree[l][i];                                             \
-      any = true;                                                                                                                                  \
-    }                                                                                                                                              \
-    for (int r = 0; r < rows; r++)                                                                                                                 \
-      for (int c = 0; c < cols; c++) out[(m0 + r) * t->ld + n0 + c] = leaf[r * TILE_N_##T + c];                                                    \
-  }                                                                                                                                                \
-  /* `many` chunks of one result side by side, each `depth` deep: a chain of fma alone waits for itself most of the time. */                       \
-  static inline __attribute__((always_inline)) void tile_beside_##T(                                                                               \
-      const int many, const void *x, int64_t xk, int xd, const void *y, int64_t yk, int yd, int64_t depth, T *sums) {                              \
-    T s[TILE_BESIDE];                                                                                                                              \
-    for (int c = 0; c < many; c++)                                                                                                                 \
-      s[c] = tile_at_##T(x, c * ORDER_DOT_CHUNK * xk, xd) * tile_at_##T(y, c * ORDER_DOT_CHUNK * yk, yd);                                          \
-    for (int64_t k = 1; k < depth; k++)                                                                                                            \
-      _Pragma("GCC unroll 8") for (int c = 0; c < many; c++) s[c] =                                                                                \
-          fma_##T(tile_at_##T(x, (c * ORDER_DOT_CHUNK + k) * xk, xd),                                                                              \
-                  tile_at_##T(y, (c * ORDER_DOT_CHUNK + k) * yk, yd), s[c]);                                                                       \
-    for (int c = 0; c < many; c++) sums[c] = s[c];                                                                                                 \
-  }                                                                                                                                                \
-  static inline __attribute__((always_inline)) void tile_some_##T(                                                                                 \
-      int many, const void *x, int64_t xk, int xd, const void *y, int64_t yk, int yd, int64_t depth, T *sums) {                                    \
-    switch (many) {                                                                                                                                \
-    case TILE_BESIDE: tile_beside_##T(TILE_BESIDE, x, xk, xd, y, yk, yd, depth, sums); break;                                                      \
-    case TILE_BESIDE / 2: tile_beside_##T(TILE_BESIDE / 2, x, xk, xd, y, yk, yd, depth, sums); break;                                              \
-    case TILE_BESIDE / 4: tile_beside_##T(TILE_BESIDE / 4, x, xk, xd, y, yk, yd, depth, sums); break;                                              \
-    default: tile_beside_##T(1, x, xk, xd, y, yk, yd, depth, sums);                                                                                \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  static void tile_chunks_##T(const qk_tile *t, int64_t x, int64_t y, int many, int64_t depth, T *sums) {                                          \
-    const void *px = (const char *)t->x + x * (int64_t)dtype_rows[t->xd].size,                                                                     \
-               *py = (const char *)t->y + y * (int64_t)dtype_rows[t->yd].size;                                                                     \
-    if (t->xd != DTYPE_##T || t->yd != DTYPE_##T)                                                                                                  \
-      tile_some_##T(many, px, t->x_k, t->xd, py, t->y_k, t->yd, depth, sums);                                                                      \
-    else if (t->x_k != 1 || t->y_k != 1)                                                                                                           \
-      tile_some_##T(many, px, t->x_k, DTYPE_##T, py, t->y_k, DTYPE_##T, depth, sums);                                                              \
-    else if (many < TILE_BESIDE || !tile_lanes_##T(px, py, depth, sums))                                                                           \
-      tile_some_##T(many, px, 1, DTYPE_##T, py, 1, DTYPE_##T, depth, sums);                                                                        \
-  }                                                                                                                                                \
-  /* Few results, as of a vector times a vector: nothing is packed. */                                                                             \
-  static void tile_few_##T(const qk_tile *t) {                                                                                                     \
-    for (int64_t i = 0; i < t->rows * t->cols; i++) {                                                                                              \
-      int64_t m = i / t->cols, n = i % t->cols, x = m * t->x_m, y = n * t->y_n, whole = t->depth / ORDER_DOT_CHUNK;                                \
-      T tree[TILE_LEVELS], sums[TILE_BESIDE];                                                                                                      \
-      int64_t leaves = 0;                                                                                                                          \
-      for (int64_t k = 0; k < t->depth;) {                                                                                                         \
-        int many = TILE_BESIDE;                                                                                                                    \
-        while (many > 1 && many > whole - leaves) many /= 2;                                                                                       \
-        int64_t depth = leaves < whole ? ORDER_DOT_CHUNK : t->depth - k;                                                                           \
-        tile_chunks_##T(t, x + k * t->x_k, y + k * t->y_k, many, depth, sums);                                                                     \
-        k += many * depth;                                                                                                                         \
-        for (int c = 0; c < many; c++, leaves++) {                                                                                                 \
-          T leaf = sums[c];                                                                                                                        \
-          int l = 0;                                                                                                                               \
-          for (; leaves >> l & 1; l++) leaf = tree[l] + leaf;                                                                                      \
-          tree[l] = leaf;                                                                                                                          \
-        }                                                                                                                                          \
-      }                                                                                                                                            \
-      T sum = 0;                                                                                                                                   \
-      bool any = false;                                                                                                                            \
-      for (int l = 0; leaves >> l; l++) {                                                                                                          \
-        if (!(leaves >> l & 1)) continue;                                                                                                          \
-        sum = any ? tree[l] + sum : tree[l];                                                                                                       \
-        any = true;                                                                                                                                \
-      }                                                                                                                                            \
-      ((T *)t->out)[m * t->ld + n] = sum;                                                                                                          \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  /* `many` vectors of one row of sums: so many chains at a time, since one alone waits for itself */                                              \
-  static inline __attribute__((always_inline)) void tile_wide_##T(const int many, const T *x, int64_t xk, const T *y,                              \
-                                                                  int64_t yk, int64_t depth, T *out) {                                             \
-    tile_v_##T s[TILE_WIDE], b = TILE_SPLAT(T, x[0]);                                                                                              \
-    for (int c = 0; c < many; c++) s[c] = b * *(const tile_u_##T *)(y + c * TILE_V_##T);                                                           \
-    for (int64_t k = 1; k < depth; k++) {                                                                                                          \
-      const T *py = y + k * yk;                                                                                                                    \
-      b = TILE_SPLAT(T, x[k * xk]);                                                                                                                \
-      _Pragma("GCC unroll 8") for (int c = 0; c < many; c++) s[c] =                                                                                \
-          TILE_FMA_##T(b, *(const tile_u_##T *)(py + c * TILE_V_##T), s[c]);                                                                       \
-    }                                                                                                                                              \
-    for (int c = 0; c < many; c++) *(tile_u_##T *)(out + c * TILE_V_##T) = s[c];                                                                   \
-  }                                                                                                                                                \
-  /* One row of x by at least a vector of columns of y, which lie side by side: nothing is packed. The last vector may lie over the one before. */ \
-  static void tile_row_##T(const qk_tile *t) {                                                                                                     \
-    const T *x = t->x, *y = t->y;                                                                                                                  \
-    T *out = t->out;                                                                                                                               \
-    int64_t n = 0, cols = t->cols;                                                                                                                 \
-    for (; cols - n >= TILE_WIDE * TILE_V_##T; n += TILE_WIDE * TILE_V_##T)                                                                        \
-      tile_wide_##T(TILE_WIDE, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                       \
-    if (cols - n >= TILE_WIDE / 2 * TILE_V_##T) {                                                                                                  \
-      tile_wide_##T(TILE_WIDE / 2, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                   \
-      n += TILE_WIDE / 2 * TILE_V_##T;                                                                                                             \
-    }                                                                                                                                              \
-    if (cols - n >= TILE_WIDE / 4 * TILE_V_##T) {                                                                                                  \
-      tile_wide_##T(TILE_WIDE / 4, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                   \
-      n += TILE_WIDE / 4 * TILE_V_##T;                                                                                                             \
-    }                                                                                                                                              \
-    for (; n < cols; n += TILE_V_##T) {                                                                                                            \
-      if (cols - n < TILE_V_##T) n = cols - TILE_V_##T;                                                                                            \
-      tile_wide_##T(1, x, t->x_k, y + n, t->y_k, t->depth, out + n);                                                                               \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  static void tile_##T(const qk_tile *t) {                                                                                                         \
-    T *out = t->out;                                                                                                                               \
-    if (t->depth <= 0) {                                                                                                                           \
-      for (int64_t m = 0; m < t->rows; m++)                                                                                                        \
-        for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = 0;                                                                              \
-      return;                                                                                                                                      \
-    }                                                                                                                                              \
-    if (t->rows * t->cols <= (t->depth <= ORDER_DOT_CHUNK ? TILE_FEW : TILE_FEW_DEEP)) {                                                           \
-      tile_few_##T(t);                                                                                                                             \
-      return;                                                                                                                                      \
-    }                                                                                                                                              \
-    if (t->xd == DTYPE_##T && t->yd == DTYPE_##T &&                                                                                                \
-        t->depth <= ORDER_DOT_CHUNK) { /* a matrix, whose rows lie along k, times a vector */                                                      \
-      if (t->cols == 1 && t->x_k == 1 && t->x_m != 1 &&                                                                                            \
-          tile_column_##T(t->x, t->x_m, t->y, t->y_k, t->rows, t->depth, out, t->ld))                                                              \
-        return;                                                                                                                                    \
-      if (t->rows == 1 && t->y_k == 1 && t->y_n != 1 &&                                                                                            \
-          tile_column_##T(t->y, t->y_n, t->x, t->x_k, t->cols, t->depth, out, 1))                                                                  \
-        return;                                                                                                                                    \
-    }                                                                                                                                              \
-    if (t->cols < TILE_V_##T && t->rows > 2 * t->cols) { /* the wide side across vectors: transposed */                                            \
-      tile_turned_##T(t);                                                                                                                          \
-      return;                                                                                                                                      \
-    }                                                                                                                                              \
-    if (t->rows == 1 && t->y_n == 1 && t->xd == DTYPE_##T && t->yd == DTYPE_##T && t->cols >= TILE_V_##T &&                                        \
-        t->depth <= ORDER_DOT_CHUNK) {                                                                                                             \
-      tile_row_##T(t);                                                                                                                             \
-      return;                                                                                                                                      \
-    }                                                                                                                                              \
-    bool deep = t->depth > ORDER_DOT_CHUNK;                                                                                                        \
-    int mb = deep ? (int)TILE_M : (int)TILE_ROWS;                                                                                                  \
-    for (int64_t m = 0; m < t->rows; m += mb) {                                                                                                    \
-      int rows = t->rows - m < mb ? (int)(t->rows - m) : mb;                                                                                       \
-      if (!deep)                                                                                                                                   \
-        tile_chunk_##T(t, m, 0, 0, rows, t->cols, t->depth, out + m * t->ld, t->ld);                                                               \
-      else                                                                                                                                         \
-        for (int64_t n = 0; n < t->cols; n += TILE_N_##T)                                                                                          \
-          tile_deep_##T(t, m, n, rows, t->cols - n < TILE_N_##T ? (int)(t->cols - n) : TILE_N_##T, out);                                           \
-    }                                                                                                                                              \
-  }                                                                                                                                                \
-  static void tile_turned_##T(const qk_tile *t) {                                                                                                  \
-    if (t->cols == 1 && t->ld == 1) { /* the results lie as wanted */                                                                              \
-      qk_tile u = *t;                                                                                                                              \
-      u.x = t->y, u.y = t->x, u.x_k = t->y_k, u.y_k = t->x_k, u.y_n = t->x_m, u.rows = 1, u.cols = t->rows,                                        \
-      u.xd = t->yd, u.yd = t->xd;                                                                                                                  \
-      tile_##T(&u);                                                                                                                                \
-      return;                                                                                                                                      \
-    }                                                                                                                                              \
-    T turned[TILE_V_##T * TILE_TURNED];                                                                                                            \
-    for (int64_t m = 0; m < t->rows; m += TILE_TURNED) {                                                                                           \
-      int64_t rows = t->rows - m < TILE_TURNED ? t->rows - m : TILE_TURNED;                                                                        \
-      qk_tile u = {t->y,     (const char *)t->x + m * t->x_m * (int64_t)dtype_rows[t->xd].size,                                                    \
-                   turned,   t->work,                                                                                                              \
-                   t->y_n,   t->y_k,                                                                                                               \
-                   t->x_k,   t->x_m,                                                                                                               \
-                   t->cols,  rows,                                                                                                                 \
-                   t->depth, TILE_TURNED,                                                                                                          \
-                   t->yd,    t->xd,                                                                                                                \
-                   t->od};                                                                                                                         \
-      tile_##T(&u);                                                                                                                                \
-      for (int64_t r = 0; r < rows; r++)                                                                                                           \
-        for (int64_t c = 0; c < t->cols; c++) ((T *)t->out)[(m + r) * t->ld + c] = turned[c * TILE_TURNED + r];                                    \
-    }                                                                                                                                              \
-  }
-
-#define TILE_CASE(T, n)                                                                                                \
-  case n:                                                                                                              \
-    tile_kernel_##T(n, x, xs, y, ys, out, ld, depth, first);                                                           \
-    break;
+/* The heights of kernels. */
 #if defined(__AVX512F__)
-/* clang-format off */
-#define TILE_CASES(T)                                                                                                  \
-  TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3) TILE_CASE(T, 4) TILE_CASE(T, 5) TILE_CASE(T, 6) TILE_CASE(T, 7)      \
-  TILE_CASE(T, 8) TILE_CASE(T, 9) TILE_CASE(T, 10) TILE_CASE(T, 11) TILE_CASE(T, 12) TILE_CASE(T, 13)
-/* clang-format on */
+#define TILE_KERNELS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
 #elif defined(__AVX2__) && defined(__FMA__)
-#define TILE_CASES(T) TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3) TILE_CASE(T, 4) TILE_CASE(T, 5)
+#define TILE_KERNELS(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #else
-#define TILE_CASES(T) TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3)
+#define TILE_KERNELS(X) X(1) X(2) X(3) X(4)
 #endif
 
-static void tile_turned_f32(const qk_tile *t);
-static void tile_turned_f64(const qk_tile *t);
-TILE_FLOAT(f32)
-TILE_FLOAT(f64)
+#define TILE_JOIN_(a, b) a##_##b
+#define TILE_JOIN(a, b) TILE_JOIN_(a, b)
+#define T f32
+#include "jit/cpu/block_vm_tile_float.h"
+#undef T
+#define T f64
+#include "jit/cpu/block_vm_tile_float.h"
+#undef T
 
 /* Integers wrap: any order. Row by row, so that compilers vectorise over the columns. */
 #define TILE_INT(T)                                                                                                    \

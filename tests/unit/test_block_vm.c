@@ -608,19 +608,23 @@ START_TEST(tiles) {
   fill_data();
   const bvm_loops *all[3];
   int n = tables(all);
-  static const int64_t shapes[][3] = {{1, 1, 1},      {1, 1, 5000},  {3, 5, 7},       {6, 16, 64},    {14, 32, 300},
-                                      {15, 33, 257},  {57, 130, 9},  {1, 100, 90},    {100, 1, 90},   {7, 3, 9000},
-                                      {20, 40, 0},    {64, 64, 64},  {257, 300, 130}, {130, 513, 70}, {300, 290, 20},
-                                      {1, 1, 32768},  {1, 1, 45001}, {1, 1, 70001},   {2, 3, 20001},  {4, 4, 8200},
-                                      {10, 1, 13000}, {1, 16, 8500}, {1, 17, 4097}};
+  static const int64_t shapes[][3] = {{1, 1, 1},      {1, 1, 5000},   {3, 5, 7},       {6, 16, 64},    {14, 32, 300},
+                                      {15, 33, 257},  {57, 130, 9},   {1, 100, 90},    {100, 1, 90},   {7, 3, 9000},
+                                      {20, 40, 0},    {64, 64, 64},   {257, 300, 130}, {130, 513, 70}, {300, 290, 20},
+                                      {1, 1, 32768},  {1, 1, 45001},  {1, 1, 70001},   {2, 3, 20001},  {4, 4, 8200},
+                                      {10, 1, 13000}, {1, 16, 8500},  {1, 17, 4097},   {31, 31, 1024}, {15, 70, 1024},
+                                      {113, 9, 4100}, {9, 113, 4200}, {300, 5, 301},   {5, 300, 301}};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
     for (int layout = 0; layout < 4; layout++) {
       int64_t M = shapes[s][0], N = shapes[s][1], K = shapes[s][2];
       int64_t x_m = layout & 1 ? 1 : K, x_k = layout & 1 ? M : 1, y_k = layout & 2 ? 1 : N, y_n = layout & 2 ? K : 1;
       float *out = malloc((size_t)(M * N) * 4 + 4), *want = malloc((size_t)(M * N) * 4 + 4);
-      for (int64_t i = 0; i < M * N; i++) want[i] = dot_order(data + i / N * x_m, x_k, other + i % N * y_n, y_k, K);
+      float *x = malloc((size_t)(M * K) * 4 + 4), *y = malloc((size_t)(K * N) * 4 + 4);
+      for (int64_t i = 0; i < M * K; i++) x[i] = data[i % (2 * LONGEST)];
+      for (int64_t i = 0; i < K * N; i++) y[i] = other[i % (2 * LONGEST)];
+      for (int64_t i = 0; i < M * N; i++) want[i] = dot_order(x + i / N * x_m, x_k, y + i % N * y_n, y_k, K);
       for (int t = 0; t < n; t++) {
-        qk_tile tile = {data, other, out, work, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32};
+        qk_tile tile = {x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32};
         memset(out, 0xff, (size_t)(M * N) * 4);
         all[t]->tile(&tile);
         for (int64_t i = 0; i < M * N; i++)
@@ -628,43 +632,73 @@ START_TEST(tiles) {
             ck_abort_msg("%s %lldx%lldx%lld layout %d at %lld: %a, not %a", all[t]->name, (long long)M, (long long)N,
                          (long long)K, layout, (long long)i, out[i], want[i]);
       }
+      free(x);
+      free(y);
       free(out);
       free(want);
     }
 }
 END_TEST
 
-/* f64, integers and half floats agree between instruction sets and with the definition. */
+/* f64, integers and half floats agree between instruction sets and with the definition, however operands lie; and what lies between the rows of
+ * the results is left alone. */
 START_TEST(tiles_of_other_types) {
-  enum { M = 17, N = 37, K = 130 };
-  static double x[M * K], y[K * N], out[M * N];
-  static int32_t xi[M * K], yi[K * N], outi[M * N];
-  static uint16_t xh[M * K], yh[K * N];
-  static float outh[M * N];
+  enum { M = 63, N = 53, K = 300, LD = N + 3 };
+  static double x[2 * M * K], y[2 * K * N], out[M * LD];
+  static int32_t xi[2 * M * K], yi[2 * K * N], outi[M * LD];
+  static uint16_t xh[2 * M * K], yh[2 * K * N];
+  static float outh[M * LD], outb[M * LD];
   const bvm_loops *all[3];
   int n = tables(all);
-  for (int i = 0; i < M * K; i++)
+  for (int i = 0; i < 2 * M * K; i++)
     x[i] = random_float(), xi[i] = (int32_t)random_bits(), xh[i] = f64_to_f16(random_float());
-  for (int i = 0; i < K * N; i++)
+  for (int i = 0; i < 2 * K * N; i++)
     y[i] = random_float(), yi[i] = (int32_t)random_bits(), yh[i] = f64_to_f16(random_float());
-  for (int t = 0; t < n; t++) {
-    all[t]->tile(&(qk_tile){x, y, out, work, K, 1, N, 1, M, N, K, N, QN_f64, QN_f64, QN_f64});
-    all[t]->tile(&(qk_tile){xi, yi, outi, work, K, 1, N, 1, M, N, K, N, QN_i32, QN_i32, QN_i32});
-    all[t]->tile(&(qk_tile){xh, yh, outh, work, K, 1, N, 1, M, N, K, N, QN_f16, QN_f16, QN_f32});
-    for (int i = 0; i < M; i++)
-      for (int j = 0; j < N; j++) {
-        double s = x[i * K] * y[j];
-        uint32_t w = 0;
-        float h = f16_to_f32(xh[i * K]) * f16_to_f32(yh[j]);
-        for (int k = 0; k < K; k++) {
-          if (k)
-            s = fma(x[i * K + k], y[k * N + j], s), h = fmaf(f16_to_f32(xh[i * K + k]), f16_to_f32(yh[k * N + j]), h);
-          w += (uint32_t)xi[i * K + k] * (uint32_t)yi[k * N + j];
+  for (int layout = 0; layout < 9; layout++) {
+    /* rows side by side, columns side by side, neither */
+    int64_t x_m = layout % 3 == 0   ? K
+                  : layout % 3 == 1 ? 1
+                                    : 2 * K,
+            x_k = layout % 3 == 0   ? 1
+                  : layout % 3 == 1 ? M
+                                    : 2;
+    int64_t y_n = layout / 3 == 0   ? 1
+                  : layout / 3 == 1 ? K
+                                    : 2,
+            y_k = layout / 3 == 0   ? N
+                  : layout / 3 == 1 ? 1
+                                    : 2 * N;
+    for (int t = 0; t < n; t++) {
+      memset(out, 0xff, sizeof out);
+      memset(outi, 0xff, sizeof outi);
+      memset(outh, 0xff, sizeof outh);
+      memset(outb, 0xff, sizeof outb);
+      all[t]->tile(&(qk_tile){x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f64, QN_f64, QN_f64});
+      all[t]->tile(&(qk_tile){xi, yi, outi, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_i32, QN_i32, QN_i32});
+      all[t]->tile(&(qk_tile){xh, yh, outh, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f16, QN_f16, QN_f32});
+      all[t]->tile(&(qk_tile){xh, yh, outb, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_bf16, QN_bf16, QN_f32});
+      for (int i = 0; i < M; i++)
+        for (int j = 0; j < LD; j++) {
+          int at = i * LD + j;
+          if (j >= N) {
+            ck_assert(out[at] != out[at] && outi[at] == -1 && outh[at] != outh[at] && outb[at] != outb[at]);
+            continue;
+          }
+          double s = 0;
+          uint32_t w = 0;
+          float h = 0, b = 0;
+          for (int k = 0; k < K; k++) {
+            int64_t l = i * x_m + k * x_k, r = j * y_n + k * y_k;
+            float lh = f16_to_f32(xh[l]), rh = f16_to_f32(yh[r]), lb = bf16_to_f32(xh[l]), rb = bf16_to_f32(yh[r]);
+            s = k ? fma(x[l], y[r], s) : x[l] * y[r];
+            h = k ? fmaf(lh, rh, h) : lh * rh;
+            b = k ? fmaf(lb, rb, b) : lb * rb;
+            w += (uint32_t)xi[l] * (uint32_t)yi[r];
+          }
+          ck_assert_msg(out[at] == s && outi[at] == (int32_t)w && outh[at] == h && outb[at] == b,
+                        "%s layout %d at %d %d", all[t]->name, layout, i, j);
         }
-        ck_assert(out[i * N + j] == s);
-        ck_assert(outi[i * N + j] == (int32_t)w);
-        ck_assert(outh[i * N + j] == h);
-      }
+    }
   }
 }
 END_TEST
