@@ -410,9 +410,11 @@ static void tile(bvm_frame *f, const bvm_op *o) {
   const int64_t *idx = f->idx;
   uint8_t xd = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype,
           yd = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
+  char *out = t->out ? f->val[t->out]
+                     : buffer_base(f, t->to) + idx[t->to_base] * (int64_t)dtype_size((qn_dtype)l_tile_dtype(p, t));
   f->code->loops->tile(&(qk_tile){.x = buffer_base(f, t->x) + idx[t->x_base] * (int64_t)dtype_size((qn_dtype)xd),
                                   .y = buffer_base(f, t->y) + idx[t->y_base] * (int64_t)dtype_size((qn_dtype)yd),
-                                  .out = f->val[t->out],
+                                  .out = out,
                                   .work = f->val[o->at],
                                   .x_m = idx[t->x_m],
                                   .x_k = idx[t->x_k],
@@ -421,10 +423,10 @@ static void tile(bvm_frame *f, const bvm_op *o) {
                                   .rows = idx[t->rows],
                                   .cols = idx[t->cols],
                                   .depth = idx[t->depth],
-                                  .ld = t->tile_cols,
+                                  .ld = t->out ? t->tile_cols : idx[t->to_m],
                                   .xd = xd,
                                   .yd = yd,
-                                  .od = p->code[t->out].dtype});
+                                  .od = l_tile_dtype(p, t)});
 }
 
 static void carry(bvm_frame *f, const bvm_op *o) {

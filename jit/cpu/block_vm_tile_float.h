@@ -163,9 +163,8 @@ static void OF(tile_pack_y)(T *py, T *widened, const qk_tile *t, int64_t at, int
       }
     }
   }
-  for (; n < cols; n += OF(TILE_N))
-    OF(tile_pack_panel)
-    (py + n * SLICE, widened, t, at + n * t->y_n, cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N), depth);
+  for (; n < cols; n += OF(TILE_N)) OF(tile_pack_panel)
+  (py + n * SLICE, widened, t, at + n * t->y_n, cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N), depth);
 }
 
 /* Where kernels find x: how many bytes each panel of rows is behind the one before, and the strides within one. */
@@ -211,10 +210,8 @@ static OF(tile_x)
       }
     }
   else
-    for (int m = 0, p = 0; m < rows; m += high, p++)
-      OF(tile_gather)
-      (px + p * panel, TILE_PITCH, t->x, at + m * t->x_m, t->x_m, t->x_k, rows - m < high ? rows - m : high, depth,
-       t->xd);
+    for (int m = 0, p = 0; m < rows; m += high, p++) OF(tile_gather)
+  (px + p * panel, TILE_PITCH, t->x, at + m * t->x_m, t->x_m, t->x_k, rows - m < high ? rows - m : high, depth, t->xd);
   return (OF(tile_x)){(const char *)px, panel * size, size, TILE_PITCH * size};
 }
 
@@ -281,9 +278,8 @@ static void OF(tile_deeps)(const qk_tile *t, T *out) {
   const int64_t room = OF(TILE_TREE) / levels, mb = t->rows < TILE_M * 8 ? t->rows : TILE_M * 8,
                 nb = room / mb / OF(TILE_N) * OF(TILE_N);
   for (int64_t m = 0; m < t->rows; m += mb)
-    for (int64_t n = 0; n < t->cols; n += nb)
-      OF(tile_deep)
-      (t, m, n, (int)(t->rows - m < mb ? t->rows - m : mb), (int)(t->cols - n < nb ? t->cols - n : nb), out);
+    for (int64_t n = 0; n < t->cols; n += nb) OF(tile_deep)
+  (t, m, n, (int)(t->rows - m < mb ? t->rows - m : mb), (int)(t->cols - n < nb ? t->cols - n : nb), out);
 }
 
 /* ---- few results, single rows and columns ---- */
@@ -416,9 +412,8 @@ static void OF(tile)(const qk_tile *t) {
     OF(tile_deeps)(t, out);
     return;
   }
-  for (int64_t m = 0; m < t->rows; m += TILE_ROWS)
-    OF(tile_chunk)
-    (t, m, 0, 0, t->rows - m < TILE_ROWS ? (int)(t->rows - m) : TILE_ROWS, t->cols, t->depth, out + m * t->ld, t->ld);
+  for (int64_t m = 0; m < t->rows; m += TILE_ROWS) OF(tile_chunk)
+  (t, m, 0, 0, t->rows - m < TILE_ROWS ? (int)(t->rows - m) : TILE_ROWS, t->cols, t->depth, out + m * t->ld, t->ld);
 }
 static void OF(tile_turned)(const qk_tile *t) {
   if (t->cols == 1 && t->ld == 1) { /* the results lie as wanted */

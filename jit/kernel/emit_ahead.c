@@ -21,7 +21,7 @@ bool emit_is_stored(const emitter *e, l_val v, int64_t b) {
     const l_instr *i = emit_at(e, k);
     if ((i->code == L_STORE || i->code == L_RMW || i->code == L_PARTIAL) && i->imm == b) return true;
     if (i->code == L_PARTIAL && acc_arg(emit_at(e, i->a)) && i->imm2 == b) return true;
-    if (i->code == L_TILE && -(int64_t)e->p->tiles[i->imm].out == b) return true;
+    if (i->code == L_TILE && l_tile_to(&e->p->tiles[i->imm]) == b) return true;
   }
   return false;
 }
@@ -39,7 +39,7 @@ bool emit_is_private(const emitter *e, l_val vec) {
       return false;
     if (i->code == L_LOAD && i->imm < 0)
       for (l_val v = 1; v < e->p->n; v++)
-        if (emit_at(e, v)->code == L_TILE && e->p->tiles[emit_at(e, v)->imm].out == (l_val)-i->imm) return false;
+        if (emit_at(e, v)->code == L_TILE && l_tile_to(&e->p->tiles[emit_at(e, v)->imm]) == i->imm) return false;
   }
   return true;
 }

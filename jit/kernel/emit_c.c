@@ -605,8 +605,8 @@ static bool is_one(const emitter *e, l_val v) { return at(e, v)->code == L_INT &
 
 /* Of a product with one result and operands of its own dtype: the chain itself if it is no longer than a chunk, since the call costs as much as
  * some twenty terms; then what comes next is the other case. */
-static void print_chain(emitter *e, const l_tile *t, const char *x, const char *y) {
-  uint8_t d = at(e, t->out)->dtype;
+static void print_chain(emitter *e, const l_tile *t, const char *x, const char *y, const char *to) {
+  uint8_t d = l_tile_dtype(e->p, t);
   if (!is_one(e, t->rows) || !is_one(e, t->cols) || emit_buffer_type(e, t->x) != d || emit_buffer_type(e, t->y) != d)
     return;
   char mul[48], sum[48];
@@ -621,21 +621,29 @@ static void print_chain(emitter *e, const l_tile *t, const char *x, const char *
   else
     line(e, "for (i64 k = 1; k < v%u; k++) s = %s(s, %s(x[k * v%u], y[k * v%u]));", t->depth,
          emit_prim(e, sum, KOP_add, d, d), mul, t->x_k, t->y_k);
-  line(e, "v%u[0] = s;", t->out);
+  line(e, "(%s)[0] = s;", to);
   line(e, "} else");
 }
 
 static void print_tile(emitter *e, const l_tile *t) {
-  char x[24], y[24];
+  char x[24], y[24], buffer[24], to[48], pitch[24];
   emit_buffer(t->x, x);
   emit_buffer(t->y, y);
-  print_chain(e, t, x, y);
+  emit_buffer(l_tile_to(t), buffer);
+  if (t->out) {
+    snprintf(to, sizeof to, "%s", buffer);
+    snprintf(pitch, sizeof pitch, "%d", t->tile_cols);
+  } else {
+    snprintf(to, sizeof to, "%s + v%u", buffer, t->to_base);
+    snprintf(pitch, sizeof pitch, "v%u", t->to_m);
+  }
+  print_chain(e, t, x, y, to);
   line(e,
-       "{ const qk_tile t = {%s + v%u, %s + v%u, v%u, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %d, %d, %d, %d}; "
+       "{ const qk_tile t = {%s + v%u, %s + v%u, %s, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %s, %d, %d, %d}; "
        "a->tile(&t); "
        "}",
-       x, t->x_base, y, t->y_base, t->out, t->x_m, t->x_k, t->y_k, t->y_n, t->rows, t->cols, t->depth, t->tile_cols,
-       emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), at(e, t->out)->dtype);
+       x, t->x_base, y, t->y_base, to, t->x_m, t->x_k, t->y_k, t->y_n, t->rows, t->cols, t->depth, pitch,
+       emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), l_tile_dtype(e->p, t));
 }
 
 static void print_block(emitter *e, l_val from, l_val to) {

@@ -310,6 +310,8 @@ uint64_t l_hash(const l_program *p) {
     h = mix(h, (uint64_t)t->rows << 32 | t->cols);
     h = mix(h, (uint64_t)t->depth << 32 | t->out);
     h = mix(h, (uint64_t)(uint32_t)t->tile_rows << 32 | (uint32_t)t->tile_cols);
+    h = mix(h, (uint64_t)(uint32_t)t->to);
+    h = mix(h, (uint64_t)t->to_base << 32 | t->to_m);
   }
   for (uint32_t k = 0; k < p->nblocks; k++) {
     const l_block *b = &p->blocks[k];

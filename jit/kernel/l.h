@@ -163,14 +163,17 @@ typedef struct l_block {
 enum { L_BLOCK_MOST = 1 << 16, L_BLOCKS_MOST = 255 };
 
 /* Operands of L_TILE, in program->tiles[imm]. result[m][n] for m < rows, n < cols (both at most tile_rows, tile_cols):
- * sum over k of X[x_base + m * x_m + k * x_k] * Y[y_base + k * y_k + n * y_n], stored to local `out` at m * tile_cols + n.
+ * sum over k of X[x_base + m * x_m + k * x_k] * Y[y_base + k * y_k + n * y_n], stored to local `out` at m * tile_cols + n or, where there is
+ * none, to TO[to_base + m * to_m + n]: what follows the product is then nothing but a store (on CPUs).
  * f16 and bf16 operands are read as f32. Integer dtypes multiply and add, wrapping. */
 typedef struct l_tile {
   int32_t x, y; /* buffers */
   l_val x_base, x_m, x_k, y_base, y_k, y_n;
   l_val rows, cols, depth;
   int32_t tile_rows, tile_cols; /* constants chosen by the schedule */
-  l_val out;                    /* L_LOCAL */
+  l_val out;                    /* L_LOCAL, or 0 */
+  int32_t to;                   /* a buffer, or below 0 a local: as the imm of a STORE */
+  l_val to_base, to_m;
 } l_tile;
 
 typedef enum l_buffer_mode { BUF_IN, BUF_OUT, BUF_INOUT, BUF_SCRATCH } l_buffer_mode;
@@ -221,8 +224,8 @@ enum { QK_TILE_WORK = 1 << 20 };
 typedef struct qk_tile {
   const void *x, *y;
   void *out, *work;
-  int64_t x_m, x_k, y_k, y_n, rows, cols, depth;
-  int32_t ld, xd, yd, od;
+  int64_t x_m, x_k, y_k, y_n, rows, cols, depth, ld;
+  int32_t xd, yd, od;
 } qk_tile;
 
 /* What a phase receives. The error cell is the atomic minimum of check number << 48 | element over all failed checks, ~0 if none failed,
@@ -264,6 +267,12 @@ l_val l_const(l_program *p, qn_dtype dtype, uint64_t bits);
 l_val l_kop(l_program *p, kop_id op, qn_dtype dtype, l_val a, l_val b, l_val c);
 l_val l_math(l_program *p, math_id fn, qn_dtype dtype, l_val a, l_val b, l_val c);
 void l_end(l_program *p);
+/* The memory that a TILE's results are stored to, as the imm of a STORE, and their dtype. */
+static inline int64_t l_tile_to(const l_tile *t) { return t->out ? -(int64_t)t->out : t->to; }
+static inline uint8_t l_tile_dtype(const l_program *p, const l_tile *t) {
+  int64_t to = l_tile_to(t);
+  return to < 0 ? p->code[-to].dtype : p->buffers[to].dtype;
+}
 int l_tile_add(l_program *p, l_tile t);                                         /* -1 when memory is short */
 /* What l_instr.block is for a type of blocks; 0 when memory is short, or there are too many. */
 uint8_t l_block_add(l_program *p, l_block b);

@@ -60,8 +60,14 @@ static void print_tile(text_buf *out, const l_tile *t) {
   print_buffer(out, "x=", t->x);
   text_addf(out, " xbase=%%%u xm=%%%u xk=%%%u", t->x_base, t->x_m, t->x_k);
   print_buffer(out, "y=", t->y);
-  text_addf(out, " ybase=%%%u yk=%%%u yn=%%%u rows=%%%u cols=%%%u depth=%%%u tilerows=%d tilecols=%d out=%%%u",
-            t->y_base, t->y_k, t->y_n, t->rows, t->cols, t->depth, t->tile_rows, t->tile_cols, t->out);
+  text_addf(out, " ybase=%%%u yk=%%%u yn=%%%u rows=%%%u cols=%%%u depth=%%%u tilerows=%d tilecols=%d", t->y_base,
+            t->y_k, t->y_n, t->rows, t->cols, t->depth, t->tile_rows, t->tile_cols);
+  if (t->out) {
+    text_addf(out, " out=%%%u", t->out);
+    return;
+  }
+  print_buffer(out, "to=", t->to);
+  text_addf(out, " tobase=%%%u tom=%%%u", t->to_base, t->to_m);
 }
 
 static void print_block(text_buf *out, const l_block *b) {

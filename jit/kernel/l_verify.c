@@ -360,11 +360,16 @@ static bool tile_ok(checker *c, const l_instr *i) {
   for (size_t k = 0; k < sizeof index / sizeof *index; k++)
     if (!operand_ok(c, 'I', index[k], "tile")) return false;
   if (!buffer_ok(c, t->x, -1, false, true) || !buffer_ok(c, t->y, -1, false, true)) return false;
-  if (!operand_ok(c, 'M', t->out, "out")) return false;
+  if (t->out) {
+    if (!operand_ok(c, 'M', t->out, "out")) return false;
+  } else if (!buffer_ok(c, t->to, -1, true, false) || !operand_ok(c, 'I', t->to_base, "to") ||
+             !operand_ok(c, 'I', t->to_m, "to")) {
+    return false;
+  }
   if (t->tile_rows < 1 || t->tile_cols < 1) return bad(c, "a tile has rows and columns");
   uint8_t x = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype;
   uint8_t y = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
-  uint8_t out = p->code[t->out].dtype;
+  uint8_t out = l_tile_dtype(p, t);
   if (x != y) return bad(c, "factors of %s and %s", dtype_rows[x].name, dtype_rows[y].name);
   return out == dtype_compute(x) || bad(c, "the product of %s is no %s", dtype_rows[x].name, dtype_rows[out].name);
 }

@@ -462,8 +462,26 @@ static l_val tile_row(emitter *e) {
   return plus(e, times(e, flat(e, e->rows, e->nb->zero), tiles), tile_number(e));
 }
 
-/* Emits the tile of a product at this instance, into a local. */
-static bool make_tile(emitter *e) {
+/* Is all that follows the product the store of its results, rows of which lie in one piece? Then the tile makes it. */
+static bool stores_itself(const emitter *e, const k_val *jobs, uint32_t n) {
+  const k_kernel *k = e->k;
+  qn_dim coef;
+  k_val store = 0;
+  if (e->s->by->dot_room || e->cut >= 0) return false;
+  for (uint32_t j = 0; j < n; j++) {
+    if (jobs[j] == e->dot) continue;
+    if (store) return false;
+    store = jobs[j];
+  }
+  const k_node *s = &k->nodes[store];
+  if (!store || s->code != K_STORE || s->a != e->dot || s->guard || k->buffers[s->buffer].mode != BUF_OUT) return false;
+  for (int a = 0; a < (int)k->naxes; a++)
+    if (!k_coef(k, s->at, (uint32_t)a, &coef) || (a == e->n && coef != 1)) return false;
+  return true;
+}
+
+/* Emits the tile of a product at this instance, into a local; or with the effect `store`, which it then makes. */
+static bool make_tile(emitter *e, k_val store) {
   nest_builder *nb = e->nb;
   const k_kernel *k = e->k;
   const k_node *d = &k->nodes[e->dot], *x = &k->nodes[nest_factor(k, d->a)], *y = &k->nodes[nest_factor(k, d->b)];
@@ -480,10 +498,22 @@ static bool make_tile(emitter *e) {
               .y_n = stride_of(e, y->at, e->n)};
   t.x_base = nest_form(nb, x->at);
   t.y_base = nest_form(nb, y->at);
-  t.out = nest_code(nb, (l_instr){.code = L_LOCAL, .dtype = d->dtype, .a = e->room});
+  const k_node *to = &k->nodes[store];
+  if (store) {
+    t.to = to->buffer;
+    t.to_base = nest_form(nb, to->at);
+    t.to_m = stride_of(e, to->at, e->m);
+  } else {
+    t.out = nest_code(nb, (l_instr){.code = L_LOCAL, .dtype = d->dtype, .a = e->room});
+  }
   int tile = l_tile_add(nb->p, t);
   if (tile < 0) return nest_refuse(nb, lower_no_memory);
-  nb->last_load[x->buffer] = nb->last_load[y->buffer] = nest_code(nb, (l_instr){.code = L_TILE, .imm = tile});
+  l_val made = nb->last_load[x->buffer] = nb->last_load[y->buffer] =
+      nest_code(nb, (l_instr){.code = L_TILE, .imm = tile});
+  if (store) {
+    if (!nb->first_store[to->buffer]) nb->first_store[to->buffer] = made;
+    return !nb->why;
+  }
   nb->kept[e->dot].in = -(int64_t)t.out;
   find_in_tiles(e);
   return !nb->why;
@@ -732,7 +762,10 @@ static bool level(emitter *e, int i, const k_val *jobs, uint32_t n) {
   if (loop->role == LOOP_TILE) {
     k_val *rest = room(e, n, sizeof *rest);
     uint32_t count = 0;
-    if (!rest || (!e->dry && !make_tile(e))) return false;
+    if (!rest) return false;
+    for (uint32_t j = 0; j < n && stores_itself(e, jobs, n); j++)
+      if (jobs[j] != e->dot) return e->dry || make_tile(e, jobs[j]);
+    if (!e->dry && !make_tile(e, 0)) return false;
     if (e->cut == loop->axis) return e->dry || store_tile(e);
     for (uint32_t j = 0; j < n; j++)
       if (jobs[j] != e->dot) rest[count++] = jobs[j];

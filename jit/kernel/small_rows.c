@@ -114,12 +114,12 @@ static l_instr copied(const rewrite *w, l_val v, int e) {
   return i;
 }
 
-enum { TILE_VALUES = 10 };
+enum { TILE_VALUES = 12 };
 
 /* The operands of a TILE that are instructions. */
 static void tile_values(l_tile *t, l_val *to[TILE_VALUES]) {
-  l_val *const all[TILE_VALUES] = {&t->x_base, &t->x_m,  &t->x_k,  &t->y_base, &t->y_k,
-                                   &t->y_n,    &t->rows, &t->cols, &t->depth,  &t->out};
+  l_val *const all[TILE_VALUES] = {&t->x_base, &t->x_m,  &t->x_k,   &t->y_base, &t->y_k,     &t->y_n,
+                                   &t->rows,   &t->cols, &t->depth, &t->out,    &t->to_base, &t->to_m};
   memcpy(to, all, sizeof all);
 }
 
@@ -127,9 +127,11 @@ static l_val copy_tile(rewrite *w, l_instr i) {
   l_tile t = w->from->tiles[i.imm];
   l_val *values[TILE_VALUES];
   tile_values(&t, values);
-  for (int k = 0; k < TILE_VALUES; k++) *values[k] = mapped(w, *values[k], 0);
+  for (int k = 0; k < TILE_VALUES; k++)
+    if (*values[k]) *values[k] = mapped(w, *values[k], 0);
   t.x = (int32_t)memory_of(w, t.x);
   t.y = (int32_t)memory_of(w, t.y);
+  if (!t.out) t.to = (int32_t)memory_of(w, t.to);
   i.imm = l_tile_add(w->to, t);
   return i.imm < 0 ? 0 : l_emit(w->to, i);
 }
@@ -378,11 +380,11 @@ static void unroll(rewrite *w, l_val vec) {
 static bool is_small_tile(const rewrite *w, const l_tile *t) {
   const l_program *p = w->from;
   int64_t rows, cols, depth, ignored;
-  const l_val strides[] = {t->x_m, t->x_k, t->y_k, t->y_n};
+  const l_val strides[] = {t->x_m, t->x_k, t->y_k, t->y_n, t->out ? t->y_n : t->to_m};
   for (size_t k = 0; k < sizeof strides / sizeof *strides; k++)
     if (!int_of(p, strides[k], &ignored)) return false;
   if (!int_of(p, t->rows, &rows) || !int_of(p, t->cols, &cols) || !int_of(p, t->depth, &depth)) return false;
-  uint8_t x = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype, out = p->code[t->out].dtype;
+  uint8_t x = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype, out = l_tile_dtype(p, t);
   return rows > 0 && cols > 0 && depth > 0 && rows <= SMALL_ROW && cols <= SMALL_ROW && depth <= SMALL_ROW &&
          x == out && !dtype_is_bool(out) && rows * cols * depth <= SMALL_TURNS;
 }
@@ -394,8 +396,10 @@ static l_val tile_load(rewrite *w, int64_t from, uint8_t dtype, l_val base, l_va
 
 static void unroll_tile(rewrite *w, const l_tile *t) {
   int64_t rows = 0, cols = 0, depth = 0;
-  uint8_t d = w->from->code[t->out].dtype;
-  int64_t from_x = memory_of(w, t->x), from_y = memory_of(w, t->y), out = memory_of(w, -(int64_t)t->out);
+  uint8_t d = l_tile_dtype(w->from, t);
+  int64_t from_x = memory_of(w, t->x), from_y = memory_of(w, t->y), out = memory_of(w, l_tile_to(t)),
+          pitch = t->tile_cols;
+  if (!t->out) (void)int_of(w->from, t->to_m, &pitch);
   (void)(int_of(w->from, t->rows, &rows) && int_of(w->from, t->cols, &cols) && int_of(w->from, t->depth, &depth));
   l_val x[SMALL_ROW][SMALL_ROW], y[SMALL_ROW][SMALL_ROW];
   l_val x_base = mapped(w, t->x_base, 0), y_base = mapped(w, t->y_base, 0);
@@ -408,7 +412,8 @@ static void unroll_tile(rewrite *w, const l_tile *t) {
     for (int n = 0; n < (int)cols; n++) {
       l_val sum = 0;
       for (int k = 0; k < (int)depth; k++) sum = product(w, d, sum, x[m][k], y[k][n]);
-      l_val place = l_int(w->to, (int64_t)m * t->tile_cols + n);
+      l_val place = l_int(w->to, m * pitch + n);
+      if (!t->out) place = l_index(w->to, L_IADD, mapped(w, t->to_base, 0), place);
       (void)l_emit(w->to, (l_instr){.code = L_STORE, .imm = out, .h = sum, .a = place});
     }
 }
@@ -485,7 +490,7 @@ static void forget(known *k, int64_t memory) {
 
 /* The memory that an instruction writes to, or INT64_MIN. (PARTIAL writes to two.) */
 static int64_t written(const rewrite *w, const l_instr *i) {
-  if (i->code == L_TILE) return -(int64_t)w->from->tiles[i->imm].out;
+  if (i->code == L_TILE) return l_tile_to(&w->from->tiles[i->imm]);
   return i->code == L_STORE || i->code == L_RMW || i->code == L_PARTIAL ? i->imm : INT64_MIN;
 }
 
@@ -513,7 +518,7 @@ static bool is_input(const rewrite *w, int64_t memory) {
 static bool uses_memory(const rewrite *w, const l_instr *i, int64_t memory) {
   if (i->code == L_TILE) {
     const l_tile *t = &w->from->tiles[i->imm];
-    return t->x == memory || t->y == memory || -(int64_t)t->out == memory;
+    return t->x == memory || t->y == memory || l_tile_to(t) == memory;
   }
   if (l_rows[i->code].imm != 'b') return false;
   return i->imm == memory || ((i->code == L_PARTIAL || i->code == L_MERGE) && i->d && i->imm2 == memory);
@@ -690,7 +695,7 @@ static bool drop_unused(l_program **p) {
     if (i->code != L_TILE) continue;
     use(read, w.from->tiles[i->imm].x);
     use(read, w.from->tiles[i->imm].y);
-    use(read, -(int64_t)w.from->tiles[i->imm].out);
+    use(read, l_tile_to(&w.from->tiles[i->imm]));
   }
   for (uint32_t b = 0; b < w.from->nbuffers && !w.to->failed; b++) used[w.from->buffers[b].size] = 1;
   for (l_val v = w.from->n; --v > 0 && !w.to->failed;) {
@@ -708,6 +713,7 @@ static bool drop_unused(l_program **p) {
     for (int k = 0; k < TILE_VALUES; k++) used[*values[k]] = 1;
     use(used, t.x);
     use(used, t.y);
+    use(used, l_tile_to(&t));
   }
   for (l_val v = 1; v < w.from->n && !w.to->failed; v++)
     if (used[v]) copy(&w, v);

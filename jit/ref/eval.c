@@ -400,7 +400,7 @@ static bool ev_subtrees(ev *e, l_val n) {
 
 /* One element of a TILE. */
 static bool ev_tile_element(ev *e, l_val n, const l_tile *t, int64_t i, int64_t j, ev_result *r) {
-  const ev_memory *x = ev_memory_of(e, t->x), *y = ev_memory_of(e, t->y), *out = ev_memory_of(e, -(int64_t)t->out);
+  const ev_memory *x = ev_memory_of(e, t->x), *y = ev_memory_of(e, t->y), *out = ev_memory_of(e, l_tile_to(t));
   const l_instr acc = {.code = L_ACC, .sub = KOP_add, .dtype = (uint8_t)out->dtype, .imm = ORDER_DOT};
   r->npushed = 0;
   for (int64_t k = 0; k < ev_index(e, t->depth); k++) {
@@ -410,7 +410,9 @@ static bool ev_tile_element(ev *e, l_val n, const l_tile *t, int64_t i, int64_t 
     uint64_t value = ev_cast(x->dtype, out->dtype, ev_read(x->dtype, x->data, xa));
     if (!ev_push_to(e, r, value, ev_cast(x->dtype, out->dtype, ev_read(x->dtype, y->data, ya)), k)) return false;
   }
-  ev_write(out->dtype, out->data, i * t->tile_cols + j, ev_finish(&acc, r));
+  int64_t at = t->out ? i * t->tile_cols + j : ev_index(e, t->to_base) + i * ev_index(e, t->to_m) + j;
+  if (!ev_inside(e, n, out, at, 1)) return false;
+  ev_write(out->dtype, out->data, at, ev_finish(&acc, r));
   return true;
 }
 

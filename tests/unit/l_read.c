@@ -36,9 +36,17 @@ static bool parse_tile(reader *r, l_program *p, l_instr *i) {
       !labelled(r, "xk", &t.x_k) || !reader_need_label(r, "y") || !buffer(r, &y) || !labelled(r, "ybase", &t.y_base) ||
       !labelled(r, "yk", &t.y_k) || !labelled(r, "yn", &t.y_n) || !labelled(r, "rows", &t.rows) ||
       !labelled(r, "cols", &t.cols) || !labelled(r, "depth", &t.depth) || !reader_need_label(r, "tilerows") ||
-      !reader_small(r, &rows) || !reader_need_label(r, "tilecols") || !reader_small(r, &cols) ||
-      !labelled(r, "out", &t.out))
+      !reader_small(r, &rows) || !reader_need_label(r, "tilecols") || !reader_small(r, &cols))
     return false;
+  if (reader_take_label(r, "out")) {
+    if (!value(r, &t.out)) return false;
+  } else {
+    int64_t to;
+    if (!reader_need_label(r, "to") || !buffer(r, &to) || !labelled(r, "tobase", &t.to_base) ||
+        !labelled(r, "tom", &t.to_m))
+      return false;
+    t.to = (int32_t)to;
+  }
   t.x = (int32_t)x;
   t.y = (int32_t)y;
   t.tile_rows = (int32_t)rows;
