@@ -13,13 +13,21 @@
  *     elements are repaired behind it;
  *   - around instructions that must run in ascending order (scatters, updates, chains), when the rest is worth a loop of its own.
  *
- * emit_text.h describes accumulators. A VEC that pushes to 64 lanes runs in strips; element l of a strip is pushed to lane l.
+ * emit_text.h describes accumulators. A VEC that pushes to 64 lanes and does little else runs in strips, whose vectors of lanes stay in
+ * registers (GROUPS); element l of a strip is pushed to lane l. One that computes more makes 1,024 elements in one loop like a straight body,
+ * which leaves the values of its pushes in arrays, and then pushes these (LANES).
  *
  * Bools are bytes. Tried: bools as ints in registers and bytes in memory, so that masks have the width of the elements. With gcc 12 and
  * vectors of 512 bits, for ten kernels with comparisons, logical ops and selects (least times of four interleaved runs), none was faster
  * beyond the noise. At 64k elements f32 took 1 to 11 % more (where((x > 0) & (x < y), x * y, 0): 3.5 and 3.8 us), f64 -3 to +3 %; at 1M
  * elements f32 -3 to +4 %, f64 -13 to +6 % where memory is the limit, and the derivative of gelu in f64 more. gcc refuses to vectorise
  * loops with bools that are the same in the whole loop, so those are ints (emit_is_switch, e->even).
+ *
+ * Tried for the lanes of f32 reductions, one thread, AVX-512, gcc 12: with one body of 64 elements in a strip, as a loop of four vectors around lanes in
+ * memory, the backward of layer norm and gelu took 27.5 ms (8192 x 1024), softmax 11.7 (4096 x 2048); with all such bodies as four vectors one after
+ * the other 21.6 and 9.6, but then they took 20 % longer to compile; with -fpeel-loops 32 and 9.7; in blocks 22 to 24 and 9.4, and they compile quicker,
+ * since a body is there once and not twice. Without gcc's jump threading a maximum is 5 instructions a vector and not 21, exp 31 and not 34,
+ * log 32 and not 39; without its PRE gelu is 65 and not 74.
  *
  * A check in a loop collects the smallest failing element, which is reported after the loop.
  *
@@ -35,6 +43,28 @@
 #define at emit_at
 
 /* ---- what happens to one element ------------------------------------------------------------------------------------ */
+
+/* The store by which a VEC leaves the value of a push in a local, one element behind the other and nothing else in it; 0: there is none. */
+static l_val kept_by(const emitter *e, l_val v, const l_instr *push) {
+  l_val found = 0;
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    const l_instr *i = at(e, k);
+    if (i->code != L_STORE || i->h != push->b || i->imm >= 0) continue;
+    if (i->c || i->e || i->f || i->g || !i->b || at(e, i->b)->code != L_INT || at(e, i->b)->imm != 1) continue;
+    bool alone = emit_buffer_type(e, i->imm) == at(e, push->a)->dtype;
+    for (l_val s = v + 1; s < e->end[v]; s++)
+      alone &= s == k || (at(e, s)->code != L_STORE && at(e, s)->code != L_RMW) || at(e, s)->imm != i->imm;
+    if (alone) found = k;
+  }
+  return found;
+}
+
+/* The push of the VEC before `push` that has its value in an array, or `push` itself. */
+static l_val first_with_value(const emitter *e, l_val v, l_val push) {
+  l_val k = v + 1;
+  while (at(e, k)->code != L_PUSH || !acc_lanes(e, at(e, k)->a) || at(e, k)->b != at(e, push)->b) k++;
+  return k;
+}
 
 /* Prints one instruction of a VEC for element j. */
 static void print_element(emitter *e, l_val v) {
@@ -66,7 +96,12 @@ static void print_element(emitter *e, l_val v) {
          e->active, where, v, v, v);
     break;
   }
-  case L_PUSH: emit_acc_push(e, i); break;
+  case L_PUSH:
+    if (!e->rows || !acc_lanes(e, i->a))
+      emit_acc_push(e, i);
+    else if (first_with_value(e, e->vec, v) == v && !kept_by(e, e->vec, i))
+      line(e, "g%u[j - j1] = v%u;", v, i->b);
+    break;
   case L_CARRY: line(e, "const %s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
   case L_SCAN:
     emit_acc_scan(e, v);
@@ -88,17 +123,22 @@ typedef struct vec_facts {
   bool blocks;  /* have some of these trees, so that strips are grouped in blocks of 1,024? */
   bool ordered; /* must some instructions run in order? */
   bool pieces;  /* has it several segments? */
+  bool rows;    /* do its pushes to lanes take their values from arrays, a block of elements at a time? */
 } vec_facts;
 
 static vec_facts look(const emitter *e, l_val v) {
+  enum { SMALL = 4, ROWS_MOST = 4 };
   vec_facts f = {0};
-  int work = 0;
+  int work = 0, guards = 0, pushes = 0;
+  bool args = false;
   emit_rare names;
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *i = at(e, k);
     if (i->code == L_PUSH && acc_lanes(e, i->a)) {
       f.lanes = true;
       f.blocks |= acc_tree(at(e, i->a));
+      args |= acc_arg(at(e, i->a));
+      pushes++;
     }
     if (i->code == L_SCAN && acc_lanes(e, i->a) && (e->acc[i->a] & ACC_FINISHED)) {
       f.lanes = true;
@@ -108,10 +148,12 @@ static vec_facts look(const emitter *e, l_val v) {
     f.pieces |= i->code == L_FOR || i->code == L_WHILE || emit_is_strip_scan(e, i) || emit_rare_names(e, k, &names) ||
                 emit_is_inner_finish(e, v, i);
     work += i->code == L_MATH ? 8 : i->code == L_KOP;
+    guards += (i->code == L_LOAD || i->code == L_STORE) && (i->e || i->f || i->g);
   }
   f.split = f.ordered && (f.pieces || work > 8);
   f.pieces |= f.split;
   f.strips = f.pieces || f.lanes;
+  f.rows = f.lanes && !f.pieces && !f.ordered && !args && pushes <= ROWS_MOST && (work > SMALL || guards > 0);
   return f;
 }
 
@@ -199,11 +241,25 @@ static void print_switches(emitter *e, l_val from, l_val to) {
     if (at(e, k)->code == L_SCAN && acc_many(at(e, at(e, k)->a))) emit_scan_switches(e, k);
 }
 
+/* How many elements make 64 bytes, where all values of the VEC are of one size; else 64. */
+static int lane_group(const emitter *e) {
+  uint32_t size = 0;
+  for (l_val k = e->vec + 1; k < e->end[e->vec]; k++) {
+    const l_instr *i = at(e, k);
+    uint32_t own = l_rows[i->code].result == 'V' ? dtype_rows[i->dtype].size
+                   : i->code == L_PUSH           ? dtype_rows[at(e, i->a)->dtype].size
+                                                 : size;
+    if (size && own != size) return ORDER_LANES;
+    size = own;
+  }
+  return size ? 64 / (int)size : ORDER_LANES;
+}
+
 /* Prints segment [from, to) for a strip of m elements (a text). `commit` other than 0: a loop whose carries are set at the end of the
  * segment. */
 static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const char *m) {
   uint32_t seg = commit ? e->seg[e->end[commit]] : e->seg[from];
-  bool ordered = false;
+  bool ordered = false, grouped = false;
   emit_rare rare;
   l_val fixed = 0; /* a function with a slow form, by which rare elements are repaired */
   for (l_val k = from; k < to; k++) {
@@ -220,9 +276,18 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
     line(e, "int rare = 0; %s h0[64], h1[64];", emit_type(i->type2));
     if (!ordered) print_simd(e, from, to, true);
   } else if (!ordered) {
-    print_simd(e, from, to, false);
+    /* a full strip without other segments: vectors of lanes one after the other, so that compilers keep them in registers */
+    int group = strcmp(m, "64") == 0 ? lane_group(e) : 64;
+    if (group < 64) {
+      line(e, "GROUPS(%d)", group);
+      print_simd(e, from, to, false);
+      line(e, "for (int l = q; l < q + %d; l++) {", group);
+    } else {
+      print_simd(e, from, to, false);
+    }
+    grouped = group < 64;
   }
-  line(e, "for (int l = 0; l < %s; l++) {", m);
+  if (!grouped) line(e, "for (int l = 0; l < %s; l++) {", m);
   line(e, "const i64 j = j0 + l;");
   const char *outer = e->active;
   char name[24];
@@ -465,10 +530,10 @@ static bool has_pieces(emitter *e, l_val v) {
 /* Prints how a loop over pieces [j0, e0) of a straight VEC begins. Within a piece every guard's range, and every comparison in e->even,
  * is true for all elements or false for all; the int w7 says which. So elements make no such test, and there is no comparison of 64-bit
  * numbers among elements of 32 bits. */
-static void open_pieces(emitter *e, l_val v) {
+static void open_pieces(emitter *e, l_val v, const char *begin, const char *end) {
   l_val from = at(e, v)->a;
-  line(e, "for (i64 j0 = 0; j0 < n;) {");
-  line(e, "i64 e0 = n;");
+  line(e, "for (i64 j0 = %s; j0 < %s;) {", begin, end);
+  line(e, "i64 e0 = %s;", end);
   for (int pass = 0; pass < 2; pass++)
     for (l_val k = v + 1; k < e->end[v]; k++) {
       const l_instr *i = at(e, k);
@@ -514,6 +579,70 @@ static bool is_single(const emitter *e, l_val v) {
   return false;
 }
 
+/* Prints the elements from `begin` to `end` of a VEC whose body is one loop. */
+static void print_straight(emitter *e, l_val v, const vec_facts *f, const char *begin, const char *end) {
+  e->pieces = !f->ordered && has_pieces(e, v);
+  if (e->pieces) open_pieces(e, v, begin, end);
+  print_switches(e, v + 1, e->end[v]);
+  if (!f->ordered && !is_single(e, v)) print_simd(e, v + 1, e->end[v], false);
+  line(e, "for (i64 j = %s; j < %s; j++) {", e->pieces ? "j0" : begin, e->pieces ? "e0" : end);
+  for (l_val k = v + 1; k < e->end[v]; k++) print_element(e, k);
+  line(e, "}");
+  if (e->pieces) {
+    line(e, "j0 = e0;");
+    line(e, "}");
+  }
+  e->pieces = false;
+}
+
+/* ---- VEC with lanes, whose values wait in arrays ------------------------------------------------------------------------------ */
+
+/* A VEC that pushes to lanes, a block of 1,024 elements at a time: one loop computes the block's elements and leaves the values of pushes in
+ * arrays, from which short loops add them to the lanes. So the first loop is long, which a strip's is not: compilers load its constants anew
+ * wherever it begins. */
+static void print_rows(emitter *e, l_val v, const vec_facts *f) {
+  e->rows = true;
+  line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
+  line(e, "const i64 e1 = n - j1 < %d ? n : j1 + %d;", ORDER_BLOCK, ORDER_BLOCK);
+  for (l_val k = v + 1; k < e->end[v]; k++)
+    if (at(e, k)->code == L_PUSH && acc_lanes(e, at(e, k)->a) && first_with_value(e, v, k) == k &&
+        !kept_by(e, v, at(e, k)))
+      line(e, "%s g%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, ORDER_BLOCK);
+  print_straight(e, v, f, "j1", "e1");
+  e->rows = false;
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    const l_instr *push = at(e, k);
+    if (push->code != L_PUSH || !acc_lanes(e, push->a)) continue;
+    const l_instr *a = at(e, push->a);
+    char id[80], F[48], from[64], leaf[24];
+    const char *T = emit_type(a->dtype);
+    l_val kept = kept_by(e, v, push);
+    if (kept)
+      snprintf(from, sizeof from, "(v%d + v%u + j1)", (int)-at(e, kept)->imm, at(e, kept)->a);
+    else
+      snprintf(from, sizeof from, "g%u", first_with_value(e, v, k));
+    acc_identity(a, id);
+    acc_prim(e, a, F);
+    snprintf(leaf, sizeof leaf, "%c%u", acc_tree(a) ? 'a' : 'v', push->a);
+    if (acc_tree(a)) line(e, "%s %s[64]; FILL(%s, 64, %s)", T, leaf, leaf, id);
+    line(e, "LANES(%s, %s, %s, %s, (int)(e1 - j1))", T, F, leaf, from);
+    if (acc_tree(a)) emit_acc_leaf(e, push->a, leaf, "0", "64");
+  }
+  line(e, "}");
+  for (l_val k = v + 1; k < e->end[v]; k++)
+    if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
+}
+
+/* Prints the mask of choice k of VEC v, if it needs one that no choice before it has. */
+static void print_mask(emitter *e, l_val v, l_val k) {
+  const l_instr *i = at(e, k);
+  if (!emit_is_blend(e, i)) return;
+  uint32_t size = dtype_rows[i->dtype].size;
+  for (l_val s = v + 1; s < k; s++)
+    if (emit_is_blend(e, at(e, s)) && at(e, s)->a == i->a && dtype_rows[at(e, s)->dtype].size == size) return;
+  line(e, "u%u m%u_%u = -(u%u)v%u; OPAQUE(m%u_%u)", 8 * size, i->a, 8 * size, 8 * size, i->a, i->a, 8 * size);
+}
+
 static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
   vec_facts f = look(e, v);
@@ -528,22 +657,14 @@ static void print_vec(emitter *e, l_val v) {
     bool first = emit_is_switch(e, at(e, k));
     for (l_val s = v + 1; s < k && first; s++) first = !emit_is_switch(e, at(e, s)) || at(e, s)->g != at(e, k)->g;
     if (first) line(e, "int all%u = v%u; OPAQUE(all%u)", at(e, k)->g, at(e, k)->g, at(e, k)->g);
+    print_mask(e, v, k);
   }
-  if (f.strips) {
+  if (f.rows) {
+    print_rows(e, v, &f);
+  } else if (f.strips) {
     print_strips(e, v, &f);
   } else {
-    e->pieces = !f.ordered && has_pieces(e, v);
-    if (e->pieces) open_pieces(e, v);
-    print_switches(e, v + 1, end);
-    if (!f.ordered && !is_single(e, v)) print_simd(e, v + 1, end, false);
-    line(e, e->pieces ? "for (i64 j = j0; j < e0; j++) {" : "for (i64 j = 0; j < n; j++) {");
-    for (l_val k = v + 1; k < end; k++) print_element(e, k);
-    line(e, "}");
-    if (e->pieces) {
-      line(e, "j0 = e0;");
-      line(e, "}");
-    }
-    e->pieces = false;
+    print_straight(e, v, &f, "0", "n");
   }
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *push = at(e, k);
@@ -684,6 +805,11 @@ static void print_phase(emitter *e, l_val phase) {
 }
 
 static const char preamble[] =
+    /* gcc's jump threading makes one choice of two that follow each other, as in a clamp or a maximum, which is more instructions of vector
+     * code; and its PRE keeps values across loops that cost less to compute */
+    "#if defined __GNUC__ && !defined __clang__\n"
+    "#pragma GCC optimize (\"no-thread-jumps,no-tree-pre\")\n"
+    "#endif\n"
     "#define HELP static inline\n"
     "#define CLZ32 __builtin_clz\n"
     "#define I64_MAX 9223372036854775807ll\n"
@@ -704,6 +830,10 @@ static const char preamble[] =
     "#define HALF(F, v, h) SIMD for (int l_ = 0; l_ < h; l_++) (v)[l_] = F((v)[l_], (v)[l_ + h]);\n"
     "#define FOLD(F, v) HALF(F, v, 32) HALF(F, v, 16) HALF(F, v, 8) HALF(F, v, 4) (v)[0] = F((v)[0], (v)[2]); \\\n"
     "  (v)[1] = F((v)[1], (v)[3]); (v)[0] = F((v)[0], (v)[1]);\n"
+    "#define GROUPS(n) _Pragma(\"GCC unroll 8\") for (int q = 0; q < 64; q += n)\n"
+    "#define LANES(T, F, a, g, m) { int k_ = 0; for (; k_ + 64 <= m; k_ += 64) GROUPS((int)(64 / sizeof(T))) \\\n"
+    "  SIMD for (int l_ = q; l_ < q + (int)(64 / sizeof(T)); l_++) (a)[l_] = F((a)[l_], (g)[k_ + l_]); \\\n"
+    "  SIMD for (int l_ = 0; l_ < m - k_; l_++) (a)[l_] = F((a)[l_], (g)[k_ + l_]); }\n"
     "#define ARG_FOLD(OP, v, i) for (int h_ = 32; h_ > 0; h_ >>= 1) for (int l_ = 0; l_ < h_; l_++) \\\n"
     "  if (ARG_BEFORE(OP, (v)[l_ + h_], (i)[l_ + h_], (v)[l_], (i)[l_])) { (v)[l_] = (v)[l_ + h_]; (i)[l_] = (i)[l_ + "
     "h_]; }\n"

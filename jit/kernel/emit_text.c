@@ -225,10 +225,9 @@ static bool truncated(const emitter *e, l_val v, int depth) {
   return dtype_is_float((qn_dtype)i->type2) || truncated(e, i->a, depth + 1);
 }
 
-/* Is it a choice by a condition that is the same for all elements of the open VEC? (prims.def has blend for numbers that are not narrow.) */
-static bool blends(const emitter *e, const l_instr *i) {
-  return !e->cuda && i->sub == KOP_select && e->vec && i->a < e->vec && !dtype_is_narrow((qn_dtype)i->dtype) &&
-         !dtype_is_bool(i->dtype);
+bool emit_is_blend(const emitter *e, const l_instr *i) {
+  return !e->cuda && i->code == L_KOP && i->sub == KOP_select && e->vec && i->a < e->vec &&
+         !dtype_is_narrow((qn_dtype)i->dtype) && !dtype_is_bool(i->dtype);
 }
 
 static void print_load(emitter *e, l_val v) {
@@ -307,9 +306,10 @@ void emit_instr(emitter *e, l_val v) {
     }
     print_arguments(e, i, arguments);
     emit_prim(e, f, (kop_id)i->sub, i->dtype, i->type2);
-    if (blends(e, i)) {
+    if (emit_is_blend(e, i)) {
       snprintf(f, sizeof f, "blend_%s", T);
       math_use(e->uses, f);
+      snprintf(arguments, sizeof arguments, "m%u_%d, v%u, v%u", i->a, 8 * (int)dtype_rows[i->dtype].size, i->b, i->c);
     }
     if (i->sub == KOP_cast && dtype_is_float((qn_dtype)i->dtype) && truncated(e, i->a, 0))
       emit_line(e, "const %s v%u = v%u == 0 ? (%s)0 : %s(%s);", T, v, i->a, T, f, arguments);

@@ -29,6 +29,7 @@ typedef struct emitter {
   int depth;          /* indentation */
   l_val vec;          /* the VEC being printed, or 0 */
   bool pieces;        /* in C: is the VEC cut where the ranges of its guards begin and end? */
+  bool rows;          /* for emit_c: do pushes to lanes leave their values in arrays? */
   l_val par;          /* the PAR being printed: divisions by values from before it use dividers */
   const char *active; /* the bool that must hold for memory accesses and checks to be made, or "" */
   bool failed;        /* out of memory */
@@ -74,6 +75,9 @@ l_val emit_piece_guard(const emitter *e, const l_instr *i);
 /* In C: is this a memory access in a VEC whose guard's bool comes from outside the VEC? It is then written as all7, an int that compilers
  * know nothing about, since gcc does not vectorise a loop with a mask that it knows to be a bool from outside. */
 bool emit_is_switch(const emitter *e, const l_instr *i);
+/* In C: is it a choice by a bool %5 that comes from outside the VEC? It is written with the mask m5_32, where 32 are the bits of the choice,
+ * which compilers know nothing about either. (prims.def has blend for numbers that are not narrow.) */
+bool emit_is_blend(const emitter *e, const l_instr *i);
 /* Prints `const f32 v7 = ...;` for an instruction from INT to LOAD but FINISH and SCAN, and nothing for others. */
 void emit_instr(emitter *e, l_val v);
 /* Prints the update of an RMW, `*q = add_f32(*q, v7);`, where q is the element's address. */

@@ -5,7 +5,8 @@
 
 The kernels are those of the goldens and of kernels.qn (the benchmark's rows and more), as plans make them. The C printer
 marks with `#pragma omp simd` each loop whose iterations are independent: all straight VECs, and the segments of the others. A compiler that
-refuses one says nothing to users, whose kernel is then several times slower. None is refused.
+refuses one says nothing to users, whose kernel is then several times slower. None is refused, and none is vector code of less than the widest
+vectors, unless it has too few elements for those.
 """
 import argparse
 import glob
@@ -32,19 +33,20 @@ def kernels_of(quern, script, folder, *arguments):
 
 
 def refused(compiler, flags, source, folder):
-    """The marked loops that the compiler did not make vector code of: (line, text of it, what it says)."""
+    """The marked loops that the compiler did not make vector code of, or narrow: (line, text of it, what it says)."""
     done = subprocess.run([compiler, *flags, "-fno-ipa-icf", "-fopt-info-vec-all", source, "-o", os.path.join(folder, "kernels.so")],
                           capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{compiler} failed:\n{done.stderr[:2000]}")
-    good, words = set(), {}
+    good, words = {}, {}  # by line: the bytes of its vectors; what is said of it
     for line in done.stderr.splitlines():
         found = re.match(r"[^:]*:(\d+):\d+: (\w+): *(.*)", line)
         if not found:
             continue
         number, kind, text = int(found[1]), found[2], found[3]
-        if kind == "optimized" and "loop vectorized" in text:
-            good.add(number)
+        width = re.match(r"loop vectorized using (\d+) byte", text)
+        if kind == "optimized" and width:
+            good[number] = max(good.get(number, 0), int(width[1]))
         elif kind == "missed":
             words.setdefault(number, []).append(text)
     lines = open(source).read().split("\n")
@@ -62,10 +64,28 @@ def refused(compiler, flags, source, folder):
             end += 1
             if depth == 0:
                 break
-        if not any(n in good for n in range(i + 1, end + 1)):
-            said = [w for n in range(i + 1, end + 1) for w in words.get(n, [])]
+        width = max(good.get(n, 0) for n in range(i + 1, end + 1))
+        said = [w for n in range(i + 1, end + 1) for w in words.get(n, [])]
+        if width == 0:
             bad.append((i + 2, name, "\n".join(lines[i + 1 : end]), said))
+        elif width < widest(flags) and not few_elements(lines, i):
+            bad.append((i + 2, name, "\n".join(lines[i + 1 : end]), [f"vectors of {width} bytes"]))
     return all_loops, bad
+
+
+def widest(flags):
+    return 64 if "-mprefer-vector-width=512" in flags else 32
+
+
+def few_elements(lines, i):
+    """Is the number of elements of the loop behind line i a small constant?"""
+    for k in range(i, 0, -1):
+        count = re.match(r" *const i64 n = (v\d+) >", lines[k])
+        if count:
+            value = next(re.match(rf" *const i64 {count[1]} = (?:\(i64\)(\d+)ull|.*);", line) for line in lines[k::-1]
+                         if re.match(rf" *const i64 {count[1]} =", line))
+            return value[1] is not None and int(value[1]) < 16
+    return False
 
 
 def main():
