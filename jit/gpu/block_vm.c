@@ -902,7 +902,7 @@ static bool run_phases(qn_vm *vm, gpu_stream *s, const block_program *v, block_c
       int64_t instances = c->values[ph->instances];
       if (instances <= 0) continue;
       size_t scratch = scratch_of_block(ph, c->values);
-      unsigned blocks = gpu_blocks(s, &(gpu_setup){.piece = scratch}, instances);
+      unsigned blocks = gpu_few_blocks(s, scratch, instances);
       if (pieces + scratch * blocks > all) all = pieces + scratch * blocks;
       if (pass && !run_phase(vm, s, v, ph, c, head, blocks, scratch, code)) return false;
     }

@@ -14,7 +14,10 @@
 #include "jit/kernel/emit.h"
 #include "jit/kernel/launch.h"
 
-enum { BLOCKS_PER_UNIT = 32 };
+/* A multiprocessor has UNIT_THREADS threads at a time. Blocks are so many that each has TURNS times that many: what a block begins with is shared
+ * by a few instances, and the device still deals blocks out as others end (an H200 moves 8 % less where as many blocks as fit at a
+ * time take turns). */
+enum { BLOCKS_PER_UNIT = 32, UNIT_THREADS = 2048, TURNS = 8 };
 #define SCRATCH_MOST ((size_t)256 << 20)
 
 /* ---- code ---------------------------------------------------------------------------------------------------------------- */
@@ -97,11 +100,18 @@ static bool ready(qn_vm *vm, int device, device_program *const *programs, uint32
 
 /* ---- launching -------------------------------------------------------------------------------------------------------------- */
 
-unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, int64_t instances) {
+unsigned gpu_few_blocks(const gpu_stream *s, size_t piece, int64_t blocks) {
   int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
-  if (u->piece && (int64_t)(SCRATCH_MOST / u->piece) < most) most = (int64_t)(SCRATCH_MOST / u->piece);
+  if (piece && (int64_t)(SCRATCH_MOST / piece) < most) most = (int64_t)(SCRATCH_MOST / piece);
   if (most < 1) most = 1;
-  return (unsigned)(instances < most ? instances : most);
+  return (unsigned)(blocks < most ? blocks : most);
+}
+
+unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, l_layout l, int64_t instances) {
+  int64_t blocks = instances / l.groups + (instances % l.groups != 0);
+  if (u->piece) return gpu_few_blocks(s, u->piece, blocks);
+  int64_t most = (int64_t)s->device->units * (TURNS * UNIT_THREADS / (l.threads * l.groups));
+  return (unsigned)(blocks < most ? blocks : most);
 }
 
 bool gpu_launch(qn_vm *vm, const gpu_stream *s, CUfunction f, unsigned blocks, unsigned threads, unsigned shared,
@@ -213,10 +223,13 @@ bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, cons
     u->piece = 0;
     return true;
   }
-  int64_t most = 1;
-  for (l_val v = 1; v < p->n; v++)
-    if (p->code[v].code == L_PAR && values[p->code[v].a] > most) most = values[p->code[v].a];
-  u->scratch += u->piece * gpu_blocks(s, u, most);
+  unsigned most = 1;
+  for (l_val v = 1; v < p->n; v++) {
+    if (p->code[v].code != L_PAR || values[p->code[v].a] <= 0) continue;
+    unsigned blocks = gpu_blocks(s, u, l_layout_of(&p->code[v]), values[p->code[v].a]);
+    if (blocks > most) most = blocks;
+  }
+  u->scratch += u->piece * most;
   return true;
 }
 
@@ -232,9 +245,10 @@ static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *
   for (uint32_t j = 0, v = 1; j + 1 < u->code->nfunctions && ok; j++, v++) {
     while (p->code[v].code != L_PAR) v++;
     int64_t instances = values[p->code[v].a];
+    l_layout l = l_layout_of(&p->code[v]);
     if (instances > 0)
-      ok = gpu_launch(vm, s, u->code->functions[j], gpu_blocks(s, u, instances), GPU_THREADS, u->shared, words->block,
-                      instances, words->all);
+      ok = gpu_launch(vm, s, u->code->functions[j], gpu_blocks(s, u, l, instances), (unsigned)(l.threads * l.groups),
+                      u->shared, words->block, instances, words->all);
   }
   return ok;
 }

@@ -36,7 +36,7 @@ enum { CAPTURE_DEBT = 16, MOST_DEBT = 16 * CAPTURE_DEBT };
 
 typedef struct function {
   CUfunction f; /* NULL: a product */
-  unsigned blocks, shared;
+  unsigned blocks, threads, shared;
   uint32_t at; /* the first of its program's words, or of the product's addresses */
   int64_t instances;
   const gpu_made *product;
@@ -350,9 +350,15 @@ static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_
   for (uint32_t j = 0, v = 1; j + 1 < code->nfunctions; j++, v++) {
     while (l->code[v].code != L_PAR) v++;
     int64_t instances = t->values[l->code[v].a];
+    l_layout layout = l_layout_of(&l->code[v]);
     if (instances > 0)
-      i->functions[i->nfunctions++] =
-          (function){code->functions[j], gpu_blocks(s, &u, instances), u.shared, at, instances, NULL};
+      i->functions[i->nfunctions++] = (function){code->functions[j],
+                                                 gpu_blocks(s, &u, layout, instances),
+                                                 (unsigned)(layout.threads * layout.groups),
+                                                 u.shared,
+                                                 at,
+                                                 instances,
+                                                 NULL};
   }
   return DEVICE_DONE;
 }
@@ -443,7 +449,7 @@ static bool add_kernel(const gpu_stream *s, instance *i, CUdeviceptr block, cons
                                      .gridDimX = f->blocks,
                                      .gridDimY = 1,
                                      .gridDimZ = 1,
-                                     .blockDimX = GPU_THREADS,
+                                     .blockDimX = f->threads,
                                      .blockDimY = 1,
                                      .blockDimZ = 1,
                                      .sharedMemBytes = f->shared,
@@ -555,7 +561,7 @@ static bool place_scratch(qn_vm *vm, gpu_stream *s, instance *i) {
 static bool run_function(qn_vm *vm, gpu_stream *s, const instance *i, const function *f, CUdeviceptr block) {
   if (f->product) return gpu_gemm_run(vm, s, f->product, i->words + f->at, i->base);
   CUdeviceptr words = block ? block + f->at * sizeof *i->words : 0;
-  return gpu_launch(vm, s, f->f, f->blocks, GPU_THREADS, f->shared, words, f->instances, i->words + f->at);
+  return gpu_launch(vm, s, f->f, f->blocks, f->threads, f->shared, words, f->instances, i->words + f->at);
 }
 
 /* From now on no graphs with products are made; the log says why. */

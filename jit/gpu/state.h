@@ -296,9 +296,12 @@ QN_MUST_CHECK bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_pr
                               const int64_t *ints, const qk_scalar *scalars, const int64_t *values);
 /* Writes the addresses of scratch memory at `base` to the words. */
 void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr base, uint64_t *words);
-/* Threads of a block, and how many blocks for so many instances. */
+/* Threads of a block where no layout says otherwise. */
 enum { GPU_THREADS = 64 };
-unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, int64_t instances);
+/* How many blocks run a phase of compiled code with so many instances. */
+unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, l_layout l, int64_t instances);
+/* As many blocks as keep the device busy, for kernels whose blocks are dear to begin or need `piece` bytes of scratch each. */
+unsigned gpu_few_blocks(const gpu_stream *s, size_t piece, int64_t blocks);
 /* Makes stream->scratch at least so many bytes large. Its address then stays the same until gpu_scratch_leave, which is due when all launches
  * that use it have been made. False with an error raised. */
 QN_MUST_CHECK bool gpu_scratch(qn_vm *vm, gpu_stream *s, size_t bytes);

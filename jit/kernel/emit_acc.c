@@ -62,7 +62,12 @@ void emit_acc_places(emitter *e, l_val v, const char *macro) {
 void emit_places(emitter *e, l_val par) {
   static const char *const macros[] = {"PLACE", "PLACED"};
   for (int pass = 0; pass < (e->cuda ? 2 : 1); pass++) {
-    if (pass) line(e, "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + blockIdx.x * o : dynamic_;");
+    if (pass && e->layout.groups > 1)
+      line(e, "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + ((u64)blockIdx.x * %d + g_) * o : "
+              "dynamic_ + g_ * o;",
+           e->layout.groups);
+    else if (pass)
+      line(e, "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + blockIdx.x * o : dynamic_;");
     bool tiles = false; /* has the place for packed operands been printed, which all TILEs share? */
     for (l_val v = par + 1; v < e->end[par]; v++) {
       const l_instr *i = at(e, v);

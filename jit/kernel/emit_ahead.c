@@ -122,7 +122,7 @@ static bool may_lead(const emitter *e, const l_instr *i, l_val vec) {
   }
 }
 
-static int find_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
+static int find_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead, int *weighs) {
   int loads = 0, weight = 0;
   l_val to = e->end[from];
   memset(ahead, 0, e->p->n);
@@ -139,13 +139,18 @@ static int find_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
   }
   for (l_val k = to; k-- > from + 1;)
     if (ahead[k] & AHEAD_WANTED) want_operands(e, k, from, ahead);
+  *weighs = weight;
   if (!loads || weight > 160) return 0;
   if (weight <= 8 && loads == 1) return 16;
   return weight <= 32 && loads <= 4 ? 8 : weight <= 80 && loads <= 8 ? 4 : 2;
 }
 
 int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
-  int many = find_ahead(e, from, vec, ahead);
+  int weight, many = find_ahead(e, from, vec, ahead, &weight);
   if (!many) memset(ahead, 0, e->p->n); /* nothing is made ahead, so every load is printed in its place */
   return many;
+}
+
+int emit_ahead_marks(const emitter *e, l_val vec, uint8_t *ahead, int *weight) {
+  return find_ahead(e, vec, vec, ahead, weight);
 }

@@ -146,8 +146,8 @@ void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
   if (e->active[0]) append(out, "%s", e->active);
   l_val from = e->vec ? emit_at(e, e->vec)->a : 0, piece = emit_piece_guard(e, i);
   if (piece) append(out, "%sw%u", out[0] ? " & " : "", piece);
-  if (i->e && !piece) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
-  if (i->f && !piece) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
+  if (i->e && !piece && !e->inside) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
+  if (i->f && !piece && !e->inside) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
   if (i->g && !(piece && emit_is_switch(e, i)))
     append(out, "%s%s%u", out[0] ? " & " : "", e->even[i->g] ? "w" : emit_is_switch(e, i) ? "all" : "v", i->g);
 }
@@ -586,6 +586,9 @@ static int64_t small_bytes(const l_program *p, const l_instr *i) {
 }
 
 bool emit_is_shared(const emitter *e, l_val local) {
+  l_val par = local;
+  while (emit_at(e, par)->code != L_PAR) par--;
+  if (emit_at(e, par)->imm2) return false; /* several instances of a block need as many */
   int64_t all = 0; /* bytes of the program's small locals up to this one */
   for (l_val v = 1; v <= local; v++) all += small_bytes(e->p, emit_at(e, v));
   return e->cuda && small_bytes(e->p, emit_at(e, local)) && all <= 40960;
@@ -676,8 +679,11 @@ static void print_size(emitter *e) {
     if (emit_at(e, v)->code != L_PHASE) continue;
     emit_line(e, "{");
     emit_line(e, "u64 o = 0;");
-    emit_places(e, emit_prelude(e, v));
-    emit_line(e, "most = o > most ? o : most;");
+    l_val par = emit_prelude(e, v);
+    e->layout = l_layout_of(emit_at(e, par));
+    if (e->cuda) emit_line(e, "const int g_ = 0;");
+    emit_places(e, par);
+    emit_line(e, "most = o * %d > most ? o * %d : most;", e->layout.groups, e->layout.groups);
     emit_line(e, "}");
   }
   emit_line(e, "*(i64 *)a->scratch = (i64)most;");

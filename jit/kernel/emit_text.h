@@ -31,6 +31,9 @@ typedef struct emitter {
   bool pieces;        /* in C: is the VEC cut where the ranges of its guards begin and end? */
   bool rows;          /* for emit_c: do pushes to lanes leave their values in arrays? */
   l_val par;          /* the PAR being printed: divisions by values from before it use dividers */
+  l_layout layout;    /* for CUDA: of the phase being printed */
+  bool rows;          /* for CUDA, in a layout of its own: has the phase accumulators, so that VECs are dealt out by lanes? */
+  bool inside;        /* the ranges of all guards hold */
   const char *active; /* the bool that must hold for memory accesses and checks to be made, or "" */
   bool failed;        /* out of memory */
   uint32_t trees;     /* ACCs whose chains are combined in a tree */
@@ -134,6 +137,17 @@ enum {
 /* For how many elements (or rows) at a time the loads in block `from` are made ahead; `from` is the VEC, or a FOR around nothing but the VEC.
  * ahead[v] is set to the AHEAD_ bits of instruction v. 0: no loads are made ahead, and `ahead` is all 0. */
 int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead);
+/* The same for a VEC whose loads are made ahead in any case: `ahead` is set where nothing is advised, too. *weight: of its instructions. */
+int emit_ahead_marks(const emitter *e, l_val vec, uint8_t *ahead, int *weight);
+
+/* ---- phases with a layout of their own (emit_cuda_wide.c) ---- */
+
+/* How many blocks of the phase of PAR `par` share a multiprocessor's registers. */
+int emit_cuda_wide_blocks(emitter *e, l_val par);
+/* Prints the body of such a phase. */
+void emit_cuda_wide(emitter *e, l_val phase);
+/* Prints a CHECK. */
+void emit_cuda_check(emitter *e, const l_instr *i);
 
 /* ---- products for CUDA (emit_cuda_tile.c) ---- */
 

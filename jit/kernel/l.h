@@ -143,6 +143,14 @@ static inline bool l_is_typed(uint8_t code) {
   return l_rows[code].result == 'V' || l_rows[code].result == 'A' || l_rows[code].result == 'M';
 }
 
+/* How the threads of a GPU share the instances of a PAR: schedule, never meaning. `threads` threads have an instance, each `lanes` neighbouring
+ * elements of a VEC at a time, and a block of threads has `groups` instances side by side. A PAR holds it in imm2; 0 there stands for
+ * 64 threads with one lane each, which every phase can have. layout.h says which others a phase can have. */
+typedef struct l_layout {
+  int threads, lanes, groups;
+} l_layout;
+enum { LAYOUT_THREADS = 256 /* of a block at most */, LAYOUT_LANES = 8 };
+
 typedef struct l_instr {
   uint8_t code;         /* l_code */
   uint8_t sub;          /* kop_id or math_id */
@@ -282,6 +290,15 @@ static inline const l_block *l_block_of(const l_program *p, l_val v) {
 }
 int l_check_add(l_program *p, l_check c);                                       /* -1 when memory is short */
 int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size); /* -1 when memory is short */
+static inline l_layout l_layout_of(const l_instr *par) {
+  if (!par->imm2) return (l_layout){ORDER_LANES, 1, 1};
+  return (l_layout){(int)(par->imm2 & 0xffff), (int)(par->imm2 >> 16 & 0xffff), (int)(par->imm2 >> 32)};
+}
+static inline int64_t l_layout_word(l_layout l) {
+  return l.threads == ORDER_LANES && l.lanes == 1 && l.groups == 1
+             ? 0
+             : (int64_t)l.threads | (int64_t)l.lanes << 16 | (int64_t)l.groups << 32;
+}
 /* The operand of an instruction that a row of lcodes.def describes. */
 static inline l_val l_operand_of(const l_instr *in, const l_operand *o) {
   return *(const l_val *)((const char *)in + o->at);

@@ -112,6 +112,10 @@ static void print_instr(const l_program *p, l_val k, text_buf *out) {
     if (v) text_addf(out, " %s%s%%%u", o->name, *o->name ? "=" : "", v);
   }
   if (row->imm == 'g') text_addf(out, " grain=%lld", (long long)i->imm);
+  if (i->code == L_PAR && i->imm2) {
+    l_layout l = l_layout_of(i);
+    text_addf(out, " threads=%d lanes=%d groups=%d", l.threads, l.lanes, l.groups);
+  }
   if ((i->code == L_PARTIAL || i->code == L_MERGE) && i->d) print_buffer(out, "indices=", i->imm2);
   if (l_opens(i->code)) text_adds(out, " {");
 }

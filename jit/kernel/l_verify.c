@@ -4,6 +4,7 @@
  * operand's block must still be open. An IF's two arms are two blocks. The rules about places (what may stand inside a VEC,
  * before a PAR, only once an instance) are in `place_ok`, the rules about dtypes in `types_ok`. */
 #include "jit/kernel/l.h"
+#include "jit/kernel/layout.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -492,12 +493,21 @@ static bool walk(checker *c) {
   return true;
 }
 
+static bool layouts_ok(checker *c) {
+  for (c->at = 1; c->at < c->p->n; c->at++) {
+    const l_instr *i = &c->p->code[c->at];
+    const char *why = i->code == L_PAR && i->imm2 ? layout_misfit(c->p, c->at, l_layout_of(i)) : NULL;
+    if (why) return bad(c, "its layout: %s", why);
+  }
+  return true;
+}
+
 bool l_verify(const l_program *p, char *why, size_t size) {
   checker c = {.p = p, .why = why, .size = size};
   if (p->failed) return bad(&c, "out of memory while building");
   c.home = calloc((size_t)p->n + 1, sizeof *c.home);
   c.open = calloc((size_t)p->n + 2, 1);
-  bool ok = c.home && c.open ? walk(&c) : bad(&c, "out of memory");
+  bool ok = c.home && c.open ? walk(&c) && layouts_ok(&c) : bad(&c, "out of memory");
   free(c.home);
   free(c.open);
   return ok;

@@ -2,6 +2,8 @@
  * sched_emit.c for what becomes of it. */
 #include "jit/kernel/schedule.h"
 
+#include "jit/kernel/layout.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -604,6 +606,12 @@ static bool make_program(const k_kernel *k, schedule_target target, const schedu
     if (nb.nints) memcpy(out->ints, nb.ints, nb.nints * sizeof *out->ints);
     out->nints = p->nints = nb.nints;
     ok = find_aliases(&nb, out->alias);
+  }
+  if (ok && !p->failed && target == TARGET_GPU) {
+    int64_t *hints = calloc(nb.nints + (size_t)1, sizeof *hints);
+    for (uint32_t i = 0; hints && i < nb.nints; i++) hints[i] = dim_hint(k->dims, nb.ints[i]);
+    if (hints) layout_choose(p, hints);
+    free(hints);
   }
   if (ok && !p->failed) {
     out->program = p;

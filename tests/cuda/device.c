@@ -9,7 +9,7 @@
 
 #include "jit/kernel/emit.h"
 
-enum { UNIT = 16, SKIPPED = 77, THREADS = 64 };
+enum { UNIT = 16, SKIPPED = 77 };
 
 /* ---- the driver ------------------------------------------------------------------------------------------------------- */
 
@@ -99,7 +99,9 @@ static void run_case(const driver *d, void *module, const l_case *c, const char 
     instances = values[p->code[v].a];
     snprintf(symbol, sizeof symbol, "%s_%u", name, j);
     check(d->function(&f, module, symbol), symbol);
-    if (instances > 0) check(d->launch(f, blocks, 1, 1, THREADS, 1, 1, 0, NULL, parameters, NULL), symbol);
+    l_layout l = l_layout_of(&p->code[v]);
+    unsigned threads = (unsigned)(l.threads * l.groups);
+    if (instances > 0) check(d->launch(f, blocks, 1, 1, threads, 1, 1, 0, NULL, parameters, NULL), symbol);
     check(d->wait(), symbol);
   }
   check(d->from(&error, cell, sizeof error), "the error cell");

@@ -351,6 +351,21 @@ static void barrier(void) {
   waiting++;
   wait_for_turn(&fibers[running]);
 }
+/* A barrier of threads first .. first + count - 1 alone: each gives the others their turns until all have come. */
+static unsigned arrived[MOST_THREADS], met[MOST_THREADS];
+static int together, moved; /* of a round: how many wait for their group; has any group met? */
+static void group(unsigned first, unsigned count) {
+  unsigned turn = met[first];
+  if (++arrived[first] == count) {
+    arrived[first] = 0;
+    met[first]++;
+    moved = 1;
+  }
+  do {
+    together++;
+    wait_for_turn(&fibers[running]);
+  } while (met[first] == turn);
+}
 /* Votes are counted in two cells by turns, the other one being cleared once all have read it. */
 static int barrier_or(int vote) {
   int me = running, cell = phase_of[me]++ & 1;
@@ -407,16 +422,19 @@ static void run_block(unsigned threads, int reversed) {
   for (unsigned t = 0; t < threads; t++) phase_of[t] = fibers[t].done = 0;
   step = reversed ? -1 : 1;
   beyond = reversed ? -1 : (int)threads;
+  memset(arrived, 0, sizeof arrived);
   do {
-    waiting = 0;
+    waiting = together = moved = 0;
     for (int t = reversed ? (int)threads - 1 : 0; t != beyond; t = running + step) {
       running = t;
       if (fibers[t].done) continue;
       place.thread.x = (unsigned)t;
       resume(&fibers[t]);
     }
-    if (waiting && waiting < (int)threads) broken("threads wait at a barrier for others that have ended");
-  } while (waiting);
+    if (waiting && waiting < (int)threads && !together)
+      broken("threads wait at a barrier for others that have ended");
+    if (together && !moved && !waiting) broken("threads wait for others of their group that do not come");
+  } while (waiting || together);
 }
 
 /* ---- work: done when it is asked for, or late -------------------------------------------------------------------------- */
@@ -495,7 +513,7 @@ static void add_node(CUgraph graph, work w) {
 static void run_launch(const launch *l) {
   memcpy(kernel_arguments, l->arguments, sizeof kernel_arguments);
   kernel = l->function->run;
-  place = (fake_place){.grid = {l->grid}, .width = {l->width}, .barrier = barrier, .any = barrier_or};
+  place = (fake_place){.grid = {l->grid}, .width = {l->width}, .barrier = barrier, .group = group, .any = barrier_or};
   int reversed = setting("FAKE_REVERSED", 0) != 0;
   for (unsigned b = 0; b < l->grid; b++) {
     place.block.x = b;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/kernel/l.h"
+#include "jit/kernel/layout.h"
 
 enum { RND_INPUTS = 12, RND_BUFFERS = 64, RND_POOL = 400 };
 
@@ -28,7 +28,7 @@ typedef struct rnd {
     uint8_t type;
   } pool[RND_POOL];
   int npool, outer; /* pool[outer..] are values of the open VEC */
-  bool vec;
+  bool vec, wide; /* wide: only what layouts of any number of threads take (layout.h) */
   int loops; /* open loops inside the VEC */
   l_val zero, one, c, r, row, base, from;
 } rnd;
@@ -202,6 +202,7 @@ static inline void rnd_store(rnd *g) {
   l_instr i = {.code = L_STORE, .h = v, .a = g->base, .b = g->vec ? g->one : 0};
   if (g->p->nbuffers >= RND_BUFFERS) return;
   uint32_t how = rnd_below(g, g->loops ? 4 : 12);
+  if (g->wide && how < 2) how = 11;
   if (g->vec &&
       how < 2) { /* scatter: the last wins; another executor may run iterations of loops in another order: no loops */
     if (g->loops) return;
@@ -310,8 +311,9 @@ static inline l_instr rnd_acc(rnd *g, bool scan) {
   bool exact = !real || (a.sub != KOP_add && a.sub != KOP_mul);
   a.imm = rnd_below(g, scan ? 2 : 3);
   if (a.imm == ORDER_DOT && (a.sub != KOP_add || a.dtype == QN_bool)) a.imm = ORDER_INNER;
+  if (g->wide) a.imm = ORDER_INNER;
   if (exact && rnd_below(g, 2)) a.imm = ORDER_FREE;
-  if (!scan && rnd_below(g, 6) == 0) {
+  if (!scan && !g->wide && rnd_below(g, 6) == 0) {
     a.sub = rnd_below(g, 2) ? KOP_argmax : KOP_argmin;
     a.imm = ORDER_FREE;
   }
@@ -356,11 +358,11 @@ static inline void rnd_vec(rnd *g, l_val local, uint8_t local_type) {
     if (rnd_below(g, 2)) a.b = g->c;
     acc[i] = l_emit(p, a);
   }
-  if (rnd_below(g, 3) == 0) scan = l_emit(p, rnd_acc(g, true));
+  if (!g->wide && rnd_below(g, 3) == 0) scan = l_emit(p, rnd_acc(g, true));
   rnd_vec_begin(g);
   rnd_load(g);
   rnd_pures(g, 2 + (int)rnd_below(g, 10));
-  if (rnd_below(g, 3) == 0) rnd_inner_loop(g);
+  if (!g->wide && rnd_below(g, 3) == 0) rnd_inner_loop(g);
   for (int i = 0; i < nacc; i++) {
     rnd_pures(g, (int)rnd_below(g, 3));
     rnd_push(g, acc[i], rnd_below(g, 2) ? g->zero : 0);
@@ -375,7 +377,7 @@ static inline void rnd_vec(rnd *g, l_val local, uint8_t local_type) {
     rnd_pures(g, (int)rnd_below(g, 3));
   }
   if (rnd_below(g, 3) == 0) rnd_check(g);
-  if (rnd_below(g, 4) == 0) rnd_rmw(g);
+  if (!g->wide && rnd_below(g, 4) == 0) rnd_rmw(g);
   if (local && rnd_below(g, 2)) {
     l_val v = rnd_value(g, local_type);
     l_emit(p, (l_instr){.code = L_STORE, .imm = -(int64_t)local, .h = v, .a = g->zero, .b = g->one});
@@ -569,6 +571,15 @@ static inline void rnd_slabs(rnd *g) {
   l_end(p);
 }
 
+/* Random layouts for the phases that can have them. */
+static inline void rnd_layouts(rnd *g) {
+  for (l_val v = 1; v < g->p->n; v++)
+    for (int tries = 0; tries < 12 && g->p->code[v].code == L_PAR && !g->p->code[v].imm2; tries++) {
+      l_layout l = {16 << rnd_below(g, 5), 1 << rnd_below(g, 4), 1 << rnd_below(g, 5)};
+      if (!layout_misfit(g->p, v, l)) g->p->code[v].imm2 = l_layout_word(l);
+    }
+}
+
 static inline l_program *rnd_program(uint64_t seed, rnd_info *info) {
   static const uint8_t types[RND_INPUTS] = {QN_f32, QN_f32, QN_f64, QN_i64, QN_i32, QN_bool,
                                             QN_u8,  QN_i8,  QN_i16, QN_f32, QN_f16, QN_bf16};
@@ -576,8 +587,9 @@ static inline l_program *rnd_program(uint64_t seed, rnd_info *info) {
                                    129, 200, 300, 1000, 1024, 1030, 2049, 4100, 9000};
   rnd g = {.s = seed * 0x9e3779b97f4a7c15u + 12345, .p = l_new("random")};
   for (int i = 0; i < 5; i++) rnd_below(&g, 2);
+  g.wide = seed % 3 == 2;
   l_program *p = g.p;
-  g.cols = widths[rnd_below(&g, rnd_below(&g, 4) ? 12 : 18)];
+  g.cols = widths[rnd_below(&g, rnd_below(&g, 4) && !g.wide ? 12 : 18)];
   g.rows = 1 + rnd_below(&g, g.cols > 1000 ? 2 : 5);
   memset(info, 0, sizeof *info);
   info->ints[0] = g.rows;
@@ -598,6 +610,7 @@ static inline l_program *rnd_program(uint64_t seed, rnd_info *info) {
   g.one = l_int(p, 1);
   if (rnd_below(&g, 5) == 0) {
     rnd_slabs(&g);
+    rnd_layouts(&g);
     return p;
   }
   rnd_note(&g, l_emit(p, (l_instr){.code = L_SCALAR, .dtype = QN_i64, .imm = 0}));
@@ -618,13 +631,14 @@ static inline l_program *rnd_program(uint64_t seed, rnd_info *info) {
   rnd_note(&g, l_const(p, QN_f32, 0x3f800000u));
   for (int i = 0, n = 1 + (int)rnd_below(&g, 3); i < n; i++) {
     rnd_pures(&g, (int)rnd_below(&g, 3));
-    switch (rnd_below(&g, 6)) {
+    switch (g.wide ? 5 : rnd_below(&g, 6)) {
     case 0: rnd_columns(&g); break;
     case 1: rnd_singles(&g); break;
     default: rnd_vec(&g, local, local_type); break;
     }
   }
   l_end(p);
+  rnd_layouts(&g);
   return p;
 }
 

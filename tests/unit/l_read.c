@@ -183,6 +183,13 @@ static bool parse_instr(reader *r, l_program *p) {
     return reader_fail(r, "'%s' has %s result", row->text, result ? "no" : "a");
   if (!parse_imm(r, p, row->imm, &i) || !parse_operands(r, &i)) return false;
   if (row->imm == 'g' && (!reader_need_label(r, "grain") || !reader_number(r, &i.imm))) return false;
+  int64_t threads, lanes, groups;
+  if (i.code == L_PAR && reader_take_label(r, "threads")) {
+    if (!reader_number(r, &threads) || !reader_need_label(r, "lanes") || !reader_number(r, &lanes) ||
+        !reader_need_label(r, "groups") || !reader_number(r, &groups))
+      return false;
+    i.imm2 = l_layout_word((l_layout){(int)threads, (int)lanes, (int)groups});
+  }
   bool indices = (i.code == L_PARTIAL || i.code == L_MERGE) && i.d;
   if (indices && (!reader_need_label(r, "indices") || !buffer(r, &i.imm2))) return false;
   if (l_opens(i.code) && !reader_need(r, "{")) return false;

@@ -1,0 +1,552 @@
+/* The CUDA printer for phases with a layout of their own (layout.h): any number of threads an instance, several elements a thread, several
+ * instances a block.
+ *
+ * A VEC goes in batches. Without accumulators a batch is `threads * lanes` neighbouring elements, or a small multiple of that: thread t has
+ * `lanes` of them, side by side. With accumulators the phase's elements lie as order INNER has them: 64 / lanes threads, a team, have
+ * the 64 lanes, and go through whole blocks of 1,024 elements, a chain of 16 each; where there are more teams, each has a range
+ * of blocks that is a whole subtree of the balanced tree, so that only the roots of teams meet in the end. Every VEC of a phase deals
+ * its elements out in the same way, so a thread finds in a local what it has put there, without a barrier.
+ *
+ * Of a batch that exists as a whole, whose guards' ranges all hold and whose addresses are multiples of the words, the loads are
+ * made first, as words of up to 16 bytes, for all of the thread's elements; then everything is computed; stores are such words, too.
+ * (Which of these hold is asked at run time, for all threads of an instance alike.) Where only the words do not fit, elements are dealt
+ * out one by one, so that neighbouring threads still have neighbours. Everything else, edges as a rule, goes element by element. */
+#include "jit/kernel/emit_text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define line emit_line
+#define at emit_at
+
+enum { WORD = 16, HEAVY = 80 };
+
+/* How a load or store of a batch is made. */
+enum { IN_PLACE, AS_WORDS, AHEAD };
+
+/* ---- layouts ------------------------------------------------------------------------------------------------------------------ */
+
+static bool has_rows(const emitter *e) {
+  for (l_val v = e->par + 1; v < e->end[e->par]; v++)
+    if (at(e, v)->code == L_ACC) return true;
+  return false;
+}
+
+/* Teams of threads, each of which has the 64 lanes of rows. */
+static int teams(const emitter *e) {
+  l_layout l = e->layout;
+  return l.threads * l.lanes / ORDER_LANES;
+}
+
+/* From one of a thread's words to its next one, in elements. */
+static int step_of(const emitter *e) {
+  return e->rows ? ORDER_LANES : e->layout.threads * e->layout.lanes;
+}
+
+/* ---- vectors ------------------------------------------------------------------------------------------------------------------ */
+
+static bool is_unit(const emitter *e, const l_instr *i) {
+  return i->b && at(e, i->b)->code == L_INT && at(e, i->b)->imm == 1 && !i->c;
+}
+
+/* Does the VEC both load and store there? */
+static bool is_mixed(const emitter *e, l_val vec, int64_t memory) {
+  bool loads = false, stores = false;
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = at(e, k);
+    loads |= i->code == L_LOAD && i->imm == memory;
+    stores |= i->code == L_STORE && i->imm == memory;
+  }
+  return loads && stores;
+}
+
+/* How instruction k of the VEC goes in a batch; `words`: with addresses that fit. */
+static int way_of(const emitter *e, l_val vec, l_val k, bool words) {
+  const l_instr *i = at(e, k);
+  if (i->code == L_STORE)
+    return words && is_unit(e, i) && !i->g && !is_mixed(e, vec, i->imm) ? AS_WORDS : IN_PLACE;
+  if (i->code != L_LOAD || !(e->ahead[k] & AHEAD_LOAD)) return IN_PLACE;
+  if (words && is_unit(e, i) && !i->g) return AS_WORDS;
+  return i->b && at(e, i->b)->code == L_INT && at(e, i->b)->imm == 0 && !i->c ? IN_PLACE : AHEAD;
+}
+
+static int size_of(const emitter *e, const l_instr *i) {
+  return (int)dtype_size((qn_dtype)emit_buffer_type(e, i->imm));
+}
+
+/* The name of the word of `lanes` elements of a dtype, which the unit's preamble declares. */
+static void word_type(const emitter *e, const l_instr *i, char out[24]) {
+  snprintf(out, 24, "%sx%d", emit_type(emit_buffer_type(e, i->imm)), e->layout.lanes);
+}
+
+/* Prints the condition that all addresses of words fit: `fits`. */
+static void print_fits(emitter *e, l_val vec) {
+  char buffer[24];
+  bool any = false;
+  line(e, "const b8 fits = !(0ull");
+  e->depth++;
+  for (l_val k = vec + 1; k < e->end[vec] && e->layout.lanes > 1; k++) {
+    const l_instr *i = at(e, k);
+    if (way_of(e, vec, k, true) != AS_WORDS) continue;
+    int bytes = size_of(e, i) * e->layout.lanes;
+    emit_buffer(i->imm, buffer);
+    line(e, "| ((u64)(%s + v%u) & %d)", buffer, i->a, (bytes < WORD ? bytes : WORD) - 1);
+    any = true;
+  }
+  e->depth--;
+  line(e, "); (void)fits;");
+  (void)any;
+}
+
+/* ---- bodies ------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct batch {
+  l_val vec;
+  bool words; /* loads and stores of words, else all elements one by one */
+  int steps;  /* of `lanes` elements each; without words: elements */
+  int lanes;
+  int step; /* from step to step, in elements */
+} batch;
+
+static void print_push(emitter *e, const l_instr *i, const char *lane) {
+  const l_instr *a = at(e, i->a);
+  char cell[48], text[EMIT_TEXT];
+  if (acc_tree(a)) {
+    snprintf(cell, sizeof cell, "a%u[%s]", i->a, lane);
+    acc_step(e, i, cell, text);
+    line(e, "%s = %s;", cell, text);
+  } else {
+    emit_acc_step(e, i, lane, "0");
+  }
+}
+
+static void print_plain_store(emitter *e, const l_instr *i) {
+  char where[EMIT_TEXT], cond[EMIT_TEXT], buffer[24];
+  emit_address(e, i, where);
+  emit_guard(e, i, cond);
+  emit_buffer(i->imm, buffer);
+  line(e, "%s%s%s%s[%s] = v%u;", cond[0] ? "if (" : "", cond, cond[0] ? ") " : "", buffer, where, i->h);
+}
+
+/* Prints what is done with element j. With a batch b: loads have been made, and stores are made later, as its ways say. */
+static void print_element(emitter *e, l_val vec, const batch *b, const char *lane) {
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = at(e, k);
+    int way = b ? way_of(e, vec, k, b->words) : IN_PLACE;
+    switch ((l_code)i->code) {
+    case L_LOAD:
+      if (way == AS_WORDS)
+        line(e, "const %s v%u = q%u[u].v[w];", emit_type(i->dtype), k, k);
+      else if (way == AHEAD)
+        line(e, "const %s v%u = q%u[u * %d + w];", emit_type(i->dtype), k, k, b->lanes);
+      else
+        emit_instr(e, k);
+      break;
+    case L_STORE:
+      if (way == AS_WORDS)
+        line(e, "s%u.v[w] = v%u;", k, i->h);
+      else
+        print_plain_store(e, i);
+      break;
+    case L_PUSH: print_push(e, i, lane); break;
+    case L_CHECK: emit_cuda_check(e, i); break;
+    default: emit_instr(e, k); break;
+    }
+  }
+}
+
+/* Prints the loads of a batch, whose first element of this thread is jb. */
+static void print_loads(emitter *e, const batch *b) {
+  l_val from = b->vec + 1, to = e->end[b->vec];
+  char type[24], buffer[24];
+  bool ahead = false, any = false;
+  for (l_val k = from; k < to; k++) {
+    const l_instr *i = at(e, k);
+    int way = i->code == L_LOAD ? way_of(e, b->vec, k, b->words) : IN_PLACE;
+    if (way == AS_WORDS) {
+      word_type(e, i, type);
+      line(e, "%s q%u[%d];", type, k, b->steps);
+    } else if (way == AHEAD) {
+      line(e, "%s q%u[%d];", emit_type(i->dtype), k, b->steps * b->lanes);
+    }
+    ahead |= way == AHEAD;
+    any |= way != IN_PLACE;
+  }
+  if (!any) return;
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", b->steps);
+  for (l_val k = from; k < to; k++) {
+    const l_instr *i = at(e, k);
+    if (i->code != L_LOAD || way_of(e, b->vec, k, b->words) != AS_WORDS) continue;
+    word_type(e, i, type);
+    emit_buffer(i->imm, buffer);
+    line(e, "q%u[u] = *(const %s *)(%s + v%u + jb + u * %d);", k, type, buffer, i->a, b->step);
+  }
+  if (ahead) {
+    line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) {", b->lanes);
+    line(e, "const i64 j = jb + u * %d + w;", b->step);
+    for (l_val k = from; k < to; k++) {
+      if (!(e->ahead[k] & AHEAD_WANTED)) continue;
+      const l_instr *i = at(e, k);
+      int way = i->code == L_LOAD ? way_of(e, b->vec, k, b->words) : IN_PLACE;
+      if (way == AS_WORDS) {
+        line(e, "const %s v%u = q%u[u].v[w];", emit_type(i->dtype), k, k);
+        continue;
+      }
+      emit_instr(e, k);
+      if (way == AHEAD) line(e, "q%u[u * %d + w] = v%u;", k, b->lanes, k);
+    }
+    line(e, "}");
+  }
+  line(e, "}");
+}
+
+/* Prints a batch that exists as a whole. */
+static void print_batch(emitter *e, const batch *b) {
+  char type[24], buffer[24];
+  print_loads(e, b);
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", b->steps);
+  for (l_val k = b->vec + 1; k < e->end[b->vec]; k++)
+    if (at(e, k)->code == L_STORE && way_of(e, b->vec, k, b->words) == AS_WORDS) {
+      word_type(e, at(e, k), type);
+      line(e, "%s s%u;", type, k);
+    }
+  line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) {", b->lanes);
+  line(e, "const i64 j = jb + u * %d + w;", b->step);
+  print_element(e, b->vec, b, "w");
+  line(e, "}");
+  for (l_val k = b->vec + 1; k < e->end[b->vec]; k++) {
+    const l_instr *i = at(e, k);
+    if (i->code != L_STORE || way_of(e, b->vec, k, b->words) != AS_WORDS) continue;
+    word_type(e, i, type);
+    emit_buffer(i->imm, buffer);
+    int bytes = size_of(e, i) * b->lanes;
+    if (bytes > 4) /* compilers take such an assignment apart */
+      line(e, "PUT%s_%d(%s + v%u + jb + u * %d, s%u)", i->imm < 0 ? "_LOCAL" : "", bytes, buffer, i->a, b->step, k);
+    else
+      line(e, "*(%s *)(%s + v%u + jb + u * %d) = s%u;", type, buffer, i->a, b->step, k);
+  }
+  line(e, "}");
+}
+
+/* ---- VEC ------------------------------------------------------------------------------------------------------------------------ */
+
+/* Prints the range [lo, hi) of elements for which all guards' ranges hold. */
+static bool print_inside(emitter *e, l_val vec) {
+  bool any = false;
+  line(e, "i64 lo = 0, hi = n;");
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = at(e, k);
+    if (i->code != L_LOAD && i->code != L_STORE) continue;
+    if (i->e) line(e, "lo = lo < v%u ? v%u : lo;", i->e, i->e);
+    if (i->f) line(e, "hi = hi > v%u ? v%u : hi;", i->f, i->f);
+    any |= i->e || i->f;
+  }
+  return any;
+}
+
+static bool uses_locals(const emitter *e, l_val vec) {
+  for (l_val k = vec + 1; k < e->end[vec]; k++)
+    if ((at(e, k)->code == L_LOAD || at(e, k)->code == L_STORE) && at(e, k)->imm < 0) return true;
+  return false;
+}
+
+/* Prints a batch of `words` words of each thread from element `from` (a text) on; `first`: of the thread's first element in it. */
+static void print_words(emitter *e, l_val vec, int words, const char *from, const char *first) {
+  batch b = {.vec = vec, .words = true, .steps = words, .lanes = e->layout.lanes, .step = step_of(e)};
+  line(e, "if (%s >= lo && %s + %d <= hi && fits) {", from, from, words * step_of(e));
+  line(e, "const i64 jb = %s + %s;", from, first);
+  e->inside = true;
+  print_batch(e, &b);
+  e->inside = false;
+}
+
+/* Prints the batch of `words` words from b_ on: as a whole if it is whole, else word after word, and those that are not whole are left to the lines
+ * that follow, up to close_ways: these do what is there of the elements from c_ on. `some`: a batch of single elements is printed, too. */
+static void open_ways(emitter *e, l_val vec, int words, const char *first, const char *end, int some) {
+  print_words(e, vec, words, "b_", first);
+  for (int at = 0; some && at < words * e->layout.lanes; at = words * e->layout.lanes) {
+    int lanes = words * e->layout.lanes < some ? words * e->layout.lanes : some;
+    batch b = {.vec = vec, .steps = lanes, .lanes = 1, .step = e->layout.threads};
+    line(e, "} else if (b_ >= lo && b_ + %d <= hi) {", words * step_of(e));
+    line(e, "_Pragma(\"unroll 1\")");
+    line(e, "for (i64 jb = b_ + t; jb < b_ + %d; jb += %d) {", words * step_of(e), lanes * e->layout.threads);
+    e->inside = true;
+    print_batch(e, &b);
+    e->inside = false;
+    line(e, "}");
+  }
+  line(e, "} else {");
+  line(e, "_Pragma(\"unroll 1\")");
+  line(e, "for (i64 c_ = b_; c_ < %s && c_ < b_ + %d; c_ += %d) {", end, words * step_of(e), step_of(e));
+  if (words == 1) return;
+  print_words(e, vec, 1, "c_", first);
+  line(e, "continue;");
+  line(e, "}");
+}
+
+static void close_ways(emitter *e) {
+  line(e, "}");
+  line(e, "}");
+}
+
+static void print_rows_vec(emitter *e, l_val vec, int words) {
+  l_layout l = e->layout;
+  int team = ORDER_LANES / l.lanes;
+  char id[80], first[48];
+  snprintf(first, sizeof first, "t %% %d * %d", team, l.lanes);
+  if (words > ORDER_BLOCK / ORDER_LANES) words = ORDER_BLOCK / ORDER_LANES;
+  line(e, "const i64 blocks = (n + %d) / %d;", ORDER_BLOCK - 1, ORDER_BLOCK);
+  if (teams(e) > 1) {
+    line(e, "int half = 0; while (blocks > (i64)%d << half) half++;", teams(e));
+    line(e, "const i64 block0 = (i64)(t / %d) << half, block1 = block0 + (1ll << half) < blocks ? block0 + (1ll << half) : "
+            "blocks;",
+         team);
+  } else {
+    line(e, "const i64 block0 = 0, block1 = blocks;");
+  }
+  for (l_val k = vec + 1; k < e->end[vec]; k++)
+    if (at(e, k)->code == L_PUSH && acc_tree(at(e, at(e, k)->a)))
+      line(e, "%s a%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), at(e, k)->a, l.lanes);
+  line(e, "for (i64 block = block0; block < block1; block++) {");
+  line(e, "const i64 b0 = block * %d, b1 = b0 + %d < n ? b0 + %d : n;", ORDER_BLOCK, ORDER_BLOCK, ORDER_BLOCK);
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *a = at(e, at(e, k)->a);
+    if (at(e, k)->code != L_PUSH || !acc_tree(a)) continue;
+    acc_identity(a, id);
+    line(e, "FILL(a%u, %d, %s)", at(e, k)->a, l.lanes, id);
+  }
+  line(e, "_Pragma(\"unroll 1\")");
+  line(e, "for (i64 b_ = b0; b_ < b1; b_ += %d) {", words * ORDER_LANES);
+  open_ways(e, vec, words, first, "b1", 0);
+  line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) {", l.lanes);
+  line(e, "const i64 j = c_ + %s + w; if (j < n) {", first);
+  print_element(e, vec, NULL, "w");
+  line(e, "}");
+  line(e, "}");
+  close_ways(e);
+  line(e, "}");
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    l_val acc = at(e, k)->a;
+    char f[48];
+    if (at(e, k)->code != L_PUSH || !acc_tree(at(e, acc))) continue;
+    line(e, "if (block1 - block0 == 1) { FILL(v%u, %d, a%u[r_]) } else {", acc, l.lanes, acc);
+    line(e, "TREE_ADD(%s, %s, v%u_t, %d, v%u_n, a%u, %d) v%u_n++;", emit_type(at(e, acc)->dtype),
+         acc_prim(e, at(e, acc), f), acc, l.lanes, acc, acc, l.lanes, acc);
+    line(e, "}");
+  }
+  line(e, "}");
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    l_val acc = at(e, k)->a;
+    char f[48];
+    const l_instr *a = at(e, acc);
+    if (at(e, k)->code != L_PUSH || !acc_tree(a)) continue;
+    acc_identity(a, id);
+    line(e, "if (block1 - block0 > 1) TREE_END(%s, %s, v%u_t, %d, v%u_n, v%u, %d, %s)", emit_type(a->dtype),
+         acc_prim(e, a, f), acc, l.lanes, acc, acc, l.lanes, id);
+  }
+}
+
+static void print_plain_vec(emitter *e, l_val vec, int words, bool guarded, int weight) {
+  l_layout l = e->layout;
+  char first[32];
+  bool own = uses_locals(e, vec);
+  snprintf(first, sizeof first, "t * %d", l.lanes);
+  line(e, "_Pragma(\"unroll 1\")");
+  line(e, "for (i64 b_ = 0; b_ < n; b_ += %d) {", words * step_of(e));
+  open_ways(e, vec, words, first, "n", !own && l.lanes > 1 && (guarded || weight <= HEAVY) && weight <= 2 * HEAVY ? 4 : 0);
+  line(e, "_Pragma(\"unroll 1\")");
+  if (own) /* the elements that the thread has had before */
+    line(e, "for (i64 j = c_ + %s; j < n && j < c_ + %s + %d; j++) {", first, first, l.lanes);
+  else
+    line(e, "for (i64 j = c_ + t; j < n && j < c_ + %d; j += %d) {", step_of(e), l.threads);
+  print_element(e, vec, NULL, "0");
+  line(e, "}");
+  close_ways(e);
+  line(e, "}");
+}
+
+/* Prints the combination of an accumulator's lanes: of all teams in the first one, and with `fold` of all lanes, for all threads. There are `blocks`
+ * blocks, 1 << half for each team. */
+static void print_combine(emitter *e, l_val acc, bool fold) {
+  const l_instr *a = at(e, acc);
+  l_layout l = e->layout;
+  int team = ORDER_LANES / l.lanes, n = teams(e), tree = acc_tree(a);
+  const char *T = emit_type(a->dtype);
+  char f[48], together[40];
+  acc_prim(e, a, f);
+  snprintf(together, sizeof together, "TOGETHER(%d, %d)", l.threads, l.groups);
+  if (l.threads <= 32) {
+    for (int h = 1; h < n; h *= 2)
+      line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) { const %s z = DOWN(%s, v%u[w], %d, %d); if (%s(i64)(t / %d "
+              "+ %d) << half < blocks) v%u[w] = %s(v%u[w], z); }",
+           l.lanes, T, T, acc, h * team, l.threads, tree ? "" : "1 || ", team, h, acc, f, acc);
+    if (!fold) return;
+    for (int h = ORDER_LANES / 2; h > 0; h /= 2) {
+      if (h >= l.lanes)
+        line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) { const %s z = DOWN(%s, v%u[w], %d, %d); v%u[w] = %s(v%u[w], "
+                "z); }",
+             l.lanes, T, T, acc, h / l.lanes, l.threads, acc, f, acc);
+      else
+        line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) v%u[w] = %s(v%u[w], v%u[w + %d]);", h, acc, f, acc, acc,
+             h);
+    }
+    line(e, "v%u[0] = FIRST(%s, v%u[0], %d);", acc, T, acc, l.threads);
+    return;
+  }
+  line(e, "{");
+  line(e, "%s *const s_ = (%s *)(lanes_ + g_ * %d);", T, T, n * ORDER_LANES);
+  line(e, "%s FILL(s_ + t / %d * %d + t %% %d * %d, %d, v%u[r_]) %s", together, team, ORDER_LANES, team, l.lanes, l.lanes,
+       acc, together);
+  /* lane l of the root of all teams */
+  line(e, "%s z[%d], y[2];", T, n);
+  line(e, "_Pragma(\"unroll\") for (int c = 0; c < 2; c++) {");
+  line(e, "_Pragma(\"unroll\") for (int m = 0; m < %d; m++) z[m] = s_[m * %d + c * 32 + (t & 31)];", n, ORDER_LANES);
+  for (int h = 1; h < n; h *= 2)
+    line(e, "_Pragma(\"unroll\") for (int m = 0; m < %d; m += %d) if (%s(i64)(m + %d) << half < blocks) z[m] = %s(z[m], z[m + "
+            "%d]);",
+         n, 2 * h, tree ? "" : "1 || ", h, f, h);
+  line(e, "y[c] = z[0];");
+  line(e, "}");
+  if (fold) {
+    line(e, "%s x = %s(y[0], y[1]);", T, f);
+    line(e, "_Pragma(\"unroll\") for (int h = 16; h > 0; h >>= 1) { const %s o = DOWN(%s, x, h, 32); x = %s(x, o); }", T, T,
+         f);
+    line(e, "v%u[0] = FIRST(%s, x, 32);", acc, T);
+  } else {
+    line(e, "if (t < 32) { s_[t] = y[0]; s_[t + 32] = y[1]; }");
+    line(e, "%s if (t < %d) FILL(v%u, %d, s_[t * %d + r_])", together, team, acc, l.lanes, l.lanes);
+  }
+  line(e, "}");
+}
+
+static bool is_partial(const emitter *e, l_val acc) {
+  for (l_val k = acc; k < e->end[e->par]; k++)
+    if (at(e, k)->code == L_PARTIAL && at(e, k)->a == acc && at(e, acc)->imm == ORDER_INNER) return true;
+  return false;
+}
+
+/* A bound of an index that is known now. */
+static int64_t bound_of(const emitter *e, l_val v) {
+  const l_instr *i = at(e, v);
+  if (i->code == L_INT) return i->imm;
+  if (i->code != L_IMIN) return INT64_MAX;
+  int64_t a = bound_of(e, i->a), b = bound_of(e, i->b);
+  return a < b ? a : b;
+}
+
+static void print_vec(emitter *e, l_val v) {
+  int weight, many = emit_ahead_marks(e, v, e->ahead, &weight);
+  int64_t words = many > 1 ? many / e->layout.lanes : 1, most = bound_of(e, at(e, v)->b) / step_of(e);
+  if (words > most) words = most;
+  if (words < 1) words = 1;
+  emit_vec_begin(e, v);
+  e->vec = v;
+  print_fits(e, v);
+  bool guarded = print_inside(e, v);
+  if (e->rows)
+    print_rows_vec(e, v, (int)words);
+  else
+    print_plain_vec(e, v, (int)words, guarded, weight);
+  e->vec = 0;
+  memset(e->ahead, 0, e->p->n);
+  for (l_val k = v + 1; k < e->end[v]; k++)
+    if (at(e, k)->code == L_PUSH && e->acc[at(e, k)->a] & ACC_FINISHED)
+      print_combine(e, at(e, k)->a, !is_partial(e, at(e, k)->a));
+  line(e, "}");
+}
+
+/* ---- phases ------------------------------------------------------------------------------------------------------------------------ */
+
+static void print_acc(emitter *e, l_val v) {
+  const l_instr *a = at(e, v);
+  char id[80];
+  acc_identity(a, id);
+  line(e, "%s v%u[%d]; FILL(v%u, %d, %s)", emit_type(a->dtype), v, e->layout.lanes, v, e->layout.lanes, id);
+  if (acc_tree(a)) line(e, "%s v%u_t[%d]; u64 v%u_n = 0;", emit_type(a->dtype), v, 48 * e->layout.lanes, v);
+}
+
+static void print_partial(emitter *e, const l_instr *i) {
+  char buffer[24];
+  int lanes = e->layout.lanes, team = ORDER_LANES / lanes;
+  emit_buffer(i->imm, buffer);
+  if (at(e, i->a)->imm == ORDER_INNER)
+    line(e, "if (t < %d) for (int w = 0; w < %d; w++) %s[v%u + t * %d + w] = v%u[w];", team, lanes, buffer, i->b, lanes,
+         i->a);
+  else
+    line(e, "if (t == 0) %s[v%u] = v%u[0];", buffer, i->b, i->a);
+}
+
+static void print_block(emitter *e, l_val from, l_val to) {
+  for (l_val v = from; v < to; v++) {
+    const l_instr *i = at(e, v);
+    switch ((l_code)i->code) {
+    case L_LOCAL: break;
+    case L_ACC: print_acc(e, v); break;
+    case L_PARTIAL: print_partial(e, i); break;
+    case L_FINISH: line(e, "const %s v%u = v%u[0];", emit_type(i->dtype), v, i->a); break;
+    case L_STORE:
+    case L_CHECK:
+      line(e, "if (t == 0) {");
+      if (i->code == L_STORE)
+        print_plain_store(e, i);
+      else
+        emit_cuda_check(e, i);
+      line(e, "}");
+      break;
+    case L_VEC:
+      print_vec(e, v);
+      v = e->end[v];
+      break;
+    default: v = emit_structure(e, v, print_block); break;
+    }
+  }
+}
+
+/* What a thread holds of a batch of a VEC, in registers of 32 bits. */
+static int held(emitter *e, l_val vec) {
+  int weight, many = emit_ahead_marks(e, vec, e->ahead, &weight), words = 0;
+  for (l_val k = vec + 1; k < e->end[vec]; k++)
+    if (e->ahead[k] & AHEAD_LOAD) words += (size_of(e, at(e, k)) + 3) / 4;
+  memset(e->ahead, 0, e->p->n);
+  return words * (many > e->layout.lanes ? many : e->layout.lanes) + (weight > HEAVY ? 24 : 0);
+}
+
+int emit_cuda_wide_blocks(emitter *e, l_val par) {
+  enum { OTHERS = 30, REGISTERS = 65536 }; /* for addresses, counts and what is computed with */
+  int most = 0;
+  bool rows = false;
+  e->layout = l_layout_of(at(e, par));
+  for (l_val v = par + 1; v < e->end[par]; v++) {
+    rows |= at(e, v)->code == L_ACC;
+    int n = at(e, v)->code == L_VEC ? held(e, v) : 0;
+    if (n > most) most = n;
+  }
+  most += rows ? OTHERS + 8 : OTHERS;
+  int threads = most <= 40 && !rows ? 1536 : most <= 64 ? 1024 : most <= 80 ? 768 : 512;
+  return threads / (e->layout.threads * e->layout.groups);
+}
+
+void emit_cuda_wide(emitter *e, l_val phase) {
+  l_val par = phase;
+  while (at(e, par)->code != L_PAR) par++;
+  e->layout = l_layout_of(at(e, par));
+  l_layout l = e->layout;
+  line(e, "const int t = threadIdx.x %% %d, g_ = threadIdx.x / %d; u64 o = 0;", l.threads, l.threads);
+  if (l.threads < 32)
+    line(e, "const unsigned mask_ = %uu << (threadIdx.x & %d);", (1u << l.threads) - 1, 32 - l.threads);
+  else
+    line(e, "const unsigned mask_ = ~0u;");
+  line(e, "BEGIN");
+  emit_buffers(e);
+  for (uint32_t b = 0; b < e->p->nbuffers; b++) line(e, "GLOBAL(p%u)", b);
+  (void)emit_prelude(e, phase);
+  e->rows = has_rows(e);
+  if (e->rows && l.threads > 32)
+    line(e, "__shared__ u64 lanes_[%d];", l.threads * l.lanes * l.groups);
+  emit_places(e, par);
+  line(e, "(void)g_; (void)mask_;");
+  line(e, "for (i64 x%u = (i64)blockIdx.x * %d + g_; x%u < instances; x%u += (i64)gridDim.x * %d) {", par, l.groups, par, par,
+       l.groups);
+  print_block(e, par + 1, e->end[par]);
+  line(e, "}");
+}

@@ -1,0 +1,202 @@
+/* Layouts of threads (layout.h). What follows was measured on an H200 (kernels of f32 that move 0.5 GB; GB/s, a copy 4,030):
+ *
+ *   pointwise, a block for each instance       64 x 1 lane 3,730   128 x 4 3,980   256 x 2 4,030   256 x 4 4,020
+ *   the same, as many blocks as fit, in turns  64 x 1 lane 3,320   128 x 4 3,700   256 x 2 3,680   256 x 4 3,670
+ *   softmax of rows of 64, kept                64 x 1 one a block 300, four 970   16 x 4, eight a block 4,000
+ *   rows of 256                                64 x 1, four 2,600   32 x 2, eight 3,940   16 x 4, eight 3,970
+ *   rows of 1,024                              64 x 1, four 3,960   32 x 2, four or eight 3,970   16 x 4, eight 3,830
+ *   rows of 4,096                              64 x 4, two 3,860   128 x 2, one 3,910   256 x 1 3,870
+ *   layer norm of 1,024                        64 x 1, one 1,780, four 3,760   32 x 2 3,840   16 x 4 3,740
+ *
+ * So: blocks of 128 to 256 threads, one block for each tile or group of rows, and no more elements of a row in a thread than 32. */
+#include "jit/kernel/layout.h"
+
+#include <stdlib.h>
+
+#include "jit/kernel/emit_text.h"
+
+/* ---- what fits -------------------------------------------------------------------------------------------------------------- */
+
+static bool is_int(const emitter *e, l_val v, int64_t value) {
+  return v && emit_at(e, v)->code == L_INT && emit_at(e, v)->imm == value;
+}
+
+/* Is an access to a local one of a thread to its own elements? */
+static bool is_own(const emitter *e, const l_instr *i) {
+  return is_int(e, i->a, 0) && is_int(e, i->b, 1) && !i->c;
+}
+
+static const char *acc_misfit(const emitter *e, l_val par, l_val acc) {
+  const l_instr *a = emit_at(e, acc);
+  uint8_t uses = e->acc[acc];
+  l_val push = 0, vec = 0;
+  int depth = 0;
+  if (acc_many(a) || acc_arg(a) || !acc_lanes(e, acc)) return "an accumulator without lanes";
+  if (uses & (ACC_SINGLE | ACC_NESTED | ACC_MERGED | ACC_SCANNED)) return "an accumulator that is not of a row";
+  for (l_val v = par + 1; v < e->end[par]; v++) {
+    const l_instr *i = emit_at(e, v);
+    if (i->code == L_PUSH && i->a == acc && push++) return "several pushes to an accumulator";
+  }
+  if (!push) return "an accumulator without pushes";
+  /* the VEC stands in the block of the accumulator */
+  for (l_val v = acc + 1; v < e->end[par] && depth >= 0 && !vec; v++) {
+    const l_instr *i = emit_at(e, v);
+    if (i->code == L_ELSE && depth == 0) break;
+    if (i->code == L_END) depth--;
+    if (i->code == L_VEC && depth == 0)
+      for (l_val k = v + 1; k < e->end[v]; k++)
+        if (emit_at(e, k)->code == L_PUSH && emit_at(e, k)->a == acc) vec = v;
+    if (l_opens(i->code)) depth++;
+  }
+  if (!vec) return "an accumulator that several turns push to";
+  for (l_val v = par + 1; v < e->end[par] && (uses & ACC_FINISHED); v++) {
+    bool partial = false, finish = false;
+    for (l_val k = vec; k < e->end[par]; k++) {
+      partial |= emit_at(e, k)->code == L_PARTIAL && emit_at(e, k)->a == acc;
+      finish |= emit_at(e, k)->code == L_FINISH && emit_at(e, k)->a == acc;
+    }
+    return partial && finish ? "a partial that is finished" : NULL;
+  }
+  return NULL;
+}
+
+static const char *instr_misfit(const emitter *e, l_val par, l_val v, l_val vec) {
+  const l_instr *i = emit_at(e, v);
+  if (l_rows[i->code].result == 'I') return NULL;
+  switch ((l_code)i->code) {
+  case L_CONST:
+  case L_SCALAR:
+  case L_IOTA:
+  case L_KOP:
+  case L_MATH:
+  case L_CHECK:
+  case L_IF:
+  case L_ELSE:
+  case L_END: return NULL;
+  case L_FOR: return vec ? "a loop inside a VEC" : NULL;
+  case L_VEC: return is_int(e, i->a, 0) ? NULL : "a VEC that does not begin at 0";
+  case L_LOAD:
+    if (i->imm < 0) return vec && is_own(e, i) ? NULL : "an element of a local that another thread may have";
+    return emit_is_stored(e, v, i->imm) ? "a load of what is stored" : NULL;
+  case L_STORE:
+    if (i->imm < 0) return vec && is_own(e, i) ? NULL : "an element of a local that another thread may have";
+    return vec && emit_is_ordered(e, i) ? "stores that may meet" : NULL;
+  case L_LOCAL: return i->flags & L_SHARED ? "a shared local" : NULL;
+  case L_ACC: return acc_misfit(e, par, v);
+  case L_PUSH: return vec ? NULL : "a push outside a VEC";
+  case L_PARTIAL: return NULL;
+  case L_FINISH: return vec ? "a result inside a VEC" : NULL;
+  default: return "an instruction that 64 threads do together";
+  }
+}
+
+/* Why a phase can have no layout but the plain one; *rows: has it accumulators? */
+static const char *phase_misfit(const emitter *e, l_val par, bool *rows) {
+  const char *why = NULL;
+  l_val vec = 0;
+  *rows = false;
+  for (l_val v = par + 1; v < e->end[par] && !why; v++) {
+    if (vec && v == e->end[vec]) vec = 0;
+    why = instr_misfit(e, par, v, vec);
+    *rows |= emit_at(e, v)->code == L_ACC;
+    if (emit_at(e, v)->code == L_VEC) vec = v;
+  }
+  return why;
+}
+
+static bool is_power(int n, int least, int most) { return n >= least && n <= most && !(n & (n - 1)); }
+
+static const char *numbers_misfit(l_layout l, bool rows) {
+  if (!is_power(l.threads, 16, LAYOUT_THREADS) || !is_power(l.lanes, 1, LAYOUT_LANES) ||
+      !is_power(l.groups, 1, LAYOUT_THREADS))
+    return "no power of two in range";
+  int block = l.threads * l.groups;
+  if (block < 32 || block > LAYOUT_THREADS) return "a block of too few or too many threads";
+  if (rows && (l.threads * l.lanes < ORDER_LANES || l.threads * l.lanes > ORDER_BLOCK))
+    return "a row's lanes do not fit the threads";
+  return NULL;
+}
+
+const char *layout_misfit(const l_program *p, l_val par, l_layout l) {
+  if (!l_layout_word(l)) return NULL;
+  emitter e = {.cuda = true};
+  bool rows;
+  const char *why = emit_facts(&e, p) ? phase_misfit(&e, par, &rows) : "memory is short";
+  if (!why) why = numbers_misfit(l, rows);
+  emit_facts_free(&e);
+  return why;
+}
+
+/* ---- what is good ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct phase_facts {
+  int64_t instances, longest; /* elements of the longest VEC */
+  int bytes;                  /* of the largest element that a VEC loads or stores along its axis */
+  bool rows;
+} phase_facts;
+
+static int64_t value_of(const int64_t *values, l_val v) { return v ? values[v] : 0; }
+
+/* The values of all indices for the first instance and turn. */
+static void find_values(const l_program *p, const int64_t *ints, int64_t *values) {
+  for (l_val v = 1; v < p->n; v++) {
+    const l_instr *i = &p->code[v];
+    values[v] = i->code == L_INT                       ? i->imm
+                : i->code == L_PARAM                   ? ints[i->imm]
+                : l_is_index_op(i->code)               ? l_index_value((l_code)i->code, values[i->a], values[i->b])
+                : i->code == L_IVALUE                  ? 1
+                                                       : 0;
+  }
+}
+
+static void find_facts(const emitter *e, l_val par, const int64_t *values, phase_facts *f) {
+  *f = (phase_facts){.instances = values[emit_at(e, par)->a], .bytes = 1};
+  for (l_val v = par + 1; v < e->end[par]; v++) {
+    const l_instr *i = emit_at(e, v);
+    f->rows |= i->code == L_ACC;
+    if (i->code != L_VEC) continue;
+    int64_t n = value_of(values, i->b);
+    if (n > f->longest) f->longest = n;
+    for (l_val k = v + 1; k < e->end[v]; k++) {
+      const l_instr *m = emit_at(e, k);
+      if ((m->code != L_LOAD && m->code != L_STORE) || m->imm < 0 || !is_int(e, m->b, 1) || m->c) continue;
+      int size = (int)dtype_size((qn_dtype)emit_buffer_type(e, m->imm));
+      if (size > f->bytes) f->bytes = size;
+    }
+  }
+}
+
+enum { PROCESSORS = 132, BLOCK = 256 };
+
+static l_layout rows_layout(const phase_facts *f) {
+  int wide = 16 / f->bytes;
+  if (f->instances < 2 * PROCESSORS && f->longest > ORDER_BLOCK) return (l_layout){256, f->longest > 16384 && wide >= 4 ? 4 : 1, 1};
+  if (f->longest <= 256) return (l_layout){16, 4, BLOCK / 16};
+  if (f->longest <= 2048) return (l_layout){32, 2, BLOCK / 32};
+  if (f->longest <= 8192) return (l_layout){128, 2, 2};
+  return (l_layout){256, wide < 4 ? 2 : 4, 1};
+}
+
+/* Calls with larger sizes come, so this looks at the elements of an instance, and at how many instances there are only where these are
+ * whole rows. */
+static l_layout plain_layout(const phase_facts *f) {
+  int lanes = 16 / f->bytes < 4 ? 16 / f->bytes : 4, threads = 16;
+  while (threads < BLOCK && (int64_t)threads * lanes < f->longest) threads *= 2;
+  return (l_layout){threads, lanes, BLOCK / threads};
+}
+
+void layout_choose(l_program *p, const int64_t *ints) {
+  emitter e = {.cuda = true};
+  int64_t *values = calloc(p->n, sizeof *values);
+  bool ok = emit_facts(&e, p) && values;
+  if (ok) find_values(p, ints, values);
+  for (l_val v = 1; v < p->n && ok; v++) {
+    phase_facts f;
+    if (p->code[v].code != L_PAR || phase_misfit(&e, v, &f.rows)) continue;
+    find_facts(&e, v, values, &f);
+    l_layout l = f.rows ? rows_layout(&f) : plain_layout(&f);
+    if (!numbers_misfit(l, f.rows)) p->code[v].imm2 = l_layout_word(l);
+  }
+  free(values);
+  emit_facts_free(&e);
+}
