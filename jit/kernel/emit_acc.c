@@ -63,8 +63,9 @@ void emit_places(emitter *e, l_val par) {
   static const char *const macros[] = {"PLACE", "PLACED"};
   for (int pass = 0; pass < (e->cuda ? 2 : 1); pass++) {
     if (pass && e->layout.groups > 1)
-      line(e, "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + ((u64)blockIdx.x * %d + g_) * o : "
-              "dynamic_ + g_ * o;",
+      line(e,
+           "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + ((u64)blockIdx.x * %d + g_) * o : "
+           "dynamic_ + g_ * o;",
            e->layout.groups);
     else if (pass)
       line(e, "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + blockIdx.x * o : dynamic_;");

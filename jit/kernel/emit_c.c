@@ -97,7 +97,7 @@ static void print_element(emitter *e, l_val v) {
     break;
   }
   case L_PUSH:
-    if (!e->rows || !acc_lanes(e, i->a))
+    if (!e->arrays || !acc_lanes(e, i->a))
       emit_acc_push(e, i);
     else if (first_with_value(e, e->vec, v) == v && !kept_by(e, e->vec, i))
       line(e, "g%u[j - j1] = v%u;", v, i->b);
@@ -601,7 +601,7 @@ static void print_straight(emitter *e, l_val v, const vec_facts *f, const char *
  * arrays, from which short loops add them to the lanes. So the first loop is long, which a strip's is not: compilers load its constants anew
  * wherever it begins. */
 static void print_rows(emitter *e, l_val v, const vec_facts *f) {
-  e->rows = true;
+  e->arrays = true;
   line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
   line(e, "const i64 e1 = n - j1 < %d ? n : j1 + %d;", ORDER_BLOCK, ORDER_BLOCK);
   for (l_val k = v + 1; k < e->end[v]; k++)
@@ -609,7 +609,7 @@ static void print_rows(emitter *e, l_val v, const vec_facts *f) {
         !kept_by(e, v, at(e, k)))
       line(e, "%s g%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, ORDER_BLOCK);
   print_straight(e, v, f, "j1", "e1");
-  e->rows = false;
+  e->arrays = false;
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *push = at(e, k);
     if (push->code != L_PUSH || !acc_lanes(e, push->a)) continue;

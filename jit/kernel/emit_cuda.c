@@ -740,7 +740,9 @@ static void print_head(emitter *e, const char *name, uint32_t number, bool phase
   l_layout l = phase ? l_layout_of(&p->code[par]) : (l_layout){1, 1, 1};
   int threads = l.threads * l.groups;
   char blocks[16] = "";
-  if (phase) snprintf(blocks, sizeof blocks, ", %d", p->code[par].imm2 ? emit_cuda_wide_blocks(e, par) : emit_cuda_blocks(e, 12));
+  if (phase)
+    snprintf(blocks, sizeof blocks, ", %d",
+             p->code[par].imm2 ? emit_cuda_wide_blocks(e, par) : emit_cuda_blocks(e, 12));
   uint32_t words = emit_cuda_words(p), ints = EMIT_WORDS_HEAD + p->nbuffers;
   if (number == 0)
     line(e, "typedef struct %s_words { u64 w[%u]; } %s_words;", name, words <= EMIT_WORDS_BY_VALUE ? words : 1, name);
@@ -835,8 +837,10 @@ static const char preamble[] =
     "  const b8 b_ = v##_s >= 4096; v##_s += m; if (v##_s % 4096 == 0) v##_b = b_ ? F(v##_b, v##_g) : v##_g; }\n"
     /* for phases with layouts of their own: the threads of an instance meet; values of neighbours, and of the first thread, among `width` */
     "#ifndef TOGETHER\n"
-    "HELP void meet_(int g, int n) { switch (g) { case 0: asm volatile(\"bar.sync 1, %0;\" :: \"r\"(n) : \"memory\"); break; "
-    "case 1: asm volatile(\"bar.sync 2, %0;\" :: \"r\"(n) : \"memory\"); break; case 2: asm volatile(\"bar.sync 3, %0;\" :: "
+    "HELP void meet_(int g, int n) { switch (g) { case 0: asm volatile(\"bar.sync 1, %0;\" :: \"r\"(n) : \"memory\"); "
+    "break; "
+    "case 1: asm volatile(\"bar.sync 2, %0;\" :: \"r\"(n) : \"memory\"); break; case 2: asm volatile(\"bar.sync 3, "
+    "%0;\" :: "
     "\"r\"(n) : \"memory\"); break; default: asm volatile(\"bar.sync 4, %0;\" :: \"r\"(n) : \"memory\"); } }\n"
     "#define TOGETHER(T, G) { if (T <= 32) __syncwarp(mask_); else if (G == 1) __syncthreads(); else meet_(g_, T); }\n"
     "#define DOWN(T, x, h, width) wdown_##T(mask_, x, h, width)\n"
@@ -847,26 +851,34 @@ static const char preamble[] =
     "AMONG(i8, i32) AMONG(u8, i32) AMONG(b8, i32) AMONG(u16, i32) AMONG(f16, i32) AMONG(bf16, i32)\n"
     "#endif\n"
     "#ifndef PUT_16\n"
-    "#define PUT_8(p, s) { const u32 *const w_ = (const u32 *)&s; asm volatile(\"st.global.v2.b32 [%0], {%1, %2};\" :: \"l\"(p), "
+    "#define PUT_8(p, s) { const u32 *const w_ = (const u32 *)&s; asm volatile(\"st.global.v2.b32 [%0], {%1, %2};\" :: "
+    "\"l\"(p), "
     "\"r\"(w_[0]), \"r\"(w_[1])); }\n"
-    "#define PUT4_(p, w, space, ...) asm volatile(\"st\" space \".v4.b32 [%0], {%1, %2, %3, %4};\" :: \"l\"(p), \"r\"((w)[0]), "
+    "#define PUT4_(p, w, space, ...) asm volatile(\"st\" space \".v4.b32 [%0], {%1, %2, %3, %4};\" :: \"l\"(p), "
+    "\"r\"((w)[0]), "
     "\"r\"((w)[1]), \"r\"((w)[2]), \"r\"((w)[3]) __VA_ARGS__);\n"
     "#define PUT_16(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \".global\") }\n"
-    "#define PUT_32(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \".global\") PUT4_((char *)(p) + 16, w_ + 4, "
+    "#define PUT_32(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \".global\") PUT4_((char *)(p) + 16, "
+    "w_ + 4, "
     "\".global\") }\n"
-    "#define PUT_64(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \".global\") PUT4_((char *)(p) + 16, w_ + 4, "
+    "#define PUT_64(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \".global\") PUT4_((char *)(p) + 16, "
+    "w_ + 4, "
     "\".global\") PUT4_((char *)(p) + 32, w_ + 8, \".global\") PUT4_((char *)(p) + 48, w_ + 12, \".global\") }\n"
     "#define PUT_LOCAL_8(p, s) *(unsigned long long *)(p) = *(const unsigned long long *)&s;\n"
     "#define PUT_LOCAL_16(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \"\", : \"memory\") }\n"
-    "#define PUT_LOCAL_32(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \"\", : \"memory\") PUT4_((char *)(p) + 16, "
+    "#define PUT_LOCAL_32(p, s) { const u32 *const w_ = (const u32 *)&s; PUT4_(p, w_, \"\", : \"memory\") PUT4_((char "
+    "*)(p) + 16, "
     "w_ + 4, \"\", : \"memory\") }\n"
-    "#define PUT_LOCAL_64(p, s) { const u32 *const w_ = (const u32 *)&s; for (int i_ = 0; i_ < 4; i_++) PUT4_((char *)(p) + 16 * i_, w_ + "
+    "#define PUT_LOCAL_64(p, s) { const u32 *const w_ = (const u32 *)&s; for (int i_ = 0; i_ < 4; i_++) PUT4_((char "
+    "*)(p) + 16 * i_, w_ + "
     "4 * i_, \"\", : \"memory\") }\n"
     "#define GLOBAL(p) __builtin_assume(__isGlobal(p));\n"
     "#endif\n"
-    "#define WORD(T, n) typedef struct __align__(sizeof(T) * n < 16 ? sizeof(T) * n : 16) T##x##n { T v[n]; } T##x##n;\n"
+    "#define WORD(T, n) typedef struct __align__(sizeof(T) * n < 16 ? sizeof(T) * n : 16) T##x##n { T v[n]; } "
+    "T##x##n;\n"
     "#define WORDS(T) WORD(T, 1) WORD(T, 2) WORD(T, 4) WORD(T, 8)\n"
-    "WORDS(f32) WORDS(f64) WORDS(i64) WORDS(u64) WORDS(i32) WORDS(u32) WORDS(i16) WORDS(u16) WORDS(i8) WORDS(u8) WORDS(b8) WORDS(f16) WORDS(bf16)\n"
+    "WORDS(f32) WORDS(f64) WORDS(i64) WORDS(u64) WORDS(i32) WORDS(u32) WORDS(i16) WORDS(u16) WORDS(i8) WORDS(u8) "
+    "WORDS(b8) WORDS(f16) WORDS(bf16)\n"
     "#define SCAN_SHIFT(T, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC y = t ? s_[t - 1] : v##_p; v##_p = s_[m "
     "- 1]; }\n";
 

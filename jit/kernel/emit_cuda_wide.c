@@ -26,9 +26,9 @@ enum { IN_PLACE, AS_WORDS, AHEAD };
 
 /* ---- layouts ------------------------------------------------------------------------------------------------------------------ */
 
-static bool has_rows(const emitter *e) {
-  for (l_val v = e->par + 1; v < e->end[e->par]; v++)
-    if (at(e, v)->code == L_ACC) return true;
+static bool has_rows(const emitter *e, l_val par) {
+  for (l_val v = par + 1; v < e->end[par]; v++)
+    if (at(e, v)->code == L_ACC && acc_lanes(e, v)) return true;
   return false;
 }
 
@@ -39,9 +39,7 @@ static int teams(const emitter *e) {
 }
 
 /* From one of a thread's words to its next one, in elements. */
-static int step_of(const emitter *e) {
-  return e->rows ? ORDER_LANES : e->layout.threads * e->layout.lanes;
-}
+static int step_of(const emitter *e) { return e->rows ? ORDER_LANES : e->layout.threads * e->layout.lanes; }
 
 /* ---- vectors ------------------------------------------------------------------------------------------------------------------ */
 
@@ -63,8 +61,7 @@ static bool is_mixed(const emitter *e, l_val vec, int64_t memory) {
 /* How instruction k of the VEC goes in a batch; `words`: with addresses that fit. */
 static int way_of(const emitter *e, l_val vec, l_val k, bool words) {
   const l_instr *i = at(e, k);
-  if (i->code == L_STORE)
-    return words && is_unit(e, i) && !i->g && !is_mixed(e, vec, i->imm) ? AS_WORDS : IN_PLACE;
+  if (i->code == L_STORE) return words && is_unit(e, i) && !i->g && !is_mixed(e, vec, i->imm) ? AS_WORDS : IN_PLACE;
   if (i->code != L_LOAD || !(e->ahead[k] & AHEAD_LOAD)) return IN_PLACE;
   if (words && is_unit(e, i) && !i->g) return AS_WORDS;
   return i->b && at(e, i->b)->code == L_INT && at(e, i->b)->imm == 0 && !i->c ? IN_PLACE : AHEAD;
@@ -108,9 +105,16 @@ typedef struct batch {
   int step; /* from step to step, in elements */
 } batch;
 
-static void print_push(emitter *e, const l_instr *i, const char *lane) {
-  const l_instr *a = at(e, i->a);
+/* Prints a push of element j. Results of many are cells of the thread's own; with `words` they are in a word. */
+static void print_push(emitter *e, l_val push, const char *lane, bool words) {
+  const l_instr *i = at(e, push), *a = at(e, i->a);
   char cell[48], text[EMIT_TEXT];
+  if (acc_many(a)) {
+    snprintf(cell, sizeof cell, words ? "c%u.v[w]" : "v%u[j]", words ? push : i->a);
+    acc_step(e, i, cell, text);
+    line(e, "%s = %s;", cell, text);
+    return;
+  }
   if (acc_tree(a)) {
     snprintf(cell, sizeof cell, "a%u[%s]", i->a, lane);
     acc_step(e, i, cell, text);
@@ -148,7 +152,8 @@ static void print_element(emitter *e, l_val vec, const batch *b, const char *lan
       else
         print_plain_store(e, i);
       break;
-    case L_PUSH: print_push(e, i, lane); break;
+    case L_PUSH: print_push(e, k, lane, b && b->words); break;
+    case L_FINISH: line(e, "const %s v%u = v%u[j];", emit_type(i->dtype), k, i->a); break;
     case L_CHECK: emit_cuda_check(e, i); break;
     default: emit_instr(e, k); break;
     }
@@ -209,6 +214,10 @@ static void print_batch(emitter *e, const batch *b) {
     if (at(e, k)->code == L_STORE && way_of(e, b->vec, k, b->words) == AS_WORDS) {
       word_type(e, at(e, k), type);
       line(e, "%s s%u;", type, k);
+    } else if (at(e, k)->code == L_PUSH && acc_many(at(e, at(e, k)->a)) && b->words) {
+      const l_instr *i = at(e, k);
+      snprintf(type, sizeof type, "%sx%d", emit_type(at(e, i->a)->dtype), b->lanes);
+      line(e, "%s c%u = *(const %s *)(v%u + jb + u * %d);", type, k, type, i->a, b->step);
     }
   line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) {", b->lanes);
   line(e, "const i64 j = jb + u * %d + w;", b->step);
@@ -216,6 +225,14 @@ static void print_batch(emitter *e, const batch *b) {
   line(e, "}");
   for (l_val k = b->vec + 1; k < e->end[b->vec]; k++) {
     const l_instr *i = at(e, k);
+    if (i->code == L_PUSH && acc_many(at(e, i->a)) && b->words) {
+      int bytes = (int)dtype_size((qn_dtype)at(e, i->a)->dtype) * b->lanes;
+      snprintf(type, sizeof type, "%sx%d", emit_type(at(e, i->a)->dtype), b->lanes);
+      if (bytes > 4)
+        line(e, "PUT_LOCAL_%d(v%u + jb + u * %d, c%u)", bytes, i->a, b->step, k);
+      else
+        line(e, "*(%s *)(v%u + jb + u * %d) = c%u;", type, i->a, b->step, k);
+    }
     if (i->code != L_STORE || way_of(e, b->vec, k, b->words) != AS_WORDS) continue;
     word_type(e, i, type);
     emit_buffer(i->imm, buffer);
@@ -245,8 +262,11 @@ static bool print_inside(emitter *e, l_val vec) {
 }
 
 static bool uses_locals(const emitter *e, l_val vec) {
-  for (l_val k = vec + 1; k < e->end[vec]; k++)
-    if ((at(e, k)->code == L_LOAD || at(e, k)->code == L_STORE) && at(e, k)->imm < 0) return true;
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = at(e, k);
+    if ((i->code == L_LOAD || i->code == L_STORE) && i->imm < 0) return true;
+    if ((i->code == L_PUSH || i->code == L_FINISH) && acc_many(at(e, i->a))) return true;
+  }
   return false;
 }
 
@@ -289,6 +309,10 @@ static void close_ways(emitter *e) {
   line(e, "}");
 }
 
+static bool is_lane_push(const emitter *e, l_val k) {
+  return at(e, k)->code == L_PUSH && !acc_many(at(e, at(e, k)->a));
+}
+
 static void print_rows_vec(emitter *e, l_val vec, int words) {
   l_layout l = e->layout;
   int team = ORDER_LANES / l.lanes;
@@ -298,20 +322,22 @@ static void print_rows_vec(emitter *e, l_val vec, int words) {
   line(e, "const i64 blocks = (n + %d) / %d;", ORDER_BLOCK - 1, ORDER_BLOCK);
   if (teams(e) > 1) {
     line(e, "int half = 0; while (blocks > (i64)%d << half) half++;", teams(e));
-    line(e, "const i64 block0 = (i64)(t / %d) << half, block1 = block0 + (1ll << half) < blocks ? block0 + (1ll << half) : "
-            "blocks;",
-         team);
+    line(
+        e,
+        "const i64 block0 = (i64)(t / %d) << half, block1 = block0 + (1ll << half) < blocks ? block0 + (1ll << half) : "
+        "blocks;",
+        team);
   } else {
     line(e, "const i64 block0 = 0, block1 = blocks;");
   }
   for (l_val k = vec + 1; k < e->end[vec]; k++)
-    if (at(e, k)->code == L_PUSH && acc_tree(at(e, at(e, k)->a)))
+    if (is_lane_push(e, k) && acc_tree(at(e, at(e, k)->a)))
       line(e, "%s a%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), at(e, k)->a, l.lanes);
   line(e, "for (i64 block = block0; block < block1; block++) {");
   line(e, "const i64 b0 = block * %d, b1 = b0 + %d < n ? b0 + %d : n;", ORDER_BLOCK, ORDER_BLOCK, ORDER_BLOCK);
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
     const l_instr *a = at(e, at(e, k)->a);
-    if (at(e, k)->code != L_PUSH || !acc_tree(a)) continue;
+    if (!is_lane_push(e, k) || !acc_tree(a)) continue;
     acc_identity(a, id);
     line(e, "FILL(a%u, %d, %s)", at(e, k)->a, l.lanes, id);
   }
@@ -328,7 +354,7 @@ static void print_rows_vec(emitter *e, l_val vec, int words) {
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
     l_val acc = at(e, k)->a;
     char f[48];
-    if (at(e, k)->code != L_PUSH || !acc_tree(at(e, acc))) continue;
+    if (!is_lane_push(e, k) || !acc_tree(at(e, acc))) continue;
     line(e, "if (block1 - block0 == 1) { FILL(v%u, %d, a%u[r_]) } else {", acc, l.lanes, acc);
     line(e, "TREE_ADD(%s, %s, v%u_t, %d, v%u_n, a%u, %d) v%u_n++;", emit_type(at(e, acc)->dtype),
          acc_prim(e, at(e, acc), f), acc, l.lanes, acc, acc, l.lanes, acc);
@@ -339,7 +365,7 @@ static void print_rows_vec(emitter *e, l_val vec, int words) {
     l_val acc = at(e, k)->a;
     char f[48];
     const l_instr *a = at(e, acc);
-    if (at(e, k)->code != L_PUSH || !acc_tree(a)) continue;
+    if (!is_lane_push(e, k) || !acc_tree(a)) continue;
     acc_identity(a, id);
     line(e, "if (block1 - block0 > 1) TREE_END(%s, %s, v%u_t, %d, v%u_n, v%u, %d, %s)", emit_type(a->dtype),
          acc_prim(e, a, f), acc, l.lanes, acc, acc, l.lanes, id);
@@ -353,7 +379,8 @@ static void print_plain_vec(emitter *e, l_val vec, int words, bool guarded, int 
   snprintf(first, sizeof first, "t * %d", l.lanes);
   line(e, "_Pragma(\"unroll 1\")");
   line(e, "for (i64 b_ = 0; b_ < n; b_ += %d) {", words * step_of(e));
-  open_ways(e, vec, words, first, "n", !own && l.lanes > 1 && (guarded || weight <= HEAVY) && weight <= 2 * HEAVY ? 4 : 0);
+  open_ways(e, vec, words, first, "n",
+            !own && l.lanes > 1 && (guarded || weight <= HEAVY) && weight <= 2 * HEAVY ? 4 : 0);
   line(e, "_Pragma(\"unroll 1\")");
   if (own) /* the elements that the thread has had before */
     line(e, "for (i64 j = c_ + %s; j < n && j < c_ + %s + %d; j++) {", first, first, l.lanes);
@@ -377,40 +404,46 @@ static void print_combine(emitter *e, l_val acc, bool fold) {
   snprintf(together, sizeof together, "TOGETHER(%d, %d)", l.threads, l.groups);
   if (l.threads <= 32) {
     for (int h = 1; h < n; h *= 2)
-      line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) { const %s z = DOWN(%s, v%u[w], %d, %d); if (%s(i64)(t / %d "
-              "+ %d) << half < blocks) v%u[w] = %s(v%u[w], z); }",
+      line(e,
+           "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) { const %s z = DOWN(%s, v%u[w], %d, %d); if (%s(i64)(t / "
+           "%d "
+           "+ %d) << half < blocks) v%u[w] = %s(v%u[w], z); }",
            l.lanes, T, T, acc, h * team, l.threads, tree ? "" : "1 || ", team, h, acc, f, acc);
     if (!fold) return;
     for (int h = ORDER_LANES / 2; h > 0; h /= 2) {
       if (h >= l.lanes)
-        line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) { const %s z = DOWN(%s, v%u[w], %d, %d); v%u[w] = %s(v%u[w], "
-                "z); }",
+        line(e,
+             "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) { const %s z = DOWN(%s, v%u[w], %d, %d); v%u[w] = "
+             "%s(v%u[w], "
+             "z); }",
              l.lanes, T, T, acc, h / l.lanes, l.threads, acc, f, acc);
       else
-        line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) v%u[w] = %s(v%u[w], v%u[w + %d]);", h, acc, f, acc, acc,
-             h);
+        line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) v%u[w] = %s(v%u[w], v%u[w + %d]);", h, acc, f, acc,
+             acc, h);
     }
     line(e, "v%u[0] = FIRST(%s, v%u[0], %d);", acc, T, acc, l.threads);
     return;
   }
   line(e, "{");
   line(e, "%s *const s_ = (%s *)(lanes_ + g_ * %d);", T, T, n * ORDER_LANES);
-  line(e, "%s FILL(s_ + t / %d * %d + t %% %d * %d, %d, v%u[r_]) %s", together, team, ORDER_LANES, team, l.lanes, l.lanes,
-       acc, together);
+  line(e, "%s FILL(s_ + t / %d * %d + t %% %d * %d, %d, v%u[r_]) %s", together, team, ORDER_LANES, team, l.lanes,
+       l.lanes, acc, together);
   /* lane l of the root of all teams */
   line(e, "%s z[%d], y[2];", T, n);
   line(e, "_Pragma(\"unroll\") for (int c = 0; c < 2; c++) {");
   line(e, "_Pragma(\"unroll\") for (int m = 0; m < %d; m++) z[m] = s_[m * %d + c * 32 + (t & 31)];", n, ORDER_LANES);
   for (int h = 1; h < n; h *= 2)
-    line(e, "_Pragma(\"unroll\") for (int m = 0; m < %d; m += %d) if (%s(i64)(m + %d) << half < blocks) z[m] = %s(z[m], z[m + "
-            "%d]);",
+    line(e,
+         "_Pragma(\"unroll\") for (int m = 0; m < %d; m += %d) if (%s(i64)(m + %d) << half < blocks) z[m] = %s(z[m], "
+         "z[m + "
+         "%d]);",
          n, 2 * h, tree ? "" : "1 || ", h, f, h);
   line(e, "y[c] = z[0];");
   line(e, "}");
   if (fold) {
     line(e, "%s x = %s(y[0], y[1]);", T, f);
-    line(e, "_Pragma(\"unroll\") for (int h = 16; h > 0; h >>= 1) { const %s o = DOWN(%s, x, h, 32); x = %s(x, o); }", T, T,
-         f);
+    line(e, "_Pragma(\"unroll\") for (int h = 16; h > 0; h >>= 1) { const %s o = DOWN(%s, x, h, 32); x = %s(x, o); }",
+         T, T, f);
     line(e, "v%u[0] = FIRST(%s, x, 32);", acc, T);
   } else {
     line(e, "if (t < 32) { s_[t] = y[0]; s_[t + 32] = y[1]; }");
@@ -423,6 +456,78 @@ static bool is_partial(const emitter *e, l_val acc) {
   for (l_val k = acc; k < e->end[e->par]; k++)
     if (at(e, k)->code == L_PARTIAL && at(e, k)->a == acc && at(e, acc)->imm == ORDER_INNER) return true;
   return false;
+}
+
+/* ---- many results ------------------------------------------------------------------------------------------------------------------ */
+
+/* Opens loops over the cells r of an accumulator that are the thread's, in four blocks. */
+static void open_own(emitter *e, l_val acc) {
+  l_layout l = e->layout;
+  int team = ORDER_LANES / l.lanes;
+  line(e, "{ const i64 n_ = v%u;", at(e, acc)->a);
+  if (e->rows) {
+    line(e, "const i64 all_ = (n_ + %d) / %d; int h_ = 0; while (all_ > (i64)%d << h_) h_++;", ORDER_BLOCK - 1,
+         ORDER_BLOCK, teams(e));
+    line(e, "for (i64 g0_ = (i64)(t / %d) << h_, b_ = g0_; b_ < all_ && b_ < g0_ + (1ll << h_); b_++)", team);
+    line(e, "for (i64 j_ = b_ * %d + t %% %d * %d; j_ < n_ && j_ < b_ * %d + %d; j_ += %d) {", ORDER_BLOCK, team,
+         l.lanes, ORDER_BLOCK, ORDER_BLOCK, ORDER_LANES);
+  } else {
+    line(e, "for (i64 j_ = t * %d; j_ < n_; j_ += %d) {", l.lanes, l.threads * l.lanes);
+  }
+  line(e, "for (int w_ = 0; w_ < %d; w_++) { const i64 r = j_ + w_; if (r < n_) {", l.lanes);
+}
+
+static void close_own(emitter *e) {
+  line(e, "} }");
+  line(e, "}");
+  line(e, "}");
+}
+
+static void print_cell_leaf(emitter *e, l_val acc, const char *when) {
+  const l_instr *a = at(e, acc);
+  char f[48];
+  line(e, "%sTREE_ADD(%s, %s, v%u_t + r, v%u, v%u_n, (v%u + r), 1)", when, emit_type(a->dtype), acc_prim(e, a, f), acc,
+       a->a, acc, acc);
+}
+
+/* Prints the counting of a push to all results: full chains become leaves. */
+static void print_counted(emitter *e, l_val acc) {
+  char id[80];
+  line(e, "v%u_k++;", acc);
+  if (!acc_tree(at(e, acc))) return;
+  acc_identity(at(e, acc), id);
+  line(e, "if (v%u_k %% %d == 0) {", acc, acc_chain(at(e, acc)));
+  open_own(e, acc);
+  print_cell_leaf(e, acc, "");
+  line(e, "v%u[r] = %s;", acc, id);
+  close_own(e);
+  line(e, "v%u_n++;", acc);
+  line(e, "}");
+}
+
+/* Prints the computation of all results, once. */
+static void print_roots(emitter *e, l_val acc) {
+  const l_instr *a = at(e, acc);
+  char f[48], id[80];
+  if (!acc_tree(a)) return;
+  acc_nothing(a, id);
+  line(e, "if (!v%u_done) {", acc);
+  line(e, "const int rest = v%u_k %% %d != 0;", acc, acc_chain(a));
+  open_own(e, acc);
+  print_cell_leaf(e, acc, "if (rest) ");
+  line(e, "TREE_END(%s, %s, v%u_t + r, v%u, v%u_n + rest, (v%u + r), 1, %s)", emit_type(a->dtype), acc_prim(e, a, f),
+       acc, a->a, acc, acc, id);
+  close_own(e);
+  line(e, "v%u_done = 1;", acc);
+  line(e, "}");
+}
+
+/* Prints how the block of a VEC begins. */
+static void print_begin(emitter *e, l_val v) {
+  for (l_val k = v + 1; k < e->end[v]; k++)
+    if (at(e, k)->code == L_FINISH && emit_is_first(e, v, k)) print_roots(e, at(e, k)->a);
+  line(e, "{");
+  line(e, "const i64 n = v%u > 0 ? v%u : 0;", at(e, v)->b, at(e, v)->b);
 }
 
 /* A bound of an index that is known now. */
@@ -439,7 +544,7 @@ static void print_vec(emitter *e, l_val v) {
   int64_t words = many > 1 ? many / e->layout.lanes : 1, most = bound_of(e, at(e, v)->b) / step_of(e);
   if (words > most) words = most;
   if (words < 1) words = 1;
-  emit_vec_begin(e, v);
+  print_begin(e, v);
   e->vec = v;
   print_fits(e, v);
   bool guarded = print_inside(e, v);
@@ -450,9 +555,11 @@ static void print_vec(emitter *e, l_val v) {
   e->vec = 0;
   memset(e->ahead, 0, e->p->n);
   for (l_val k = v + 1; k < e->end[v]; k++)
-    if (at(e, k)->code == L_PUSH && e->acc[at(e, k)->a] & ACC_FINISHED)
+    if (is_lane_push(e, k) && e->acc[at(e, k)->a] & ACC_FINISHED)
       print_combine(e, at(e, k)->a, !is_partial(e, at(e, k)->a));
   line(e, "}");
+  for (l_val k = v + 1; k < e->end[v]; k++)
+    if (at(e, k)->code == L_PUSH && acc_many(at(e, at(e, k)->a))) print_counted(e, at(e, k)->a);
 }
 
 /* ---- phases ------------------------------------------------------------------------------------------------------------------------ */
@@ -461,6 +568,17 @@ static void print_acc(emitter *e, l_val v) {
   const l_instr *a = at(e, v);
   char id[80];
   acc_identity(a, id);
+  if (acc_many(a)) {
+    line(e, "i64 v%u_k = 0; u64 v%u_n = 0; int v%u_done = 0;", v, v, v);
+    open_own(e, v);
+    line(e, "v%u[r] = %s;", v, id);
+    close_own(e);
+    return;
+  }
+  if (!acc_lanes(e, v)) {
+    emit_acc_begin(e, v);
+    return;
+  }
   line(e, "%s v%u[%d]; FILL(v%u, %d, %s)", emit_type(a->dtype), v, e->layout.lanes, v, e->layout.lanes, id);
   if (acc_tree(a)) line(e, "%s v%u_t[%d]; u64 v%u_n = 0;", emit_type(a->dtype), v, 48 * e->layout.lanes, v);
 }
@@ -468,8 +586,17 @@ static void print_acc(emitter *e, l_val v) {
 static void print_partial(emitter *e, const l_instr *i) {
   char buffer[24];
   int lanes = e->layout.lanes, team = ORDER_LANES / lanes;
+  const l_instr *a = at(e, i->a);
   emit_buffer(i->imm, buffer);
-  if (at(e, i->a)->imm == ORDER_INNER)
+  if (acc_many(a)) {
+    print_roots(e, i->a);
+    open_own(e, i->a);
+    line(e, "%s[v%u + r] = v%u[r];", buffer, i->b, i->a);
+    close_own(e);
+    return;
+  }
+  if (!acc_lanes(e, i->a)) emit_acc_result(e, i->a, true);
+  if (acc_lanes(e, i->a) && a->imm == ORDER_INNER)
     line(e, "if (t < %d) for (int w = 0; w < %d; w++) %s[v%u + t * %d + w] = v%u[w];", team, lanes, buffer, i->b, lanes,
          i->a);
   else
@@ -483,7 +610,11 @@ static void print_block(emitter *e, l_val from, l_val to) {
     case L_LOCAL: break;
     case L_ACC: print_acc(e, v); break;
     case L_PARTIAL: print_partial(e, i); break;
-    case L_FINISH: line(e, "const %s v%u = v%u[0];", emit_type(i->dtype), v, i->a); break;
+    case L_FINISH:
+      if (!acc_lanes(e, i->a)) emit_acc_result(e, i->a, true);
+      line(e, "const %s v%u = v%u[0];", emit_type(i->dtype), v, i->a);
+      break;
+    case L_POLL: line(e, "if (POLLED(polls) && __syncthreads_or(STOPPED)) return;"); break;
     case L_STORE:
     case L_CHECK:
       line(e, "if (t == 0) {");
@@ -514,15 +645,14 @@ static int held(emitter *e, l_val vec) {
 int emit_cuda_wide_blocks(emitter *e, l_val par) {
   enum { OTHERS = 30, REGISTERS = 65536 }; /* for addresses, counts and what is computed with */
   int most = 0;
-  bool rows = false;
+  bool rows = has_rows(e, par);
   e->layout = l_layout_of(at(e, par));
   for (l_val v = par + 1; v < e->end[par]; v++) {
-    rows |= at(e, v)->code == L_ACC;
     int n = at(e, v)->code == L_VEC ? held(e, v) : 0;
     if (n > most) most = n;
   }
   most += rows ? OTHERS + 8 : OTHERS;
-  int threads = most <= 40 && !rows ? 1536 : most <= 64 ? 1024 : most <= 80 ? 768 : 512;
+  int threads = most <= 40 && !rows ? 1536 : most <= 64 ? 1024 : 768;
   return threads / (e->layout.threads * e->layout.groups);
 }
 
@@ -531,7 +661,8 @@ void emit_cuda_wide(emitter *e, l_val phase) {
   while (at(e, par)->code != L_PAR) par++;
   e->layout = l_layout_of(at(e, par));
   l_layout l = e->layout;
-  line(e, "const int t = threadIdx.x %% %d, g_ = threadIdx.x / %d; u64 o = 0;", l.threads, l.threads);
+  line(e, "const int t = threadIdx.x %% %d, g_ = threadIdx.x / %d; u64 o = 0; unsigned polls = 0;", l.threads,
+       l.threads);
   if (l.threads < 32)
     line(e, "const unsigned mask_ = %uu << (threadIdx.x & %d);", (1u << l.threads) - 1, 32 - l.threads);
   else
@@ -540,13 +671,12 @@ void emit_cuda_wide(emitter *e, l_val phase) {
   emit_buffers(e);
   for (uint32_t b = 0; b < e->p->nbuffers; b++) line(e, "GLOBAL(p%u)", b);
   (void)emit_prelude(e, phase);
-  e->rows = has_rows(e);
-  if (e->rows && l.threads > 32)
-    line(e, "__shared__ u64 lanes_[%d];", l.threads * l.lanes * l.groups);
+  e->rows = has_rows(e, par);
+  if (e->rows && l.threads > 32) line(e, "__shared__ u64 lanes_[%d];", l.threads * l.lanes * l.groups);
   emit_places(e, par);
-  line(e, "(void)g_; (void)mask_;");
-  line(e, "for (i64 x%u = (i64)blockIdx.x * %d + g_; x%u < instances; x%u += (i64)gridDim.x * %d) {", par, l.groups, par, par,
-       l.groups);
+  line(e, "(void)g_; (void)mask_; (void)polls;");
+  line(e, "for (i64 x%u = (i64)blockIdx.x * %d + g_; x%u < instances; x%u += (i64)gridDim.x * %d) {", par, l.groups,
+       par, par, l.groups);
   print_block(e, par + 1, e->end[par]);
   line(e, "}");
 }

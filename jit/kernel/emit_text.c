@@ -478,9 +478,16 @@ int acc_chain(const l_instr *a) {
 
 l_order acc_scan_order(const l_instr *a) { return acc_exact(a) ? ORDER_FREE : (l_order)a->imm; }
 
+/* Does the instruction stand in a phase with a layout of its own? */
+static bool has_layout(const emitter *e, l_val v) {
+  while (v && emit_at(e, v)->code != L_PAR) v--;
+  return emit_at(e, v)->imm2 != 0;
+}
+
 bool acc_own(const emitter *e, l_val v) {
   const l_instr *a = emit_at(e, v), *n = emit_at(e, a->a);
-  if (!e->cuda || !acc_many(a) || acc_rows(a) || (e->acc[v] & (ACC_NESTED | ACC_SCANNED))) return false;
+  if (!e->cuda || !acc_many(a) || has_layout(e, v) || acc_rows(a) || (e->acc[v] & (ACC_NESTED | ACC_SCANNED)))
+    return false;
   if (n->code == L_IMIN) n = emit_at(e, emit_at(e, n->a)->code == L_INT ? n->a : n->b);
   if (n->code != L_INT || n->imm > ORDER_LANES) return false;
   /* thread t has element t of VECs, and so result t, only where these begin at 0 */
@@ -586,10 +593,8 @@ static int64_t small_bytes(const l_program *p, const l_instr *i) {
 }
 
 bool emit_is_shared(const emitter *e, l_val local) {
-  l_val par = local;
-  while (emit_at(e, par)->code != L_PAR) par--;
-  if (emit_at(e, par)->imm2) return false; /* several instances of a block need as many */
-  int64_t all = 0; /* bytes of the program's small locals up to this one */
+  if (has_layout(e, local)) return false; /* several instances of a block need as many */
+  int64_t all = 0;                        /* bytes of the program's small locals up to this one */
   for (l_val v = 1; v <= local; v++) all += small_bytes(e->p, emit_at(e, v));
   return e->cuda && small_bytes(e->p, emit_at(e, local)) && all <= 40960;
 }

@@ -22,22 +22,30 @@ static bool is_int(const emitter *e, l_val v, int64_t value) {
 }
 
 /* Is an access to a local one of a thread to its own elements? */
-static bool is_own(const emitter *e, const l_instr *i) {
-  return is_int(e, i->a, 0) && is_int(e, i->b, 1) && !i->c;
-}
+static bool is_own(const emitter *e, const l_instr *i) { return is_int(e, i->a, 0) && is_int(e, i->b, 1) && !i->c; }
 
-static const char *acc_misfit(const emitter *e, l_val par, l_val acc) {
-  const l_instr *a = emit_at(e, acc);
+/* What a phase has, which decides what its layout must be like. */
+typedef struct phase_needs {
+  bool rows;  /* accumulators with lanes */
+  bool polls; /* threads of a block go through loops together */
+  bool own;   /* locals, or accumulators of many results, whose elements belong to threads */
+} phase_needs;
+
+/* Accumulators of rows: the lanes of one result. */
+static const char *lanes_misfit(const emitter *e, l_val par, l_val acc) {
   uint8_t uses = e->acc[acc];
   l_val push = 0, vec = 0;
   int depth = 0;
-  if (acc_many(a) || acc_arg(a) || !acc_lanes(e, acc)) return "an accumulator without lanes";
+  bool partial = false, finish = false;
   if (uses & (ACC_SINGLE | ACC_NESTED | ACC_MERGED | ACC_SCANNED)) return "an accumulator that is not of a row";
   for (l_val v = par + 1; v < e->end[par]; v++) {
     const l_instr *i = emit_at(e, v);
     if (i->code == L_PUSH && i->a == acc && push++) return "several pushes to an accumulator";
+    partial |= i->code == L_PARTIAL && i->a == acc;
+    finish |= i->code == L_FINISH && i->a == acc;
   }
   if (!push) return "an accumulator without pushes";
+  if (partial && finish) return "a partial that is finished";
   /* the VEC stands in the block of the accumulator */
   for (l_val v = acc + 1; v < e->end[par] && depth >= 0 && !vec; v++) {
     const l_instr *i = emit_at(e, v);
@@ -48,19 +56,26 @@ static const char *acc_misfit(const emitter *e, l_val par, l_val acc) {
         if (emit_at(e, k)->code == L_PUSH && emit_at(e, k)->a == acc) vec = v;
     if (l_opens(i->code)) depth++;
   }
-  if (!vec) return "an accumulator that several turns push to";
-  for (l_val v = par + 1; v < e->end[par] && (uses & ACC_FINISHED); v++) {
-    bool partial = false, finish = false;
-    for (l_val k = vec; k < e->end[par]; k++) {
-      partial |= emit_at(e, k)->code == L_PARTIAL && emit_at(e, k)->a == acc;
-      finish |= emit_at(e, k)->code == L_FINISH && emit_at(e, k)->a == acc;
-    }
-    return partial && finish ? "a partial that is finished" : NULL;
-  }
-  return NULL;
+  return vec ? NULL : "an accumulator that several turns push to";
 }
 
-static const char *instr_misfit(const emitter *e, l_val par, l_val v, l_val vec) {
+static const char *acc_misfit(const emitter *e, l_val par, l_val acc, phase_needs *n) {
+  const l_instr *a = emit_at(e, acc);
+  uint8_t uses = e->acc[acc];
+  if (acc_arg(a)) return "indices of elements";
+  if (uses & (ACC_NESTED | ACC_MERGED | ACC_SCANNED)) return "an accumulator of scans, merges or loops inside a VEC";
+  if (acc_many(a)) {
+    n->own = true;
+    return acc_rows(a)           ? "short rows side by side"
+           : (uses & ACC_SINGLE) ? "a push of many results outside a VEC"
+                                 : NULL;
+  }
+  if (!(uses & ACC_VEC) && !acc_lanes(e, acc)) return NULL; /* which every thread has, alike */
+  n->rows = true;
+  return acc_lanes(e, acc) ? lanes_misfit(e, par, acc) : "a chain over elements";
+}
+
+static const char *instr_misfit(const emitter *e, l_val par, l_val v, l_val vec, phase_needs *n) {
   const l_instr *i = emit_at(e, v);
   if (l_rows[i->code].result == 'I') return NULL;
   switch ((l_code)i->code) {
@@ -74,6 +89,7 @@ static const char *instr_misfit(const emitter *e, l_val par, l_val v, l_val vec)
   case L_ELSE:
   case L_END: return NULL;
   case L_FOR: return vec ? "a loop inside a VEC" : NULL;
+  case L_POLL: n->polls = true; return NULL;
   case L_VEC: return is_int(e, i->a, 0) ? NULL : "a VEC that does not begin at 0";
   case L_LOAD:
     if (i->imm < 0) return vec && is_own(e, i) ? NULL : "an element of a local that another thread may have";
@@ -81,38 +97,47 @@ static const char *instr_misfit(const emitter *e, l_val par, l_val v, l_val vec)
   case L_STORE:
     if (i->imm < 0) return vec && is_own(e, i) ? NULL : "an element of a local that another thread may have";
     return vec && emit_is_ordered(e, i) ? "stores that may meet" : NULL;
-  case L_LOCAL: return i->flags & L_SHARED ? "a shared local" : NULL;
-  case L_ACC: return acc_misfit(e, par, v);
-  case L_PUSH: return vec ? NULL : "a push outside a VEC";
+  case L_LOCAL: n->own = true; return i->flags & L_SHARED ? "a shared local" : NULL;
+  case L_ACC: return acc_misfit(e, par, v, n);
+  case L_PUSH: return vec || !acc_lanes(e, i->a) ? NULL : "a push outside a VEC";
   case L_PARTIAL: return NULL;
-  case L_FINISH: return vec ? "a result inside a VEC" : NULL;
+  case L_FINISH: return !vec == !acc_many(emit_at(e, i->a)) ? NULL : "a result that is not where it is used";
   default: return "an instruction that 64 threads do together";
   }
 }
 
-/* Why a phase can have no layout but the plain one; *rows: has it accumulators? */
-static const char *phase_misfit(const emitter *e, l_val par, bool *rows) {
+/* Why a phase can have no layout but the plain one. */
+static const char *phase_misfit(const emitter *e, l_val par, phase_needs *n) {
   const char *why = NULL;
-  l_val vec = 0;
-  *rows = false;
+  l_val vec = 0, length = 0;
+  bool several = false; /* VECs of different lengths */
+  *n = (phase_needs){0};
   for (l_val v = par + 1; v < e->end[par] && !why; v++) {
+    const l_instr *i = emit_at(e, v);
     if (vec && v == e->end[vec]) vec = 0;
-    why = instr_misfit(e, par, v, vec);
-    *rows |= emit_at(e, v)->code == L_ACC;
-    if (emit_at(e, v)->code == L_VEC) vec = v;
+    why = instr_misfit(e, par, v, vec, n);
+    if (i->code != L_VEC) continue;
+    vec = v;
+    several |= length && length != i->b;
+    length = i->b;
   }
-  return why;
+  for (l_val v = par + 1; v < e->end[par] && !why; v++)
+    if (emit_at(e, v)->code == L_ACC && acc_many(emit_at(e, v)) && n->rows && emit_at(e, v)->a != length)
+      several = true;
+  /* how a row's elements are dealt out depends on its length */
+  return why ? why : several && n->rows && n->own ? "rows of several lengths" : NULL;
 }
 
 static bool is_power(int n, int least, int most) { return n >= least && n <= most && !(n & (n - 1)); }
 
-static const char *numbers_misfit(l_layout l, bool rows) {
+static const char *numbers_misfit(l_layout l, const phase_needs *n) {
   if (!is_power(l.threads, 16, LAYOUT_THREADS) || !is_power(l.lanes, 1, LAYOUT_LANES) ||
       !is_power(l.groups, 1, LAYOUT_THREADS))
     return "no power of two in range";
   int block = l.threads * l.groups;
   if (block < 32 || block > LAYOUT_THREADS) return "a block of too few or too many threads";
-  if (rows && (l.threads * l.lanes < ORDER_LANES || l.threads * l.lanes > ORDER_BLOCK))
+  if (n->polls && l.groups > 1) return "a loop that is left by all threads of a block";
+  if (n->rows && (l.threads * l.lanes < ORDER_LANES || l.threads * l.lanes > ORDER_BLOCK))
     return "a row's lanes do not fit the threads";
   return NULL;
 }
@@ -120,9 +145,9 @@ static const char *numbers_misfit(l_layout l, bool rows) {
 const char *layout_misfit(const l_program *p, l_val par, l_layout l) {
   if (!l_layout_word(l)) return NULL;
   emitter e = {.cuda = true};
-  bool rows;
-  const char *why = emit_facts(&e, p) ? phase_misfit(&e, par, &rows) : "memory is short";
-  if (!why) why = numbers_misfit(l, rows);
+  phase_needs n;
+  const char *why = emit_facts(&e, p) ? phase_misfit(&e, par, &n) : "memory is short";
+  if (!why) why = numbers_misfit(l, &n);
   emit_facts_free(&e);
   return why;
 }
@@ -132,7 +157,8 @@ const char *layout_misfit(const l_program *p, l_val par, l_layout l) {
 typedef struct phase_facts {
   int64_t instances, longest; /* elements of the longest VEC */
   int bytes;                  /* of the largest element that a VEC loads or stores along its axis */
-  bool rows;
+  phase_needs needs;
+  bool columns; /* accumulators of so few results that threads of the plain layout keep them in registers */
 } phase_facts;
 
 static int64_t value_of(const int64_t *values, l_val v) { return v ? values[v] : 0; }
@@ -141,19 +167,19 @@ static int64_t value_of(const int64_t *values, l_val v) { return v ? values[v] :
 static void find_values(const l_program *p, const int64_t *ints, int64_t *values) {
   for (l_val v = 1; v < p->n; v++) {
     const l_instr *i = &p->code[v];
-    values[v] = i->code == L_INT                       ? i->imm
-                : i->code == L_PARAM                   ? ints[i->imm]
-                : l_is_index_op(i->code)               ? l_index_value((l_code)i->code, values[i->a], values[i->b])
-                : i->code == L_IVALUE                  ? 1
-                                                       : 0;
+    values[v] = i->code == L_INT         ? i->imm
+                : i->code == L_PARAM     ? ints[i->imm]
+                : l_is_index_op(i->code) ? l_index_value((l_code)i->code, values[i->a], values[i->b])
+                : i->code == L_IVALUE    ? 1
+                                         : 0;
   }
 }
 
 static void find_facts(const emitter *e, l_val par, const int64_t *values, phase_facts *f) {
-  *f = (phase_facts){.instances = values[emit_at(e, par)->a], .bytes = 1};
+  *f = (phase_facts){.instances = values[emit_at(e, par)->a], .bytes = 1, .needs = f->needs};
   for (l_val v = par + 1; v < e->end[par]; v++) {
     const l_instr *i = emit_at(e, v);
-    f->rows |= i->code == L_ACC;
+    f->columns |= i->code == L_ACC && acc_many(i) && values[i->a] <= ORDER_LANES;
     if (i->code != L_VEC) continue;
     int64_t n = value_of(values, i->b);
     if (n > f->longest) f->longest = n;
@@ -170,7 +196,14 @@ enum { PROCESSORS = 132, BLOCK = 256 };
 
 static l_layout rows_layout(const phase_facts *f) {
   int wide = 16 / f->bytes;
-  if (f->instances < 2 * PROCESSORS && f->longest > ORDER_BLOCK) return (l_layout){256, f->longest > 16384 && wide >= 4 ? 4 : 1, 1};
+  if (f->needs.polls) { /* rows one after the other */
+    int threads = 64, lanes = 1;
+    while (threads < BLOCK && threads * ORDER_BLOCK / ORDER_LANES < f->longest) threads *= 2;
+    while (lanes < 4 && lanes < wide && (int64_t)threads * lanes * ORDER_BLOCK / ORDER_LANES < f->longest) lanes *= 2;
+    return (l_layout){threads, lanes, 1};
+  }
+  if (f->instances < 2 * PROCESSORS && f->longest > ORDER_BLOCK)
+    return (l_layout){256, f->longest > 16384 && wide >= 4 ? 4 : 1, 1};
   if (f->longest <= 256) return (l_layout){16, 4, BLOCK / 16};
   if (f->longest <= 2048) return (l_layout){32, 2, BLOCK / 32};
   if (f->longest <= 8192) return (l_layout){128, 2, 2};
@@ -182,7 +215,7 @@ static l_layout rows_layout(const phase_facts *f) {
 static l_layout plain_layout(const phase_facts *f) {
   int lanes = 16 / f->bytes < 4 ? 16 / f->bytes : 4, threads = 16;
   while (threads < BLOCK && (int64_t)threads * lanes < f->longest) threads *= 2;
-  return (l_layout){threads, lanes, BLOCK / threads};
+  return (l_layout){threads < 32 && f->needs.polls ? 32 : threads, lanes, f->needs.polls ? 1 : BLOCK / threads};
 }
 
 void layout_choose(l_program *p, const int64_t *ints) {
@@ -192,10 +225,10 @@ void layout_choose(l_program *p, const int64_t *ints) {
   if (ok) find_values(p, ints, values);
   for (l_val v = 1; v < p->n && ok; v++) {
     phase_facts f;
-    if (p->code[v].code != L_PAR || phase_misfit(&e, v, &f.rows)) continue;
+    if (p->code[v].code != L_PAR || phase_misfit(&e, v, &f.needs)) continue;
     find_facts(&e, v, values, &f);
-    l_layout l = f.rows ? rows_layout(&f) : plain_layout(&f);
-    if (!numbers_misfit(l, f.rows)) p->code[v].imm2 = l_layout_word(l);
+    l_layout l = f.needs.rows ? rows_layout(&f) : plain_layout(&f);
+    if (!f.columns && !numbers_misfit(l, &f.needs)) p->code[v].imm2 = l_layout_word(l);
   }
   free(values);
   emit_facts_free(&e);

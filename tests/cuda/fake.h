@@ -11,7 +11,7 @@
   } fake_index;                                                                                                        \
   typedef struct fake_place {                                                                                          \
     fake_index thread, block, grid, width;                                                                             \
-    void (*barrier)(void), (*group)(unsigned first, unsigned count);                                                                                             \
+    void (*barrier)(void), (*group)(unsigned first, unsigned count);                                                   \
     int (*any)(int);                                                                                                   \
   } fake_place;
 FAKE_PLACE

@@ -431,8 +431,7 @@ static void run_block(unsigned threads, int reversed) {
       place.thread.x = (unsigned)t;
       resume(&fibers[t]);
     }
-    if (waiting && waiting < (int)threads && !together)
-      broken("threads wait at a barrier for others that have ended");
+    if (waiting && waiting < (int)threads && !together) broken("threads wait at a barrier for others that have ended");
     if (together && !moved && !waiting) broken("threads wait for others of their group that do not come");
   } while (waiting || together);
 }

@@ -28,8 +28,8 @@ typedef struct rnd {
     uint8_t type;
   } pool[RND_POOL];
   int npool, outer; /* pool[outer..] are values of the open VEC */
-  bool vec, wide; /* wide: only what layouts of any number of threads take (layout.h) */
-  int loops; /* open loops inside the VEC */
+  bool vec, wide;   /* wide: only what layouts of any number of threads take (layout.h) */
+  int loops;        /* open loops inside the VEC */
   l_val zero, one, c, r, row, base, from;
 } rnd;
 
@@ -414,11 +414,12 @@ static inline void rnd_columns(rnd *g) {
   l_program *p = g->p;
   l_instr a = rnd_acc(g, false);
   a.a = g->c;
-  bool scanned = a.imm != ORDER_DOT && a.sub != KOP_argmax && a.sub != KOP_argmin && rnd_below(g, 2);
+  if (g->wide && a.imm == ORDER_INNER) a.imm = ORDER_OUTER;
+  bool scanned = !g->wide && a.imm != ORDER_DOT && a.sub != KOP_argmax && a.sub != KOP_argmin && rnd_below(g, 2);
   l_val n = a.imm == ORDER_INNER ? l_param(p, 2) : l_param(p, 3); /* at most 64; more */
   if (rnd_below(g, 2)) a.b = n;
   l_val acc = l_emit(p, a);
-  bool inside = rnd_below(g, 3) == 0, finish = !scanned || rnd_below(g, 2);
+  bool inside = !g->wide && rnd_below(g, 3) == 0, finish = !scanned || rnd_below(g, 2);
   l_val loop = 0, k = 0;
   if (!inside) {
     loop = l_emit(p, (l_instr){.code = L_FOR, .a = g->zero, .b = n});
@@ -513,6 +514,7 @@ static inline void rnd_singles(rnd *g) {
 static inline void rnd_slabs(rnd *g) {
   l_program *p = g->p;
   l_instr a = rnd_acc(g, false);
+  if (g->wide && rnd_below(g, 2)) a.imm = ORDER_OUTER;
   bool many = a.imm != ORDER_INNER && rnd_below(g, 2), arg = a.sub == KOP_argmax || a.sub == KOP_argmin;
   int64_t size = a.imm == ORDER_INNER   ? 1024 << rnd_below(g, 2)
                  : a.imm == ORDER_OUTER ? 64 << rnd_below(g, 2)
@@ -631,7 +633,7 @@ static inline l_program *rnd_program(uint64_t seed, rnd_info *info) {
   rnd_note(&g, l_const(p, QN_f32, 0x3f800000u));
   for (int i = 0, n = 1 + (int)rnd_below(&g, 3); i < n; i++) {
     rnd_pures(&g, (int)rnd_below(&g, 3));
-    switch (g.wide ? 5 : rnd_below(&g, 6)) {
+    switch (g.wide ? 5 * (int)rnd_below(&g, 2) : (int)rnd_below(&g, 6)) {
     case 0: rnd_columns(&g); break;
     case 1: rnd_singles(&g); break;
     default: rnd_vec(&g, local, local_type); break;
