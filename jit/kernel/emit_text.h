@@ -26,14 +26,14 @@ typedef struct emitter {
   const l_program *p;
   text_buf *out;
   math_uses *uses;
-  int depth;          /* indentation */
-  l_val vec;          /* the VEC being printed, or 0 */
-  bool pieces;        /* in C: is the VEC cut where the ranges of its guards begin and end? */
-  bool arrays;        /* for emit_c: do pushes to lanes leave their values in arrays? */
-  l_val par;          /* the PAR being printed: divisions by values from before it use dividers */
-  l_layout layout;    /* for CUDA: of the phase being printed */
-  bool rows;          /* for CUDA, in a layout of its own: has the phase accumulators, so that VECs are dealt out by lanes? */
-  bool inside;        /* the ranges of all guards hold */
+  int depth;       /* indentation */
+  l_val vec;       /* the VEC being printed, or 0 */
+  bool pieces;     /* in C: is the VEC cut where the ranges of its guards begin and end? */
+  bool arrays;     /* for emit_c: do pushes to lanes leave their values in arrays? */
+  l_val par;       /* the PAR being printed: divisions by values from before it use dividers */
+  l_layout layout; /* for CUDA: of the phase being printed */
+  bool rows;   /* for CUDA, in a layout of its own: has the phase accumulators, so that VECs are dealt out by lanes? */
+  bool inside; /* the ranges of all guards hold */
   const char *active; /* the bool that must hold for memory accesses and checks to be made, or "" */
   bool failed;        /* out of memory */
   uint32_t trees;     /* ACCs whose chains are combined in a tree */

@@ -281,7 +281,7 @@ static inline uint8_t l_tile_dtype(const l_program *p, const l_tile *t) {
   int64_t to = l_tile_to(t);
   return to < 0 ? p->code[-to].dtype : p->buffers[to].dtype;
 }
-int l_tile_add(l_program *p, l_tile t);                                         /* -1 when memory is short */
+int l_tile_add(l_program *p, l_tile t); /* -1 when memory is short */
 /* What l_instr.block is for a type of blocks; 0 when memory is short, or there are too many. */
 uint8_t l_block_add(l_program *p, l_block b);
 /* The type of v's value, or NULL if that is no block. */

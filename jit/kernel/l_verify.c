@@ -184,7 +184,8 @@ static bool is_block_code(uint8_t code) {
 }
 
 static bool block_type_ok(checker *c, const l_block *b) {
-  if (b->rows < 1 || b->cols < 1 || (int64_t)b->rows * b->cols > L_BLOCK_MOST) return bad(c, "a block of %u x %u", b->rows, b->cols);
+  if (b->rows < 1 || b->cols < 1 || (int64_t)b->rows * b->cols > L_BLOCK_MOST)
+    return bad(c, "a block of %u x %u", b->rows, b->cols);
   return (b->across >= 1 && b->down >= 1 && b->each >= 1) || bad(c, "a block of no threads");
 }
 
@@ -197,7 +198,8 @@ static bool bdot_ok(checker *c, const l_instr *i, const l_block *to) {
   if (of != c->p->code[i->c].dtype || c->p->code[i->a].dtype != i->dtype || i->dtype != dtype_compute(of))
     return bad(c, "a product of other dtypes");
   if (!spreads(c, i->a, to, "sum")) return false;
-  return !(i->flags & L_MMA) || (to->fragments && dtype_is_narrow(of)) || bad(c, "tensor cores multiply fragments of f16 and bf16");
+  return !(i->flags & L_MMA) || (to->fragments && dtype_is_narrow(of)) ||
+         bad(c, "tensor cores multiply fragments of f16 and bf16");
 }
 
 static bool breduce_ok(checker *c, const l_instr *i, const l_block *to) {
@@ -216,11 +218,12 @@ static bool breduce_ok(checker *c, const l_instr *i, const l_block *to) {
 static bool blocks_ok(checker *c, const l_instr *i) {
   const l_program *p = c->p;
   const l_block *to = i->block ? (i->block <= p->nblocks ? &p->blocks[i->block - 1] : NULL) : NULL;
-  bool takes = i->code == L_BSTORE || i->code == L_BVALUE || i->code == L_PUSH || i->code == L_SET || i->code == L_BREDUCE ||
-               i->code == L_BDOT;
+  bool takes = i->code == L_BSTORE || i->code == L_BVALUE || i->code == L_PUSH || i->code == L_SET ||
+               i->code == L_BREDUCE || i->code == L_BDOT;
   if (i->block && !to) return bad(c, "no such type of blocks");
   if (to && (!is_block_code(i->code) || !c->par || c->vec)) return bad(c, "no block is made here");
-  if (!to && (i->code == L_BLOAD || i->code == L_BREDUCE || i->code == L_BDOT)) return bad(c, "a block has rows and columns");
+  if (!to && (i->code == L_BLOAD || i->code == L_BREDUCE || i->code == L_BDOT))
+    return bad(c, "a block has rows and columns");
   if (to && !block_type_ok(c, to)) return false;
   for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
     l_val v = l_operand_of(i, o);
@@ -318,7 +321,8 @@ static bool types_ok(checker *c, const l_instr *i) {
     const l_instr *a = &p->code[i->a];
     if (i->dtype != (kop_is_arg(a->sub) ? DTYPE_INDEX : a->dtype))
       return bad(c, "dtype differs from the accumulator's");
-    return (a->a != 0) == (c->vec != 0 || i->block != 0) || bad(c, "many results are finished inside a VEC, one result outside");
+    return (a->a != 0) == (c->vec != 0 || i->block != 0) ||
+           bad(c, "many results are finished inside a VEC, one result outside");
   }
   case L_CARRY: return true;
   case L_FAILED: return dtype_is_bool(i->dtype) || bad(c, "it is a bool");

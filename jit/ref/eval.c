@@ -485,7 +485,8 @@ static uint64_t ev_element(const ev *e, l_val v, int64_t i, int64_t j) {
 static bool ev_block_access(ev *e, l_val n, int64_t i, int64_t j, uint64_t *to) {
   const l_instr *c = &e->p->code[n];
   ev_memory *m = ev_memory_of(e, c->imm);
-  bool inside = (!c->e || i < ev_index(e, c->e)) && (!c->f || j < ev_index(e, c->f)) && (!c->g || (ev_element(e, c->g, i, j) & 1));
+  bool inside = (!c->e || i < ev_index(e, c->e)) && (!c->f || j < ev_index(e, c->f)) &&
+                (!c->g || (ev_element(e, c->g, i, j) & 1));
   if (c->code == L_BLOAD) *to = c->h ? ev_element(e, c->h, i, j) : 0;
   if (!inside) return true;
   int64_t at = ev_index(e, c->a) + (c->d ? ev_index(e, c->d) * i : 0) + (c->b ? ev_index(e, c->b) * j : 0);
@@ -504,7 +505,8 @@ static uint64_t ev_bdot(const ev *e, const l_instr *c, int64_t i, int64_t j) {
   uint64_t sum = ev_element(e, c->a, i, j);
   for (int64_t k = 0; k < x->cols; k++) {
     uint64_t p = ev_cast(from, d, ev_element(e, c->b, i, k)), q = ev_cast(from, d, ev_element(e, c->c, k, j));
-    sum = dtype_is_float(d) ? ev_compute(KOP_fma, d, p, q, sum) : ev_compute(KOP_add, d, ev_compute(KOP_mul, d, p, q, 0), sum, 0);
+    sum = dtype_is_float(d) ? ev_compute(KOP_fma, d, p, q, sum)
+                            : ev_compute(KOP_add, d, ev_compute(KOP_mul, d, p, q, 0), sum, 0);
   }
   return sum;
 }
@@ -565,7 +567,8 @@ static bool ev_block(ev *e, l_val n) {
     e->at[n].value = e->at[c->a].block[0];
     return true;
   }
-  if (c->block && !e->at[n].block && !(e->at[n].block = calloc((size_t)count, sizeof *e->at[n].block))) return ev_lacks(e);
+  if (c->block && !e->at[n].block && !(e->at[n].block = calloc((size_t)count, sizeof *e->at[n].block)))
+    return ev_lacks(e);
   for (int64_t x = 0; x < count; x++) {
     int64_t i = x / b->cols, j = x % b->cols;
     uint64_t unused;

@@ -59,7 +59,8 @@ static float *filled(size_t n) {
 }
 static void near(const float *is, const double *should, size_t n, double tolerance) {
   for (size_t i = 0; i < n; i++)
-    ck_assert_msg(fabs((double)is[i] - should[i]) <= tolerance, "element %zu is %.9g, should be %.9g", i, (double)is[i], should[i]);
+    ck_assert_msg(fabs((double)is[i] - should[i]) <= tolerance, "element %zu is %.9g, should be %.9g", i, (double)is[i],
+                  should[i]);
 }
 
 START_TEST(a_row_stays_in_registers) {
@@ -227,7 +228,8 @@ START_TEST(the_verifier_refuses) {
   refused("row_softmax", "f32[1x256 t64.4] exp", "f32[1x256 t32.4] exp", "spread in different ways");
   refused("row_softmax", "f32[1x256 t64.4] exp", "f32 exp", "a block where none can be");
   refused("row_softmax", "f32[1x256 t64.4] exp", "f32[1x256 t64] exp", "the columns of a thread");
-  refused("row_softmax", "f32[1x1 t64.4] breduce.max free", "f32[1x2 t64.4] breduce.max free", "the results of 1 x 256");
+  refused("row_softmax", "f32[1x1 t64.4] breduce.max free", "f32[1x2 t64.4] breduce.max free",
+          "the results of 1 x 256");
   refused("row_softmax", "breduce.add inner", "breduce.add free", "have an order");
   refused("row_softmax", "f32[1x256 t64.4] bload", "f32[999x999 t64.4] bload", "a block of 999 x 999");
   refused("row_softmax", "f32[1x256 t64.4] bload", "f32 bload", "a block has rows and columns");
