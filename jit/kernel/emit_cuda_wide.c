@@ -392,6 +392,30 @@ static void print_plain_vec(emitter *e, l_val vec, int words, bool guarded, int 
   line(e, "}");
 }
 
+/* Prints the combination of all values of an accumulator for which every order gives the same bits: a thread's, a warp's, those of all warps. */
+static void print_combine_any(emitter *e, l_val acc, const char *f) {
+  const l_instr *a = at(e, acc);
+  l_layout l = e->layout;
+  int width = l.threads < 32 ? l.threads : 32, warps = l.threads / width;
+  const char *T = emit_type(a->dtype);
+  line(e, "_Pragma(\"unroll\") for (int w = 1; w < %d; w++) v%u[0] = %s(v%u[0], v%u[w]);", l.lanes, acc, f, acc, acc);
+  line(e,
+       "_Pragma(\"unroll\") for (int h = %d; h > 0; h >>= 1) { const %s z = DOWN(%s, v%u[0], h, %d); v%u[0] = "
+       "%s(v%u[0], z); }",
+       width / 2, T, T, acc, width, acc, f, acc);
+  if (warps == 1) {
+    line(e, "v%u[0] = FIRST(%s, v%u[0], %d);", acc, T, acc, width);
+    return;
+  }
+  line(e, "{");
+  line(e, "%s *const s_ = (%s *)(lanes_ + g_ * %d);", T, T, l.threads * l.lanes);
+  line(e, "TOGETHER(%d, %d) if (t %% 32 == 0) s_[t / 32] = v%u[0]; TOGETHER(%d, %d)", l.threads, l.groups, acc,
+       l.threads, l.groups);
+  line(e, "v%u[0] = s_[0];", acc);
+  line(e, "_Pragma(\"unroll\") for (int w = 1; w < %d; w++) v%u[0] = %s(v%u[0], s_[w]);", warps, acc, f, acc);
+  line(e, "}");
+}
+
 /* Prints the combination of an accumulator's lanes: of all teams in the first one, and with `fold` of all lanes, for all threads. There are `blocks`
  * blocks, 1 << half for each team. */
 static void print_combine(emitter *e, l_val acc, bool fold) {
@@ -402,6 +426,10 @@ static void print_combine(emitter *e, l_val acc, bool fold) {
   char f[48], together[40];
   acc_prim(e, a, f);
   snprintf(together, sizeof together, "TOGETHER(%d, %d)", l.threads, l.groups);
+  if (fold && !tree) {
+    print_combine_any(e, acc, f);
+    return;
+  }
   if (l.threads <= 32) {
     for (int h = 1; h < n; h *= 2)
       line(e,
