@@ -1,6 +1,7 @@
 /* L programs: the text form parses back identically, the verifier refuses what l.h forbids, and the hash sees everything but
  * names. */
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,6 +98,61 @@ START_TEST(verifier_refuses) {
 }
 END_TEST
 
+/* Row maxima, in a layout of their own. */
+static const char *const rows = "program rows ints=2 scalars=0 {\n"
+                                "  buffer b0 f32 in\n"
+                                "  buffer b1 f32 out\n"
+                                "  %1 = param 0\n"
+                                "  %2 = param 1\n"
+                                "  %3 = int 0\n"
+                                "  %4 = int 1\n"
+                                "  phase\n"
+                                "  %6 = par %1 grain=8 threads=32 lanes=2 groups=8 {\n"
+                                "    %7 = var %6\n"
+                                "    %8 = imul %7 %2\n"
+                                "    %9 = f32 acc.max free\n"
+                                "    %10 = vec %3 %2 {\n"
+                                "      %11 = f32 load b0 base=%8 stride=%4\n"
+                                "      push %9 %11\n"
+                                "    }\n"
+                                "    %14 = f32 finish %9\n"
+                                "    store b1 %14 base=%7\n"
+                                "  }\n"
+                                "}\n";
+
+static void misfit(const char *layout, const char *body, const char *reason) {
+  static const char from[] = "threads=32 lanes=2 groups=8";
+  const char *at = strstr(rows, from), *end = strstr(rows, "    store b1");
+  char text[2048];
+  snprintf(text, sizeof text, "%.*s%s%.*s%s%s", (int)(at - rows), rows, layout, (int)(end - at - strlen(from)),
+           at + strlen(from), body, end);
+  why[0] = 0;
+  l_program *p = l_parse(text, why, sizeof why);
+  ck_assert_msg((p == NULL) == (reason != NULL), "%s %s: %s", layout, body, why);
+  if (reason) ck_assert_msg(strstr(why, reason) != NULL, "%s %s: %s", layout, body, why);
+  if (!p) return;
+  text_buf out = {0};
+  l_print(p, &out);
+  text_add(&out, "", 1);
+  ck_assert(!out.failed);
+  ck_assert_str_eq(out.text, text);
+  text_free(&out);
+  l_free(p);
+}
+
+START_TEST(layouts_fit_what_a_phase_does) {
+  misfit("threads=32 lanes=2 groups=8", "", NULL);
+  misfit("threads=256 lanes=4 groups=1", "", NULL);
+  misfit("threads=48 lanes=2 groups=1", "", "no power of two");
+  misfit("threads=64 lanes=2 groups=8", "", "too many threads");
+  misfit("threads=16 lanes=2 groups=8", "", "do not fit the threads");
+  misfit("threads=32 lanes=2 groups=1", "    poll\n", NULL);
+  misfit("threads=32 lanes=2 groups=2", "    poll\n", "left by all threads of a block");
+  misfit("threads=32 lanes=2 groups=8", "    sync\n", "64 threads do together");
+  refused("grain=8 {", "grain=8 threads=32 lanes=2 groups=8 {", "a shared local");
+}
+END_TEST
+
 START_TEST(parser_refuses) {
   refused("param 1", "param x", "expected a number");
   refused("f32 exp", "f32 expo", "unknown instruction");
@@ -156,6 +212,9 @@ int main(void) {
   suite_add_tcase(s, t);
   t = tcase_create("verifier_refuses");
   tcase_add_test(t, verifier_refuses);
+  suite_add_tcase(s, t);
+  t = tcase_create("layouts");
+  tcase_add_test(t, layouts_fit_what_a_phase_does);
   suite_add_tcase(s, t);
   t = tcase_create("parser_refuses");
   tcase_add_test(t, parser_refuses);
