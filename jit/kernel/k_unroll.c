@@ -128,6 +128,7 @@ k_kernel *k_unroll(const k_kernel *k, uint32_t axis) {
   if (!u.to) return NULL;
   k_kernel *to = u.to;
   to->classed = k->classed;
+  to->statics = k->statics;
   u.value = arena_alloc(&to->arena, (size_t)k->n * u.n * sizeof *u.value);
   bool ok = u.value != NULL;
   for (uint32_t a = 0; ok && a < k->naxes; a++)
