@@ -311,6 +311,8 @@ static l_val begin(emitter *e, const loop_list *l, l_val extra, int64_t work) {
       l_val size = number(e, p->size);
       index = times(e, index, size);
       e->length[p->axis] = nest_index(nb, L_IMIN, size, nest_index(nb, L_ISUB, e->length[p->axis], index));
+    } else {
+      e->length[p->axis] = nb->one;
     }
     e->start[p->axis] = nb->at[p->axis] = index;
   }
@@ -530,6 +532,7 @@ static bool store_tile(emitter *e) {
   if (rows) {
     nest_for(nb, nb->zero, e->length[e->m], &step);
     local = times(e, step, number(e, e->tn));
+    at = plus(e, at, local);
   }
   uint32_t inner = nest_mark(nb);
   nest_vec(nb, e->n >= 0 ? e->length[e->n] : e->m >= 0 ? e->length[e->m] : nb->one);
@@ -537,7 +540,7 @@ static bool store_tile(emitter *e) {
       nb,
       (l_instr){
           .code = L_LOAD, .dtype = e->k->nodes[e->dot].dtype, .imm = nb->kept[e->dot].in, .a = local, .b = nb->one});
-  nest_code(nb, (l_instr){.code = L_STORE, .imm = p->buffer, .h = v, .a = plus(e, at, local), .b = nb->one});
+  nest_code(nb, (l_instr){.code = L_STORE, .imm = p->buffer, .h = v, .a = at, .b = nb->one});
   nest_vec_end(nb, inner);
   if (rows) nest_end(nb, mark);
   return !nb->why;
@@ -919,14 +922,16 @@ static bool after_phase(emitter *e, const loop_list *l, const bool *ends, int ra
   bool *seen = room(e, k->n, sizeof *seen), *merges = room(e, k->n, sizeof *merges);
   k_val *jobs = seen && merges ? jobs_for(e, ends, seen, &n) : NULL;
   if (!jobs) return false;
-  bool grouped = e->s->s.group > 0;
+  bool grouped = e->s->s.group > 0, any = false;
   int along = vec_axis(l);
   for (k_val v = 1; v < k->n; v++) {
     bool stored =
         is_stored(e, v, rank) && (part == PART_ALL || axis_in(k->nodes[v].axes, along) == (part == PART_ALONG));
     merges[v] = (seen[v] || stored) && is_merged(e, v) && e->rank[v] == rank + 1;
     if (merges[v]) grouped &= !axis_in(k->nodes[v].axes, along) && !keeps_rows(e, v) && v != e->dot;
+    any |= merges[v];
   }
+  grouped &= any;
   if (grouped && !merge_groups(e, merges, l)) return false;
   e->after = true;
   begin(e, l, 0, e->s->by->merge_tile * e->s->by->slabs);
@@ -1044,8 +1049,12 @@ bool nest_emit(nest_builder *nb, const nest *s, int64_t grain) {
     for (uint32_t i = 0; i < s->s.effects; i++) ends[s->effects[i]] = true;
     return main_phase(&e, ends, 0);
   }
+  k_mask results = 0; /* axes along which results of cut reductions vary */
+  for (k_val v = 1; v < k->n; v++)
+    if (s->needed[v] && is_merged(&e, v)) results |= k->nodes[v].axes;
   for (int i = 0; i < l->n; i++)
-    if (l->at[i].axis != e.cut && l->at[i].axis != e.c && l->at[i].axis != e.m && l->at[i].axis != e.n)
+    if (l->at[i].role == LOOP_PAR && l->at[i].axis != e.cut && l->at[i].axis != e.c && l->at[i].axis != e.m &&
+        l->at[i].axis != e.n && axis_in(results, l->at[i].axis))
       e.rows |= axis_bit(l->at[i].axis);
   if (!make_scratch(&e)) return false;
   for (int rank = 0; rank <= last; rank++)

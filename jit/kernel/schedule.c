@@ -37,7 +37,7 @@ void k_each_operand(const k_kernel *k, k_val v, visitor visit, void *ctx) {
 
 /* ---- do the loops of a nest fit? ---------------------------------------------------------------------------------------------- */
 
-enum { UNROLL_MOST = 256 }; /* nodes of a kernel that is unrolled */
+enum { UNROLL_MOST = 256, SIZE_MOST = 1 << 30 }; /* nodes of a kernel that is unrolled; elements of a tile */
 static const char differing[] = "effects over different axes";
 
 static bool refuse(nest *s, const char *why) {
@@ -65,7 +65,8 @@ static bool list_fits(nest *s, const loop_list *l) {
     if (order[x->role] == before && x->role != LOOP_PAR && x->role != LOOP_FOR) return refuse(s, "two vectors");
     before = order[x->role];
     k_mask *of = x->role == LOOP_PAR ? &par : &in;
-    if (axis_in(*of, x->axis) || (x->role == LOOP_PAR && x->size < 1)) return refuse(s, "an axis with two loops");
+    if (axis_in(*of, x->axis)) return refuse(s, "an axis with two loops");
+    if (x->role == LOOP_PAR && (x->size < 1 || x->size > SIZE_MOST)) return refuse(s, "a tile of no such size");
     *of |= axis_bit(x->axis);
   }
   for (int i = 0; i < l->n && l->at[i].role == LOOP_PAR; i++)
@@ -105,19 +106,23 @@ static bool fold_fits(nest *s, const loop_list *l, k_val v, int cut) {
   if (in->role == LOOP_VEC) return n->code != K_DOT || refuse(s, "a product along a vector");
   for (const sched_loop *x = in + 1; x < l->at + l->n; x++)
     if (x->role == LOOP_FOR && axis_in(operand_axes(k, n), x->axis)) return refuse(s, "results over several axes");
-  if (n->code == K_SCAN) return many || refuse(s, "a running value without an axis to run beside");
+  if (n->code == K_SCAN && !many) return refuse(s, "a running value without an axis to run beside");
   return !many || nest_order(n) != ORDER_INNER || const_at_most(k, n->axis, ORDER_LANES) ||
          refuse(s, "long rows beside each other");
+}
+
+/* Has an axis elements whatever the sizes, so that there are instances along it? */
+static bool filled(const nest *s, int axis) {
+  int64_t n;
+  return dim_is_const(s->k->dims, s->k->axes[axis].extent, &n) && n > 0;
 }
 
 static bool effect_fits(nest *s, const loop_list *l, k_val e, int apart) {
   k_mask axes = s->k->nodes[e].axes;
   for (int i = 0; i < l->n; i++) {
     int a = l->at[i].axis;
-    int64_t c;
     if (l->at[i].role != LOOP_PAR || axis_in(axes, a) || a == apart) continue;
-    bool filled = dim_is_const(s->k->dims, s->k->axes[a].extent, &c) && c > 0;
-    if (!filled || axis_in(axes, vec_axis(l))) return refuse(s, differing);
+    if (!filled(s, a) || axis_in(axes, vec_axis(l))) return refuse(s, differing);
   }
   for (int a = 0; a < (int)s->k->naxes; a++)
     if (axis_in(axes, a) && !inner_loop(l, a) && !loop_of(l, LOOP_PAR, a)) return refuse(s, "an axis without a loop");
@@ -130,6 +135,7 @@ static bool update_fits(nest *s) {
   const loop_list *l = &s->s.main;
   int last = -1;
   for (int i = 0; i < l->n; i++) {
+    if (l->at[i].role == LOOP_TILE) return refuse(s, "a tile of no product");
     if (axis_in(apart, l->at[i].axis)) continue;
     if (l->at[i].role == LOOP_PAR || l->at[i].axis < last) return refuse(s, "an update out of order");
     last = l->at[i].axis;
@@ -157,6 +163,12 @@ void nest_reach(const nest *s, int cut, k_val v, bool *seen) {
   k_each_operand(s->k, v, reach, &(reacher){s, cut, seen});
 }
 
+/* Has an instance one element of the axis? */
+static bool one_each(const loop_list *l, int axis) {
+  const sched_loop *par = loop_of(l, LOOP_PAR, axis);
+  return par && par->size == 1;
+}
+
 /* Do what follows the pieces and its loops fit? */
 static bool after_fits(nest *s, int cut) {
   const k_kernel *k = s->k;
@@ -179,19 +191,25 @@ static bool after_fits(nest *s, int cut) {
       ok = !seen[v] || (!(tile && n->axis == along) && fold_fits(s, l, v, -1)) || refuse(s, "a reduction along tiles");
       continue;
     }
+    for (int i = 0; i < s->s.main.n && ok; i++) { /* some instance must have the result, and those that read it, too */
+      int a = s->s.main.at[i].axis;
+      if (s->s.main.at[i].role != LOOP_PAR || a == cut || axis_in(n->axes, a)) continue;
+      ok = filled(s, a) || (a != c && one_each(l, a)) || refuse(s, differing);
+    }
     for (int a = 0; a < (int)k->naxes && ok; a++)
       if (axis_in(n->axes, a) && !product)
         ok = a == c ? along == c || refuse(s, "results along no vector")
-                    : loop_of(l, LOOP_PAR, a) || refuse(s, "results of no instance");
+                    : (one_each(l, a) && one_each(&s->s.main, a)) || refuse(s, "results of no instance");
   }
   free(seen);
   return ok;
 }
 
-static bool turn_fits(nest *s) {
+static bool turn_fits(nest *s, int cut) {
   const loop_list *l = &s->s.main;
-  if (l->n < 2 || l->at[l->n - 1].role != LOOP_VEC || l->at[l->n - 2].role != LOOP_FOR)
+  if (cut >= 0 || l->n < 2 || l->at[l->n - 1].role != LOOP_VEC || l->at[l->n - 2].role != LOOP_FOR)
     return refuse(s, "nothing to turn");
+  if (l->n > 2 && l->at[l->n - 3].role != LOOP_PAR) return refuse(s, "a turned tile in a loop");
   for (int i = l->n - 2; i < l->n; i++) {
     const sched_loop *par = loop_of(l, LOOP_PAR, l->at[i].axis);
     if (!par || par->size > TURN_TILE) return refuse(s, "a turned tile that is too large");
@@ -201,26 +219,51 @@ static bool turn_fits(nest *s) {
   return true;
 }
 
-/* A TILE is of the only product, and its rows and columns have tiles and loops. */
-static bool tile_fits(nest *s, const sched_loop *tile, k_val dot) {
-  const loop_list *l = &s->s.main;
-  if (!dot || s->k->nodes[dot].axis != tile->axis || (s->s.after.n == 0) != (loop_of(l, LOOP_PAR, tile->axis) == NULL))
-    return refuse(s, "a tile of no product");
-  for (int pass = 0; pass < 2; pass++) {
-    const loop_list *x = pass ? &s->s.after : l;
-    for (int i = 0; i < x->n; i++)
-      if ((x->at[i].role == LOOP_FOR || x->at[i].role == LOOP_VEC) && !loop_of(x, LOOP_PAR, x->at[i].axis))
-        return refuse(s, "a product without tiles");
+/* Have the loops behind the pieces of a product the same tiles? */
+static bool same_tiles(const loop_list *l, const loop_list *after, int cut) {
+  int n = 0;
+  for (int i = 0; i < l->n; i++) {
+    const sched_loop *x = &l->at[i], *par = loop_of(after, LOOP_PAR, x->axis);
+    if (x->axis == cut) continue;
+    if (x->role == LOOP_PAR ? !par || par->size != x->size : !inner_loop(after, x->axis)) return false;
+    n++;
   }
-  return true;
+  return n == after->n;
+}
+
+/* A TILE is of the only product, and has rows and columns, each along an axis of one factor. */
+static bool tile_fits(nest *s, const sched_loop *tile, k_val dot) {
+  enum { MOST = 1 << 18 }; /* elements */
+  const k_kernel *k = s->k;
+  const loop_list *l = &s->s.main;
+  bool cut = loop_of(l, LOOP_PAR, tile->axis) != NULL;
+  if (!dot || k->nodes[dot].axis != tile->axis || (s->s.after.n != 0) != cut) return refuse(s, "a tile of no product");
+  k_mask left = k->nodes[nest_factor(k, k->nodes[dot].a)].axes, right = k->nodes[nest_factor(k, k->nodes[dot].b)].axes;
+  bool rows = false, columns = false;
+  int64_t elements = 1;
+  for (int i = 0; i < l->n; i++) {
+    int a = l->at[i].axis;
+    if (l->at[i].role != LOOP_FOR && l->at[i].role != LOOP_VEC) continue;
+    const sched_loop *par = loop_of(l, LOOP_PAR, a);
+    bool *of = axis_in(left, a) ? &rows : &columns;
+    if (!par || *of || axis_in(left, a) == axis_in(right, a)) return refuse(s, "a product without tiles");
+    *of = true;
+    if (__builtin_mul_overflow(elements, par->size, &elements) || elements > MOST)
+      return refuse(s, "a tile that is too large");
+  }
+  for (int i = 0; i < l->n; i++)
+    if (l->at[i].role == LOOP_PAR && !axis_in(k->nodes[dot].axes, l->at[i].axis) && l->at[i].axis != tile->axis)
+      return refuse(s, "a product without tiles");
+  return !cut || same_tiles(l, &s->s.after, tile->axis) || refuse(s, "pieces of other tiles");
 }
 
 bool nest_fits(nest *s) {
   const k_kernel *k = s->k;
   const loop_list *l = &s->s.main;
   if (!list_fits(s, l)) return false;
-  if (k->nodes[s->effects[0]].code == K_STOREF) return update_fits(s);
   int cut = nest_cut(s), c = vec_axis(l);
+  if (s->s.after.n && cut < 0) return refuse(s, "nothing is cut");
+  if (k->nodes[s->effects[0]].code == K_STOREF) return update_fits(s);
   for (int i = 0; i < l->n; i++)
     if (l->at[i].role == LOOP_TILE && !tile_fits(s, &l->at[i], nest_product(s))) return false;
   bool *seen = calloc(k->n, sizeof *seen);
@@ -245,7 +288,7 @@ bool nest_fits(nest *s) {
       ok = refuse(s, "a running value along tiles");
   }
   free(seen);
-  if (ok && s->s.turn) ok = turn_fits(s);
+  if (ok && s->s.turn) ok = turn_fits(s, cut);
   return ok && (cut < 0 || after_fits(s, cut));
 }
 
@@ -310,6 +353,8 @@ static bool nest_of(nest *s, const cursor *x, uint32_t n) {
 /* Reads a nest from the text: the number of its effects, if they are not all that can be one nest, and its loops. */
 static bool nest_from_text(nest *s, cursor *x) {
   char *end;
+  *s = (nest){0};
+  if (x->from == x->n) return refuse(s, "a schedule of other effects");
   uint32_t n = effects_end(x->k, x->effects, x->from, x->n) - x->from;
   unsigned long some = strtoul(x->text, &end, 10);
   if (end != x->text) {
@@ -537,16 +582,21 @@ static k_kernel *unroll_cheaply(const k_kernel *k, schedule_target target, doubl
   return best;
 }
 
-/* The kernel with the axes unrolled that a text begins with ("rep a, b; "), and the text behind that. NULL: none are, or memory is short. */
-static k_kernel *unroll_text(const k_kernel *k, const char **text) {
+/* The kernel with the axes unrolled that a text begins with ("rep a, b; "), and the text behind that. NULL: none are, or memory is
+ * short, which *why says then. */
+static k_kernel *unroll_text(const k_kernel *k, const char **text, const char **why) {
   k_kernel *made = NULL;
+  uint32_t least = 0; /* the number of the next axis, at least: they are in order */
   if (strncmp(*text, "rep ", 4) != 0) return NULL;
   for (const char *at = *text + 4;;) {
     const k_kernel *from = made ? made : k;
     size_t n = strcspn(at, ",; ");
-    uint32_t a = 0;
+    uint32_t a = least;
     while (a < from->naxes && (strlen(from->axes[a].name) != n || strncmp(from->axes[a].name, at, n) != 0)) a++;
-    k_kernel *next = a < from->naxes && k_can_unroll(from, a) ? k_unroll(from, a) : NULL;
+    least = a;
+    bool can = a < from->naxes && k_can_unroll(from, a);
+    k_kernel *next = can ? k_unroll(from, a) : NULL;
+    if (can && !next) *why = lower_no_memory;
     k_free(made);
     if (!next) return NULL;
     made = next;
@@ -632,9 +682,13 @@ bool schedule(const k_kernel *k, schedule_target target, const schedule_how *how
   k_kernel *unrolled = NULL;
   bool any = false;
   for (uint32_t a = 0; a < k->naxes; a++) any |= k_can_unroll(k, a);
-  if (any) {
+  *why = NULL;
+  if (any && then.text) {
+    unrolled = unroll_text(k, &then.text, why);
+    if (*why) return false;
+  } else if (any) {
     const char *other = NULL;
-    unrolled = then.text ? unroll_text(k, &then.text) : unroll_cheaply(k, target, &ns, &other);
+    unrolled = unroll_cheaply(k, target, &ns, &other);
   }
   bool ok = make_program(unrolled ? unrolled : k, target, &then, k, out, why);
   k_free(unrolled);
