@@ -94,6 +94,7 @@ TESTS = {
     "unit.gpu_vm": Test(0, 60, unit=("test_gpu_vm", "random"), driver="compiling"),
     "unit.gpu_vm_compiled": Test(0, 8, unit=("test_gpu_vm", "compiled"), driver="compiling"),
     "unit.graph_simplify": Test(0, 1500, unit=("test_graph_simplify", "random_graphs_keep_their_bits")),
+    "unit.schedules": Test(0, 250, unit=("test_kernel_schedules", "random_schedules_keep_bits")),
     "unit.plans": Test(0, 300, unit=("test_plan_run", "plans_give_the_same_bits")),
     "unit.plans_at_other_sizes": Test(0, 600, unit=("test_plan_run", "symbolic_plans_run_at_other_sizes")),
 }

@@ -25,11 +25,13 @@ typedef struct random_options {
   bool symbolic;    /* sizes of inputs are symbols */
   bool floats_only; /* f64 inputs, ops with a gradient, no weak scalars */
   int nodes;
+  int64_t shape[4]; /* that of inputs, of which some axes are 1 or left out, so that many pairs broadcast */
+  int64_t most;     /* elements of a result; 0: 200, and the shape is [2, 1, 3, 2] */
 } random_options;
 
-/* Shapes are [2, 3] and the like with some axes of 1 or left out, so that many pairs broadcast. */
 static inline graph_type random_type(rng *r, graph *g, const random_options *o, uint32_t input) {
-  static const int64_t base[] = {2, 1, 3, 2};
+  static const int64_t usual[] = {2, 1, 3, 2};
+  const int64_t *base = o->most ? o->shape : usual;
   graph_type t = {.dtype = QN_f64};
   if (!o->floats_only) {
     if (rng_below(r, 6) == 0) {
@@ -187,7 +189,7 @@ static inline uint32_t random_op(rng *r, graph *g, const random_options *o) {
   if (!op_infer(&g->dims, op, types, nin, &attr, &out, &why)) return 0;
   int64_t all = 1;
   for (int k = 0; k < out.result.rank; k++) all *= dim_hint(&g->dims, out.result.shape[k]);
-  if (all > 200) return 0;
+  if (all > (o->most ? o->most : 200)) return 0;
   span at = {1, (uint32_t)rng_below(r, 100), 100};
   uint32_t site = rng_below(r, 4) ? (uint32_t)rng_below(r, (int)g->nsites)
                                   : graph_site_add(g, at, (uint32_t)rng_below(r, (int)g->nsites),

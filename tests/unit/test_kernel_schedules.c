@@ -1,0 +1,614 @@
+/* Schedules of kernels (jit/kernel/schedule.h): whatever list of loops fits gives the bits, and the failed check, of the kernel's own schedule. Random
+ * schedules of kernels of random graphs, also of kernels that fusion would not make; the text of schedules; short memory.
+ *
+ * QN_TEST_COUNT=1000 tries more graphs, QN_TEST_FIRST says where to begin; QN_TEST_TRIES: schedules for each kernel; QN_TEST_C=n: every n-th program is
+ * also compiled, instead of half of those of every 64th graph. What fails is printed as the kernel's text and the shortest schedule that was found to fail.
+ * labels: slow */
+#include "tests/unit/c_unit.h"
+#include "tests/unit/kernel_case.h"
+#include "tests/unit/schedule_random.h"
+#include "tests/unit/seeds.h"
+
+static const int64_t tune[] = {
+#define TUNABLE(symbol, name, def, min, max, meaning) def,
+#include "lang/tunables.def"
+#undef TUNABLE
+};
+
+enum { GRAIN = 32768, UNIT_PROGRAMS = 24, REASONS = 64 };
+
+/* ---- what a run of the tests has done -------------------------------------------------------------------------------------- */
+
+typedef struct compiled_case {
+  kernel_case *c; /* shared by several; the last one frees it */
+  bool last;
+  schedule_result s;
+  uint64_t seed;
+} compiled_case;
+
+typedef struct fuzzer {
+  qn_vm *vm[2]; /* of one thread, and of several */
+  rng r;
+  uint64_t seed, kernels, tried, fit, checks, aliased, with_c, failed;
+  int every_c, tries;
+  struct {
+    const char *why;
+    uint64_t n;
+  } reasons[REASONS];
+} fuzzer;
+
+static void note_reason(fuzzer *f, const char *why) {
+  int i = 0;
+  while (i < REASONS - 1 && f->reasons[i].why && strcmp(f->reasons[i].why, why) != 0) i++;
+  f->reasons[i].why = why;
+  f->reasons[i].n++;
+}
+
+static qn_vm *vm_of(int threads) {
+  qn_config config;
+  qn_config_init(&config);
+  config.threads = threads;
+  qn_vm *vm = vm_open(&config);
+  ck_assert(vm && cpu_open(vm));
+  if (threads > 1) vm->tune[TUNE_par_grain] = 1;
+  return vm;
+}
+
+static void fuzzer_open(fuzzer *f) {
+  const char *every = getenv("QN_TEST_C"), *tries = getenv("QN_TEST_TRIES");
+  *f = (fuzzer){.every_c = every ? atoi(every) : -1, .tries = tries ? atoi(tries) : 12};
+  for (int i = 0; i < 2; i++) f->vm[i] = vm_of(i ? 3 : 1);
+}
+
+static void fuzzer_close(fuzzer *f) {
+  for (int i = 0; i < 2; i++) {
+    cpu_close(f->vm[i]);
+    vm_close(f->vm[i]);
+  }
+  if (!getenv("QN_TEST_SHOW")) return;
+  fprintf(stderr,
+          "%llu kernels, %llu schedules tried, %llu fit, %llu with failed checks, %llu in place, %llu compiled\n",
+          (unsigned long long)f->kernels, (unsigned long long)f->tried, (unsigned long long)f->fit,
+          (unsigned long long)f->checks, (unsigned long long)f->aliased, (unsigned long long)f->with_c);
+  for (int i = 0; i < REASONS && f->reasons[i].why; i++)
+    fprintf(stderr, "%10llu %s\n", (unsigned long long)f->reasons[i].n, f->reasons[i].why);
+}
+
+/* ---- one schedule ------------------------------------------------------------------------------------------------------------- */
+
+/* A buffer in whose memory an output may lie: sets *in and *out, by number among those that are not scratch. */
+static bool in_place(const kernel_case *c, const schedule_result *s, rng *r, int *in, int *out) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < c->n; i++)
+    for (uint32_t o = 0; o < c->n; o++) {
+      if (!s->alias[c->buffer[i] * c->k->nbuffers + c->buffer[o]] || c->elements[i] != c->elements[o]) continue;
+      if (rng_below(r, (int)++n)) continue;
+      *in = (int)i;
+      *out = (int)o;
+    }
+  return n > 0;
+}
+
+/* Makes and runs the program of a schedule. False: `why` says what is wrong. *fits: is it one that fits? `taken`: NULL, or gets the program. */
+static bool try_schedule(fuzzer *f, const kernel_case *c, schedule_target target, const char *text, int64_t pick,
+                         uint64_t seed, bool *fits, schedule_result *taken, char *why, size_t size) {
+  rng r = {seed};
+  schedule_result s, again;
+  const char *reason = NULL;
+  schedule_how how = {.grain = rng_below(&r, 2) ? GRAIN : 1, .pick = pick, .text = text};
+  why[0] = 0;
+  *fits = schedule(c->k, target, &how, &s, &reason);
+  if (!*fits) {
+    if (!reason || reason == lower_no_memory) snprintf(why, size, "refused for %s", reason ? reason : "no reason");
+    if (reason) note_reason(f, reason);
+    return !why[0];
+  }
+  if (!l_verify(s.program, why, size)) {
+    l_free(s.program);
+    return false;
+  }
+  how.text = s.program->schedule;
+  bool ok = how.text != NULL;
+  if (!ok) {
+    snprintf(why, size, "no text");
+  } else if (!schedule(c->k, target, &how, &again, &reason)) {
+    snprintf(why, size, "its text \"%s\" is refused: %s", how.text, reason);
+    ok = false;
+  } else {
+    ok = l_hash(again.program) == l_hash(s.program) && strcmp(again.program->schedule, how.text) == 0;
+    if (!ok) snprintf(why, size, "its text \"%s\" gives another program (\"%s\")", how.text, again.program->schedule);
+    l_free(again.program);
+  }
+  int64_t points = k_points(c->k, c->k->naxes >= 32 ? UINT32_MAX : ((k_mask)1 << c->k->naxes) - 1);
+  if (ok && (points < 3000 || rng_below(&r, 8) == 0)) ok = kernel_case_eval(c, &s, why, size);
+  qn_vm *vm = f->vm[rng_below(&r, 2)];
+  static const int64_t blocks[] = {512, 64, 256, 1024};
+  vm->tune[TUNE_vm_block] = blocks[rng_below(&r, 4)];
+  int in = -1, out = -1;
+  if (ok) ok = kernel_case_run(c, vm, &s, NULL, -1, -1, why, size);
+  if (ok && c->error == ~0ull && in_place(c, &s, &r, &in, &out)) {
+    f->aliased++;
+    ok = kernel_case_run(c, vm, &s, NULL, in, out, why, size);
+    size_t n = strlen(why);
+    if (!ok) snprintf(why + n, size - n, " (b%u in the memory of b%u)", c->buffer[out], c->buffer[in]);
+  }
+  if (ok && taken)
+    *taken = s;
+  else
+    l_free(s.program);
+  return ok;
+}
+
+/* ---- failures --------------------------------------------------------------------------------------------------------------------- */
+
+/* Changes a schedule that fails as long as it becomes shorter and fails. Returns its text, for the caller to free. */
+static char *shortest(fuzzer *f, const kernel_case *c, schedule_target target, const char *text, uint64_t seed) {
+  char *best = strdup(text), why[300];
+  rng r = {seed};
+  for (int tries = 0; tries < 400; tries++) {
+    random_schedule s;
+    bool fits, read = random_schedule_read(&s, c->k, best);
+    for (int i = 0; read && i <= rng_below(&r, 2); i++) random_change(&s, &r);
+    text_buf t = {0};
+    if (read) random_schedule_text(&s, &t);
+    random_schedule_free(&s);
+    bool less = read && t.len - 1 <= strlen(best) && strcmp(t.text, best) != 0;
+    if (less && !try_schedule(f, c, target, t.text, 0, seed, &fits, NULL, why, sizeof why)) {
+      free(best);
+      best = strdup(t.text);
+    }
+    text_free(&t);
+  }
+  return best;
+}
+
+static void show_failure(fuzzer *f, const kernel_case *c, schedule_target target, const char *text, uint64_t seed,
+                         const char *why) {
+  static int shown;
+  f->failed++;
+  if (shown++ >= 12) return;
+  text_buf t = {0};
+  k_print(c->k, &t);
+  schedule_result own;
+  const char *refused;
+  if (schedule(c->k, TARGET_CPU, &(schedule_how){.grain = GRAIN}, &own, &refused)) {
+    text_addf(&t, "by default: %s\n", own.program->schedule);
+    if (getenv("QN_TEST_SHOW")) l_print(own.program, &t);
+    l_free(own.program);
+  }
+  text_add(&t, "", 1);
+  char *least = text ? shortest(f, c, target, text, seed) : NULL, again[300] = "";
+  bool fits;
+  if (least) (void)try_schedule(f, c, target, least, 0, seed, &fits, NULL, again, sizeof again);
+  fprintf(stderr, "graph %llu, %s: %s\n  %s\n  %s  (%s)\n%s", (unsigned long long)f->seed,
+          target == TARGET_GPU ? "gpu" : "cpu", why, text ? text : "(a candidate)", least ? least : "", again, t.text);
+  fprintf(stderr, "sizes:");
+  for (uint32_t a = 0; a < c->k->naxes; a++)
+    fprintf(stderr, " %s=%lld", c->k->axes[a].name, (long long)kernel_case_dim(c, c->k->axes[a].extent));
+  fprintf(stderr, "\n");
+  if (getenv("QN_TEST_SHOW") && least) {
+    schedule_result s;
+    const char *reason;
+    text_buf l = {0};
+    if (schedule(c->k, target, &(schedule_how){.grain = GRAIN, .text = least}, &s, &reason)) {
+      l_print(s.program, &l);
+      fwrite(l.text, 1, l.len, stderr);
+      l_free(s.program);
+    }
+    text_free(&l);
+  }
+  free(least);
+  text_free(&t);
+}
+
+/* ---- as C ------------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct compiled_cases {
+  compiled_case at[UNIT_PROGRAMS];
+  uint32_t n;
+} compiled_cases;
+
+static void run_compiled(fuzzer *f, compiled_cases *all) {
+  const l_program *programs[UNIT_PROGRAMS];
+  const char *names[UNIT_PROGRAMS];
+  char texts[UNIT_PROGRAMS][16], why[300];
+  unit u;
+  if (!all->n) return;
+  for (uint32_t i = 0; i < all->n; i++) {
+    programs[i] = all->at[i].s.program;
+    snprintf(texts[i], sizeof texts[i], "k%u", i);
+    names[i] = texts[i];
+  }
+  unit_open(&u, programs, names, all->n);
+  for (uint32_t i = 0; i < all->n; i++) {
+    compiled_case *x = &all->at[i];
+    qk_phase *code = unit_phases(&u, programs[i], names[i]);
+    f->with_c++;
+    f->seed = x->seed;
+    for (int threads = 0; threads < 2; threads++)
+      if (!kernel_case_run(x->c, f->vm[threads], &x->s, code, -1, -1, why, sizeof why)) {
+        fprintf(stderr, "compiled (%s, %s), %s\n", u.folder, names[i], x->s.program->schedule);
+        show_failure(f, x->c, TARGET_CPU, NULL, 0, why);
+        break;
+      }
+    free(code);
+    l_free(x->s.program);
+    if (!x->last) continue;
+    kernel_case_free(x->c);
+    free(x->c);
+  }
+  unit_close(&u, f->failed > 0);
+  all->n = 0;
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------------------------- */
+
+/* Tries schedules of a kernel, which it takes over. */
+static void try_kernel(fuzzer *f, k_kernel *k, const int64_t *symbols, const kernel_case_options *o,
+                       compiled_cases *all) {
+  kernel_case *c = calloc(1, sizeof *c);
+  char why[400];
+  bool used = false, fits;
+  if (!kernel_case_of(c, k, symbols, f->seed, o, why, sizeof why)) {
+    if (why[0]) show_failure(f, c, TARGET_CPU, NULL, 0, why);
+    kernel_case_free(c);
+    free(c);
+    return;
+  }
+  f->kernels++;
+  f->checks += c->error != ~0ull;
+  for (int i = 0; i < f->tries; i++) {
+    rng *r = &f->r;
+    schedule_target target = rng_below(r, 3) ? TARGET_CPU : TARGET_GPU;
+    uint64_t seed = rng_next(r);
+    text_buf t = {0};
+    int64_t pick = 0;
+    schedule_result s, of;
+    const char *reason;
+    int how = rng_below(r, 8);
+    if (how == 0) {
+      pick = 1 + rng_below(r, 8);
+    } else {
+      random_schedule x;
+      bool made = false;
+      if (how < 5) {
+        made = random_schedule_make(&x, k, r);
+      } else if (schedule(k, target, &(schedule_how){.grain = GRAIN, .pick = rng_below(r, 6)}, &of, &reason)) {
+        made = of.program->schedule && random_schedule_read(&x, k, of.program->schedule);
+        if (!made) {
+          snprintf(why, sizeof why, "\"%s\" cannot be read", of.program->schedule ? of.program->schedule : "no text");
+          show_failure(f, c, target, NULL, 0, why);
+        }
+        for (int n = 1 + rng_below(r, 4); made && n > 0; n--) random_change(&x, r);
+        l_free(of.program);
+      }
+      if (made) random_schedule_text(&x, &t);
+      if (made) random_schedule_free(&x);
+      if (!made) continue;
+    }
+    f->tried++;
+    int every = f->every_c >= 0 ? f->every_c : f->seed % 64 == 0 ? 2 : 0;
+    bool compile = every && target == TARGET_CPU && all->n < UNIT_PROGRAMS && rng_below(r, every) == 0;
+    bool ok = try_schedule(f, c, target, t.text, pick, seed, &fits, compile ? &s : NULL, why, sizeof why);
+    f->fit += ok && fits;
+    if (!ok) show_failure(f, c, target, t.text, seed, why);
+    if (ok && fits && compile) {
+      all->at[all->n++] = (compiled_case){c, false, s, f->seed};
+      used = true;
+    }
+    text_free(&t);
+  }
+  if (used) {
+    all->at[all->n - 1].last = true;
+    return;
+  }
+  kernel_case_free(c);
+  free(c);
+}
+
+/* Other sizes than the recorded ones for which a graph's facts hold; NULL: none were found. For the caller to free. */
+static int64_t *other_sizes(const graph *g, rng *r) {
+  static const int64_t sizes[] = {0, 1, 2, 3, 5, 17, 64, 65, 130, 300};
+  int64_t *symbols = calloc(g->dims.n + (size_t)1, sizeof *symbols);
+  for (int tries = 0; tries < 40; tries++) {
+    bool any = false;
+    for (uint32_t i = 0; i < g->dims.n; i++) {
+      symbols[i] = g->dims.exprs[i].hint;
+      if (g->dims.exprs[i].op != DIM_SYMBOL || g->dims.exprs[i].source == DIM_FROM_NODE || rng_below(r, 2)) continue;
+      symbols[i] = sizes[rng_below(r, 10)];
+      any = true;
+    }
+    if (any && dim_facts_hold(&g->dims, symbols, NULL)) return symbols;
+  }
+  free(symbols);
+  return NULL;
+}
+
+static void try_graph(fuzzer *f, uint64_t seed, compiled_cases *all) {
+  rng *r = &f->r;
+  *r = (rng){seed * 104729 + 3};
+  f->seed = seed;
+  static const int64_t sizes[] = {0, 1, 2, 3, 4, 6, 8, 9, 16, 17, 33, 64, 65, 70, 128, 130, 300};
+  random_options o = {.symbolic = rng_below(r, 3) == 0, .nodes = 2 + rng_below(r, 18)};
+  kernel_case_options data = {.most = 1 << 22,
+                              .indices = rng_below(r, 4) ? 1 + rng_below(r, 2) : 0,
+                              .wild = rng_below(r, 4) == 0,
+                              .filled = true};
+  int kind = rng_below(r, 4);
+  if (kind) {
+    o.most = 30000;
+    for (int i = 0; i < 4; i++) o.shape[i] = sizes[1 + rng_below(r, kind == 1 ? 16 : 8)];
+    if (kind == 2) o.shape[rng_below(r, 4)] = 1000 + rng_below(r, 9000); /* one long axis */
+    if (rng_below(r, 12) == 0) o.shape[rng_below(r, 4)] = 0;
+    if (rng_below(r, 2)) o.shape[0] = 1, o.shape[1] = 1;
+  }
+  graph *made = random_graph(seed, &o);
+  for (int i = rng_below(r, 4); i > 0; i--) random_norm(r, made);
+  graph_output(made, made->n - 1);
+  graph *g = graph_simplify(made, NULL);
+  graph_free(made);
+  ck_assert(g != NULL);
+  const char *why = NULL;
+  bool merged = rng_below(r, 2);
+  uint8_t *awkward = calloc(g->n, 1);
+  fuse_memo memo = {0};
+  fusion x;
+  bool ok = fuse(g, TARGET_CPU, tune, merged ? FUSE_NOTHING : FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &x, &why);
+  fuse_memo_free(&memo);
+  int64_t *recorded = calloc(g->dims.n + (size_t)1, sizeof *recorded);
+  for (uint32_t i = 0; i < g->dims.n; i++) recorded[i] = g->dims.exprs[i].hint;
+  ok = ok && dim_facts_hold(&g->dims, recorded, NULL); /* else there is no call of these sizes */
+  free(recorded);
+  for (uint32_t i = 0; i < g->dims.nfacts; i++)
+    ok = ok && g->dims.facts[i].relation != DIM_EQ; /* plans settle these first */
+  for (uint32_t i = 0; ok && i < x.n; i++) {
+    uint32_t to = i;
+    while (to < x.n && x.groups[to].kind == FUSE_KERNEL) to++;
+    if (to == i) continue;
+    k_kernel *k = NULL;
+    if (merged) {
+      uint32_t most = 1 + (uint32_t)rng_below(r, 12);
+      if (to > i + most) to = i + most;
+      for (; !k && to > i; to--) k = kernel_case_merged(&x, i, to, r);
+      if (k) i = to;
+    } else {
+      k = fuse_lower(&x, i, &why);
+    }
+    if (!k) continue;
+    int64_t *symbols = o.symbolic && rng_below(r, 2) ? other_sizes(g, r) : NULL;
+    if (all->n == UNIT_PROGRAMS) run_compiled(f, all);
+    /* the kernel's dims are the graph's, which the unit does not outlive */
+    try_kernel(f, k, symbols, &data, all);
+    free(symbols);
+  }
+  run_compiled(f, all);
+  fusion_free(&x);
+  graph_free(g);
+  free(awkward);
+}
+
+START_TEST(random_schedules_keep_bits) {
+  seeds which = seeds_of(1, 250);
+  fuzzer f;
+  compiled_cases all = {.n = 0};
+  fuzzer_open(&f);
+  for (uint64_t seed = which.first; seed < which.end; seed++) try_graph(&f, seed, &all);
+  if (which.own)
+    ck_assert_msg(f.fit > 2000, "only %llu of %llu fit", (unsigned long long)f.fit, (unsigned long long)f.tried);
+  fuzzer_close(&f);
+  ck_assert_uint_eq(f.failed, 0);
+}
+END_TEST
+
+/* ---- texts -------------------------------------------------------------------------------------------------------------------- */
+
+/* Softmax and a sum of its columns. */
+static const char softmax[] = "kernel softmax {\n"
+                              "  dim s0 = 40 input 0 axis 0\n"
+                              "  axis row {s0}\n  axis c 2048\n  axis k 3\n"
+                              "  buffer b0 f32 in node=1 elements={(s0*2048)}\n"
+                              "  buffer b1 f32 out node=2 elements={(s0*2048)}\n"
+                              "  buffer b2 f32 out node=3 elements=2048\n"
+                              "  %1 = f32 load b0[2048*row + c]\n  %2 = f32 reduce.max inner c %1\n"
+                              "  %3 = f32 sub %1 %2\n  %4 = f32 exp %3\n  %5 = f32 reduce.add inner c %4\n"
+                              "  %6 = f32 div %4 %5\n  store b1[2048*row + c] %6 over row c\n"
+                              "  %8 = f32 load b0[c + 2048*k]\n  %9 = f32 reduce.add outer k %8\n"
+                              "  store b2[c] %9 over c\n}\n";
+
+static k_kernel *parsed(const char *text) {
+  char why[300] = "";
+  k_kernel *k = k_parse(text, why, sizeof why);
+  ck_assert_msg(k != NULL, "%s", why);
+  return k;
+}
+
+START_TEST(texts_are_read) {
+  static const struct {
+    const char *text, *printed; /* NULL: as it is */
+  } fit[] = {
+      {"1: par row; vec c || par c/1024; for k; vec c", NULL},
+      {"1: par row; vec c || rep", ""},
+      {"1:par row;vec c||par c/1024;for k;vec c", "1: par row; vec c || par c/1024; for k; vec c"},
+      {"1:  par\trow ; vec  c  || par c / 1024 ; for k; vec c", "1: par row; vec c || par c/1024; for k; vec c"},
+      {"1: par row; par c/1; for c || for k; vec c", ""},
+      {"1: for row; vec c || 1: for c, k", "1: for row; vec c || for c, k"},
+      {"1: par row, c/1024; vec c | par row; group 2 || for k; vec c", NULL},
+      {"rep k; 1: par row; vec c || vec c", NULL},
+  };
+  k_kernel *k = parsed(softmax);
+  for (size_t i = 0; i < sizeof fit / sizeof *fit; i++) {
+    schedule_result s;
+    const char *why = NULL;
+    bool fits = schedule(k, TARGET_CPU, &(schedule_how){.grain = GRAIN, .text = fit[i].text}, &s, &why);
+    if (fit[i].printed && !fit[i].printed[0]) {
+      ck_assert_msg(!fits && why != NULL, "\"%s\"", fit[i].text);
+      continue;
+    }
+    ck_assert_msg(fits, "\"%s\": %s", fit[i].text, why);
+    ck_assert_str_eq(s.program->schedule, fit[i].printed ? fit[i].printed : fit[i].text);
+    l_free(s.program);
+  }
+  k_free(k);
+}
+END_TEST
+
+START_TEST(texts_that_do_not_fit_have_a_reason) {
+  static const struct {
+    const char *text, *why;
+  } wrong[] = {
+      {"", "no schedule"},
+      {"1", "a schedule of other effects"},
+      {"1:", "no schedule"},
+      {"3: par row; vec c", "a schedule of other effects"},
+      {"0: par row; vec c", "a schedule of other effects"},
+      {"99999999999999999999: par row; vec c", "a schedule of other effects"},
+      {"1: par row; vec c", "a schedule of other effects"},
+      {"1: par row; vec c || vec c, k", "two vectors"},
+      {"1: par row; vec c || vec c; for k", "loops in a wrong order"},
+      {"1: par row; vec c || par c/1024; for k; vec c || once", "a schedule of other effects"},
+      {"1: par row; vec c || par c/1024; for k; vec c nonsense", "a schedule of other effects"},
+      {"1: par row; vec d || once", "no schedule"},
+      {"1: par rows; vec c || once", "no schedule"},
+      {"1: par ro; vec c || once", "no schedule"},
+      {"1: par row; vec || once", "no schedule"},
+      {"1: pars row; vec c || once", "no schedule"},
+      {"1: par row/; vec c || once", "no schedule"},
+      {"1: par row/x; vec c || once", "no schedule"},
+      {"1: par row; vec c/8 || once", "no schedule"},
+      {"1: par row, row; vec c || once", "an axis with two loops"},
+      {"1: par row/0; vec c || once", "a tile of no such size"},
+      {"1: par row; par c/8; vec c, c || once", "two vectors"},
+      {"1: par row; vec c || vec c", "a reduction without a loop"},
+      {"1: par row, k/2; vec c || vec c", "a tile that nothing goes through"},
+      {"1: par row, c/1000; vec c | par row || for k; vec c", "pieces of a reduction"},
+      {"1: par row, c/1024; vec c || for k; vec c", "results of no instance"},
+      {"1: par row, c/1024; vec c | once || for k; vec c", "results of no instance"},
+      {"1: par row; vec c | par row || for k; vec c", "nothing is cut"},
+      {"1: vec c || for k; vec c", "an axis without a loop"},
+      {"1: tile c; for row || for k; vec c", "a tile of no product"},
+      {"1: par row; vec c; turn || for k; vec c", "nothing to turn"},
+      {"1: group || once", "no schedule"},
+      {"1: par row/9223372036854775807; for row; vec c || for k; vec c", "a tile of no such size"},
+      {"1: par row/99999999999999999999999; for row; vec c || for k; vec c", "a tile of no such size"},
+      {"rep row; par row; vec c || for k; vec c", "no schedule"},
+      {"rep ", "no schedule"},
+      {"rep", "no schedule"},
+      {"rep k", "no schedule"},
+      {"rep k, k; 1: par row; vec c || vec c", "no schedule"},
+      {"|", "no schedule"},
+  };
+  k_kernel *k = parsed(softmax);
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+    for (int target = 0; target < 2; target++) {
+      schedule_result s;
+      const char *why = NULL;
+      bool fits =
+          schedule(k, (schedule_target)target, &(schedule_how){.grain = GRAIN, .text = wrong[i].text}, &s, &why);
+      ck_assert_msg(!fits, "\"%s\" fits", wrong[i].text);
+      ck_assert_msg(why != NULL && strcmp(why, wrong[i].why) == 0, "\"%s\": %s", wrong[i].text,
+                    why ? why : "no reason");
+    }
+  k_free(k);
+}
+END_TEST
+
+/* Whatever a text is, it is a schedule or has a reason. */
+START_TEST(garbage_is_refused) {
+  static const char *const words[] = {
+      "par ", "for ", "vec ", "tile ", "turn",  "group ", "once", "rep ", "row", "c",    "k",
+      "/",    ", ",   "; ",   " | ",   " || ",  "1: ",    "2: ",  "64",   "0",   "1024", "9223372036854775808",
+      "-1",   "x",    "\n",   "\xff",  "c/1024"};
+  static const char good[] = "1: par row, c/1024; vec c | par row; group 2 || par c/1024; for k; vec c";
+  seeds which = seeds_of(1, 20000);
+  k_kernel *k = parsed(softmax);
+  int fit = 0;
+  for (uint64_t seed = which.first; seed < which.end; seed++) {
+    rng r = {seed};
+    char text[300] = "";
+    schedule_result s;
+    const char *why = NULL;
+    if (rng_below(&r, 2)) {
+      for (int n = rng_below(&r, 14); n > 0; n--)
+        strcat(text, words[rng_below(&r, (int)(sizeof words / sizeof *words))]);
+    } else {
+      strcpy(text, good);
+      for (int n = rng_below(&r, 3); n >= 0; n--)
+        text[rng_below(&r, (int)sizeof good - 1)] =
+            (char)(rng_below(&r, 3) ? good[rng_below(&r, (int)sizeof good)] : rng_below(&r, 256));
+    }
+    bool fits = schedule(k, TARGET_CPU, &(schedule_how){.grain = GRAIN, .text = text}, &s, &why);
+    ck_assert_msg(fits || why, "\"%s\" has no reason", text);
+    if (!fits) continue;
+    char wrong[300];
+    fit++;
+    ck_assert_msg(l_verify(s.program, wrong, sizeof wrong), "\"%s\": %s", text, wrong);
+    l_free(s.program);
+  }
+  if (which.own) ck_assert_int_gt(fit, 20);
+  k_free(k);
+}
+END_TEST
+
+/* ---- short memory ------------------------------------------------------------------------------------------------------------- */
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__clang_analyzer__)
+#define CAN_FAIL 1
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n);
+static int64_t until_failure; /* allocations; 0: none fails */
+static bool fails(void) { return until_failure > 0 && --until_failure == 0; }
+void *malloc(size_t n) { return fails() ? NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t size) { return fails() ? NULL : __libc_calloc(n, size); }
+void *realloc(void *p, size_t n) { return fails() ? NULL : __libc_realloc(p, n); }
+
+START_TEST(every_allocation_can_fail) {
+  static const char *const texts[] = {NULL, "1: par row, c/1024; vec c | par row; group 2 || par c/1024; for k; vec c",
+                                      "rep k; 1: par row; vec c || vec c", "1: par row; vec d || once"};
+  k_kernel *k = parsed(softmax);
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+    for (int target = 0; target < 2; target++) {
+      bool right = i != 3;
+      for (int64_t n = 1;; n++) {
+        schedule_result s;
+        const char *why = NULL;
+        until_failure = n;
+        bool fits = schedule(k, (schedule_target)target, &(schedule_how){.grain = GRAIN, .text = texts[i]}, &s, &why);
+        bool failed = until_failure == 0;
+        until_failure = 0;
+        if (!failed) ck_assert_int_eq(fits, right);
+        if (fits) {
+          char wrong[300];
+          ck_assert_msg(l_verify(s.program, wrong, sizeof wrong), "allocation %lld: %s", (long long)n, wrong);
+          l_free(s.program);
+        } else if (failed) {
+          ck_assert_msg(why == lower_no_memory || !right, "allocation %lld: %s", (long long)n, why ? why : "no reason");
+        }
+        double ns;
+        if (failed && !texts[i]) {
+          until_failure = n;
+          bool ok = schedule_estimate(k, (schedule_target)target, &ns, &why);
+          until_failure = 0;
+          ck_assert(ok || why == lower_no_memory);
+        }
+        if (!failed) break;
+        ck_assert_int_lt(n, 100000);
+      }
+    }
+  k_free(k);
+}
+END_TEST
+#endif
+
+int main(void) {
+  Suite *s = suite_create("kernel_schedules");
+  CASE(tcase_create("texts"), texts_are_read, texts_that_do_not_fit_have_a_reason, garbage_is_refused);
+#ifdef CAN_FAIL
+  CASE(tcase_create("memory"), every_allocation_can_fail);
+#endif
+  TCase *t = tcase_create("random_schedules_keep_bits");
+  tcase_set_timeout(t, 600);
+  tcase_add_test(t, random_schedules_keep_bits);
+  suite_add_tcase(s, t);
+  return run_suite(s);
+}
