@@ -105,7 +105,8 @@ static bool fold_fits(nest *s, const loop_list *l, k_val v, int cut) {
   if (in->role == LOOP_TILE) return true;
   if (in->role == LOOP_VEC) return n->code != K_DOT || refuse(s, "a product along a vector");
   for (const sched_loop *x = in + 1; x < l->at + l->n; x++)
-    if (x->role == LOOP_FOR && axis_in(operand_axes(k, n), x->axis)) return refuse(s, "results over several axes");
+    if (x->role == LOOP_FOR && (n->code == K_SCAN || axis_in(operand_axes(k, n), x->axis)))
+      return refuse(s, "results over several axes");
   if (n->code == K_SCAN && !many) return refuse(s, "a running value without an axis to run beside");
   return !many || nest_order(n) != ORDER_INNER || const_at_most(k, n->axis, ORDER_LANES) ||
          refuse(s, "long rows beside each other");
@@ -169,6 +170,45 @@ static bool one_each(const loop_list *l, int axis) {
   return par && par->size == 1;
 }
 
+/* Where in the order of a cut nest's phases an effect is made (sched_emit.c). */
+typedef struct ranks {
+  const uint8_t *of; /* by node: for how many results of the cut axis, one after the other, it waits */
+  uint8_t most;
+} ranks;
+
+static void take_rank(void *ctx, k_val v) {
+  ranks *r = ctx;
+  if (r->of[v] > r->most) r->most = r->of[v];
+}
+
+/* A failed check ends a launch behind its phase. So that the first one fails in any schedule, checks must be made in the order of their numbers, and
+ * those of one number in one phase. */
+static bool checks_fit(nest *s, int cut) {
+  const k_kernel *k = s->k;
+  const int along = vec_axis(&s->s.after);
+  const bool tiled = along >= 0 && loop_of(&s->s.after, LOOP_PAR, along) && !loop_of(&s->s.main, LOOP_TILE, cut);
+  uint8_t *rank = calloc(k->n, 1);
+  if (!rank) return refuse(s, lower_no_memory);
+  int last = -1;
+  uint64_t number = 0;
+  bool ok = true;
+  for (k_val v = 1; v < k->n && ok; v++) {
+    const k_node *n = &k->nodes[v];
+    ranks r = {rank, 0};
+    if (!s->needed[v]) continue;
+    k_each_operand(k, v, take_rank, &r);
+    rank[v] = (uint8_t)(r.most + (k_reduces(n, cut) && r.most < UINT8_MAX));
+    if (n->code != K_CHECK) continue;
+    bool after = !axis_in(n->axes, cut);
+    int at = 4 * r.most + (after ? (r.most ? -2 : 2) + (tiled && !axis_in(n->axes, along)) : 0);
+    ok = last < 0 || (number == n->imm ? at == last : number < n->imm && at >= last);
+    last = at;
+    number = n->imm;
+  }
+  free(rank);
+  return ok || refuse(s, "checks out of order");
+}
+
 /* Do what follows the pieces and its loops fit? */
 static bool after_fits(nest *s, int cut) {
   const k_kernel *k = s->k;
@@ -178,6 +218,7 @@ static bool after_fits(nest *s, int cut) {
   bool product = s->s.main.n && loop_of(&s->s.main, LOOP_TILE, cut), *seen = calloc(k->n, sizeof *seen);
   if (!seen) return refuse(s, lower_no_memory);
   bool ok = list_fits(s, l);
+  for (int i = 0; i < l->n && ok; i++) ok = l->at[i].role != LOOP_TILE || refuse(s, "a tile of no product");
   for (uint32_t i = 0; i < s->s.effects && ok; i++) {
     k_val e = s->effects[i];
     if (axis_in(k->nodes[e].axes, cut)) continue;
@@ -289,7 +330,7 @@ bool nest_fits(nest *s) {
   }
   free(seen);
   if (ok && s->s.turn) ok = turn_fits(s, cut);
-  return ok && (cut < 0 || after_fits(s, cut));
+  return ok && (cut < 0 || (after_fits(s, cut) && checks_fit(s, cut)));
 }
 
 /* ---- nests -------------------------------------------------------------------------------------------------------------------- */
@@ -350,6 +391,16 @@ static bool nest_of(nest *s, const cursor *x, uint32_t n) {
   return nest_choose(s, x->pick);
 }
 
+/* Are all checks of a number in the next n effects, or none? */
+static bool checks_together(const cursor *x, uint32_t n) {
+  for (uint32_t i = x->from; i < x->from + n; i++)
+    for (uint32_t j = x->from + n; j < x->n; j++) {
+      const k_node *a = &x->k->nodes[x->effects[i]], *b = &x->k->nodes[x->effects[j]];
+      if (a->code == K_CHECK && b->code == K_CHECK && a->imm == b->imm) return false;
+    }
+  return true;
+}
+
 /* Reads a nest from the text: the number of its effects, if they are not all that can be one nest, and its loops. */
 static bool nest_from_text(nest *s, cursor *x) {
   char *end;
@@ -362,6 +413,7 @@ static bool nest_from_text(nest *s, cursor *x) {
     n = (uint32_t)some;
     x->text = end + 1;
   }
+  if (!checks_together(x, n)) return refuse(s, "a check in two nests");
   if (!nest_init(s, x->k, x->target, x->effects + x->from, n, x->from == 0)) return false;
   if (!nest_parse(x->k, &x->text, &s->s)) return refuse(s, "no schedule");
   if (!nest_fits(s)) return false;
