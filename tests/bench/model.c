@@ -1,0 +1,273 @@
+/* What the price of a schedule is worth (jit/kernel/sched_price.c): kernels, all candidates of each, what they should take and what they take. One
+ * line of JSON for each candidate; model.py makes tables of them.
+ *
+ *   model FOLDER [--kernel NAME] [--random N] [--from SEED] [--ms MILLISECONDS]
+ *
+ * Kernels are those of the graphs in FOLDER (tests/golden) and tests/bench/model.graphs, and of N random graphs. A candidate is compiled as kernels
+ * are, and run by one thread on buffers of the recorded sizes: the least of many short runs, since others share the machine. */
+#include <dlfcn.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "jit/cpu/compile.h"
+#include "jit/kernel/emit.h"
+#include "tests/unit/kernel_case.h"
+
+static const int64_t tune[] = {
+#define TUNABLE(symbol, name, def, min, max, meaning) def,
+#include "lang/tunables.def"
+#undef TUNABLE
+};
+
+enum { CANDIDATES_MOST = 48, TURNS = 5 };
+
+typedef struct bench {
+  qn_vm *vm;
+  const char *only, *place;
+  double seconds; /* of a candidate */
+  int kernels;
+} bench;
+
+typedef struct candidate {
+  schedule_result s;
+  uint64_t hash;
+  int64_t *ints;
+  qk_phase *code;
+  void *kept;
+  double best; /* nanoseconds */
+} candidate;
+
+static double now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* Compiles programs as jit/cpu/compile.c does. The object is kept under the hash of its text. NULL: that failed. */
+static void *compiled(const bench *b, const l_program *const *programs, const char *const *names, uint32_t n) {
+  text_buf text = {0};
+  char path[400], source[420], command[4000];
+  emit_c(programs, names, n, NULL, &text);
+  if (text.failed) return NULL;
+  uint64_t h = 1469598103934665603u;
+  for (size_t i = 0; i < text.len; i++) h = (h ^ (unsigned char)text.text[i]) * 1099511628211u;
+  snprintf(path, sizeof path, "%s/%016llx.so", b->place, (unsigned long long)h);
+  snprintf(source, sizeof source, "%s/%016llx.c", b->place, (unsigned long long)h);
+  void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!object) {
+    FILE *f = fopen(source, "w");
+    if (f) {
+      fwrite(text.text, 1, text.len, f);
+      fclose(f);
+    }
+    int flags, at = snprintf(command, sizeof command, "cc");
+    const char *const *flag = compile_flags(&flags);
+    for (int i = 0; i < flags; i++) at += snprintf(command + at, sizeof command - (size_t)at, " %s", flag[i]);
+    snprintf(command + at, sizeof command - (size_t)at, " -w %s -o %s", source, path);
+    if (f && system(command) == 0) object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!object) fprintf(stderr, "%s\n", command);
+    remove(source);
+  }
+  text_free(&text);
+  return object;
+}
+
+static void run(const bench *b, const kernel_case *c, candidate *x, void *const *buffers) {
+  kernel_failure f;
+  if (!kernel_launch(b->vm, x->s.program, &x->kept, x->code, buffers, x->ints, c->scalars, &f)) error_clear(b->vm);
+}
+
+/* The shortest of some runs in a row, for `ns` nanoseconds. */
+static void measure(const bench *b, const kernel_case *c, candidate *x, void *const *buffers, double ns) {
+  double end = now_ns() + ns;
+  run(b, c, x, buffers);
+  do {
+    int times = x->best < 2000 ? 16 : 1;
+    double from = now_ns();
+    for (int i = 0; i < times; i++) run(b, c, x, buffers);
+    double took = (now_ns() - from) / times;
+    if (took < x->best) x->best = took;
+  } while (now_ns() < end);
+}
+
+static void measure_kernel(bench *b, k_kernel *k, const char *name, uint64_t seed) {
+  kernel_case c;
+  char why[300], full[200];
+  candidate all[CANDIDATES_MOST];
+  const l_program *programs[CANDIDATES_MOST];
+  const char *names[CANDIDATES_MOST];
+  char texts[CANDIDATES_MOST][8];
+  uint32_t n = 0, most = 1;
+  uint64_t chosen = 0;
+  schedule_result s;
+  const char *reason;
+  snprintf(full, sizeof full, "%s/%s", name, k->name);
+  const kernel_case_options data = {.most = (int64_t)1 << 29, .indices = 2};
+  if ((b->only && !strstr(full, b->only)) || !kernel_case_of(&c, k, NULL, seed, &data, why, sizeof why)) {
+    k_free(k);
+    return;
+  }
+  for (uint32_t pick = 0; pick <= most && n < CANDIDATES_MOST; pick++) {
+    if (!schedule(k, TARGET_CPU, &(schedule_how){.grain = tune[TUNE_par_grain], .pick = pick}, &s, &reason)) break;
+    most = s.candidates;
+    uint64_t hash = l_hash(s.program);
+    bool known = false;
+    for (uint32_t i = 0; i < n; i++) known |= all[i].hash == hash;
+    if (!pick) chosen = hash;
+    if (known || !s.program->schedule) {
+      l_free(s.program);
+      continue;
+    }
+    all[n] = (candidate){.s = s, .hash = hash, .ints = kernel_case_ints(&c, &s), .best = 1e18};
+    snprintf(texts[n], sizeof texts[n], "k%u", n);
+    programs[n] = s.program;
+    names[n] = texts[n];
+    n++;
+  }
+  void *object = n > 1 ? compiled(b, programs, names, n) : NULL;
+  for (uint32_t i = 0; i < n && object; i++) {
+    uint32_t phases = emit_phases(programs[i]);
+    all[i].code = calloc(phases + 1, sizeof *all[i].code);
+    for (uint32_t j = 0; j <= phases; j++) {
+      char symbol[32];
+      snprintf(symbol, sizeof symbol, "%s_%u", names[i], j);
+      void *f = dlsym(object, symbol);
+      memcpy(&all[i].code[j], &f, sizeof f);
+    }
+    all[i].kept = bvm_code_make(programs[i], bvm_loops_pick());
+  }
+  if (object) {
+    void *buffers[KERNEL_BUFFERS];
+    kernel_case_begin(&c, buffers);
+    for (int turn = 0; turn < TURNS; turn++)
+      for (uint32_t i = 0; i < n; i++) measure(b, &c, &all[i], buffers, b->seconds * 1e9 / TURNS);
+    kernel_case_end(&c, buffers);
+    b->kernels++;
+    for (uint32_t i = 0; i < n; i++)
+      printf("{\"kernel\": \"%s\", \"seed\": %llu, \"points\": %lld, \"schedule\": \"%s\", \"predicted\": %.0f, "
+             "\"measured\": %.0f, \"chosen\": %s}\n",
+             full, (unsigned long long)seed, (long long)k_points(k, ((k_mask)1 << k->naxes) - 1), programs[i]->schedule,
+             all[i].s.price, all[i].best, all[i].hash == chosen ? "true" : "false");
+    fflush(stdout);
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    bvm_code_free(all[i].kept);
+    free(all[i].code);
+    free(all[i].ints);
+    l_free(all[i].s.program);
+  }
+  if (object) dlclose(object);
+  kernel_case_free(&c);
+}
+
+static void measure_graph(bench *b, graph *made, const char *name, uint64_t seed) {
+  graph *g = graph_simplify(made, NULL);
+  const char *why = NULL;
+  fusion f;
+  fuse_memo memo = {0};
+  uint8_t *awkward = g ? calloc(g->n, 1) : NULL;
+  bool ok = awkward && fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &f, &why);
+  fuse_memo_free(&memo);
+  for (uint32_t i = 0; ok && i < f.n; i++) {
+    if (f.groups[i].kind != FUSE_KERNEL) continue;
+    k_kernel *k = fuse_lower(&f, i, &why);
+    if (k) measure_kernel(b, k, name, seed);
+  }
+  if (awkward) fusion_free(&f);
+  free(awkward);
+  graph_free(g);
+  graph_free(made);
+}
+
+static void measure_text(bench *b, const char *text, const char *name) {
+  char why[300];
+  graph *g = graph_parse(text, why, sizeof why);
+  if (!g)
+    fprintf(stderr, "%s: %s\n", name, why);
+  else
+    measure_graph(b, g, name, 1);
+}
+
+static char *file_text(const char *path) {
+  FILE *f = fopen(path, "rb");
+  if (!f) return NULL;
+  char *text = calloc(1, 1 << 20);
+  if (text) text[fread(text, 1, (1 << 20) - 1, f)] = 0;
+  fclose(f);
+  return text;
+}
+
+/* The file has graphs, each behind a line "# name". */
+static void measure_file(bench *b, const char *path) {
+  char *text = file_text(path);
+  for (char *at = text; at && *at;) {
+    char name[100] = "";
+    char *next = strstr(at, "\n# ");
+    if (next) *next = 0;
+    sscanf(at, "# %99[^\n]", name);
+    char *body = strchr(at, '\n');
+    if (body) measure_text(b, body + 1, name);
+    at = next ? next + 1 : NULL;
+  }
+  free(text);
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
+
+int main(int argc, char **argv) {
+  bench b = {.seconds = 0.02, .place = "build/bench-model"};
+  uint64_t random = 100, from = 1;
+  const char *folder = argc > 1 ? argv[1] : ".";
+  for (int i = 2; i + 1 < argc; i += 2) {
+    if (strcmp(argv[i], "--kernel") == 0) b.only = argv[i + 1];
+    if (strcmp(argv[i], "--random") == 0) random = strtoull(argv[i + 1], NULL, 10);
+    if (strcmp(argv[i], "--from") == 0) from = strtoull(argv[i + 1], NULL, 10);
+    if (strcmp(argv[i], "--ms") == 0) b.seconds = atof(argv[i + 1]) / 1000;
+  }
+  mkdir(b.place, 0755);
+  qn_config config;
+  qn_config_init(&config);
+  config.threads = 1;
+  b.vm = vm_open(&config);
+  if (!b.vm || !cpu_open(b.vm)) return 1;
+  char path[500];
+  snprintf(path, sizeof path, "%s/../bench/model.graphs", folder);
+  measure_file(&b, path);
+  struct dirent **files;
+  int n = scandir(folder, &files, NULL, by_name);
+  for (int i = 0; i < n; i++) {
+    size_t len = strlen(files[i]->d_name);
+    if (len > 6 && strcmp(files[i]->d_name + len - 6, ".graph") == 0) {
+      snprintf(path, sizeof path, "%s/%s", folder, files[i]->d_name);
+      char *text = file_text(path);
+      files[i]->d_name[len - 6] = 0;
+      if (text) measure_text(&b, text, files[i]->d_name);
+      free(text);
+    }
+    free(files[i]);
+  }
+  if (n >= 0) free(files);
+  int64_t most = 0;
+  for (uint64_t seed = from; seed < from + random; seed++) {
+    static const int64_t sizes[] = {4, 16, 50, 64, 100, 256, 300, 512, 768, 1000, 1024, 2000, 4096};
+    rng r = {seed * 7 + 5};
+    random_options o = {.nodes = 3 + rng_below(&r, 10), .floats_only = false, .most = 3000000};
+    most = 0;
+    while (most < 1000 || most > 3000000) {
+      for (int i = 0; i < 4; i++) o.shape[i] = i < 2 && rng_below(&r, 2) ? 1 : sizes[rng_below(&r, 13)];
+      most = o.shape[0] * o.shape[1] * o.shape[2] * o.shape[3];
+    }
+    graph *g = random_graph(seed, &o);
+    for (int i = 1 + rng_below(&r, 3); i > 0; i--) random_norm(&r, g);
+    graph_output(g, g->n - 1);
+    char name[40];
+    snprintf(name, sizeof name, "random %llu", (unsigned long long)seed);
+    measure_graph(&b, g, name, seed);
+  }
+  cpu_close(b.vm);
+  vm_close(b.vm);
+  return 0;
+}
