@@ -142,7 +142,7 @@ typedef struct kernel_case_options {
   bool filled;     /* is `want` found out? */
 } kernel_case_options;
 
-enum { KERNEL_WORK = 3000000 };
+enum { KERNEL_WORK = 600000 };
 
 /* The points of all axes: the most that a schedule may go through for one effect. */
 static inline double kernel_case_work(const kernel_case *c) {
@@ -242,6 +242,34 @@ static inline k_kernel *kernel_case_merged(fusion *f, uint32_t from, uint32_t to
   free(nodes);
   free(stored);
   return k;
+}
+
+/* Appends the product of a node and its own last two axes turned around. */
+static inline void random_product(rng *r, graph *g) {
+  uint32_t x = 1 + (uint32_t)rng_below(r, (int)g->n - 1), both[2] = {x};
+  for (int tries = 0; tries < 20 && (g->nodes[x].type.rank < 2 || g->nodes[x].type.weak); tries++)
+    x = both[0] = 1 + (uint32_t)rng_below(r, (int)g->n - 1);
+  graph_type in[2] = {g->nodes[x].type};
+  op_attr a = {.n = in[0].rank};
+  op_types out;
+  op_refusal why;
+  if (in[0].rank < 2 || in[0].weak) return;
+  for (int k = 0; k < in[0].rank; k++) a.d[k] = k < in[0].rank - 2 ? k : 2 * in[0].rank - 3 - k;
+  if (!op_infer(&g->dims, OP_permute, in, 1, &a, &out, &why)) return;
+  both[1] = graph_op(g, OP_permute, &x, 1, &a, 0);
+  in[1] = g->nodes[both[1]].type;
+  if (rng_below(r, 2)) { /* the sum over the other axis */
+    uint32_t t = both[0];
+    both[0] = both[1];
+    both[1] = t;
+    in[0] = g->nodes[both[0]].type;
+    in[1] = g->nodes[both[1]].type;
+  }
+  a = (op_attr){0};
+  if (!op_infer(&g->dims, OP_dot, in, 2, &a, &out, &why)) return;
+  int64_t all = 1;
+  for (int k = 0; k < out.result.rank; k++) all *= dim_hint(&g->dims, out.result.shape[k]);
+  if (all < 400) graph_op(g, OP_dot, both, 2, &a, 0);
 }
 
 /* Appends what norms and the like are made of: a node combined with a reduction of it. */

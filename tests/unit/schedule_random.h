@@ -193,14 +193,14 @@ static inline void draw_main(nest_draw *d, sched_nest *s, const k_val *effects, 
     if (!axis_in(axes, a)) continue;
     bool is_tile = tile >= 0 && (a == m || a == n || a == c);
     if (a == cut) draw_loop(l, LOOP_PAR, a, draw_piece(r, d->needed, k, a));
+    int64_t size = is_tile && rng_below(r, 8) ? 1 + rng_below(r, 40) : draw_size(r, k, a);
     if (a == tile) {
       draw_loop(l, LOOP_TILE, a, 0);
     } else if (a == c) {
-      if (a != cut && (is_tile || (!axis_in(folded, a) && rng_below(r, 3) == 0)))
-        draw_loop(l, LOOP_PAR, a, draw_size(r, k, a));
+      if (a != cut && (is_tile || (!axis_in(folded, a) && rng_below(r, 3) == 0))) draw_loop(l, LOOP_PAR, a, size);
       draw_loop(l, LOOP_VEC, a, 0);
     } else if (is_tile) {
-      draw_loop(l, LOOP_PAR, a, draw_size(r, k, a));
+      draw_loop(l, LOOP_PAR, a, size);
       draw_loop(l, LOOP_FOR, a, 0);
     } else if (axis_in(folded, a) || (update && !axis_in(apart, a))) {
       draw_loop(l, LOOP_FOR, a, 0);

@@ -30,6 +30,7 @@ typedef struct fuzzer {
   qn_vm *vm[2]; /* of one thread, and of several */
   rng r;
   uint64_t seed, kernels, tried, fit, checks, aliased, with_c, failed;
+  uint64_t tiles, cuts, turned, groups; /* of those that fit */
   int every_c, tries;
   struct {
     const char *why;
@@ -70,6 +71,8 @@ static void fuzzer_close(fuzzer *f) {
           "%llu kernels, %llu schedules tried, %llu fit, %llu with failed checks, %llu in place, %llu compiled\n",
           (unsigned long long)f->kernels, (unsigned long long)f->tried, (unsigned long long)f->fit,
           (unsigned long long)f->checks, (unsigned long long)f->aliased, (unsigned long long)f->with_c);
+  fprintf(stderr, "with tiles %llu, cuts %llu, turned tiles %llu, groups %llu\n", (unsigned long long)f->tiles,
+          (unsigned long long)f->cuts, (unsigned long long)f->turned, (unsigned long long)f->groups);
   for (int i = 0; i < REASONS && f->reasons[i].why; i++)
     fprintf(stderr, "%10llu %s\n", (unsigned long long)f->reasons[i].n, f->reasons[i].why);
 }
@@ -108,6 +111,12 @@ static bool try_schedule(fuzzer *f, const kernel_case *c, schedule_target target
     return false;
   }
   how.text = s.program->schedule;
+  if (how.text) {
+    f->tiles += strstr(how.text, "tile ") != NULL;
+    f->cuts += strstr(how.text, " | ") != NULL;
+    f->turned += strstr(how.text, "turn") != NULL;
+    f->groups += strstr(how.text, "group ") != NULL;
+  }
   bool ok = how.text != NULL;
   if (!ok) {
     snprintf(why, size, "no text");
@@ -343,6 +352,7 @@ static void try_graph(fuzzer *f, uint64_t seed, compiled_cases *all) {
     if (rng_below(r, 2)) o.shape[0] = 1, o.shape[1] = 1;
   }
   graph *made = random_graph(seed, &o);
+  if (rng_below(r, 4) == 0) random_product(r, made);
   for (int i = rng_below(r, 4); i > 0; i--) random_norm(r, made);
   graph_output(made, made->n - 1);
   graph *g = graph_simplify(made, NULL);
