@@ -336,7 +336,7 @@ typedef struct weigher {
 static void weigh_operand(void *ctx, k_val v) {
   weigher *w = ctx;
   if (w->weight > 2 * w->e->s->by->keep_weight || !axis_in(w->e->k->nodes[v].axes, w->e->c)) return;
-  w->weight += nest_weight(&w->e->k->nodes[v]);
+  w->weight += nest_weight(w->e->k, &w->e->k->nodes[v], w->e->s->by->price.costs);
   k_each_operand(w->e->k, v, weigh_operand, w);
 }
 

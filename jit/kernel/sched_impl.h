@@ -2,6 +2,7 @@
 #ifndef JIT_KERNEL_SCHED_IMPL_H
 #define JIT_KERNEL_SCHED_IMPL_H
 
+#include "jit/kernel/costs.h"
 #include "jit/kernel/schedule.h"
 
 /* An address or bound, prepared outside the VEC in which it is used: base + stride * i plus what is not affine in i. */
@@ -109,12 +110,13 @@ typedef struct price_numbers {
   double saturated;            /* and how many of them use all of the memory's bandwidth */
   double op_ns,
       fma_ns; /* a simple operation, and a multiplication in a product's tile, per element of a vector of 32-bit values */
-  double scalar;           /* how many times that a value costs that is computed by itself */
-  double turn;             /* simple operations for each element that goes through a turned tile */
-  double gather, scatter;  /* simple operations for each element that is loaded or stored by itself, */
-  double scan;             /* and for a running value */
-  double vec_ns, par_ns;   /* to begin a VEC, and an instance */
-  double finish_ns;        /* to end a reduction along a VEC */
+  double scalar;          /* how many times that a value costs that is computed by itself */
+  double turn;            /* simple operations for each element that goes through a turned tile */
+  double gather, scatter; /* simple operations for each element that is loaded or stored by itself, */
+  double scan, chain;    /* for a running value, and for a reduction whose elements must be taken one after the other */
+  cost_target costs;     /* whose costs of primitives and functions count */
+  double vec_ns, par_ns; /* to begin a VEC, and an instance */
+  double finish_ns;      /* to end a reduction along a VEC */
   double byte_ns, near_ns; /* a byte from memory, and from the cache behind the nearest; */
   double cache, near;      /* the bytes that do not come from there again */
 } price_numbers;
@@ -187,7 +189,7 @@ bool nest_emit(nest_builder *nb, const nest *s, int64_t grain);
 /* Sets seen[node] for all that v is computed from, but not for what reductions over axis `cut` are computed from. */
 void nest_reach(const nest *s, int cut, k_val v, bool *seen);
 /* What an element of the node's value costs, in simple operations. */
-double nest_weight(const k_node *n);
+double nest_weight(const k_kernel *k, const k_node *n, cost_target target);
 /* The axes of an update that occur plainly in its address: different points of them are different elements. */
 k_mask nest_apart(const k_kernel *k, k_val update);
 /* The nest's product, if it is one of plain loads that only elementwise work follows; else 0. */

@@ -14,18 +14,19 @@
 /* What a division of 64-bit integers costs in simple operations: there is no vector instruction for it. */
 enum { DIVISION_WEIGHT = 50 };
 
-double nest_weight(const k_node *n) {
+double nest_weight(const k_kernel *k, const k_node *n, cost_target target) {
+  double simple = kop_cost(KOP_add, QN_f32, target);
+  uint8_t of = k->nodes[n->code == K_OP && n->sub == KOP_select ? n->b : n->a].dtype;
   switch (n->code) {
   case K_CONST:
   case K_SCALAR: return 0;
-  case K_MATH: return 8;
+  case K_MATH: return math_cost(n->sub, of, target) / simple;
   case K_OP:
-    return n->sub == KOP_div || n->sub == KOP_sqrt ? 3
-           : n->sub == KOP_idiv || n->sub == KOP_imod || n->sub == KOP_ipow
-               ? (dtype_size((qn_dtype)n->dtype) == 8 ? DIVISION_WEIGHT : 8)
-               : 1;
+    if (n->sub == KOP_idiv || n->sub == KOP_imod || n->sub == KOP_ipow)
+      return dtype_size((qn_dtype)n->dtype) == 8 ? DIVISION_WEIGHT : 8;
+    return (n->sub == KOP_cast ? cast_cost(of, n->dtype, target) : kop_cost(n->sub, of, target)) / simple;
   case K_SCAN: return 100;
-  default: return 1;
+  default: return dtype_size((qn_dtype)n->dtype) > 4 ? 2 : 1;
   }
 }
 
@@ -189,17 +190,23 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
     if (dot && n->code == K_LOAD && axis_in(n->axes, k->nodes[dot].axis)) continue;
     k_mask in = p->inside[v];
     bool along = axis_in(k_folds(n) ? in : n->axes, p->c) && axis_in(in, p->c);
-    double times = turns(p, in, 0, along), weight = is_access(n) ? reach_cost(p, n) : nest_weight(n);
+    double times = turns(p, in, 0, along),
+           weight = is_access(n) ? reach_cost(p, n) * (dtype_size((qn_dtype)n->dtype) > 4 ? 2 : 1)
+                                 : nest_weight(k, n, by->costs);
     if (v == dot) {
       work += times * by->fma_ns;
       continue;
     }
     if (k_folds(n)) {
       bool many = n->axis != p->c && along;
-      weight = n->code == K_SCAN ? by->scan : many ? 3 : 1;
+      /* along a VEC a running value takes steps, and what has an order of its own there, or gives an index, goes one by one */
+      bool chain =
+          !many && n->axis == p->c && (nest_order(n) == ORDER_OUTER || kop_is_arg(n->sub)) && n->code == K_REDUCE;
+      weight = n->code == K_SCAN && !many ? by->scan : many ? 4 : chain ? by->chain : 1;
+      if (dtype_size((qn_dtype)n->dtype) > 4) weight *= 2;
       if (!many && n->code != K_SCAN) work += turns(p, in & ~axis_bit(n->axis), 0, false) * by->finish_ns;
     }
-    work += times * weight * (along ? 1 : by->scalar) * by->op_ns * (dtype_size((qn_dtype)n->dtype) > 4 ? 2 : 1);
+    work += times * weight * (along ? 1 : by->scalar) * by->op_ns;
     if (ends[v] || k_folds(n)) vectors = max_of(vectors, turns(p, in, 0, false));
   }
   double instances = turns(p, 0, 0, false);
