@@ -22,17 +22,20 @@
  * Measured on a Xeon with AVX-512, one thread at about 3.2 GHz, of 205 GFLOP/s that are possible: 190 to 205 with 64 x 64 x 64 to 256 x 256 x 256.
  * Tried: x packed into panels always (64 x 64 x 64: 4.2 us, 2.8 read in place); y packed by the first panel of x that meets it, as it is
  * loaded (1 ns an element instead of .15: so few loads are on their way at a time that each waits for memory); slices of 512 bytes
- * (2 % slower) and of 2 KiB (as fast); packed operands on the stack (hosts have small ones).
+ * (2 % slower) and of 2 KiB (as fast); packed operands on the stack (hosts have small ones); the next columns of y prefetched into the second
+ * cache between kernels (the prefetches wait for as long as they save); 64 and 256 columns of y at a time (as fast as 128).
+ * What is left: packing takes a fifth of 1024 x 1024 x 1024, since each tile reads its operands from far away and packs them again.
  */
-enum { TILE_SLICE_f32 = 256, TILE_SLICE_f64 = 128, TILE_ROWS = 256 };
-enum { TILE_BLOCK = 2, TILE_NEAR = 32 << 10, TILE_TREE_BYTES = 512 << 10 };
+enum { TILE_SLICE_f32 = 256, TILE_SLICE_f64 = 128 };
+enum { TILE_BLOCK = 4, TILE_NEAR = 32 << 10, TILE_TREE_BYTES = 512 << 10 };
 enum { TILE_TURNED = 128, TILE_LEVELS = 24, TILE_FEW = 4, TILE_FEW_DEEP = 16, TILE_BESIDE = 8, TILE_WIDE = 8 };
 
-/* By instruction set: rows of sums in registers (TILE_M, and the pitch of packed panels, TILE_PITCH), vectors, and masks that say which first elements
+/* By instruction set: rows of sums in registers (TILE_M, and the pitch of packed panels, TILE_PITCH), rows for which y is packed once (a
+ * slice of them should lie in the second cache), vectors, and masks that say which first elements
  * of a vector are loaded and stored. TILE_MASKED: masks cost nothing, so that there are no kernels without them. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
-enum { TILE_M = 14, TILE_PITCH = 16, TILE_MASKED = 1 };
+enum { TILE_M = 14, TILE_PITCH = 16, TILE_MASKED = 1, TILE_ROWS = 512 };
 #define TILE_VEC_f32 __m512
 #define TILE_VEC_f64 __m512d
 #define TILE_FMA_f32 _mm512_fmadd_ps
@@ -47,7 +50,7 @@ enum { TILE_M = 14, TILE_PITCH = 16, TILE_MASKED = 1 };
 #define TILE_STORE_SOME_f64(p, some, v) _mm512_mask_storeu_pd(p, some, v)
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
-enum { TILE_M = 6, TILE_PITCH = 8, TILE_MASKED = 0 };
+enum { TILE_M = 6, TILE_PITCH = 8, TILE_MASKED = 0, TILE_ROWS = 256 };
 #define TILE_VEC_f32 __m256
 #define TILE_VEC_f64 __m256d
 #define TILE_FMA_f32 _mm256_fmadd_ps
@@ -62,7 +65,7 @@ static const int32_t tile_ones[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #define TILE_STORE_SOME_f32(p, some, v) _mm256_maskstore_ps(p, some, v)
 #define TILE_STORE_SOME_f64(p, some, v) _mm256_maskstore_pd(p, some, v)
 #else
-enum { TILE_M = 4, TILE_PITCH = 4, TILE_MASKED = 0 };
+enum { TILE_M = 4, TILE_PITCH = 4, TILE_MASKED = 0, TILE_ROWS = 256 };
 #define TILE_VECTOR(T)                                                                                                 \
   typedef T tile_vec_##T __attribute__((vector_size(16)));                                                             \
   static inline tile_vec_##T tile_fma_##T(tile_vec_##T a, tile_vec_##T b, tile_vec_##T c) {                            \

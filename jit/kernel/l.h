@@ -228,7 +228,7 @@ typedef union qk_scalar {
 
 /* The arguments of a TILE in compiled code: x, y and out point to the first elements, strides count elements, `ld` is the row stride of
  * out, and xd, yd, od are qn_dtypes. `work` is QK_TILE_WORK bytes of the calling thread, for packed operands. */
-enum { QK_TILE_WORK = 1 << 20 };
+enum { QK_TILE_WORK = 3 << 19 };
 typedef struct qk_tile {
   const void *x, *y;
   void *out, *work;
