@@ -24,7 +24,7 @@ struct gpu_job {
   char *text; /* behind the codes */
   size_t len;
   int64_t cache_bytes;
-  bool quick;
+  bool quick, second;
   uint32_t n;
   gpu_code *codes[];
 };
@@ -191,20 +191,33 @@ static void run_job(gpu_engine *e, gpu_job *j) {
   free(j);
 }
 
+/* Takes the next job out of the queue; NULL: there is none for this thread. One of a second tier comes behind all others, and one at a time. Under the lock. */
+static gpu_job *take_job(gpu_engine *e) {
+  gpu_job **at = &e->queue;
+  while (*at && (*at)->second) at = &(*at)->next;
+  if (!*at && !e->seconds) at = &e->queue;
+  gpu_job *j = *at;
+  if (!j) return NULL;
+  *at = j->next;
+  if (!*at) e->tail = at;
+  return j;
+}
+
 static void *worker(void *arg) {
   gpu_engine *e = arg;
   struct sched_param idle = {0};
   pthread_setschedparam(pthread_self(), SCHED_IDLE, &idle);
   pthread_mutex_lock(&e->lock);
   for (;;) {
+    gpu_job *j = NULL;
     e->idle++;
-    while (!e->queue && !e->closing) pthread_cond_wait(&e->work, &e->lock);
+    while (!e->closing && !(j = take_job(e))) pthread_cond_wait(&e->work, &e->lock);
     e->idle--;
-    if (e->closing) break;
-    gpu_job *j = e->queue;
-    e->queue = j->next;
-    if (!e->queue) e->tail = &e->queue;
+    if (!j) break;
+    bool second = j->second;
+    e->seconds += second;
     run_job(e, j);
+    e->seconds -= second;
   }
   pthread_mutex_unlock(&e->lock);
   return NULL;
@@ -228,6 +241,7 @@ bool gpu_compile(gpu_engine *e, int device, const gpu_unit *u) {
   j->len = u->len;
   j->cache_bytes = u->cache_bytes;
   j->quick = u->quick;
+  j->second = u->second;
   pthread_mutex_lock(&e->lock);
   bool ok = true;
   for (uint32_t i = 0; i < u->n && ok; i++) {

@@ -27,10 +27,12 @@ enum { BLOCKS_PER_UNIT = 32, UNIT_THREADS = 2048, TURNS = 8 };
 static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint32_t n, bool wait) {
   code_unit asked;
   text_buf text = {0};
-  bool ok = code_unit_open(&asked, n);
-  for (uint32_t i = 0; i < n && ok; i++)
-    if (!gpu_code_find(s->engine, s->number, programs[i]->hash))
-      ok = code_unit_add(&asked, programs[i]->program, programs[i]->hash);
+  bool ok = code_unit_open(&asked, n), second = true;
+  for (uint32_t i = 0; i < n && ok; i++) {
+    if (gpu_code_find(s->engine, s->number, programs[i]->hash)) continue;
+    ok = code_unit_add(&asked, programs[i]->program, programs[i]->hash);
+    second &= programs[i]->second;
+  }
   if (ok && asked.n) {
     emit_cuda(asked.programs, asked.names, asked.n, &text);
     gpu_unit u = {.text = text.text,
@@ -39,6 +41,7 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
                   .hashes = asked.hashes,
                   .nfunctions = asked.functions,
                   .cache_bytes = vm->tune[TUNE_cache_bytes],
+                  .second = second,
                   .here = wait};
     ok = !text.failed && gpu_compile(s->engine, s->number, &u);
   }

@@ -175,6 +175,7 @@ static gpu_plan *open_plan(qn_vm *vm, int device, const plan *p) {
   g->first_check = (uint32_t *)(void *)(g->programs + p->nkernels);
   for (uint32_t k = 0; k < p->nkernels; k++) {
     g->programs[k] = (device_program){.program = p->kernels[k].program, .hash = p->kernels[k].hash};
+    g->programs[k].second = p->kernels[k].statics == STATICS_KNOWN;
     g->list[k] = &g->programs[k];
   }
   g->checks = 1; /* number 0 stands for a kernel that was stopped */

@@ -56,6 +56,7 @@ typedef struct gpu_engine {
   pthread_cond_t work, done;
   pthread_t workers[GPU_WORKERS];
   int nworkers, idle;
+  int seconds;                /* workers at a job that is `second`: at most one */
   pid_t process;              /* that opened the driver */
   atomic_bool closing;        /* written under the lock */
   troubles troubles;          /* by gpu_trouble_id */
@@ -204,6 +205,7 @@ typedef struct gpu_unit {
   const uint32_t *nfunctions;
   int64_t cache_bytes; /* limit of the cache folder; 0: no cache */
   bool quick;          /* compile without the slow optimisations: for many functions without loops */
+  bool second;         /* for calls that have code already (a second tier): compiled when nothing else waits */
   bool here;           /* compile on the calling thread, which waits: the compiler's threads have the lowest class */
 } gpu_unit;
 /* Hands it to the compiler's threads, or compiles it here. Codes that are known already are left out. False when memory is short. */

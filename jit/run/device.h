@@ -24,6 +24,7 @@ typedef struct device_program {
   const l_program *program;
   uint64_t hash; /* l_hash */
   void *code;    /* the device's; it lives as long as the engine. Another device that runs the program replaces it */
+  bool second;   /* of a plan that nobody waits for, since another one makes the calls until this one has its code */
 } device_program;
 
 typedef enum device_answer {
