@@ -30,6 +30,8 @@ typedef struct emitter {
   l_val vec;       /* the VEC being printed, or 0 */
   bool pieces;     /* in C: is the VEC cut where the ranges of its guards begin and end? */
   bool arrays;     /* for emit_c: do pushes to lanes leave their values in arrays? */
+  bool streaming;  /* for emit_c: do stores leave their values in arrays, which go to memory past the caches? */
+  bool streams;    /* for emit_c: has the phase such stores? */
   l_val par;       /* the PAR being printed: divisions by values from before it use dividers */
   l_layout layout; /* for CUDA: of the phase being printed */
   bool rows;   /* for CUDA, in a layout of its own: has the phase accumulators, so that VECs are dealt out by lanes? */

@@ -28,7 +28,7 @@ static inline void unit_open(unit *u, const l_program *const *programs, const ch
   const char *cc = getenv("QN_TEST_CC"), *flags = getenv("QN_TEST_CFLAGS");
   snprintf(command, sizeof command,
            "%s -std=gnu11 -O2 -march=native -fopenmp-simd -ffp-contract=off -fno-math-errno -fno-trapping-math "
-           "-fno-strict-aliasing -fPIC -shared -w %s %s/k.c -o %s/k.so -lm",
+           "-fno-strict-aliasing -fPIC -shared -w -DFAR=0 %s %s/k.c -o %s/k.so -lm",
            cc ? cc : "cc", flags ? flags : "", u->folder, u->folder);
   ck_assert_msg(system(command) == 0, "%s", command);
   snprintf(path, sizeof path, "%s/k.so", u->folder);
