@@ -11,8 +11,8 @@ enum { BATCH = 32 };
 
 static void random_batch(uint64_t first, uint32_t n) {
   l_case cases[BATCH];
-  const l_program *programs[BATCH];
-  const char *names[BATCH];
+  const l_program *programs[BATCH] = {0};
+  const char *names[BATCH] = {0};
   char texts[BATCH][16], why[256];
   for (uint32_t i = 0; i < n; i++) {
     case_open(&cases[i], first + i);
