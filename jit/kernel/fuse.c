@@ -31,6 +31,7 @@
  * changes nothing once one place is above it); offering the first readers of a value as siblings instead of the nearest (in
  * unrolled loops they are far apart, and each search for a cycle goes through all in between: 1,160 ms instead of 185 for
  * 10,000 nodes of y = y - mean(y) + x); looking for cycles among all groups (2,500 nodes of that took 463 ms). */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +145,7 @@ typedef struct fuser {
   uint32_t *reads_at;   /* by node that has a writer: 1 + the first in the list of units that read it */
   reading_unit *reads;
   uint32_t nreads, reads_cap;
-  fuse_memo *memo;
+  alike *memo;
   cancel_flag cancel;
   const char *why;
   bool by_number; /* does the unit whose operands are walked depend on a size that is DIM_FROM_NUMBER; */
@@ -166,7 +167,8 @@ typedef struct fuser {
   heap_item *heap; /* pairs of groups; .tie is the lower group << 32 | the higher one */
   uint32_t nheap, heap_cap;
   walked *walked;
-  uint32_t *stack;   /* groups that a search has still to visit */
+  uint32_t *stack;   /* groups that a search has still to visit, */
+  uint32_t *behind;  /* from its other end */
   uint32_t search;   /* the number of the last search */
   uint32_t *touched; /* by node: the number (f->touch) of the last sum of bytes that counted it */
   uint32_t touch;
@@ -668,29 +670,6 @@ static bool stored_in(const fuser *f, const unit *u, uint32_t a, uint32_t b) {
   return false;
 }
 
-void fuse_memo_free(fuse_memo *m) {
-  free(m->slots);
-  *m = (fuse_memo){0};
-}
-
-static struct fuse_estimate *memo_slot(const fuse_memo *m, uint64_t key) {
-  uint32_t i = (uint32_t)(key >> 32) & (m->cap - 1);
-  while (m->slots[i].key && m->slots[i].key != key) i = (i + 1) & (m->cap - 1);
-  return &m->slots[i];
-}
-
-static bool memo_grow(fuse_memo *m) {
-  if (2 * (m->n + 1) <= m->cap) return true;
-  fuse_memo more = {.n = m->n, .cap = m->cap ? 2 * m->cap : 1024};
-  more.slots = calloc(more.cap, sizeof *more.slots);
-  if (!more.slots) return false;
-  for (uint32_t i = 0; i < m->cap; i++)
-    if (m->slots[i].key) *memo_slot(&more, m->slots[i].key) = m->slots[i];
-  free(m->slots);
-  *m = more;
-  return true;
-}
-
 static void unplace(fuser *f, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
     f->to->place[f->nodes[i]] = PLACE_BUFFER;
@@ -705,25 +684,12 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   fusion *to = f->to;
   const group *x = &f->groups[a], *y = &f->groups[b];
   uint32_t n = 0, i = 0, j = 0;
-  uint64_t key = 0x9e3779b97f4a7c15u;
   while (i < x->n || (a != b && j < y->n)) {
     bool left = i < x->n && (a == b || j == y->n || x->units[i] < y->units[j]);
     const unit *u = &f->units[left ? x->units[i++] : y->units[j++]];
     f->nodes[n++] = u->node;
     to->place[u->node] = PLACE_INLINE;
     to->stored[u->node] = stored_in(f, u, a, b);
-    key = ((key ^ (2 * (uint64_t)u->node + to->stored[u->node])) * 0x9e3779b97f4a7c15u) ^ key >> 29;
-  }
-  if (!memo_grow(f->memo)) out_of_memory(f);
-  if (f->why || !goes_on(f)) {
-    unplace(f, n);
-    return false;
-  }
-  struct fuse_estimate *known = memo_slot(f->memo, key | 1);
-  if (known->key) {
-    unplace(f, n);
-    *ns = known->ns;
-    return known->ns >= 0;
   }
   lower_request r = {.g = g,
                      .place = to->place,
@@ -735,6 +701,18 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
                      .scratch = to->scratch,
                      .most = VALUES_LEAST + VALUES_PER_UNIT * n,
                      .cancel = f->cancel};
+  int64_t number = f->tune[TUNE_fuse_reuse] ? alike_find(f->memo, &r) : f->memo->nkernels;
+  if (number < 0) out_of_memory(f);
+  if (f->why || !goes_on(f)) {
+    unplace(f, n);
+    return false;
+  }
+  bool known = number < f->memo->nkernels && !isnan(f->memo->kernels[number].ns);
+  if (known) {
+    unplace(f, n);
+    *ns = f->memo->kernels[number].ns;
+    return *ns >= 0;
+  }
   const char *why = NULL;
   uint32_t made = 0;
   r.made = &made;
@@ -750,8 +728,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   if (!ok && why == lower_no_memory) return out_of_memory(f);
   if (!goes_on(f)) return false;
   *ns = ok ? cost : -1;
-  *known = (struct fuse_estimate){key | 1, *ns};
-  f->memo->n++;
+  if (number < f->memo->nkernels) f->memo->kernels[number].ns = *ns;
   return ok;
 }
 
@@ -762,41 +739,57 @@ static bool cost_of(fuser *f, uint32_t a, double *ns) {
   return true;
 }
 
-/* Looks for a path of edges from group a to group b through another group, forward from a or, with `back`, backward from b, among the
- * groups whose times lie between theirs. 1: there is one, 0: there is none, 2: the search was given up because it took long. */
-static int search(fuser *f, uint32_t a, uint32_t b, bool back) {
-  uint32_t n = 0, edges = 0, from = back ? b : a, to = back ? a : b, least = f->groups[a].time,
-           most = f->groups[b].time;
-  f->search++;
-  f->stack[n++] = from;
-  f->groups[from].seen = f->search;
-  while (n) {
-    uint32_t x = f->stack[--n];
-    for (uint32_t i = 0; i < f->groups[x].n; i++) {
-      const unit *u = &f->units[f->groups[x].units[i]];
-      const edge *e = back ? f->in + u->in : f->out + u->out, *end = e + (back ? u->nin : u->nout);
-      f->to->work += (uint32_t)(end - e);
-      if ((edges += (uint32_t)(end - e)) > SEARCH_LIMIT) return 2;
-      for (; e < end; e++) {
-        uint32_t y = f->units[e->unit].group;
-        if (y == to) {
-          if (x != from) return 1;
-          continue;
-        }
-        if (f->groups[y].seen == f->search || f->groups[y].time < least || f->groups[y].time > most) continue;
-        f->groups[y].seen = f->search;
-        f->stack[n++] = y;
+/* One end of a search for a path between two groups. */
+typedef struct search_end {
+  uint32_t from, to, mark; /* group.seen of what it has reached */
+  uint32_t n, *stack;      /* groups that it has still to visit */
+  uint32_t edges;          /* that it has followed */
+} search_end;
+
+/* Visits one more group. Is there a path from one end to the other through another group, because this end has come to what that one has reached? */
+static bool search_on(fuser *f, search_end *s, bool back, uint32_t other, uint32_t least, uint32_t most) {
+  uint32_t x = s->stack[--s->n];
+  for (uint32_t i = 0; i < f->groups[x].n; i++) {
+    const unit *u = &f->units[f->groups[x].units[i]];
+    const edge *e = back ? f->in + u->in : f->out + u->out, *end = e + (back ? u->nin : u->nout);
+    f->to->work += (uint32_t)(end - e);
+    if ((s->edges += (uint32_t)(end - e)) > SEARCH_LIMIT) {
+      s->stack[s->n++] = x; /* there is more to visit */
+      return false;
+    }
+    for (; e < end; e++) {
+      uint32_t y = f->units[e->unit].group;
+      if (y == s->to) {
+        if (x != s->from) return true;
+        continue;
       }
+      group *to = &f->groups[y];
+      if (to->seen == other) return true;
+      if (to->seen == s->mark || to->time < least || to->time > most) continue;
+      to->seen = s->mark;
+      s->stack[s->n++] = y;
     }
   }
-  return 0;
+  return false;
 }
 
-/* Is there a path of edges from group a to group b through another group? If searches from both ends take long the answer is yes. */
+/* Is there a path of edges from group a to group b through another group? Both ends look for the other in turn, among the groups whose times lie
+ * between theirs, until one has no way left. If they take long the answer is yes. */
 static bool detour(fuser *f, uint32_t a, uint32_t b) {
-  if (f->groups[a].time > f->groups[b].time) return false;
-  int found = search(f, a, b, false);
-  return (found < 2 ? found : search(f, a, b, true)) != 0;
+  uint32_t least = f->groups[a].time, most = f->groups[b].time;
+  if (least > most) return false;
+  f->search += 2;
+  search_end ends[2] = {{a, b, f->search - 1, 1, f->stack, 0}, {b, a, f->search, 1, f->behind, 0}};
+  for (int i = 0; i < 2; i++) {
+    ends[i].stack[0] = ends[i].from;
+    f->groups[ends[i].from].seen = ends[i].mark;
+  }
+  while (ends[0].n && ends[1].n) {
+    int i = ends[1].edges < ends[0].edges;
+    if (ends[i].edges > SEARCH_LIMIT) return true;
+    if (search_on(f, &ends[i], i == 1, ends[!i].mark, least, most)) return true;
+  }
+  return false;
 }
 
 static bool elementwise(const fuser *f, const unit *u) {
@@ -1102,7 +1095,8 @@ static bool make_groups(fuser *f) {
   f->stack = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->stack);
   uint32_t *own = arena_alloc(&f->arena, (f->n + 1) * sizeof *own);
   f->moved = arena_alloc(&f->arena, (f->n + 1) * sizeof *f->moved);
-  if (!f->groups || !f->stack || !f->moved || !own) return out_of_memory(f);
+  f->behind = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->behind);
+  if (!f->groups || !f->stack || !f->behind || !f->moved || !own) return out_of_memory(f);
   for (uint32_t i = 0; i < f->n; i++) {
     unit *u = &f->units[i];
     own[i] = i;
@@ -1371,8 +1365,7 @@ static bool run(fuser *f) {
 }
 
 bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,
-          const uint32_t *over, const uint32_t *whole, fuse_memo *memo, cancel_flag cancel, fusion *f,
-          const char **why) {
+          const uint32_t *over, const uint32_t *whole, alike *memo, cancel_flag cancel, fusion *f, const char **why) {
   *f = (fusion){.g = g, .cancel = cancel, .over = over, .whole = whole};
   arena_init(&f->arena, NULL);
   fuser s = {.to = f,
@@ -1410,22 +1403,39 @@ static void kernel_name(const fusion *f, const fuse_group *x, char *name, size_t
   snprintf(name + len, size - len, "%s%s", dtype[0] ? "_" : "", dtype);
 }
 
-k_kernel *fuse_lower(fusion *f, uint32_t number, const char **why) {
+/* The request for a group's kernel, whose nodes are placed until `end_request`. */
+static lower_request group_request(fusion *f, uint32_t number, const char *name) {
   const fuse_group *x = &f->groups[number];
-  char name[64];
-  kernel_name(f, x, name, sizeof name);
-  lower_request r = {.g = f->g,
-                     .name = name,
-                     .place = f->place,
-                     .nodes = x->nodes,
-                     .n = x->n,
-                     .stored = f->stored,
-                     .over = f->over,
-                     .whole = f->whole,
-                     .scratch = f->scratch,
-                     .cancel = f->cancel};
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_INLINE;
-  k_kernel *k = lower(&r, why);
+  return (lower_request){.g = f->g,
+                         .name = name,
+                         .place = f->place,
+                         .nodes = x->nodes,
+                         .n = x->n,
+                         .stored = f->stored,
+                         .over = f->over,
+                         .whole = f->whole,
+                         .scratch = f->scratch,
+                         .cancel = f->cancel};
+}
+
+static void end_request(fusion *f, uint32_t number) {
+  const fuse_group *x = &f->groups[number];
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_BUFFER;
+}
+
+k_kernel *fuse_lower(fusion *f, uint32_t number, const char **why) {
+  char name[64];
+  kernel_name(f, &f->groups[number], name, sizeof name);
+  lower_request r = group_request(f, number, name);
+  k_kernel *k = lower(&r, why);
+  end_request(f, number);
+  return k;
+}
+
+int64_t fuse_alike(fusion *f, uint32_t number, alike *memo) {
+  lower_request r = group_request(f, number, NULL);
+  int64_t k = alike_find(memo, &r);
+  end_request(f, number);
   return k;
 }

@@ -3,6 +3,7 @@
 #ifndef JIT_KERNEL_FUSE_H
 #define JIT_KERNEL_FUSE_H
 
+#include "jit/kernel/alike.h"
 #include "jit/kernel/lower.h"
 #include "jit/kernel/schedule.h"
 
@@ -46,25 +47,17 @@ typedef struct fusion {
   int64_t eager_peak;
 } fusion;
 
-/* Estimated times of kernels, which fuse() keeps for further calls with the same graph, target and `awkward`. Zero it before the first. */
-typedef struct fuse_memo {
-  struct fuse_estimate {
-    uint64_t key; /* 0: free */
-    double ns;    /* < 0: no kernel */
-  } * slots;
-  uint32_t n, cap;
-} fuse_memo;
-void fuse_memo_free(fuse_memo *m); /* also zeroes it */
-
 /* Partitions a simplified graph, but not the graphs of its regions. awkward[node] says that a node must read its operands from buffers,
- * never through views, because a kernel of this node alone could not be scheduled. `over` and `whole` are those of updates_request; NULL: all 0. False with a reason (a static text): lower_no_memory,
+ * never through views, because a kernel of this node alone could not be scheduled. `over` and `whole` are those of updates_request; NULL: all 0. Estimates are kept in `memo` for further calls with the same graph and target. False with a reason (a static text): lower_no_memory,
  * lower_cancelled or a defect. fusion_free in any case. */
 QN_MUST_CHECK bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,
-                        const uint32_t *over, const uint32_t *whole, fuse_memo *memo, cancel_flag cancel, fusion *f,
+                        const uint32_t *over, const uint32_t *whole, alike *memo, cancel_flag cancel, fusion *f,
                         const char **why);
 void fusion_free(fusion *f);
 /* Lowers a FUSE_KERNEL group. The kernel is owned by the caller; NULL with a reason. */
 QN_MUST_CHECK k_kernel *fuse_lower(fusion *f, uint32_t group, const char **why);
+/* alike_find for the kernel of a FUSE_KERNEL group. */
+int64_t fuse_alike(fusion *f, uint32_t group, alike *memo);
 
 /* The number of elements that a node's buffer needs, where sizes that only data tell count with their upper bounds. */
 qn_dim fuse_elements(graph *g, const graph_type *t);

@@ -37,6 +37,19 @@ typedef struct span_of_life {
   uint32_t origin;      /* the buffer in whose memory it may lie, because branches hand it on; or it itself */
 } span_of_life;
 
+/* A kernel that later ones of the plan, which are the same but for their nodes, share. Its buffers and host scalars refer to nodes by their numbers
+ * in alike.nodes. */
+typedef struct made_kernel {
+  uint32_t kernel; /* of the plan */
+  const qn_dim *ints;
+  uint32_t nints;
+  const uint8_t *alias;
+  const k_buffer *buffers;
+  uint32_t nbuffers;
+  const uint32_t *scalars;
+  uint32_t nscalars;
+} made_kernel;
+
 /* A step may write its output over its operand. */
 typedef struct overlap {
   uint32_t over, by; /* buffers */
@@ -51,6 +64,9 @@ typedef struct planner {
   bool again;           /* has another node become awkward, so that fusion must be done again? */
   cancel_flag cancel;
   fusion f;
+  alike *memo;
+  struct made_kernel **made; /* by number in the memo; NULL: none yet */
+  uint32_t made_cap;
   const char *why;
   arena arena;         /* for working memory */
   uint32_t *buffer_of; /* by node: 1 + buffer */
@@ -231,35 +247,35 @@ static void note_defect(planner *m, const char *what, const char *found) {
 
 /* An array that a kernel reads may be among its buffers under several names: next[i] becomes the next one of the array that buffer i is bound to,
  * going round. */
-static void ring_names(const k_kernel *k, const uint32_t *bound, uint32_t *next) {
-  for (uint32_t i = 0; i < k->nbuffers; i++) {
+static void ring_names(const k_buffer *list, uint32_t n, const uint32_t *bound, uint32_t *next) {
+  for (uint32_t i = 0; i < n; i++) {
     next[i] = i;
-    if (k->buffers[i].mode != BUF_IN) continue;
-    do next[i] = (next[i] + 1) % k->nbuffers;
-    while (k->buffers[next[i]].mode != BUF_IN || bound[next[i]] != bound[i]);
+    if (list[i].mode != BUF_IN) continue;
+    do next[i] = next[i] + 1 < n ? next[i] + 1 : 0;
+    while (list[next[i]].mode != BUF_IN || bound[next[i]] != bound[i]);
   }
 }
 
-/* Sets a step's buffers to those of its kernel, but for scratch, which whoever runs the program provides; notes overlaps that the schedule
- * allows (`alias`, see schedule_result). */
-static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_program *program, const uint8_t *alias) {
-  uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers), *bound = take(m, k->nbuffers, sizeof *bound), n = 0;
-  uint32_t *next = take(m, k->nbuffers, sizeof *next), most = 0;
-  if (!buffers || !bound || !next) return false;
-  for (uint32_t i = 0; i < k->nbuffers; i++) {
-    if (k->buffers[i].mode == BUF_SCRATCH) continue;
-    int64_t b = buffer_for(m, k->buffers[i].ref);
+/* Sets a step's buffers to those of its kernel, a list of `all`, but for scratch, which whoever runs the program provides; notes overlaps that the
+ * schedule allows (`alias`, see schedule_result). With `nodes`, buffers refer to nodes by their numbers there. */
+static bool bind_buffers(planner *m, plan_step *s, const k_buffer *list, uint32_t all, const uint32_t *nodes,
+                         const l_program *program, const uint8_t *alias) {
+  uint32_t *buffers = take(m, 3 * (size_t)all, sizeof *buffers), n = 0, most = 0;
+  if (!buffers) return false;
+  uint32_t *bound = buffers + all, *next = bound + all;
+  for (uint32_t i = 0; i < all; i++) {
+    if (list[i].mode == BUF_SCRATCH) continue;
+    int64_t b = buffer_for(m, nodes ? nodes[list[i].ref] : list[i].ref);
     if (b < 0) return fails(m, "a kernel reads what nothing stores");
     bound[i] = buffers[n++] = (uint32_t)b;
   }
   for (uint32_t i = 0; i < program->nbuffers; i++) most += program->buffers[i].mode != BUF_SCRATCH;
   if (most != n) return fails(m, "a program's buffers are not its kernel's");
-  if (alias) ring_names(k, bound, next);
-  for (uint32_t i = 0; alias && i < k->nbuffers; i++)
-    for (uint32_t o = 0; o < k->nbuffers; o++) {
-      bool may = alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN &&
-                 (k->buffers[o].mode == BUF_OUT || k->buffers[o].mode == BUF_INOUT);
-      for (uint32_t j = next[i]; may && j != i; j = next[j]) may = alias[j * k->nbuffers + o]; /* all its names */
+  if (alias) ring_names(list, all, bound, next);
+  for (uint32_t i = 0; alias && i < all; i++)
+    for (uint32_t o = 0; o < all; o++) {
+      bool may = alias[i * all + o] && list[i].mode == BUF_IN && (list[o].mode == BUF_OUT || list[o].mode == BUF_INOUT);
+      for (uint32_t j = next[i]; may && j != i; j = next[j]) may = alias[j * all + o]; /* all its names */
       if (may && !note_overlap(m, bound[i], bound[o])) return false;
     }
   s->buffers = buffers;
@@ -290,8 +306,23 @@ static void count_bytes(plan_kernel *k, int64_t elements, qn_dtype dtype) {
   k->bytes = dim_add(NULL, k->bytes, dim_mul(NULL, elements, (int64_t)dtype_size(dtype)));
 }
 
-/* Schedules kernel k, which computes n nodes, as the plan's next, and binds step s to it. `overlaps`: results may be written over operands. */
-static bool add_kernel(planner *m, k_kernel *k, const uint32_t *nodes, uint32_t n, bool overlaps, plan_step *s) {
+/* Adds a kernel that computes n nodes, and makes s its step. */
+static plan_kernel *next_kernel(planner *m, l_program *program, const uint32_t *nodes, uint32_t n, plan_step *s) {
+  plan *p = m->p;
+  uint32_t *copy = take(m, n, sizeof *copy);
+  plan_kernel *to = &p->kernels[p->nkernels];
+  s->kind = STEP_KERNEL;
+  s->what = p->nkernels++;
+  s->node = nodes[n - 1];
+  *to = (plan_kernel){.program = program, .nops = n, .graph = m->g, .node_first = nodes[0], .node_last = nodes[n - 1]};
+  to->nodes = copy ? memcpy(copy, nodes, n * sizeof *copy) : nodes;
+  return copy ? to : NULL;
+}
+
+/* Schedules kernel k, which computes n nodes, as the plan's next, and binds step s to it. `overlaps`: results may be written over operands. With
+ * `made`, notes what others of its kind share. */
+static bool add_kernel(planner *m, k_kernel *k, const uint32_t *nodes, uint32_t n, bool overlaps, plan_step *s,
+                       made_kernel *made) {
   plan *p = m->p;
   bool pays = statics_pay(k);
   k->statics = pays && m->tune[TUNE_fuse_static];
@@ -307,25 +338,19 @@ static bool add_kernel(planner *m, k_kernel *k, const uint32_t *nodes, uint32_t 
   bool ok = schedule(k, m->p->target, &(schedule_how){m->tune[TUNE_par_grain], m->tune[TUNE_schedule_pick], NULL}, &r,
                      &m->why);
   if (!ok) return false;
-  plan_kernel *to = &p->kernels[p->nkernels];
-  s->what = p->nkernels++;
-  *to = (plan_kernel){.program = r.program, .nops = n, .graph = m->g, .statics = statics};
+  if (made) *made = (made_kernel){.kernel = p->nkernels, .ints = r.ints, .nints = r.nints, .alias = r.alias};
+  plan_kernel *to = next_kernel(m, r.program, nodes, n, s);
+  if (!to) return false;
+  to->statics = statics;
   to->hash = l_hash(r.program);
   for (uint32_t i = 1; i < r.program->n; i++) to->nphases += r.program->code[i].code == L_PHASE;
-  to->node_first = nodes[0];
-  to->node_last = nodes[n - 1];
   for (uint32_t i = 0; i < k->nbuffers; i++)
     count_bytes(to, dim_hint(&m->g->dims, k->buffers[i].elements), (qn_dtype)k->buffers[i].dtype);
-  uint32_t *copy = take(m, n, sizeof *copy);
-  to->nodes = nodes;
-  ok = copy != NULL;
-  if (ok) to->nodes = memcpy(copy, nodes, n * sizeof *copy);
   p->here_only |= !l_launches(r.program);
-  s->kind = STEP_KERNEL;
-  s->node = to->node_last;
   s->ints = r.ints;
   s->nints = r.nints;
-  ok = ok && bind_buffers(m, s, k, r.program, overlaps ? r.alias : NULL) && bind_scalars(m, s, k->scalars, k->nscalars);
+  ok = bind_buffers(m, s, k->buffers, k->nbuffers, NULL, r.program, overlaps ? r.alias : NULL) &&
+       bind_scalars(m, s, k->scalars, k->nscalars);
 #ifdef QN_CHECKED
   if (ok && !l_verify(r.program, text, sizeof text)) {
     note_defect(m, "scheduling made a program that does not verify", text);
@@ -335,8 +360,88 @@ static bool add_kernel(planner *m, k_kernel *k, const uint32_t *nodes, uint32_t 
   return ok;
 }
 
+/* The number of a node in the list of the memo; its length if it is not there. */
+static uint32_t number_in(const alike *memo, uint32_t node) {
+  uint32_t i = 0;
+  while (i < memo->n && memo->nodes[i] != node) i++;
+  return i;
+}
+
+/* Notes what kernels of number `number` share with k, of which *made says already what its schedule is, unless that is nothing: checks name nodes. */
+static bool share(planner *m, int64_t number, const k_kernel *k, made_kernel *made) {
+  if (k->nchecks) return true;
+  k_buffer *buffers = arena_alloc(&m->arena, (k->nbuffers + 1) * sizeof *buffers);
+  uint32_t *scalars = arena_alloc(&m->arena, (k->nscalars + 1) * sizeof *scalars);
+  if (!buffers || !scalars) return out_of_memory(m);
+  for (uint32_t i = 0; i < k->nbuffers; i++) {
+    buffers[i] = k->buffers[i];
+    if (buffers[i].mode == BUF_SCRATCH) continue;
+    buffers[i].ref = number_in(m->memo, k->buffers[i].ref);
+    if (buffers[i].ref == m->memo->n) return true;
+  }
+  for (uint32_t i = 0; i < k->nscalars; i++)
+    if ((scalars[i] = number_in(m->memo, k->scalars[i])) == m->memo->n) return true;
+  made->buffers = buffers;
+  made->nbuffers = k->nbuffers;
+  made->scalars = scalars;
+  made->nscalars = k->nscalars;
+  m->made[number] = made;
+  return true;
+}
+
+/* Adds a kernel that is the same as an earlier one but for its nodes. */
+static bool shared_kernel(planner *m, const made_kernel *made, const fuse_group *x, plan_step *s) {
+  plan *p = m->p;
+  const plan_kernel *like = &p->kernels[made->kernel];
+  plan_kernel *to = next_kernel(m, like->program, x->nodes, x->n, s);
+  uint32_t *scalars = take(m, made->nscalars, sizeof *scalars);
+  if (!to || !scalars) return false;
+  to->shares = true;
+  to->statics = like->statics;
+  to->hash = like->hash;
+  to->nphases = like->nphases;
+  to->bytes = like->bytes;
+  s->ints = made->ints;
+  s->nints = made->nints;
+  for (uint32_t i = 0; i < made->nscalars; i++) scalars[i] = m->memo->nodes[made->scalars[i]];
+  return bind_buffers(m, s, made->buffers, made->nbuffers, m->memo->nodes, like->program, made->alias) &&
+         bind_scalars(m, s, scalars, made->nscalars);
+}
+
+#ifdef QN_CHECKED
+/* Would a group have made the program that it shares? */
+static bool same_program(planner *m, uint32_t group, uint64_t hash) {
+  schedule_result r = {0};
+  k_kernel *k = fuse_lower(&m->f, group, &m->why);
+  if (k) k->statics = statics_pay(k) && m->tune[TUNE_fuse_static];
+  bool ok = k && schedule(k, m->p->target, &(schedule_how){m->tune[TUNE_par_grain], m->tune[TUNE_schedule_pick], NULL},
+                          &r, &m->why);
+  k_free(k);
+  if (!ok) return false;
+  ok = l_hash(r.program) == hash;
+  l_free(r.program);
+  if (!ok) note_defect(m, "kernels that are alike", "have different programs");
+  return ok;
+}
+#endif
+
 static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
   const fuse_group *x = &m->f.groups[group];
+  made_kernel *made = NULL;
+  int64_t number = -1;
+  if (m->tune[TUNE_fuse_reuse]) {
+    number = fuse_alike(&m->f, group, m->memo);
+    if (number < 0 || !arena_room(&m->arena, (void **)&m->made, &m->made_cap, (size_t)number + 1, sizeof *m->made))
+      return out_of_memory(m);
+    if (m->made[number]) {
+      if (!shared_kernel(m, m->made[number], x, s)) return false;
+#ifdef QN_CHECKED
+      if (!same_program(m, group, m->p->kernels[s->what].hash)) return false;
+#endif
+      return true;
+    }
+    if (!(made = arena_alloc(&m->arena, sizeof *made))) return out_of_memory(m);
+  }
   k_kernel *k = fuse_lower(&m->f, group, &m->why);
   if (!k) return false;
   if (does_nothing(k)) {
@@ -344,7 +449,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
     k_free(k);
     return true;
   }
-  bool ok = add_kernel(m, k, x->nodes, x->n, true, s);
+  bool ok = add_kernel(m, k, x->nodes, x->n, true, s, made) && (!made || share(m, number, k, made));
   k_free(k);
   if (!ok && !lower_ends(m->why) && x->n == 1 && !m->awkward[x->nodes[0]]) m->awkward[x->nodes[0]] = m->again = true;
   return ok;
@@ -575,7 +680,7 @@ static bool sunk_step(planner *m, uint32_t n, plan_step *s) {
   bool ok = r->spliced && spliced_kernel(m, n, r, s);
   k_kernel *k = r->spliced ? NULL : sink(&(sink_request){m->g, n, r->proj, m->cancel}, &m->why);
   /* if it can fail, its operands must be there still, to find out how */
-  if (k) ok = add_kernel(m, k, &n, 1, k->nchecks == 0, s);
+  if (k) ok = add_kernel(m, k, &n, 1, k->nchecks == 0, s, NULL);
   k_free(k);
   if (!ok) return false;
   m->p->kernels[m->p->nkernels - 1].region = m->region_of[n] + 1;
@@ -870,86 +975,9 @@ static bool copy_constants(graph *g) {
   return true;
 }
 
-/* ---- sizes that are known to be equal ---------------------------------------------------------------------------------------------- */
-
-static bool from_data(const dim_table *t, qn_dim d, int depth) {
-  if (d >= 0 || depth > DIM_MAX_SIZE) return d < 0;
-  const dim_expr *e = &t->exprs[~d];
-  return e->op == DIM_SYMBOL ? dim_of_node(e->source) : from_data(t, e->a, depth + 1) || from_data(t, e->b, depth + 1);
-}
-
-typedef struct sizes {
-  dim_table *t;
-  uint32_t n; /* how many expressions there are before new ones are made */
-  qn_dim *to; /* by expression: what has replaced it */
-  struct {
-    qn_dim d;
-    bool is;
-  } * known; /* by expression: the size that facts say it equals */
-} sizes;
-
-static qn_dim settled(const sizes *s, qn_dim d) { return d >= 0 || (uint32_t)~d >= s->n ? d : s->to[~d]; }
-
-/* Learns from a fact that two sizes are equal. Was that new? */
-static bool learn(sizes *s, const dim_fact *f) {
-  qn_dim x = settled(s, f->a), y = settled(s, f->b);
-  if (f->relation != DIM_EQ || x == y || from_data(s->t, f->a, 0) || from_data(s->t, f->b, 0)) return false;
-  if (x >= 0 || (y < 0 && ~y > ~x)) { /* the expression with the higher number is replaced by the other size */
-    qn_dim z = x;
-    x = y;
-    y = z;
-  }
-  if (x >= 0 || (uint32_t)~x >= s->n || s->known[~x].is) return false;
-  s->known[~x].d = y;
-  s->known[~x].is = true;
-  return true;
-}
-
-/* Replaces sizes that facts say are equal (to a number, or to each other) by one size. This is right since guards check the facts before
- * the plan runs; an axis that facts say has size 1 is then treated as one that broadcasts. False when memory is short. */
-static bool settle_sizes(graph *g) {
-  sizes s = {.t = &g->dims, .n = g->dims.n};
-  if (g->dims.nfacts == 0) return true;
-  s.to = calloc(s.n + 1, sizeof *s.to);
-  s.known = calloc(s.n + 1, sizeof *s.known);
-  bool ok = s.to && s.known, again = ok;
-  for (int rounds = 0; again && rounds < 8; rounds++) {
-    for (uint32_t i = 0; i < s.n; i++) {
-      const dim_expr e = g->dims.exprs[i];
-      if (s.known[i].is)
-        s.to[i] = settled(&s, s.known[i].d);
-      else
-        s.to[i] =
-            e.op == DIM_SYMBOL ? ~(qn_dim)i : dim_make(&g->dims, (dim_op)e.op, settled(&s, e.a), settled(&s, e.b));
-    }
-    again = false;
-    for (uint32_t i = 0; i < g->dims.nfacts; i++) again |= learn(&s, &g->dims.facts[i]);
-  }
-  for (uint32_t n = 1; n < g->n && ok; n++) {
-    graph_node *node = &g->nodes[n];
-    for (int a = 0; a < node->type.rank; a++) node->type.shape[a] = settled(&s, node->type.shape[a]);
-    if (!node->attr || node->kind != NODE_OP) continue;
-    op_attr attr = graph_attr(node);
-    bool changed = false;
-    for (int k = 0; k < attr.n; k++) {
-      if (!op_attr_is_dim((op_id)node->op, k)) continue;
-      qn_dim d = settled(&s, attr.d[k]);
-      changed |= d != attr.d[k];
-      attr.d[k] = d;
-    }
-    if (!changed) continue;
-    op_attr *copy = arena_alloc(&g->arena, sizeof *copy);
-    ok = copy != NULL;
-    if (ok) *copy = attr;
-    node->attr = copy;
-  }
-  free(s.to);
-  free(s.known);
-  return ok && !g->arena.failed;
-}
-
 static void drop(plan *p) {
-  for (uint32_t i = 0; i < p->nkernels && !p->within; i++) l_free(p->kernels[i].program);
+  for (uint32_t i = 0; i < p->nkernels && !p->within; i++)
+    if (!p->kernels[i].shares) l_free(p->kernels[i].program);
   arena_free(&p->arena);
   *p = (plan){.graph = p->graph,
               .target = p->target,
@@ -973,10 +1001,11 @@ typedef struct attempted {
   bool ok, again;
 } attempted;
 
-static void attempt_once(plan *p, const int64_t *tune, const chosen *c, fuse_memo *memo, cancel_flag cancel,
-                         attempted *a, const char **why) {
+static void attempt_once(plan *p, const int64_t *tune, const chosen *c, alike *memo, cancel_flag cancel, attempted *a,
+                         const char **why) {
   drop(p);
   planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = c->awkward, .over = c->over, .cancel = cancel};
+  m.memo = memo;
   arena_init(&m.arena, NULL);
   bool ok = fuse(m.g, p->target, tune, a->limit, c->awkward, c->over, c->whole, memo, cancel, &m.f, &m.why);
   if (ok) {
@@ -996,12 +1025,12 @@ static void attempt_once(plan *p, const int64_t *tune, const chosen *c, fuse_mem
   if (!ok) *why = m.why ? m.why : lower_no_memory;
 }
 
-static attempted attempt(plan *p, const int64_t *tune, int64_t limit, const chosen *c, fuse_memo *memo,
-                         cancel_flag cancel, const char **why) {
+static attempted attempt(plan *p, const int64_t *tune, int64_t limit, const chosen *c, alike *memo, cancel_flag cancel,
+                         const char **why) {
   attempted a = {.limit = limit, .again = true};
   while (a.again && !a.ok) { /* ends, since each time there are more awkward nodes */
     attempt_once(p, tune, c, memo, cancel, &a, why);
-    if (a.again) fuse_memo_free(memo);
+    if (a.again) alike_free(memo);
   }
   return a;
 }
@@ -1009,7 +1038,7 @@ static attempted attempt(plan *p, const int64_t *tune, int64_t limit, const chos
 /* Plans with as much fusion as keeps the peak at or below that of running node by node. Where the peak without a limit is higher, limits on
  * live bytes are tried. The actual peak differs from them (values are placed over operands, there are gaps): the first limit assumes the
  * difference that there was without one, with some to spare; others are corrected by what the try before missed. False: there is no plan. */
-static bool plan_within(plan *p, const int64_t *tune, const chosen *c, fuse_memo *memo, cancel_flag cancel,
+static bool plan_within(plan *p, const int64_t *tune, const chosen *c, alike *memo, cancel_flag cancel,
                         const char **why) {
   bool fuses = tune[TUNE_fuse_enabled] != 0;
   attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, c, memo, cancel, why);
@@ -1378,8 +1407,8 @@ static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, co
   *p = (plan){.graph = g, .target = target, .part = donated != NULL};
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
-  fuse_memo memo = {0};
-  bool regions = (donated || ranges_prove(g)) && settle_sizes(g) && copy_constants(g) &&
+  alike memo = {0};
+  bool regions = (donated || ranges_prove(g)) && plan_settle_sizes(g) && copy_constants(g) &&
                  plan_regions(p, tune, cancel, why, size, &reason);
   if (!regions && size && why[0]) { /* a region has no plan, and `why` says so already */
     plan_free(p);
@@ -1397,7 +1426,7 @@ static plan *make_plan(graph *g, schedule_target target, const int64_t *tune, co
   free(c.awkward);
   free(c.over);
   free(c.whole);
-  fuse_memo_free(&memo);
+  alike_free(&memo);
   if (done && g->dims.cut > DIM_CUT) done = false, reason = "sizes that depend on data have too many terms";
   if (done && (done = gather_kernels(p))) {
     sum_up(p);
@@ -1420,69 +1449,4 @@ void plan_free(plan *p) {
   free(p->regions);
   graph_free(p->graph);
   free(p);
-}
-
-/* ---- text -------------------------------------------------------------------------------------------------------------------------- */
-
-static void print_buffer(const plan *p, uint32_t i, text_buf *out) {
-  static const char *const where[] = {"input ", "constant ", "output ", "arena ", "late"};
-  const plan_buffer *b = &p->buffers[i];
-  text_addf(out, "  b%u: %s", i, where[b->where]);
-  if (b->where == WHERE_INPUT || b->where == WHERE_OUTPUT) text_int(out, b->index);
-  if (b->where == WHERE_ARENA || (b->where == WHERE_OUTPUT && b->offset)) {
-    text_adds(out, "+");
-    dim_print(&p->graph->dims, b->offset, out);
-  }
-  text_addf(out, " %s[", dtype_rows[b->dtype].name);
-  dim_print(&p->graph->dims, b->elements, out);
-  text_adds(out, "]\n");
-}
-
-static void print_step(const plan *p, const plan_step *s, text_buf *out) {
-  if (s->kind == STEP_KERNEL)
-    text_addf(out, "kernel %u", s->what);
-  else if (s->kind == STEP_REGIONS)
-    text_addf(out, "regions %u", s->what);
-  else if (s->kind == STEP_TAP)
-    text_addf(out, "tap %u", s->what);
-  else
-    text_addf(out, "%s%s", s->kind == STEP_SCALAR ? "scalar " : "", op_rows[s->op].name);
-  for (uint32_t i = 0; i < s->nbuffers; i++) text_addf(out, " b%u", s->buffers[i]);
-  for (uint32_t i = 0; i < s->nscalars; i++) text_addf(out, " s%u", s->scalars[i]);
-  if (s->kind == STEP_SCALAR) text_addf(out, " -> s%u", s->out);
-  if (s->kind == STEP_REGIONS && p->regions[s->what].why) text_addf(out, " (no kernel: %s)", p->regions[s->what].why);
-  text_adds(out, "\n");
-}
-
-void plan_print(const plan *p, text_buf *out) {
-  const graph *g = p->graph;
-  text_addf(out, "plan: %u kernels, %u steps, peak ", p->nkernels, p->nsteps);
-  text_int(out, p->peak_bytes);
-  text_adds(out, " bytes (node by node ");
-  text_int(out, p->eager_peak_bytes);
-  text_adds(out, "), arena ");
-  dim_print(&g->dims, p->arena_bytes, out);
-  text_adds(out, "\n");
-  for (uint32_t i = 0; i < p->nkernels; i++) {
-    const plan_kernel *k = &p->kernels[i];
-    text_addf(out, "  kernel %u %s: %u nodes, %u phase%s, ", i, k->program->name, k->nops, k->nphases,
-              k->nphases == 1 ? "" : "s");
-    dim_print(&k->graph->dims, k->bytes, out);
-    text_adds(out, " bytes:");
-    for (uint32_t n = 0; n < k->nops; n++) {
-      const graph_node *node = &k->graph->nodes[k->nodes[n]];
-      text_addf(out, " %%%u %s", k->nodes[n], node->kind == NODE_CONST ? "constant" : graph_node_word(node));
-      if (node->site && node->site < k->graph->nsites) text_addf(out, "@%u", node->site);
-    }
-    text_adds(out, "\n");
-  }
-  for (uint32_t i = 0; i < p->nbuffers; i++) print_buffer(p, i, out);
-  for (uint32_t i = 0; i < p->nsteps; i++) {
-    text_addf(out, "  step %u: ", i);
-    print_step(p, &p->steps[i], out);
-  }
-  for (uint32_t i = 0; i < p->noutputs; i++) {
-    static const char *const kinds[] = {"b", "input ", "s"};
-    text_addf(out, "  result %u: %s%u\n", i, kinds[p->outputs[i].kind], p->outputs[i].index);
-  }
 }

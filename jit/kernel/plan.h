@@ -9,6 +9,9 @@
 QN_MUST_CHECK plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why,
                               size_t size);
 void plan_free(plan *p);
+/* Replaces sizes that facts say are equal (to a number, or to each other) by one size. This is right since guards check the facts before
+ * the plan runs; an axis that facts say has size 1 is then treated as one that broadcasts. False when memory is short. */
+QN_MUST_CHECK bool plan_settle_sizes(graph *g);
 /* Makes plans of the header and the body of a loop that is a kernel, region number `region` of the plan; the caller frees them. False when
  * memory is short, or with `why`. */
 QN_MUST_CHECK bool plan_parts(const plan *p, uint32_t region, const int64_t *tune, plan *parts[2], char *why,

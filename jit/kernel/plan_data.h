@@ -44,6 +44,7 @@ typedef enum plan_statics {
 
 typedef struct plan_kernel {
   l_program *program;
+  bool shares;   /* is the program that of an earlier kernel of the plan, which owns it? */
   uint64_t hash; /* l_hash */
   uint32_t nphases;
   _Atomic(const qk_phase *) code; /* compiled phases, or NULL: the block VM runs `program` */

@@ -113,9 +113,9 @@ static void check_graph_on(const char *name, schedule_target target) {
   ck_assert_msg(graph_verify(g, why_text, sizeof why_text), "%s: %s", name, why_text);
   fusion f;
   uint8_t *awkward = calloc(g->n, 1);
-  fuse_memo memo = {0};
+  alike memo = {0};
   ck_assert_msg(fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &f, &why), "%s: %s", name, why);
-  fuse_memo_free(&memo);
+  alike_free(&memo);
   text_buf k_text = {0}, l_text = {0};
   for (uint32_t i = 0; i < f.n; i++) {
     if (f.groups[i].kind != FUSE_KERNEL && f.groups[i].kind != FUSE_REGIONS) continue;

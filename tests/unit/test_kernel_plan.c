@@ -395,6 +395,98 @@ START_TEST(values_used_often_plan_in_time) {
 }
 END_TEST
 
+/* ---- equal blocks ----------------------------------------------------------------------------------------------------------- */
+
+/* Appends a block's nodes, whose inputs are nodes `at` of g; at[node of the block] becomes its node in g. */
+static void add_block(graph *g, const graph *block, uint32_t *at) {
+  for (uint32_t n = 1; n < block->n; n++) {
+    const graph_node *x = &block->nodes[n];
+    uint32_t in[16];
+    if (x->kind == NODE_CONST) at[n] = graph_const(g, x->type, x->payload.data, 0);
+    if (x->kind != NODE_OP) continue;
+    ck_assert_uint_le(x->nin, 16);
+    for (int k = 0; k < x->nin; k++) in[k] = at[x->in[k]];
+    op_attr attr = graph_attr(x);
+    at[n] = graph_node_raw(g, (op_id)x->op, in, x->nin, x->attr ? &attr : NULL, x->type, 0);
+    ck_assert(at[n]);
+  }
+}
+
+/* A graph of equal blocks; each takes what the one before it gives as operands of these types. */
+static graph *repeated(const graph *block, int times) {
+  graph *g = graph_new(NULL);
+  uint32_t *at = calloc(block->n, sizeof *at);
+  for (uint32_t i = 0; i < block->ninputs; i++)
+    at[block->inputs[i]] = graph_input(g, block->nodes[block->inputs[i]].type, 0);
+  for (int k = 0; k < times; k++) {
+    add_block(g, block, at);
+    for (uint32_t i = 0; i < block->noutputs; i++) {
+      const graph_type *t = &block->nodes[block->outputs[i]].type;
+      for (uint32_t j = 0; j < block->ninputs; j++)
+        if (graph_type_same(t, &block->nodes[block->inputs[j]].type)) at[block->inputs[j]] = at[block->outputs[i]];
+      if (k % 2 == 0 || k == times - 1) graph_output(g, at[block->outputs[i]]);
+    }
+  }
+  free(at);
+  return g;
+}
+
+static plan *plan_reusing(const graph *g, bool reuse, const char *what) {
+  char why[256] = "";
+  tune[TUNE_fuse_reuse] = reuse;
+  plan *p = plan_make(graph_copy(g), TARGET_CPU, tune, NULL, why, sizeof why);
+  ck_assert_msg(p != NULL, "%s: %s", what, why);
+  check_plan(p, what);
+  return p;
+}
+
+/* Plans whose equal kernels are planned once are those whose kernels are planned one by one. Returns how many kernels share a program. */
+static uint32_t same_plans(const graph *g, const char *what) {
+  text_buf x = {0}, y = {0};
+  plan *p = plan_reusing(g, true, what), *q = plan_reusing(g, false, what);
+  uint32_t shared = 0;
+  plan_print(p, &x);
+  plan_print(q, &y);
+  ck_assert_msg(x.len == y.len && memcmp(x.text, y.text, x.len) == 0, "%s:\n%.*s\nand one by one\n%.*s", what,
+                (int)x.len, x.text, (int)y.len, y.text);
+  for (uint32_t i = 0; i < p->nkernels; i++) {
+    ck_assert_msg(p->kernels[i].hash == q->kernels[i].hash, "%s: kernel %u", what, i);
+    ck_assert_uint_eq(p->kernels[i].nphases, q->kernels[i].nphases);
+    ck_assert(!q->kernels[i].shares);
+    shared += p->kernels[i].shares;
+  }
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    ck_assert_uint_eq(p->steps[i].nints, q->steps[i].nints);
+    for (uint32_t k = 0; k < p->steps[i].nints; k++)
+      ck_assert_msg(p->steps[i].ints[k] == q->steps[i].ints[k], "%s: int %u of step %u", what, k, i);
+  }
+  plan_free(p);
+  plan_free(q);
+  text_free(&x);
+  text_free(&y);
+  return shared;
+}
+
+START_TEST(equal_blocks_are_planned_once) {
+  tune_reset();
+  uint32_t shared = 0;
+  for (uint64_t seed = 2000; seed < 2250; seed++) {
+    char what[64];
+    random_options o = {.nodes = 4 + (int)(seed % 30)};
+    graph *block = random_graph(seed, &o);
+    snprintf(what, sizeof what, "blocks of seed %d", (int)seed);
+    graph *g = block->dims.n ? NULL : repeated(block, 2 + (int)(seed % 7));
+    graph *simple = g ? graph_simplify(g, NULL) : NULL;
+    if (g) shared += same_plans(g, what);
+    if (simple) shared += same_plans(simple, what);
+    graph_free(block);
+    graph_free(g);
+    graph_free(simple);
+  }
+  ck_assert_uint_gt(shared, 100);
+}
+END_TEST
+
 static uint32_t op_of(graph *g, op_id op, uint32_t a, uint32_t b, const op_attr *attr) {
   return graph_op(g, op, (uint32_t[]){a, b}, b ? 2 : 1, attr, 0);
 }
@@ -643,6 +735,19 @@ START_TEST(planning_is_linear) {
 }
 END_TEST
 
+/* Unrolled loops, of which all turns are equal. */
+START_TEST(equal_turns_are_planned_once) {
+  tune_reset();
+  for (size_t i = 0; i < KINDS; i++) {
+    graph *g = kinds[i].make(300), *s = graph_simplify(g, NULL);
+    ck_assert(s != NULL);
+    same_plans(s, kinds[i].name);
+    graph_free(g);
+    graph_free(s);
+  }
+}
+END_TEST
+
 /* A kernel of thousands of nodes is more work for each of them, but not in proportion to their number. */
 START_TEST(large_kernels_plan_in_time) {
   tune_reset();
@@ -813,6 +918,8 @@ int main(void) {
       {tcase_create("large_graphs_plan_in_time"), large_graphs_plan_in_time},
       {tcase_create("values_used_often_plan_in_time"), values_used_often_plan_in_time},
       {tcase_create("fusion_stays_within_memory"), fusion_stays_within_memory},
+      {tcase_create("equal_blocks_are_planned_once"), equal_blocks_are_planned_once},
+      {tcase_create("equal_turns_are_planned_once"), equal_turns_are_planned_once},
       {tcase_create("planning_is_linear"), planning_is_linear},
       {tcase_create("large_kernels_plan_in_time"), large_kernels_plan_in_time},
       {tcase_create("jobs_can_be_cancelled"), jobs_can_be_cancelled},
