@@ -167,10 +167,10 @@ static void measure_graph(bench *b, graph *made, const char *name, uint64_t seed
   graph *g = graph_simplify(made, NULL);
   const char *why = NULL;
   fusion f;
-  fuse_memo memo = {0};
+  alike memo = {0};
   uint8_t *awkward = g ? calloc(g->n, 1) : NULL;
   bool ok = awkward && fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &f, &why);
-  fuse_memo_free(&memo);
+  alike_free(&memo);
   for (uint32_t i = 0; ok && i < f.n; i++) {
     if (f.groups[i].kind != FUSE_KERNEL) continue;
     k_kernel *k = fuse_lower(&f, i, &why);

@@ -361,10 +361,10 @@ static void try_graph(fuzzer *f, uint64_t seed, compiled_cases *all) {
   const char *why = NULL;
   bool merged = rng_below(r, 2);
   uint8_t *awkward = calloc(g->n, 1);
-  fuse_memo memo = {0};
+  alike memo = {0};
   fusion x;
   bool ok = fuse(g, TARGET_CPU, tune, merged ? FUSE_NOTHING : FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &x, &why);
-  fuse_memo_free(&memo);
+  alike_free(&memo);
   int64_t *recorded = calloc(g->dims.n + (size_t)1, sizeof *recorded);
   for (uint32_t i = 0; i < g->dims.n; i++) recorded[i] = g->dims.exprs[i].hint;
   ok = ok && dim_facts_hold(&g->dims, recorded, NULL); /* else there is no call of these sizes */
