@@ -206,7 +206,8 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
       if (dtype_size((qn_dtype)n->dtype) > 4) weight *= 2;
       if (!many && n->code != K_SCAN) work += turns(p, in & ~axis_bit(n->axis), 0, false) * by->finish_ns;
     }
-    work += times * weight * (along ? 1 : by->scalar) * by->op_ns;
+    /* what is computed by itself waits for what is before it, and a slow function does not take as many times longer */
+    work += times * by->op_ns * (along ? weight : weight < 1 ? weight * by->scalar : by->scalar + 4 * (weight - 1));
     if (ends[v] || k_folds(n)) vectors = max_of(vectors, turns(p, in, 0, false));
   }
   double instances = turns(p, 0, 0, false);
