@@ -637,6 +637,13 @@ static void print_partial(emitter *e, const l_instr *i) {
     line(e, "if (t == 0) %s[v%u] = v%u[0];", buffer, i->b, i->a);
 }
 
+/* May the first thread store over what others have still to load? An output may lie in the memory of an input that the instance has loaded. */
+static bool may_overwrite(const emitter *e, l_val store) {
+  for (l_val k = store; k-- > 1 && at(e, k)->code != L_PAR;)
+    if (at(e, k)->code == L_LOAD && at(e, k)->imm >= 0) return true;
+  return false;
+}
+
 static void print_block(emitter *e, l_val from, l_val to) {
   for (l_val v = from; v < to; v++) {
     const l_instr *i = at(e, v);
@@ -651,6 +658,7 @@ static void print_block(emitter *e, l_val from, l_val to) {
     case L_POLL: line(e, "if (POLLED(polls) && __syncthreads_or(STOPPED)) return;"); break;
     case L_STORE:
     case L_CHECK:
+      if (i->code == L_STORE && may_overwrite(e, v)) line(e, "TOGETHER(%d, %d)", e->layout.threads, e->layout.groups);
       line(e, "if (t == 0) {");
       if (i->code == L_STORE)
         print_plain_store(e, i);
