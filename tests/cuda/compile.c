@@ -35,6 +35,7 @@ typedef struct programs {
   l_program **all;
   uint64_t *hashes;
   uint32_t n, cap;
+  uint32_t left_out; /* CPUs' own */
 } programs;
 
 static void fatal(const char *what) {
@@ -43,8 +44,20 @@ static void fatal(const char *what) {
 }
 
 /* Takes over a program; one that is there already is dropped. */
+/* Products that a TILE stores by itself are CPUs' (l.h): a plan for a GPU has none, but a log of a script that ran on the CPU has. */
+static bool is_for_cpus(const l_program *p) {
+  for (uint32_t i = 0; i < p->ntiles; i++)
+    if (!p->tiles[i].out) return true;
+  return false;
+}
+
 static void take(programs *s, l_program *p) {
   uint64_t hash = l_hash(p);
+  if (is_for_cpus(p)) {
+    s->left_out++;
+    l_free(p);
+    return;
+  }
   for (uint32_t i = 0; i < s->n; i++)
     if (s->hashes[i] == hash) {
       l_free(p);
@@ -399,7 +412,8 @@ int main(int argc, char **argv) {
       fatal(argv[i]);
     }
   }
-  if (!s.n && strcmp(what, "vm") != 0 && own_named(what) < 0) fatal("no programs");
+  if (!s.n && s.left_out) printf("%u programs for CPUs alone\n", s.left_out);
+  if (!s.n && !s.left_out && strcmp(what, "vm") != 0 && own_named(what) < 0) fatal("no programs");
   for (uint32_t from = 0; from < s.n; from += UNIT)
     ok &= unit(&n, what, keep, &s, from, s.n - from < UNIT ? s.n - from : UNIT);
   for (uint32_t i = 0; i < s.n; i++) l_free(s.all[i]);
