@@ -528,7 +528,9 @@ static bool ev_breduce(ev *e, const l_instr *c, int64_t i, int64_t j, uint64_t *
 static bool ev_block_element(ev *e, l_val n, int64_t i, int64_t j, uint64_t *to) {
   const l_instr *c = &e->p->code[n];
   qn_dtype of_a = (qn_dtype)e->p->code[c->a].dtype, d = (qn_dtype)c->dtype;
-  uint64_t a = ev_element(e, c->a, i, j), b = ev_element(e, c->b, i, j);
+  /* others have operands of other shapes */
+  bool each = c->code == L_CARRY || c->code == L_KOP || c->code == L_MATH;
+  uint64_t a = each ? ev_element(e, c->a, i, j) : 0, b = each ? ev_element(e, c->b, i, j) : 0;
   switch ((l_code)c->code) {
   case L_CONST: *to = (uint64_t)c->imm; return true;
   case L_CARRY: *to = a; return true;
