@@ -718,19 +718,6 @@ static bool vec_pass(emitter *e, const k_val *jobs, uint32_t n, const uint8_t *k
   return !nb->why;
 }
 
-typedef struct again {
-  const emitter *e;
-  int axis;
-  bool *seen;
-} again;
-
-static void mark_again(void *ctx, k_val v) {
-  again *x = ctx;
-  if (x->seen[v]) return;
-  x->seen[v] = true;
-  if (!k_reduces(&x->e->k->nodes[v], x->axis)) k_each_operand(x->e->k, v, mark_again, x);
-}
-
 /* Selects the jobs of a pass: `in` the loop, or before it. Row results that an earlier pass of a FOR has had are reduced again. NULL when memory
  * is short. */
 static k_val *jobs_of(emitter *e, const sched_loop *loop, const k_val *jobs, uint32_t n, const uint8_t *stage, int pass,
@@ -738,16 +725,16 @@ static k_val *jobs_of(emitter *e, const sched_loop *loop, const k_val *jobs, uin
   int axis = loop->axis;
   bool later = in && pass && loop->role == LOOP_FOR;
   k_val *now = room(e, n, sizeof *now);
-  again x = {e, axis, later ? room(e, e->k->n, sizeof *x.seen) : NULL};
+  bool *seen = later ? room(e, e->k->n, sizeof *seen) : NULL;
   *count = 0;
-  if (!now || (later && !x.seen)) return NULL;
-  for (uint32_t j = 0; j < n && x.seen; j++)
-    if (stage[jobs[j]] == pass && axis_in(job_axes(e->k, jobs[j]), axis)) k_each_operand(e->k, jobs[j], mark_again, &x);
+  if (!now || (later && !seen)) return NULL;
+  for (uint32_t j = 0; j < n && seen; j++)
+    if (stage[jobs[j]] == pass && axis_in(job_axes(e->k, jobs[j]), axis)) nest_reach(e->s, axis, jobs[j], seen);
   for (uint32_t j = 0; j < n; j++) {
     k_val v = jobs[j];
     const k_node *node = &e->k->nodes[v];
     if (axis_in(job_axes(e->k, v), axis) != in) continue;
-    if (stage[v] == pass || (x.seen && x.seen[v] && !k_is_effect(node) && node->axis != axis && stage[v] < pass))
+    if (stage[v] == pass || (seen && seen[v] && !k_is_effect(node) && node->axis != axis && stage[v] < pass))
       now[(*count)++] = v;
   }
   return now;
@@ -800,28 +787,14 @@ static bool level(emitter *e, int i, const k_val *jobs, uint32_t n) {
 
 /* ---- phases ------------------------------------------------------------------------------------------------------------------------- */
 
-typedef struct reacher {
-  const emitter *e;
-  bool *seen;
-} reacher;
-
-/* Marks v and what it is computed from, but not what results of the cut axis are computed from. */
-static void reach(void *ctx, k_val v) {
-  reacher *x = ctx;
-  if (x->seen[v]) return;
-  x->seen[v] = true;
-  if (!is_merged(x->e, v)) k_each_operand(x->e->k, v, reach, x);
-}
-
 /* Makes the jobs of a phase that makes `ends` (by node): these, and the reductions that they need. Sets seen[node] for all that is needed. */
 static k_val *jobs_for(emitter *e, const bool *ends, bool *seen, uint32_t *n) {
   const k_kernel *k = e->k;
   k_val *jobs = room(e, k->n, sizeof *jobs);
-  reacher x = {e, seen};
   *n = 0;
   if (!jobs) return NULL;
   for (k_val v = 1; v < k->n; v++)
-    if (ends[v]) k_each_operand(k, v, reach, &x);
+    if (ends[v]) nest_reach(e->s, e->cut, v, seen);
   for (k_val v = 1; v < k->n; v++) {
     bool reduces = seen[v] && k_folds(&k->nodes[v]) && k->nodes[v].code != K_SCAN && !is_merged(e, v);
     if (ends[v] || reduces) jobs[(*n)++] = v;
