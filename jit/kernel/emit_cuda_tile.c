@@ -7,7 +7,7 @@
  *
  * The order of every sum is that of the plain loop: one chain upward over k, in chunks whose sums meet in a balanced tree. That is a
  * binary counter of subtrees as everywhere; where there is more than one chunk they lie behind the tile, in `out`, which the schedule
- * for GPUs makes large enough (room_behind in sched_nest.c). k beyond the depth takes no part, not even as zeros; rows and
+ * for GPUs makes large enough (tile_room in sched_emit.c). k beyond the depth takes no part, not even as zeros; rows and
  * columns beyond the edge are computed from zeros and left alone.
  *
  * In tiles of fewer results than threads (a vector times a vector) each result is one thread's chain; all threads load the panels. */

@@ -991,15 +991,6 @@ static bool find_product(emitter *e) {
   return true;
 }
 
-static void find_ranks(emitter *e) {
-  const k_kernel *k = e->k;
-  for (k_val v = 1; v < k->n; v++) {
-    stager g = {e->rank, 0};
-    if (e->s->needed[v]) k_each_operand(k, v, latest, &g);
-    e->rank[v] = (uint8_t)(g.most + (e->s->needed[v] && is_merged(e, v)));
-  }
-}
-
 bool nest_emit(nest_builder *nb, const nest *s, int64_t grain) {
   const k_kernel *k = s->k;
   const loop_list *l = &s->s.main;
@@ -1013,7 +1004,7 @@ bool nest_emit(nest_builder *nb, const nest *s, int64_t grain) {
   e.local = room(&e, k->n, sizeof *e.local);
   bool *ends = room(&e, k->n, sizeof *ends);
   if (!e.rank || !e.keeps || !e.local || !ends || !find_product(&e)) return false;
-  find_ranks(&e);
+  nest_ranks(s, e.cut, e.rank);
   int last = 0;
   for (k_val v = 1; v < k->n; v++) {
     if (s->needed[v] && e.rank[v] > last) last = e.rank[v];

@@ -188,6 +188,8 @@ bool nest_fits(nest *s);
 bool nest_emit(nest_builder *nb, const nest *s, int64_t grain);
 /* Sets seen[node] for all that v is computed from, but not for what reductions over axis `cut` are computed from. */
 void nest_reach(const nest *s, int cut, k_val v, bool *seen);
+/* Sets rank[node], which is all 0, to how many results of reductions over axis `cut` the node waits for, one after the other: its phase. */
+void nest_ranks(const nest *s, int cut, uint8_t *rank);
 /* What an element of the node's value costs, in simple operations. */
 double nest_weight(const k_kernel *k, const k_node *n, cost_target target);
 /* The axes of an update that occur plainly in its address: different points of them are different elements. */

@@ -170,15 +170,23 @@ static bool one_each(const loop_list *l, int axis) {
   return par && par->size == 1;
 }
 
-/* Where in the order of a cut nest's phases an effect is made (sched_emit.c). */
 typedef struct ranks {
-  const uint8_t *of; /* by node: for how many results of the cut axis, one after the other, it waits */
+  const uint8_t *of;
   uint8_t most;
 } ranks;
 
 static void take_rank(void *ctx, k_val v) {
   ranks *r = ctx;
   if (r->of[v] > r->most) r->most = r->of[v];
+}
+
+void nest_ranks(const nest *s, int cut, uint8_t *rank) {
+  for (k_val v = 1; v < s->k->n; v++) {
+    ranks r = {rank, 0};
+    if (!s->needed[v]) continue;
+    k_each_operand(s->k, v, take_rank, &r);
+    rank[v] = (uint8_t)(r.most + (cut >= 0 && k_reduces(&s->k->nodes[v], cut) && r.most < UINT8_MAX));
+  }
 }
 
 /* A failed check ends a launch behind its phase. So that the first one fails in any schedule, checks must be made in the order of their numbers, and
@@ -192,15 +200,12 @@ static bool checks_fit(nest *s, int cut) {
   int last = -1;
   uint64_t number = 0;
   bool ok = true;
+  nest_ranks(s, cut, rank);
   for (k_val v = 1; v < k->n && ok; v++) {
     const k_node *n = &k->nodes[v];
-    ranks r = {rank, 0};
-    if (!s->needed[v]) continue;
-    k_each_operand(k, v, take_rank, &r);
-    rank[v] = (uint8_t)(r.most + (k_reduces(n, cut) && r.most < UINT8_MAX));
-    if (n->code != K_CHECK) continue;
+    if (!s->needed[v] || n->code != K_CHECK) continue;
     bool after = !axis_in(n->axes, cut);
-    int at = 4 * r.most + (after ? (r.most ? -2 : 2) + (tiled && !axis_in(n->axes, along)) : 0);
+    int at = 4 * rank[v] + (after ? (rank[v] ? -2 : 2) + (tiled && !axis_in(n->axes, along)) : 0);
     ok = last < 0 || (number == n->imm ? at == last : number < n->imm && at >= last);
     last = at;
     number = n->imm;
