@@ -21,7 +21,8 @@ typedef struct kernel_case {
   int64_t elements[KERNEL_BUFFERS];
   void *start[KERNEL_BUFFERS], *want[KERNEL_BUFFERS];
   qk_scalar *scalars;
-  uint64_t error; /* the error cell; ~0: no check fails */
+  uint64_t error;         /* the error cell; ~0: no check fails */
+  const bvm_loops *loops; /* the block VM's; NULL: those for this processor */
 } kernel_case;
 
 static inline int64_t kernel_case_dim(const kernel_case *c, qn_dim d) { return dim_eval(c->k->dims, d, c->symbols); }
@@ -115,7 +116,7 @@ static inline bool kernel_case_run(const kernel_case *c, qn_vm *vm, const schedu
     places[b] = (int)b == out && in >= 0 ? ours[in] : ours[b];
     counts[b] = (int)b != in;
   }
-  void *code = bvm_code_make(s->program, bvm_loops_pick());
+  void *code = bvm_code_make(s->program, c->loops ? c->loops : bvm_loops_pick());
   kernel_failure f = {0};
   bool ok = code && kernel_launch(vm, s->program, &code, compiled, places, ints, c->scalars, &f);
   if (!code || error_pending(vm) || ok != (f.error == ~0ull)) {

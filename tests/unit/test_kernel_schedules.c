@@ -5,17 +5,10 @@
  * also compiled, instead of half of those of every 64th graph. What fails is printed as the kernel's text and the shortest schedule that was found to fail.
  * labels: slow */
 #include "tests/unit/c_unit.h"
-#include "tests/unit/kernel_case.h"
-#include "tests/unit/schedule_random.h"
+#include "tests/unit/kernel_random.h"
 #include "tests/unit/seeds.h"
 
-static const int64_t tune[] = {
-#define TUNABLE(symbol, name, def, min, max, meaning) def,
-#include "lang/tunables.def"
-#undef TUNABLE
-};
-
-enum { GRAIN = 32768, UNIT_PROGRAMS = 24, REASONS = 64 };
+enum { GRAIN = RANDOM_GRAIN, UNIT_PROGRAMS = 24, REASONS = 64 };
 
 /* ---- what a run of the tests has done -------------------------------------------------------------------------------------- */
 
@@ -26,12 +19,18 @@ typedef struct compiled_case {
   uint64_t seed;
 } compiled_case;
 
+typedef struct compiled_cases {
+  compiled_case at[UNIT_PROGRAMS];
+  uint32_t n;
+} compiled_cases;
+
 typedef struct fuzzer {
   qn_vm *vm[2]; /* of one thread, and of several */
   rng r;
   uint64_t seed, kernels, tried, fit, checks, aliased, with_c, failed;
   uint64_t tiles, cuts, turned, groups; /* of those that fit */
   int every_c, tries;
+  compiled_cases all; /* of the graph at hand */
   struct {
     const char *why;
     uint64_t n;
@@ -75,6 +74,19 @@ static void fuzzer_close(fuzzer *f) {
           (unsigned long long)f->cuts, (unsigned long long)f->turned, (unsigned long long)f->groups);
   for (int i = 0; i < REASONS && f->reasons[i].why; i++)
     fprintf(stderr, "%10llu %s\n", (unsigned long long)f->reasons[i].n, f->reasons[i].why);
+}
+
+/* Some table of the block VM's loops that this processor can run. */
+static const bvm_loops *some_loops(rng *r) {
+  const bvm_loops *best = bvm_loops_pick();
+#if defined(__x86_64__)
+  const bvm_loops *all[] = {&bvm_loops_base, &bvm_loops_v3, &bvm_loops_v4};
+  int n = best == &bvm_loops_v4 ? 3 : best == &bvm_loops_v3 ? 2 : 1;
+  return rng_below(r, 2) ? best : all[rng_below(r, n)];
+#else
+  (void)r;
+  return best;
+#endif
 }
 
 /* ---- one schedule ------------------------------------------------------------------------------------------------------------- */
@@ -212,11 +224,6 @@ static void show_failure(fuzzer *f, const kernel_case *c, schedule_target target
 
 /* ---- as C ------------------------------------------------------------------------------------------------------------------------- */
 
-typedef struct compiled_cases {
-  compiled_case at[UNIT_PROGRAMS];
-  uint32_t n;
-} compiled_cases;
-
 static void run_compiled(fuzzer *f, compiled_cases *all) {
   const l_program *programs[UNIT_PROGRAMS];
   const char *names[UNIT_PROGRAMS];
@@ -252,9 +259,12 @@ static void run_compiled(fuzzer *f, compiled_cases *all) {
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------------------------- */
 
-/* Tries schedules of a kernel, which it takes over. */
-static void try_kernel(fuzzer *f, k_kernel *k, const int64_t *symbols, const kernel_case_options *o,
-                       compiled_cases *all) {
+/* Tries schedules of a kernel (kernel_random.h). */
+static void try_kernel(void *ctx, k_kernel *k, const int64_t *symbols, const kernel_case_options *o) {
+  fuzzer *f = ctx;
+  compiled_cases *all = &f->all;
+  if (!k || all->n == UNIT_PROGRAMS) run_compiled(f, all);
+  if (!k) return;
   kernel_case *c = calloc(1, sizeof *c);
   char why[400];
   bool used = false, fits;
@@ -266,34 +276,17 @@ static void try_kernel(fuzzer *f, k_kernel *k, const int64_t *symbols, const ker
   }
   f->kernels++;
   f->checks += c->error != ~0ull;
+  c->loops = some_loops(&f->r);
   for (int i = 0; i < f->tries; i++) {
     rng *r = &f->r;
     schedule_target target = rng_below(r, 3) ? TARGET_CPU : TARGET_GPU;
     uint64_t seed = rng_next(r);
     text_buf t = {0};
     int64_t pick = 0;
-    schedule_result s, of;
-    const char *reason;
-    int how = rng_below(r, 8);
-    if (how == 0) {
-      pick = 1 + rng_below(r, 8);
-    } else {
-      random_schedule x;
-      bool made = false;
-      if (how < 5) {
-        made = random_schedule_make(&x, k, r);
-      } else if (schedule(k, target, &(schedule_how){.grain = GRAIN, .pick = rng_below(r, 6)}, &of, &reason)) {
-        made = of.program->schedule && random_schedule_read(&x, k, of.program->schedule);
-        if (!made) {
-          snprintf(why, sizeof why, "\"%s\" cannot be read", of.program->schedule ? of.program->schedule : "no text");
-          show_failure(f, c, target, NULL, 0, why);
-        }
-        for (int n = 1 + rng_below(r, 4); made && n > 0; n--) random_change(&x, r);
-        l_free(of.program);
-      }
-      if (made) random_schedule_text(&x, &t);
-      if (made) random_schedule_free(&x);
-      if (!made) continue;
+    schedule_result s;
+    if (!random_how(k, target, r, &t, &pick, why, sizeof why)) {
+      if (why[0]) show_failure(f, c, target, NULL, 0, why);
+      continue;
     }
     f->tried++;
     int every = f->every_c >= 0 ? f->every_c : f->seed % 64 == 0 ? 2 : 0;
@@ -315,94 +308,14 @@ static void try_kernel(fuzzer *f, k_kernel *k, const int64_t *symbols, const ker
   free(c);
 }
 
-/* Other sizes than the recorded ones for which a graph's facts hold; NULL: none were found. For the caller to free. */
-static int64_t *other_sizes(const graph *g, rng *r) {
-  static const int64_t sizes[] = {0, 1, 2, 3, 5, 17, 64, 65, 130, 300};
-  int64_t *symbols = calloc(g->dims.n + (size_t)1, sizeof *symbols);
-  for (int tries = 0; tries < 40; tries++) {
-    bool any = false;
-    for (uint32_t i = 0; i < g->dims.n; i++) {
-      symbols[i] = g->dims.exprs[i].hint;
-      if (g->dims.exprs[i].op != DIM_SYMBOL || g->dims.exprs[i].source == DIM_FROM_NODE || rng_below(r, 2)) continue;
-      symbols[i] = sizes[rng_below(r, 10)];
-      any = true;
-    }
-    if (any && dim_facts_hold(&g->dims, symbols, NULL)) return symbols;
-  }
-  free(symbols);
-  return NULL;
-}
-
-static void try_graph(fuzzer *f, uint64_t seed, compiled_cases *all) {
-  rng *r = &f->r;
-  *r = (rng){seed * 104729 + 3};
-  f->seed = seed;
-  static const int64_t sizes[] = {0, 1, 2, 3, 4, 6, 8, 9, 16, 17, 33, 64, 65, 70, 128, 130, 300};
-  random_options o = {.symbolic = rng_below(r, 3) == 0, .nodes = 2 + rng_below(r, 18)};
-  kernel_case_options data = {.most = 1 << 22,
-                              .indices = rng_below(r, 4) ? 1 + rng_below(r, 2) : 0,
-                              .wild = rng_below(r, 4) == 0,
-                              .filled = true};
-  int kind = rng_below(r, 4);
-  if (kind) {
-    o.most = 30000;
-    for (int i = 0; i < 4; i++) o.shape[i] = sizes[1 + rng_below(r, kind == 1 ? 16 : 8)];
-    if (kind == 2) o.shape[rng_below(r, 4)] = 1000 + rng_below(r, 9000); /* one long axis */
-    if (rng_below(r, 12) == 0) o.shape[rng_below(r, 4)] = 0;
-    if (rng_below(r, 2)) o.shape[0] = 1, o.shape[1] = 1;
-  }
-  graph *made = random_graph(seed, &o);
-  if (rng_below(r, 4) == 0) random_product(r, made);
-  for (int i = rng_below(r, 4); i > 0; i--) random_norm(r, made);
-  graph_output(made, made->n - 1);
-  graph *g = graph_simplify(made, NULL);
-  graph_free(made);
-  ck_assert(g != NULL);
-  const char *why = NULL;
-  bool merged = rng_below(r, 2);
-  uint8_t *awkward = calloc(g->n, 1);
-  alike memo = {0};
-  fusion x;
-  bool ok = fuse(g, TARGET_CPU, tune, merged ? FUSE_NOTHING : FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &x, &why);
-  alike_free(&memo);
-  int64_t *recorded = calloc(g->dims.n + (size_t)1, sizeof *recorded);
-  for (uint32_t i = 0; i < g->dims.n; i++) recorded[i] = g->dims.exprs[i].hint;
-  ok = ok && dim_facts_hold(&g->dims, recorded, NULL); /* else there is no call of these sizes */
-  free(recorded);
-  for (uint32_t i = 0; i < g->dims.nfacts; i++)
-    ok = ok && g->dims.facts[i].relation != DIM_EQ; /* plans settle these first */
-  for (uint32_t i = 0; ok && i < x.n; i++) {
-    uint32_t to = i;
-    while (to < x.n && x.groups[to].kind == FUSE_KERNEL) to++;
-    if (to == i) continue;
-    k_kernel *k = NULL;
-    if (merged) {
-      uint32_t most = 1 + (uint32_t)rng_below(r, 12);
-      if (to > i + most) to = i + most;
-      for (; !k && to > i; to--) k = kernel_case_merged(&x, i, to, r);
-      if (k) i = to;
-    } else {
-      k = fuse_lower(&x, i, &why);
-    }
-    if (!k) continue;
-    int64_t *symbols = o.symbolic && rng_below(r, 2) ? other_sizes(g, r) : NULL;
-    if (all->n == UNIT_PROGRAMS) run_compiled(f, all);
-    /* the kernel's dims are the graph's, which the unit does not outlive */
-    try_kernel(f, k, symbols, &data, all);
-    free(symbols);
-  }
-  run_compiled(f, all);
-  fusion_free(&x);
-  graph_free(g);
-  free(awkward);
-}
-
 START_TEST(random_schedules_keep_bits) {
   seeds which = seeds_of(1, 250);
   fuzzer f;
-  compiled_cases all = {.n = 0};
   fuzzer_open(&f);
-  for (uint64_t seed = which.first; seed < which.end; seed++) try_graph(&f, seed, &all);
+  for (uint64_t seed = which.first; seed < which.end; seed++) {
+    f.seed = seed;
+    random_kernels(seed, &f.r, try_kernel, &f);
+  }
   if (which.own)
     ck_assert_msg(f.fit > 2000, "only %llu of %llu fit", (unsigned long long)f.fit, (unsigned long long)f.tried);
   fuzzer_close(&f);
