@@ -1,10 +1,11 @@
 /* What the price of a schedule is worth (jit/kernel/sched_price.c): kernels, all candidates of each, what they should take and what they take. One
  * line of JSON for each candidate; model.py makes tables of them.
  *
- *   model FOLDER [--kernel NAME] [--random N] [--from SEED] [--ms MILLISECONDS]
+ *   model FOLDER [--kernel NAME] [--random N] [--from SEED] [--ms MILLISECONDS] [--gpu 1]
  *
  * Kernels are those of the graphs in FOLDER (tests/golden) and tests/bench/model.graphs, and of N random graphs. A candidate is compiled as kernels
- * are, and run by one thread on buffers of the recorded sizes: the least of many short runs, since others share the machine. */
+ * are, and run by one thread on buffers of the recorded sizes: the least of many short runs, since others share the machine. On a GPU many
+ * launches follow each other, which nobody waits for until the last one; kernels with checks, which are waited for, are left out. */
 #include <dlfcn.h>
 #include <dirent.h>
 #include <stdio.h>
@@ -13,7 +14,9 @@
 #include <time.h>
 
 #include "jit/cpu/compile.h"
+#include "jit/gpu/state.h"
 #include "jit/kernel/emit.h"
+#include "jit/kernel/launch.h"
 #include "tests/unit/kernel_case.h"
 
 static const int64_t tune[] = {
@@ -22,10 +25,11 @@ static const int64_t tune[] = {
 #undef TUNABLE
 };
 
-enum { CANDIDATES_MOST = 48, TURNS = 5 };
+enum { CANDIDATES_MOST = 48, TURNS = 5, GPU_0 = FAMILY_gpu * DEVICE_NUMBERS, FRESH = 1 << 16 };
 
 typedef struct bench {
   qn_vm *vm;
+  gpu_stream *gpu; /* NULL: on the CPU */
   const char *only, *place;
   double seconds; /* of a candidate */
   int kernels;
@@ -35,9 +39,10 @@ typedef struct candidate {
   schedule_result s;
   uint64_t hash;
   int64_t *ints;
-  qk_phase *code;
+  qk_phase *code; /* on the CPU, */
   void *kept;
-  double best; /* nanoseconds */
+  device_program there; /* and on a GPU */
+  double best;          /* nanoseconds */
 } candidate;
 
 static double now_ns(void) {
@@ -75,20 +80,89 @@ static void *compiled(const bench *b, const l_program *const *programs, const ch
   return object;
 }
 
-static void run(const bench *b, const kernel_case *c, candidate *x, void *const *buffers) {
+static bool compile_for_gpu(const bench *b, candidate *all, uint32_t n) {
+  device_program *list[CANDIDATES_MOST];
+  for (uint32_t i = 0; i < n; i++) {
+    all[i].there = (device_program){.program = all[i].s.program, .hash = all[i].hash};
+    list[i] = &all[i].there;
+    if (!l_launches(all[i].s.program)) return false;
+  }
+  return gpu_kernels.ready(b->vm, GPU_0, list, n, true);
+}
+
+static bool compile_for_cpu(const bench *b, candidate *all, uint32_t n, void **object) {
+  const l_program *programs[CANDIDATES_MOST];
+  const char *names[CANDIDATES_MOST];
+  char texts[CANDIDATES_MOST][8];
+  for (uint32_t i = 0; i < n; i++) {
+    snprintf(texts[i], sizeof texts[i], "k%u", i);
+    programs[i] = all[i].s.program;
+    names[i] = texts[i];
+  }
+  *object = compiled(b, programs, names, n);
+  for (uint32_t i = 0; i < n && *object; i++) {
+    uint32_t phases = emit_phases(programs[i]);
+    all[i].code = calloc(phases + 1, sizeof *all[i].code);
+    for (uint32_t j = 0; j <= phases; j++) {
+      char symbol[32];
+      snprintf(symbol, sizeof symbol, "%s_%u", names[i], j);
+      void *f = dlsym(*object, symbol);
+      memcpy(&all[i].code[j], &f, sizeof f);
+    }
+    all[i].kept = bvm_code_make(programs[i], bvm_loops_pick());
+  }
+  return *object != NULL;
+}
+
+/* Makes the buffers of a case; on a GPU they lie there. False: there is no room. */
+static bool buffers_begin(const bench *b, const kernel_case *c, void *buffers[KERNEL_BUFFERS]) {
+  void *host[KERNEL_BUFFERS];
+  bool ok = true;
+  kernel_case_begin(c, b->gpu ? host : buffers);
+  if (!b->gpu) return true;
+  if (!gpu_enter(b->gpu)) return false;
+  for (uint32_t i = 0; i < c->n; i++) {
+    CUdeviceptr at = ok ? gpu_alloc(b->vm, b->gpu, kernel_case_bytes(c, i) + 1) : 0;
+    ok = at && gpu_write(b->vm, b->gpu, at, host[i], kernel_case_bytes(c, i));
+    buffers[i] = (void *)(uintptr_t)at;
+  }
+  gpu_leave(b->gpu);
+  kernel_case_end(c, host);
+  return ok;
+}
+
+static void buffers_end(const bench *b, const kernel_case *c, void *buffers[KERNEL_BUFFERS]) {
+  if (!b->gpu) {
+    kernel_case_end(c, buffers);
+    return;
+  }
+  if (!gpu_enter(b->gpu)) return;
+  for (uint32_t i = 0; i < c->n; i++)
+    if (buffers[i]) gpu_free(b->vm, b->gpu, (CUdeviceptr)(uintptr_t)buffers[i], kernel_case_bytes(c, i) + 1);
+  gpu_leave(b->gpu);
+}
+
+/* Nanoseconds of one of `times` runs in a row. */
+static double run(const bench *b, const kernel_case *c, candidate *x, void *const *buffers, int times) {
   kernel_failure f;
-  if (!kernel_launch(b->vm, x->s.program, &x->kept, x->code, buffers, x->ints, c->scalars, &f)) error_clear(b->vm);
+  double from = now_ns();
+  for (int i = 0; i < times; i++)
+    if (b->gpu ? gpu_kernels.launch(b->vm, GPU_0, &x->there, buffers, x->ints, c->scalars) != DEVICE_DONE
+               : !kernel_launch(b->vm, x->s.program, &x->kept, x->code, buffers, x->ints, c->scalars, &f))
+      error_clear(b->vm); /* a check: its time counts */
+  if (b->gpu && gpu_enter(b->gpu)) {
+    if (!gpu_wait(b->vm, b->gpu, "a kernel")) error_clear(b->vm);
+    gpu_leave(b->gpu);
+  }
+  return (now_ns() - from) / times;
 }
 
 /* The shortest of some runs in a row, for `ns` nanoseconds. */
 static void measure(const bench *b, const kernel_case *c, candidate *x, void *const *buffers, double ns) {
-  double end = now_ns() + ns;
-  run(b, c, x, buffers);
+  double end = now_ns() + ns, once = run(b, c, x, buffers, 1);
+  int times = b->gpu ? (int)(1e6 / once) + 4 : once < 2000 ? 16 : 1;
   do {
-    int times = x->best < 2000 ? 16 : 1;
-    double from = now_ns();
-    for (int i = 0; i < times; i++) run(b, c, x, buffers);
-    double took = (now_ns() - from) / times;
+    double took = run(b, c, x, buffers, times);
     if (took < x->best) x->best = took;
   } while (now_ns() < end);
 }
@@ -97,21 +171,20 @@ static void measure_kernel(bench *b, k_kernel *k, const char *name, uint64_t see
   kernel_case c;
   char why[300], full[200];
   candidate all[CANDIDATES_MOST];
-  const l_program *programs[CANDIDATES_MOST];
-  const char *names[CANDIDATES_MOST];
-  char texts[CANDIDATES_MOST][8];
+  schedule_target target = b->gpu ? TARGET_GPU : TARGET_CPU;
   uint32_t n = 0, most = 1;
   uint64_t chosen = 0;
   schedule_result s;
   const char *reason;
   snprintf(full, sizeof full, "%s/%s", name, k->name);
-  const kernel_case_options data = {.most = (int64_t)1 << 29, .indices = 2};
-  if ((b->only && !strstr(full, b->only)) || !kernel_case_of(&c, k, NULL, seed, &data, why, sizeof why)) {
+  const kernel_case_options data = {.most = (int64_t)1 << 30, .indices = 2, .fresh = FRESH};
+  if ((b->gpu && k->nchecks) || (b->only && !strstr(full, b->only)) ||
+      !kernel_case_of(&c, k, NULL, seed, &data, why, sizeof why)) {
     k_free(k);
     return;
   }
   for (uint32_t pick = 0; pick <= most && n < CANDIDATES_MOST; pick++) {
-    if (!schedule(k, TARGET_CPU, &(schedule_how){.grain = tune[TUNE_par_grain], .pick = pick}, &s, &reason)) break;
+    if (!schedule(k, target, &(schedule_how){.grain = tune[TUNE_par_grain], .pick = pick}, &s, &reason)) break;
     most = s.candidates;
     uint64_t hash = l_hash(s.program);
     bool known = false;
@@ -122,37 +195,22 @@ static void measure_kernel(bench *b, k_kernel *k, const char *name, uint64_t see
       continue;
     }
     all[n] = (candidate){.s = s, .hash = hash, .ints = kernel_case_ints(&c, &s), .best = 1e18};
-    snprintf(texts[n], sizeof texts[n], "k%u", n);
-    programs[n] = s.program;
-    names[n] = texts[n];
     n++;
   }
-  void *object = n > 1 ? compiled(b, programs, names, n) : NULL;
-  for (uint32_t i = 0; i < n && object; i++) {
-    uint32_t phases = emit_phases(programs[i]);
-    all[i].code = calloc(phases + 1, sizeof *all[i].code);
-    for (uint32_t j = 0; j <= phases; j++) {
-      char symbol[32];
-      snprintf(symbol, sizeof symbol, "%s_%u", names[i], j);
-      void *f = dlsym(object, symbol);
-      memcpy(&all[i].code[j], &f, sizeof f);
-    }
-    all[i].kept = bvm_code_make(programs[i], bvm_loops_pick());
-  }
-  if (object) {
-    void *buffers[KERNEL_BUFFERS];
-    kernel_case_begin(&c, buffers);
+  void *object = NULL, *buffers[KERNEL_BUFFERS] = {0};
+  bool ready = n > 1 && (b->gpu ? compile_for_gpu(b, all, n) : compile_for_cpu(b, all, n, &object));
+  if (ready && buffers_begin(b, &c, buffers)) {
     for (int turn = 0; turn < TURNS; turn++)
       for (uint32_t i = 0; i < n; i++) measure(b, &c, &all[i], buffers, b->seconds * 1e9 / TURNS);
-    kernel_case_end(&c, buffers);
     b->kernels++;
     for (uint32_t i = 0; i < n; i++)
       printf("{\"kernel\": \"%s\", \"seed\": %llu, \"points\": %lld, \"schedule\": \"%s\", \"predicted\": %.0f, "
              "\"measured\": %.0f, \"chosen\": %s}\n",
-             full, (unsigned long long)seed, (long long)k_points(k, ((k_mask)1 << k->naxes) - 1), programs[i]->schedule,
-             all[i].s.price, all[i].best, all[i].hash == chosen ? "true" : "false");
+             full, (unsigned long long)seed, (long long)k_points(k, ((k_mask)1 << k->naxes) - 1),
+             all[i].s.program->schedule, all[i].s.price, all[i].best, all[i].hash == chosen ? "true" : "false");
     fflush(stdout);
   }
+  if (ready) buffers_end(b, &c, buffers);
   for (uint32_t i = 0; i < n; i++) {
     bvm_code_free(all[i].kept);
     free(all[i].code);
@@ -169,7 +227,8 @@ static void measure_graph(bench *b, graph *made, const char *name, uint64_t seed
   fusion f;
   alike memo = {0};
   uint8_t *awkward = g ? calloc(g->n, 1) : NULL;
-  bool ok = awkward && fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &f, &why);
+  bool ok =
+      awkward && fuse(g, b->gpu ? TARGET_GPU : TARGET_CPU, tune, FUSE_ALL, awkward, NULL, NULL, &memo, NULL, &f, &why);
   alike_free(&memo);
   for (uint32_t i = 0; ok && i < f.n; i++) {
     if (f.groups[i].kind != FUSE_KERNEL) continue;
@@ -220,19 +279,26 @@ static int by_name(const struct dirent **a, const struct dirent **b) { return st
 int main(int argc, char **argv) {
   bench b = {.seconds = 0.02, .place = "build/bench-model"};
   uint64_t random = 100, from = 1;
+  bool gpu = false;
   const char *folder = argc > 1 ? argv[1] : ".";
   for (int i = 2; i + 1 < argc; i += 2) {
     if (strcmp(argv[i], "--kernel") == 0) b.only = argv[i + 1];
     if (strcmp(argv[i], "--random") == 0) random = strtoull(argv[i + 1], NULL, 10);
     if (strcmp(argv[i], "--from") == 0) from = strtoull(argv[i + 1], NULL, 10);
+    if (strcmp(argv[i], "--gpu") == 0) gpu = atoi(argv[i + 1]) != 0;
     if (strcmp(argv[i], "--ms") == 0) b.seconds = atof(argv[i + 1]) / 1000;
   }
   mkdir(b.place, 0755);
   qn_config config;
   qn_config_init(&config);
   config.threads = 1;
-  b.vm = vm_open(&config);
-  if (!b.vm || !cpu_open(b.vm)) return 1;
+  config.jit = QN_JIT_SYNC;
+  b.vm = gpu ? qn_vm_open(&config) : vm_open(&config);
+  if (!b.vm || (gpu ? !vm_use_device(b.vm, GPU_0) : !cpu_open(b.vm))) return 1;
+  if (gpu) {
+    b.vm->tune[TUNE_gpu_vm] = 0; /* no interpreter */
+    b.gpu = gpu_stream_of(b.vm, GPU_0);
+  }
   char path[500];
   snprintf(path, sizeof path, "%s/../bench/model.graphs", folder);
   measure_file(&b, path);
@@ -254,9 +320,9 @@ int main(int argc, char **argv) {
   for (uint64_t seed = from; seed < from + random; seed++) {
     static const int64_t sizes[] = {4, 16, 50, 64, 100, 256, 300, 512, 768, 1000, 1024, 2000, 4096};
     rng r = {seed * 7 + 5};
-    random_options o = {.nodes = 3 + rng_below(&r, 10), .floats_only = false, .most = 3000000};
+    random_options o = {.nodes = 3 + rng_below(&r, 10), .floats_only = false, .most = gpu ? 60000000 : 3000000};
     most = 0;
-    while (most < 1000 || most > 3000000) {
+    while (most < (gpu ? 50000 : 1000) || most > o.most) {
       for (int i = 0; i < 4; i++) o.shape[i] = i < 2 && rng_below(&r, 2) ? 1 : sizes[rng_below(&r, 13)];
       most = o.shape[0] * o.shape[1] * o.shape[2] * o.shape[3];
     }
@@ -267,7 +333,11 @@ int main(int argc, char **argv) {
     snprintf(name, sizeof name, "random %llu", (unsigned long long)seed);
     measure_graph(&b, g, name, seed);
   }
-  cpu_close(b.vm);
-  vm_close(b.vm);
+  if (gpu) {
+    qn_vm_close(b.vm);
+  } else {
+    cpu_close(b.vm);
+    vm_close(b.vm);
+  }
   return 0;
 }

@@ -2,11 +2,12 @@
 
 For each kernel: how many candidates it has, the rank correlation of predicted and measured times, and how much longer the chosen one takes than the
 best. Behind that, over all: the rank correlation, and for how many kernels the choice is within 1.15 of the best. What a kernel takes is the least of
-many short runs of one thread. model.c says which kernels there are.
+many short runs of one thread, or of launches that follow each other on a GPU. model.c says which kernels there are.
 
   --kernel TEXT   those whose name contains it, with all candidates
   --random N      of N random graphs (100)      --from SEED
   --ms N          milliseconds for a candidate (20)
+  --gpu           on this machine's GPU
   --json          a line for each candidate, and nothing else
   --read FILE     the table of lines that --json printed before
   --worst N       the N kernels whose choice loses most, with their best and chosen schedules (15)
@@ -56,6 +57,7 @@ def main():
     parser.add_argument("--random", default="100")
     parser.add_argument("--from", dest="first", default="1")
     parser.add_argument("--ms", default="20")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--worst", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--read", metavar="FILE")
@@ -64,6 +66,8 @@ def main():
     if options.kernel:
         command += ["--kernel", options.kernel]
     kernels = {}
+    if options.gpu:
+        command += ["--gpu", "1"]
     if options.read:
         command = ["cat", os.path.abspath(options.read)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as process:

@@ -141,6 +141,7 @@ typedef struct kernel_case_options {
   int64_t indices; /* integers are 0 .. indices - 1; 0: also negative ones, and 0 as a divisor */
   bool wild;       /* with infinities and NaNs */
   bool filled;     /* is `want` found out? */
+  int64_t fresh;   /* the data of a buffer comes again after so many elements; 0: it does not */
 } kernel_case_options;
 
 enum { KERNEL_WORK = 600000 };
@@ -175,6 +176,12 @@ static inline bool kernel_case_of(kernel_case *c, k_kernel *k, const int64_t *sy
     c->want[c->n] = calloc(1, bytes + 64);
     for (int64_t i = 0; i < c->elements[c->n]; i++) {
       qn_dtype d = c->dtype[c->n];
+      size_t own = o->fresh ? (size_t)o->fresh * dtype_size(d) : bytes;
+      if (o->fresh && i == o->fresh) {
+        for (size_t at = own; at < bytes; at += own)
+          memcpy((char *)c->start[c->n] + at, c->start[c->n], bytes - at < own ? bytes - at : own);
+        break;
+      }
       double x = random_datum(&r, d, o->wild);
       if (o->indices && !dtype_is_float(d) && d != QN_bool) x = (double)(rng_next(&r) % (uint64_t)o->indices);
       dtype_store(d, (char *)c->start[c->n] + (size_t)i * dtype_size(d),
