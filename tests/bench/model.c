@@ -2,8 +2,9 @@
  * line of JSON for each candidate; model.py makes tables of them.
  *
  *   model FOLDER [--kernel NAME] [--random N] [--from SEED] [--ms MILLISECONDS] [--gpu 1]
+ *         [--graphs FILE]
  *
- * Kernels are those of the graphs in FOLDER (tests/golden) and tests/bench/model.graphs, and of N random graphs. A candidate is compiled as kernels
+ * Kernels are those of the graphs in FOLDER (tests/golden) and in the file (model.py writes it), and of N random graphs. A candidate is compiled as kernels
  * are, and run by one thread on buffers of the recorded sizes: the least of many short runs, since others share the machine. On a GPU many
  * launches follow each other, which nobody waits for until the last one; kernels with checks, which are waited for, are left out. */
 #include <dlfcn.h>
@@ -280,11 +281,13 @@ int main(int argc, char **argv) {
   bench b = {.seconds = 0.02, .place = "build/bench-model"};
   uint64_t random = 100, from = 1;
   bool gpu = false;
+  const char *graphs = NULL;
   const char *folder = argc > 1 ? argv[1] : ".";
   for (int i = 2; i + 1 < argc; i += 2) {
     if (strcmp(argv[i], "--kernel") == 0) b.only = argv[i + 1];
     if (strcmp(argv[i], "--random") == 0) random = strtoull(argv[i + 1], NULL, 10);
     if (strcmp(argv[i], "--from") == 0) from = strtoull(argv[i + 1], NULL, 10);
+    if (strcmp(argv[i], "--graphs") == 0) graphs = argv[i + 1];
     if (strcmp(argv[i], "--gpu") == 0) gpu = atoi(argv[i + 1]) != 0;
     if (strcmp(argv[i], "--ms") == 0) b.seconds = atof(argv[i + 1]) / 1000;
   }
@@ -300,8 +303,7 @@ int main(int argc, char **argv) {
     b.gpu = gpu_stream_of(b.vm, GPU_0);
   }
   char path[500];
-  snprintf(path, sizeof path, "%s/../bench/model.graphs", folder);
-  measure_file(&b, path);
+  if (graphs) measure_file(&b, graphs);
   struct dirent **files;
   int n = scandir(folder, &files, NULL, by_name);
   for (int i = 0; i < n; i++) {

@@ -2,7 +2,7 @@
 
 For each kernel: how many candidates it has, the rank correlation of predicted and measured times, and how much longer the chosen one takes than the
 best. Behind that, over all: the rank correlation, and for how many kernels the choice is within 1.15 of the best. What a kernel takes is the least of
-many short runs of one thread, or of launches that follow each other on a GPU. model.c says which kernels there are.
+many short runs of one thread, or of launches that follow each other on a GPU. GRAPHS and model.c say which kernels there are.
 
   --kernel TEXT   those whose name contains it, with all candidates
   --random N      of N random graphs (100)      --from SEED
@@ -17,6 +17,72 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+
+# Graphs over sizes a and b (c), as they are usual; the sizes of each for a CPU and for a GPU.
+GRAPHS = {
+    "softmax": """graph(%1: f32[{a}, {b}]) {{
+ %2 = max %1 axes=[1] keepdims : f32[{a}, 1]
+ %3 = sub %1, %2 : f32[{a}, {b}]
+ %4 = exp %3 : f32[{a}, {b}]
+ %5 = sum %4 axes=[1] keepdims : f32[{a}, 1]
+ %6 = div %4, %5 : f32[{a}, {b}]
+ return %6 }}""",
+    "column sums": """graph(%1: f32[{a}, {b}]) {{
+ %2 = sum %1 axes=[0] : f32[{b}]
+ return %2 }}""",
+    "row sums": """graph(%1: f32[{a}, {b}]) {{
+ %2 = sum %1 axes=[1] : f32[{a}]
+ return %2 }}""",
+    "all sum": """graph(%1: f32[{a}, {b}]) {{
+ %2 = mul %1, %1 : f32[{a}, {b}]
+ %3 = sum %2 axes=[0, 1] : f32[]
+ return %3 }}""",
+    "transpose": """graph(%1: f32[{a}, {b}]) {{
+ %2 = permute %1 order=[1, 0] : f32[{b}, {a}]
+ %3 = exp %2 : f32[{b}, {a}]
+ return %3 }}""",
+    "outer chain": """graph(%1: f32[{a}, 1], %2: f32[{b}]) {{
+ %3 = add %1, %2 : f32[{a}, {b}]
+ %4 = tanh %3 : f32[{a}, {b}]
+ %5 = mul %4, %1 : f32[{a}, {b}]
+ return %5 }}""",
+    "cumsum": """graph(%1: f32[{a}, {b}]) {{
+ %2 = cumsum %1 axes=[1] : f32[{a}, {b}]
+ return %2 }}""",
+    "cumsum down": """graph(%1: f32[{a}, {b}]) {{
+ %2 = cumsum %1 axes=[0] : f32[{a}, {b}]
+ return %2 }}""",
+    "product": """graph(%1: f32[{a}, {b}], %2: f32[{b}, {c}], %3: f32[{c}]) {{
+ %4 = dot %1, %2 : f32[{a}, {c}]
+ %5 = add %4, %3 : f32[{a}, {c}]
+ %6 = tanh %5 : f32[{a}, {c}]
+ return %6 }}""",
+    "chain": """graph(%1: f32[{a}], %2: f32[{a}]) {{
+ %3 = exp %1 : f32[{a}]
+ %4 = add %3, %2 : f32[{a}]
+ %5 = tanh %4 : f32[{a}]
+ %6 = mul %5, %3 : f32[{a}]
+ return %6 }}""",
+    "bodies": """graph(%1: f32[{a}, 1, 3], %2: f32[1, {a}, 3]) {{
+ %3 = sub %1, %2 : f32[{a}, {a}, 3]
+ %4 = mul %3, %3 : f32[{a}, {a}, 3]
+ %5 = sum %4 axes=[2] keepdims : f32[{a}, {a}, 1]
+ %6 = const 0.01 : f32[]
+ %7 = add %5, %6 : f32[{a}, {a}, 1]
+ %8 = rsqrt %7 : f32[{a}, {a}, 1]
+ %9 = mul %3, %8 : f32[{a}, {a}, 3]
+ %10 = sum %9 axes=[1] : f32[{a}, 3]
+ return %10 }}""",
+}
+MATRICES = (["1000x1000", "100000x16", "16x100000", "3000x700", "1000000x3", "50x50"],
+            ["4096x4096", "1000000x64", "64x1000000", "100000x300", "10000000x3", "500x500", "16x4000000", "16384x1000"])
+SIZES = {
+    "softmax": (["8x131072", "512x1000", "4096x64", "100000x8", "64x16384"], MATRICES[1]),
+    "product": (["64x64x64", "512x512x512", "32x512x1024", "1024x1024x16", "1x1000x1000", "16x100000x16", "1000x7x1000", "3x300x5000"],) * 2,
+    "chain": (["1000", "100000", "3000000"], ["100000", "3000000", "100000000"]),
+    "bodies": (["100", "1000"], ["1000", "8000"]),
+}
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -65,9 +131,18 @@ def main():
     command = [options.program, os.path.join(ROOT, "tests", "golden"), "--random", options.random, "--from", options.first, "--ms", options.ms]
     if options.kernel:
         command += ["--kernel", options.kernel]
-    kernels = {}
     if options.gpu:
         command += ["--gpu", "1"]
+    with tempfile.NamedTemporaryFile("w", suffix=".graphs") as file:
+        for name, graph in GRAPHS.items():
+            for sizes in SIZES.get(name, MATRICES)[options.gpu]:
+                file.write(f"# {name} {sizes}\n" + graph.format(**dict(zip("abc", sizes.split("x")))) + "\n")
+        file.flush()
+        return compare(options, command + ["--graphs", file.name])
+
+
+def compare(options, command):
+    kernels = {}
     if options.read:
         command = ["cat", os.path.abspath(options.read)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as process:
