@@ -169,6 +169,7 @@ static inline bool kernel_case_of(kernel_case *c, k_kernel *k, const int64_t *sy
     c->buffer[c->n] = b;
     c->dtype[c->n] = (qn_dtype)k->buffers[b].dtype;
     c->elements[c->n] = kernel_case_dim(c, k->buffers[b].elements);
+    if (c->elements[c->n] < 0) return false; /* sizes that a check of the graph refuses */
     size_t bytes = kernel_case_bytes(c, c->n);
     all += (int64_t)bytes;
     if (all > o->most) return false;
