@@ -799,6 +799,12 @@ static const char preamble[] =
     "#ifndef DYNAMIC_SHARED\n#define DYNAMIC_SHARED extern __shared__ __align__(64) char dynamic_[];\n#endif\n"
     "#define PLACE(T, name, count) const u64 name##_at = o; o += SPACE(T, count);\n"
     "#define PLACED(T, name, count) T *const name = (T *)(base + name##_at);\n"
+    /* how far behind a number b lies, where that is less than 2^30 in either direction */
+    "static __device__ __forceinline__ int limit_(i64 b, i64 a) {\n"
+    "  i64 x = (i64)((u64)b - (u64)a);\n"
+    "  if (((b ^ a) & (b ^ x)) < 0) x = b;\n"
+    "  return x < -(1 << 30) ? -(1 << 30) : x > 1 << 30 ? 1 << 30 : (int)x;\n"
+    "}\n"
     "static __device__ __noinline__ void failed_(u64 *cell, u64 check, i64 element) {\n"
     "  atomicMin(cell, check << 48 | (u64)element);\n"
     "}\n"

@@ -64,12 +64,76 @@ static bool is_mixed(const emitter *e, l_val vec, int64_t memory) {
   return loads && stores;
 }
 
+/* The number that is added to an index value in all, and what it is added to: the other terms, in no order. */
+enum { TERMS = 12 };
+typedef struct sum {
+  l_val terms[TERMS];
+  int n; /* -1: too many */
+  int64_t constant;
+} sum;
+
+static void add_terms(const emitter *e, l_val v, sum *to) {
+  const l_instr *i = at(e, v);
+  if (i->code == L_INT) {
+    to->constant += i->imm;
+  } else if (i->code == L_IADD) {
+    add_terms(e, i->a, to);
+    add_terms(e, i->b, to);
+  } else if (i->code == L_ISUB && at(e, i->b)->code == L_INT) {
+    add_terms(e, i->a, to);
+    to->constant -= at(e, i->b)->imm;
+  } else {
+    if (to->n >= 0 && to->n < TERMS)
+      to->terms[to->n++] = v;
+    else
+      to->n = -1;
+  }
+}
+
+static bool same_terms(const sum *a, const sum *b) {
+  bool used[TERMS] = {false};
+  if (a->n < 0 || a->n != b->n) return false;
+  for (int i = 0; i < a->n; i++) {
+    int k = 0;
+    while (k < b->n && (used[k] || b->terms[k] != a->terms[i])) k++;
+    if (k == b->n) return false;
+    used[k] = true;
+  }
+  return true;
+}
+
+/* Marks loads of the VEC that lie so beside another access that not both can be words (the neighbours in a stencil's row): those
+ * that lie beside the first store, or the first load, do without. */
+static void mark_odd(const emitter *e, l_val vec) {
+  sum first = {.n = -1};
+  for (int pass = 0; pass < 2 && first.n < 0; pass++)
+    for (l_val k = vec + 1; k < e->end[vec] && first.n < 0; k++) {
+      const l_instr *i = at(e, k);
+      if (i->code != (pass ? L_LOAD : L_STORE) || i->imm < 0 || !is_unit(e, i)) continue;
+      first = (sum){0};
+      add_terms(e, i->a, &first);
+    }
+  for (l_val k = vec + 1; k < e->end[vec] && first.n >= 0; k++) {
+    const l_instr *i = at(e, k);
+    sum s = {0};
+    if (i->code != L_LOAD || i->imm < 0 || !is_unit(e, i) || !(e->ahead[k] & AHEAD_LOAD)) continue;
+    add_terms(e, i->a, &s);
+    if (same_terms(&s, &first) && (s.constant - first.constant) % e->layout.lanes) e->ahead[k] |= AHEAD_ODD;
+  }
+}
+
+/* Holds the guard's bool, if there is one, for all elements or for none? */
+static bool is_even(l_val vec, const l_instr *i) {
+  return !i->g || (i->g < vec && (i->code == L_STORE || i->h < vec));
+}
+
 /* How instruction k of the VEC goes in a batch; `words`: with addresses that fit. */
 static int way_of(const emitter *e, l_val vec, l_val k, bool words) {
   const l_instr *i = at(e, k);
-  if (i->code == L_STORE) return words && is_unit(e, i) && !i->g && !is_mixed(e, vec, i->imm) ? AS_WORDS : IN_PLACE;
+  if (i->code == L_STORE)
+    return words && is_unit(e, i) && is_even(vec, i) && !is_mixed(e, vec, i->imm) ? AS_WORDS : IN_PLACE;
   if (i->code != L_LOAD || !(e->ahead[k] & AHEAD_LOAD)) return IN_PLACE;
-  if (words && is_unit(e, i) && !i->g) return AS_WORDS;
+  if (words && is_unit(e, i) && is_even(vec, i) && !(e->ahead[k] & AHEAD_ODD)) return AS_WORDS;
   return i->b && at(e, i->b)->code == L_INT && at(e, i->b)->imm == 0 && !i->c ? IN_PLACE : AHEAD;
 }
 
@@ -138,6 +202,28 @@ static void print_plain_store(emitter *e, const l_instr *i) {
   line(e, "%s%s%s%s[%s] = v%u;", cond[0] ? "if (" : "", cond, cond[0] ? ") " : "", buffer, where, i->h);
 }
 
+/* Does instruction k of the VEC compare the index along it with what is the same for all elements? In a batch that takes one comparison with a
+ * number that the compiler knows. */
+static bool is_range_test(const emitter *e, l_val vec, l_val k) {
+  const l_instr *i = at(e, k);
+  if (i->code != L_KOP || i->sub < KOP_eq || i->sub > KOP_ge || i->a <= vec || i->b >= vec) return false;
+  const l_instr *a = at(e, i->a), *b = at(e, i->b);
+  return a->code == L_IOTA && a->dtype == DTYPE_INDEX && a->b && at(e, a->b)->code == L_INT && at(e, a->b)->imm == 1 &&
+         (b->code == L_CONST || (b->code == L_IOTA && !b->b));
+}
+
+/* Prints for each of these where in the batch, from jb on, its index would meet the other one. */
+static void print_limits(emitter *e, l_val vec) {
+  for (l_val k = vec + 1; k < e->end[vec]; k++)
+    if (is_range_test(e, vec, k))
+      line(e, "const int r%u = limit_(v%u, v%u + jb);", k, at(e, k)->b, at(e, at(e, k)->a)->a);
+}
+
+static void print_range_test(emitter *e, const batch *b, l_val k) {
+  static const char *const signs[] = {[KOP_eq] = "==", [KOP_ne] = "!=", [KOP_lt] = "<", [KOP_le] = "<=", [KOP_gt] = ">", [KOP_ge] = ">="};
+  line(e, "const b8 v%u = u * %d + w %s r%u;", k, b->step, signs[at(e, k)->sub], k);
+}
+
 /* Prints what is done with element j. With a batch b: loads have been made, and stores are made later, as its ways say. */
 static void print_element(emitter *e, l_val vec, const batch *b, const char *lane) {
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
@@ -161,7 +247,12 @@ static void print_element(emitter *e, l_val vec, const batch *b, const char *lan
     case L_PUSH: print_push(e, k, lane, b && b->words); break;
     case L_FINISH: line(e, "const %s v%u = v%u[j];", emit_type(i->dtype), k, i->a); break;
     case L_CHECK: emit_cuda_check(e, i); break;
-    default: emit_instr(e, k); break;
+    default:
+      if (b && is_range_test(e, vec, k))
+        print_range_test(e, b, k);
+      else
+        emit_instr(e, k);
+      break;
     }
   }
 }
@@ -190,6 +281,7 @@ static void print_loads(emitter *e, const batch *b) {
     if (i->code != L_LOAD || way_of(e, b->vec, k, b->words) != AS_WORDS) continue;
     word_type(e, i, type);
     emit_buffer(i->imm, buffer);
+    if (i->g) line(e, "if (!v%u) FILL(q%u[u].v, %d, v%u) else", i->g, k, b->lanes, i->h);
     line(e, "q%u[u] = *(const %s *)(%s + v%u + jb + u * %d);", k, type, buffer, i->a, b->step);
   }
   if (ahead) {
@@ -214,6 +306,7 @@ static void print_loads(emitter *e, const batch *b) {
 /* Prints a batch that exists as a whole. */
 static void print_batch(emitter *e, const batch *b) {
   char type[24], buffer[24];
+  print_limits(e, b->vec);
   print_loads(e, b);
   line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", b->steps);
   for (l_val k = b->vec + 1; k < e->end[b->vec]; k++)
@@ -243,6 +336,7 @@ static void print_batch(emitter *e, const batch *b) {
     word_type(e, i, type);
     emit_buffer(i->imm, buffer);
     int bytes = size_of(e, i) * b->lanes;
+    if (i->g) line(e, "if (v%u)", i->g);
     if (bytes > 4) /* compilers take such an assignment apart */
       line(e, "PUT%s_%d(%s + v%u + jb + u * %d, s%u)", i->imm < 0 ? "_LOCAL" : "", bytes, buffer, i->a, b->step, k);
     else
@@ -276,20 +370,33 @@ static bool uses_locals(const emitter *e, l_val vec) {
   return false;
 }
 
-/* Prints a batch of `words` words of each thread from element `from` (a text) on; `first`: of the thread's first element in it. */
-static void print_words(emitter *e, l_val vec, int words, const char *from, const char *first) {
+/* Prints a batch of `words` words of each thread from element `from` (a text) on; `first`: of the thread's first element in it. `apart`: threads for whose
+ * elements not all ranges hold go through theirs one by one; else all threads leave such a batch to the lines that follow. */
+static void print_words(emitter *e, l_val vec, int words, const char *from, const char *first, bool apart) {
   batch b = {.vec = vec, .words = true, .steps = words, .lanes = e->layout.lanes, .step = step_of(e)};
-  line(e, "if (%s >= lo && %s + %d <= hi && fits) {", from, from, words * step_of(e));
+  if (apart)
+    line(e, "if (%s + %d <= n && fits) {", from, words * step_of(e));
+  else
+    line(e, "if (%s >= lo && %s + %d <= hi && fits) {", from, from, words * step_of(e));
   line(e, "const i64 jb = %s + %s;", from, first);
+  if (apart) line(e, "if (jb >= lo && jb + %d <= hi) {", (words - 1) * b.step + b.lanes);
   e->inside = true;
   print_batch(e, &b);
   e->inside = false;
+  if (!apart) return;
+  line(e, "} else {");
+  line(e, "_Pragma(\"unroll 1\") for (int u = 0; u < %d; u++)", words);
+  line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) {", b.lanes);
+  line(e, "const i64 j = jb + u * %d + w;", b.step);
+  print_element(e, vec, NULL, "w");
+  line(e, "}");
+  line(e, "}");
 }
 
 /* Prints the batch of `words` words from b_ on: as a whole if it is whole, else word after word, and those that are not whole are left to the lines
  * that follow, up to close_ways: these do what is there of the elements from c_ on. `some`: a batch of single elements is printed, too. */
-static void open_ways(emitter *e, l_val vec, int words, const char *first, const char *end, int some) {
-  print_words(e, vec, words, "b_", first);
+static void open_ways(emitter *e, l_val vec, int words, const char *first, const char *end, int some, bool guarded) {
+  print_words(e, vec, words, "b_", first, guarded);
   for (int at = 0; some && at < words * e->layout.lanes; at = words * e->layout.lanes) {
     int lanes = words * e->layout.lanes < some ? words * e->layout.lanes : some;
     batch b = {.vec = vec, .steps = lanes, .lanes = 1, .step = e->layout.threads};
@@ -305,7 +412,7 @@ static void open_ways(emitter *e, l_val vec, int words, const char *first, const
   line(e, "_Pragma(\"unroll 1\")");
   line(e, "for (i64 c_ = b_; c_ < %s && c_ < b_ + %d; c_ += %d) {", end, words * step_of(e), step_of(e));
   if (words == 1) return;
-  print_words(e, vec, 1, "c_", first);
+  print_words(e, vec, 1, "c_", first, false);
   line(e, "continue;");
   line(e, "}");
 }
@@ -319,7 +426,7 @@ static bool is_lane_push(const emitter *e, l_val k) {
   return at(e, k)->code == L_PUSH && !acc_many(at(e, at(e, k)->a));
 }
 
-static void print_rows_vec(emitter *e, l_val vec, int words) {
+static void print_rows_vec(emitter *e, l_val vec, int words, bool guarded) {
   l_layout l = e->layout;
   int team = ORDER_LANES / l.lanes;
   char id[80], first[48];
@@ -349,7 +456,7 @@ static void print_rows_vec(emitter *e, l_val vec, int words) {
   }
   line(e, "_Pragma(\"unroll 1\")");
   line(e, "for (i64 b_ = b0; b_ < b1; b_ += %d) {", words * ORDER_LANES);
-  open_ways(e, vec, words, first, "b1", 0);
+  open_ways(e, vec, words, first, "b1", 0, guarded);
   line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) {", l.lanes);
   line(e, "const i64 j = c_ + %s + w; if (j < n) {", first);
   print_element(e, vec, NULL, "w");
@@ -386,7 +493,7 @@ static void print_plain_vec(emitter *e, l_val vec, int words, bool guarded, int 
   line(e, "_Pragma(\"unroll 1\")");
   line(e, "for (i64 b_ = 0; b_ < n; b_ += %d) {", words * step_of(e));
   open_ways(e, vec, words, first, "n",
-            !own && l.lanes > 1 && (guarded || weight <= HEAVY) && weight <= 2 * HEAVY ? 4 : 0);
+            !own && l.lanes > 1 && (guarded || weight <= HEAVY) && weight <= 2 * HEAVY ? 4 : 0, guarded);
   line(e, "_Pragma(\"unroll 1\")");
   if (own) /* the elements that the thread has had before */
     line(e, "for (i64 j = c_ + %s; j < n && j < c_ + %s + %d; j++) {", first, first, l.lanes);
@@ -579,11 +686,12 @@ static void print_vec(emitter *e, l_val v) {
   if (words > most) words = most;
   if (words < 1) words = 1;
   print_begin(e, v);
+  mark_odd(e, v);
   e->vec = v;
   print_fits(e, v);
   bool guarded = print_inside(e, v);
   if (e->rows)
-    print_rows_vec(e, v, (int)words);
+    print_rows_vec(e, v, (int)words, guarded);
   else
     print_plain_vec(e, v, (int)words, guarded, weight);
   e->vec = 0;
