@@ -805,6 +805,20 @@ static const char preamble[] =
     "  if (((b ^ a) & (b ^ x)) < 0) x = b;\n"
     "  return x < -(1 << 30) ? -(1 << 30) : x > 1 << 30 ? 1 << 30 : (int)x;\n"
     "}\n"
+    /* Division by a number that many are divided by. With its reciprocal y, rounded to nearest, and what that leaves, a quotient is within one unit
+     * in its last place; then one step with an exact remainder rounds it to nearest (P. Markstein, Computation of elementary functions on the IBM
+     * RISC System/6000 processor, 1990). Numbers so large or small that a step might not be exact are divided. */
+    "typedef struct { f32 b, y, rest; b8 fits; } over_f32;\n"
+    "static __device__ __forceinline__ over_f32 over_of(f32 b) {\n"
+    "  over_f32 d = {b, 1.0f / b, 0.0f, fabsf(b) >= 0x1p-40f && fabsf(b) <= 0x1p40f};\n"
+    "  d.rest = __fmaf_rn(-b, d.y, 1.0f) * d.y;\n"
+    "  return d;\n"
+    "}\n"
+    "static __device__ __forceinline__ f32 over(f32 a, over_f32 d) {\n"
+    "  if (!(d.fits && fabsf(a) >= 0x1p-60f && fabsf(a) <= 0x1p60f)) return a / d.b;\n"
+    "  const f32 q = __fmaf_rn(a, d.y, a * d.rest);\n"
+    "  return __fmaf_rn(__fmaf_rn(-q, d.b, a), d.y, q);\n"
+    "}\n"
     "static __device__ __noinline__ void failed_(u64 *cell, u64 check, i64 element) {\n"
     "  atomicMin(cell, check << 48 | (u64)element);\n"
     "}\n"

@@ -224,6 +224,12 @@ static void print_range_test(emitter *e, const batch *b, l_val k) {
   line(e, "const b8 v%u = u * %d + w %s r%u;", k, b->step, signs[at(e, k)->sub], k);
 }
 
+/* Divides instruction k of the VEC by what is the same for all elements? */
+static bool is_shared_division(const emitter *e, l_val vec, l_val k) {
+  const l_instr *i = at(e, k);
+  return i->code == L_KOP && i->sub == KOP_div && i->dtype == QN_f32 && i->a > vec && i->b < vec;
+}
+
 /* Prints what is done with element j. With a batch b: loads have been made, and stores are made later, as its ways say. */
 static void print_element(emitter *e, l_val vec, const batch *b, const char *lane) {
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
@@ -250,6 +256,8 @@ static void print_element(emitter *e, l_val vec, const batch *b, const char *lan
     default:
       if (b && is_range_test(e, vec, k))
         print_range_test(e, b, k);
+      else if (is_shared_division(e, vec, k))
+        line(e, "const f32 v%u = over(v%u, d%u);", k, i->a, k);
       else
         emit_instr(e, k);
       break;
@@ -669,6 +677,8 @@ static void print_begin(emitter *e, l_val v) {
     if (at(e, k)->code == L_FINISH && emit_is_first(e, v, k)) print_roots(e, at(e, k)->a);
   line(e, "{");
   line(e, "const i64 n = v%u > 0 ? v%u : 0;", at(e, v)->b, at(e, v)->b);
+  for (l_val k = v + 1; k < e->end[v]; k++)
+    if (is_shared_division(e, v, k)) line(e, "const over_f32 d%u = over_of(v%u);", k, at(e, k)->b);
 }
 
 /* A bound of an index that is known now. */
