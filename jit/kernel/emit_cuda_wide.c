@@ -64,64 +64,6 @@ static bool is_mixed(const emitter *e, l_val vec, int64_t memory) {
   return loads && stores;
 }
 
-/* The number that is added to an index value in all, and what it is added to: the other terms, in no order. */
-enum { TERMS = 12 };
-typedef struct sum {
-  l_val terms[TERMS];
-  int n; /* -1: too many */
-  int64_t constant;
-} sum;
-
-static void add_terms(const emitter *e, l_val v, sum *to) {
-  const l_instr *i = at(e, v);
-  if (i->code == L_INT) {
-    to->constant += i->imm;
-  } else if (i->code == L_IADD) {
-    add_terms(e, i->a, to);
-    add_terms(e, i->b, to);
-  } else if (i->code == L_ISUB && at(e, i->b)->code == L_INT) {
-    add_terms(e, i->a, to);
-    to->constant -= at(e, i->b)->imm;
-  } else {
-    if (to->n >= 0 && to->n < TERMS)
-      to->terms[to->n++] = v;
-    else
-      to->n = -1;
-  }
-}
-
-static bool same_terms(const sum *a, const sum *b) {
-  bool used[TERMS] = {false};
-  if (a->n < 0 || a->n != b->n) return false;
-  for (int i = 0; i < a->n; i++) {
-    int k = 0;
-    while (k < b->n && (used[k] || b->terms[k] != a->terms[i])) k++;
-    if (k == b->n) return false;
-    used[k] = true;
-  }
-  return true;
-}
-
-/* Marks loads of the VEC that lie so beside another access that not both can be words (the neighbours in a stencil's row): those
- * that lie beside the first store, or the first load, do without. */
-static void mark_odd(const emitter *e, l_val vec) {
-  sum first = {.n = -1};
-  for (int pass = 0; pass < 2 && first.n < 0; pass++)
-    for (l_val k = vec + 1; k < e->end[vec] && first.n < 0; k++) {
-      const l_instr *i = at(e, k);
-      if (i->code != (pass ? L_LOAD : L_STORE) || i->imm < 0 || !is_unit(e, i)) continue;
-      first = (sum){0};
-      add_terms(e, i->a, &first);
-    }
-  for (l_val k = vec + 1; k < e->end[vec] && first.n >= 0; k++) {
-    const l_instr *i = at(e, k);
-    sum s = {0};
-    if (i->code != L_LOAD || i->imm < 0 || !is_unit(e, i) || !(e->ahead[k] & AHEAD_LOAD)) continue;
-    add_terms(e, i->a, &s);
-    if (same_terms(&s, &first) && (s.constant - first.constant) % e->layout.lanes) e->ahead[k] |= AHEAD_ODD;
-  }
-}
-
 /* Holds the guard's bool, if there is one, for all elements or for none? */
 static bool is_even(l_val vec, const l_instr *i) {
   return !i->g || (i->g < vec && (i->code == L_STORE || i->h < vec));
@@ -133,7 +75,7 @@ static int way_of(const emitter *e, l_val vec, l_val k, bool words) {
   if (i->code == L_STORE)
     return words && is_unit(e, i) && is_even(vec, i) && !is_mixed(e, vec, i->imm) ? AS_WORDS : IN_PLACE;
   if (i->code != L_LOAD || !(e->ahead[k] & AHEAD_LOAD)) return IN_PLACE;
-  if (words && is_unit(e, i) && is_even(vec, i) && !(e->ahead[k] & AHEAD_ODD)) return AS_WORDS;
+  if (words && is_unit(e, i) && is_even(vec, i)) return AS_WORDS;
   return i->b && at(e, i->b)->code == L_INT && at(e, i->b)->imm == 0 && !i->c ? IN_PLACE : AHEAD;
 }
 
@@ -146,23 +88,32 @@ static void word_type(const emitter *e, const l_instr *i, char out[24]) {
   snprintf(out, 24, "%sx%d", emit_type(emit_buffer_type(e, i->imm)), e->layout.lanes);
 }
 
-/* Prints the condition that all addresses of words fit: `fits`. */
+/* In a stencil some loads lie beside others, so that not all addresses of words can fit: does each load of the VEC ask for itself? */
+static bool asks_singly(const emitter *e, l_val vec) {
+  for (l_val k = vec + 1; k < e->end[vec]; k++)
+    if (at(e, k)->code == L_LOAD && (at(e, k)->e || at(e, k)->f)) return e->layout.lanes > 1;
+  return false;
+}
+
+/* Prints the condition that the addresses of words fit: `fits` for all of them, or `fits7` for load 7 and `fits` for the others. */
 static void print_fits(emitter *e, l_val vec) {
   char buffer[24];
-  bool any = false;
-  line(e, "const b8 fits = !(0ull");
-  e->depth++;
+  bool singly = asks_singly(e, vec);
+  text_buf all = {0};
   for (l_val k = vec + 1; k < e->end[vec] && e->layout.lanes > 1; k++) {
     const l_instr *i = at(e, k);
     if (way_of(e, vec, k, true) != AS_WORDS) continue;
-    int bytes = size_of(e, i) * e->layout.lanes;
+    int bytes = size_of(e, i) * e->layout.lanes, mask = (bytes < WORD ? bytes : WORD) - 1;
     emit_buffer(i->imm, buffer);
-    line(e, "| ((u64)(%s + v%u) & %d)", buffer, i->a, (bytes < WORD ? bytes : WORD) - 1);
-    any = true;
+    if (singly && i->code == L_LOAD && i->imm >= 0)
+      line(e, "const b8 fits%u = !((u64)(%s + v%u) & %d);", k, buffer, i->a, mask);
+    else
+      text_addf(&all, " | ((u64)(%s + v%u) & %d)", buffer, i->a, mask);
   }
-  e->depth--;
-  line(e, "); (void)fits;");
-  (void)any;
+  text_add(&all, "", 1);
+  line(e, "const b8 fits = !(0ull%s); (void)fits;", all.failed ? "" : all.text);
+  e->failed |= all.failed;
+  text_free(&all);
 }
 
 /* ---- bodies ------------------------------------------------------------------------------------------------------------------- */
@@ -290,6 +241,8 @@ static void print_loads(emitter *e, const batch *b) {
     word_type(e, i, type);
     emit_buffer(i->imm, buffer);
     if (i->g) line(e, "if (!v%u) FILL(q%u[u].v, %d, v%u) else", i->g, k, b->lanes, i->h);
+    if (i->imm >= 0 && asks_singly(e, b->vec))
+      line(e, "if (!fits%u) FILL(q%u[u].v, %d, (%s + v%u + jb + u * %d)[r_]) else", k, k, b->lanes, buffer, i->a, b->step);
     line(e, "q%u[u] = *(const %s *)(%s + v%u + jb + u * %d);", k, type, buffer, i->a, b->step);
   }
   if (ahead) {
@@ -696,7 +649,6 @@ static void print_vec(emitter *e, l_val v) {
   if (words > most) words = most;
   if (words < 1) words = 1;
   print_begin(e, v);
-  mark_odd(e, v);
   e->vec = v;
   print_fits(e, v);
   bool guarded = print_inside(e, v);

@@ -631,7 +631,16 @@ static const char emit_macros[] =
     "HELP i64 floor_div(i64 a, i64 b) { if (b <= 0) return 0; const i64 q = a / b; return q - (a % b < 0); }\n"
     "HELP i64 floor_mod(i64 a, i64 b) { if (b <= 0) return 0; const i64 r = a % b; return r < 0 ? r + b : r; }\n"
     /* Division of numbers below 2^31 by the same b again and again: (n * m) >> s with s = 31 + ceil(log2 b) and m = 2^s / b + 1, by
-     * Granlund and Montgomery, "Division by Invariant Integers using Multiplication". m is 0 for other b. */
+     * Granlund and Montgomery, "Division by Invariant Integers using Multiplication". m is 0 for other b. A thread of a GPU has so few instances
+     * that making m, a division of 64 bits, takes longer than dividing numbers of 32 bits. */
+    "#if __CUDA_ARCH__\n"
+    "typedef int divider;\n"
+    "HELP divider divider_of(i64 b) { return 0; }\n"
+    "HELP i64 div_by(i64 a, i64 b, divider d) {\n"
+    "  return ((u64)a | (u64)b) >> 32 || !b ? floor_div(a, b) : (i64)((u32)a / (u32)b); }\n"
+    "HELP i64 mod_by(i64 a, i64 b, divider d) {\n"
+    "  return ((u64)a | (u64)b) >> 32 || !b ? floor_mod(a, b) : (i64)((u32)a % (u32)b); }\n"
+    "#else\n"
     "typedef struct divider { u32 m; int s; } divider;\n"
     "HELP divider divider_of(i64 b) { divider d = {0, 31}; if (b <= 0 || b > 0x7fffffff) return d;\n"
     "  if (b > 1) d.s = 63 - CLZ32((u32)(b - 1)); d.m = (u32)(((u64)1 << d.s) / (u64)b + 1); return d; }\n"
@@ -639,6 +648,7 @@ static const char emit_macros[] =
     "  return (u64)a >> 31 || !d.m ? floor_div(a, b) : (i64)((u64)a * d.m >> d.s); }\n"
     "HELP i64 mod_by(i64 a, i64 b, divider d) {\n"
     "  return (u64)a >> 31 || !d.m ? floor_mod(a, b) : a - (i64)((u64)a * d.m >> d.s) * b; }\n"
+    "#endif\n"
     /* how many subtrees can be open at a time when n elements make chains of `chain` */
     "HELP i64 levels(i64 n, i64 chain) { i64 k = 1; for (n = (n + chain - 1) / chain; n > 1; n >>= 1) k++; return k; "
     "}\n"

@@ -135,7 +135,6 @@ enum {
   AHEAD_MAY = 1,    /* it could be computed ahead: light, and so are the instructions that it depends on */
   AHEAD_LOAD = 2,   /* a load that is made ahead */
   AHEAD_WANTED = 4, /* it is such a load, or is needed for the address or guard of one */
-  AHEAD_ODD = 8,    /* in layouts of their own: such a load that is never made as a word */
 };
 /* For how many elements (or rows) at a time the loads in block `from` are made ahead; `from` is the VEC, or a FOR around nothing but the VEC.
  * ahead[v] is set to the AHEAD_ bits of instruction v. 0: no loads are made ahead, and `ahead` is all 0. */
