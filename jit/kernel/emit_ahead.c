@@ -141,7 +141,7 @@ static int find_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead, i
     if (ahead[k] & AHEAD_WANTED) want_operands(e, k, from, ahead);
   *weighs = weight;
   if (!loads || weight > 160) return 0;
-  if (weight <= 8 && loads == 1) return 16;
+  if (weight <= 12 && loads == 1) return 16;
   return weight <= 32 && loads <= 4 ? 8 : weight <= 80 && loads <= 8 ? 4 : 2;
 }
 

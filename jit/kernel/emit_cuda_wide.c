@@ -88,32 +88,20 @@ static void word_type(const emitter *e, const l_instr *i, char out[24]) {
   snprintf(out, 24, "%sx%d", emit_type(emit_buffer_type(e, i->imm)), e->layout.lanes);
 }
 
-/* In a stencil some loads lie beside others, so that not all addresses of words can fit: does each load of the VEC ask for itself? */
-static bool asks_singly(const emitter *e, l_val vec) {
-  for (l_val k = vec + 1; k < e->end[vec]; k++)
-    if (at(e, k)->code == L_LOAD && (at(e, k)->e || at(e, k)->f)) return e->layout.lanes > 1;
-  return false;
-}
-
-/* Prints the condition that the addresses of words fit: `fits` for all of them, or `fits7` for load 7 and `fits` for the others. */
+/* Prints the condition that all addresses of words fit: `fits`. */
 static void print_fits(emitter *e, l_val vec) {
   char buffer[24];
-  bool singly = asks_singly(e, vec);
-  text_buf all = {0};
+  line(e, "const b8 fits = !(0ull");
+  e->depth++;
   for (l_val k = vec + 1; k < e->end[vec] && e->layout.lanes > 1; k++) {
     const l_instr *i = at(e, k);
     if (way_of(e, vec, k, true) != AS_WORDS) continue;
-    int bytes = size_of(e, i) * e->layout.lanes, mask = (bytes < WORD ? bytes : WORD) - 1;
+    int bytes = size_of(e, i) * e->layout.lanes;
     emit_buffer(i->imm, buffer);
-    if (singly && i->code == L_LOAD && i->imm >= 0)
-      line(e, "const b8 fits%u = !((u64)(%s + v%u) & %d);", k, buffer, i->a, mask);
-    else
-      text_addf(&all, " | ((u64)(%s + v%u) & %d)", buffer, i->a, mask);
+    line(e, "| ((u64)(%s + v%u) & %d)", buffer, i->a, (bytes < WORD ? bytes : WORD) - 1);
   }
-  text_add(&all, "", 1);
-  line(e, "const b8 fits = !(0ull%s); (void)fits;", all.failed ? "" : all.text);
-  e->failed |= all.failed;
-  text_free(&all);
+  e->depth--;
+  line(e, "); (void)fits;");
 }
 
 /* ---- bodies ------------------------------------------------------------------------------------------------------------------- */
@@ -241,8 +229,6 @@ static void print_loads(emitter *e, const batch *b) {
     word_type(e, i, type);
     emit_buffer(i->imm, buffer);
     if (i->g) line(e, "if (!v%u) FILL(q%u[u].v, %d, v%u) else", i->g, k, b->lanes, i->h);
-    if (i->imm >= 0 && asks_singly(e, b->vec))
-      line(e, "if (!fits%u) FILL(q%u[u].v, %d, (%s + v%u + jb + u * %d)[r_]) else", k, k, b->lanes, buffer, i->a, b->step);
     line(e, "q%u[u] = *(const %s *)(%s + v%u + jb + u * %d);", k, type, buffer, i->a, b->step);
   }
   if (ahead) {

@@ -8,6 +8,9 @@
  *   rows of 4,096                              64 x 4, two 3,860   128 x 2, one 3,910   256 x 1 3,870
  *   layer norm of 1,024                        64 x 1, one 1,780, four 3,760   32 x 2 3,840   16 x 4 3,740
  *
+ * A step of Jacobi on 2048^2 (a kernel of 1 step and of 2): 4 lanes, words where they fit 13 and 38 us: four loads of one element that lie 16 bytes apart
+ * take four times the time of the first cache; 1 lane 13 and 34 (12 and 25 where the sizes are known).
+ *
  * So: blocks of 128 to 256 threads, one block for each tile or group of rows, and no more elements of a row in a thread than 32. */
 #include "jit/kernel/layout.h"
 
@@ -159,6 +162,7 @@ typedef struct phase_facts {
   int bytes;                  /* of the largest element that a VEC loads or stores along its axis */
   phase_needs needs;
   bool columns; /* accumulators of so few results that threads of the plain layout keep them in registers */
+  bool stencil; /* a VEC loads what lies side by side in memory */
 } phase_facts;
 
 static int64_t value_of(const int64_t *values, l_val v) { return v ? values[v] : 0; }
@@ -175,6 +179,16 @@ static void find_values(const l_program *p, const int64_t *ints, int64_t *values
   }
 }
 
+/* Has the VEC several loads from one buffer with ranges? Then they lie side by side. */
+static bool is_stencil(const emitter *e, l_val vec) {
+  for (l_val k = vec + 1; k < e->end[vec]; k++)
+    for (l_val m = vec + 1; m < k; m++) {
+      const l_instr *a = emit_at(e, k), *b = emit_at(e, m);
+      if (a->code == L_LOAD && b->code == L_LOAD && a->imm == b->imm && (a->e || a->f) && (b->e || b->f)) return true;
+    }
+  return false;
+}
+
 static void find_facts(const emitter *e, l_val par, const int64_t *values, phase_facts *f) {
   *f = (phase_facts){.instances = values[emit_at(e, par)->a], .bytes = 1, .needs = f->needs};
   for (l_val v = par + 1; v < e->end[par]; v++) {
@@ -182,6 +196,7 @@ static void find_facts(const emitter *e, l_val par, const int64_t *values, phase
     f->columns |= i->code == L_ACC && acc_many(i) && values[i->a] <= ORDER_LANES;
     if (i->code != L_VEC) continue;
     int64_t n = value_of(values, i->b);
+    f->stencil |= is_stencil(e, v);
     if (n > f->longest) f->longest = n;
     for (l_val k = v + 1; k < e->end[v]; k++) {
       const l_instr *m = emit_at(e, k);
@@ -213,7 +228,7 @@ static l_layout rows_layout(const phase_facts *f) {
 /* Calls with larger sizes come, so this looks at the elements of an instance, and at how many instances there are only where these are
  * whole rows. */
 static l_layout plain_layout(const phase_facts *f) {
-  int lanes = 16 / f->bytes < 4 ? 16 / f->bytes : 4, threads = 16;
+  int lanes = f->stencil ? 1 : 16 / f->bytes < 4 ? 16 / f->bytes : 4, threads = 16;
   while (threads < BLOCK && (int64_t)threads * lanes < f->longest) threads *= 2;
   return (l_layout){threads < 32 && f->needs.polls ? 32 : threads, lanes, f->needs.polls ? 1 : BLOCK / threads};
 }

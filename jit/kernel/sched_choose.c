@@ -42,6 +42,7 @@ const schedule_numbers schedule_numbers_of[] = {
                     .split_block = 16 * ORDER_BLOCK,
                     .pieces = 64,
                     .slab_work = 65536,
+                    .slab_instances = 1,
                     .slabs = 64,
                     .merge_tile = 1024,
                     .keep_row = 65536,
@@ -83,6 +84,7 @@ const schedule_numbers schedule_numbers_of[] = {
                     .merges = 64,
                     .grown = 16384,
                     .slab_work = 16384,
+                    .slab_instances = 8192,
                     .slabs = 128,
                     .merge_tile = 64,
                     .slab_tiles = true,
@@ -393,7 +395,7 @@ static void choose_slabs(chooser *x, k_mask r, int c) {
   bool grows = most > axis_hint(k, cut), may_cut = s->first && !scanned && most > least_piece(s, cut);
   s->alone = !s->first && !small && few && grows;
   int64_t about = tiled && s->by->slab_tiles ? tiles_hint(k, c, width) : 1;
-  while (pieces < least && pieces * about < s->by->instances) pieces *= 2;
+  while (pieces < least && pieces * about < s->by->slab_instances) pieces *= 2;
   bool cuts = may_cut && !small && few;
   if (cuts) add_pieces(x, r, c, cut, tiled && s->by->slab_tiles ? width : 0, pieces);
   if (cuts && grows && x->n) return; /* the price at the recorded sizes says too little */

@@ -139,7 +139,8 @@ typedef struct schedule_numbers {
    * longer. 0: as in the recorded call */
   int64_t grown;
   int64_t slab_work;  /* with fewer elements r is one slab */
-  int64_t slabs;      /* about how many slabs r is cut into */
+  int64_t slabs;      /* about how many slabs r is cut into, */
+  int64_t slab_instances; /* or more, where each has tiles of c, for about so many instances */
   int64_t merge_tile; /* elements of c in an instance that reduces across rows */
   bool slab_tiles;    /* are slabs cut into tiles of c, too? */
   int64_t keep_row;   /* values of longer rows are computed again rather than kept */
