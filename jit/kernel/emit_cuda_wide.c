@@ -766,6 +766,7 @@ void emit_cuda_wide(emitter *e, l_val phase) {
   else
     line(e, "const unsigned mask_ = ~0u;");
   line(e, "BEGIN");
+  emit_ranges(e);
   emit_buffers(e);
   for (uint32_t b = 0; b < e->p->nbuffers; b++) line(e, "GLOBAL(p%u)", b);
   (void)emit_prelude(e, phase);
@@ -777,4 +778,5 @@ void emit_cuda_wide(emitter *e, l_val phase) {
        par, par, l.groups);
   print_block(e, par + 1, e->end[par]);
   line(e, "}");
+  e->least = e->most = NULL; /* what follows is printed by lines that rely on 64 bits */
 }

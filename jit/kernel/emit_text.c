@@ -40,6 +40,63 @@ bool emit_facts(emitter *e, const l_program *p) {
 
 void emit_facts_free(emitter *e) { arena_free(&e->memory); }
 
+/* ---- ranges of index values ---- */
+
+enum { SLIM = 1 << 30 };
+
+/* The range of a op b from those of a and b; all numbers where it is not known, or a step overflows. */
+static void range_of(l_code code, const int64_t a[2], const int64_t b[2], int64_t to[2]) {
+  int64_t ends[4];
+  bool fits = true;
+  for (int k = 0; k < 4; k++) {
+    int64_t x = a[k & 1], y = b[k >> 1];
+    switch (code) {
+    case L_IADD: fits &= !__builtin_add_overflow(x, y, &ends[k]); break;
+    case L_ISUB: fits &= !__builtin_sub_overflow(x, y, &ends[k]); break;
+    case L_IMUL: fits &= !__builtin_mul_overflow(x, y, &ends[k]); break;
+    case L_IMIN: ends[k] = x < y ? x : y; break;
+    case L_IMAX: ends[k] = x > y ? x : y; break;
+    default: /* of a divisor that is not positive the result is 0 */
+      fits &= b[0] > 0;
+      ends[k] = code == L_IDIV ? l_index_value(L_IDIV, x, y) : k & 1 ? b[1] - 1 : 0;
+    }
+  }
+  to[0] = INT64_MIN;
+  to[1] = INT64_MAX;
+  for (int k = 0; k < 4 && fits; k++) {
+    if (k == 0 || ends[k] < to[0]) to[0] = ends[k];
+    if (k == 0 || ends[k] > to[1]) to[1] = ends[k];
+  }
+}
+
+void emit_ranges(emitter *e) {
+  e->least = arena_alloc(&e->memory, e->p->n * sizeof *e->least);
+  e->most = arena_alloc(&e->memory, e->p->n * sizeof *e->most);
+  e->failed |= !e->least || !e->most;
+  for (l_val v = 1; v < e->p->n && !e->failed; v++) {
+    const l_instr *i = emit_at(e, v);
+    int64_t to[2] = {INT64_MIN, INT64_MAX};
+    if (i->code == L_INT) {
+      to[0] = to[1] = i->imm;
+    } else if (l_is_index_op(i->code)) {
+      range_of((l_code)i->code, (const int64_t[]){e->least[i->a], e->most[i->a]},
+               (const int64_t[]){e->least[i->b], e->most[i->b]}, to);
+    } else if (i->code == L_VAR) { /* 0 .. n - 1 of a PAR, from .. to - 1 of a FOR */
+      const l_instr *loop = emit_at(e, i->a);
+      l_val end = loop->code == L_PAR ? loop->a : loop->b;
+      to[0] = loop->code == L_PAR ? 0 : e->least[loop->a];
+      if (e->most[end] < SLIM) to[1] = e->most[end] - 1 > to[0] ? e->most[end] - 1 : to[0];
+    }
+    e->least[v] = to[0];
+    e->most[v] = to[1];
+  }
+}
+
+/* Is the index value printed as an int? */
+static bool is_slim(const emitter *e, l_val v) {
+  return e->least && e->least[v] >= -SLIM && e->most[v] <= SLIM;
+}
+
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
 void emit_line(emitter *e, const char *format, ...) {
@@ -253,26 +310,29 @@ static bool has_divider(const emitter *e, l_val v) {
 
 void emit_instr(emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
-  const char *T = emit_type(i->dtype);
+  const char *T = emit_type(i->dtype), *I = is_slim(e, v) ? "int" : "i64";
+  const char *wide = e->least && !is_slim(e, v) ? "(i64)" : "";
   char f[48], arguments[64];
   switch ((l_code)i->code) {
-  case L_INT: emit_line(e, "const i64 v%u = (i64)%lluull;", v, (unsigned long long)i->imm); break;
+  case L_INT: emit_line(e, "const %s v%u = (i64)%lluull;", I, v, (unsigned long long)i->imm); break;
   case L_PARAM: emit_line(e, "const i64 v%u = a->ints[%d];", v, (int)i->imm); break;
-  case L_VAR: emit_line(e, "const i64 v%u = x%u;", v, i->a); break;
-  case L_IADD: emit_line(e, "const i64 v%u = v%u + v%u;", v, i->a, i->b); break;
-  case L_ISUB: emit_line(e, "const i64 v%u = v%u - v%u;", v, i->a, i->b); break;
-  case L_IMUL: emit_line(e, "const i64 v%u = v%u * v%u;", v, i->a, i->b); break;
+  case L_VAR: emit_line(e, "const %s v%u = x%u;", I, v, i->a); break;
+  case L_IADD: emit_line(e, "const %s v%u = %sv%u + v%u;", I, v, wide, i->a, i->b); break;
+  case L_ISUB: emit_line(e, "const %s v%u = %sv%u - v%u;", I, v, wide, i->a, i->b); break;
+  case L_IMUL: emit_line(e, "const %s v%u = %sv%u * v%u;", I, v, wide, i->a, i->b); break;
   case L_IDIV:
   case L_IMOD: {
     const char *f = i->code == L_IDIV ? "div" : "mod";
-    if (has_divider(e, v))
-      emit_line(e, "const i64 v%u = %s_by(v%u, v%u, d%u);", v, f, i->a, i->b, i->b);
+    if (is_slim(e, i->a) && is_slim(e, i->b) && e->least[i->a] >= 0 && e->least[i->b] > 0)
+      emit_line(e, "const %s v%u = v%u %s v%u;", I, v, i->a, i->code == L_IDIV ? "/" : "%", i->b);
+    else if (has_divider(e, v))
+      emit_line(e, "const %s v%u = %s_by(v%u, v%u, d%u);", I, v, f, i->a, i->b, i->b);
     else
-      emit_line(e, "const i64 v%u = floor_%s(v%u, v%u);", v, f, i->a, i->b);
+      emit_line(e, "const %s v%u = floor_%s(v%u, v%u);", I, v, f, i->a, i->b);
     break;
   }
-  case L_IMIN: emit_line(e, "const i64 v%u = v%u < v%u ? v%u : v%u;", v, i->a, i->b, i->a, i->b); break;
-  case L_IMAX: emit_line(e, "const i64 v%u = v%u > v%u ? v%u : v%u;", v, i->a, i->b, i->a, i->b); break;
+  case L_IMIN: emit_line(e, "const %s v%u = v%u < v%u ? v%u : v%u;", I, v, i->a, i->b, i->a, i->b); break;
+  case L_IMAX: emit_line(e, "const %s v%u = v%u > v%u ? v%u : v%u;", I, v, i->a, i->b, i->a, i->b); break;
   case L_IVALUE: emit_line(e, "const i64 v%u = (i64)v%u;", v, i->a); break;
   case L_CONST: print_const(e, v); break;
   case L_SCALAR:

@@ -47,12 +47,15 @@ typedef struct emitter {
   uint32_t *seg;  /* for emit_c: the segment of an instruction in a VEC */
   uint32_t *seen; /* for emit_c: the last segment that has read the value from its array */
   uint8_t *spill; /* for emit_c: is the value made in one segment and used in another? */
+  int64_t *least, *most; /* NULL, or what is known of index values: those between -2^30 and 2^30 are printed as ints */
   uint8_t *even;  /* for emit_c: is the bool the same for all elements of a piece, so that it is the int w7? */
 } emitter;
 
 /* Computes the facts about a program. False when memory is short; emit_facts_free in any case. */
 bool emit_facts(emitter *e, const l_program *p);
 void emit_facts_free(emitter *e);
+/* Finds out between which numbers index values lie, in programs that know their sizes, so that the text computes with 32 bits. */
+void emit_ranges(emitter *e);
 
 static inline const l_instr *emit_at(const emitter *e, l_val v) { return &e->p->code[v]; }
 static inline const char *emit_type(uint8_t dtype) { return math_type((qn_dtype)dtype); }
