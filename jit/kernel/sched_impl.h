@@ -113,6 +113,7 @@ typedef struct price_numbers {
   double scalar;          /* how many times that a value costs that is computed by itself */
   double turn;            /* simple operations for each element that goes through a turned tile */
   double gather, scatter; /* simple operations for each element that is loaded or stored by itself, */
+  double guard;          /* for an access with a guard, beside its own; */
   double scan, chain;    /* for a running value, and for a reduction whose elements must be taken one after the other */
   cost_target costs;     /* whose costs of primitives and functions count */
   double vec_ns, par_ns; /* to begin a VEC, and an instance */

@@ -81,7 +81,8 @@ static int divisions(const pricer *p, k_form f) {
 /* Simple operations an element for reaching memory: a vector at once with stride 1, else one by one. */
 static double reach_cost(const pricer *p, const k_node *n) {
   qn_dim coef = 0;
-  double cost = n->guard ? (p->k->guards[n->guard].where ? 3 : 2) : 1;
+  double cost = 1;
+  if (n->guard) cost += p->s->by->price.guard + (p->k->guards[n->guard].where ? 1 : 0);
   if (!axis_in(n->axes, p->c)) return cost;
   cost += (double)DIVISION_WEIGHT * divisions(p, n->at);
   if (n->code == K_STOREF) return cost + p->s->by->price.scatter;
