@@ -628,6 +628,20 @@ static bool may_stream(const emitter *e, l_val v) {
   return stores > 0 && work <= WORK_MOST;
 }
 
+/* Prints prefetches of what the next instance begins with, where that is a row behind the one that store `to` makes: earlier VECs have loaded
+ * from the same place on. While memory takes the stores, it brings that row. */
+static void print_prefetch(emitter *e, l_val v, l_val to) {
+  for (uint32_t b = 0; b < e->p->nbuffers; b++) {
+    bool loads = false;
+    for (l_val k = e->par + 1; k < v; k++) {
+      const l_instr *i = at(e, k);
+      bool unit = i->code == L_LOAD && i->b && at(e, i->b)->code == L_INT && at(e, i->b)->imm == 1 && !i->c;
+      loads |= unit && i->imm == (int64_t)b && i->a == at(e, to)->a;
+    }
+    if (loads) line(e, "PREFETCH(p%u + v%u + n + j0)", b, at(e, to)->a);
+  }
+}
+
 /* Prints how the loops of a VEC begin that may stream: `far` tells whether its outputs are large, start at the same place of a line of 64 bytes,
  * and are not the memory of an operand. Whole lines of these are computed at a time and stored past the caches; what is before the first line and
  * behind the last one is left to the loop that follows, over [j0, e0). */
@@ -667,6 +681,7 @@ static void open_streams(emitter *e, l_val v) {
   line(e, "}");
   for (l_val k = v + 1; k < e->end[v]; k++)
     if (at(e, k)->code == L_STORE) line(e, "STREAM(p%d + v%u + j0, t%u)", (int)at(e, k)->imm, at(e, k)->a, k);
+  print_prefetch(e, v, first);
   line(e, "}");
   line(e, "continue;");
   line(e, "}");
@@ -936,7 +951,7 @@ static const char preamble[] =
     "#define FAR 0x1p25\n"
     "#endif\n"
     "#if defined __clang__ || !defined __AVX__\n"
-    "#define STREAM(p, t) *(line64 *)(p) = *(const line64 *)(t);\n"
+    "#define STREAM(p, t) *(line64 *)(p) = *(const line64 *)(t);\n#define PREFETCH(p)\n"
     "#define FENCE\n"
     "#else\n"
     "#ifdef __AVX512F__\n"
@@ -945,7 +960,7 @@ static const char preamble[] =
     "#define STREAM(p, t) __builtin_ia32_movntps256((f32 *)(p), *(const line32 *)(t)); \\\n"
     "  __builtin_ia32_movntps256((f32 *)(p) + 8, *(const line32 *)(t + sizeof(t) / sizeof *(t) / 2));\n"
     "#endif\n"
-    "#define FENCE __builtin_ia32_sfence();\n"
+    "#define FENCE __builtin_ia32_sfence();\n#define PREFETCH(p) __builtin_prefetch(p);\n"
     "#endif\n"
     "#define GROUPS(n) _Pragma(\"GCC unroll 8\") for (int q = 0; q < 64; q += n)\n"
     "#define LANES(T, F, a, g, m) { int k_ = 0; for (; k_ + 64 <= m; k_ += 64) GROUPS((int)(64 / sizeof(T))) \\\n"
