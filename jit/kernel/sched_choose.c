@@ -24,6 +24,7 @@ const schedule_numbers schedule_numbers_of[] = {
                               .turn = 20,
                               .gather = 24,
                               .scatter = 24,
+                              .apart = 1,
                               .guard = 1,
                               .scan = 80,
                               .chain = 40,
@@ -31,6 +32,7 @@ const schedule_numbers schedule_numbers_of[] = {
                               .vec_ns = 3,
                               .par_ns = 10,
                               .finish_ns = 12,
+                              .step_ns = 1,
                               .byte_ns = 0.08,
                               .near_ns = 0.015,
                               .cache = 1 << 20,
@@ -63,8 +65,9 @@ const schedule_numbers schedule_numbers_of[] = {
                               .fma_ns = 0.1,
                               .scalar = 64,
                               .turn = 6,
-                              .gather = 8,
-                              .scatter = 8,
+                              .gather = 100,
+                              .scatter = 100,
+                              .apart = 128,
                               .guard = 7,
                               .scan = 20,
                               .chain = 64,
@@ -72,6 +75,7 @@ const schedule_numbers schedule_numbers_of[] = {
                               .vec_ns = 40,
                               .par_ns = 200,
                               .finish_ns = 100,
+                              .step_ns = 60,
                               .byte_ns = 0.5,
                               .near_ns = 0.1,
                               .cache = 1 << 20,
@@ -384,7 +388,7 @@ static void add_pieces(chooser *x, k_mask r, int c, int cut, int64_t width, int6
 static void choose_slabs(chooser *x, k_mask r, int c) {
   nest *s = x->s;
   const k_kernel *k = x->k;
-  const int64_t width = s->by->merge_tile, least = s->by->slab_tiles ? 4 * s->by->slabs : s->by->slabs;
+  const int64_t width = s->by->merge_tile, least = s->by->slab_tiles ? 16 * s->by->slabs : s->by->slabs;
   loop_list order = {0};
   fors(s, &order, r);
   int cut = order.n ? order.at[0].axis : -1;

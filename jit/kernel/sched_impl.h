@@ -113,11 +113,13 @@ typedef struct price_numbers {
   double scalar;          /* how many times that a value costs that is computed by itself */
   double turn;            /* simple operations for each element that goes through a turned tile */
   double gather, scatter; /* simple operations for each element that is loaded or stored by itself, */
+  double apart;           /* where neighbours lie so many bytes apart or more: less if they are nearer */
   double guard;          /* for an access with a guard, beside its own; */
   double scan, chain;    /* for a running value, and for a reduction whose elements must be taken one after the other */
   cost_target costs;     /* whose costs of primitives and functions count */
   double vec_ns, par_ns; /* to begin a VEC, and an instance */
   double finish_ns;      /* to end a reduction along a VEC */
+  double step_ns;        /* an element of a VEC that goes one by one takes at least this, however few instances there are */
   double byte_ns, near_ns; /* a byte from memory, and from the cache behind the nearest; */
   double cache, near;      /* the bytes that do not come from there again */
 } price_numbers;

@@ -9,6 +9,7 @@
  * Numbers are nanoseconds of a current core with 512-bit vectors, and of an H200. What matters is how they relate. */
 #include "jit/kernel/sched_impl.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* What a division of 64-bit integers costs in simple operations: there is no vector instruction for it. */
@@ -89,8 +90,10 @@ static double reach_cost(const pricer *p, const k_node *n) {
   if (!k_coef(p->k, n->at, (uint32_t)p->c, &coef)) return cost + p->s->by->price.gather;
   int64_t step = 0;
   if (p->s->s.turn && n->code == K_LOAD) return cost + p->s->by->price.turn;
-  bool near = coef == 0 || (dim_is_const(p->k->dims, coef, &step) && (step == 1 || step == -1));
-  return near ? cost : cost + (n->code == K_LOAD ? p->s->by->price.gather : p->s->by->price.scatter);
+  if (coef == 0 || (dim_is_const(p->k->dims, coef, &step) && (step == 1 || step == -1))) return cost;
+  double apart = fabs((double)dim_hint(p->k->dims, coef)) * (double)dtype_size((qn_dtype)n->dtype);
+  double alone = n->code == K_LOAD ? p->s->by->price.gather : p->s->by->price.scatter;
+  return cost + alone * min_of(1, apart / p->s->by->price.apart);
 }
 
 typedef struct user {
@@ -184,7 +187,7 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
   int cut = nest_cut(p->s);
   find_trips(p, l);
   k_val dot = find_inside(p, ends, cut);
-  double work = extra, vectors = 0;
+  double work = extra, vectors = 0, steps = 0;
   for (k_val v = 1; v < k->n; v++) {
     const k_node *n = &k->nodes[v];
     if (!p->now[v] || (k_reduces(n, cut) && !ends[v])) continue;
@@ -203,6 +206,7 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
       /* along a VEC a running value takes steps, and what has an order of its own there, or gives an index, goes one by one */
       bool chain =
           !many && n->axis == p->c && (nest_order(n) == ORDER_OUTER || kop_is_arg(n->sub)) && n->code == K_REDUCE;
+      if (chain && p->l->n) steps = max_of(steps, p->trip[p->l->n - 1]);
       weight = n->code == K_SCAN && !many ? by->scan : many ? 4 : chain ? by->chain : 1;
       if (dtype_size((qn_dtype)n->dtype) > 4) weight *= 2;
       if (!many && n->code != K_SCAN) work += turns(p, in & ~axis_bit(n->axis), 0, false) * by->finish_ns;
@@ -218,7 +222,7 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
   bool pool = (double)k_points(k, p->s->axes) >= by->pool_points;
   double several = pool ? max_of(1, min_of(instances, by->processors)) : 1;
   double waves = several > 1 ? (double)(int64_t)((instances + several - 1) / several) * several / instances : 1;
-  double all = max_of(work, near) * waves / several, moved = memory / max_of(1, min_of(several, by->saturated));
+  double all = max_of(max_of(work, near) * waves / several, steps * by->step_ns), moved = memory / max_of(1, min_of(several, by->saturated));
   return by->phase_ns + (pool ? by->pool_ns : 0) + max_of(all, moved) + 0.3 * min_of(all, moved);
 }
 
