@@ -7,10 +7,11 @@
  * of blocks that is a whole subtree of the balanced tree, so that only the roots of teams meet in the end. Every VEC of a phase deals
  * its elements out in the same way, so a thread finds in a local what it has put there, without a barrier.
  *
- * Of a batch that exists as a whole, whose guards' ranges all hold and whose addresses are multiples of the words, the loads are
- * made first, as words of up to 16 bytes, for all of the thread's elements; then everything is computed; stores are such words, too.
- * (Which of these hold is asked at run time, for all threads of an instance alike.) Where only the words do not fit, elements are dealt
- * out one by one, so that neighbouring threads still have neighbours. Everything else, edges as a rule, goes element by element. */
+ * Of a batch that exists as a whole and whose addresses are multiples of the words, the loads are made first, as words of up to 16 bytes, for
+ * all of the thread's elements; then everything is computed; stores are such words, too. Threads for some of whose elements a guard's
+ * range does not hold (edges, as a rule) go through theirs one by one. (Whether words fit is asked at run time, for all threads of an instance
+ * alike.) Where only the words do not fit, elements are dealt out one by one, so that neighbouring threads still have neighbours. What
+ * is left, ends of rows as a rule, goes element by element. */
 #include "jit/kernel/emit_text.h"
 
 /* Tried on an H200 (softmax of 16384 x 4096 f32, one of 1M x 64, a product and sum of 8192^2; us; a block of 64 threads an instance: 192, 1091, 198):
@@ -65,9 +66,7 @@ static bool is_mixed(const emitter *e, l_val vec, int64_t memory) {
 }
 
 /* Holds the guard's bool, if there is one, for all elements or for none? */
-static bool is_even(l_val vec, const l_instr *i) {
-  return !i->g || (i->g < vec && (i->code == L_STORE || i->h < vec));
-}
+static bool is_even(l_val vec, const l_instr *i) { return !i->g || (i->g < vec && (i->code == L_STORE || i->h < vec)); }
 
 /* How instruction k of the VEC goes in a batch; `words`: with addresses that fit. */
 static int way_of(const emitter *e, l_val vec, l_val k, bool words) {
@@ -159,7 +158,8 @@ static void print_limits(emitter *e, l_val vec) {
 }
 
 static void print_range_test(emitter *e, const batch *b, l_val k) {
-  static const char *const signs[] = {[KOP_eq] = "==", [KOP_ne] = "!=", [KOP_lt] = "<", [KOP_le] = "<=", [KOP_gt] = ">", [KOP_ge] = ">="};
+  static const char *const signs[] = {
+      [KOP_eq] = "==", [KOP_ne] = "!=", [KOP_lt] = "<", [KOP_le] = "<=", [KOP_gt] = ">", [KOP_ge] = ">="};
   line(e, "const b8 v%u = u * %d + w %s r%u;", k, b->step, signs[at(e, k)->sub], k);
 }
 

@@ -93,9 +93,7 @@ void emit_ranges(emitter *e) {
 }
 
 /* Is the index value printed as an int? */
-static bool is_slim(const emitter *e, l_val v) {
-  return e->least && e->least[v] >= -SLIM && e->most[v] <= SLIM;
-}
+static bool is_slim(const emitter *e, l_val v) { return e->least && e->least[v] >= -SLIM && e->most[v] <= SLIM; }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 

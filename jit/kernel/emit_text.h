@@ -41,14 +41,14 @@ typedef struct emitter {
   uint32_t trees;     /* ACCs whose chains are combined in a tree */
   /* facts, by instruction, in `memory` */
   arena memory;
-  uint32_t *end;  /* by instruction that opens a block: the block's END */
-  uint8_t *acc;   /* by ACC: ACC_ bits */
-  uint8_t *ahead; /* for CUDA: AHEAD_ bits in the block being printed, see emit_ahead */
-  uint32_t *seg;  /* for emit_c: the segment of an instruction in a VEC */
-  uint32_t *seen; /* for emit_c: the last segment that has read the value from its array */
-  uint8_t *spill; /* for emit_c: is the value made in one segment and used in another? */
+  uint32_t *end;         /* by instruction that opens a block: the block's END */
+  uint8_t *acc;          /* by ACC: ACC_ bits */
+  uint8_t *ahead;        /* for CUDA: AHEAD_ bits in the block being printed, see emit_ahead */
+  uint32_t *seg;         /* for emit_c: the segment of an instruction in a VEC */
+  uint32_t *seen;        /* for emit_c: the last segment that has read the value from its array */
+  uint8_t *spill;        /* for emit_c: is the value made in one segment and used in another? */
   int64_t *least, *most; /* NULL, or what is known of index values: those between -2^30 and 2^30 are printed as ints */
-  uint8_t *even;  /* for emit_c: is the bool the same for all elements of a piece, so that it is the int w7? */
+  uint8_t *even;         /* for emit_c: is the bool the same for all elements of a piece, so that it is the int w7? */
 } emitter;
 
 /* Computes the facts about a program. False when memory is short; emit_facts_free in any case. */

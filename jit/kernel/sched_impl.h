@@ -114,12 +114,12 @@ typedef struct price_numbers {
   double turn;            /* simple operations for each element that goes through a turned tile */
   double gather, scatter; /* simple operations for each element that is loaded or stored by itself, */
   double apart;           /* where neighbours lie so many bytes apart or more: less if they are nearer */
-  double guard;          /* for an access with a guard, beside its own; */
+  double guard;           /* for an access with a guard, beside its own; */
   double scan, chain;    /* for a running value, and for a reduction whose elements must be taken one after the other */
   cost_target costs;     /* whose costs of primitives and functions count */
   double vec_ns, par_ns; /* to begin a VEC, and an instance */
   double finish_ns;      /* to end a reduction along a VEC */
-  double step_ns;        /* an element of a VEC that goes one by one takes at least this, however few instances there are */
+  double step_ns; /* an element of a VEC that goes one by one takes at least this, however few instances there are */
   double byte_ns, near_ns; /* a byte from memory, and from the cache behind the nearest; */
   double cache, near;      /* the bytes that do not come from there again */
 } price_numbers;
@@ -141,13 +141,13 @@ typedef struct schedule_numbers {
   /* elements of an axis whose size is a symbol, where one instance would go through all of them: calls with larger sizes come, and take that much
    * longer. 0: as in the recorded call */
   int64_t grown;
-  int64_t slab_work;  /* with fewer elements r is one slab */
-  int64_t slabs;      /* about how many slabs r is cut into, */
+  int64_t slab_work;      /* with fewer elements r is one slab */
+  int64_t slabs;          /* about how many slabs r is cut into, */
   int64_t slab_instances; /* or more, where each has tiles of c, for about so many instances */
-  int64_t merge_tile; /* elements of c in an instance that reduces across rows */
-  bool slab_tiles;    /* are slabs cut into tiles of c, too? */
-  int64_t keep_row;   /* values of longer rows are computed again rather than kept */
-  int keep_weight;    /* values that cost more than this are kept between passes */
+  int64_t merge_tile;     /* elements of c in an instance that reduces across rows */
+  bool slab_tiles;        /* are slabs cut into tiles of c, too? */
+  int64_t keep_row;       /* values of longer rows are computed again rather than kept */
+  int keep_weight;        /* values that cost more than this are kept between passes */
   /* rows of a product's tile; columns, then rows, are doubled where that leaves dot_tiles tiles */
   int64_t dot_rows;
   int64_t dot_cols;

@@ -222,7 +222,8 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
   bool pool = (double)k_points(k, p->s->axes) >= by->pool_points;
   double several = pool ? max_of(1, min_of(instances, by->processors)) : 1;
   double waves = several > 1 ? (double)(int64_t)((instances + several - 1) / several) * several / instances : 1;
-  double all = max_of(max_of(work, near) * waves / several, steps * by->step_ns), moved = memory / max_of(1, min_of(several, by->saturated));
+  double all = max_of(max_of(work, near) * waves / several, steps * by->step_ns),
+         moved = memory / max_of(1, min_of(several, by->saturated));
   return by->phase_ns + (pool ? by->pool_ns : 0) + max_of(all, moved) + 0.3 * min_of(all, moved);
 }
 

@@ -77,7 +77,8 @@ static const char words[] = TEXT(
                 "#define DOWN(T, v_, h, n) AMONG(v_, n, threadIdx.x % (n) + (h) < (n) ? threadIdx.x % (n) + (h) : "
                 "threadIdx.x % (n))\n"
                 "#define FIRST(T, v_, n) AMONG(v_, n, 0)\n"
-                "#define fabsf(x) ((x) < 0 ? -(x) : (x))\n#define __fmaf_rn fmaf\n#define __fma_rn fma\n#define __fsqrt_rn sqrtf\n#define __dsqrt_rn sqrt\n"
+                "#define fabsf(x) ((x) < 0 ? -(x) : (x))\n#define __fmaf_rn fmaf\n#define __fma_rn fma\n#define "
+                "__fsqrt_rn sqrtf\n#define __dsqrt_rn sqrt\n"
                 "#define __int_as_float(x) (((union { int i; float f; }){x}).f)\n"
                 "#define __longlong_as_double(x) (((union { long long i; double f; }){x}).f)\n";
 
