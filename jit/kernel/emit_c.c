@@ -4,7 +4,8 @@
  * innermost loops the compiler turns into vector code (#pragma omp simd also promises that their iterations are independent).
  *
  * VECs. A straight body is one loop over j, cut into pieces where the ranges of guards begin and end and where comparisons of the
- * element's number change. Other bodies run in strips of 64 elements, L's own rule with VL = 64: the body is cut into segments, each
+ * element's number change; a piece in which all of several guards hold has a loop without them (the inside of a stencil: 20 sweeps of Jacobi
+ * on 1024^2 took 7.6 ms by masks, and take 3.8). Other bodies run in strips of 64 elements, L's own rule with VL = 64: the body is cut into segments, each
  * segment is one loop over the strip, and values that cross segments wait in arrays g7[64]. Segments end
  *   - at nested FOR and WHILE, which run around the strip. Carries live in arrays; in a WHILE elements whose condition has
  *     become false are masked (on7) and keep their carries;
@@ -577,6 +578,29 @@ static void open_pieces(emitter *e, l_val v, const char *begin, const char *end)
     }
 }
 
+/* Prints the condition that in the piece at hand all guards hold and all choices are for their first value, as inside of a stencil, unless there are
+ * few. */
+static bool open_inside(emitter *e, l_val v) {
+  enum { LEAST = 3 };
+  text_buf all = {0};
+  int n = 0;
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    const l_instr *i = at(e, k);
+    bool access = i->code == L_LOAD || i->code == L_STORE;
+    if (access && emit_piece_guard(e, i) == k)
+      text_addf(&all, "%sw%u", n++ ? " & " : "", k);
+    else if (access && emit_is_switch(e, i) && !i->e && !i->f)
+      text_addf(&all, "%sall%u", n++ ? " & " : "", i->g);
+    else if (e->even[k] && emit_decides(e, v, k))
+      text_addf(&all, "%sw%u", n++ ? " & " : "", k);
+  }
+  text_add(&all, "", 1);
+  if (n >= LEAST && !all.failed) line(e, "if (%s) {", all.text);
+  e->failed |= all.failed;
+  text_free(&all);
+  return n >= LEAST;
+}
+
 /* Is it known that the VEC has at most one element? Then its loop is not marked as vector code. */
 static bool is_single(const emitter *e, l_val v) {
   const l_instr *from = at(e, at(e, v)->a), *to = at(e, at(e, v)->b);
@@ -696,10 +720,15 @@ static void print_straight(emitter *e, l_val v, const vec_facts *f, const char *
   if (e->pieces) open_pieces(e, v, begin, end);
   if (streams) open_streams(e, v);
   print_switches(e, v + 1, e->end[v]);
-  if (!f->ordered && !is_single(e, v)) print_simd(e, v + 1, e->end[v], false);
-  line(e, "for (i64 j = %s; j < %s; j++) {", e->pieces || streams ? "j0" : begin, e->pieces || streams ? "e0" : end);
-  for (l_val k = v + 1; k < e->end[v]; k++) print_element(e, k);
-  line(e, "}");
+  bool inside = e->pieces && open_inside(e, v);
+  for (int pass = !inside; pass < 2; pass++) {
+    e->inside = pass == 0;
+    if (!f->ordered && !is_single(e, v)) print_simd(e, v + 1, e->end[v], false);
+    line(e, "for (i64 j = %s; j < %s; j++) {", e->pieces || streams ? "j0" : begin, e->pieces || streams ? "e0" : end);
+    for (l_val k = v + 1; k < e->end[v]; k++) print_element(e, k);
+    line(e, "}");
+    if (inside) line(e, pass ? "}" : "} else {");
+  }
   if (e->pieces || streams) {
     line(e, "j0 = e0;");
     line(e, "}");

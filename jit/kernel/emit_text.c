@@ -196,10 +196,20 @@ l_val emit_piece_guard(const emitter *e, const l_instr *i) {
   return k;
 }
 
+bool emit_decides(const emitter *e, l_val vec, l_val v) {
+  for (l_val k = v + 1; k < e->end[vec]; k++) {
+    const l_instr *i = emit_at(e, k);
+    bool access = i->code == L_LOAD || i->code == L_STORE;
+    if ((access && i->g == v) || (i->code == L_KOP && i->sub == KOP_select && i->a == v)) return true;
+  }
+  return false;
+}
+
 void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
   out[0] = 0;
   if (e->active[0]) append(out, "%s", e->active);
-  l_val from = e->vec ? emit_at(e, e->vec)->a : 0, piece = emit_piece_guard(e, i);
+  if (e->inside && !e->cuda && (!i->g || e->even[i->g] || emit_is_switch(e, i))) return;
+  l_val from = e->vec ? emit_at(e, e->vec)->a : 0, piece = e->inside ? 0 : emit_piece_guard(e, i);
   if (piece) append(out, "%sw%u", out[0] ? " & " : "", piece);
   if (i->e && !piece && !e->inside) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
   if (i->f && !piece && !e->inside) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
@@ -356,10 +366,13 @@ void emit_instr(emitter *e, l_val v) {
   }
   case L_KOP:
     if (e->even[v] || (i->sub == KOP_select && e->even[i->a])) {
-      if (e->even[v])
+      if (e->even[v] && e->inside && emit_decides(e, e->vec, v))
+        emit_line(e, "const b8 v%u = 1;", v);
+      else if (e->even[v])
         emit_line(e, "const b8 v%u = w%u;", v, v);
       else
-        emit_line(e, "const %s v%u = w%u ? v%u : v%u;", T, v, i->a, i->b, i->c);
+        emit_line(e, e->inside ? "const %s v%u = v%u ? v%u : v%u;" : "const %s v%u = w%u ? v%u : v%u;", T, v, i->a,
+                  i->b, i->c);
       break;
     }
     print_arguments(e, i, arguments);

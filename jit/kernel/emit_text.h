@@ -35,7 +35,7 @@ typedef struct emitter {
   l_val par;       /* the PAR being printed: divisions by values from before it use dividers */
   l_layout layout; /* for CUDA: of the phase being printed */
   bool rows;   /* for CUDA, in a layout of its own: has the phase accumulators, so that VECs are dealt out by lanes? */
-  bool inside; /* the ranges of all guards hold */
+  bool inside; /* the ranges of all guards hold; in C, so do bools that are the same for all elements of a piece */
   const char *active; /* the bool that must hold for memory accesses and checks to be made, or "" */
   bool failed;        /* out of memory */
   uint32_t trees;     /* ACCs whose chains are combined in a tree */
@@ -80,6 +80,8 @@ void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]);
 /* In C, in a VEC that runs in pieces: the instruction number in the name w7 of the int that tells whether this access' range holds in the
  * piece. 0: it has no range. */
 l_val emit_piece_guard(const emitter *e, const l_instr *i);
+/* Does bool v of the VEC decide of a choice or an access in it? */
+bool emit_decides(const emitter *e, l_val vec, l_val v);
 /* In C: is this a memory access in a VEC whose guard's bool comes from outside the VEC? It is then written as all7, an int that compilers
  * know nothing about, since gcc does not vectorise a loop with a mask that it knows to be a bool from outside. */
 bool emit_is_switch(const emitter *e, const l_instr *i);
