@@ -26,10 +26,18 @@ bool emit_is_stored(const emitter *e, l_val v, int64_t b) {
   return false;
 }
 
+/* Is it an update of whole rows, the VEC's elements, so that element j is a thread's in every row? */
+static bool updates_rows(const emitter *e, l_val vec, const l_instr *i) {
+  const l_instr *base = emit_at(e, i->a), *v = emit_at(e, vec);
+  return i->code == L_RMW && i->imm >= 0 && is_int(e, i->b, 1) && !i->c && is_int(e, v->a, 0) &&
+         base->code == L_IMUL && (base->a == v->b || base->b == v->b);
+}
+
 bool emit_is_private(const emitter *e, l_val vec) {
   if (!is_int(e, emit_at(e, vec)->a, 0)) return false;
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
     const l_instr *i = emit_at(e, k);
+    if (updates_rows(e, vec, i)) continue;
     if (emit_is_ordered(e, i) || emit_is_strip_scan(e, i) || emit_is_nested_push(e, i)) return false;
     if (i->code == L_RMW || i->code == L_SCAN || (i->code == L_FINISH && emit_is_inner_finish(e, vec, i))) return false;
     if (i->code == L_LOAD && i->imm >= 0 && emit_is_stored(e, vec, i->imm)) return false;
