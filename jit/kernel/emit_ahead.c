@@ -29,8 +29,8 @@ bool emit_is_stored(const emitter *e, l_val v, int64_t b) {
 /* Is it an update of whole rows, the VEC's elements, so that element j is a thread's in every row? */
 static bool updates_rows(const emitter *e, l_val vec, const l_instr *i) {
   const l_instr *base = emit_at(e, i->a), *v = emit_at(e, vec);
-  return i->code == L_RMW && i->imm >= 0 && is_int(e, i->b, 1) && !i->c && is_int(e, v->a, 0) &&
-         base->code == L_IMUL && (base->a == v->b || base->b == v->b);
+  return i->code == L_RMW && i->imm >= 0 && is_int(e, i->b, 1) && !i->c && is_int(e, v->a, 0) && base->code == L_IMUL &&
+         (base->a == v->b || base->b == v->b);
 }
 
 bool emit_is_private(const emitter *e, l_val vec) {
