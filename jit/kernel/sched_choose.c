@@ -586,7 +586,11 @@ void nest_settle(nest *s) {
 
 bool nest_choose(nest *s, int64_t pick) {
   const k_kernel *k = s->k;
-  chooser x = {.s = s, .k = k};
+  chooser x; /* of `found`, 41 kB, only the first n count */
+  x.s = s;
+  x.k = k;
+  x.n = 0;
+  x.inner = x.outer = 0;
   s->alone = false;
   if (k->nodes[s->effects[0]].code == K_STOREF) {
     choose_update(&x);
