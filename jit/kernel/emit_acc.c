@@ -61,6 +61,7 @@ void emit_acc_places(emitter *e, l_val v, const char *macro) {
 
 void emit_places(emitter *e, l_val par) {
   static const char *const macros[] = {"PLACE", "PLACED"};
+  if (e->cuda && emit_cuda_kept(e, par)) return;
   for (int pass = 0; pass < (e->cuda ? 2 : 1); pass++) {
     if (pass && e->layout.groups > 1)
       line(e,

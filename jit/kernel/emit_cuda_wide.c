@@ -45,6 +45,15 @@ static int teams(const emitter *e) {
   return l.threads * l.lanes / ORDER_LANES;
 }
 
+/* A bound of an index that is known now. */
+static int64_t bound_of(const emitter *e, l_val v) {
+  const l_instr *i = at(e, v);
+  if (i->code == L_INT) return i->imm;
+  if (i->code != L_IMIN) return INT64_MAX;
+  int64_t a = bound_of(e, i->a), b = bound_of(e, i->b);
+  return a < b ? a : b;
+}
+
 /* From one of a thread's words to its next one, in elements. */
 static int step_of(const emitter *e) { return e->rows ? ORDER_LANES : e->layout.threads * e->layout.lanes; }
 
@@ -52,6 +61,11 @@ static int step_of(const emitter *e) { return e->rows ? ORDER_LANES : e->layout.
 
 static bool is_unit(const emitter *e, const l_instr *i) {
   return i->b && at(e, i->b)->code == L_INT && at(e, i->b)->imm == 1 && !i->c;
+}
+
+/* Is it a load or store of neighbouring elements of a buffer, which exist all? */
+static bool is_word(const emitter *e, const l_instr *i) {
+  return i->imm >= 0 && is_unit(e, i) && !i->g && !i->e && !i->f;
 }
 
 /* Does the VEC both load and store there? */
@@ -94,13 +108,87 @@ static void print_fits(emitter *e, l_val vec) {
   e->depth++;
   for (l_val k = vec + 1; k < e->end[vec] && e->layout.lanes > 1; k++) {
     const l_instr *i = at(e, k);
-    if (way_of(e, vec, k, true) != AS_WORDS) continue;
+    if (e->kept ? (i->code != L_LOAD && i->code != L_STORE) || !is_word(e, i) : way_of(e, vec, k, true) != AS_WORDS)
+      continue;
     int bytes = size_of(e, i) * e->layout.lanes;
     emit_buffer(i->imm, buffer);
     line(e, "| ((u64)(%s + v%u) & %d)", buffer, i->a, (bytes < WORD ? bytes : WORD) - 1);
   }
   e->depth--;
   line(e, "); (void)fits;");
+}
+
+/* ---- rows in registers --------------------------------------------------------------------------------------------------------- */
+
+/* Does an accumulator of many results get at most one chain of pushes, so that it needs no tree? */
+static bool is_one_chain(const emitter *e, l_val par, l_val acc) {
+  int loops = 0;
+  int64_t most = 1;
+  if (!acc_tree(at(e, acc))) return true;
+  for (l_val v = acc + 1; v < e->end[par]; v++) {
+    const l_instr *i = at(e, v);
+    if (i->code != L_PUSH || i->a != acc) continue;
+    for (l_val f = acc + 1; f < v; f++) {
+      if (e->end[f] <= v || (at(e, f)->code != L_FOR && at(e, f)->code != L_WHILE)) continue;
+      const l_instr *l = at(e, f);
+      loops++;
+      if (l->code != L_FOR || at(e, l->a)->code != L_INT || at(e, l->a)->imm < 0) return false;
+      most = bound_of(e, l->b);
+    }
+  }
+  return loops <= 1 && most <= acc_chain(at(e, acc));
+}
+
+int emit_cuda_kept(const emitter *e, l_val par) {
+  enum { MOST = 32 }; /* words of a row in a thread */
+  l_layout l = l_layout_of(at(e, par));
+  l_val length = 0;
+  int bytes = 1;
+  if (!at(e, par)->imm2 || !has_rows(e, par)) return 0;
+  for (l_val v = par + 1; v < e->end[par]; v++) {
+    const l_instr *i = at(e, v);
+    if (i->code == L_VEC) {
+      if (length && length != i->b) return 0;
+      length = i->b;
+    }
+    if (i->code == L_ACC && acc_many(i) && !is_one_chain(e, par, v)) return 0;
+    bool holds = i->code == L_ACC || i->code == L_LOCAL || i->code == L_LOAD;
+    if (holds && (int)dtype_size((qn_dtype)i->dtype) > bytes) bytes = (int)dtype_size((qn_dtype)i->dtype);
+  }
+  if (!length || at(e, length)->code != L_INT) return 0;
+  for (l_val v = par + 1; v < e->end[par]; v++)
+    if (at(e, v)->code == L_ACC && acc_many(at(e, v)) && at(e, v)->a != length) return 0;
+  int64_t n = at(e, length)->imm, teams = l.threads * l.lanes / ORDER_LANES;
+  if (n < ORDER_LANES || n % ORDER_LANES || (n > ORDER_BLOCK && n % ORDER_BLOCK) ||
+      (n + ORDER_BLOCK - 1) / ORDER_BLOCK != teams)
+    return 0;
+  int kept = (int)(n < ORDER_BLOCK ? n : ORDER_BLOCK) / ORDER_LANES * l.lanes;
+  return kept * (bytes > 4 ? 2 : 1) <= MOST ? kept : 0;
+}
+
+/* The innermost block that an instruction of a phase stands in. */
+static l_val block_of(const emitter *e, l_val v) {
+  l_val b = v - 1;
+  while (b > e->par && (!l_opens(at(e, b)->code) || e->end[b] < v)) b--;
+  return b;
+}
+
+/* The first load of what load k of a VEC loads, whose registers serve both: k itself, or one in an earlier VEC that has run before. Parts of rows stay,
+ * since all rows' parameters are near. */
+static l_val first_load(const emitter *e, l_val k) {
+  enum { ROWS = 2 }; /* so many loads' rows stay in registers */
+  const l_instr *i = at(e, k);
+  l_val vec = block_of(e, k), around = block_of(e, vec);
+  int rows = 0;
+  if (i->a < e->par || at(e, around)->code == L_IF) return k;
+  for (l_val m = around + 1; m < k && rows < ROWS; m++) {
+    const l_instr *x = at(e, m);
+    if (x->code != L_LOAD || !is_word(e, x) || x->a < e->par) continue;
+    if (block_of(e, block_of(e, m)) != around) continue;
+    if (x->imm == i->imm && x->a == i->a) return m;
+    rows++;
+  }
+  return k;
 }
 
 /* ---- bodies ------------------------------------------------------------------------------------------------------------------- */
@@ -110,7 +198,8 @@ typedef struct batch {
   bool words; /* loads and stores of words, else all elements one by one */
   int steps;  /* of `lanes` elements each; without words: elements */
   int lanes;
-  int step; /* from step to step, in elements */
+  int step;  /* from step to step, in elements */
+  bool kept; /* all that the thread has of a row in registers */
 } batch;
 
 /* Prints a push of element j. Results of many are cells of the thread's own; with `words` they are in a word. */
@@ -118,7 +207,10 @@ static void print_push(emitter *e, l_val push, const char *lane, bool words) {
   const l_instr *i = at(e, push), *a = at(e, i->a);
   char cell[48], text[EMIT_TEXT];
   if (acc_many(a)) {
-    snprintf(cell, sizeof cell, words ? "c%u.v[w]" : "v%u[j]", words ? push : i->a);
+    if (e->kept)
+      snprintf(cell, sizeof cell, "v%u[k_]", i->a);
+    else
+      snprintf(cell, sizeof cell, words ? "c%u.v[w]" : "v%u[j]", words ? push : i->a);
     acc_step(e, i, cell, text);
     line(e, "%s = %s;", cell, text);
     return;
@@ -173,27 +265,32 @@ static bool is_shared_division(const emitter *e, l_val vec, l_val k) {
 static void print_element(emitter *e, l_val vec, const batch *b, const char *lane) {
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
     const l_instr *i = at(e, k);
-    int way = b ? way_of(e, vec, k, b->words) : IN_PLACE;
+    bool own = e->kept && i->imm < 0, word = e->kept && !own && is_word(e, i);
+    int way = e->kept ? word ? AS_WORDS : IN_PLACE : b ? way_of(e, vec, k, b->words) : IN_PLACE;
     switch ((l_code)i->code) {
     case L_LOAD:
-      if (way == AS_WORDS)
-        line(e, "const %s v%u = q%u[u].v[w];", emit_type(i->dtype), k, k);
+      if (own)
+        line(e, "const %s v%u = v%u[k_];", emit_type(i->dtype), k, (l_val)-i->imm);
+      else if (way == AS_WORDS)
+        line(e, "const %s v%u = q%u[u].v[w];", emit_type(i->dtype), k, e->kept ? first_load(e, k) : k);
       else if (way == AHEAD)
         line(e, "const %s v%u = q%u[u * %d + w];", emit_type(i->dtype), k, k, b->lanes);
       else
         emit_instr(e, k);
       break;
     case L_STORE:
-      if (way == AS_WORDS)
+      if (own)
+        line(e, "v%u[k_] = v%u;", (l_val)-i->imm, i->h);
+      else if (way == AS_WORDS)
         line(e, "s%u.v[w] = v%u;", k, i->h);
       else
         print_plain_store(e, i);
       break;
     case L_PUSH: print_push(e, k, lane, b && b->words); break;
-    case L_FINISH: line(e, "const %s v%u = v%u[j];", emit_type(i->dtype), k, i->a); break;
+    case L_FINISH: line(e, "const %s v%u = v%u[%s];", emit_type(i->dtype), k, i->a, e->kept ? "k_" : "j"); break;
     case L_CHECK: emit_cuda_check(e, i); break;
     default:
-      if (b && is_range_test(e, vec, k))
+      if (b && !b->kept && is_range_test(e, vec, k))
         print_range_test(e, b, k);
       else if (is_shared_division(e, vec, k))
         line(e, "const f32 v%u = over(v%u, d%u);", k, i->a, k);
@@ -432,6 +529,101 @@ static void print_rows_vec(emitter *e, l_val vec, int words, bool guarded) {
   }
 }
 
+/* Opens the loops over the elements of a VEC that a thread keeps: step u, element w of it, number k_ of the thread's. */
+static void open_kept(emitter *e) {
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", e->kept / e->layout.lanes);
+}
+
+static void open_kept_lanes(emitter *e) {
+  line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) {", e->layout.lanes);
+  line(e, "const i64 j = jb + u * %d + w; const int k_ = u * %d + w; (void)j; (void)k_;", ORDER_LANES, e->layout.lanes);
+}
+
+/* Prints where the thread's elements of a row begin. */
+static void print_kept_begin(emitter *e) {
+  int team = ORDER_LANES / e->layout.lanes;
+  line(e, "const i64 jb = t / %d * %d + t %% %d * %d;", team, ORDER_BLOCK, team, e->layout.lanes);
+}
+
+/* Prints step u of the loads of words that have not been made before: of rows, or of what is the same for all instances and so is near. */
+static void print_kept_loads(emitter *e, l_val vec, bool rows) {
+  char type[24], buffer[24];
+  for (int words = 1; words >= 0; words--) {
+    bool any = false;
+    for (l_val k = vec + 1; k < e->end[vec]; k++) {
+      const l_instr *i = at(e, k);
+      if (i->code != L_LOAD || !is_word(e, i) || first_load(e, k) != k || (i->a > e->par) != rows) continue;
+      if (!any) line(e, words ? "if (fits) {" : "} else {");
+      any = true;
+      word_type(e, i, type);
+      emit_buffer(i->imm, buffer);
+      if (words)
+        line(e, "q%u[u] = *(const %s *)(%s + v%u + jb + u * %d);", k, type, buffer, i->a, ORDER_LANES);
+      else
+        line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) q%u[u].v[w] = %s[v%u + jb + u * %d + w];",
+             e->layout.lanes, k, buffer, i->a, ORDER_LANES);
+    }
+    if (any && !words) line(e, "}");
+  }
+}
+
+/* Prints a VEC over a row whose elements are kept in registers: all loads first, then for each step what is computed, then stored. */
+static void print_kept_vec(emitter *e, l_val vec) {
+  l_layout l = e->layout;
+  char id[80], type[24], buffer[24];
+  bool loads = false, stores = false;
+  batch b = {
+      .vec = vec, .words = true, .steps = e->kept / l.lanes, .lanes = l.lanes, .step = ORDER_LANES, .kept = true};
+  line(e, "const i64 blocks = (n + %d) / %d; const int half = 0; (void)blocks; (void)half;", ORDER_BLOCK - 1,
+       ORDER_BLOCK);
+  print_kept_begin(e);
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = at(e, k);
+    loads |= i->code == L_LOAD && is_word(e, i) && i->a > e->par;
+    stores |= i->code == L_STORE && is_word(e, i);
+    if (!is_lane_push(e, k) || !acc_tree(at(e, i->a))) continue;
+    acc_identity(at(e, i->a), id);
+    line(e, "%s a%u[%d]; FILL(a%u, %d, %s)", emit_type(at(e, i->a)->dtype), i->a, l.lanes, i->a, l.lanes, id);
+  }
+  if (loads) {
+    open_kept(e);
+    print_kept_loads(e, vec, true);
+    line(e, "}");
+  }
+  open_kept(e);
+  for (l_val k = vec + 1; k < e->end[vec] && stores; k++) {
+    if (at(e, k)->code != L_STORE || !is_word(e, at(e, k))) continue;
+    word_type(e, at(e, k), type);
+    line(e, "%s s%u;", type, k);
+  }
+  print_kept_loads(e, vec, false);
+  open_kept_lanes(e);
+  print_element(e, vec, &b, "w");
+  line(e, "}");
+  for (int words = 1; words >= 0 && stores; words--) {
+    line(e, words ? "if (fits) {" : "} else {");
+    for (l_val k = vec + 1; k < e->end[vec]; k++) {
+      const l_instr *i = at(e, k);
+      if (i->code != L_STORE || !is_word(e, i)) continue;
+      word_type(e, i, type);
+      emit_buffer(i->imm, buffer);
+      int bytes = size_of(e, i) * l.lanes;
+      if (!words)
+        line(e, "_Pragma(\"unroll\") for (int w = 0; w < %d; w++) %s[v%u + jb + u * %d + w] = s%u.v[w];", l.lanes,
+             buffer, i->a, ORDER_LANES, k);
+      else if (bytes > 4)
+        line(e, "PUT_%d(%s + v%u + jb + u * %d, s%u)", bytes, buffer, i->a, ORDER_LANES, k);
+      else
+        line(e, "*(%s *)(%s + v%u + jb + u * %d) = s%u;", type, buffer, i->a, ORDER_LANES, k);
+    }
+  }
+  if (stores) line(e, "}");
+  line(e, "}");
+  for (l_val k = vec + 1; k < e->end[vec]; k++)
+    if (is_lane_push(e, k) && acc_tree(at(e, at(e, k)->a)))
+      line(e, "FILL(v%u, %d, a%u[r_])", at(e, k)->a, l.lanes, at(e, k)->a);
+}
+
 static void print_plain_vec(emitter *e, l_val vec, int words, bool guarded, int weight) {
   l_layout l = e->layout;
   char first[32];
@@ -582,7 +774,7 @@ static void print_cell_leaf(emitter *e, l_val acc, const char *when) {
 static void print_counted(emitter *e, l_val acc) {
   char id[80];
   line(e, "v%u_k++;", acc);
-  if (!acc_tree(at(e, acc))) return;
+  if (!acc_tree(at(e, acc)) || e->kept) return;
   acc_identity(at(e, acc), id);
   line(e, "if (v%u_k %% %d == 0) {", acc, acc_chain(at(e, acc)));
   open_own(e, acc);
@@ -599,6 +791,10 @@ static void print_roots(emitter *e, l_val acc) {
   char f[48], id[80];
   if (!acc_tree(a)) return;
   acc_nothing(a, id);
+  if (e->kept) {
+    line(e, "if (v%u_k == 0) FILL(v%u, %d, %s)", acc, acc, e->kept, id);
+    return;
+  }
   line(e, "if (!v%u_done) {", acc);
   line(e, "const int rest = v%u_k %% %d != 0;", acc, acc_chain(a));
   open_own(e, acc);
@@ -620,15 +816,6 @@ static void print_begin(emitter *e, l_val v) {
     if (is_shared_division(e, v, k)) line(e, "const over_f32 d%u = over_of(v%u);", k, at(e, k)->b);
 }
 
-/* A bound of an index that is known now. */
-static int64_t bound_of(const emitter *e, l_val v) {
-  const l_instr *i = at(e, v);
-  if (i->code == L_INT) return i->imm;
-  if (i->code != L_IMIN) return INT64_MAX;
-  int64_t a = bound_of(e, i->a), b = bound_of(e, i->b);
-  return a < b ? a : b;
-}
-
 static void print_vec(emitter *e, l_val v) {
   int weight, many = emit_ahead_marks(e, v, e->ahead, &weight);
   int64_t words = many > 1 ? many / e->layout.lanes : 1, most = bound_of(e, at(e, v)->b) / step_of(e);
@@ -637,8 +824,10 @@ static void print_vec(emitter *e, l_val v) {
   print_begin(e, v);
   e->vec = v;
   print_fits(e, v);
-  bool guarded = print_inside(e, v);
-  if (e->rows)
+  bool guarded = !e->kept && print_inside(e, v);
+  if (e->kept)
+    print_kept_vec(e, v);
+  else if (e->rows)
     print_rows_vec(e, v, (int)words, guarded);
   else
     print_plain_vec(e, v, (int)words, guarded, weight);
@@ -659,6 +848,10 @@ static void print_acc(emitter *e, l_val v) {
   char id[80];
   acc_identity(a, id);
   if (acc_many(a)) {
+    if (e->kept) {
+      line(e, "%s v%u[%d]; i64 v%u_k = 0; FILL(v%u, %d, %s)", emit_type(a->dtype), v, e->kept, v, v, e->kept, id);
+      return;
+    }
     line(e, "i64 v%u_k = 0; u64 v%u_n = 0; int v%u_done = 0;", v, v, v);
     open_own(e, v);
     line(e, "v%u[r] = %s;", v, id);
@@ -680,6 +873,17 @@ static void print_partial(emitter *e, const l_instr *i) {
   emit_buffer(i->imm, buffer);
   if (acc_many(a)) {
     print_roots(e, i->a);
+    if (e->kept) {
+      line(e, "{");
+      print_kept_begin(e);
+      open_kept(e);
+      open_kept_lanes(e);
+      line(e, "%s[v%u + j] = v%u[k_];", buffer, i->b, i->a);
+      line(e, "}");
+      line(e, "}");
+      line(e, "}");
+      return;
+    }
     open_own(e, i->a);
     line(e, "%s[v%u + r] = v%u[r];", buffer, i->b, i->a);
     close_own(e);
@@ -704,7 +908,9 @@ static void print_block(emitter *e, l_val from, l_val to) {
   for (l_val v = from; v < to; v++) {
     const l_instr *i = at(e, v);
     switch ((l_code)i->code) {
-    case L_LOCAL: break;
+    case L_LOCAL:
+      if (e->kept) line(e, "%s v%u[%d];", emit_type(i->dtype), v, e->kept);
+      break;
     case L_ACC: print_acc(e, v); break;
     case L_PARTIAL: print_partial(e, i); break;
     case L_FINISH:
@@ -740,6 +946,25 @@ static int held(emitter *e, l_val vec) {
   return words * (many > e->layout.lanes ? many : e->layout.lanes) + (weight > HEAVY ? 24 : 0);
 }
 
+/* How many threads share a multiprocessor where rows are kept in registers. */
+static int kept_threads(emitter *e, l_val par, int kept) {
+  enum { OTHERS = 40, REGISTERS = 65536 };
+  int rows = 0, most = 0;
+  e->par = par;
+  for (l_val v = par + 1; v < e->end[par]; v++) {
+    const l_instr *i = at(e, v);
+    int words = dtype_size((qn_dtype)i->dtype) > 4 ? 2 : 1;
+    if (i->code == L_ACC && acc_many(i)) rows += words;
+    if (i->code == L_LOCAL) most += words;
+    if (i->code == L_LOAD && i->imm >= 0 && at(e, block_of(e, v))->code == L_VEC && is_word(e, i) && i->a > par &&
+        first_load(e, v) == v)
+      most += words;
+  }
+  rows += most > 2 ? 2 : most;
+  int threads = REGISTERS / (OTHERS + rows * kept) / 128 * 128;
+  return threads > 1024 ? 1024 : threads < 256 ? 256 : threads;
+}
+
 int emit_cuda_wide_blocks(emitter *e, l_val par) {
   enum { OTHERS = 30, REGISTERS = 65536 }; /* for addresses, counts and what is computed with */
   int most = 0;
@@ -749,6 +974,8 @@ int emit_cuda_wide_blocks(emitter *e, l_val par) {
     int n = at(e, v)->code == L_VEC ? held(e, v) : 0;
     if (n > most) most = n;
   }
+  int kept = emit_cuda_kept(e, par);
+  if (kept) return kept_threads(e, par, kept) / (e->layout.threads * e->layout.groups);
   most += rows ? OTHERS + 8 : OTHERS;
   int threads = most <= 40 && !rows ? 1536 : most <= 64 ? 1024 : 768;
   return threads / (e->layout.threads * e->layout.groups);
@@ -771,11 +998,19 @@ void emit_cuda_wide(emitter *e, l_val phase) {
   for (uint32_t b = 0; b < e->p->nbuffers; b++) line(e, "GLOBAL(p%u)", b);
   (void)emit_prelude(e, phase);
   e->rows = has_rows(e, par);
+  e->kept = emit_cuda_kept(e, par);
   if (e->rows && l.threads > 32) line(e, "__shared__ u64 lanes_[%d];", l.threads * l.lanes * l.groups);
   emit_places(e, par);
   line(e, "(void)g_; (void)mask_; (void)polls;");
   line(e, "for (i64 x%u = (i64)blockIdx.x * %d + g_; x%u < instances; x%u += (i64)gridDim.x * %d) {", par, l.groups,
        par, par, l.groups);
+  for (l_val v = par + 1; v < e->end[par] && e->kept; v++) {
+    const l_instr *i = at(e, v);
+    char type[24];
+    if (i->code != L_LOAD || at(e, block_of(e, v))->code != L_VEC || !is_word(e, i) || first_load(e, v) != v) continue;
+    word_type(e, i, type);
+    line(e, "%s q%u[%d];", type, v, e->kept / l.lanes);
+  }
   print_block(e, par + 1, e->end[par]);
   line(e, "}");
   e->least = e->most = NULL; /* what follows is printed by lines that rely on 64 bits */

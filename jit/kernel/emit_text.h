@@ -37,6 +37,7 @@ typedef struct emitter {
   bool rows;   /* for CUDA, in a layout of its own: has the phase accumulators, so that VECs are dealt out by lanes? */
   bool inside; /* the ranges of all guards hold; in C, so do bools that are the same for all elements of a piece */
   const char *active; /* the bool that must hold for memory accesses and checks to be made, or "" */
+  int kept;           /* for CUDA: elements of a VEC that a thread keeps in registers (emit_cuda_kept) */
   bool failed;        /* out of memory */
   uint32_t trees;     /* ACCs whose chains are combined in a tree */
   /* facts, by instruction, in `memory` */
@@ -151,6 +152,9 @@ int emit_ahead_marks(const emitter *e, l_val vec, uint8_t *ahead, int *weight);
 
 /* How many blocks of the phase of PAR `par` share a multiprocessor's registers. */
 int emit_cuda_wide_blocks(emitter *e, l_val par);
+/* How many elements of each of its VECs a thread of such a phase keeps in registers: these are then rows of a length that is known. 0: none,
+ * and what is kept lies in scratch or shared memory. */
+int emit_cuda_kept(const emitter *e, l_val par);
 /* Prints the body of such a phase. */
 void emit_cuda_wide(emitter *e, l_val phase);
 /* Prints a CHECK. */

@@ -161,6 +161,7 @@ typedef struct phase_facts {
   int64_t instances, longest; /* elements of the longest VEC */
   int bytes;                  /* of the largest element that a VEC loads or stores along its axis */
   phase_needs needs;
+  bool fixed;   /* all VECs have a length that is known: rows can be in registers (emit_cuda_kept) */
   bool columns; /* accumulators of so few results that threads of the plain layout keep them in registers */
   bool stencil; /* a VEC loads what lies side by side in memory */
 } phase_facts;
@@ -190,7 +191,7 @@ static bool is_stencil(const emitter *e, l_val vec) {
 }
 
 static void find_facts(const emitter *e, l_val par, const int64_t *values, phase_facts *f) {
-  *f = (phase_facts){.instances = values[emit_at(e, par)->a], .bytes = 1, .needs = f->needs};
+  *f = (phase_facts){.instances = values[emit_at(e, par)->a], .bytes = 1, .needs = f->needs, .fixed = true};
   for (l_val v = par + 1; v < e->end[par]; v++) {
     const l_instr *i = emit_at(e, v);
     f->columns |= i->code == L_ACC && acc_many(i) && values[i->a] <= ORDER_LANES;
@@ -198,6 +199,7 @@ static void find_facts(const emitter *e, l_val par, const int64_t *values, phase
     int64_t n = value_of(values, i->b);
     f->stencil |= is_stencil(e, v);
     if (n > f->longest) f->longest = n;
+    f->fixed &= emit_at(e, i->b)->code == L_INT;
     for (l_val k = v + 1; k < e->end[v]; k++) {
       const l_instr *m = emit_at(e, k);
       if ((m->code != L_LOAD && m->code != L_STORE) || m->imm < 0 || !is_int(e, m->b, 1) || m->c) continue;
@@ -211,6 +213,12 @@ enum { PROCESSORS = 132, BLOCK = 256 };
 
 static l_layout rows_layout(const phase_facts *f) {
   int wide = 16 / f->bytes;
+  if (f->fixed && f->bytes <= 4 && f->longest > 512 && f->longest <= 8192) { /* 32 elements of a row in a thread */
+    int threads = 32;
+    while (threads * 32 < f->longest) threads *= 2;
+    if (threads * 32 == f->longest)
+      return (l_layout){threads, 2, f->needs.polls || threads >= 128 ? 1 : BLOCK / threads};
+  }
   if (f->needs.polls) { /* rows one after the other */
     int threads = 64, lanes = 1;
     while (threads < BLOCK && threads * ORDER_BLOCK / ORDER_LANES < f->longest) threads *= 2;
