@@ -12,6 +12,9 @@
  * elements, those of a loop over rows for several rows, before anything is computed from them: a thread that waits for one load at
  * a time leaves the memory idle. Of at most 64 results (tiles of columns) a thread keeps its own in registers.
  *
+ * Where a block has more than 64 threads, its phase only merges partial results and computes with what that gives (layout.h): the threads share the
+ * leaves, and the first 64 do everything else that is done once for each element.
+ *
  * VECs that need all threads at once (scans, ordered instructions, pushes in loops) run in strips of 64 elements, threads beyond
  * the end included; `in` says whether the thread's element exists. Others are plain loops.
  */
@@ -639,11 +642,58 @@ static void print_merges(emitter *e, l_val loop, const char *step, int pass, boo
   line(e, "}");
 }
 
+/* Prints what a block of several times 64 threads does with a merge loop: each 64 read a subtree of MANY leaves, as long as there are that many for
+ * all, and the threads of a column put their roots together. */
+static void print_shared_merges(emitter *e, l_val loop, const char *step) {
+  const l_instr *i = at(e, loop);
+  int pieces = e->layout.threads / THREADS, all = MANY * pieces, level = 0;
+  char f[48], buffer[24];
+  while (1 << level < all) level++;
+  line(e, "for (; row%u + %d * %s < v%u; row%u += %d * %s) {", loop, all - 1, step, i->b, loop, all, step);
+  for (l_val k = loop + 1; k < e->end[loop]; k++)
+    if (at(e, k)->code == L_MERGE) line(e, "%s leaf%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, MANY);
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", MANY);
+  line(e, "const i64 x%u = row%u + (t / %d * %d + u) * %s;", loop, loop, THREADS, MANY, step);
+  for (l_val k = loop + 1; k < e->end[loop]; k++) {
+    const l_instr *m = at(e, k);
+    if (m->code == L_POLL) continue;
+    if (m->code != L_MERGE) {
+      emit_instr(e, k);
+      continue;
+    }
+    emit_buffer(m->imm, buffer);
+    line(e, "leaf%u[u] = %s[v%u + (t %% %d < v%u ? t %% %d : 0)];", k, buffer, m->b, THREADS, at(e, m->a)->a, THREADS);
+  }
+  line(e, "}");
+  for (l_val k = loop + 1; k < e->end[loop]; k++) {
+    const l_instr *m = at(e, k), *a = at(e, m->a);
+    const char *T = emit_type(a->dtype);
+    if (m->code != L_MERGE) continue;
+    acc_prim(e, a, f);
+    line(e,
+         "_Pragma(\"unroll\") for (int h = 1; h < %d; h *= 2) _Pragma(\"unroll\") for (int u = 0; u < %d; u += 2 * h) "
+         "leaf%u[u] = %s(leaf%u[u], leaf%u[u + h]);",
+         MANY, MANY, k, f, k, k);
+    line(e, "{ %s *const s_ = (%s *)roots_; %s z[%d]; SYNC s_[t] = leaf%u[0]; SYNC", T, T, T, pieces, k);
+    line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) z[u] = s_[u * %d + t %% %d];", pieces, THREADS, THREADS);
+    line(e,
+         "_Pragma(\"unroll\") for (int h = 1; h < %d; h *= 2) _Pragma(\"unroll\") for (int u = 0; u < %d; u += 2 * h) "
+         "z[u] = %s(z[u], z[u + h]);",
+         pieces, pieces, f);
+    line(e, "v%u[0] = z[0]; TREE_ADD(%s, %s, v%u_t + %d, 1, v%u_n >> %d, v%u, 1) v%u_n += %d;", m->a, T, f, m->a, level,
+         m->a, level, m->a, m->a, all);
+    line(e, "}");
+  }
+  line(e, "}");
+}
+
 static void print_merge_loop(emitter *e, l_val loop) {
   const l_instr *i = at(e, loop);
   char f[48], step[24] = "1";
   if (i->c) snprintf(step, sizeof step, "v%u", i->c);
-  line(e, "for (i64 row%u = v%u; row%u < v%u; row%u += %d * %s) {", loop, i->a, loop, i->b, loop, MANY, step);
+  line(e, "i64 row%u = v%u;", loop, i->a);
+  if (e->layout.threads > THREADS) print_shared_merges(e, loop, step);
+  line(e, "for (; row%u < v%u; row%u += %d * %s) {", loop, i->b, loop, MANY, step);
   for (l_val k = loop + 1; k < e->end[loop]; k++)
     if (at(e, k)->code == L_MERGE) line(e, "%s leaf%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, MANY);
   line(e, "b8 whole = row%u + %d * %s < v%u;", loop, MANY - 1, step, i->b);
@@ -742,7 +792,9 @@ static void print_head(emitter *e, const char *name, uint32_t number, bool phase
   char blocks[16] = "";
   if (phase)
     snprintf(blocks, sizeof blocks, ", %d",
-             p->code[par].imm2 ? emit_cuda_wide_blocks(e, par) : emit_cuda_blocks(e, 12));
+             !p->code[par].imm2         ? emit_cuda_blocks(e, 12)
+             : emit_has_merges(e, par) ? 1024 / threads
+                                       : emit_cuda_wide_blocks(e, par));
   uint32_t words = emit_cuda_words(p), ints = EMIT_WORDS_HEAD + p->nbuffers;
   if (number == 0)
     line(e, "typedef struct %s_words { u64 w[%u]; } %s_words;", name, words <= EMIT_WORDS_BY_VALUE ? words : 1, name);
@@ -762,14 +814,16 @@ static void print_head(emitter *e, const char *name, uint32_t number, bool phase
 static void print_phase(emitter *e, l_val phase) {
   l_val at_par = phase;
   while (at(e, at_par)->code != L_PAR) at_par++;
-  if (at(e, at_par)->imm2) {
+  bool merges = emit_has_merges(e, at_par);
+  if (at(e, at_par)->imm2 && !merges) {
     emit_cuda_wide(e, phase);
     return;
   }
-  e->layout = (l_layout){THREADS, 1, 1};
+  e->layout = l_layout_of(at(e, at_par));
   line(e, "const int t = threadIdx.x; u64 o = 0; unsigned polls = 0;");
   line(e, "BEGIN");
   line(e, "__shared__ u64 x_[64], y_[64]; __shared__ b8 on_[64];");
+  if (e->layout.threads > THREADS) line(e, "__shared__ u64 roots_[%d];", e->layout.threads);
   emit_buffers(e);
   l_val par = emit_prelude(e, phase);
   emit_places(e, par);

@@ -549,10 +549,16 @@ int acc_chain(const l_instr *a) {
 
 l_order acc_scan_order(const l_instr *a) { return acc_exact(a) ? ORDER_FREE : (l_order)a->imm; }
 
-/* Does the instruction stand in a phase with a layout of its own? */
+bool emit_has_merges(const emitter *e, l_val par) {
+  for (l_val v = par + 1; v < e->end[par]; v++)
+    if (emit_at(e, v)->code == L_MERGE) return true;
+  return false;
+}
+
+/* Does the instruction stand in a phase with a layout of its own, but for merges? */
 static bool has_layout(const emitter *e, l_val v) {
   while (v && emit_at(e, v)->code != L_PAR) v--;
-  return emit_at(e, v)->imm2 != 0;
+  return emit_at(e, v)->imm2 != 0 && !emit_has_merges(e, v);
 }
 
 bool acc_own(const emitter *e, l_val v) {

@@ -150,6 +150,8 @@ int emit_ahead_marks(const emitter *e, l_val vec, uint8_t *ahead, int *weight);
 
 /* ---- phases with a layout of their own (emit_cuda_wide.c) ---- */
 
+/* Does the phase of PAR `par` merge partial results? Its layout is then that of emit_cuda.c, with 64 threads for each piece of a merge. */
+bool emit_has_merges(const emitter *e, l_val par);
 /* How many blocks of the phase of PAR `par` share a multiprocessor's registers. */
 int emit_cuda_wide_blocks(emitter *e, l_val par);
 /* How many elements of each of its VECs a thread of such a phase keeps in registers: these are then rows of a length that is known. 0: none,

@@ -149,7 +149,7 @@ static inline bool l_is_typed(uint8_t code) {
 typedef struct l_layout {
   int threads, lanes, groups;
 } l_layout;
-enum { LAYOUT_THREADS = 256 /* of a block at most */, LAYOUT_LANES = 8 };
+enum { LAYOUT_THREADS = 256 /* of a block at most */, LAYOUT_LANES = 8, LAYOUT_MERGES = 1024 /* threads of a phase that merges */ };
 
 typedef struct l_instr {
   uint8_t code;         /* l_code */

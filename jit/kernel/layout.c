@@ -131,6 +131,57 @@ static const char *phase_misfit(const emitter *e, l_val par, phase_needs *n) {
   return why ? why : several && n->rows && n->own ? "rows of several lengths" : NULL;
 }
 
+/* Why a phase that merges cannot have more than 64 threads: it is to merge into results of which each thread has one, and compute with these. */
+static const char *merges_misfit(const emitter *e, l_val par) {
+  l_val vec = 0, loop = 0;
+  for (l_val v = par + 1; v < e->end[par]; v++) {
+    const l_instr *i = emit_at(e, v);
+    if (vec && v == e->end[vec]) vec = 0;
+    if (loop && v == e->end[loop]) loop = 0;
+    if (l_rows[i->code].result == 'I') continue;
+    switch ((l_code)i->code) {
+    case L_CONST:
+    case L_SCALAR:
+    case L_IOTA:
+    case L_KOP:
+    case L_MATH:
+    case L_END: break;
+    case L_POLL:
+      if (!loop) return "a loop that does more than merge";
+      break;
+    case L_FOR:
+      if (vec || loop) return "loops in loops";
+      loop = v;
+      break;
+    case L_MERGE:
+      if (!loop) return "a merge outside loops";
+      for (l_val m = 1; m < e->p->n; m++)
+        if (m != v && emit_at(e, m)->code == L_MERGE && emit_at(e, m)->a == i->a) return "several merges";
+      break;
+    case L_ACC:
+      if (loop || vec || acc_arg(i) || !acc_tree(i) || !acc_own(e, v) || e->acc[v] & (ACC_VEC | ACC_SINGLE))
+        return "results that are no thread's own";
+      break;
+    case L_VEC:
+      if (loop || !is_int(e, i->a, 0) || !emit_is_short(e, v)) return "a VEC of more than 64 elements";
+      vec = v;
+      break;
+    case L_LOAD:
+      if (i->imm < 0 || emit_is_stored(e, v, i->imm)) return "a load of what is stored";
+      break;
+    case L_STORE:
+      if (i->imm < 0 || !vec || emit_is_ordered(e, i)) return "a store that is not one of each thread";
+      break;
+    case L_FINISH:
+      if (!vec) return "a result outside VECs";
+      break;
+    default: return "an instruction that 64 threads do together";
+    }
+    if (loop && v != loop && i->code != L_MERGE && i->code != L_POLL) return "a loop that does more than merge";
+  }
+  return NULL;
+}
+
 static bool is_power(int n, int least, int most) { return n >= least && n <= most && !(n & (n - 1)); }
 
 static const char *numbers_misfit(l_layout l, const phase_needs *n) {
@@ -148,8 +199,16 @@ static const char *numbers_misfit(l_layout l, const phase_needs *n) {
 const char *layout_misfit(const l_program *p, l_val par, l_layout l) {
   if (!l_layout_word(l)) return NULL;
   emitter e = {.cuda = true};
-  phase_needs n;
-  const char *why = emit_facts(&e, p) ? phase_misfit(&e, par, &n) : "memory is short";
+  phase_needs n = {0};
+  bool ok = emit_facts(&e, p), merges = ok && emit_has_merges(&e, par);
+  if (merges) {
+    const char *no = merges_misfit(&e, par);
+    if (!no && (!is_power(l.threads, 2 * ORDER_LANES, LAYOUT_MERGES) || l.lanes != 1 || l.groups != 1))
+      no = "no multiple of 64 threads in range";
+    emit_facts_free(&e);
+    return no;
+  }
+  const char *why = ok ? phase_misfit(&e, par, &n) : "memory is short";
   if (!why) why = numbers_misfit(l, &n);
   emit_facts_free(&e);
   return why;
@@ -241,6 +300,17 @@ static l_layout plain_layout(const phase_facts *f) {
   return (l_layout){threads < 32 && f->needs.polls ? 32 : threads, lanes, f->needs.polls ? 1 : BLOCK / threads};
 }
 
+/* So many times 64 threads that each reads a subtree of 16 leaves at a time, and all together hardly more than there are. */
+static int64_t merges_layout(const emitter *e, l_val par, const int64_t *values) {
+  enum { SUBTREE = 16 };
+  int64_t leaves = 0;
+  int threads = ORDER_LANES;
+  for (l_val v = par + 1; v < e->end[par]; v++)
+    if (emit_at(e, v)->code == L_FOR && values[emit_at(e, v)->b] > leaves) leaves = values[emit_at(e, v)->b];
+  while (threads < LAYOUT_MERGES && (int64_t)threads / ORDER_LANES * 2 * SUBTREE <= leaves) threads *= 2;
+  return l_layout_word((l_layout){threads, 1, 1});
+}
+
 void layout_choose(l_program *p, const int64_t *ints) {
   emitter e = {.cuda = true};
   int64_t *values = calloc(p->n, sizeof *values);
@@ -248,6 +318,10 @@ void layout_choose(l_program *p, const int64_t *ints) {
   if (ok) find_values(p, ints, values);
   for (l_val v = 1; v < p->n && ok; v++) {
     phase_facts f;
+    if (p->code[v].code == L_PAR && emit_has_merges(&e, v)) {
+      if (!merges_misfit(&e, v)) p->code[v].imm2 = merges_layout(&e, v, values);
+      continue;
+    }
     if (p->code[v].code != L_PAR || phase_misfit(&e, v, &f.needs)) continue;
     find_facts(&e, v, values, &f);
     l_layout l = f.needs.rows ? rows_layout(&f) : plain_layout(&f);

@@ -287,7 +287,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
 }
 
 /* STRIDE: from stack to stack. Were it a power of two, the ends of all stacks would share a few lines of the caches. */
-enum { MOST_THREADS = 256, STACK = 256 << 10, STRIDE = STACK + 17 * 64 };
+enum { MOST_THREADS = 1024, STACK = 256 << 10, STRIDE = STACK + 17 * 64 };
 /* A fiber runs kernel after kernel. Its first switch goes through a context, all others through jumps, which ask nothing of the
  * system: the compiler's own, since most of the time of small kernels goes here. At a barrier a fiber hands on to the next one itself;
  * the scheduler begins each round, and is asked where the next one has ended or not begun. ASan is told of each switch. */
