@@ -792,7 +792,7 @@ static void print_head(emitter *e, const char *name, uint32_t number, bool phase
   char blocks[16] = "";
   if (phase)
     snprintf(blocks, sizeof blocks, ", %d",
-             !p->code[par].imm2         ? emit_cuda_blocks(e, 12)
+             !p->code[par].imm2        ? emit_cuda_blocks(e, 12)
              : emit_has_merges(e, par) ? 1024 / threads
                                        : emit_cuda_wide_blocks(e, par));
   uint32_t words = emit_cuda_words(p), ints = EMIT_WORDS_HEAD + p->nbuffers;

@@ -7,6 +7,10 @@
  * of blocks that is a whole subtree of the balanced tree, so that only the roots of teams meet in the end. Every VEC of a phase deals
  * its elements out in the same way, so a thread finds in a local what it has put there, without a barrier.
  *
+ * Where the phase's rows have a length that is known and each thread has at most 32 elements of them, whole blocks in all, these stay in registers from
+ * one VEC to the next (emit_cuda_kept): locals, what is loaded again, and results along the row that get one chain of pushes at most, as they do
+ * in slabs of rows. Such a VEC is printed once, all of its elements in a line; only loads and stores ask whether words fit.
+ *
  * Of a batch that exists as a whole and whose addresses are multiples of the words, the loads are made first, as words of up to 16 bytes, for
  * all of the thread's elements; then everything is computed; stores are such words, too. Threads for some of whose elements a guard's
  * range does not hold (edges, as a rule) go through theirs one by one. (Whether words fit is asked at run time, for all threads of an instance
@@ -173,8 +177,8 @@ static l_val block_of(const emitter *e, l_val v) {
   return b;
 }
 
-/* The first load of what load k of a VEC loads, whose registers serve both: k itself, or one in an earlier VEC that has run before. Parts of rows stay,
- * since all rows' parameters are near. */
+/* The first load of what load k of a VEC loads, whose registers serve both: k itself, or one in an earlier VEC that has run before. What all instances
+ * load alike is near, and is loaded again. */
 static l_val first_load(const emitter *e, l_val k) {
   enum { ROWS = 2 }; /* so many loads' rows stay in registers */
   const l_instr *i = at(e, k);
@@ -948,7 +952,7 @@ static int held(emitter *e, l_val vec) {
 
 /* How many threads share a multiprocessor where rows are kept in registers. */
 static int kept_threads(emitter *e, l_val par, int kept) {
-  enum { OTHERS = 40, REGISTERS = 65536 };
+  enum { OTHERS = 48, REGISTERS = 65536 };
   int rows = 0, most = 0;
   e->par = par;
   for (l_val v = par + 1; v < e->end[par]; v++) {

@@ -39,6 +39,7 @@
 #include "jit/kernel/fuse.h"
 #include "jit/kernel/heap.h"
 #include "jit/kernel/schedule.h"
+#include "jit/kernel/statics.h"
 #include "jit/kernel/updates.h"
 #include "lang/vm.h"
 
@@ -717,6 +718,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   uint32_t made = 0;
   r.made = &made;
   k_kernel *k = lower(&r, &why);
+  if (k) k->statics = f->tune[TUNE_fuse_static] && statics_pay(k);
   f->budget -= n + made;
   f->to->work += n + made;
   double cost = 0;

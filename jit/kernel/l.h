@@ -149,7 +149,11 @@ static inline bool l_is_typed(uint8_t code) {
 typedef struct l_layout {
   int threads, lanes, groups;
 } l_layout;
-enum { LAYOUT_THREADS = 256 /* of a block at most */, LAYOUT_LANES = 8, LAYOUT_MERGES = 1024 /* threads of a phase that merges */ };
+enum {
+  LAYOUT_THREADS = 256 /* of a block at most */,
+  LAYOUT_LANES = 8,
+  LAYOUT_MERGES = 1024 /* threads of a phase that merges */
+};
 
 typedef struct l_instr {
   uint8_t code;         /* l_code */
@@ -295,9 +299,7 @@ static inline l_layout l_layout_of(const l_instr *par) {
   return (l_layout){(int)(par->imm2 & 0xffff), (int)(par->imm2 >> 16 & 0xffff), (int)(par->imm2 >> 32)};
 }
 static inline int64_t l_layout_word(l_layout l) {
-  return l.threads == ORDER_LANES && l.lanes == 1 && l.groups == 1
-             ? 0
-             : (int64_t)l.threads | (int64_t)l.lanes << 16 | (int64_t)l.groups << 32;
+  return (int64_t)l.threads | (int64_t)l.lanes << 16 | (int64_t)l.groups << 32;
 }
 /* The operand of an instruction that a row of lcodes.def describes. */
 static inline l_val l_operand_of(const l_instr *in, const l_operand *o) {

@@ -180,6 +180,15 @@ static k_val find_inside(pricer *p, const bool *ends, int cut) {
   return dot;
 }
 
+/* How many of the processors that a GPU's prices count an instance fills: those of 64 threads, twice as many where a thread has 16 elements of a row in
+ * registers and so as many loads under way (layout.h). */
+static double filled(const pricer *p) {
+  int64_t row;
+  if (!p->s->by->slab_tiles || !p->k->statics || p->c < 0 || !dim_is_const(p->k->dims, p->k->axes[p->c].extent, &row))
+    return 1;
+  return row < ORDER_BLOCK || row > 8 * ORDER_BLOCK || row & (row - 1) ? 1 : 2 * (double)row / ORDER_BLOCK;
+}
+
 /* The price of a phase with loops l that makes `ends` (by node), and has `extra` nanoseconds of work besides. */
 static double phase_price(pricer *p, const loop_list *l, const bool *ends, double extra) {
   const k_kernel *k = p->k;
@@ -220,6 +229,8 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
   double memory = traffic(p, by->cache, by->byte_ns, -1);
   double near = traffic(p, by->near, by->near_ns, dot ? k->nodes[dot].axis : -1);
   bool pool = (double)k_points(k, p->s->axes) >= by->pool_points;
+  double wide = filled(p);
+  instances *= wide;
   double several = pool ? max_of(1, min_of(instances, by->processors)) : 1;
   double waves = several > 1 ? (double)(int64_t)((instances + several - 1) / several) * several / instances : 1;
   double all = max_of(max_of(work, near) * waves / several, steps * by->step_ns),
