@@ -412,6 +412,11 @@ static void tile(bvm_frame *f, const bvm_op *o) {
           yd = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
   char *out = t->out ? f->val[t->out]
                      : buffer_base(f, t->to) + idx[t->to_base] * (int64_t)dtype_size((qn_dtype)l_tile_dtype(p, t));
+  qk_digit digits[L_TILE_DIGITS];
+  for (uint32_t i = 0; i < t->ndigits; i++) {
+    const l_digit *d = &t->digits[i];
+    digits[i] = (qk_digit){idx[d->by], d->most ? idx[d->most] : 0, idx[d->step], d->deep};
+  }
   f->code->loops->tile(&(qk_tile){.x = buffer_base(f, t->x) + idx[t->x_base] * (int64_t)dtype_size((qn_dtype)xd),
                                   .y = buffer_base(f, t->y) + idx[t->y_base] * (int64_t)dtype_size((qn_dtype)yd),
                                   .out = out,
@@ -426,7 +431,11 @@ static void tile(bvm_frame *f, const bvm_op *o) {
                                   .ld = t->out ? t->tile_cols : idx[t->to_m],
                                   .xd = xd,
                                   .yd = yd,
-                                  .od = l_tile_dtype(p, t)});
+                                  .od = l_tile_dtype(p, t),
+                                  .ndigits = (int32_t)t->ndigits,
+                                  .n_first = t->ndigits ? idx[t->n_first] : 0,
+                                  .k_first = t->ndigits ? idx[t->k_first] : 0,
+                                  .digits = digits});
 }
 
 static void carry(bvm_frame *f, const bvm_op *o) {

@@ -269,6 +269,34 @@ static inline bool tile_column_f32(const f32 *x, int64_t stride, const f32 *y, i
 #define TILE_KERNELS(X) X(1) X(2) X(3) X(4)
 #endif
 
+/* Offsets of n rows of windows along the depth, or of n columns, of which the first has number `at`, from the element where y begins. Returns how many
+ * runs of elements that lie in one piece they are. */
+static int64_t tile_offsets(const qk_tile *t, bool deep, int64_t at, int64_t n, int64_t *to) {
+  const int64_t step = deep ? t->y_k : t->y_n;
+  for (int64_t i = 0; i < n; i++) to[i] = (at + i) * step;
+  for (int32_t k = 0; k < t->ndigits; k++) {
+    const qk_digit *d = &t->digits[k];
+    if (deep != (d->deep != 0)) continue;
+    const int64_t first = deep ? t->k_first : t->n_first, start = qk_digit_of(d, first);
+    int64_t digit = qk_digit_of(d, first + at), within = (first + at) % d->by;
+    for (int64_t i = 0; i < n; i++) {
+      to[i] += (digit - start) * d->step;
+      if (++within < d->by) continue;
+      within = 0;
+      if (++digit == d->most) digit = 0;
+    }
+  }
+  int64_t runs = 1;
+  for (int64_t i = 1; i < n; i++) runs += to[i] != to[i - 1] + 1;
+  return runs;
+}
+/* How many of n offsets are one run. */
+static int64_t tile_run(const int64_t *offsets, int64_t n) {
+  int64_t i = 1;
+  while (i < n && offsets[i] == offsets[i - 1] + 1) i++;
+  return i;
+}
+
 #define TILE_JOIN_(a, b) a##_##b
 #define TILE_JOIN(a, b) TILE_JOIN_(a, b)
 #define T f32

@@ -8,7 +8,7 @@
 enum {
   OF(TILE_PAD) = 64 / sizeof(T), /* behind each packed row of x, so that rows lie in different sets of the cache */
   OF(TILE_X) = (TILE_ROWS + TILE_ROWS / 2) * SLICE,       /* room for packed x, */
-  OF(TILE_Y) = TILE_BLOCK * OF(TILE_N) * SLICE,           /* for packed y, */
+  OF(TILE_Y) = TILE_BLOCK * OF(TILE_N) * SLICE + 64,      /* for packed y, with slack, */
   OF(TILE_WIDENED) = OF(TILE_N) * (SLICE + OF(TILE_PAD)), /* for columns of a narrow type, widened */
   OF(TILE_TREE) = TILE_TREE_BYTES / sizeof(T)             /* and for the sums of chunks */
 };
@@ -167,6 +167,55 @@ static void OF(tile_pack_y)(T *py, T *widened, const qk_tile *t, int64_t at, int
   (py + n * SLICE, widened, t, at + n * t->y_n, cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N), depth);
 }
 
+/* The same where y is windows: runs of elements that lie in one piece are copied, along rows if runs are longer there, else along the depth
+ * and then turned. Panels have room for a vector behind the columns of a row. */
+static void OF(tile_pack_windows)(T *py, T *widened, const qk_tile *t, int64_t n0, int64_t k0, int64_t cols,
+                                  int64_t depth) {
+  const int d = t->yd, long_ = SLICE + OF(TILE_PAD);
+  int64_t column[TILE_BLOCK * OF(TILE_N)], row[SLICE];
+  const int64_t across = tile_offsets(t, false, n0, cols, column), down = tile_offsets(t, true, k0, depth, row);
+  for (int64_t n = 0; n < cols; n += OF(TILE_N)) {
+    T *panel = py + n * SLICE;
+    const int64_t *at = column + n;
+    const int wide = cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N);
+    if (down * cols < across * depth) {
+      for (int i = 0; i < wide; i++)
+        for (int64_t k = 0, length; k < depth; k += length) {
+          length = tile_run(row + k, depth - k);
+          OF(tile_take)(widened + i * long_ + k, t->y, at[i] + row[k], length, d);
+        }
+      OF(tile_turn)(panel, OF(TILE_N), widened, long_, wide, depth);
+      continue;
+    }
+    struct {
+      int64_t from;
+      int to, length;
+      OF(TILE_MASK) some;
+    } piece[OF(TILE_N)];
+    int pieces = 0;
+    for (int i = 0, length; i < wide; i += length) {
+      length = (int)tile_run(at + i, wide - i < LANES ? wide - i : LANES);
+      piece[pieces].from = at[i];
+      piece[pieces].to = i;
+      piece[pieces].length = length;
+      piece[pieces++].some = OF(TILE_SOME)(length);
+    }
+    for (int64_t k = 0; k < depth; k++, panel += OF(TILE_N))
+      for (int i = 0; i < pieces; i++) {
+        T *to = panel + piece[i].to;
+        const int64_t from = piece[i].from + row[k];
+        if (d != OF(DTYPE))
+          OF(tile_take)(to, t->y, from, piece[i].length, d);
+        else if (piece[i].length == LANES)
+          *(OF(tile_u) *)to = *(const OF(tile_u) *)((const T *)t->y + from);
+        else if (piece[i].length == 1)
+          *to = ((const T *)t->y)[from];
+        else /* what is stored behind the piece is overwritten by what belongs there */
+          *(OF(tile_u) *)to = OF(TILE_LOAD_SOME)((const T *)t->y + from, piece[i].some);
+      }
+  }
+}
+
 /* Where kernels find x: how many bytes each panel of rows is behind the one before, and the strides within one. */
 typedef struct OF(tile_x) {
   const char *at;
@@ -226,14 +275,18 @@ static void OF(tile_chunk)(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0,
     const int64_t d = depth - k < slice ? depth - k : slice;
     const OF(tile_x) x =
         OF(tile_take_x)(px, t, m0 * t->x_m + (k0 + k) * t->x_k, rows, high, d, (cols + OF(TILE_N) - 1) / OF(TILE_N));
-    const bool there =
-        t->yd == OF(DTYPE) && t->y_n == 1 && (panels == 1 || t->y_k * (int64_t)sizeof(T) * d <= TILE_NEAR);
+    const bool there = !t->ndigits && t->yd == OF(DTYPE) && t->y_n == 1 &&
+                       (panels == 1 || t->y_k * (int64_t)sizeof(T) * d <= TILE_NEAR);
     OF(tile_step)
     s = {.x_m = x.x_m, .x_k = x.x_k, .y_k = there ? t->y_k : OF(TILE_N), .ld = ld, .depth = d, .first = k == 0};
     for (int64_t n = 0; n < cols; n += OF(TILE_N)) {
       const int nc = cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N);
       const int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, block = TILE_BLOCK * OF(TILE_N);
-      if (!there && n % block == 0) OF(tile_pack_y)(py, widened, t, at, cols - n < block ? cols - n : block, d);
+      const int64_t some = cols - n < block ? cols - n : block;
+      if (t->ndigits && n % block == 0)
+        OF(tile_pack_windows)(py, widened, t, n0 + n, k0 + k, some, d);
+      else if (!there && n % block == 0)
+        OF(tile_pack_y)(py, widened, t, at, some, d);
       s.y = there ? (const T *)t->y + at : py + n % block * SLICE;
       s.lanes = nc > LANES ? nc - LANES : nc;
       const OF(tile_kernel_fn) *kernels = OF(tile_kernels)[nc == OF(TILE_N) ? 0 : nc > LANES ? 1 : 2];
@@ -385,11 +438,11 @@ static void OF(tile)(const qk_tile *t) {
       for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = 0;
     return;
   }
-  if (t->rows * t->cols <= (t->depth <= ORDER_DOT_CHUNK ? TILE_FEW : TILE_FEW_DEEP)) {
+  if (!t->ndigits && t->rows * t->cols <= (t->depth <= ORDER_DOT_CHUNK ? TILE_FEW : TILE_FEW_DEEP)) {
     OF(tile_few)(t);
     return;
   }
-  if (t->xd == OF(DTYPE) && t->yd == OF(DTYPE) &&
+  if (!t->ndigits && t->xd == OF(DTYPE) && t->yd == OF(DTYPE) &&
       t->depth <= ORDER_DOT_CHUNK) { /* a matrix, whose rows lie along k, times a vector */
     if (t->cols == 1 && t->x_k == 1 && t->x_m != 1 &&
         OF(tile_column)(t->x, t->x_m, t->y, t->y_k, t->rows, t->depth, out, t->ld))
@@ -398,12 +451,12 @@ static void OF(tile)(const qk_tile *t) {
         OF(tile_column)(t->y, t->y_n, t->x, t->x_k, t->cols, t->depth, out, 1))
       return;
   }
-  if (t->cols < LANES && t->rows > 2 * t->cols &&
+  if (!t->ndigits && t->cols < LANES && t->rows > 2 * t->cols &&
       (t->x_k != 1 || t->cols == 1)) { /* the wide side across vectors: transposed */
     OF(tile_turned)(t);
     return;
   }
-  if (t->rows == 1 && t->y_n == 1 && t->xd == OF(DTYPE) && t->yd == OF(DTYPE) && t->cols >= LANES &&
+  if (!t->ndigits && t->rows == 1 && t->y_n == 1 && t->xd == OF(DTYPE) && t->yd == OF(DTYPE) && t->cols >= LANES &&
       t->depth <= ORDER_DOT_CHUNK) {
     OF(tile_row)(t);
     return;
@@ -433,7 +486,11 @@ static void OF(tile_turned)(const qk_tile *t) {
                  t->cols,  rows,
                  t->depth, TILE_TURNED,
                  t->yd,    t->xd,
-                 t->od};
+                 t->od,
+                 0,
+                 0,
+                 0,
+                 NULL};
     OF(tile)(&u);
     for (int64_t r = 0; r < rows; r++)
       for (int64_t c = 0; c < t->cols; c++) ((T *)t->out)[(m + r) * t->ld + c] = turned[c * TILE_TURNED + r];

@@ -869,7 +869,7 @@ static bool is_one(const emitter *e, l_val v) { return at(e, v)->code == L_INT &
  * some twenty terms; then what comes next is the other case. */
 static void print_chain(emitter *e, const l_tile *t, const char *x, const char *y, const char *to) {
   uint8_t d = l_tile_dtype(e->p, t);
-  if (!is_one(e, t->rows) || !is_one(e, t->cols) || emit_buffer_type(e, t->x) != d || emit_buffer_type(e, t->y) != d)
+  if (t->ndigits || !is_one(e, t->rows) || !is_one(e, t->cols) || emit_buffer_type(e, t->x) != d || emit_buffer_type(e, t->y) != d)
     return;
   char mul[48], sum[48];
   const char *type = emit_type(d);
@@ -900,12 +900,24 @@ static void print_tile(emitter *e, const l_tile *t) {
     snprintf(pitch, sizeof pitch, "v%u", t->to_m);
   }
   print_chain(e, t, x, y, to);
+  char windows[64] = "";
+  if (t->ndigits) {
+    snprintf(windows, sizeof windows, ", %u, v%u, v%u, digits", t->ndigits, t->n_first, t->k_first);
+    line(e, "{ const qk_digit digits[] = {");
+    for (uint32_t i = 0; i < t->ndigits; i++) {
+      const l_digit *d = &t->digits[i];
+      char most[16] = "0";
+      if (d->most) snprintf(most, sizeof most, "v%u", d->most);
+      line(e, "{v%u, %s, v%u, %d},", d->by, most, d->step, d->deep);
+    }
+    line(e, "};");
+  }
   line(e,
-       "{ const qk_tile t = {%s + v%u, %s + v%u, %s, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %s, %d, %d, %d}; "
+       "{ const qk_tile t = {%s + v%u, %s + v%u, %s, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %s, %d, %d, %d%s}; "
        "a->tile(&t); "
-       "}",
+       "}%s",
        x, t->x_base, y, t->y_base, to, t->x_m, t->x_k, t->y_k, t->y_n, t->rows, t->cols, t->depth, pitch,
-       emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), l_tile_dtype(e->p, t));
+       emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), l_tile_dtype(e->p, t), windows, t->ndigits ? " }" : "");
 }
 
 static void print_block(emitter *e, l_val from, l_val to) {

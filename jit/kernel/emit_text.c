@@ -697,9 +697,9 @@ static const char emit_types[] =
     "typedef unsigned int u32; typedef int i32; typedef unsigned long long u64; typedef long long i64;\n"
     "typedef u16 f16; typedef u16 bf16; typedef float f32; typedef double f64;\n"
     "typedef union qk_scalar { i64 i; f64 f; } qk_scalar;\n"
+    "typedef struct qk_digit { i64 by, most, step, deep; } qk_digit;\n"
     "typedef struct qk_tile { const void *x, *y; void *out, *work; i64 x_m, x_k, y_k, y_n, rows, cols, depth, ld; "
-    "i32 xd, yd, od; } "
-    "qk_tile;\n"
+    "i32 xd, yd, od, ndigits; i64 n_first, k_first; const struct qk_digit *digits; } qk_tile;\n"
     "typedef struct qk_args { void *const *buf; const i64 *ints; const qk_scalar *scalars; void *scratch; u64 *error;\n"
     "  const int *interrupt; void (*tile)(const qk_tile *); } qk_args;\n";
 

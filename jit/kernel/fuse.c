@@ -334,6 +334,41 @@ static uint32_t uneven_view(graph *g, uint32_t n) {
   return 0;
 }
 
+/* Does the reshape only merge neighbouring axes? Adds the axes that become digits of others to *digits. */
+static bool merges_axes(graph *g, const graph_type *from, const graph_type *to, int *digits) {
+  int i = 0;
+  for (int k = 0; k < to->rank; k++) {
+    if (size_is(g, to->shape[k], 1)) continue;
+    qn_dim size = 1;
+    int n = 0;
+    for (; i < from->rank && (n == 0 || size != to->shape[k]); i++) {
+      if (size_is(g, from->shape[i], 1)) continue;
+      size = dim_mul(&g->dims, size, from->shape[i]);
+      n++;
+    }
+    if (size != to->shape[k]) return false;
+    if (n > 1) *digits += n;
+  }
+  for (; i < from->rank; i++)
+    if (!size_is(g, from->shape[i], 1)) return false;
+  return true;
+}
+
+/* Is operand n of a product windows of an array that a tile can read where that lies (l_tile), so that they need not be stored? */
+static bool reads_windows(graph *g, uint32_t n) {
+  int digits = 0;
+  bool reshaped = false;
+  if (!dtype_is_float((qn_dtype)g->nodes[n].type.dtype)) return false;
+  for (; lower_role(g, n) == NODE_IS_VIRTUAL; n = g->nodes[n].in[0]) {
+    const graph_node *v = &g->nodes[n];
+    if (!v->nin) return false;
+    if (v->op != OP_reshape || drops_ones(g, &g->nodes[v->in[0]].type, &v->type)) continue;
+    if (reshaped || !merges_axes(g, &g->nodes[v->in[0]].type, &v->type, &digits)) return false;
+    reshaped = true;
+  }
+  return digits <= L_TILE_DIGITS;
+}
+
 /* Node n stores into the memory of an operand: that must be in a buffer, and so must what it stores if it reads the same memory. */
 static void require_for_update(fuser *f, uint32_t n, uint8_t *root) {
   const graph *g = f->g;
@@ -378,7 +413,8 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
       if (!g->nodes[node->in[i]].type.weak) require(f, node->in[i], root);
     for (int i = 0; node->op == OP_dot && !f->awkward[n] && i < node->nin; i++) {
       uint32_t stored = uneven_view(g, node->in[i]);
-      if (stored) require(f, stored, root);
+      bool windows = stored && i == 1 && f->target == TARGET_CPU && reads_windows(g, node->in[i]);
+      if (stored && !windows) require(f, stored, root);
     }
     if (node->kind == NODE_OP && f->over[n]) require_for_update(f, n, root);
   }
@@ -700,6 +736,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
                      .over = to->over,
                      .whole = to->whole,
                      .scratch = to->scratch,
+                     .windows = f->target == TARGET_CPU,
                      .most = VALUES_LEAST + VALUES_PER_UNIT * n,
                      .cancel = f->cancel};
   int64_t number = f->tune[TUNE_fuse_reuse] ? alike_find(f->memo, &r) : f->memo->nkernels;
@@ -1368,7 +1405,7 @@ static bool run(fuser *f) {
 
 bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,
           const uint32_t *over, const uint32_t *whole, alike *memo, cancel_flag cancel, fusion *f, const char **why) {
-  *f = (fusion){.g = g, .cancel = cancel, .over = over, .whole = whole};
+  *f = (fusion){.g = g, .cancel = cancel, .over = over, .whole = whole, .windows = target == TARGET_CPU};
   arena_init(&f->arena, NULL);
   fuser s = {.to = f,
              .g = g,
@@ -1417,6 +1454,7 @@ static lower_request group_request(fusion *f, uint32_t number, const char *name)
                          .stored = f->stored,
                          .over = f->over,
                          .whole = f->whole,
+                         .windows = f->windows,
                          .scratch = f->scratch,
                          .cancel = f->cancel};
 }

@@ -41,6 +41,7 @@ typedef struct fusion {
   uint32_t *scratch; /* by node: lower_request.scratch */
   /* by node: the operand into whose memory it stores (updates.h), or 0; borrowed */
   const uint32_t *over, *whole;
+  bool windows;  /* lower_request.windows */
   int64_t live;  /* the most bytes that are live at a time, by simulation; not set with FUSE_NOTHING */
   uint64_t work; /* how many steps loops of fusion took; tests look at it */
   /* the peak in bytes of running node by node in program order at the recorded sizes, including inputs */

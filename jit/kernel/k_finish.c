@@ -4,7 +4,10 @@
  * or product runs over one of them, and wherever they occur in a form the coefficient of x is extent(y) times that of y. Then y
  * stands for x * extent(y) + y: the terms of x are dropped and y's extent becomes the product. Contiguous pointwise kernels
  * end with one axis this way, whatever the rank of the arrays. An update in place runs over its axes in order, the first the
- * outermost: there x must be the axis just before y. */
+ * outermost: there x must be the axis just before y.
+ *
+ * Where the tiles of products can read windows, the second factor of a product of floats, of which both axes are columns, may be an exception: it
+ * keeps its own steps along x and y, as those of the quotient and the remainder of the merged axis by extent(y). */
 #include <string.h>
 
 #include "jit/kernel/k.h"
@@ -67,8 +70,45 @@ static bool just_before(k_mask m, uint32_t x, uint32_t y) {
   return x < y && !(m & (axis_bit(y) - 1) & ~(axis_bit(x + 1) - 1));
 }
 
-static bool mergeable(const use *u, uint32_t x, uint32_t y) {
+/* Is the form one of an axis? */
+static bool mentions(const k_kernel *k, k_form f, uint32_t x, uint32_t y) {
+  return ((k->forms[f].axes >> x | k->forms[f].axes >> y) & 1) != 0;
+}
+
+/* The second factor of a product of which x and y are columns, if it is a load at a form that nothing else uses and that has both
+ * axes plainly; else 0. */
+static k_val windows_of(const use *u, uint32_t x, uint32_t y) {
+  const k_kernel *k = u->k;
+  k_val load = 0;
+  qn_dim coef;
+  for (uint32_t i = 1; i < k->n; i++) {
+    const k_node *n = &k->nodes[i];
+    if (!u->node[i] || n->code != K_DOT) continue;
+    if (load || !dtype_is_float((qn_dtype)n->dtype) || (k->nodes[n->a].axes & (axis_bit(x) | axis_bit(y)))) return 0;
+    load = n->b;
+    if (k->nodes[load].code == K_OP && k->nodes[load].sub == KOP_cast) load = k->nodes[load].a;
+    if (k->nodes[load].code != K_LOAD || k->nodes[load].guard) return 0;
+  }
+  if (!load || !mentions(k, k->nodes[load].at, x, y)) return 0;
+  k_form at = k->nodes[load].at;
+  if (!k_coef(k, at, x, &coef) || !k_coef(k, at, y, &coef)) return 0;
+  uint32_t digits = 2;
+  for (uint32_t i = 0; i < k->forms[at].n; i++) digits += k->atoms[k->forms[at].terms[i].atom].kind != ATOM_AXIS;
+  if (digits > L_TILE_DIGITS) return 0;
+  for (uint32_t i = 1; i < k->n; i++)
+    if (u->node[i] && i != load && k->nodes[i].at == at) return 0;
+  for (uint32_t g = 0; g < k->nguards; g++)
+    for (uint32_t i = 0; i < k->guards[g].n; i++)
+      if (k->guards[g].ranges[i].form == at) return 0;
+  for (uint32_t a = 0; a < k->natoms; a++)
+    if ((k->atoms[a].kind == ATOM_DIV || k->atoms[a].kind == ATOM_MOD) && k->atoms[a].of == at) return 0;
+  return load;
+}
+
+/* May axes x and y merge? Sets *windows to the load that then has digits, or to 0. */
+static bool mergeable(const use *u, uint32_t x, uint32_t y, k_val *windows) {
   k_kernel *k = u->k;
+  *windows = 0;
   for (uint32_t i = 1; i < k->n; i++) {
     const k_node *n = &k->nodes[i];
     if (!u->node[i]) continue;
@@ -78,14 +118,15 @@ static bool mergeable(const use *u, uint32_t x, uint32_t y) {
     if (n->code == K_STOREF && (n->axes >> x & 1) && !just_before(n->axes, x, y)) return false;
   }
   for (k_form f = 1; f < k->nforms; f++) {
-    if (!u->form[f] || !((k->forms[f].axes >> x | k->forms[f].axes >> y) & 1)) continue;
+    if (!u->form[f] || !mentions(k, f, x, y)) continue;
     qn_dim cx = 0, cy = 0;
     for (uint32_t i = 0; i < k->forms[f].n; i++) {
       const k_atom *a = &k->atoms[k->forms[f].terms[i].atom];
       if (a->kind == ATOM_AXIS && a->ref == x) cx = k->forms[f].terms[i].coef;
       if (a->kind == ATOM_AXIS && a->ref == y) cy = k->forms[f].terms[i].coef;
     }
-    if (cx != dim_mul(k->dims, cy, k->axes[y].extent)) return false;
+    if (cx == dim_mul(k->dims, cy, k->axes[y].extent)) continue;
+    if (*windows || !k->windows || !(*windows = windows_of(u, x, y)) || k->nodes[*windows].at != f) return false;
   }
   return true;
 }
@@ -120,15 +161,31 @@ static k_mask used_axes(const use *u) {
   return all;
 }
 
-static void merge_axes(const use *u) {
+/* Merges x into y, of which the load keeps both as digits. False when memory is short. */
+static bool merge_windows(use *u, uint32_t x, uint32_t y, k_val load) {
+  k_kernel *k = u->k;
+  k_form at = k->nodes[load].at;
+  qn_dim cx, cy, size = k->axes[y].extent;
+  if (!k_coef(k, at, x, &cx) || !k_coef(k, at, y, &cy)) return false;
+  merge(k, x, y);
+  k_form both = k_axis_form(k, y), rest = k_plus(k, at, k_times(k, both, dim_sub(k->dims, 0, cy)));
+  at = k_plus(k, rest, k_times(k, k_div(k, both, size), cx));
+  k->nodes[load].at = k_plus(k, at, k_times(k, k_mod(k, both, size), cy));
+  return !k->failed && find_uses(u);
+}
+
+static bool merge_axes(use *u) {
   k_kernel *k = u->k;
   k_mask used = used_axes(u);
+  k_val windows;
   for (uint32_t x = 0; x < k->naxes; x++)
     for (uint32_t y = 0; y < k->naxes; y++)
-      if (x != y && (used >> x & 1) && (used >> y & 1) && mergeable(u, x, y)) {
-        merge(k, x, y);
+      if (x != y && (used >> x & 1) && (used >> y & 1) && mergeable(u, x, y, &windows)) {
+        if (windows && !merge_windows(u, x, y, windows)) return false;
+        if (!windows) merge(k, x, y);
         used &= ~axis_bit(x);
       }
+  return true;
 }
 
 /* ---- closing up ---------------------------------------------------------------------------------------------------------- */
@@ -193,7 +250,10 @@ void k_finish(k_kernel *k) {
     k->failed = true;
     return;
   }
-  merge_axes(&u);
+  if (!merge_axes(&u)) {
+    k->failed = true;
+    return;
+  }
   close_axes(&u);
   if (!close_nodes(&u)) k->failed = true;
 }

@@ -143,6 +143,18 @@ uint8_t l_block_add(l_program *p, l_block b) {
   return (uint8_t)++p->nblocks;
 }
 
+int l_tile_values(l_tile *t, l_val *to[L_TILE_VALUES]) {
+  l_val *const all[] = {&t->x_base, &t->x_m,   &t->x_k, &t->y_base,  &t->y_k,  &t->y_n,     &t->rows,
+                        &t->cols,   &t->depth, &t->out, &t->to_base, &t->to_m, &t->n_first, &t->k_first};
+  int n = sizeof all / sizeof *all;
+  memcpy(to, all, sizeof all);
+  for (uint32_t i = 0; i < t->ndigits; i++) {
+    to[n++] = &t->digits[i].by;
+    to[n++] = &t->digits[i].most;
+    to[n++] = &t->digits[i].step;
+  }
+  return n;
+}
 int l_tile_add(l_program *p, l_tile t) {
   if (!grow(p, (void **)&p->tiles, p->ntiles, &p->tiles_cap, sizeof *p->tiles)) return -1;
   p->tiles[p->ntiles] = t;
@@ -312,6 +324,11 @@ uint64_t l_hash(const l_program *p) {
     h = mix(h, (uint64_t)(uint32_t)t->tile_rows << 32 | (uint32_t)t->tile_cols);
     h = mix(h, (uint64_t)(uint32_t)t->to);
     h = mix(h, (uint64_t)t->to_base << 32 | t->to_m);
+    h = mix(h, (uint64_t)t->n_first << 32 | t->k_first);
+    for (uint32_t i = 0; i < t->ndigits; i++) {
+      h = mix(h, (uint64_t)t->digits[i].by << 32 | t->digits[i].most);
+      h = mix(h, (uint64_t)t->digits[i].step << 1 | t->digits[i].deep);
+    }
   }
   for (uint32_t k = 0; k < p->nblocks; k++) {
     const l_block *b = &p->blocks[k];

@@ -177,7 +177,16 @@ enum { L_BLOCK_MOST = 1 << 16, L_BLOCKS_MOST = 255 };
 /* Operands of L_TILE, in program->tiles[imm]. result[m][n] for m < rows, n < cols (both at most tile_rows, tile_cols):
  * sum over k of X[x_base + m * x_m + k * x_k] * Y[y_base + k * y_k + n * y_n], stored to local `out` at m * tile_cols + n or, where there is
  * none, to TO[to_base + m * to_m + n]: what follows the product is then nothing but a store (on CPUs).
- * f16 and bf16 operands are read as f32. Integer dtypes multiply and add, wrapping. */
+ * f16 and bf16 operands are read as f32. Integer dtypes multiply and add, wrapping.
+ *
+ * Y may be windows of an array (on CPUs, of floats): then digits of the numbers of its columns (n_first + n) and along the depth (k_first + k) have
+ * steps of their own, and its address has another digit(first + i) * step - digit(first) * step for each of them, where
+ * digit(i) = i / by mod most. y_base stays the address of the first element. */
+enum { L_TILE_DIGITS = 8, L_TILE_VALUES = 14 + 3 * L_TILE_DIGITS };
+typedef struct l_digit {
+  l_val by, most /* 0: there is no larger digit */, step;
+  bool deep; /* of k, else of n */
+} l_digit;
 typedef struct l_tile {
   int32_t x, y; /* buffers */
   l_val x_base, x_m, x_k, y_base, y_k, y_n;
@@ -186,6 +195,9 @@ typedef struct l_tile {
   l_val out;                    /* L_LOCAL, or 0 */
   int32_t to;                   /* a buffer, or below 0 a local: as the imm of a STORE */
   l_val to_base, to_m;
+  l_val n_first, k_first; /* where there are digits */
+  uint32_t ndigits;
+  l_digit digits[L_TILE_DIGITS];
 } l_tile;
 
 typedef enum l_buffer_mode { BUF_IN, BUF_OUT, BUF_INOUT, BUF_SCRATCH } l_buffer_mode;
@@ -233,12 +245,20 @@ typedef union qk_scalar {
 /* The arguments of a TILE in compiled code: x, y and out point to the first elements, strides count elements, `ld` is the row stride of
  * out, and xd, yd, od are qn_dtypes. `work` is QK_TILE_WORK bytes of the calling thread, for packed operands. */
 enum { QK_TILE_WORK = 3 << 19 };
+typedef struct qk_digit {
+  int64_t by, most, step, deep; /* as in l_digit */
+} qk_digit;
 typedef struct qk_tile {
   const void *x, *y;
   void *out, *work;
   int64_t x_m, x_k, y_k, y_n, rows, cols, depth, ld;
   int32_t xd, yd, od;
+  int32_t ndigits; /* of y, if it is windows */
+  int64_t n_first, k_first;
+  const qk_digit *digits;
 } qk_tile;
+/* digit number i of a number */
+static inline int64_t qk_digit_of(const qk_digit *d, int64_t i) { return d->most ? i / d->by % d->most : i / d->by; }
 
 /* What a phase receives. The error cell is the atomic minimum of check number << 48 | element over all failed checks, ~0 if none failed,
  * so the error is the same for any number of threads. Masked, padded and inactive elements never fail. */
@@ -286,6 +306,8 @@ static inline uint8_t l_tile_dtype(const l_program *p, const l_tile *t) {
   return to < 0 ? p->code[-to].dtype : p->buffers[to].dtype;
 }
 int l_tile_add(l_program *p, l_tile t); /* -1 when memory is short */
+/* Lists the operands of a TILE that are instructions, and returns how many there are; of these some may be 0. */
+int l_tile_values(l_tile *t, l_val *to[L_TILE_VALUES]);
 /* What l_instr.block is for a type of blocks; 0 when memory is short, or there are too many. */
 uint8_t l_block_add(l_program *p, l_block b);
 /* The type of v's value, or NULL if that is no block. */

@@ -64,10 +64,17 @@ static void print_tile(text_buf *out, const l_tile *t) {
             t->y_k, t->y_n, t->rows, t->cols, t->depth, t->tile_rows, t->tile_cols);
   if (t->out) {
     text_addf(out, " out=%%%u", t->out);
-    return;
+  } else {
+    print_buffer(out, "to=", t->to);
+    text_addf(out, " tobase=%%%u tom=%%%u", t->to_base, t->to_m);
   }
-  print_buffer(out, "to=", t->to);
-  text_addf(out, " tobase=%%%u tom=%%%u", t->to_base, t->to_m);
+  if (t->ndigits) text_addf(out, " first=%%%u deep=%%%u", t->n_first, t->k_first);
+  for (uint32_t i = 0; i < t->ndigits; i++) {
+    const l_digit *d = &t->digits[i];
+    text_addf(out, " %s=%%%u", d->deep ? "kdigit" : "ndigit", d->by);
+    if (d->most) text_addf(out, " most=%%%u", d->most);
+    text_addf(out, " step=%%%u", d->step);
+  }
 }
 
 static void print_block(text_buf *out, const l_block *b) {

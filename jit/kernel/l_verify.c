@@ -364,6 +364,14 @@ static bool tile_ok(checker *c, const l_instr *i) {
   const l_val index[] = {t->x_base, t->x_m, t->x_k, t->y_base, t->y_k, t->y_n, t->rows, t->cols, t->depth};
   for (size_t k = 0; k < sizeof index / sizeof *index; k++)
     if (!operand_ok(c, 'I', index[k], "tile")) return false;
+  if (t->ndigits > L_TILE_DIGITS) return bad(c, "a tile has too many digits");
+  if (t->ndigits && (!operand_ok(c, 'I', t->n_first, "tile") || !operand_ok(c, 'I', t->k_first, "tile"))) return false;
+  for (uint32_t k = 0; k < t->ndigits; k++) {
+    const l_digit *d = &t->digits[k];
+    if (!operand_ok(c, 'I', d->by, "digit") || (d->most && !operand_ok(c, 'I', d->most, "digit")) ||
+        !operand_ok(c, 'I', d->step, "digit"))
+      return false;
+  }
   if (!buffer_ok(c, t->x, -1, false, true) || !buffer_ok(c, t->y, -1, false, true)) return false;
   if (t->out) {
     if (!operand_ok(c, 'M', t->out, "out")) return false;
@@ -375,6 +383,7 @@ static bool tile_ok(checker *c, const l_instr *i) {
   uint8_t x = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype;
   uint8_t y = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
   uint8_t out = l_tile_dtype(p, t);
+  if (t->ndigits && !dtype_is_float((qn_dtype)y)) return bad(c, "windows of integers");
   if (x != y) return bad(c, "factors of %s and %s", dtype_rows[x].name, dtype_rows[y].name);
   return out == dtype_compute(x) || bad(c, "the product of %s is no %s", dtype_rows[x].name, dtype_rows[out].name);
 }

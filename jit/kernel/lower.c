@@ -1238,6 +1238,7 @@ k_kernel *lower(const lower_request *r, const char **why) {
   for (uint32_t i = 0; i < l.n; i++) r->scratch[l.nodes[i].node] = 0;
   if (r->made) *r->made = l.k ? l.k->n + l.answered : 0;
   arena_free(&l.memory);
+  if (ok) l.k->windows = r->windows;
   if (ok) k_finish(l.k);
   if (ok && !l.k->failed) return l.k;
   *why = !l.k || l.k->failed || !l.why ? lower_no_memory : l.why;

@@ -461,8 +461,45 @@ static void choose_reduced(chooser *x) {
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
 
+/* Is an atom a digit of the number of one axis (l_tile)? Sets *axis, *by and *most (0: none). */
+static bool is_digit(const k_kernel *k, const k_atom *a, int *axis, qn_dim *by, qn_dim *most) {
+  *by = 1;
+  *most = 0;
+  if (a->kind != ATOM_DIV && a->kind != ATOM_MOD) return false;
+  for (int turn = 0;; turn++) {
+    const k_linear *of = &k->forms[a->of];
+    if (a->kind == ATOM_MOD && !turn)
+      *most = a->by;
+    else if (a->kind == ATOM_DIV && *by == 1)
+      *by = a->by;
+    else
+      return false;
+    if (of->constant != 0 || of->n != 1 || of->terms[0].coef != 1) return false;
+    a = &k->atoms[of->terms[0].atom];
+    if (a->kind == ATOM_VALUE) return false;
+    if (a->kind != ATOM_AXIS) continue;
+    *axis = (int)a->ref;
+    return true;
+  }
+}
+
+int nest_digits(const k_kernel *k, k_form f, int axis, nest_digit to[L_TILE_DIGITS]) {
+  const k_linear *l = &k->forms[f];
+  int n = 0;
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &k->atoms[l->terms[i].atom];
+    nest_digit d = {.step = l->terms[i].coef};
+    int of;
+    if (a->kind == ATOM_AXIS || !(a->axes & (axis < 0 ? ~(k_mask)0 : axis_bit(axis)))) continue;
+    if (!is_digit(k, a, &of, &d.by, &d.most) || n == L_TILE_DIGITS) return -1;
+    to[n++] = d;
+  }
+  return n;
+}
+
 k_val nest_factor(const k_kernel *k, k_val v) {
   const k_node *n = &k->nodes[v];
+  nest_digit digits[L_TILE_DIGITS];
   if (n->code == K_OP && n->sub == KOP_cast) {
     const k_node *x = &k->nodes[n->a];
     if (x->code == K_LOAD && dtype_is_narrow(x->dtype)) {
@@ -470,15 +507,7 @@ k_val nest_factor(const k_kernel *k, k_val v) {
       n = x;
     }
   }
-  if (n->code != K_LOAD || n->guard) return 0;
-  for (int a = 0; a < (int)k->naxes; a++) {
-    qn_dim coef;
-    if (!k_coef(k, n->at, (uint32_t)a, &coef)) return 0;
-  }
-  const k_linear *l = &k->forms[n->at];
-  for (uint32_t i = 0; i < l->n; i++)
-    if (k->atoms[l->terms[i].atom].kind == ATOM_VALUE && k->nodes[k->atoms[l->terms[i].atom].ref].axes) return 0;
-  return v;
+  return n->code == K_LOAD && !n->guard && nest_digits(k, n->at, -1, digits) >= 0 ? v : 0;
 }
 
 k_val nest_product(const nest *s) {
@@ -493,6 +522,10 @@ k_val nest_product(const nest *s) {
   const k_node *d = &k->nodes[dot];
   k_val x = nest_factor(k, d->a), y = nest_factor(k, d->b);
   if (!x || !y || k->nodes[x].dtype != k->nodes[y].dtype) return 0;
+  /* the second may be windows, which have digits along its own axes */
+  nest_digit digits[L_TILE_DIGITS];
+  if (nest_digits(k, k->nodes[x].at, -1, digits)) return 0;
+  if (nest_digits(k, k->nodes[y].at, -1, digits) && (s->by->dot_room || !dtype_is_float((qn_dtype)d->dtype))) return 0;
   for (uint32_t i = 0; i < s->s.effects; i++)
     if (k->nodes[s->effects[i]].axes != d->axes) return 0;
   return dot;

@@ -447,9 +447,13 @@ static bool load_turned(emitter *e) {
 }
 
 static l_val stride_of(emitter *e, k_form f, int axis) {
-  qn_dim coef = 0;
-  if (axis >= 0) (void)k_coef(e->k, f, (uint32_t)axis, &coef);
-  return nest_dim(e->nb, coef);
+  const k_kernel *k = e->k;
+  const k_linear *l = &k->forms[f];
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &k->atoms[l->terms[i].atom];
+    if (a->kind == ATOM_AXIS && (int)a->ref == axis) return nest_dim(e->nb, l->terms[i].coef);
+  }
+  return e->nb->zero;
 }
 
 static l_val tile_number(emitter *e) {
@@ -482,6 +486,23 @@ static bool stores_itself(const emitter *e, const k_val *jobs, uint32_t n) {
   return true;
 }
 
+/* Adds the digits of an axis of y, which is windows, to a tile. */
+static bool add_digits(emitter *e, l_tile *t, k_form y, int axis, bool deep) {
+  nest_builder *nb = e->nb;
+  nest_digit digits[L_TILE_DIGITS];
+  int n = axis < 0 ? 0 : nest_digits(e->k, y, axis, digits);
+  for (int i = 0; i < n; i++) {
+    if (t->ndigits == L_TILE_DIGITS) return nest_refuse(nb, "windows of too many axes");
+    t->digits[t->ndigits++] = (l_digit){.by = nest_dim(nb, digits[i].by),
+                                        .most = digits[i].most ? nest_dim(nb, digits[i].most) : 0,
+                                        .step = nest_dim(nb, digits[i].step),
+                                        .deep = deep};
+  }
+  if (!t->ndigits) return true;
+  *(deep ? &t->k_first : &t->n_first) = axis < 0 ? nb->zero : nb->at[axis];
+  return true;
+}
+
 /* Emits the tile of a product at this instance, into a local; or with the effect `store`, which it then makes. */
 static bool make_tile(emitter *e, k_val store) {
   nest_builder *nb = e->nb;
@@ -500,6 +521,8 @@ static bool make_tile(emitter *e, k_val store) {
               .y_n = stride_of(e, y->at, e->n)};
   t.x_base = nest_form(nb, x->at);
   t.y_base = nest_form(nb, y->at);
+  if (!add_digits(e, &t, y->at, d->axis, true) || !add_digits(e, &t, y->at, e->n, false)) return false;
+  if (t.ndigits) t.k_first = nb->at[d->axis];
   const k_node *to = &k->nodes[store];
   if (store) {
     t.to = to->buffer;

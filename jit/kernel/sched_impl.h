@@ -208,6 +208,12 @@ bool nest_loops(nest_builder *nb, schedule_target target);
 void k_each_operand(const k_kernel *k, k_val v, void (*visit)(void *ctx, k_val operand), void *ctx);
 /* The load of a product's factor, perhaps behind a cast, if a TILE can read it; else 0. */
 k_val nest_factor(const k_kernel *k, k_val v);
+/* The digits of numbers of an axis (-1: of any) in a form, as l_tile has them: i / by mod most. Returns how many there are, or -1 if the form
+ * has anything else besides axes, or too many. */
+typedef struct nest_digit {
+  qn_dim by, most /* 0: none */, step;
+} nest_digit;
+int nest_digits(const k_kernel *k, k_form f, int axis, nest_digit to[L_TILE_DIGITS]);
 
 static inline k_mask axis_bit(int axis) { return axis < 0 ? 0 : (k_mask)1 << axis; }
 static inline bool axis_in(k_mask m, int axis) { return axis >= 0 && (m >> axis & 1); }

@@ -114,20 +114,11 @@ static l_instr copied(const rewrite *w, l_val v, int e) {
   return i;
 }
 
-enum { TILE_VALUES = 12 };
-
-/* The operands of a TILE that are instructions. */
-static void tile_values(l_tile *t, l_val *to[TILE_VALUES]) {
-  l_val *const all[TILE_VALUES] = {&t->x_base, &t->x_m,  &t->x_k,   &t->y_base, &t->y_k,     &t->y_n,
-                                   &t->rows,   &t->cols, &t->depth, &t->out,    &t->to_base, &t->to_m};
-  memcpy(to, all, sizeof all);
-}
 
 static l_val copy_tile(rewrite *w, l_instr i) {
   l_tile t = w->from->tiles[i.imm];
-  l_val *values[TILE_VALUES];
-  tile_values(&t, values);
-  for (int k = 0; k < TILE_VALUES; k++)
+  l_val *values[L_TILE_VALUES];
+  for (int k = 0, n = l_tile_values(&t, values); k < n; k++)
     if (*values[k]) *values[k] = mapped(w, *values[k], 0);
   t.x = (int32_t)memory_of(w, t.x);
   t.y = (int32_t)memory_of(w, t.y);
@@ -380,6 +371,7 @@ static void unroll(rewrite *w, l_val vec) {
 static bool is_small_tile(const rewrite *w, const l_tile *t) {
   const l_program *p = w->from;
   int64_t rows, cols, depth, ignored;
+  if (t->ndigits) return false;
   const l_val strides[] = {t->x_m, t->x_k, t->y_k, t->y_n, t->out ? t->y_n : t->to_m};
   for (size_t k = 0; k < sizeof strides / sizeof *strides; k++)
     if (!int_of(p, strides[k], &ignored)) return false;
@@ -708,9 +700,8 @@ static bool drop_unused(l_program **p) {
     if (i->code == L_PARTIAL || i->code == L_MERGE) use(used, i->imm2);
     if (i->code != L_TILE) continue;
     l_tile t = w.from->tiles[i->imm];
-    l_val *values[TILE_VALUES];
-    tile_values(&t, values);
-    for (int k = 0; k < TILE_VALUES; k++) used[*values[k]] = 1;
+    l_val *values[L_TILE_VALUES];
+    for (int k = 0, n = l_tile_values(&t, values); k < n; k++) used[*values[k]] = 1;
     use(used, t.x);
     use(used, t.y);
     use(used, l_tile_to(&t));

@@ -545,7 +545,7 @@ static bool turn_operands(splicer *s, step *x, const l_program *q) {
       qn_dtype d = (qn_dtype)l_tile_dtype(q, t);
       l_val of;
       int64_t many, other, step, width, depth, times, column;
-      if (b < 0 || x->buffers[b] < 0 || s->p->buffers[x->buffers[b]].mode != BUF_IN) continue;
+      if (b < 0 || (y && t->ndigits) || x->buffers[b] < 0 || s->p->buffers[x->buffers[b]].mode != BUF_IN) continue;
       if (!dtype_is_float(d) || s->p->buffers[x->buffers[b]].dtype != (uint8_t)d) continue;
       if (is_int(s, x->outside[y ? t->cols : t->rows], &many) && many < TURNED_LEAST) continue;
       if (!y && (!is_int(s, x->outside[t->cols], &other) || other != 1)) continue; /* else x is packed in any case */
@@ -730,9 +730,8 @@ static bool kernel_code(splicer *s, scope *c, const plan_step *st, step *x) {
     }
     case 't': {
       l_tile t = q->tiles[i.imm];
-      l_val *const fields[] = {&t.x_base, &t.x_m,  &t.x_k,   &t.y_base, &t.y_k,     &t.y_n,
-                               &t.rows,   &t.cols, &t.depth, &t.out,    &t.to_base, &t.to_m};
-      for (size_t k = 0; k < sizeof fields / sizeof *fields; k++) *fields[k] = to[*fields[k]];
+      l_val *fields[L_TILE_VALUES];
+      for (int k = 0, n = l_tile_values(&t, fields); k < n; k++) *fields[k] = to[*fields[k]];
       t.x = (int32_t)(t.x < 0 ? -(int64_t)to[-t.x] : x->buffers[t.x]);
       t.y = (int32_t)(t.y < 0 ? -(int64_t)to[-t.y] : x->buffers[t.y]);
       if (!t.out) t.to = (int32_t)(t.to < 0 ? -(int64_t)to[-t.to] : x->buffers[t.to]);

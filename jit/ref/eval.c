@@ -398,6 +398,18 @@ static bool ev_subtrees(ev *e, l_val n) {
   return true;
 }
 
+/* How far digits of the numbers of rows or columns of windows take element k, j from where their strides alone do. */
+static int64_t ev_digits(ev *e, const l_tile *t, int64_t k, int64_t j) {
+  int64_t off = 0;
+  for (uint32_t i = 0; i < t->ndigits; i++) {
+    const l_digit *d = &t->digits[i];
+    const qk_digit q = {.by = ev_index(e, d->by), .most = d->most ? ev_index(e, d->most) : 0};
+    int64_t first = ev_index(e, d->deep ? t->k_first : t->n_first);
+    off += (qk_digit_of(&q, first + (d->deep ? k : j)) - qk_digit_of(&q, first)) * ev_index(e, d->step);
+  }
+  return off;
+}
+
 /* One element of a TILE. */
 static bool ev_tile_element(ev *e, l_val n, const l_tile *t, int64_t i, int64_t j, ev_result *r) {
   const ev_memory *x = ev_memory_of(e, t->x), *y = ev_memory_of(e, t->y), *out = ev_memory_of(e, l_tile_to(t));
@@ -405,7 +417,8 @@ static bool ev_tile_element(ev *e, l_val n, const l_tile *t, int64_t i, int64_t 
   r->npushed = 0;
   for (int64_t k = 0; k < ev_index(e, t->depth); k++) {
     int64_t xa = ev_index(e, t->x_base) + i * ev_index(e, t->x_m) + k * ev_index(e, t->x_k);
-    int64_t ya = ev_index(e, t->y_base) + k * ev_index(e, t->y_k) + j * ev_index(e, t->y_n);
+    int64_t ya = ev_index(e, t->y_base) + k * ev_index(e, t->y_k) + j * ev_index(e, t->y_n) +
+                 ev_digits(e, t, k, j);
     if (!ev_inside(e, n, x, xa, 1) || !ev_inside(e, n, y, ya, 1)) return false;
     uint64_t value = ev_cast(x->dtype, out->dtype, ev_read(x->dtype, x->data, xa));
     if (!ev_push_to(e, r, value, ev_cast(x->dtype, out->dtype, ev_read(x->dtype, y->data, ya)), k)) return false;

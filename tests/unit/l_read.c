@@ -47,6 +47,14 @@ static bool parse_tile(reader *r, l_program *p, l_instr *i) {
       return false;
     t.to = (int32_t)to;
   }
+  if (reader_take_label(r, "first") && (!value(r, &t.n_first) || !labelled(r, "deep", &t.k_first))) return false;
+  for (bool deep; t.n_first && ((deep = reader_take_label(r, "kdigit")) || reader_take_label(r, "ndigit"));) {
+    if (t.ndigits == L_TILE_DIGITS) return reader_fail(r, "too many digits");
+    l_digit *d = &t.digits[t.ndigits++];
+    d->deep = deep;
+    if (!value(r, &d->by) || (reader_take_label(r, "most") && !value(r, &d->most)) || !labelled(r, "step", &d->step))
+      return false;
+  }
   t.x = (int32_t)x;
   t.y = (int32_t)y;
   t.tile_rows = (int32_t)rows;

@@ -624,7 +624,7 @@ START_TEST(tiles) {
       for (int64_t i = 0; i < K * N; i++) y[i] = other[i % (2 * LONGEST)];
       for (int64_t i = 0; i < M * N; i++) want[i] = dot_order(x + i / N * x_m, x_k, y + i % N * y_n, y_k, K);
       for (int t = 0; t < n; t++) {
-        qk_tile tile = {x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32};
+        qk_tile tile = {x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32, 0, 0, 0, NULL};
         memset(out, 0xff, (size_t)(M * N) * 4);
         all[t]->tile(&tile);
         for (int64_t i = 0; i < M * N; i++)
@@ -637,6 +637,79 @@ START_TEST(tiles) {
       free(out);
       free(want);
     }
+}
+END_TEST
+
+/* Windows of A x B elements, `gap` apart, that begin `step` apart, of an array of C x H x W: `cols` of them from `first` on, and rows of x. */
+typedef struct window_case {
+  int64_t C, H, W, A, B, step, gap, first, cols, rows;
+  bool turned; /* k counts windows, n their elements */
+} window_case;
+
+/* Where an element of a window lies. */
+static int64_t window_at(const window_case *c, int64_t place, int64_t element) {
+  int64_t across = (c->W - 1 - (c->B - 1) * c->gap) / c->step + 1;
+  int64_t row = place / across * c->step + element / c->B % c->A * c->gap,
+          column = place % across * c->step + element % c->B * c->gap;
+  return (element / c->B / c->A * c->H + row) * c->W + column;
+}
+
+/* Tiles of windows, beginning at any place, give the chains of their elements on every instruction set. */
+START_TEST(windows) {
+  static const window_case cases[] = {
+      {3, 14, 13, 3, 3, 1, 1, 0, 132, 20, false},  {3, 14, 13, 3, 3, 1, 1, 17, 57, 64, false},
+      {5, 31, 40, 3, 2, 2, 1, 33, 130, 15, false}, {70, 9, 10, 2, 3, 1, 2, 3, 39, 5, false},
+      {1, 9, 200, 1, 7, 1, 1, 5, 300, 33, false},  {500, 5, 5, 3, 3, 1, 1, 0, 9, 40, false},
+      {4, 20, 21, 3, 3, 1, 1, 0, 36, 18, true},    {9, 12, 33, 3, 3, 1, 1, 5, 70, 3, true},
+      {4, 20, 21, 3, 3, 2, 2, 1, 30, 65, true},    {2, 3, 3, 3, 3, 1, 1, 0, 1, 1, false}};
+  const bvm_loops *all[3];
+  int tables_n = tables(all);
+  for (size_t s = 0; s < sizeof cases / sizeof *cases; s++) {
+    const window_case *c = &cases[s];
+    int64_t down = (c->H - 1 - (c->A - 1) * c->gap) / c->step + 1, across = (c->W - 1 - (c->B - 1) * c->gap) / c->step + 1;
+    int64_t size = c->C * c->H * c->W, places = down * across, inner = c->C * c->A * c->B, K = c->turned ? places : inner;
+    ck_assert(c->first + c->cols <= (c->turned ? inner : places));
+    /* exactly as long as it must be, so that a sanitizer sees what is read beyond */
+    float *y = malloc((size_t)size * 4), *x = malloc((size_t)(c->rows * K) * 4), *column = malloc((size_t)K * 4);
+    double *yd = malloc((size_t)size * 8), *xd = malloc((size_t)(c->rows * K) * 8);
+    uint16_t *yh = malloc((size_t)size * 2), *xh = malloc((size_t)(c->rows * K) * 2);
+    for (int64_t i = 0; i < size; i++) yh[i] = f64_to_f16(other[i % LONGEST]), yd[i] = y[i] = f16_to_f32(yh[i]);
+    for (int64_t i = 0; i < c->rows * K; i++) xh[i] = f64_to_f16(other[(7 * i + 3) % LONGEST]), xd[i] = x[i] = f16_to_f32(xh[i]);
+    qk_digit digits[] = {{across, 0, c->step * c->W, c->turned},
+                         {1, across, c->step, c->turned},
+                         {1, c->B, c->gap, !c->turned},
+                         {c->B, c->A, c->gap * c->W, !c->turned},
+                         {c->A * c->B, 0, c->H * c->W, !c->turned}};
+    int64_t LD = c->cols + 3, base = c->turned ? window_at(c, 0, c->first) : window_at(c, c->first, 0);
+    float *out = malloc((size_t)(c->rows * LD) * 4), *outh = malloc((size_t)(c->rows * LD) * 4);
+    double *outd = malloc((size_t)(c->rows * LD) * 8);
+    for (int t = 0; t < tables_n; t++) {
+      memset(out, 0xff, (size_t)(c->rows * LD) * 4);
+      qk_tile tile = {x, y + base, out, work, K, 1, 0, 0, c->rows, c->cols, K, LD, QN_f32, QN_f32, QN_f32, 5, c->first, 0, digits};
+      all[t]->tile(&tile);
+      tile.x = xh, tile.y = yh + base, tile.out = outh, tile.xd = tile.yd = QN_f16;
+      all[t]->tile(&tile);
+      tile.x = xd, tile.y = yd + base, tile.out = outd, tile.xd = tile.yd = tile.od = QN_f64;
+      all[t]->tile(&tile);
+      for (int64_t j = 0; j < LD; j++) {
+        for (int64_t k = 0; k < K && j < c->cols; k++)
+          column[k] = y[c->turned ? window_at(c, k, c->first + j) : window_at(c, c->first + j, k)];
+        for (int64_t i = 0; i < c->rows; i++) {
+          int64_t at = i * LD + j;
+          if (j >= c->cols) {
+            ck_assert(out[at] != out[at]);
+            continue;
+          }
+          float want = dot_order(x + i * K, 1, column, 1, K);
+          if (!same_bits(out[at], want))
+            ck_abort_msg("%s case %d at %lld, %lld: %a, not %a", all[t]->name, (int)s, (long long)i, (long long)j, out[at], want);
+          ck_assert_msg(fabs(outd[at] - want) <= 1e-3 * (1 + fabs((double)want)), "f64: %g, not %g", outd[at], want);
+          ck_assert(same_bits(outh[at], want));
+        }
+      }
+    }
+    free(y), free(x), free(column), free(yd), free(xd), free(yh), free(xh), free(out), free(outh), free(outd);
+  }
 }
 END_TEST
 
@@ -673,10 +746,10 @@ START_TEST(tiles_of_other_types) {
       memset(outi, 0xff, sizeof outi);
       memset(outh, 0xff, sizeof outh);
       memset(outb, 0xff, sizeof outb);
-      all[t]->tile(&(qk_tile){x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f64, QN_f64, QN_f64});
-      all[t]->tile(&(qk_tile){xi, yi, outi, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_i32, QN_i32, QN_i32});
-      all[t]->tile(&(qk_tile){xh, yh, outh, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f16, QN_f16, QN_f32});
-      all[t]->tile(&(qk_tile){xh, yh, outb, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_bf16, QN_bf16, QN_f32});
+      all[t]->tile(&(qk_tile){x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f64, QN_f64, QN_f64, 0, 0, 0, NULL});
+      all[t]->tile(&(qk_tile){xi, yi, outi, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_i32, QN_i32, QN_i32, 0, 0, 0, NULL});
+      all[t]->tile(&(qk_tile){xh, yh, outh, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f16, QN_f16, QN_f32, 0, 0, 0, NULL});
+      all[t]->tile(&(qk_tile){xh, yh, outb, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_bf16, QN_bf16, QN_f32, 0, 0, 0, NULL});
       for (int i = 0; i < M; i++)
         for (int j = 0; j < LD; j++) {
           int at = i * LD + j;
@@ -732,8 +805,8 @@ START_TEST(deep_tiles_of_other_types) {
       for (int t = 0; t < n; t++) {
         double out = 0;
         float outh = 0;
-        all[t]->tile(&(qk_tile){x, y, &out, work, 0, sx, sy, 0, 1, 1, K, 1, QN_f64, QN_f64, QN_f64});
-        all[t]->tile(&(qk_tile){xh, yh, &outh, work, 0, sx, sy, 0, 1, 1, K, 1, QN_f16, QN_f16, QN_f32});
+        all[t]->tile(&(qk_tile){x, y, &out, work, 0, sx, sy, 0, 1, 1, K, 1, QN_f64, QN_f64, QN_f64, 0, 0, 0, NULL});
+        all[t]->tile(&(qk_tile){xh, yh, &outh, work, 0, sx, sy, 0, 1, 1, K, 1, QN_f16, QN_f16, QN_f32, 0, 0, 0, NULL});
         ck_assert_msg(out == leaf[0] && outh == leafh[0], "%s steps %d %d", all[t]->name, (int)sx, (int)sy);
       }
     }
@@ -841,7 +914,7 @@ int main(void) {
   CASE(tcase_create("scans"), scans);
   CASE(tcase_create("memory"), moves_and_guards, scatters, in_place);
   CASE(tcase_create("control"), control, masked_while, checks, interrupts);
-  CASE(tcase_create("tiles"), tiles, tiles_of_other_types, deep_tiles_of_other_types);
+  CASE(tcase_create("tiles"), tiles, windows, tiles_of_other_types, deep_tiles_of_other_types);
   CASE(tcase_create("tables_agree"), tables_agree);
   return run_suite(s);
 }

@@ -157,6 +157,7 @@ START_TEST(test_column_and_full_sum_gpu) { check_graph_on("column_and_full_sum",
 END_TEST
 GOLDEN(transpose)
 GOLDEN(matmul_gelu)
+GOLDEN(convolution)
 GOLDEN(stencil)
 GOLDEN(gather)
 GOLDEN(scatter)
@@ -187,6 +188,7 @@ int main(void) {
   add(s, tcase_create("column_and_full_sum_gpu"), test_column_and_full_sum_gpu);
   add(s, tcase_create("transpose"), test_transpose);
   add(s, tcase_create("matmul_gelu"), test_matmul_gelu);
+  add(s, tcase_create("convolution"), test_convolution);
   add(s, tcase_create("stencil"), test_stencil);
   add(s, tcase_create("gather"), test_gather);
   add(s, tcase_create("scatter"), test_scatter);
