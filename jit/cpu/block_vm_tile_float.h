@@ -486,10 +486,8 @@ static void OF(tile_turned)(const qk_tile *t) {
                  t->cols,  rows,
                  t->depth, TILE_TURNED,
                  t->yd,    t->xd,
-                 t->od,
-                 0,
-                 0,
-                 0,
+                 t->od,    0,
+                 0,        0,
                  NULL};
     OF(tile)(&u);
     for (int64_t r = 0; r < rows; r++)

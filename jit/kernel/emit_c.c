@@ -869,7 +869,8 @@ static bool is_one(const emitter *e, l_val v) { return at(e, v)->code == L_INT &
  * some twenty terms; then what comes next is the other case. */
 static void print_chain(emitter *e, const l_tile *t, const char *x, const char *y, const char *to) {
   uint8_t d = l_tile_dtype(e->p, t);
-  if (t->ndigits || !is_one(e, t->rows) || !is_one(e, t->cols) || emit_buffer_type(e, t->x) != d || emit_buffer_type(e, t->y) != d)
+  if (t->ndigits || !is_one(e, t->rows) || !is_one(e, t->cols) || emit_buffer_type(e, t->x) != d ||
+      emit_buffer_type(e, t->y) != d)
     return;
   char mul[48], sum[48];
   const char *type = emit_type(d);

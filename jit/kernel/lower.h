@@ -27,7 +27,7 @@ typedef struct lower_request {
   const qn_dim (*strides)[ARRAY_MAX_RANK]; /* by node: the strides of its buffer; NULL: all buffers are row-major */
   /* For REDUCE nodes: `joins` as reduce_folds takes it */
   const uint8_t *joins;
-  bool windows; /* as in k_kernel */
+  bool windows;   /* as in k_kernel */
   uint32_t most;  /* lowering is refused when it takes more values and demands for values than this; 0: no limit */
   uint32_t *made; /* NULL, or set to how many it took, also when it was refused */
   cancel_flag cancel;

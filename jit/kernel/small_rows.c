@@ -114,7 +114,6 @@ static l_instr copied(const rewrite *w, l_val v, int e) {
   return i;
 }
 
-
 static l_val copy_tile(rewrite *w, l_instr i) {
   l_tile t = w->from->tiles[i.imm];
   l_val *values[L_TILE_VALUES];

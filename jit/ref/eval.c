@@ -417,8 +417,7 @@ static bool ev_tile_element(ev *e, l_val n, const l_tile *t, int64_t i, int64_t 
   r->npushed = 0;
   for (int64_t k = 0; k < ev_index(e, t->depth); k++) {
     int64_t xa = ev_index(e, t->x_base) + i * ev_index(e, t->x_m) + k * ev_index(e, t->x_k);
-    int64_t ya = ev_index(e, t->y_base) + k * ev_index(e, t->y_k) + j * ev_index(e, t->y_n) +
-                 ev_digits(e, t, k, j);
+    int64_t ya = ev_index(e, t->y_base) + k * ev_index(e, t->y_k) + j * ev_index(e, t->y_n) + ev_digits(e, t, k, j);
     if (!ev_inside(e, n, x, xa, 1) || !ev_inside(e, n, y, ya, 1)) return false;
     uint64_t value = ev_cast(x->dtype, out->dtype, ev_read(x->dtype, x->data, xa));
     if (!ev_push_to(e, r, value, ev_cast(x->dtype, out->dtype, ev_read(x->dtype, y->data, ya)), k)) return false;

@@ -624,7 +624,8 @@ START_TEST(tiles) {
       for (int64_t i = 0; i < K * N; i++) y[i] = other[i % (2 * LONGEST)];
       for (int64_t i = 0; i < M * N; i++) want[i] = dot_order(x + i / N * x_m, x_k, y + i % N * y_n, y_k, K);
       for (int t = 0; t < n; t++) {
-        qk_tile tile = {x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32, 0, 0, 0, NULL};
+        qk_tile tile = {x, y,          out,    work,   x_m,    x_k, y_k, y_n, M,   N,
+                        K, (int32_t)N, QN_f32, QN_f32, QN_f32, 0,   0,   0,   NULL};
         memset(out, 0xff, (size_t)(M * N) * 4);
         all[t]->tile(&tile);
         for (int64_t i = 0; i < M * N; i++)
@@ -666,15 +667,18 @@ START_TEST(windows) {
   int tables_n = tables(all);
   for (size_t s = 0; s < sizeof cases / sizeof *cases; s++) {
     const window_case *c = &cases[s];
-    int64_t down = (c->H - 1 - (c->A - 1) * c->gap) / c->step + 1, across = (c->W - 1 - (c->B - 1) * c->gap) / c->step + 1;
-    int64_t size = c->C * c->H * c->W, places = down * across, inner = c->C * c->A * c->B, K = c->turned ? places : inner;
+    int64_t down = (c->H - 1 - (c->A - 1) * c->gap) / c->step + 1,
+            across = (c->W - 1 - (c->B - 1) * c->gap) / c->step + 1;
+    int64_t size = c->C * c->H * c->W, places = down * across, inner = c->C * c->A * c->B,
+            K = c->turned ? places : inner;
     ck_assert(c->first + c->cols <= (c->turned ? inner : places));
     /* exactly as long as it must be, so that a sanitizer sees what is read beyond */
     float *y = malloc((size_t)size * 4), *x = malloc((size_t)(c->rows * K) * 4), *column = malloc((size_t)K * 4);
     double *yd = malloc((size_t)size * 8), *xd = malloc((size_t)(c->rows * K) * 8);
     uint16_t *yh = malloc((size_t)size * 2), *xh = malloc((size_t)(c->rows * K) * 2);
     for (int64_t i = 0; i < size; i++) yh[i] = f64_to_f16(other[i % LONGEST]), yd[i] = y[i] = f16_to_f32(yh[i]);
-    for (int64_t i = 0; i < c->rows * K; i++) xh[i] = f64_to_f16(other[(7 * i + 3) % LONGEST]), xd[i] = x[i] = f16_to_f32(xh[i]);
+    for (int64_t i = 0; i < c->rows * K; i++)
+      xh[i] = f64_to_f16(other[(7 * i + 3) % LONGEST]), xd[i] = x[i] = f16_to_f32(xh[i]);
     qk_digit digits[] = {{across, 0, c->step * c->W, c->turned},
                          {1, across, c->step, c->turned},
                          {1, c->B, c->gap, !c->turned},
@@ -685,7 +689,8 @@ START_TEST(windows) {
     double *outd = malloc((size_t)(c->rows * LD) * 8);
     for (int t = 0; t < tables_n; t++) {
       memset(out, 0xff, (size_t)(c->rows * LD) * 4);
-      qk_tile tile = {x, y + base, out, work, K, 1, 0, 0, c->rows, c->cols, K, LD, QN_f32, QN_f32, QN_f32, 5, c->first, 0, digits};
+      qk_tile tile = {x, y + base, out,    work,   K,      1, 0,        0, c->rows, c->cols,
+                      K, LD,       QN_f32, QN_f32, QN_f32, 5, c->first, 0, digits};
       all[t]->tile(&tile);
       tile.x = xh, tile.y = yh + base, tile.out = outh, tile.xd = tile.yd = QN_f16;
       all[t]->tile(&tile);
@@ -702,7 +707,8 @@ START_TEST(windows) {
           }
           float want = dot_order(x + i * K, 1, column, 1, K);
           if (!same_bits(out[at], want))
-            ck_abort_msg("%s case %d at %lld, %lld: %a, not %a", all[t]->name, (int)s, (long long)i, (long long)j, out[at], want);
+            ck_abort_msg("%s case %d at %lld, %lld: %a, not %a", all[t]->name, (int)s, (long long)i, (long long)j,
+                         out[at], want);
           ck_assert_msg(fabs(outd[at] - want) <= 1e-3 * (1 + fabs((double)want)), "f64: %g, not %g", outd[at], want);
           ck_assert(same_bits(outh[at], want));
         }
@@ -747,9 +753,12 @@ START_TEST(tiles_of_other_types) {
       memset(outh, 0xff, sizeof outh);
       memset(outb, 0xff, sizeof outb);
       all[t]->tile(&(qk_tile){x, y, out, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f64, QN_f64, QN_f64, 0, 0, 0, NULL});
-      all[t]->tile(&(qk_tile){xi, yi, outi, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_i32, QN_i32, QN_i32, 0, 0, 0, NULL});
-      all[t]->tile(&(qk_tile){xh, yh, outh, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f16, QN_f16, QN_f32, 0, 0, 0, NULL});
-      all[t]->tile(&(qk_tile){xh, yh, outb, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_bf16, QN_bf16, QN_f32, 0, 0, 0, NULL});
+      all[t]->tile(
+          &(qk_tile){xi, yi, outi, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_i32, QN_i32, QN_i32, 0, 0, 0, NULL});
+      all[t]->tile(
+          &(qk_tile){xh, yh, outh, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_f16, QN_f16, QN_f32, 0, 0, 0, NULL});
+      all[t]->tile(
+          &(qk_tile){xh, yh, outb, work, x_m, x_k, y_k, y_n, M, N, K, LD, QN_bf16, QN_bf16, QN_f32, 0, 0, 0, NULL});
       for (int i = 0; i < M; i++)
         for (int j = 0; j < LD; j++) {
           int at = i * LD + j;
