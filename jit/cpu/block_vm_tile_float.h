@@ -167,13 +167,33 @@ static void OF(tile_pack_y)(T *py, T *widened, const qk_tile *t, int64_t at, int
   (py + n * SLICE, widened, t, at + n * t->y_n, cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N), depth);
 }
 
-/* The same where y is windows: runs of elements that lie in one piece are copied, along rows if runs are longer there, else along the depth
- * and then turned. Panels have room for a vector behind the columns of a row. */
-static void OF(tile_pack_windows)(T *py, T *widened, const qk_tile *t, int64_t n0, int64_t k0, int64_t cols,
-                                  int64_t depth) {
+/* A piece of a row of windows that lies in one piece, at most a vector. */
+typedef struct OF(tile_piece) {
+  int64_t from;
+  int to, length;
+  OF(TILE_MASK) some;
+} OF(tile_piece);
+
+/* Packs a panel of so many pieces a row. What is stored behind a piece is overwritten by the next. */
+static inline __attribute__((always_inline)) void OF(tile_pack_pieces)(const int many, T *panel, const T *y,
+                                                                       const OF(tile_piece) * pieces,
+                                                                       const int64_t *row, int64_t depth) {
+  const T *from[4];
+  T *to[4];
+  OF(TILE_MASK) some[4];
+  for (int i = 0; i < many; i++) from[i] = y + pieces[i].from, to[i] = panel + pieces[i].to, some[i] = pieces[i].some;
+  for (int64_t k = 0; k < depth; k++)
+    _Pragma("GCC unroll 4") for (int i = 0; i < many; i++) * (OF(tile_u) *)(to[i] + k * OF(TILE_N)) =
+        OF(TILE_LOAD_SOME)(from[i] + row[k], some[i]);
+}
+
+/* The same where y is windows, whose rows begin at `row`: runs of elements that lie in one piece are copied, along rows if runs are longer there,
+ * else along the depth and then turned. Panels have room for a vector behind the columns of a row. */
+static void OF(tile_pack_windows)(T *py, T *widened, const qk_tile *t, int64_t n0, int64_t cols, const int64_t *row,
+                                  int64_t down, int64_t depth) {
   const int d = t->yd, long_ = SLICE + OF(TILE_PAD);
-  int64_t column[TILE_BLOCK * OF(TILE_N)], row[SLICE];
-  const int64_t across = tile_offsets(t, false, n0, cols, column), down = tile_offsets(t, true, k0, depth, row);
+  int64_t column[TILE_BLOCK * OF(TILE_N)];
+  const int64_t across = tile_offsets(t, false, n0, cols, column);
   for (int64_t n = 0; n < cols; n += OF(TILE_N)) {
     T *panel = py + n * SLICE;
     const int64_t *at = column + n;
@@ -187,18 +207,20 @@ static void OF(tile_pack_windows)(T *py, T *widened, const qk_tile *t, int64_t n
       OF(tile_turn)(panel, OF(TILE_N), widened, long_, wide, depth);
       continue;
     }
-    struct {
-      int64_t from;
-      int to, length;
-      OF(TILE_MASK) some;
-    } piece[OF(TILE_N)];
+    OF(tile_piece) piece[OF(TILE_N)];
     int pieces = 0;
     for (int i = 0, length; i < wide; i += length) {
       length = (int)tile_run(at + i, wide - i < LANES ? wide - i : LANES);
-      piece[pieces].from = at[i];
-      piece[pieces].to = i;
-      piece[pieces].length = length;
-      piece[pieces++].some = OF(TILE_SOME)(length);
+      piece[pieces++] = (OF(tile_piece)){.from = at[i], .to = i, .length = length, .some = OF(TILE_SOME)(length)};
+    }
+    if (d == OF(DTYPE) && pieces <= 4) {
+      switch (pieces) {
+      case 1: OF(tile_pack_pieces)(1, panel, t->y, piece, row, depth); break;
+      case 2: OF(tile_pack_pieces)(2, panel, t->y, piece, row, depth); break;
+      case 3: OF(tile_pack_pieces)(3, panel, t->y, piece, row, depth); break;
+      default: OF(tile_pack_pieces)(4, panel, t->y, piece, row, depth);
+      }
+      continue;
     }
     for (int64_t k = 0; k < depth; k++, panel += OF(TILE_N))
       for (int i = 0; i < pieces; i++) {
@@ -206,11 +228,9 @@ static void OF(tile_pack_windows)(T *py, T *widened, const qk_tile *t, int64_t n
         const int64_t from = piece[i].from + row[k];
         if (d != OF(DTYPE))
           OF(tile_take)(to, t->y, from, piece[i].length, d);
-        else if (piece[i].length == LANES)
-          *(OF(tile_u) *)to = *(const OF(tile_u) *)((const T *)t->y + from);
         else if (piece[i].length == 1)
           *to = ((const T *)t->y)[from];
-        else /* what is stored behind the piece is overwritten by what belongs there */
+        else
           *(OF(tile_u) *)to = OF(TILE_LOAD_SOME)((const T *)t->y + from, piece[i].some);
       }
   }
@@ -275,6 +295,8 @@ static void OF(tile_chunk)(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0,
     const int64_t d = depth - k < slice ? depth - k : slice;
     const OF(tile_x) x =
         OF(tile_take_x)(px, t, m0 * t->x_m + (k0 + k) * t->x_k, rows, high, d, (cols + OF(TILE_N) - 1) / OF(TILE_N));
+    int64_t row[SLICE];
+    const int64_t down = t->ndigits ? tile_offsets(t, true, k0 + k, d, row) : 0;
     const bool there = !t->ndigits && t->yd == OF(DTYPE) && t->y_n == 1 &&
                        (panels == 1 || t->y_k * (int64_t)sizeof(T) * d <= TILE_NEAR);
     OF(tile_step)
@@ -284,7 +306,7 @@ static void OF(tile_chunk)(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0,
       const int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, block = TILE_BLOCK * OF(TILE_N);
       const int64_t some = cols - n < block ? cols - n : block;
       if (t->ndigits && n % block == 0)
-        OF(tile_pack_windows)(py, widened, t, n0 + n, k0 + k, some, d);
+        OF(tile_pack_windows)(py, widened, t, n0 + n, some, row, down, d);
       else if (!there && n % block == 0)
         OF(tile_pack_y)(py, widened, t, at, some, d);
       s.y = there ? (const T *)t->y + at : py + n % block * SLICE;
