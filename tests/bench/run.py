@@ -406,7 +406,7 @@ class Row:
             t.begin(self.name, spec, folder, max(5.0, end - time.monotonic()))
         if expected is None:
             by_name = {t.name: t.pieces for t in self.turns if t.pieces}
-            expected = next((by_name[n] for n in ("PyTorch eager", "JAX jit", "Quern eager") if n in by_name), None)
+            expected = next((by_name[n] for n in ("PyTorch eager", "JAX jit", "Quern eager", *by_name) if n in by_name), None)
         for t in self.turns:
             if t.pieces is not None:
                 t.trouble = wrong(row, t.pieces, expected)
