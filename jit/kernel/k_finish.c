@@ -18,6 +18,8 @@ typedef struct use {
   k_kernel *k;
   bool *node;
   bool *form;
+  k_val windows; /* the second factor of the only product, if it may be windows; else 0 */
+  bool *others;  /* the forms that something else uses */
 } use;
 
 static bool is_marker(uint8_t code) { return code >= K_WHILE && code <= K_END; }
@@ -41,12 +43,28 @@ static void use_form(use *u, k_form f) {
   }
 }
 
+/* The load that is the second factor of a kernel's only product, of floats; else 0. */
+static k_val find_windows(const use *u) {
+  const k_kernel *k = u->k;
+  k_val load = 0;
+  for (uint32_t i = 1; i < k->n && k->windows; i++) {
+    const k_node *n = &k->nodes[i];
+    if (!u->node[i] || n->code != K_DOT) continue;
+    if (load || !dtype_is_float((qn_dtype)n->dtype)) return 0;
+    load = n->b;
+    if (k->nodes[load].code == K_OP && k->nodes[load].sub == KOP_cast) load = k->nodes[load].a;
+    if (k->nodes[load].code != K_LOAD || k->nodes[load].guard) return 0;
+  }
+  return load;
+}
+
 /* Marks the nodes, forms, guards and axes that effects need. Operands have smaller numbers, so one walk from the end is enough. False when
  * memory is short. */
 static bool find_uses(use *u) {
   k_kernel *k = u->k;
   u->node = arena_alloc(&k->arena, k->n * sizeof *u->node);
   u->form = arena_alloc(&k->arena, k->nforms * sizeof *u->form);
+  u->others = NULL;
   if (!u->node || !u->form) return false;
   for (uint32_t i = k->n; i-- > 1;) {
     const k_node *n = &k->nodes[i];
@@ -56,6 +74,16 @@ static bool find_uses(use *u) {
     use_form(u, n->at);
     use_guard(u, n->guard);
   }
+  u->windows = find_windows(u);
+  if (!u->windows) return true;
+  use but = {.k = k, .node = u->node, .form = arena_alloc(&k->arena, k->nforms * sizeof *u->form)};
+  if (!but.form) return false;
+  for (uint32_t i = 1; i < k->n; i++) {
+    if (!u->node[i]) continue;
+    if (i != u->windows) use_form(&but, k->nodes[i].at);
+    use_guard(&but, k->nodes[i].guard);
+  }
+  u->others = but.form;
   return true;
 }
 
@@ -70,45 +98,9 @@ static bool just_before(k_mask m, uint32_t x, uint32_t y) {
   return x < y && !(m & (axis_bit(y) - 1) & ~(axis_bit(x + 1) - 1));
 }
 
-/* Is the form one of an axis? */
-static bool mentions(const k_kernel *k, k_form f, uint32_t x, uint32_t y) {
-  return ((k->forms[f].axes >> x | k->forms[f].axes >> y) & 1) != 0;
-}
-
-/* The second factor of a product of which x and y are columns, if it is a load at a form that nothing else uses and that has both
- * axes plainly; else 0. */
-static k_val windows_of(const use *u, uint32_t x, uint32_t y) {
-  const k_kernel *k = u->k;
-  k_val load = 0;
-  qn_dim coef;
-  for (uint32_t i = 1; i < k->n; i++) {
-    const k_node *n = &k->nodes[i];
-    if (!u->node[i] || n->code != K_DOT) continue;
-    if (load || !dtype_is_float((qn_dtype)n->dtype) || (k->nodes[n->a].axes & (axis_bit(x) | axis_bit(y)))) return 0;
-    load = n->b;
-    if (k->nodes[load].code == K_OP && k->nodes[load].sub == KOP_cast) load = k->nodes[load].a;
-    if (k->nodes[load].code != K_LOAD || k->nodes[load].guard) return 0;
-  }
-  if (!load || !mentions(k, k->nodes[load].at, x, y)) return 0;
-  k_form at = k->nodes[load].at;
-  if (!k_coef(k, at, x, &coef) || !k_coef(k, at, y, &coef)) return 0;
-  uint32_t digits = 2;
-  for (uint32_t i = 0; i < k->forms[at].n; i++) digits += k->atoms[k->forms[at].terms[i].atom].kind != ATOM_AXIS;
-  if (digits > L_TILE_DIGITS) return 0;
-  for (uint32_t i = 1; i < k->n; i++)
-    if (u->node[i] && i != load && k->nodes[i].at == at) return 0;
-  for (uint32_t g = 0; g < k->nguards; g++)
-    for (uint32_t i = 0; i < k->guards[g].n; i++)
-      if (k->guards[g].ranges[i].form == at) return 0;
-  for (uint32_t a = 0; a < k->natoms; a++)
-    if ((k->atoms[a].kind == ATOM_DIV || k->atoms[a].kind == ATOM_MOD) && k->atoms[a].of == at) return 0;
-  return load;
-}
-
-/* May axes x and y merge? Sets *windows to the load that then has digits, or to 0. */
-static bool mergeable(const use *u, uint32_t x, uint32_t y, k_val *windows) {
+/* May axes x and y merge, as far as values, effects and these forms are concerned? */
+static bool mergeable(const use *u, const bool *forms, uint32_t x, uint32_t y) {
   k_kernel *k = u->k;
-  *windows = 0;
   for (uint32_t i = 1; i < k->n; i++) {
     const k_node *n = &k->nodes[i];
     if (!u->node[i]) continue;
@@ -118,15 +110,14 @@ static bool mergeable(const use *u, uint32_t x, uint32_t y, k_val *windows) {
     if (n->code == K_STOREF && (n->axes >> x & 1) && !just_before(n->axes, x, y)) return false;
   }
   for (k_form f = 1; f < k->nforms; f++) {
-    if (!u->form[f] || !mentions(k, f, x, y)) continue;
+    if (!forms[f] || !((k->forms[f].axes >> x | k->forms[f].axes >> y) & 1)) continue;
     qn_dim cx = 0, cy = 0;
     for (uint32_t i = 0; i < k->forms[f].n; i++) {
       const k_atom *a = &k->atoms[k->forms[f].terms[i].atom];
       if (a->kind == ATOM_AXIS && a->ref == x) cx = k->forms[f].terms[i].coef;
       if (a->kind == ATOM_AXIS && a->ref == y) cy = k->forms[f].terms[i].coef;
     }
-    if (cx == dim_mul(k->dims, cy, k->axes[y].extent)) continue;
-    if (*windows || !k->windows || !(*windows = windows_of(u, x, y)) || k->nodes[*windows].at != f) return false;
+    if (cx != dim_mul(k->dims, cy, k->axes[y].extent)) return false;
   }
   return true;
 }
@@ -161,30 +152,52 @@ static k_mask used_axes(const use *u) {
   return all;
 }
 
-/* Merges x into y, of which the load keeps both as digits. False when memory is short. */
-static bool merge_windows(use *u, uint32_t x, uint32_t y, k_val load) {
+/* May axes x and y merge because only windows, of which both are columns, have other steps along them? */
+static bool windows_merge(const use *u, uint32_t x, uint32_t y) {
+  const k_kernel *k = u->k;
+  if (!u->windows) return false;
+  const k_linear *l = &k->forms[k->nodes[u->windows].at];
+  uint32_t digits = 2;
+  for (uint32_t i = 1; i < k->n; i++)
+    if (u->node[i] && k->nodes[i].code == K_DOT && (k->nodes[k->nodes[i].a].axes & (axis_bit(x) | axis_bit(y))))
+      return false;
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &k->atoms[l->terms[i].atom];
+    if (a->kind == ATOM_VALUE && (a->axes & (axis_bit(x) | axis_bit(y)))) return false;
+    digits += a->kind != ATOM_AXIS;
+  }
+  return digits <= L_TILE_DIGITS && mergeable(u, u->others, x, y);
+}
+
+/* Merges x into y, and makes both digits of y where the windows lie. False when memory is short. */
+static bool merge_windows(use *u, uint32_t x, uint32_t y) {
   k_kernel *k = u->k;
-  k_form at = k->nodes[load].at;
-  qn_dim cx, cy, size = k->axes[y].extent;
-  if (!k_coef(k, at, x, &cx) || !k_coef(k, at, y, &cy)) return false;
+  k_node *load = &k->nodes[u->windows];
+  qn_dim size = k->axes[y].extent;
+  k_form to[K_AXES_MAX] = {0}, both = k_axis_form(k, y);
+  k->axes[y].extent = dim_mul(k->dims, k->axes[x].extent, size); /* so that quotients become no simpler than they may */
+  to[x] = k_div(k, both, size);
+  to[y] = k_mod(k, both, size);
+  load->at = k_substitute(k, load->at, to);
+  k->axes[y].extent = size;
   merge(k, x, y);
-  k_form both = k_axis_form(k, y), rest = k_plus(k, at, k_times(k, both, dim_sub(k->dims, 0, cy)));
-  at = k_plus(k, rest, k_times(k, k_div(k, both, size), cx));
-  k->nodes[load].at = k_plus(k, at, k_times(k, k_mod(k, both, size), cy));
   return !k->failed && find_uses(u);
 }
 
 static bool merge_axes(use *u) {
   k_kernel *k = u->k;
   k_mask used = used_axes(u);
-  k_val windows;
   for (uint32_t x = 0; x < k->naxes; x++)
-    for (uint32_t y = 0; y < k->naxes; y++)
-      if (x != y && (used >> x & 1) && (used >> y & 1) && mergeable(u, x, y, &windows)) {
-        if (windows && !merge_windows(u, x, y, windows)) return false;
-        if (!windows) merge(k, x, y);
-        used &= ~axis_bit(x);
-      }
+    for (uint32_t y = 0; y < k->naxes; y++) {
+      if (x == y || !(used >> x & 1) || !(used >> y & 1)) continue;
+      if (mergeable(u, u->form, x, y))
+        merge(k, x, y);
+      else if (!windows_merge(u, x, y))
+        continue;
+      else if (!merge_windows(u, x, y))
+        return false;
+      used &= ~axis_bit(x);
+    }
   return true;
 }
 
