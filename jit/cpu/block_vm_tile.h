@@ -13,6 +13,9 @@
  * A panel of y passes all panels of x before the next is taken, so large tiles need both slices in the second cache, and packing costs
  * least in tiles with many rows.
  *
+ * Windows (of a convolution) are packed from the array in which they lie, by the offsets of their columns and of their rows; runs of elements that lie
+ * in one piece are loaded together. Stored first, windows of 3 x 3 would be nine times the array.
+ *
  * A vector times a matrix has up to 8 vectors of sums at a time (tile_row).
  * A matrix times a vector, where rows of the matrix lie along k, has 8 rows in the lanes of a vector, turned in registers (tile_column): to
  * pack them for one use costs more than the product. A turn of gradient descent with 32 x 32 takes 2,630 instructions, 3,960 with packing.
