@@ -337,6 +337,8 @@ extern const char *const l_buffer_mode_names[BUFFER_MODE_NAMES]; /* by l_buffer_
 extern const l_flag l_flags[L_FLAGS];
 void l_print_constant(text_buf *out, qn_dtype dtype, uint64_t bits);  /* "0x3fc00000 (1.5)" */
 void l_print_check(text_buf *out, uint32_t number, const l_check *c); /* a line of its own */
+/* The verified program without blocks, of which executors know nothing: VECs over locals, with the same bits (l_blocks.c). NULL when memory is short. */
+QN_MUST_CHECK l_program *l_without_blocks(const l_program *p);
 /* A hash of everything but the name, so that kernels which differ only in names are compiled once. */
 uint64_t l_hash(const l_program *p);
 
