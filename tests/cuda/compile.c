@@ -43,7 +43,6 @@ static void fatal(const char *what) {
   exit(2);
 }
 
-/* Takes over a program; one that is there already is dropped. */
 /* Products that a TILE stores by itself are CPUs' (l.h): a plan for a GPU has none, but a log of a script that ran on the CPU has. */
 static bool is_for_cpus(const l_program *p) {
   for (uint32_t i = 0; i < p->ntiles; i++)
@@ -51,7 +50,14 @@ static bool is_for_cpus(const l_program *p) {
   return false;
 }
 
+/* Takes over a program; one that is there already is dropped. */
 static void take(programs *s, l_program *p) {
+  if (p->nblocks) { /* executors get programs without blocks */
+    l_program *without = l_without_blocks(p);
+    if (!without) fatal("no memory");
+    l_free(p);
+    p = without;
+  }
   uint64_t hash = l_hash(p);
   if (is_for_cpus(p)) {
     s->left_out++;

@@ -60,7 +60,7 @@ typedef struct block_random {
   uint64_t s;
   l_val pool[BLOCK_POOL];
   uint32_t n;
-  l_val at, zero, one, ints[8], top;
+  l_val at, zero, one, ints[8], top, cols, local;
   l_block shapes[7]; /* R x C, 1 x C, R x 1, 1 x 1, R x K, K x C, C x R */
 } block_random;
 
@@ -109,7 +109,7 @@ static void block_step(block_random *g) {
   uint8_t dtype = block_dtypes[block_below(g, BLOCK_INPUTS)], compute = dtype_rows[dtype].compute;
   l_val x = block_any(g, dtype, b, false), y = block_any(g, dtype, b, false), v = 0;
   bool narrow = compute != dtype;
-  switch (block_below(g, 12)) {
+  switch (block_below(g, 15)) {
   case 0: block_add(g, block_load(g, block_below(g, BLOCK_INPUTS), b)); return;
   case 1:
     v = block_emit(g, (l_instr){.code = L_IOTA, .dtype = QN_i64, .a = block_int(g), .b = block_below(g, 3) ? block_int(g) : 0,
@@ -157,6 +157,17 @@ static void block_step(block_random *g) {
     if (i.a && i.b && i.c) v = block_emit(g, i, to);
     break;
   }
+  case 12:
+    if (!(x = block_any(g, dtype, &g->shapes[3], true)) || narrow) break;
+    v = l_emit(g->p, (l_instr){.code = L_BVALUE, .dtype = dtype, .a = x});
+    break;
+  case 13: { /* through a local, the other way round */
+    const l_block *from = &g->shapes[0], *to = &g->shapes[6];
+    if (dtype != QN_f32 || !(x = block_any(g, dtype, from, true))) break;
+    (void)l_emit(g->p, (l_instr){.code = L_BSTORE, .imm = -(int64_t)g->local, .h = x, .a = g->zero, .b = g->one, .d = g->cols});
+    v = block_emit(g, (l_instr){.code = L_BLOAD, .dtype = dtype, .imm = -(int64_t)g->local, .a = g->zero, .b = g->cols, .d = g->one}, to);
+    break;
+  }
   case 9: { /* many results */
     if (!(x = block_any(g, dtype, b, true)) || narrow || g->top == 0) break;
     bool real = dtype_is_float(dtype);
@@ -195,14 +206,18 @@ static inline void block_random_open(l_case *c, uint64_t seed) {
   for (int k = 0; k < 8; k++) g->ints[k] = l_int(p, ints[k]);
   g->ints[7] = g->ints[1]; /* nothing is before a buffer */
   g->top = l_int(p, (int64_t)(R > K ? R : K) * C > (int64_t)R * K ? (int64_t)(R > K ? R : K) * C : (int64_t)R * K);
+  g->cols = l_int(p, C);
   (void)l_emit(p, (l_instr){.code = L_PHASE});
   l_val par = l_emit(p, (l_instr){.code = L_PAR, .a = n, .imm = 1});
+  g->local = l_emit(p, (l_instr){.code = L_LOCAL, .dtype = QN_f32, .a = g->top});
   l_val me = l_emit(p, (l_instr){.code = L_VAR, .a = par});
   g->at = l_index(p, L_IMUL, me, step);
   /* what goes far may read 66 * 66 elements on: only from the first instance */
   if ((int64_t)R * C + (int64_t)C * R > 900) g->at = g->zero;
   block_add(g, l_const(p, QN_f32, 0x3fc00000));
   for (uint32_t k = 0; k < BLOCK_INPUTS; k++) block_add(g, block_load(g, k, &g->shapes[block_below(g, 7)]));
+  if (!block_below(g, 3)) /* a product */
+    for (int k = 0; k < 3; k++) block_add(g, block_load(g, block_below(g, 2) ? 0 : 2, &g->shapes[k ? 3 + k : 0]));
   block_steps(g, 4 + block_below(g, 16));
   if (block_below(g, 2)) { /* a loop whose carries change places */
     uint8_t dtype = block_dtypes[block_below(g, 3)];

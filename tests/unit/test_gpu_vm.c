@@ -8,6 +8,7 @@
 #include "tests/unit/kernel_text.h"
 #include "tests/unit/seeds.h"
 #include "tests/unit/block_vm_case.h"
+#include "tests/unit/l_blocks_case.h"
 
 /* QN_TEST_FIRST and QN_TEST_COUNT say which programs. */
 static void random_programs(int gpu_vm, uint64_t n) {
@@ -90,6 +91,33 @@ START_TEST(what_all_threads_load_nobody_stores_meanwhile) {
   case_close(&c);
   qn_vm_close(vm);
 }
+END_TEST
+
+/* Programs over blocks, golden and random: interpreted, and compiled. */
+static void blocks(int gpu_vm, uint64_t n) {
+  qn_vm *vm = vm_compiling();
+  vm->tune[TUNE_gpu_vm] = gpu_vm;
+  gpu_stream *s = gpu_stream_of(vm, GPU_0);
+  seeds which = seeds_of(1, n);
+  for (uint64_t k = 0; k < BLOCK_GOLDENS + which.end - which.first; k++) {
+    l_case c;
+    char why[256];
+    if (k < BLOCK_GOLDENS)
+      block_golden_open(&c, &block_goldens[k], 2 * k + 2);
+    else
+      block_random_open(&c, which.first + k - BLOCK_GOLDENS);
+    ck_assert_msg(vm_case_run(vm, s, &c, why, sizeof why), "program %llu does not run", (unsigned long long)k);
+    if (why[0] && getenv("QN_TEST_SHOW")) case_show(&c);
+    ck_assert_msg(!why[0], "program %llu: %s", (unsigned long long)k, why);
+    case_close(&c);
+  }
+  qn_vm_close(vm);
+}
+
+START_TEST(blocks_are_interpreted) { blocks(2, 60); }
+END_TEST
+
+START_TEST(blocks_are_compiled) { blocks(0, 12); }
 END_TEST
 
 START_TEST(random_programs_are_interpreted) { random_programs(2, 60); }
@@ -177,6 +205,7 @@ int main(void) {
   CASE(tcase_create("functions"), every_legal_function_is_listed);
   CASE(tcase_create("random"), random_programs_are_interpreted);
   CASE(tcase_create("compiled"), what_all_threads_load_nobody_stores_meanwhile, random_programs_are_compiled);
+  CASE(tcase_create("blocks"), blocks_are_interpreted, blocks_are_compiled);
   CASE(tcase_create("language"), what_is_not_compiled_yet_is_interpreted);
   return run_suite(s);
 }
