@@ -438,6 +438,34 @@ static bool from_value(const emitter *e, l_val loop, l_val v) {
   return i->code != L_VAR && (from_value(e, loop, i->a) || (i->b && from_value(e, loop, i->b)));
 }
 
+/* By how much an index of a loop's body grows with the loop's variable. False: not known. */
+static bool growth(const emitter *e, l_val loop, l_val v, int64_t *by) {
+  const l_instr *i = at(e, v);
+  int64_t a = 0, b = 0;
+  *by = v > loop && i->code == L_VAR;
+  if (v <= loop || i->code == L_INT || i->code == L_VAR) return true;
+  if (i->code != L_IADD && i->code != L_ISUB && i->code != L_IMUL) return false;
+  if (!growth(e, loop, i->a, &a) || !growth(e, loop, i->b, &b)) return false;
+  *by = i->code == L_IADD ? a + b : a - b;
+  if (i->code != L_IMUL || (!a && !b)) return true;
+  const l_instr *times = at(e, a ? i->b : i->a);
+  if (times->code != L_INT || (a && b) || times->imm > FLAT_MOST || times->imm < -FLAT_MOST) return false;
+  *by = (a + b) * times->imm;
+  return true;
+}
+
+/* Do two turns of a loop, whose VEC has `row` elements, store to the same place, so that they have an order? */
+static bool stores_again(const emitter *e, l_val loop, const l_instr *i, int64_t turns, int64_t step, int64_t row) {
+  int64_t by;
+  if (!growth(e, loop, i->a, &by)) return false; /* strides that are not known keep rows apart */
+  by *= by < 0 ? -step : step;
+  if (by == 0) return turns > 1;
+  if (i->b && at(e, i->b)->code != L_INT) return false;
+  int64_t stride = i->b ? at(e, i->b)->imm : 0;
+  if (stride < 0) stride = -stride;
+  return by <= stride * (row - 1) && stride <= by * (turns - 1);
+}
+
 /* The only VEC of a FOR, if it ends the body, and turns and elements can be made in any order by any thread: the FOR computes, loads and stores, but
  * not where data say. How often both run must be known. Else 0. */
 static l_val flat_loop(const emitter *e, l_val loop, int64_t *rows, int64_t *row) {
@@ -474,6 +502,8 @@ static l_val flat_loop(const emitter *e, l_val loop, int64_t *rows, int64_t *row
       if (l_rows[i->code].result != 'I') return 0;
     }
   }
+  for (l_val k = loop + 1; k < end; k++)
+    if (at(e, k)->code == L_STORE && stores_again(e, loop, at(e, k), *rows, step, *row)) return 0;
   return vec && *row > 0 && *row <= FLAT_ROW && *rows * *row <= FLAT_MOST ? vec : 0;
 }
 
