@@ -16,6 +16,8 @@
  *   f32[64x64 t16x16.4]  16 x 16 threads: thread (i, j) has rows i, i + 16, .. and of columns the fours j, j + 16, ..
  *   f32[14x32]           one thread: its vector registers
  *   f32[16x8 mma]        as a tensor core has it
+ * Executors know nothing of blocks: they get l_without_blocks of a program, where blocks are values of VECs or locals. The reference
+ * evaluator (jit/ref/eval.h) runs them as they are.
  * LOAD and STORE of VECs have their like in BLOAD and BSTORE, reductions in BREDUCE, products in BDOT; arithmetic, constants, carries and the
  * accumulators' PUSH and FINISH are the same instructions.
  *

@@ -22,8 +22,8 @@ typedef struct member { /* what an access of the group needs before its VEC */
 typedef struct lowering {
   const l_program *p;
   l_program *to;
-  l_val *map;      /* per old instruction: the new one; of a block its local, or the uniform that all its elements are */
-  l_val *own;      /* per old instruction of a group: its value in the VEC */
+  l_val *map; /* per old instruction: the new one; of a block its local, or the uniform that all its elements are */
+  l_val *own; /* per old instruction of a group: its value in the VEC */
   uint32_t *group; /* per old instruction: its group, or 0 */
   uint32_t *seen;  /* per old instruction: the last group whose VEC has its value */
   uint8_t *kept;   /* does the block need a local? */
@@ -76,7 +76,8 @@ static bool must_part(const lowering *l, l_val v, uint32_t group, l_val first) {
   }
   if (i->code != L_BLOAD && i->code != L_BSTORE) return false;
   for (l_val k = first; k < v; k++)
-    if (l->group[k] == group && (l->p->code[k].code == L_BSTORE || (i->code == L_BSTORE && l->p->code[k].code == L_BLOAD)) &&
+    if (l->group[k] == group &&
+        (l->p->code[k].code == L_BSTORE || (i->code == L_BSTORE && l->p->code[k].code == L_BLOAD)) &&
         l->p->code[k].imm == i->imm)
       return true;
   return false;
@@ -109,7 +110,8 @@ static void find_groups(lowering *l) {
     l->kept[v] |= carry || (i->block && (i->code == L_BDOT || i->code == L_FINISH || i->code == L_BREDUCE));
     for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
       l_val u = l_operand_of(i, o);
-      if (u && l_block_of(p, u) && p->code[u].code != L_CONST && (!l->group[u] || l->group[u] != l->group[v])) l->kept[u] = 1;
+      if (u && l_block_of(p, u) && p->code[u].code != L_CONST && (!l->group[u] || l->group[u] != l->group[v]))
+        l->kept[u] = 1;
     }
   }
 }
@@ -126,7 +128,8 @@ static l_val cols_of(const lowering *l, const l_block *b) { return l->cols[b - l
 static l_val count_of(const lowering *l, const l_block *b) { return l->count[b - l->p->blocks]; }
 
 static l_val load(lowering *l, l_val u, l_val base, l_val stride) {
-  return l_emit(l->to, (l_instr){.code = L_LOAD, .dtype = type_of(l, u), .imm = -(int64_t)l->map[u], .a = base, .b = stride});
+  return l_emit(l->to,
+                (l_instr){.code = L_LOAD, .dtype = type_of(l, u), .imm = -(int64_t)l->map[u], .a = base, .b = stride});
 }
 static void store(lowering *l, l_val local, l_val value, l_val base, l_val stride) {
   (void)l_emit(l->to, (l_instr){.code = L_STORE, .imm = -(int64_t)local, .h = value, .a = base, .b = stride});
@@ -154,7 +157,8 @@ static void prepare(lowering *l, member *m, bool column) {
   const l_instr *i = &l->p->code[m->at];
   const l_block *s = l->shape;
   if (i->code == L_BREDUCE) {
-    m->acc = l_emit(l->to, (l_instr){.code = L_ACC, .sub = i->sub, .dtype = type_of(l, i->a), .imm = i->imm, .b = cols_of(l, s)});
+    m->acc = l_emit(
+        l->to, (l_instr){.code = L_ACC, .sub = i->sub, .dtype = type_of(l, i->a), .imm = i->imm, .b = cols_of(l, s)});
   } else if (i->code == L_IOTA) {
     m->base = l->map[i->a];
     m->stride = column ? l->map[i->c] : l->map[i->b];
@@ -329,7 +333,8 @@ static void many(lowering *l, l_val v) {
     l_val x = is_uniform(l, u) ? l->map[u] : load(l, u, l->zero, l->one);
     (void)l_emit(l->to, (l_instr){.code = L_PUSH, .a = l->map[i->a], .b = x, .c = l->map[i->c]});
   } else {
-    store(l, l->map[v], l_emit(l->to, (l_instr){.code = L_FINISH, .dtype = i->dtype, .a = l->map[i->a]}), l->zero, l->one);
+    store(l, l->map[v], l_emit(l->to, (l_instr){.code = L_FINISH, .dtype = i->dtype, .a = l->map[i->a]}), l->zero,
+          l->one);
   }
   l_end(l->to);
 }
@@ -378,7 +383,8 @@ static void clone(lowering *l, l_val v) {
   if ((i.code == L_PARTIAL || i.code == L_MERGE) && i.imm2 < 0) i.imm2 = -(int64_t)l->map[-i.imm2];
   if (i.code == L_TILE) {
     l_tile t = l->p->tiles[i.imm];
-    l_val *const at[] = {&t.x_base, &t.x_m, &t.x_k, &t.y_base, &t.y_k, &t.y_n, &t.rows, &t.cols, &t.depth, &t.out, &t.to_base, &t.to_m};
+    l_val *const at[] = {&t.x_base, &t.x_m,  &t.x_k,   &t.y_base, &t.y_k,     &t.y_n,
+                         &t.rows,   &t.cols, &t.depth, &t.out,    &t.to_base, &t.to_m};
     for (size_t k = 0; k < sizeof at / sizeof *at; k++) *at[k] = l->map[*at[k]];
     if (t.x < 0) t.x = -(int32_t)l->map[-t.x];
     if (t.y < 0) t.y = -(int32_t)l->map[-t.y];
@@ -454,8 +460,7 @@ l_program *l_without_blocks(const l_program *p) {
   arena ours;
   arena_init(&ours, NULL);
   l_val **const values[] = {&l.map, &l.own, &l.spare, &l.group, &l.seen};
-  for (size_t k = 0; k < sizeof values / sizeof *values; k++)
-    *values[k] = arena_alloc(&ours, n * sizeof(l_val));
+  for (size_t k = 0; k < sizeof values / sizeof *values; k++) *values[k] = arena_alloc(&ours, n * sizeof(l_val));
   l.kept = arena_alloc(&ours, n);
   l.members = arena_alloc(&ours, n * sizeof *l.members);
   bool ok = l.to && !ours.failed;
@@ -474,7 +479,8 @@ l_program *l_without_blocks(const l_program *p) {
     find_groups(&l);
     for (l_val v = 1; v < p->n && !l.to->failed; v++) lower(&l, v);
     for (uint32_t b = 0; b < p->nbuffers; b++)
-      ok &= l_buffer_add(l.to, (qn_dtype)p->buffers[b].dtype, (l_buffer_mode)p->buffers[b].mode, l.map[p->buffers[b].size]) >= 0;
+      ok &= l_buffer_add(l.to, (qn_dtype)p->buffers[b].dtype, (l_buffer_mode)p->buffers[b].mode,
+                         l.map[p->buffers[b].size]) >= 0;
     for (uint32_t k = 0; k < p->nchecks; k++) ok &= l_check_add(l.to, p->checks[k]) >= 0;
     ok &= !l.to->failed;
   }

@@ -4,6 +4,7 @@
  *
  *   files PATH...      L programs in texts: the goldens, and what QUERN_LOG=kernels writes
  *   random FIRST N     random L programs (l_random.h), which use every construct
+ *   blocks FIRST N     random programs over blocks (l_blocks_random.h)
  *   graphs FIRST N     the kernels of the plans of random graphs (graph_random.h)
  *   sort, compress, recurrence   the kernels of these files of jit/gpu
  *   vm CLASS           the block VM's interpreter for a class of dtypes, by number
@@ -25,6 +26,7 @@
 #include "jit/kernel/plan.h"
 #include "tests/unit/graph_random.h"
 #include "tests/unit/kernel_text.h"
+#include "tests/unit/l_blocks_random.h"
 #include "tests/unit/l_random.h"
 
 enum { UNIT = 16 };
@@ -392,13 +394,16 @@ int main(int argc, char **argv) {
       keep = argv[++i];
     } else if (strcmp(argv[i], "files") == 0) {
       what = "files";
-    } else if ((strcmp(argv[i], "random") == 0 || strcmp(argv[i], "graphs") == 0) && i + 2 < argc) {
+    } else if ((strcmp(argv[i], "random") == 0 || strcmp(argv[i], "blocks") == 0 || strcmp(argv[i], "graphs") == 0) &&
+               i + 2 < argc) {
       what = argv[i];
       uint64_t first = strtoull(argv[i + 1], NULL, 10), count = strtoull(argv[i + 2], NULL, 10);
       rnd_info info;
       for (uint64_t seed = first; seed < first + count; seed++) {
         if (*what == 'r')
           take(&s, rnd_program(seed, &info));
+        else if (*what == 'b')
+          take(&s, block_random_program(seed, &info));
         else
           ok &= take_graph(&s, seed);
       }
