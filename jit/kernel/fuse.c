@@ -354,7 +354,9 @@ static bool merges_axes(graph *g, const graph_type *from, const graph_type *to, 
   return true;
 }
 
-/* Is operand n of a product windows of an array that a tile can read where that lies (l_tile), so that they need not be stored? */
+/* Is operand n of a product windows of an array that a tile can read where that lies (l_tile), so that they need not be stored? Not where windows go in
+ * steps along the last axis: a tile then packs element after element, which takes longer than storing them (3 x 3 in steps of 2 on 64 x 56 x 56:
+ * 2.7 against 1.7 ms). */
 static bool reads_windows(graph *g, uint32_t n) {
   int digits = 0;
   bool reshaped = false;
@@ -362,6 +364,8 @@ static bool reads_windows(graph *g, uint32_t n) {
   for (; lower_role(g, n) == NODE_IS_VIRTUAL; n = g->nodes[n].in[0]) {
     const graph_node *v = &g->nodes[n];
     if (!v->nin) return false;
+    const graph_type *from = &g->nodes[v->in[0]].type;
+    if (v->op == OP_window && v->attr->d[1] != 1 && __builtin_ctz(v->attr->axes) == from->rank - 1) return false;
     if (v->op != OP_reshape || drops_ones(g, &g->nodes[v->in[0]].type, &v->type)) continue;
     if (reshaped || !merges_axes(g, &g->nodes[v->in[0]].type, &v->type, &digits)) return false;
     reshaped = true;
