@@ -537,6 +537,12 @@ qn_value builtin_nonzero(qn_vm *vm, const qn_value *args) {
   return use1(vm, OP_nonzero, op2(vm, OP_ne, args[0], value_int(0), NULL), NULL);
 }
 
+/* Is a size `value`? In a recording that is relied on from then on. */
+static bool size_is(qn_vm *vm, int64_t size, int64_t value) {
+  dim_table *t = rec_dims(vm);
+  return t ? dim_hint(t, size) == value && dim_is(t, size, value) : size == value;
+}
+
 qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
   qn_value x = array_arg(vm, "unique", args[0]);
   if (value_is_error(x)) return x;
@@ -545,7 +551,7 @@ qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
   int64_t n = op_count(vm, x, UINT8_MAX);
   bool floats = dtype_is_float((qn_dtype)value_array(x)->dtype);
   x = use_shape(vm, x, 1, &n);
-  if (n == 0 || n == 1 || value_is_error(x)) return x;
+  if (value_is_error(x) || size_is(vm, n, 0) || size_is(vm, n, 1)) return x;
   op_attr along = {.axes = 1};
   qn_value sorted = use1(vm, OP_sort, x, &along);
   if (value_is_error(sorted)) return sorted;
