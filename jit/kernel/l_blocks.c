@@ -383,9 +383,8 @@ static void clone(lowering *l, l_val v) {
   if ((i.code == L_PARTIAL || i.code == L_MERGE) && i.imm2 < 0) i.imm2 = -(int64_t)l->map[-i.imm2];
   if (i.code == L_TILE) {
     l_tile t = l->p->tiles[i.imm];
-    l_val *const at[] = {&t.x_base, &t.x_m,  &t.x_k,   &t.y_base, &t.y_k,     &t.y_n,
-                         &t.rows,   &t.cols, &t.depth, &t.out,    &t.to_base, &t.to_m};
-    for (size_t k = 0; k < sizeof at / sizeof *at; k++) *at[k] = l->map[*at[k]];
+    l_val *values[L_TILE_VALUES];
+    for (int k = 0, n = l_tile_values(&t, values); k < n; k++) *values[k] = l->map[*values[k]];
     if (t.x < 0) t.x = -(int32_t)l->map[-t.x];
     if (t.y < 0) t.y = -(int32_t)l->map[-t.y];
     if (!t.out && t.to < 0) t.to = -(int32_t)l->map[-t.to];
