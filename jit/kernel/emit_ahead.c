@@ -26,18 +26,35 @@ bool emit_is_stored(const emitter *e, l_val v, int64_t b) {
   return false;
 }
 
+/* Does an instruction of the phase besides `v` read or write the buffer of v? */
+static bool is_shared(const emitter *e, l_val v) {
+  int64_t b = emit_at(e, v)->imm;
+  l_val k = v;
+  while (k > 1 && emit_at(e, k)->code != L_PHASE) k--;
+  for (k++; k < e->p->n && emit_at(e, k)->code != L_PHASE; k++) {
+    const l_instr *i = emit_at(e, k);
+    bool second = (i->code == L_PARTIAL || i->code == L_MERGE) && acc_arg(emit_at(e, i->a)) && i->imm2 == b;
+    if (k != v && ((l_rows[i->code].imm == 'b' && i->imm == b) || second)) return true;
+    if (i->code != L_TILE) continue;
+    const l_tile *t = &e->p->tiles[i->imm];
+    if (t->x == b || t->y == b || l_tile_to(t) == b) return true;
+  }
+  return false;
+}
+
 /* Is it an update of whole rows, the VEC's elements, so that element j is a thread's in every row? */
-static bool updates_rows(const emitter *e, l_val vec, const l_instr *i) {
-  const l_instr *base = emit_at(e, i->a), *v = emit_at(e, vec);
-  return i->code == L_RMW && i->imm >= 0 && is_int(e, i->b, 1) && !i->c && is_int(e, v->a, 0) && base->code == L_IMUL &&
-         (base->a == v->b || base->b == v->b);
+static bool updates_rows(const emitter *e, l_val vec, l_val u) {
+  const l_instr *i = emit_at(e, u), *v = emit_at(e, vec);
+  if (i->code != L_RMW || i->imm < 0 || !is_int(e, i->b, 1) || i->c || !is_int(e, v->a, 0)) return false;
+  const l_instr *base = emit_at(e, i->a);
+  return base->code == L_IMUL && (base->a == v->b || base->b == v->b) && !is_shared(e, u);
 }
 
 bool emit_is_private(const emitter *e, l_val vec) {
   if (!is_int(e, emit_at(e, vec)->a, 0)) return false;
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
     const l_instr *i = emit_at(e, k);
-    if (updates_rows(e, vec, i)) continue;
+    if (updates_rows(e, vec, k)) continue;
     if (emit_is_ordered(e, i) || emit_is_strip_scan(e, i) || emit_is_nested_push(e, i)) return false;
     if (i->code == L_RMW || i->code == L_SCAN || (i->code == L_FINISH && emit_is_inner_finish(e, vec, i))) return false;
     if (i->code == L_LOAD && i->imm >= 0 && emit_is_stored(e, vec, i->imm)) return false;
