@@ -886,7 +886,7 @@ static const char preamble[] =
     /* how far behind a number b lies, where that is less than 2^30 in either direction */
     "static __device__ __forceinline__ int limit_(i64 b, i64 a) {\n"
     "  i64 x = (i64)((u64)b - (u64)a);\n"
-    "  if (((b ^ a) & (b ^ x)) < 0) x = b;\n"
+    "  if (((b ^ a) & (b ^ x)) < 0) x = b < 0 ? -(1 << 30) : 1 << 30;\n"
     "  return x < -(1 << 30) ? -(1 << 30) : x > 1 << 30 ? 1 << 30 : (int)x;\n"
     "}\n"
     /* Division by a number that many are divided by. With its reciprocal y, rounded to nearest, and what that leaves, a quotient is within one unit
