@@ -81,15 +81,16 @@ static const char *acc_misfit(const emitter *e, l_val par, l_val acc, phase_need
   return acc_lanes(e, acc) ? lanes_misfit(e, par, acc) : "a chain over elements";
 }
 
+/* Does every thread compute it by itself, whatever the layout? */
+static bool is_value(l_code code) {
+  return l_rows[code].result == 'I' || code == L_CONST || code == L_SCALAR || code == L_IOTA || code == L_KOP ||
+         code == L_MATH;
+}
+
 static const char *instr_misfit(const emitter *e, l_val par, l_val v, l_val vec, phase_needs *n) {
   const l_instr *i = emit_at(e, v);
-  if (l_rows[i->code].result == 'I') return NULL;
+  if (is_value(i->code)) return NULL;
   switch ((l_code)i->code) {
-  case L_CONST:
-  case L_SCALAR:
-  case L_IOTA:
-  case L_KOP:
-  case L_MATH:
   case L_CHECK:
   case L_IF:
   case L_ELSE:
@@ -141,13 +142,8 @@ static const char *merges_misfit(const emitter *e, l_val par) {
     const l_instr *i = emit_at(e, v);
     if (vec && v == e->end[vec]) vec = 0;
     if (loop && v == e->end[loop]) loop = 0;
-    if (l_rows[i->code].result == 'I') continue;
+    if (is_value(i->code)) continue;
     switch ((l_code)i->code) {
-    case L_CONST:
-    case L_SCALAR:
-    case L_IOTA:
-    case L_KOP:
-    case L_MATH:
     case L_END: break;
     case L_POLL:
       if (!loop) return "a loop that does more than merge";
@@ -273,10 +269,7 @@ static void find_facts(const emitter *e, l_val par, const int64_t *values, phase
 enum { PROCESSORS = 132, BLOCK = 256 };
 
 /* Are rows of some whole blocks of lanes to lie in registers? */
-static bool in_registers(const phase_facts *f) {
-  return f->fixed && f->bytes <= 4 && f->longest >= ORDER_BLOCK && f->longest <= 8192 &&
-         !(f->longest & (f->longest - 1));
-}
+static bool in_registers(const phase_facts *f) { return f->fixed && f->bytes <= 4 && layout_in_registers(f->longest); }
 
 static l_layout rows_layout(const phase_facts *f) {
   int wide = 16 / f->bytes;

@@ -4,6 +4,10 @@
 
 #include "jit/kernel/l.h"
 
+/* Does a row of so many elements of at most 4 bytes, a number of the program, lie in registers, 16 or 32 elements in a thread? */
+static inline bool layout_in_registers(int64_t row) {
+  return row >= ORDER_BLOCK && row <= 8 * ORDER_BLOCK && !(row & (row - 1));
+}
 /* Why the phase of PAR `par` cannot have the layout: a static text; NULL if it can. Every phase can have none, which is 64
  * threads, one lane each and one instance a block. Another layout takes phases whose instances load, compute, store, keep locals of their threads' own and reduce rows
  * (accumulators of one result, pushed by one VEC): no products, scans, merges, updates, ordered stores or loops inside VECs, and nothing that

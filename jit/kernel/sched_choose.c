@@ -103,6 +103,7 @@ const schedule_numbers schedule_numbers_of[] = {
                     .dot_least = 64,
                     .dot_slab = ORDER_DOT_CHUNK,
                     .dot_spread = 128,
+                    .layouts = true,
                     .dot_room = true},
 };
 

@@ -157,6 +157,7 @@ typedef struct schedule_numbers {
   /* the least depth of a piece, where a product of fewer than dot_spread tiles is cut along its depth */
   int64_t dot_slab;
   int64_t dot_spread;
+  bool layouts;  /* do phases get layouts of threads (layout.h)? */
   bool dot_room; /* must a tile's local have room for the sums of chunks? */
 } schedule_numbers;
 extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */

@@ -7,6 +7,7 @@
  * processors share it as there are instances for.
  *
  * Numbers are nanoseconds of a current core with 512-bit vectors, and of an H200. What matters is how they relate. */
+#include "jit/kernel/layout.h"
 #include "jit/kernel/sched_impl.h"
 
 #include <math.h>
@@ -184,9 +185,9 @@ static k_val find_inside(pricer *p, const bool *ends, int cut) {
  * registers and so as many loads under way (layout.h). */
 static double filled(const pricer *p) {
   int64_t row;
-  if (!p->s->by->slab_tiles || !p->k->statics || p->c < 0 || !dim_is_const(p->k->dims, p->k->axes[p->c].extent, &row))
+  if (!p->s->by->layouts || !p->k->statics || p->c < 0 || !dim_is_const(p->k->dims, p->k->axes[p->c].extent, &row))
     return 1;
-  return row < ORDER_BLOCK || row > 8 * ORDER_BLOCK || row & (row - 1) ? 1 : 2 * (double)row / ORDER_BLOCK;
+  return layout_in_registers(row) ? 2 * (double)row / ORDER_BLOCK : 1;
 }
 
 /* The price of a phase with loops l that makes `ends` (by node), and has `extra` nanoseconds of work besides. */
