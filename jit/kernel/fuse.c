@@ -417,7 +417,7 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
       if (!g->nodes[node->in[i]].type.weak) require(f, node->in[i], root);
     for (int i = 0; node->op == OP_dot && !f->awkward[n] && i < node->nin; i++) {
       uint32_t stored = uneven_view(g, node->in[i]);
-      bool windows = stored && i == 1 && f->target == TARGET_CPU && reads_windows(g, node->in[i]);
+      bool windows = stored && i == 1 && f->to->windows && reads_windows(g, node->in[i]);
       if (stored && !windows) require(f, stored, root);
     }
     if (node->kind == NODE_OP && f->over[n]) require_for_update(f, n, root);
@@ -740,7 +740,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
                      .over = to->over,
                      .whole = to->whole,
                      .scratch = to->scratch,
-                     .windows = f->target == TARGET_CPU,
+                     .windows = to->windows,
                      .most = VALUES_LEAST + VALUES_PER_UNIT * n,
                      .cancel = f->cancel};
   int64_t number = f->tune[TUNE_fuse_reuse] ? alike_find(f->memo, &r) : f->memo->nkernels;

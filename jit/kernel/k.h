@@ -135,8 +135,7 @@ typedef struct k_kernel {
   dim_table *dims; /* the graph's, borrowed, or `own` */
   dim_table own;
   bool classed; /* sizes that are symbols stay near their hints: the kernel is one of a class of sizes */
-  bool
-      windows; /* can the tiles of products read windows? Then axes of such a factor may merge into digits of one (k_finish.c) */
+  bool windows; /* can the tiles of products read windows (k_finish.c)? */
   bool statics; /* all sizes that are numbers are literals of the program (statics.h) */
   const char *name;
   k_axis axes[K_AXES_MAX];

@@ -498,8 +498,6 @@ static bool add_digits(emitter *e, l_tile *t, k_form y, int axis, bool deep) {
                                         .step = nest_dim(nb, digits[i].step),
                                         .deep = deep};
   }
-  if (!t->ndigits) return true;
-  *(deep ? &t->k_first : &t->n_first) = axis < 0 ? nb->zero : nb->at[axis];
   return true;
 }
 
@@ -522,7 +520,10 @@ static bool make_tile(emitter *e, k_val store) {
   t.x_base = nest_form(nb, x->at);
   t.y_base = nest_form(nb, y->at);
   if (!add_digits(e, &t, y->at, d->axis, true) || !add_digits(e, &t, y->at, e->n, false)) return false;
-  if (t.ndigits) t.k_first = nb->at[d->axis];
+  if (t.ndigits) {
+    t.n_first = e->n < 0 ? nb->zero : nb->at[e->n];
+    t.k_first = nb->at[d->axis];
+  }
   const k_node *to = &k->nodes[store];
   if (store) {
     t.to = to->buffer;
