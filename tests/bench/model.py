@@ -128,6 +128,8 @@ def main():
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--read", metavar="FILE")
     options = parser.parse_args()
+    if options.read:
+        return compare(options, ["cat", os.path.abspath(options.read)])
     command = [options.program, os.path.join(ROOT, "tests", "golden"), "--random", options.random, "--from", options.first, "--ms", options.ms]
     if options.kernel:
         command += ["--kernel", options.kernel]
@@ -143,8 +145,6 @@ def main():
 
 def compare(options, command):
     kernels = {}
-    if options.read:
-        command = ["cat", os.path.abspath(options.read)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         for line in process.stdout:
             if options.json:
