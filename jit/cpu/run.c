@@ -44,6 +44,7 @@ bool cpu_open(qn_vm *vm) {
   s->kept.loops = bvm_loops_pick();
   s->threads = vm->config.threads > 0 ? vm->config.threads : thread_pool_processors();
   if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
+  if (vm->tune[TUNE_schedule_processors] > s->threads) vm->tune[TUNE_schedule_processors] = s->threads;
   vm->devices[FAMILY_cpu] = s;
   void (*none)(qn_engine *) = NULL; /* the tracer's function, which does more, stays if it is there */
   if (vm->engine)

@@ -832,10 +832,10 @@ static void print_partial(emitter *e, const l_instr *i) {
     snprintf(width, sizeof width, "%d", a->imm == ORDER_INNER ? ORDER_LANES : 1);
   }
   emit_buffer(i->imm, buffer);
-  line(e, "for (i64 r = 0; r < %s; r++) %s[v%u + r] = v%u[r];", width, buffer, i->b, i->a);
+  line(e, "SIMD for (i64 r = 0; r < %s; r++) %s[v%u + r] = v%u[r];", width, buffer, i->b, i->a);
   if (acc_arg(a)) {
     emit_buffer(i->imm2, buffer);
-    line(e, "for (i64 r = 0; r < %s; r++) %s[v%u + r] = v%u_i[r];", width, buffer, i->d, i->a);
+    line(e, "SIMD for (i64 r = 0; r < %s; r++) %s[v%u + r] = v%u_i[r];", width, buffer, i->d, i->a);
   }
   line(e, "}");
 }
@@ -854,11 +854,11 @@ static void print_merge(emitter *e, const l_instr *i) {
          indices, i->d, i->a);
     line(e, "}");
   } else if (!acc_tree(a)) {
-    line(e, "for (i64 r = 0; r < %s; r++) v%u[r] = %s(v%u[r], %s[v%u + r]);", width, i->a, acc_prim(e, a, f), i->a,
+    line(e, "SIMD for (i64 r = 0; r < %s; r++) v%u[r] = %s(v%u[r], %s[v%u + r]);", width, i->a, acc_prim(e, a, f), i->a,
          buffer, i->b);
   } else {
     snprintf(v, sizeof v, "v%u", i->a);
-    line(e, "for (i64 r = 0; r < %s; r++) v%u[r] = %s[v%u + r];", width, i->a, buffer, i->b);
+    line(e, "SIMD for (i64 r = 0; r < %s; r++) v%u[r] = %s[v%u + r];", width, i->a, buffer, i->b);
     emit_acc_leaf(e, i->a, v, "0", width);
   }
 }

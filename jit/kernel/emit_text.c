@@ -730,7 +730,7 @@ static const char emit_macros[] =
     "HELP i64 levels(i64 n, i64 chain) { i64 k = 1; for (n = (n + chain - 1) / chain; n > 1; n >>= 1) k++; return k; "
     "}\n"
     "#define SPACE(T, count) (((u64)((count) > 0 ? (count) : 0) * sizeof(T) + 63) & ~63ull)\n"
-    "#define FILL(p, n, x) for (i64 r_ = 0; r_ < (n); r_++) (p)[r_] = x;\n"
+    "#define FILL(p, n, x) SIMD for (i64 r_ = 0; r_ < (n); r_++) (p)[r_] = x;\n"
     "#define TREE_ADD(T, F, tree, stride, count, leaf, width) { T *t_ = tree; \\\n"
     "  for (u64 c_ = count; c_ & 1; c_ >>= 1, t_ += stride) \\\n"
     "    SIMD for (i64 r_ = 0; r_ < width; r_++) (leaf)[r_] = F(t_[r_], (leaf)[r_]); \\\n"

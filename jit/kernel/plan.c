@@ -87,6 +87,13 @@ static bool fails(planner *m, const char *why) {
 
 static bool out_of_memory(planner *m) { return fails(m, lower_no_memory); }
 
+/* What the tunables say about schedules. */
+static schedule_how schedule_how_of(const int64_t *tune) {
+  return (schedule_how){.grain = tune[TUNE_par_grain],
+                        .pick = tune[TUNE_schedule_pick],
+                        .processors = tune[TUNE_schedule_processors]};
+}
+
 static bool goes_on(planner *m) { return !cancelled(m->cancel) || fails(m, lower_cancelled); }
 
 static void *take(planner *m, size_t n, size_t size) {
@@ -335,8 +342,8 @@ static bool add_kernel(planner *m, k_kernel *k, const uint32_t *nodes, uint32_t 
   }
 #endif
   schedule_result r = {0};
-  bool ok = schedule(k, m->p->target, &(schedule_how){m->tune[TUNE_par_grain], m->tune[TUNE_schedule_pick], NULL}, &r,
-                     &m->why);
+  const schedule_how how = schedule_how_of(m->tune);
+  bool ok = schedule(k, m->p->target, &how, &r, &m->why);
   if (!ok) return false;
   if (made) *made = (made_kernel){.kernel = p->nkernels, .ints = r.ints, .nints = r.nints, .alias = r.alias};
   plan_kernel *to = next_kernel(m, r.program, nodes, n, s);
@@ -414,8 +421,8 @@ static bool same_program(planner *m, uint32_t group, uint64_t hash) {
   schedule_result r = {0};
   k_kernel *k = fuse_lower(&m->f, group, &m->why);
   if (k) k->statics = statics_pay(k) && m->tune[TUNE_fuse_static];
-  bool ok = k && schedule(k, m->p->target, &(schedule_how){m->tune[TUNE_par_grain], m->tune[TUNE_schedule_pick], NULL},
-                          &r, &m->why);
+  const schedule_how how = schedule_how_of(m->tune);
+  bool ok = k && schedule(k, m->p->target, &how, &r, &m->why);
   k_free(k);
   if (!ok) return false;
   ok = l_hash(r.program) == hash;
@@ -1259,7 +1266,8 @@ static bool can_sink(plan *p, uint32_t n, const int64_t *tune, cancel_flag cance
   if (!proj) return false;
   schedule_result r = {0};
   k_kernel *k = sink(&(sink_request){g, n, proj, cancel}, why);
-  bool ok = k && schedule(k, p->target, &(schedule_how){.grain = tune[TUNE_par_grain]}, &r, why);
+  const schedule_how how = schedule_how_of(tune);
+  bool ok = k && schedule(k, p->target, &how, &r, why);
   p->work += k ? k->n : 0;
   for (uint32_t c = 0; ok && !k->nchecks && c < graph_loop_carries(&g->nodes[n]); c++)
     for (uint32_t a = 0; a < k->nbuffers; a++)

@@ -106,8 +106,8 @@ enum {
 typedef struct price_numbers {
   double launch_ns, phase_ns;  /* to start a kernel, and each phase of it */
   double pool_ns, pool_points; /* to start a phase that processors share, as they do from so many points on */
-  double processors;           /* that share a phase at most, */
-  double saturated;            /* and how many of them use all of the memory's bandwidth */
+  double processors;           /* that share a phase at most, where the machine's number is not known, */
+  double saturated;            /* and how many use all of the memory's bandwidth */
   double op_ns,
       fma_ns; /* a simple operation, and a multiplication in a product's tile, per element of a vector of 32-bit values */
   double scalar;          /* how many times that a value costs that is computed by itself */
@@ -166,6 +166,7 @@ extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */
 typedef struct nest {
   const k_kernel *k;
   const schedule_numbers *by;
+  double processors; /* that share a phase at most */
   const k_val *effects; /* s.effects of them */
   bool
       first; /* is it the kernel's first one? Only that may have several phases, since sizes of scratch stand in the prelude */

@@ -232,7 +232,7 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
   bool pool = (double)k_points(k, p->s->axes) >= by->pool_points;
   double wide = filled(p);
   instances *= wide;
-  double several = pool ? max_of(1, min_of(instances, by->processors)) : 1;
+  double several = pool ? max_of(1, min_of(instances, p->s->processors)) : 1;
   double waves = several > 1 ? (double)(int64_t)((instances + several - 1) / several) * several / instances : 1;
   double all = max_of(max_of(work, near) * waves / several, steps * by->step_ns),
          moved = memory / max_of(1, min_of(several, by->saturated));

@@ -340,12 +340,25 @@ bool nest_fits(nest *s) {
 
 /* ---- nests -------------------------------------------------------------------------------------------------------------------- */
 
+/* Where in a kernel's effects and in a schedule's text the next nest begins. */
+typedef struct cursor {
+  const k_kernel *k;
+  schedule_target target;
+  k_val *effects;
+  uint32_t from, n;
+  int64_t pick, processors; /* schedule_how */
+  const char *text;
+} cursor;
+
 static void mark_needed(void *ctx, k_val v) { ((nest *)ctx)->needed[v] = true; }
 
-/* Sets up the nest of n effects. `first`: it is the kernel's first one. False when memory is short, or the effects do not fit one nest. */
-static bool nest_init(nest *s, const k_kernel *k, schedule_target target, const k_val *effects, uint32_t n,
-                      bool first) {
-  *s = (nest){.k = k, .by = &schedule_numbers_of[target], .effects = effects, .first = first, .s.effects = n};
+/* Sets up the nest of the next n effects. It is the kernel's first one if x->from is 0. False when memory is short. */
+static bool nest_init(nest *s, const cursor *x, uint32_t n) {
+  const k_kernel *k = x->k;
+  const k_val *effects = x->effects + x->from;
+  const schedule_numbers *by = &schedule_numbers_of[x->target];
+  *s = (nest){.k = k, .by = by, .effects = effects, .first = x->from == 0, .s.effects = n};
+  s->processors = x->processors && x->target == TARGET_CPU ? (double)x->processors : by->price.processors;
   s->needed = calloc(k->n, sizeof *s->needed);
   if (!s->needed) return refuse(s, lower_no_memory);
   for (uint32_t i = 0; i < n; i++) {
@@ -380,19 +393,9 @@ static uint32_t effects_end(const k_kernel *k, const k_val *effects, uint32_t fr
   return i;
 }
 
-/* Where in a kernel's effects and in a schedule's text the next nest begins. */
-typedef struct cursor {
-  const k_kernel *k;
-  schedule_target target;
-  k_val *effects;
-  uint32_t from, n;
-  int64_t pick;
-  const char *text;
-} cursor;
-
-/* Sets up the nest of the next n effects and gives it loops. It begins with the kernel's first effect if x->from is 0. */
+/* Sets up the nest of the next n effects and gives it loops. */
 static bool nest_of(nest *s, const cursor *x, uint32_t n) {
-  if (!nest_init(s, x->k, x->target, x->effects + x->from, n, x->from == 0)) return false;
+  if (!nest_init(s, x, n)) return false;
   return nest_choose(s, x->pick);
 }
 
@@ -419,7 +422,7 @@ static bool nest_from_text(nest *s, cursor *x) {
     x->text = end + 1;
   }
   if (!checks_together(x, n)) return refuse(s, "a check in two nests");
-  if (!nest_init(s, x->k, x->target, x->effects + x->from, n, x->from == 0)) return false;
+  if (!nest_init(s, x, n)) return false;
   if (!nest_parse(x->k, &x->text, &s->s)) return refuse(s, "no schedule");
   if (!nest_fits(s)) return false;
   nest_settle(s);
@@ -597,8 +600,9 @@ static bool build_kernel(nest_builder *nb, cursor *x, int64_t grain, schedule_re
   return !nb->why;
 }
 
-static bool price_of(const k_kernel *k, schedule_target target, double *nanoseconds, const char **why) {
-  cursor x = {.k = k, .target = target};
+static bool price_of(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
+                     const char **why) {
+  cursor x = {.k = k, .target = target, .processors = processors};
   x.effects = list_effects(k, &x.n, why);
   *nanoseconds = schedule_numbers_of[target].price.launch_ns;
   while (!*why && x.from < x.n) {
@@ -615,9 +619,10 @@ static bool price_of(const k_kernel *k, schedule_target target, double *nanoseco
 
 /* The kernel with its short axes unrolled where that has a lower price, for the caller to free; NULL if it is best as it is. Sets the price, or the
  * reason why there is none. */
-static k_kernel *unroll_cheaply(const k_kernel *k, schedule_target target, double *nanoseconds, const char **why) {
+static k_kernel *unroll_cheaply(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
+                                const char **why) {
   k_kernel *best = NULL;
-  bool ok = price_of(k, target, nanoseconds, why);
+  bool ok = price_of(k, target, processors, nanoseconds, why);
   for (uint32_t a = 0; a < k->naxes && (best ? best : k)->n <= UNROLL_MOST; a++) {
     uint32_t now = 0; /* the axis' number in the best form, in which others have gone */
     const k_kernel *from = best ? best : k;
@@ -626,7 +631,7 @@ static k_kernel *unroll_cheaply(const k_kernel *k, schedule_target target, doubl
     k_kernel *made = k_unroll(from, now);
     const char *other = NULL;
     double ns;
-    if (!made || !price_of(made, target, &ns, &other) || (ok && ns >= *nanoseconds)) {
+    if (!made || !price_of(made, target, processors, &ns, &other) || (ok && ns >= *nanoseconds)) {
       k_free(made);
       continue;
     }
@@ -665,9 +670,10 @@ static k_kernel *unroll_text(const k_kernel *k, const char **text, const char **
   }
 }
 
-bool schedule_estimate(const k_kernel *k, schedule_target target, double *nanoseconds, const char **why) {
+bool schedule_estimate(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
+                       const char **why) {
   *why = NULL;
-  k_free(unroll_cheaply(k, target, nanoseconds, why));
+  k_free(unroll_cheaply(k, target, processors, nanoseconds, why));
   return !*why;
 }
 
@@ -678,7 +684,7 @@ static bool make_program(const k_kernel *k, schedule_target target, const schedu
   l_program *p = l_new(k->name);
   if (!p) return false;
   nest_builder nb;
-  cursor x = {.k = k, .target = target, .pick = how->pick, .text = how->text};
+  cursor x = {.k = k, .target = target, .pick = how->pick, .text = how->text, .processors = how->processors};
   text_buf text = {0};
   print_unrolled(whole, k, &text);
   bool loops = nest_has_loops(k), ok = nest_begin(&nb, k, p);
@@ -745,7 +751,7 @@ bool schedule(const k_kernel *k, schedule_target target, const schedule_how *how
     if (*why) return false;
   } else if (any) {
     const char *other = NULL;
-    unrolled = unroll_cheaply(k, target, &ns, &other);
+    unrolled = unroll_cheaply(k, target, how->processors, &ns, &other);
   }
   bool ok = make_program(unrolled ? unrolled : k, target, &then, k, out, why);
   k_free(unrolled);

@@ -48,6 +48,7 @@ typedef struct schedule_how {
   int64_t grain; /* the tunable par.grain */
   int64_t pick;  /* the tunable schedule.pick; 0: by price */
   const char *text;
+  int64_t processors; /* the tunable schedule.processors; 0: as many as a schedule for a machine of unknown size counts on */
 } schedule_how;
 
 typedef struct schedule_result {
@@ -65,7 +66,9 @@ typedef struct schedule_result {
  * schedule that fits. */
 QN_MUST_CHECK bool schedule(const k_kernel *k, schedule_target target, const schedule_how *how, schedule_result *out,
                             const char **why);
-/* Estimates how long the program would take on such a machine, including its launch, at the recorded sizes. False as schedule. */
-QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, double *nanoseconds, const char **why);
+/* Estimates how long the program would take on such a machine, including its launch, at the recorded sizes. `processors` as in schedule_how. False
+ * as schedule. */
+QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
+                                     const char **why);
 
 #endif

@@ -20,7 +20,7 @@
 #include "jit/kernel/launch.h"
 #include "tests/unit/kernel_case.h"
 
-static const int64_t tune[] = {
+static int64_t tune[] = {
 #define TUNABLE(symbol, name, def, min, max, meaning) def,
 #include "lang/tunables.def"
 #undef TUNABLE
@@ -185,7 +185,7 @@ static void measure_kernel(bench *b, k_kernel *k, const char *name, uint64_t see
     return;
   }
   for (uint32_t pick = 0; pick <= most && n < CANDIDATES_MOST; pick++) {
-    if (!schedule(k, target, &(schedule_how){.grain = tune[TUNE_par_grain], .pick = pick}, &s, &reason)) break;
+    if (!schedule(k, target, &(schedule_how){tune[TUNE_par_grain], pick, NULL, 1}, &s, &reason)) break;
     most = s.candidates;
     uint64_t hash = l_hash(s.program);
     bool known = false;
@@ -291,6 +291,7 @@ int main(int argc, char **argv) {
     if (strcmp(argv[i], "--gpu") == 0) gpu = atoi(argv[i + 1]) != 0;
     if (strcmp(argv[i], "--ms") == 0) b.seconds = atof(argv[i + 1]) / 1000;
   }
+  tune[TUNE_schedule_processors] = 1; /* as candidates are run */
   mkdir(b.place, 0755);
   qn_config config;
   qn_config_init(&config);
