@@ -791,9 +791,13 @@ static void print_vec(emitter *e, l_val v) {
   for (l_val k = v + 1; k < end; k++)
     if (at(e, k)->code == L_CHECK) line(e, "i64 e%u = I64_MAX;", k);
   e->vec = v;
-  bool masked = false;
-  for (l_val k = v + 1; k < end && !masked; k++) masked = emit_is_masked(e, at(e, k));
+  bool masked = false, varied = false;
+  for (l_val k = v + 1; k < end; k++) {
+    masked |= emit_is_masked(e, at(e, k));
+    varied |= emit_is_varied(e, at(e, k));
+  }
   if (masked) line(e, "i64 bits = -1; OPAQUE(bits)");
+  if (varied) line(e, "i64 none = 0; OPAQUE(none)");
   for (l_val k = v + 1; k < end; k++) {
     bool first = emit_is_switch(e, at(e, k));
     for (l_val s = v + 1; s < k && first; s++) first = !emit_is_switch(e, at(e, s)) || at(e, s)->g != at(e, k)->g;
@@ -977,6 +981,8 @@ static const char preamble[] =
     "#define CUT_AT(x, c, plus) { i64 at_; if (!__builtin_sub_overflow(c, x, &at_) && at_ < I64_MAX) CUT(at_ + plus) "
     "}\n"
     "#define OPAQUE(x) __asm__(\"\" : \"+r\"(x));\n"
+    "HELP f32 vary_f32(f32 x, i64 bits) { union { f32 x; u32 u; } y; y.x = x; y.u |= (u32)bits; return y.x; }\n"
+    "HELP f64 vary_f64(f64 x, i64 bits) { union { f64 x; u64 u; } y; y.x = x; y.u |= (u64)bits; return y.x; }\n"
     "static __attribute__((noinline, cold)) void fail(const qk_args *a, int check, i64 element) {\n"
     "  u64 now = (u64)check << 48 | (u64)element, old = __atomic_load_n(a->error, __ATOMIC_RELAXED);\n"
     "  while (now < old && !__atomic_compare_exchange_n(a->error, &old, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) "

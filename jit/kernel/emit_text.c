@@ -295,6 +295,27 @@ bool emit_is_blend(const emitter *e, const l_instr *i) {
          !dtype_is_narrow((qn_dtype)i->dtype) && !dtype_is_bool(i->dtype);
 }
 
+/* Does v come from outside the VEC, and is no constant, whose cases compilers sort out themselves? */
+static bool is_steady(const emitter *e, l_val v) { return v < e->vec && emit_at(e, v)->code != L_CONST; }
+
+bool emit_is_varied(const emitter *e, const l_instr *i) {
+  return !e->cuda && e->vec && i->code == L_MATH && i->sub == MATH_pow && dtype_is_float((qn_dtype)i->dtype) &&
+         (is_steady(e, i->a) || is_steady(e, i->b));
+}
+
+/* Writes the operands of a power, of which some are the same for all elements, as arguments. */
+static void vary_arguments(const emitter *e, const l_instr *i, char out[80]) {
+  char text[2][36];
+  for (int k = 0; k < 2; k++) {
+    l_val v = k ? i->b : i->a;
+    if (is_steady(e, v))
+      snprintf(text[k], sizeof text[k], "vary_%s(v%u, j & none)", emit_type(i->dtype), v);
+    else
+      snprintf(text[k], sizeof text[k], "v%u", v);
+  }
+  snprintf(out, 80, "%s, %s", text[0], text[1]);
+}
+
 static void print_load(emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   char where[EMIT_TEXT], cond[EMIT_TEXT], buffer[24];
@@ -320,7 +341,7 @@ void emit_instr(emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   const char *T = emit_type(i->dtype), *I = is_slim(e, v) ? "int" : "i64";
   const char *wide = e->least && !is_slim(e, v) ? "(i64)" : "";
-  char f[48], arguments[64];
+  char f[48], arguments[80];
   switch ((l_code)i->code) {
   case L_INT: emit_line(e, "const %s v%u = (i64)%lluull;", I, v, (unsigned long long)i->imm); break;
   case L_PARAM: emit_line(e, "const i64 v%u = a->ints[%d];", v, (int)i->imm); break;
@@ -390,7 +411,10 @@ void emit_instr(emitter *e, l_val v) {
   case L_MATH:
     math_name(f, sizeof f, (math_id)i->sub, (qn_dtype)i->dtype, (qn_dtype)i->type2);
     math_use(e->uses, f);
-    print_arguments(e, i, arguments);
+    if (emit_is_varied(e, i))
+      vary_arguments(e, i, arguments);
+    else
+      print_arguments(e, i, arguments);
     emit_line(e, "const %s v%u = %s(%s);", T, v, f, arguments);
     break;
   case L_LOAD: print_load(e, v); break;

@@ -89,6 +89,9 @@ bool emit_is_switch(const emitter *e, const l_instr *i);
 /* In C: is it a choice by a bool %5 that comes from outside the VEC? It is written with the mask m5_32, where 32 are the bits of the choice,
  * which compilers know nothing about either. (prims.def has blend for numbers that are not narrow.) */
 bool emit_is_blend(const emitter *e, const l_instr *i);
+/* In C: is it a power in a VEC, of floats, one of which comes from outside? pow chooses by each, so that one is written as vary_f32(v7, j & none),
+ * where `none` is an i64 of 0 that compilers know nothing about. */
+bool emit_is_varied(const emitter *e, const l_instr *i);
 /* Prints `const f32 v7 = ...;` for an instruction from INT to LOAD but FINISH and SCAN, and nothing for others. */
 void emit_instr(emitter *e, l_val v);
 /* Prints the update of an RMW, `*q = add_f32(*q, v7);`, where q is the element's address. */

@@ -326,7 +326,7 @@ static void choose_rows(chooser *x, int c) {
   int64_t most = all_const(k, p) ? grown(s, c) : axis_hint(k, c), block = s->by->split_block;
   pars(&whole.main, p);
   loop(&whole.main, LOOP_VEC, c, 0);
-  bool split = k_points(k, p) < s->by->split_rows && most >= s->by->split_row && !any_scan(s);
+  bool split = s->processors > 1 && k_points(k, p) < s->by->split_rows && most >= s->by->split_row && !any_scan(s);
   bool grows = most > axis_hint(k, c); /* the price at the recorded sizes says too little */
   s->alone = !s->first && split && grows;
   while (axis_hint(k, c) / block > s->by->pieces) block *= 2;
@@ -403,7 +403,7 @@ static void choose_slabs(chooser *x, k_mask r, int c) {
   s->alone = !s->first && !small && few && grows;
   int64_t about = tiled && s->by->slab_tiles ? tiles_hint(k, c, width) : 1;
   while (pieces < least && pieces * about < s->by->slab_instances) pieces *= 2;
-  bool cuts = may_cut && !small && few;
+  bool cuts = may_cut && !small && few && s->processors > 1;
   if (cuts) add_pieces(x, r, c, cut, tiled && s->by->slab_tiles ? width : 0, pieces);
   if (cuts && grows && x->n) return; /* the price at the recorded sizes says too little */
   if (!tiled || !add_whole(x, r, c, width)) add_whole(x, r, c, 0);
