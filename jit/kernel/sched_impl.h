@@ -110,14 +110,20 @@ typedef struct price_numbers {
   double saturated;            /* and how many use all of the memory's bandwidth */
   double op_ns,
       fma_ns; /* a simple operation, and a multiplication in a product's tile, per element of a vector of 32-bit values */
-  double scalar;          /* how many times that a value costs that is computed by itself */
-  double turn;            /* simple operations for each element that goes through a turned tile */
+  double scalar,
+      alone;    /* how many times that a value costs that is computed by itself: the first operation, and more of it */
+  double lanes; /* bytes of a vector, whose elements are computed together if there are that many; 0: always */
+  double end;   /* how many elements one costs that is left over at the end of a VEC */
+  double turn;  /* simple operations for each element that goes through a turned tile */
   double gather, scatter; /* simple operations for each element that is loaded or stored by itself, */
   double apart;           /* where neighbours lie so many bytes apart or more: less if they are nearer */
   double guard;           /* for an access with a guard, beside its own; */
-  double scan, chain;    /* for a running value, and for a reduction whose elements must be taken one after the other */
-  cost_target costs;     /* whose costs of primitives and functions count */
-  double vec_ns, par_ns; /* to begin a VEC, and an instance */
+  double scan, chain;   /* for a running value, and for a reduction whose elements must be taken one after the other; */
+  double many, running; /* for an element of one of many reductions beside each other, and of many running values */
+  cost_target costs;    /* whose costs of primitives and functions count */
+  double vec_ns, par_ns; /* to begin a VEC, and an instance, */
+  double place_ns;       /* with its place along each axis but one; */
+  double pass_ns;        /* and what each reduction along a VEC adds, since the next pass waits for it */
   double finish_ns;      /* to end a reduction along a VEC */
   double step_ns; /* an element of a VEC that goes one by one takes at least this, however few instances there are */
   double byte_ns, near_ns; /* a byte from memory, and from the cache behind the nearest; */
@@ -166,7 +172,7 @@ extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */
 typedef struct nest {
   const k_kernel *k;
   const schedule_numbers *by;
-  double processors; /* that share a phase at most */
+  double processors;    /* that share a phase at most */
   const k_val *effects; /* s.effects of them */
   bool
       first; /* is it the kernel's first one? Only that may have several phases, since sizes of scratch stand in the prelude */

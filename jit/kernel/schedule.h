@@ -48,7 +48,8 @@ typedef struct schedule_how {
   int64_t grain; /* the tunable par.grain */
   int64_t pick;  /* the tunable schedule.pick; 0: by price */
   const char *text;
-  int64_t processors; /* the tunable schedule.processors; 0: as many as a schedule for a machine of unknown size counts on */
+  int64_t
+      processors; /* the tunable schedule.processors; 0: as many as a schedule for a machine of unknown size counts on */
 } schedule_how;
 
 typedef struct schedule_result {
