@@ -82,7 +82,7 @@ static inline __attribute__((always_inline)) void OF(tile_kernel)(const int mr, 
 
 typedef void (*OF(tile_kernel_fn))(const OF(tile_step) * p);
 #define TILE_KERNEL(mr)                                                                                                \
-  static void OF(tile_whole_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, 2, !TILE_MASKED, p); }                \
+  static void OF(tile_whole_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, 2, true, p); }                        \
   static void OF(tile_part_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, 2, false, p); }                        \
   static void OF(tile_narrow_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, 1, false, p); }
 TILE_KERNELS(TILE_KERNEL)
@@ -92,7 +92,7 @@ static const OF(tile_kernel_fn) OF(tile_kernels)[3][TILE_M] = {
 #define TILE_KERNEL(mr) OF(tile_whole_##mr),
     {TILE_KERNELS(TILE_KERNEL)},
 #undef TILE_KERNEL
-#define TILE_KERNEL(mr) TILE_MASKED ? OF(tile_whole_##mr) : OF(tile_part_##mr),
+#define TILE_KERNEL(mr) OF(tile_part_##mr),
     {TILE_KERNELS(TILE_KERNEL)},
 #undef TILE_KERNEL
 #define TILE_KERNEL(mr) OF(tile_narrow_##mr),
