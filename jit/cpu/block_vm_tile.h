@@ -13,8 +13,9 @@
  * A panel of y passes all panels of x before the next is taken, so large tiles need both slices in the second cache, and packing costs
  * least in tiles with many rows.
  *
- * Windows (of a convolution) are packed from the array in which they lie, by the offsets of their columns and of their rows; runs of elements that lie
- * in one piece are loaded together. Stored first, windows of 3 x 3 would be nine times the array.
+ * Windows (of a convolution) are read from the array in which they lie, by the offsets of their columns and of their rows. Where each vector of a
+ * panel is a run of elements that lie in one piece, or the end of one and the beginning of the next, kernels read them in place, which costs nothing
+ * and half a multiplication a vector; elsewhere they are packed. Stored first, windows of 3 x 3 would be nine times the array.
  *
  * A vector times a matrix has up to 8 vectors of sums at a time (tile_row).
  * A matrix times a vector, where rows of the matrix lie along k, has 8 rows in the lanes of a vector, turned in registers (tile_column): to
@@ -32,10 +33,14 @@
 enum { TILE_SLICE_f32 = 256, TILE_SLICE_f64 = 128 };
 enum { TILE_BLOCK = 4, TILE_NEAR = 32 << 10, TILE_TREE_BYTES = 512 << 10 };
 enum { TILE_TURNED = 128, TILE_LEVELS = 24, TILE_FEW = 4, TILE_FEW_DEEP = 16, TILE_BESIDE = 8, TILE_WIDE = 8 };
+enum { TILE_PIECED = 8 /* panels of x that read y in two pieces a vector, rather than packed */ };
+/* Kernels by their panels of y: packed and whole, part, at most one vector; windows in place, a run or two of each vector. */
+enum { TILE_IS_WHOLE, TILE_IS_PART, TILE_IS_NARROW, TILE_IS_RUNS, TILE_IS_PIECES, TILE_KINDS };
 
 /* By instruction set: rows of sums in registers (TILE_M, and the pitch of packed panels, TILE_PITCH), rows for which y is packed once (a
- * slice of them should lie in the second cache), vectors, and masks that say which first elements
- * of a vector are loaded and stored. A masked load takes the place of a multiplication, 4 % of a kernel's time, so whole panels have kernels without. */
+ * slice of them should lie in the second cache), vectors, masks that say which first elements of a vector are loaded and stored, and what reads the
+ * elements after those from another place. A masked load takes the place of a multiplication, 4 % of a kernel's time, so whole panels have kernels
+ * without. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
 enum { TILE_M = 14, TILE_PITCH = 16, TILE_ROWS = 512 };
@@ -51,6 +56,8 @@ enum { TILE_M = 14, TILE_PITCH = 16, TILE_ROWS = 512 };
 #define TILE_LOAD_SOME_f64(p, some) _mm512_maskz_loadu_pd(some, p)
 #define TILE_STORE_SOME_f32(p, some, v) _mm512_mask_storeu_ps(p, some, v)
 #define TILE_STORE_SOME_f64(p, some, v) _mm512_mask_storeu_pd(p, some, v)
+#define TILE_THEN_f32(v, some, p) _mm512_mask_loadu_ps(v, (__mmask16) ~(some), p)
+#define TILE_THEN_f64(v, some, p) _mm512_mask_loadu_pd(v, (__mmask8) ~(some), p)
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 enum { TILE_M = 6, TILE_PITCH = 8, TILE_ROWS = 256 };
@@ -67,6 +74,8 @@ static const int32_t tile_ones[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #define TILE_LOAD_SOME_f64(p, some) _mm256_maskload_pd(p, some)
 #define TILE_STORE_SOME_f32(p, some, v) _mm256_maskstore_ps(p, some, v)
 #define TILE_STORE_SOME_f64(p, some, v) _mm256_maskstore_pd(p, some, v)
+#define TILE_THEN_f32(v, some, p) _mm256_blendv_ps(_mm256_loadu_ps(p), v, _mm256_castsi256_ps(some))
+#define TILE_THEN_f64(v, some, p) _mm256_blendv_pd(_mm256_loadu_pd(p), v, _mm256_castsi256_pd(some))
 #else
 enum { TILE_M = 4, TILE_PITCH = 4, TILE_ROWS = 256 };
 #define TILE_VECTOR(T)                                                                                                 \
@@ -82,6 +91,10 @@ enum { TILE_M = 4, TILE_PITCH = 4, TILE_ROWS = 256 };
   }                                                                                                                    \
   static inline void tile_store_some_##T(T *p, int n, tile_vec_##T v) {                                                \
     for (int i = 0; i < n; i++) p[i] = v[i];                                                                           \
+  }                                                                                                                    \
+  static inline tile_vec_##T tile_then_##T(tile_vec_##T v, int n, const T *p) {                                        \
+    for (int i = n; i < (int)(16 / sizeof(T)); i++) v[i] = p[i];                                                       \
+    return v;                                                                                                          \
   }
 TILE_VECTOR(f32)
 TILE_VECTOR(f64)
@@ -97,6 +110,8 @@ TILE_VECTOR(f64)
 #define TILE_LOAD_SOME_f64 tile_load_some_f64
 #define TILE_STORE_SOME_f32 tile_store_some_f32
 #define TILE_STORE_SOME_f64 tile_store_some_f64
+#define TILE_THEN_f32 tile_then_f32
+#define TILE_THEN_f64 tile_then_f64
 #endif
 typedef TILE_VEC_f32 tile_v_f32;
 typedef TILE_VEC_f64 tile_v_f64;
@@ -272,10 +287,29 @@ static inline bool tile_column_f32(const f32 *x, int64_t stride, const f32 *y, i
 #define TILE_KERNELS(X) X(1) X(2) X(3) X(4)
 #endif
 
+/* How many numbers of a digit's kind (of rows or of columns) it takes until all digits come again but the largest, which then is one more; 0: there
+ * is no such number, or there are several digits without end. */
+static int64_t tile_period(const qk_tile *t, bool deep, int64_t *step) {
+  int64_t period = 0;
+  for (int32_t k = 0; k < t->ndigits; k++) {
+    const qk_digit *d = &t->digits[k];
+    if (deep != (d->deep != 0) || d->most) continue;
+    if (period) return 0;
+    period = d->by;
+    *step = d->step;
+  }
+  for (int32_t k = 0; k < t->ndigits && period; k++) {
+    const qk_digit *d = &t->digits[k];
+    if (deep == (d->deep != 0) && d->most && period % (d->by * d->most)) return 0;
+  }
+  return period;
+}
 /* Offsets of n rows of windows along the depth, or of n columns, of which the first has number `at`, from the element where y begins. Returns how many
  * runs of elements that lie in one piece they are. */
 static int64_t tile_offsets(const qk_tile *t, bool deep, int64_t at, int64_t n, int64_t *to) {
-  const int64_t step = deep ? t->y_k : t->y_n;
+  const int64_t step = deep ? t->y_k : t->y_n, all = n;
+  int64_t again = 0, period = tile_period(t, deep, &again);
+  if (period && period < n) n = period;
   for (int64_t i = 0; i < n; i++) to[i] = (at + i) * step;
   for (int32_t k = 0; k < t->ndigits; k++) {
     const qk_digit *d = &t->digits[k];
@@ -289,8 +323,9 @@ static int64_t tile_offsets(const qk_tile *t, bool deep, int64_t at, int64_t n, 
       if (++digit == d->most) digit = 0;
     }
   }
+  for (int64_t i = n; i < all; i++) to[i] = to[i - period] + again + period * step;
   int64_t runs = 1;
-  for (int64_t i = 1; i < n; i++) runs += to[i] != to[i - 1] + 1;
+  for (int64_t i = 1; i < all; i++) runs += to[i] != to[i - 1] + 1;
   return runs;
 }
 /* How many of n offsets are one run. */

@@ -29,27 +29,41 @@ typedef struct OF(tile_step) {
   int64_t ld, depth;
   int lanes;
   bool first;
+  /* of windows in place: where step k's rows begin, and for each vector, from there, the place of its first elements (`some` of them) and of those behind */
+  const int64_t *row;
+  const T *at[2], *then[2];
+  OF(TILE_MASK) some[2];
 } OF(tile_step);
 
-/* mr rows by nv vectors; `whole`: all lanes are there. The rows of x are addressed from each fifth of them: addresses with a factor of 1, 2 or 4 cost
+/* mr rows by nv vectors of a panel of that kind. The rows of x are addressed from each fifth of them: addresses with a factor of 1, 2 or 4 cost
  * nothing, and compilers must not make a pointer for each row, which are more than there are registers. */
-static inline __attribute__((always_inline)) void OF(tile_kernel)(const int mr, const int nv, const bool whole,
+static inline __attribute__((always_inline)) void OF(tile_kernel)(const int mr, const int kind,
                                                                   const OF(tile_step) * p) {
+  const int nv = kind == TILE_IS_NARROW ? 1 : 2;
+  const bool whole = kind != TILE_IS_PART && kind != TILE_IS_NARROW,
+             placed = kind == TILE_IS_RUNS || kind == TILE_IS_PIECES;
   VECTOR s[TILE_M][2], y[2];
   const OF(TILE_MASK) some = OF(TILE_SOME)(p->lanes);
   const int64_t x_m = p->x_m, x_k = p->x_k, x_3m = 3 * x_m, ld = p->ld;
   const char *x0 = p->x, *x5 = x0 + 5 * x_m, *x10 = x5 + 5 * x_m;
   const T *py = p->y;
+  const T *at[2] = {p->at[0], p->at[1]}, *then[2] = {p->then[0], p->then[1]};
+  const OF(TILE_MASK) ends[2] = {p->some[0], p->some[1]};
+  const int64_t *row = p->row;
   T *out = p->out;
 #define X_AT(m) ((m) < 5 ? x0 : (m) < 10 ? x5 : x10) + ((m) % 5 == 3 ? x_3m : (m) % 5 * x_m)
 #define X_SPLAT(m) TILE_SPLAT(*(const T *)(const void *)(X_AT(m)))
 #define LAST(v) (!whole && (v) == nv - 1)
 #define LOAD(p, v)                                                                                                     \
   (LAST(v) ? OF(TILE_LOAD_SOME)((p) + (v)*LANES, some) : (VECTOR) * (const OF(tile_u) *)((p) + (v)*LANES))
-#define STEP x0 += x_k, x5 += x_k, x10 += x_k, py += p->y_k
+#define LOAD_Y(v)                                                                                                      \
+  (!placed                ? LOAD(py, v)                                                                                \
+   : kind == TILE_IS_RUNS ? (VECTOR) * (const OF(tile_u) *)(at[v] + row[k])                                            \
+                          : OF(TILE_THEN)((VECTOR) * (const OF(tile_u) *)(at[v] + row[k]), ends[v], then[v] + row[k]))
+#define STEP x0 += x_k, x5 += x_k, x10 += x_k, py += placed ? 0 : p->y_k
   int64_t k = 0;
   if (p->first) {
-    for (int v = 0; v < nv; v++) y[v] = LOAD(py, v);
+    for (int v = 0; v < nv; v++) y[v] = LOAD_Y(v);
     _Pragma("GCC unroll 16") for (int m = 0; m < mr; m++) {
       VECTOR b = X_SPLAT(m);
       for (int v = 0; v < nv; v++) s[m][v] = b * y[v];
@@ -61,7 +75,7 @@ static inline __attribute__((always_inline)) void OF(tile_kernel)(const int mr, 
   }
   for (; k < p->depth; k++, STEP) {
     __asm__ volatile("" : "+r"(x0), "+r"(x5), "+r"(x10));
-    for (int v = 0; v < nv; v++) y[v] = LOAD(py, v);
+    for (int v = 0; v < nv; v++) y[v] = LOAD_Y(v);
     _Pragma("GCC unroll 16") for (int m = 0; m < mr; m++) {
       VECTOR b = X_SPLAT(m);
       for (int v = 0; v < nv; v++) s[m][v] = OF(TILE_FMA)(b, y[v], s[m][v]);
@@ -77,18 +91,21 @@ static inline __attribute__((always_inline)) void OF(tile_kernel)(const int mr, 
 #undef X_SPLAT
 #undef LAST
 #undef LOAD
+#undef LOAD_Y
 #undef STEP
 }
 
 typedef void (*OF(tile_kernel_fn))(const OF(tile_step) * p);
 #define TILE_KERNEL(mr)                                                                                                \
-  static void OF(tile_whole_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, 2, true, p); }                        \
-  static void OF(tile_part_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, 2, false, p); }                        \
-  static void OF(tile_narrow_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, 1, false, p); }
+  static void OF(tile_whole_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, TILE_IS_WHOLE, p); }                  \
+  static void OF(tile_part_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, TILE_IS_PART, p); }                    \
+  static void OF(tile_narrow_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, TILE_IS_NARROW, p); }                \
+  static void OF(tile_runs_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, TILE_IS_RUNS, p); }                    \
+  static void OF(tile_pieces_##mr)(const OF(tile_step) * p) { OF(tile_kernel)(mr, TILE_IS_PIECES, p); }
 TILE_KERNELS(TILE_KERNEL)
 #undef TILE_KERNEL
-/* By kind of panel (whole, part, at most one vector) and rows - 1. */
-static const OF(tile_kernel_fn) OF(tile_kernels)[3][TILE_M] = {
+/* By kind of panel and rows - 1. */
+static const OF(tile_kernel_fn) OF(tile_kernels)[TILE_KINDS][TILE_M] = {
 #define TILE_KERNEL(mr) OF(tile_whole_##mr),
     {TILE_KERNELS(TILE_KERNEL)},
 #undef TILE_KERNEL
@@ -96,6 +113,12 @@ static const OF(tile_kernel_fn) OF(tile_kernels)[3][TILE_M] = {
     {TILE_KERNELS(TILE_KERNEL)},
 #undef TILE_KERNEL
 #define TILE_KERNEL(mr) OF(tile_narrow_##mr),
+    {TILE_KERNELS(TILE_KERNEL)},
+#undef TILE_KERNEL
+#define TILE_KERNEL(mr) OF(tile_runs_##mr),
+    {TILE_KERNELS(TILE_KERNEL)},
+#undef TILE_KERNEL
+#define TILE_KERNEL(mr) OF(tile_pieces_##mr),
     {TILE_KERNELS(TILE_KERNEL)},
 #undef TILE_KERNEL
 };
@@ -187,53 +210,62 @@ static inline __attribute__((always_inline)) void OF(tile_pack_pieces)(const int
         OF(TILE_LOAD_SOME)(from[i] + row[k], some[i]);
 }
 
-/* The same where y is windows, whose rows begin at `row`: runs of elements that lie in one piece are copied, along rows if runs are longer there,
- * else along the depth and then turned. Panels have room for a vector behind the columns of a row. */
-static void OF(tile_pack_windows)(T *py, T *widened, const qk_tile *t, int64_t n0, int64_t cols, const int64_t *row,
-                                  int64_t down, int64_t depth) {
+/* The same where y is windows, whose rows begin at `row` and whose columns lie at `at`: runs of elements that lie in one piece are copied, along
+ * rows, else (turned) along the depth and then turned. The panel has room for a vector behind the columns of a row. */
+static void OF(tile_pack_windows)(T *panel, T *widened, const qk_tile *t, const int64_t *at, int wide,
+                                  const int64_t *row, bool turned, int64_t depth) {
   const int d = t->yd, long_ = SLICE + OF(TILE_PAD);
-  int64_t column[TILE_BLOCK * OF(TILE_N)];
-  const int64_t across = tile_offsets(t, false, n0, cols, column);
-  for (int64_t n = 0; n < cols; n += OF(TILE_N)) {
-    T *panel = py + n * SLICE;
-    const int64_t *at = column + n;
-    const int wide = cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N);
-    if (down * cols < across * depth) {
-      for (int i = 0; i < wide; i++)
-        for (int64_t k = 0, length; k < depth; k += length) {
-          length = tile_run(row + k, depth - k);
-          OF(tile_take)(widened + i * long_ + k, t->y, at[i] + row[k], length, d);
-        }
-      OF(tile_turn)(panel, OF(TILE_N), widened, long_, wide, depth);
-      continue;
-    }
-    OF(tile_piece) piece[OF(TILE_N)];
-    int pieces = 0;
-    for (int i = 0, length; i < wide; i += length) {
-      length = (int)tile_run(at + i, wide - i < LANES ? wide - i : LANES);
-      piece[pieces++] = (OF(tile_piece)){.from = at[i], .to = i, .length = length, .some = OF(TILE_SOME)(length)};
-    }
-    if (d == OF(DTYPE) && pieces <= 4) {
-      switch (pieces) {
-      case 1: OF(tile_pack_pieces)(1, panel, t->y, piece, row, depth); break;
-      case 2: OF(tile_pack_pieces)(2, panel, t->y, piece, row, depth); break;
-      case 3: OF(tile_pack_pieces)(3, panel, t->y, piece, row, depth); break;
-      default: OF(tile_pack_pieces)(4, panel, t->y, piece, row, depth);
+  if (turned) {
+    for (int i = 0; i < wide; i++)
+      for (int64_t k = 0, length; k < depth; k += length) {
+        length = tile_run(row + k, depth - k);
+        OF(tile_take)(widened + i * long_ + k, t->y, at[i] + row[k], length, d);
       }
-      continue;
-    }
-    for (int64_t k = 0; k < depth; k++, panel += OF(TILE_N))
-      for (int i = 0; i < pieces; i++) {
-        T *to = panel + piece[i].to;
-        const int64_t from = piece[i].from + row[k];
-        if (d != OF(DTYPE))
-          OF(tile_take)(to, t->y, from, piece[i].length, d);
-        else if (piece[i].length == 1)
-          *to = ((const T *)t->y)[from];
-        else
-          *(OF(tile_u) *)to = OF(TILE_LOAD_SOME)((const T *)t->y + from, piece[i].some);
-      }
+    OF(tile_turn)(panel, OF(TILE_N), widened, long_, wide, depth);
+    return;
   }
+  OF(tile_piece) piece[OF(TILE_N)];
+  int pieces = 0;
+  for (int i = 0, length; i < wide; i += length) {
+    length = (int)tile_run(at + i, wide - i < LANES ? wide - i : LANES);
+    piece[pieces++] = (OF(tile_piece)){.from = at[i], .to = i, .length = length, .some = OF(TILE_SOME)(length)};
+  }
+  if (d == OF(DTYPE) && pieces <= 4) {
+    switch (pieces) {
+    case 1: OF(tile_pack_pieces)(1, panel, t->y, piece, row, depth); break;
+    case 2: OF(tile_pack_pieces)(2, panel, t->y, piece, row, depth); break;
+    case 3: OF(tile_pack_pieces)(3, panel, t->y, piece, row, depth); break;
+    default: OF(tile_pack_pieces)(4, panel, t->y, piece, row, depth);
+    }
+    return;
+  }
+  for (int64_t k = 0; k < depth; k++, panel += OF(TILE_N))
+    for (int i = 0; i < pieces; i++) {
+      T *to = panel + piece[i].to;
+      const int64_t from = piece[i].from + row[k];
+      if (d != OF(DTYPE))
+        OF(tile_take)(to, t->y, from, piece[i].length, d);
+      else if (piece[i].length == 1)
+        *to = ((const T *)t->y)[from];
+      else
+        *(OF(tile_u) *)to = OF(TILE_LOAD_SOME)((const T *)t->y + from, piece[i].some);
+    }
+}
+
+/* How kernels can read a whole panel of windows, whose columns lie at `at`, in place: TILE_IS_RUNS or TILE_IS_PIECES, and TILE_IS_WHOLE if they cannot. A
+ * vector's second piece must lie behind its first: then what is read of the first's elements and not needed lies between the two. */
+static int OF(tile_placed)(OF(tile_step) * s, const T *y, const int64_t *at) {
+  int kind = TILE_IS_RUNS;
+  for (int v = 0; v < 2; v++, at += LANES) {
+    const int n = (int)tile_run(at, LANES);
+    s->at[v] = s->then[v] = y + at[0];
+    s->some[v] = OF(TILE_SOME)(n);
+    if (n == LANES) continue;
+    if (at[n] <= at[n - 1] || n + tile_run(at + n, LANES - n) < LANES) return TILE_IS_WHOLE;
+    s->then[v] = y + (at[n] - n);
+    kind = TILE_IS_PIECES;
+  }
+  return kind;
 }
 
 /* Where kernels find x: how many bytes each panel of rows is behind the one before, and the strides within one. */
@@ -300,18 +332,33 @@ static void OF(tile_chunk)(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0,
     const bool there = !t->ndigits && t->yd == OF(DTYPE) && t->y_n == 1 &&
                        (panels == 1 || t->y_k * (int64_t)sizeof(T) * d <= TILE_NEAR);
     OF(tile_step)
-    s = {.x_m = x.x_m, .x_k = x.x_k, .y_k = there ? t->y_k : OF(TILE_N), .ld = ld, .depth = d, .first = k == 0};
+    s = {.x_m = x.x_m,
+         .x_k = x.x_k,
+         .y_k = there ? t->y_k : OF(TILE_N),
+         .ld = ld,
+         .depth = d,
+         .first = k == 0,
+         .row = row};
+    int64_t column[TILE_BLOCK * OF(TILE_N)];
+    bool turned = false;
     for (int64_t n = 0; n < cols; n += OF(TILE_N)) {
       const int nc = cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N);
       const int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, block = TILE_BLOCK * OF(TILE_N);
       const int64_t some = cols - n < block ? cols - n : block;
-      if (t->ndigits && n % block == 0)
-        OF(tile_pack_windows)(py, widened, t, n0 + n, some, row, down, d);
-      else if (!there && n % block == 0)
-        OF(tile_pack_y)(py, widened, t, at, some, d);
+      int kind = nc == OF(TILE_N) ? TILE_IS_WHOLE : nc > LANES ? TILE_IS_PART : TILE_IS_NARROW;
       s.y = there ? (const T *)t->y + at : py + n % block * SLICE;
       s.lanes = nc > LANES ? nc - LANES : nc;
-      const OF(tile_kernel_fn) *kernels = OF(tile_kernels)[nc == OF(TILE_N) ? 0 : nc > LANES ? 1 : 2];
+      if (t->ndigits) {
+        if (n % block == 0) turned = down * some < tile_offsets(t, false, n0 + n, some, column) * d;
+        if (kind == TILE_IS_WHOLE && !turned && t->yd == OF(DTYPE))
+          kind = OF(tile_placed)(&s, t->y, column + n % block);
+        if (kind != TILE_IS_RUNS && (kind != TILE_IS_PIECES || panels > TILE_PIECED)) {
+          kind = kind == TILE_IS_PIECES ? TILE_IS_WHOLE : kind;
+          OF(tile_pack_windows)(py + n % block * SLICE, widened, t, column + n % block, nc, row, turned, d);
+        }
+      } else if (!there && n % block == 0)
+        OF(tile_pack_y)(py, widened, t, at, some, d);
+      const OF(tile_kernel_fn) *kernels = OF(tile_kernels)[kind];
       s.x = x.at;
       for (int m = 0; m < rows; m += high, s.x += x.panel) {
         s.out = out + m * ld + n;

@@ -658,11 +658,23 @@ static int64_t window_at(const window_case *c, int64_t place, int64_t element) {
 /* Tiles of windows, beginning at any place, give the chains of their elements on every instruction set. */
 START_TEST(windows) {
   static const window_case cases[] = {
-      {3, 14, 13, 3, 3, 1, 1, 0, 132, 20, false},  {3, 14, 13, 3, 3, 1, 1, 17, 57, 64, false},
-      {5, 31, 40, 3, 2, 2, 1, 33, 130, 15, false}, {70, 9, 10, 2, 3, 1, 2, 3, 39, 5, false},
-      {1, 9, 200, 1, 7, 1, 1, 5, 300, 33, false},  {500, 5, 5, 3, 3, 1, 1, 0, 9, 40, false},
-      {4, 20, 21, 3, 3, 1, 1, 0, 36, 18, true},    {9, 12, 33, 3, 3, 1, 1, 5, 70, 3, true},
-      {4, 20, 21, 3, 3, 2, 2, 1, 30, 65, true},    {2, 3, 3, 3, 3, 1, 1, 0, 1, 1, false}};
+      {3, 14, 13, 3, 3, 1, 1, 0, 132, 20, false},
+      {3, 14, 13, 3, 3, 1, 1, 17, 57, 64, false},
+      {5, 31, 40, 3, 2, 2, 1, 33, 130, 15, false},
+      {70, 9, 10, 2, 3, 1, 2, 3, 39, 5, false},
+      {1, 9, 200, 1, 7, 1, 1, 5, 300, 33, false},
+      {500, 5, 5, 3, 3, 1, 1, 0, 9, 40, false},
+      {4, 20, 21, 3, 3, 1, 1, 0, 36, 18, true},
+      {9, 12, 33, 3, 3, 1, 1, 5, 70, 3, true},
+      {4, 20, 21, 3, 3, 2, 2, 1, 30, 65, true},
+      {2, 3, 3, 3, 3, 1, 1, 0, 1, 1, false},
+      /* in place: vectors of one run, of two, to the end of the array, for so many rows that two are packed, and windows one above the other */
+      {3, 9, 18, 3, 3, 1, 1, 0, 96, 20, false},
+      {3, 12, 34, 3, 3, 1, 1, 5, 128, 64, false},
+      {2, 6, 20, 3, 3, 1, 1, 8, 64, 7, false},
+      {40, 9, 22, 3, 3, 1, 2, 1, 64, 130, false},
+      {2, 20, 32, 3, 1, 2, 1, 0, 40, 9, false},
+      {70, 20, 70, 3, 3, 1, 1, 30, 140, 33, false}};
   const bvm_loops *all[3];
   int tables_n = tables(all);
   for (size_t s = 0; s < sizeof cases / sizeof *cases; s++) {
