@@ -15,7 +15,7 @@
  *
  * Windows (of a convolution) are read from the array in which they lie, by the offsets of their columns and of their rows. Where each vector of a
  * panel is a run of elements that lie in one piece, or the end of one and the beginning of the next, kernels read them in place, which costs nothing
- * and half a multiplication a vector; elsewhere they are packed. Stored first, windows of 3 x 3 would be nine times the array.
+ * and half a multiplication a vector; elsewhere they are packed. Where neighbours lie two elements apart, each second of two vectors is taken. Stored first, windows of 3 x 3 would be nine times the array.
  *
  * A vector times a matrix has up to 8 vectors of sums at a time (tile_row).
  * A matrix times a vector, where rows of the matrix lie along k, has 8 rows in the lanes of a vector, turned in registers (tile_column): to
@@ -39,7 +39,7 @@ enum { TILE_IS_WHOLE, TILE_IS_PART, TILE_IS_NARROW, TILE_IS_RUNS, TILE_IS_PIECES
 
 /* By instruction set: rows of sums in registers (TILE_M, and the pitch of packed panels, TILE_PITCH), rows for which y is packed once (a
  * slice of them should lie in the second cache), vectors, masks that say which first elements of a vector are loaded and stored, and what reads the
- * elements after those from another place. A masked load takes the place of a multiplication, 4 % of a kernel's time, so whole panels have kernels
+ * elements after those from another place, and each second element of two vectors. A masked load takes the place of a multiplication, 4 % of a kernel's time, so whole panels have kernels
  * without. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -58,6 +58,9 @@ enum { TILE_M = 14, TILE_PITCH = 16, TILE_ROWS = 512 };
 #define TILE_STORE_SOME_f64(p, some, v) _mm512_mask_storeu_pd(p, some, v)
 #define TILE_THEN_f32(v, some, p) _mm512_mask_loadu_ps(v, (__mmask16) ~(some), p)
 #define TILE_THEN_f64(v, some, p) _mm512_mask_loadu_pd(v, (__mmask8) ~(some), p)
+#define TILE_EVEN_f32(a, b)                                                                                            \
+  _mm512_permutex2var_ps(a, _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0), b)
+#define TILE_EVEN_f64(a, b) _mm512_permutex2var_pd(a, _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0), b)
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 enum { TILE_M = 6, TILE_PITCH = 8, TILE_ROWS = 256 };
@@ -76,6 +79,9 @@ static const int32_t tile_ones[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #define TILE_STORE_SOME_f64(p, some, v) _mm256_maskstore_pd(p, some, v)
 #define TILE_THEN_f32(v, some, p) _mm256_blendv_ps(_mm256_loadu_ps(p), v, _mm256_castsi256_ps(some))
 #define TILE_THEN_f64(v, some, p) _mm256_blendv_pd(_mm256_loadu_pd(p), v, _mm256_castsi256_pd(some))
+#define TILE_EVEN_f32(a, b)                                                                                            \
+  _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xd8))
+#define TILE_EVEN_f64(a, b) _mm256_permute4x64_pd(_mm256_unpacklo_pd(a, b), 0xd8)
 #else
 enum { TILE_M = 4, TILE_PITCH = 4, TILE_ROWS = 256 };
 #define TILE_VECTOR(T)                                                                                                 \
@@ -95,6 +101,12 @@ enum { TILE_M = 4, TILE_PITCH = 4, TILE_ROWS = 256 };
   static inline tile_vec_##T tile_then_##T(tile_vec_##T v, int n, const T *p) {                                        \
     for (int i = n; i < (int)(16 / sizeof(T)); i++) v[i] = p[i];                                                       \
     return v;                                                                                                          \
+  }                                                                                                                    \
+  static inline tile_vec_##T tile_even_##T(tile_vec_##T a, tile_vec_##T b) {                                           \
+    enum { N = 16 / sizeof(T) };                                                                                       \
+    tile_vec_##T v = a;                                                                                                \
+    for (int i = 0; i < N; i++) v[i] = i < N / 2 ? a[2 * i] : b[2 * i - N];                                            \
+    return v;                                                                                                          \
   }
 TILE_VECTOR(f32)
 TILE_VECTOR(f64)
@@ -112,6 +124,8 @@ TILE_VECTOR(f64)
 #define TILE_STORE_SOME_f64 tile_store_some_f64
 #define TILE_THEN_f32 tile_then_f32
 #define TILE_THEN_f64 tile_then_f64
+#define TILE_EVEN_f32 tile_even_f32
+#define TILE_EVEN_f64 tile_even_f64
 #endif
 typedef TILE_VEC_f32 tile_v_f32;
 typedef TILE_VEC_f64 tile_v_f64;
@@ -304,9 +318,8 @@ static int64_t tile_period(const qk_tile *t, bool deep, int64_t *step) {
   }
   return period;
 }
-/* Offsets of n rows of windows along the depth, or of n columns, of which the first has number `at`, from the element where y begins. Returns how many
- * runs of elements that lie in one piece they are. */
-static int64_t tile_offsets(const qk_tile *t, bool deep, int64_t at, int64_t n, int64_t *to) {
+/* Offsets of n rows of windows along the depth, or of n columns, of which the first has number `at`, from the element where y begins. */
+static void tile_offsets(const qk_tile *t, bool deep, int64_t at, int64_t n, int64_t *to) {
   const int64_t step = deep ? t->y_k : t->y_n, all = n;
   int64_t again = 0, period = tile_period(t, deep, &again);
   if (period && period < n) n = period;
@@ -324,14 +337,16 @@ static int64_t tile_offsets(const qk_tile *t, bool deep, int64_t at, int64_t n, 
     }
   }
   for (int64_t i = n; i < all; i++) to[i] = to[i - period] + again + period * step;
+}
+/* How many runs of elements `step` apart n offsets are, and how many of them are the first. */
+static int64_t tile_runs(const int64_t *offsets, int64_t n, int64_t step) {
   int64_t runs = 1;
-  for (int64_t i = 1; i < all; i++) runs += to[i] != to[i - 1] + 1;
+  for (int64_t i = 1; i < n; i++) runs += offsets[i] != offsets[i - 1] + step;
   return runs;
 }
-/* How many of n offsets are one run. */
-static int64_t tile_run(const int64_t *offsets, int64_t n) {
+static int64_t tile_run(const int64_t *offsets, int64_t n, int64_t step) {
   int64_t i = 1;
-  while (i < n && offsets[i] == offsets[i - 1] + 1) i++;
+  while (i < n && offsets[i] == offsets[i - 1] + step) i++;
   return i;
 }
 

@@ -190,11 +190,11 @@ static void OF(tile_pack_y)(T *py, T *widened, const qk_tile *t, int64_t at, int
   (py + n * SLICE, widened, t, at + n * t->y_n, cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N), depth);
 }
 
-/* A piece of a row of windows that lies in one piece, at most a vector. */
+/* A run of a row of windows, at most a vector; `more`: where its elements lie two apart, those of the second vector. */
 typedef struct OF(tile_piece) {
   int64_t from;
   int to, length;
-  OF(TILE_MASK) some;
+  OF(TILE_MASK) some, more;
 } OF(tile_piece);
 
 /* Packs a panel of so many pieces a row. What is stored behind a piece is overwritten by the next. */
@@ -210,15 +210,15 @@ static inline __attribute__((always_inline)) void OF(tile_pack_pieces)(const int
         OF(TILE_LOAD_SOME)(from[i] + row[k], some[i]);
 }
 
-/* The same where y is windows, whose rows begin at `row` and whose columns lie at `at`: runs of elements that lie in one piece are copied, along
- * rows, else (turned) along the depth and then turned. The panel has room for a vector behind the columns of a row. */
+/* The same where y is windows, whose rows begin at `row` and whose columns lie at `at`, in runs of elements `step` apart (1 or 2): runs are copied
+ * along rows, or (step 0) along the depth and then turned. The panel has room for a vector behind the columns of a row. */
 static void OF(tile_pack_windows)(T *panel, T *widened, const qk_tile *t, const int64_t *at, int wide,
-                                  const int64_t *row, bool turned, int64_t depth) {
+                                  const int64_t *row, int step, int64_t depth) {
   const int d = t->yd, long_ = SLICE + OF(TILE_PAD);
-  if (turned) {
+  if (!step) {
     for (int i = 0; i < wide; i++)
       for (int64_t k = 0, length; k < depth; k += length) {
-        length = tile_run(row + k, depth - k);
+        length = tile_run(row + k, depth - k, 1);
         OF(tile_take)(widened + i * long_ + k, t->y, at[i] + row[k], length, d);
       }
     OF(tile_turn)(panel, OF(TILE_N), widened, long_, wide, depth);
@@ -227,10 +227,15 @@ static void OF(tile_pack_windows)(T *panel, T *widened, const qk_tile *t, const 
   OF(tile_piece) piece[OF(TILE_N)];
   int pieces = 0;
   for (int i = 0, length; i < wide; i += length) {
-    length = (int)tile_run(at + i, wide - i < LANES ? wide - i : LANES);
-    piece[pieces++] = (OF(tile_piece)){.from = at[i], .to = i, .length = length, .some = OF(TILE_SOME)(length)};
+    length = (int)tile_run(at + i, wide - i < LANES ? wide - i : LANES, step);
+    const int span = (length - 1) * step + 1;
+    piece[pieces++] = (OF(tile_piece)){.from = at[i],
+                                       .to = i,
+                                       .length = length,
+                                       .some = OF(TILE_SOME)(span < LANES ? span : LANES),
+                                       .more = OF(TILE_SOME)(span < LANES ? 0 : span - LANES)};
   }
-  if (d == OF(DTYPE) && pieces <= 4) {
+  if (d == OF(DTYPE) && step == 1 && pieces <= 4) {
     switch (pieces) {
     case 1: OF(tile_pack_pieces)(1, panel, t->y, piece, row, depth); break;
     case 2: OF(tile_pack_pieces)(2, panel, t->y, piece, row, depth); break;
@@ -243,12 +248,16 @@ static void OF(tile_pack_windows)(T *panel, T *widened, const qk_tile *t, const 
     for (int i = 0; i < pieces; i++) {
       T *to = panel + piece[i].to;
       const int64_t from = piece[i].from + row[k];
+      const T *y = (const T *)t->y + from;
       if (d != OF(DTYPE))
         OF(tile_take)(to, t->y, from, piece[i].length, d);
       else if (piece[i].length == 1)
-        *to = ((const T *)t->y)[from];
+        *to = *y;
+      else if (step == 1)
+        *(OF(tile_u) *)to = OF(TILE_LOAD_SOME)(y, piece[i].some);
       else
-        *(OF(tile_u) *)to = OF(TILE_LOAD_SOME)((const T *)t->y + from, piece[i].some);
+        *(OF(tile_u) *)to =
+            OF(TILE_EVEN)(OF(TILE_LOAD_SOME)(y, piece[i].some), OF(TILE_LOAD_SOME)(y + LANES, piece[i].more));
     }
 }
 
@@ -257,11 +266,11 @@ static void OF(tile_pack_windows)(T *panel, T *widened, const qk_tile *t, const 
 static int OF(tile_placed)(OF(tile_step) * s, const T *y, const int64_t *at) {
   int kind = TILE_IS_RUNS;
   for (int v = 0; v < 2; v++, at += LANES) {
-    const int n = (int)tile_run(at, LANES);
+    const int n = (int)tile_run(at, LANES, 1);
     s->at[v] = s->then[v] = y + at[0];
     s->some[v] = OF(TILE_SOME)(n);
     if (n == LANES) continue;
-    if (at[n] <= at[n - 1] || n + tile_run(at + n, LANES - n) < LANES) return TILE_IS_WHOLE;
+    if (at[n] <= at[n - 1] || n + tile_run(at + n, LANES - n, 1) < LANES) return TILE_IS_WHOLE;
     s->then[v] = y + (at[n] - n);
     kind = TILE_IS_PIECES;
   }
@@ -328,7 +337,8 @@ static void OF(tile_chunk)(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0,
     const OF(tile_x) x =
         OF(tile_take_x)(px, t, m0 * t->x_m + (k0 + k) * t->x_k, rows, high, d, (cols + OF(TILE_N) - 1) / OF(TILE_N));
     int64_t row[SLICE];
-    const int64_t down = t->ndigits ? tile_offsets(t, true, k0 + k, d, row) : 0;
+    if (t->ndigits) tile_offsets(t, true, k0 + k, d, row);
+    const int64_t down = t->ndigits ? tile_runs(row, d, 1) : 0;
     const bool there = !t->ndigits && t->yd == OF(DTYPE) && t->y_n == 1 &&
                        (panels == 1 || t->y_k * (int64_t)sizeof(T) * d <= TILE_NEAR);
     OF(tile_step)
@@ -340,7 +350,7 @@ static void OF(tile_chunk)(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0,
          .first = k == 0,
          .row = row};
     int64_t column[TILE_BLOCK * OF(TILE_N)];
-    bool turned = false;
+    int step = 1; /* of runs along columns; 0: those along rows are longer */
     for (int64_t n = 0; n < cols; n += OF(TILE_N)) {
       const int nc = cols - n < OF(TILE_N) ? (int)(cols - n) : OF(TILE_N);
       const int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, block = TILE_BLOCK * OF(TILE_N);
@@ -349,12 +359,16 @@ static void OF(tile_chunk)(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0,
       s.y = there ? (const T *)t->y + at : py + n % block * SLICE;
       s.lanes = nc > LANES ? nc - LANES : nc;
       if (t->ndigits) {
-        if (n % block == 0) turned = down * some < tile_offsets(t, false, n0 + n, some, column) * d;
-        if (kind == TILE_IS_WHOLE && !turned && t->yd == OF(DTYPE))
+        if (n % block == 0) {
+          tile_offsets(t, false, n0 + n, some, column);
+          step = t->yd == OF(DTYPE) && some > 1 && column[1] - column[0] == 2 ? 2 : 1;
+          if (down * some < tile_runs(column, some, step) * d) step = 0;
+        }
+        if (kind == TILE_IS_WHOLE && step == 1 && t->yd == OF(DTYPE))
           kind = OF(tile_placed)(&s, t->y, column + n % block);
         if (kind != TILE_IS_RUNS && (kind != TILE_IS_PIECES || panels > TILE_PIECED)) {
           kind = kind == TILE_IS_PIECES ? TILE_IS_WHOLE : kind;
-          OF(tile_pack_windows)(py + n % block * SLICE, widened, t, column + n % block, nc, row, turned, d);
+          OF(tile_pack_windows)(py + n % block * SLICE, widened, t, column + n % block, nc, row, step, d);
         }
       } else if (!there && n % block == 0)
         OF(tile_pack_y)(py, widened, t, at, some, d);

@@ -674,7 +674,11 @@ START_TEST(windows) {
       {2, 6, 20, 3, 3, 1, 1, 8, 64, 7, false},
       {40, 9, 22, 3, 3, 1, 2, 1, 64, 130, false},
       {2, 20, 32, 3, 1, 2, 1, 0, 40, 9, false},
-      {70, 20, 70, 3, 3, 1, 1, 30, 140, 33, false}};
+      {70, 20, 70, 3, 3, 1, 1, 30, 140, 33, false},
+      /* each second element: short runs and long ones, to the end of the array */
+      {3, 31, 81, 3, 3, 2, 1, 0, 600, 20, false},
+      {40, 7, 38, 3, 5, 2, 2, 2, 28, 3, false},
+      {2, 9, 9, 3, 3, 2, 1, 1, 15, 40, false}};
   const bvm_loops *all[3];
   int tables_n = tables(all);
   for (size_t s = 0; s < sizeof cases / sizeof *cases; s++) {
