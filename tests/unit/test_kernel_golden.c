@@ -158,6 +158,7 @@ END_TEST
 GOLDEN(transpose)
 GOLDEN(matmul_gelu)
 GOLDEN(convolution)
+GOLDEN(convolution_steps)
 GOLDEN(stencil)
 GOLDEN(gather)
 GOLDEN(scatter)
@@ -189,6 +190,7 @@ int main(void) {
   add(s, tcase_create("transpose"), test_transpose);
   add(s, tcase_create("matmul_gelu"), test_matmul_gelu);
   add(s, tcase_create("convolution"), test_convolution);
+  add(s, tcase_create("convolution_steps"), test_convolution_steps);
   add(s, tcase_create("stencil"), test_stencil);
   add(s, tcase_create("gather"), test_gather);
   add(s, tcase_create("scatter"), test_scatter);
