@@ -6,14 +6,14 @@
 #define TILE_SPLAT(v) ((v) - (VECTOR){0}) /* subtracting zero keeps every value, -0 included */
 
 enum {
-  OF(TILE_PAD) = 64 / sizeof(T), /* behind each packed row of x, so that rows lie in different sets of the cache */
+  OF(TILE_PAD) = 64 / sizeof(T), /* behind each packed row or panel of x: they lie in different sets of the cache */
   OF(TILE_X) = (TILE_ROWS + TILE_ROWS / 2) * SLICE,       /* room for packed x, */
   OF(TILE_Y) = TILE_BLOCK * OF(TILE_N) * SLICE + 64,      /* for packed y, with slack, */
   OF(TILE_WIDENED) = OF(TILE_N) * (SLICE + OF(TILE_PAD)), /* for columns of a narrow type, widened */
   OF(TILE_TREE) = TILE_TREE_BYTES / sizeof(T)             /* and for the sums of chunks */
 };
 _Static_assert(TILE_ROWS *(SLICE + OF(TILE_PAD)) <= OF(TILE_X), "rows of x");
-_Static_assert((TILE_ROWS / TILE_M + 1) * TILE_PITCH * SLICE <= OF(TILE_X), "panels of x");
+_Static_assert((TILE_ROWS / TILE_M + 1) * (TILE_PITCH * SLICE + OF(TILE_PAD)) <= OF(TILE_X), "panels of x");
 _Static_assert(sizeof(T) * (OF(TILE_X) + OF(TILE_Y) + OF(TILE_WIDENED) + OF(TILE_TREE)) <= QK_TILE_WORK, "all of it");
 
 /* ---- the kernel ---- */
@@ -304,7 +304,7 @@ static OF(tile_x)
     for (int m = 0; m < rows; m++) OF(tile_take)(px + m * pitch, t->x, at + m * t->x_m, depth, t->xd);
     return (OF(tile_x)){(const char *)px, pitch * size * high, pitch * size, size};
   }
-  const int64_t panel = TILE_PITCH * SLICE;
+  const int64_t panel = TILE_PITCH * SLICE + OF(TILE_PAD);
   if (t->x_m == 1)
     for (int64_t k = 0; k < depth; k++) {
       T *to = px + k * TILE_PITCH;

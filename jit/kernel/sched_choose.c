@@ -61,6 +61,7 @@ const schedule_numbers schedule_numbers_of[] = {
                     .dot_cols = 64,
                     .dot_most_rows = 512,
                     .dot_tiles = 8,
+                    .dot_packs = true,
                     .dot_slab = 8 * ORDER_DOT_CHUNK,
                     .dot_spread = 4},
     [TARGET_GPU] = {.trust = 0.6,
@@ -561,6 +562,9 @@ static void choose_product(chooser *x, k_val dot) {
     tm *= 2;
     tn *= 2;
   }
+  while (s->by->dot_packs && tm > 1 && tn > 1 && tm < s->by->dot_most_rows && tm < axis_hint(k, m) &&
+         axis_hint(k, m) * axis_hint(k, n) * points / (tm * tn * 2) >= s->by->dot_tiles)
+    tm *= 2;
   /* no larger than the product: the columns are the pitch of the local array */
   while (tm > 1 && const_at_most(k, m, tm / 2)) tm /= 2;
   while (tn > 1 && const_at_most(k, n, tn / 2)) tn /= 2;

@@ -154,11 +154,12 @@ typedef struct schedule_numbers {
   bool slab_tiles;        /* are slabs cut into tiles of c, too? */
   int64_t keep_row;       /* values of longer rows are computed again rather than kept */
   int keep_weight;        /* values that cost more than this are kept between passes */
-  /* rows of a product's tile; columns, then rows, are doubled where that leaves dot_tiles tiles */
+  /* rows of a product's tile; columns and rows are doubled where that leaves dot_tiles tiles, then rows alone with dot_packs */
   int64_t dot_rows;
   int64_t dot_cols;
   int64_t dot_most_rows;
   int64_t dot_tiles;
+  bool dot_packs; /* does each tile pack its columns of the second factor, so that taller ones pack them fewer times? */
   int64_t dot_least; /* the least results of a tile, if the product has so many */
   /* the least depth of a piece, where a product of fewer than dot_spread tiles is cut along its depth */
   int64_t dot_slab;

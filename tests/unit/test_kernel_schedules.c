@@ -345,6 +345,37 @@ static k_kernel *parsed(const char *text) {
   return k;
 }
 
+/* Tiles of products are as tall as leaves enough of them: each packs its columns of the second factor again. */
+START_TEST(tiles_are_as_tall_as_there_are_enough) {
+  static const struct {
+    int m, n;
+    const char *cpu;
+  } cases[] = {
+      {64, 64, "par m/64, n/64; tile k; for m; vec n"},      {256, 256, "par m/128, n/64; tile k; for m; vec n"},
+      {256, 512, "par m/256, n/64; tile k; for m; vec n"},   {192, 1024, "par m/256, n/64; tile k; for m; vec n"},
+      {128, 4096, "par m/128, n/128; tile k; for m; vec n"}, {2048, 512, "par m/512, n/256; tile k; for m; vec n"},
+      {4096, 1, "par m/128, n; tile k; for n; vec m"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char text[600];
+    const int m = cases[i].m, n = cases[i].n;
+    snprintf(text, sizeof text,
+             "kernel product {\n  axis m %d\n  axis n %d\n  axis k 512\n"
+             "  buffer b0 f32 in node=1 elements=%d\n  buffer b1 f32 in node=2 elements=%d\n"
+             "  buffer b2 f32 out node=3 elements=%d\n  %%1 = f32 load b0[512*m + k]\n"
+             "  %%2 = f32 load b1[n + %d*k]\n  %%3 = f32 dot k %%1 %%2\n  store b2[%d*m + n] %%3 over m n\n}\n",
+             m, n, m * 512, n * 512, m * n, n, n);
+    k_kernel *k = parsed(text);
+    schedule_result s;
+    const char *why = NULL;
+    ck_assert_msg(schedule(k, TARGET_CPU, &(schedule_how){.grain = GRAIN}, &s, &why), "%d x %d: %s", m, n, why);
+    ck_assert_str_eq(s.program->schedule, cases[i].cpu);
+    l_free(s.program);
+    k_free(k);
+  }
+}
+END_TEST
+
 START_TEST(texts_are_read) {
   static const struct {
     const char *text, *printed; /* NULL: as it is */
@@ -525,6 +556,7 @@ END_TEST
 
 int main(void) {
   Suite *s = suite_create("kernel_schedules");
+  CASE(tcase_create("tiles"), tiles_are_as_tall_as_there_are_enough);
   CASE(tcase_create("texts"), texts_are_read, texts_that_do_not_fit_have_a_reason, garbage_is_refused);
 #ifdef CAN_FAIL
   CASE(tcase_create("memory"), every_allocation_can_fail);
