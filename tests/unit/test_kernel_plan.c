@@ -735,6 +735,16 @@ START_TEST(planning_is_linear) {
 }
 END_TEST
 
+/* In the training step of a deep net a forward kernel and a backward one have most of the net between them. Looking for
+ * ways between them and moving what lies there makes a node of 64 layers no more than twice the work of a node of one. */
+START_TEST(deep_nets_plan_in_time) {
+  tune_reset();
+  const struct kind kind = {"transformer training", transformer_training};
+  price few = price_of(&kind, 150), many = price_of(&kind, 64 * 150);
+  ck_assert_msg(many.work <= 2 * few.work, "%.0f steps a node of one layer, %.0f of 64", few.work, many.work);
+}
+END_TEST
+
 /* Unrolled loops, of which all turns are equal. */
 START_TEST(equal_turns_are_planned_once) {
   tune_reset();
@@ -921,6 +931,7 @@ int main(void) {
       {tcase_create("equal_blocks_are_planned_once"), equal_blocks_are_planned_once},
       {tcase_create("equal_turns_are_planned_once"), equal_turns_are_planned_once},
       {tcase_create("planning_is_linear"), planning_is_linear},
+      {tcase_create("deep_nets_plan_in_time"), deep_nets_plan_in_time},
       {tcase_create("large_kernels_plan_in_time"), large_kernels_plan_in_time},
       {tcase_create("jobs_can_be_cancelled"), jobs_can_be_cancelled},
   };
