@@ -199,7 +199,7 @@ static bool goes_on(fuser *f) {
 
 /* Makes room for `need` elements in an array of the arena. */
 static bool room(fuser *f, void **p, uint32_t *cap, uint32_t need, size_t size) {
-  return arena_room(&f->arena, p, cap, need, size) || out_of_memory(f);
+  return need <= *cap || arena_room(&f->arena, p, cap, need, size) || out_of_memory(f);
 }
 
 static const graph_node *node_of(const fuser *f, uint32_t n) { return &f->g->nodes[n]; }
