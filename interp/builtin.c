@@ -100,7 +100,7 @@ static const builtin_fn op_functions[OP_COUNT] = {
 
 /* Can programs call the op as a function? */
 static bool op_is_public(op_id op) {
-  if (op == OP_smul || op == OP_cast || op == OP_fit) return false;
+  if (op == OP_smul || op == OP_gelu_slope || op == OP_cast || op == OP_fit) return false;
   op_class k = (op_class)op_rows[op].klass;
   return k == CLASS_POINTWISE || k == CLASS_REDUCE || k == CLASS_SCAN;
 }

@@ -149,6 +149,7 @@ OPS = {
 # Rows that programs do not reach on their own.
 MADE = {
     "smul": "of gradients",
+    "gelu_slope": "of gradients",
     "fit": "of numbers beside arrays in recordings",
     "window": "of convolution and pooling",
     "gather_add": "of gradients",

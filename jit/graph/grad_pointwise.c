@@ -176,13 +176,18 @@ static void by_gate(grad_ctx *c, bool cubic) {
 void grad_silu(grad_ctx *c) { by_gate(c, false); }
 void grad_gelu_tanh(grad_ctx *c) { by_gate(c, true); }
 
-/* N(x) + x n(x): the normal distribution function and its density */
 void grad_gelu(grad_ctx *c) {
   graph_type narrow;
   uint32_t x = widened(c, &narrow);
-  uint32_t below = times(c, 0.5, plus(c, 1, make1(c, OP_erf, times(c, SQRT_HALF, x))));
-  uint32_t density = times(c, 0.5 * SQRT_HALF * TWO_OVER_SQRT_PI, make1(c, OP_exp, times(c, -0.5, square(c, x))));
-  by_widened(c, make2(c, OP_add, below, make_smul(c, x, density)), &narrow);
+  by_widened(c, make1(c, OP_gelu_slope, x), &narrow);
+}
+
+/* n(x) (2 - x^2), n the density of the normal distribution */
+void grad_gelu_slope(grad_ctx *c) {
+  graph_type narrow;
+  uint32_t z = square(c, widened(c, &narrow));
+  uint32_t density = times(c, 0.5 * SQRT_HALF * TWO_OVER_SQRT_PI, make1(c, OP_exp, times(c, -0.5, z)));
+  by_widened(c, make_smul(c, density, minus(c, 2, z)), &narrow);
 }
 
 /* angle of (x, y), given (y, x) */

@@ -32,6 +32,7 @@
   X(erf, 1, REAL, PLAIN, T, "error function")                                                             \
   X(silu, 1, REAL, PLAIN, T, "a / (1 + exp(-a))")                                                         \
   X(gelu, 1, REAL, PLAIN, T, "a times the normal distribution function of a")                             \
+  X(gelu_slope, 1, REAL, PLAIN, T, "the derivative of gelu")                                              \
   X(gelu_tanh, 1, REAL, PLAIN, T, "a / (1 + exp(-w)), w = 2 sqrt(2/pi) (a + 0.044715 a^3)")               \
   X(rsqrt, 1, REAL, PLAIN, T, "1 / sqrt(a)")                                                              \
   X(pow, 2, NUM, POW, T, "a to the power b")                                                              \

@@ -4,7 +4,7 @@
 Usage: fit.py [NAME...]; needs mpmath. Every row says which function g is approximated on which interval by a polynomial
 with n coefficients, relative to which weight w (the error reported is max |p - g| * w), and in which type the
 coefficients are rounded (f32: one after the other from the constant term up, refitting the rest each time; or, `polish`, all at once, then each
-moved by a unit, alone and with another one, while that helps).
+moved by a unit, alone and with another one, while that helps). A row made by `ratio` is a quotient of two polynomials, whose lower one begins with a given number.
 """
 import struct
 import sys
@@ -20,6 +20,18 @@ def hexf(x, bits):
     text = float(x).hex()
     mantissa, exponent = text.split("p")
     return mantissa.rstrip("0").rstrip(".") + "p" + exponent, mpf(float(x))
+
+
+def extrema(err, m):
+    """Where the error is largest in each run of one sign: m of them, dropping at the ends."""
+    runs, start = [], 0
+    for i in range(1, len(err) + 1):
+        if i == len(err) or (err[i] > 0) != (err[start] > 0):
+            runs.append(max(range(start, i), key=lambda k: abs(err[k])))
+            start = i
+    while len(runs) > m:
+        runs.pop(0 if abs(err[runs[0]]) < abs(err[runs[-1]]) else -1)
+    return runs
 
 
 def remez(g, w, lo, hi, n, fixed):
@@ -41,15 +53,7 @@ def remez(g, w, lo, hi, n, fixed):
         s = lu_solve(a, b)
         c = list(fixed) + [s[k] for k in range(n - k0)]
         err = [(mp.polyval(c[::-1], x) - gx) * wx for x, gx, wx in gv]
-        # Extrema: the largest error of each run of one sign; m of them, dropping at the ends.
-        runs, start = [], 0
-        for i in range(1, len(err) + 1):
-            if i == len(err) or (err[i] > 0) != (err[start] > 0):
-                j = max(range(start, i), key=lambda q: abs(err[q]))
-                runs.append(j)
-                start = i
-        while len(runs) > m:
-            runs.pop(0 if abs(err[runs[0]]) < abs(err[runs[-1]]) else -1)
+        runs = extrema(err, m)
         worst = max(abs(e) for e in err)
         if len(runs) < m or worst < abs(s[m - 1]) * mpf("1.001"):
             break
@@ -94,11 +98,17 @@ def polish(name, g, w, lo, hi, n):
             worst = max(worst, abs(p - gx) * wx)
         return worst
 
-    c = [struct.unpack("f", struct.pack("f", float(v)))[0] for v in exact]
+    c, e = by_units([hexf(v, 24)[1] for v in exact], error)
+    print("%-16s n=%-2d 2^%.1f (exact coefficients 2^%.1f)\n  %s" % (name, n, mp.log(e, 2), mp.log(best, 2), ", ".join(hexf(v, 24)[0] for v in c)))
+
+
+def by_units(c, error):
+    """f32 coefficients c, each moved by a unit, alone and with another one, while that makes error(c) less; and that error."""
+    c = [float(v) for v in c]
     e, better = error(c), True
     while better:
         better = False
-        for i in range(n):
+        for i in range(len(c)):
             for j in range(i + 1):
                 for up in (False, True):
                     for other in (False, True):
@@ -109,7 +119,60 @@ def polish(name, g, w, lo, hi, n):
                         x = error(d)
                         if x < e:
                             c, e, better = d, x, True
-    print("%-16s n=%-2d 2^%.1f (exact coefficients 2^%.1f)\n  %s" % (name, n, mp.log(e, 2), mp.log(best, 2), ", ".join(hexf(v, 24)[0] for v in c)))
+    return c, e
+
+
+def remez_ratio(g, w, grid, p, q):
+    """Minimax fit of g on the points of a grid by N / D of degrees p and q with D(0) = 1, with weight w. Returns (N, D, error). The level times D is
+    not linear in what is looked for: D is that of the turn before."""
+    m = p + q + 2
+    gv = [(x, g(x), w(x)) for x in grid]
+    at = [round((len(grid) - 1) * (1 - float(mp.cos(pi * i / (m - 1)))) / 2) for i in range(m)]
+    d = [mpf(1)] * m
+    for _ in range(40):
+        for _ in range(6):
+            a, b = matrix(m, m), matrix(m, 1)
+            for i, (x, gx, wx) in enumerate(gv[k] for k in at):
+                for k in range(p + 1):
+                    a[i, k] = x**k
+                for k in range(1, q + 1):
+                    a[i, p + k] = -gx * x**k
+                a[i, m - 1] = (-1) ** i * d[i] / wx
+                b[i] = gx
+            s = lu_solve(a, b)
+            upper, lower = [s[k] for k in range(p + 1)], [mpf(1)] + [s[p + k] for k in range(1, q + 1)]
+            d = [mp.polyval(lower[::-1], gv[k][0]) for k in at]
+        err = [(mp.polyval(upper[::-1], x) / mp.polyval(lower[::-1], x) - gx) * wx for x, gx, wx in gv]
+        at, worst = extrema(err, m), max(abs(e) for e in err)
+        if len(at) < m or worst < abs(s[m - 1]) * mpf("1.001"):
+            break
+        d = [mp.polyval(lower[::-1], gv[k][0]) for k in at]
+    return upper, lower, worst
+
+
+def ratio(name, g, w, grid, p, q, bits, first):
+    """Minimax fit by a quotient with D(0) = first, whose coefficients are rounded, and those of f32 moved by units."""
+    upper, lower, best = remez_ratio(g, w, grid, p, q)
+    rows = [(x, g(x), w(x)) for x in grid]
+    if bits == 24:
+        rows = [tuple(float(v) for v in r) for r in rows]
+
+    def error(c):
+        worst = 0
+        for x, gx, wx in rows:
+            n, d = c[p], c[p + q]
+            for v in reversed(c[:p]):
+                n = n * x + v
+            for v in reversed(c[p + 1 : p + q]):
+                d = d * x + v
+            worst = max(worst, abs(n / (d * x + first) - gx) * wx)
+        return worst
+
+    c = [hexf(v * mpf(first), bits)[1] for v in upper + lower[1:]]
+    c, e = by_units(c, error) if bits == 24 else (c, error(c))
+    texts = [hexf(v, bits)[0] for v in c]
+    print("%-16s n=%d/%d 2^%.1f (exact coefficients 2^%.1f)\n  %s\n  %s, %s" %
+          (name, p + 1, q + 1, mp.log(e, 2), mp.log(best, 2), ", ".join(texts[: p + 1]), hexf(first, bits)[0], ", ".join(texts[p + 1 :])))
 
 
 def near0(f, c):
@@ -145,6 +208,19 @@ def gelu_tail(k):
         return (t + k) * erfc(t / sqrt(2)) * exp(t * t / 2) / 2
     return h
 
+def upper_tail(t):
+    """1 - N(t) of the normal distribution function N is exp(-t^2/2) times this, which less t / sqrt(2 pi) gives 1 - N(t) - t n(t), the tail of gelu's
+    derivative. Fits of it are relative to what that leaves, but to a tenth near its zero."""
+    return erfc(t / sqrt(2)) * exp(t * t / 2) / 2
+
+def slope_weight(t):
+    return 1 / max(abs(upper_tail(t) - t / sqrt(2 * pi)), mpf("0.1"))
+
+def from_zero(to, k, n):
+    """Points t from 0 to `to`, which are dense where (t - k) / (t + k) has the extrema of a polynomial."""
+    us = [-1 + (1 + (to - k) / (to + k)) * (1 - mp.cos(pi * i / n)) / 2 for i in range(n + 1)]
+    return [k * (1 + u) / (1 - u) for u in us]
+
 Z4 = (pi / 4 * mpf("1.0001")) ** 2
 T8 = (sqrt(mpf(2)) - 1) ** 2 * mpf("1.0001")
 LSMAX = ((sqrt(mpf(2)) - 1) / (sqrt(mpf(2)) + 1)) ** 2 * mpf("1.001")
@@ -169,6 +245,7 @@ FITS = {
     # erf(t) = 1 - exp2(q(t)), t from 0.93 to 4
     "erfc32": lambda: fit("erfc32", lambda t: log(erfc(t), 2), lambda t: log(2) * erfc(t) / erf(t), "0.92", "4.1", 8, 24),
     "gelu32": lambda: fit("gelu32", gelu_tail(mpf("3.5")), lambda u: 1 / gelu_tail(mpf("3.5"))(u), -1, mpf("12.5") / mpf("19.5"), 10, 24),
+    "gelu_slope32": lambda: ratio("gelu_slope32", upper_tail, slope_weight, from_zero(mpf(15), 2, 440), 4, 4, 24, 1.25),
     "exp2s_32": lambda: fit("exp2s_32", E2, lambda r: abs(r) / mpf(2) ** r, -0.5, 0.5, 5, 24),
     # f64 helpers of f32 functions
     "log2_32d": lambda: fit("log2_32d", LS, lambda z: z, 0, LSMAX, 4, 53),
@@ -190,6 +267,7 @@ FITS = {
     "erfc64": lambda: fit("erfc64", lambda u: (lambda x: erfc(x) * exp(x * x))(mpf("2.5") * (1 + u) / (1 - u)),
                           lambda u: mpf(1), (1 - mpf("2.5")) / (1 + mpf("2.5")), (6 - mpf("2.5")) / (6 + mpf("2.5")), 17, 53),
     "gelu64": lambda: fit("gelu64", gelu_tail(mpf(4)), lambda u: 1 / gelu_tail(mpf(4))(u), -1, mpf(36) / 44, 24, 53),
+    "gelu_slope64": lambda: ratio("gelu_slope64", upper_tail, slope_weight, from_zero(mpf(39), 3, 840), 9, 10, 53, 1),
 }
 
 if __name__ == "__main__":

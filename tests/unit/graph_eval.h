@@ -220,6 +220,7 @@ static inline double eval_float_op(qn_dtype d, op_id op, double a, double b) {
   case OP_erf: return erf(a);
   case OP_silu: return a / (1 + exp(-a));
   case OP_gelu: return a * 0.5 * erfc(-a * 0.70710678118654752440);
+  case OP_gelu_slope: return 0.5 * erfc(-a * 0.70710678118654752440) + a * exp(-0.5 * a * a) * 0.39894228040143267794;
   case OP_gelu_tanh: return a * 0.5 * (1 + tanh(0.79788456080286535588 * (a + 0.044715 * a * a * a)));
   case OP_stop_gradient: return a;
   default: return NAN;

@@ -212,6 +212,7 @@ static const struct {
     {"graph(%1: f64[3]) { %2 = silu %1 : f64[3] return %2 }", -2, 2, true},
     {"graph(%1: f64[3]) { %2 = gelu %1 : f64[3] return %2 }", -2, 2, true},
     {"graph(%1: f64[3]) { %2 = gelu_tanh %1 : f64[3] return %2 }", -2, 2, true},
+    {"graph(%1: f64[3]) { %2 = gelu_slope %1 : f64[3] return %2 }", -2, 2, true},
     {"graph(%1: bool[3], %2: f64[2, 3], %3: f64[]) { %4 = where %1, %2, %3 : f64[2, 3] return %4 }", -2, 2, false},
     {"graph(%1: weak f64) { %2 = cast %1 dtype=f64 : f64[] return %2 }", -2, 2, false},
     {"graph(%1: f64[]) { %2 = cast %1 weak dtype=f64 : weak f64 %3 = mul %2, %2 : weak f64 return %3 }", -2, 2, true},
