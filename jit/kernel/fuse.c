@@ -766,6 +766,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   const char *why = NULL;
   uint32_t made = 0;
   r.made = &made;
+  const schedule_how how = schedule_how_of(f->tune);
   k_kernel *k = lower(&r, &why);
   if (k) k->statics = f->tune[TUNE_fuse_static] && statics_pay(k);
   f->budget -= n + made;
@@ -773,8 +774,8 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   double cost = 0;
   bool effects = false;
   for (k_val v = 1; k && v < k->n && !effects; v++) effects = k_is_effect(&k->nodes[v]);
-  bool ok = k && (!effects || schedule_estimate(k, f->target, f->tune[TUNE_schedule_processors], &cost,
-                                                &why)); /* none: all checks are known to hold */
+  bool ok =
+      k && (!effects || schedule_estimate(k, f->target, &how, &cost, &why)); /* none: all checks are known to hold */
   k_free(k);
   unplace(f, n);
   if (!ok && why == lower_no_memory) return out_of_memory(f);

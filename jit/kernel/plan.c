@@ -87,12 +87,6 @@ static bool fails(planner *m, const char *why) {
 
 static bool out_of_memory(planner *m) { return fails(m, lower_no_memory); }
 
-/* What the tunables say about schedules. */
-static schedule_how schedule_how_of(const int64_t *tune) {
-  return (schedule_how){
-      .grain = tune[TUNE_par_grain], .pick = tune[TUNE_schedule_pick], .processors = tune[TUNE_schedule_processors]};
-}
-
 static bool goes_on(planner *m) { return !cancelled(m->cancel) || fails(m, lower_cancelled); }
 
 static void *take(planner *m, size_t n, size_t size) {

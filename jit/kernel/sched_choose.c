@@ -10,60 +10,28 @@
 #include "jit/kernel/lower.h"
 #include "jit/kernel/sched_impl.h"
 
+/* What holds for compiled kernels and for those that the block VM runs. */
+#define CPU_MACHINE                                                                                                    \
+  .launch_ns = 60, .phase_ns = 60, .pool_ns = 2000, .pool_points = 32768, .processors = 4, .saturated = 2,             \
+  .op_ns = 0.02, .fma_ns = 0.014, .apart = 1, .guard = 1, .chain = 40, .costs = COST_AVX512, .step_ns = 1,             \
+  .byte_ns = 0.08, .cache = 1 << 20, .near = 1 << 15
+#define CPU_SHAPES                                                                                                     \
+  .plain_least = 8192, .plain_most = 8192, .instances = 1, .split_row = 65536, .split_rows = 8,                        \
+  .split_block = 16 * ORDER_BLOCK, .pieces = 64, .slab_work = 65536, .slab_instances = 1, .slabs = 64,                 \
+  .merge_tile = 1024, .keep_row = 65536, .keep_weight = 6, .dot_rows = 128, .dot_cols = 64, .dot_most_rows = 512,      \
+  .dot_tiles = 8, .dot_packs = true, .dot_slab = 8 * ORDER_DOT_CHUNK, .dot_spread = 4
+
 const schedule_numbers schedule_numbers_of[] = {
     [TARGET_CPU] = {.trust = 0.99,
-                    .price = {.launch_ns = 60,
-                              .phase_ns = 60,
-                              .pool_ns = 2000,
-                              .pool_points = 32768,
-                              .processors = 4,
-                              .saturated = 2,
-                              .op_ns = 0.02,
-                              .fma_ns = 0.014,
-                              .scalar = 12,
-                              .alone = 2,
-                              .lanes = 64,
-                              .end = 10,
-                              .turn = 16,
-                              .gather = 16,
-                              .scatter = 48,
-                              .apart = 1,
-                              .guard = 1,
-                              .scan = 115,
-                              .chain = 40,
-                              .many = 2.5,
-                              .running = 10,
-                              .costs = COST_AVX512,
-                              .vec_ns = 2,
-                              .pass_ns = 2,
-                              .par_ns = 1,
-                              .place_ns = 0.8,
-                              .finish_ns = 22,
-                              .step_ns = 1,
-                              .byte_ns = 0.08,
-                              .near_ns = 0.025,
-                              .cache = 1 << 20,
-                              .near = 1 << 15},
-                    .plain_least = 8192,
-                    .plain_most = 8192,
-                    .instances = 1,
-                    .split_row = 65536,
-                    .split_rows = 8,
-                    .split_block = 16 * ORDER_BLOCK,
-                    .pieces = 64,
-                    .slab_work = 65536,
-                    .slab_instances = 1,
-                    .slabs = 64,
-                    .merge_tile = 1024,
-                    .keep_row = 65536,
-                    .keep_weight = 6,
-                    .dot_rows = 128,
-                    .dot_cols = 64,
-                    .dot_most_rows = 512,
-                    .dot_tiles = 8,
-                    .dot_packs = true,
-                    .dot_slab = 8 * ORDER_DOT_CHUNK,
-                    .dot_spread = 4},
+                    .price = {CPU_MACHINE, .scalar = 12, .alone = 2, .lanes = 64, .end = 10, .turn = 16, .gather = 16,
+                              .scatter = 48, .scan = 115, .many = 2.5, .running = 10, .vec_ns = 2, .pass_ns = 2,
+                              .par_ns = 1, .place_ns = 0.8, .finish_ns = 22, .near_ns = 0.025},
+                    CPU_SHAPES},
+    [NUMBERS_VM] = {.trust = 0.95,
+                    .price = {CPU_MACHINE, .scalar = 16, .alone = 4, .turn = 20, .gather = 24, .scatter = 24,
+                              .scan = 80, .many = 4, .running = 4, .vec_ns = 3, .par_ns = 10, .finish_ns = 12,
+                              .near_ns = 0.015},
+                    CPU_SHAPES},
     [TARGET_GPU] = {.trust = 0.6,
                     .price = {.launch_ns = 1500,
                               .phase_ns = 1500,

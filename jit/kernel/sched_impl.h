@@ -167,7 +167,8 @@ typedef struct schedule_numbers {
   bool layouts;  /* do phases get layouts of threads (layout.h)? */
   bool dot_room; /* must a tile's local have room for the sums of chunks? */
 } schedule_numbers;
-extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */
+enum { NUMBERS_VM = TARGET_GPU + 1 };
+extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target; NUMBERS_VM: of a CPU's block VM */
 
 /* A nest: some effects of a kernel and the loops that make them. */
 typedef struct nest {

@@ -9,6 +9,7 @@
 
 #include "jit/kernel/lower.h"
 #include "jit/kernel/sched_impl.h"
+#include "lang/vm.h"
 
 /* ---- what depends on what ---------------------------------------------------------------------------------------------- */
 
@@ -346,7 +347,7 @@ typedef struct cursor {
   schedule_target target;
   k_val *effects;
   uint32_t from, n;
-  int64_t pick, processors; /* schedule_how */
+  schedule_how how;
   const char *text;
 } cursor;
 
@@ -356,9 +357,10 @@ static void mark_needed(void *ctx, k_val v) { ((nest *)ctx)->needed[v] = true; }
 static bool nest_init(nest *s, const cursor *x, uint32_t n) {
   const k_kernel *k = x->k;
   const k_val *effects = x->effects + x->from;
-  const schedule_numbers *by = &schedule_numbers_of[x->target];
+  const bool vm = x->target == TARGET_CPU && (x->how.interpreted || k->classed);
+  const schedule_numbers *by = &schedule_numbers_of[vm ? NUMBERS_VM : (int)x->target];
   *s = (nest){.k = k, .by = by, .effects = effects, .first = x->from == 0, .s.effects = n};
-  s->processors = x->processors && x->target == TARGET_CPU ? (double)x->processors : by->price.processors;
+  s->processors = x->how.processors && x->target == TARGET_CPU ? (double)x->how.processors : by->price.processors;
   s->needed = calloc(k->n, sizeof *s->needed);
   if (!s->needed) return refuse(s, lower_no_memory);
   for (uint32_t i = 0; i < n; i++) {
@@ -396,7 +398,7 @@ static uint32_t effects_end(const k_kernel *k, const k_val *effects, uint32_t fr
 /* Sets up the nest of the next n effects and gives it loops. */
 static bool nest_of(nest *s, const cursor *x, uint32_t n) {
   if (!nest_init(s, x, n)) return false;
-  return nest_choose(s, x->pick);
+  return nest_choose(s, x->how.pick);
 }
 
 /* Are all checks of a number in the next n effects, or none? */
@@ -600,9 +602,9 @@ static bool build_kernel(nest_builder *nb, cursor *x, int64_t grain, schedule_re
   return !nb->why;
 }
 
-static bool price_of(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
+static bool price_of(const k_kernel *k, schedule_target target, const schedule_how *how, double *nanoseconds,
                      const char **why) {
-  cursor x = {.k = k, .target = target, .processors = processors};
+  cursor x = {.k = k, .target = target, .how = {.processors = how->processors, .interpreted = how->interpreted}};
   x.effects = list_effects(k, &x.n, why);
   *nanoseconds = schedule_numbers_of[target].price.launch_ns;
   while (!*why && x.from < x.n) {
@@ -619,10 +621,10 @@ static bool price_of(const k_kernel *k, schedule_target target, int64_t processo
 
 /* The kernel with its short axes unrolled where that has a lower price, for the caller to free; NULL if it is best as it is. Sets the price, or the
  * reason why there is none. */
-static k_kernel *unroll_cheaply(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
+static k_kernel *unroll_cheaply(const k_kernel *k, schedule_target target, const schedule_how *how, double *nanoseconds,
                                 const char **why) {
   k_kernel *best = NULL;
-  bool ok = price_of(k, target, processors, nanoseconds, why);
+  bool ok = price_of(k, target, how, nanoseconds, why);
   for (uint32_t a = 0; a < k->naxes && (best ? best : k)->n <= UNROLL_MOST; a++) {
     uint32_t now = 0; /* the axis' number in the best form, in which others have gone */
     const k_kernel *from = best ? best : k;
@@ -631,7 +633,7 @@ static k_kernel *unroll_cheaply(const k_kernel *k, schedule_target target, int64
     k_kernel *made = k_unroll(from, now);
     const char *other = NULL;
     double ns;
-    if (!made || !price_of(made, target, processors, &ns, &other) || (ok && ns >= *nanoseconds)) {
+    if (!made || !price_of(made, target, how, &ns, &other) || (ok && ns >= *nanoseconds)) {
       k_free(made);
       continue;
     }
@@ -670,10 +672,17 @@ static k_kernel *unroll_text(const k_kernel *k, const char **text, const char **
   }
 }
 
-bool schedule_estimate(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
+schedule_how schedule_how_of(const int64_t *tune) {
+  return (schedule_how){.grain = tune[TUNE_par_grain],
+                        .pick = tune[TUNE_schedule_pick],
+                        .processors = tune[TUNE_schedule_processors],
+                        .interpreted = !tune[TUNE_jit_cc]};
+}
+
+bool schedule_estimate(const k_kernel *k, schedule_target target, const schedule_how *how, double *nanoseconds,
                        const char **why) {
   *why = NULL;
-  k_free(unroll_cheaply(k, target, processors, nanoseconds, why));
+  k_free(unroll_cheaply(k, target, how, nanoseconds, why));
   return !*why;
 }
 
@@ -684,7 +693,7 @@ static bool make_program(const k_kernel *k, schedule_target target, const schedu
   l_program *p = l_new(k->name);
   if (!p) return false;
   nest_builder nb;
-  cursor x = {.k = k, .target = target, .pick = how->pick, .text = how->text, .processors = how->processors};
+  cursor x = {.k = k, .target = target, .text = how->text, .how = *how};
   text_buf text = {0};
   print_unrolled(whole, k, &text);
   bool loops = nest_has_loops(k), ok = nest_begin(&nb, k, p);
@@ -751,7 +760,7 @@ bool schedule(const k_kernel *k, schedule_target target, const schedule_how *how
     if (*why) return false;
   } else if (any) {
     const char *other = NULL;
-    unrolled = unroll_cheaply(k, target, how->processors, &ns, &other);
+    unrolled = unroll_cheaply(k, target, how, &ns, &other);
   }
   bool ok = make_program(unrolled ? unrolled : k, target, &then, k, out, why);
   k_free(unrolled);

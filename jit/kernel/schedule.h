@@ -48,8 +48,8 @@ typedef struct schedule_how {
   int64_t grain; /* the tunable par.grain */
   int64_t pick;  /* the tunable schedule.pick; 0: by price */
   const char *text;
-  int64_t
-      processors; /* the tunable schedule.processors; 0: as many as a schedule for a machine of unknown size counts on */
+  int64_t processors; /* the tunable schedule.processors; 0: four, or what a GPU has */
+  bool interpreted;   /* will a CPU's block VM run it? (It always runs the one-op kernels of eager dispatch.) */
 } schedule_how;
 
 typedef struct schedule_result {
@@ -67,9 +67,10 @@ typedef struct schedule_result {
  * schedule that fits. */
 QN_MUST_CHECK bool schedule(const k_kernel *k, schedule_target target, const schedule_how *how, schedule_result *out,
                             const char **why);
-/* Estimates how long the program would take on such a machine, including its launch, at the recorded sizes. `processors` as in schedule_how. False
- * as schedule. */
-QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, int64_t processors, double *nanoseconds,
-                                     const char **why);
+/* What the tunables say about schedules. */
+schedule_how schedule_how_of(const int64_t *tune);
+/* Estimates how long the program by price would take on such a machine, including its launch, at the recorded sizes. False as schedule. */
+QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, const schedule_how *how,
+                                     double *nanoseconds, const char **why);
 
 #endif

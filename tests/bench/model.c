@@ -185,7 +185,9 @@ static void measure_kernel(bench *b, k_kernel *k, const char *name, uint64_t see
     return;
   }
   for (uint32_t pick = 0; pick <= most && n < CANDIDATES_MOST; pick++) {
-    if (!schedule(k, target, &(schedule_how){tune[TUNE_par_grain], pick, NULL, 1}, &s, &reason)) break;
+    if (!schedule(k, target, &(schedule_how){.grain = tune[TUNE_par_grain], .pick = pick, .processors = 1}, &s,
+                  &reason))
+      break;
     most = s.candidates;
     uint64_t hash = l_hash(s.program);
     bool known = false;

@@ -541,7 +541,7 @@ START_TEST(every_allocation_can_fail) {
         double ns;
         if (failed && !texts[i]) {
           until_failure = n;
-          bool ok = schedule_estimate(k, (schedule_target)target, 0, &ns, &why);
+          bool ok = schedule_estimate(k, (schedule_target)target, &(schedule_how){0}, &ns, &why);
           until_failure = 0;
           ck_assert(ok || why == lower_no_memory);
         }
