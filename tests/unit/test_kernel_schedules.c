@@ -376,6 +376,53 @@ START_TEST(tiles_are_as_tall_as_there_are_enough) {
 }
 END_TEST
 
+/* What is chosen depends on the threads that a VM has, on whether the block VM runs the kernel, and on what is left over behind whole vectors. */
+START_TEST(machines_have_their_own_choice) {
+  static const char columns[] =
+      "kernel sums {\n  axis a 1000\n  axis b 1000\n  buffer b0 f32 in node=1 elements=1000000\n"
+      "  buffer b1 f32 out node=2 elements=1000\n  %1 = f32 load b0[a + 1000*b]\n"
+      "  %2 = f32 reduce.add outer b %1\n  store b1[a] %2 over a\n}\n";
+  static const char fours[] = "kernel fours {\n  axis b 25600\n  axis c 4\n  buffer b0 i64 in node=1 elements=102400\n"
+                              "  buffer b1 i64 in node=2 elements=4\n  buffer b2 i64 out node=3 elements=102400\n"
+                              "  %1 = i64 load b0[4*b + c]\n  %2 = i64 load b1[c]\n  %3 = i64 add %1 %2\n"
+                              "  store b2[4*b + c] %3 over b c\n}\n";
+  static const char odd_rows[] =
+      "kernel odd_rows {\n  axis a 64\n  axis b 47\n  buffer b0 f32 in node=1 elements=3008\n"
+      "  buffer b1 f32 out node=2 elements=3008\n  %1 = f32 load b0[47*a + b]\n"
+      "  %2 = f32 arcsin %1\n  %3 = f32 gelu %2\n  %4 = f32 reduce.max inner b %3\n"
+      "  %5 = f32 sub %3 %4\n  store b1[47*a + b] %5 over a b\n}\n";
+  static const char whole_rows[] =
+      "kernel whole_rows {\n  axis a 64\n  axis b 48\n  buffer b0 f32 in node=1 elements=3072\n"
+      "  buffer b1 f32 out node=2 elements=3072\n  %1 = f32 load b0[48*a + b]\n"
+      "  %2 = f32 arcsin %1\n  %3 = f32 gelu %2\n  %4 = f32 reduce.max inner b %3\n"
+      "  %5 = f32 sub %3 %4\n  store b1[48*a + b] %5 over a b\n}\n";
+  static const struct {
+    const char *text;
+    schedule_how how;
+    const char *chosen;
+  } cases[] = {
+      {columns, {.processors = 1}, "for b; vec a"},
+      {columns, {.processors = 4}, "par b/64; for b; vec a | vec a"},
+      {fours, {0}, "par b; vec c"},
+      {fours, {.interpreted = true}, "par b/1024; for c; vec b"},
+      {odd_rows, {0}, "for b; vec a"},
+      {whole_rows, {0}, "par a; vec b"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    k_kernel *k = parsed(cases[i].text);
+    schedule_result s;
+    const char *why = NULL;
+    schedule_how how = cases[i].how;
+    how.grain = GRAIN;
+    ck_assert_msg(schedule(k, TARGET_CPU, &how, &s, &why), "%s: %s", k->name, why);
+    ck_assert_msg(strcmp(s.program->schedule, cases[i].chosen) == 0, "case %zu of %s: %s", i, k->name,
+                  s.program->schedule);
+    l_free(s.program);
+    k_free(k);
+  }
+}
+END_TEST
+
 START_TEST(texts_are_read) {
   static const struct {
     const char *text, *printed; /* NULL: as it is */
@@ -556,7 +603,7 @@ END_TEST
 
 int main(void) {
   Suite *s = suite_create("kernel_schedules");
-  CASE(tcase_create("tiles"), tiles_are_as_tall_as_there_are_enough);
+  CASE(tcase_create("choice"), tiles_are_as_tall_as_there_are_enough, machines_have_their_own_choice);
   CASE(tcase_create("texts"), texts_are_read, texts_that_do_not_fit_have_a_reason, garbage_is_refused);
 #ifdef CAN_FAIL
   CASE(tcase_create("memory"), every_allocation_can_fail);
