@@ -111,10 +111,10 @@ typedef struct price_numbers {
   double op_ns,
       fma_ns; /* a simple operation, and a multiplication in a product's tile, per element of a vector of 32-bit values */
   double scalar,
-      alone;    /* how many times that a value costs that is computed by itself: the first operation, and more of it */
-  double lanes; /* bytes of a vector, whose elements are computed together if there are that many; 0: always */
-  double end;   /* how many elements one costs that is left over at the end of a VEC */
-  double turn;  /* simple operations for each element that goes through a turned tile */
+      scalar_more; /* how many times that a value costs that is computed by itself: the first operation, and others */
+  double vector_bytes;    /* as much is computed together; 0: any number of elements */
+  double left_over;       /* how many elements of a vector one costs that is left over at the end of a VEC */
+  double turn;            /* simple operations for each element that goes through a turned tile */
   double gather, scatter; /* simple operations for each element that is loaded or stored by itself, */
   double apart;           /* where neighbours lie so many bytes apart or more: less if they are nearer */
   double guard;           /* for an access with a guard, beside its own; */

@@ -41,9 +41,9 @@ typedef struct pricer {
   const loop_list *l;
   int c;
   double trip[SCHED_LOOPS];
-  double whole;   /* elements that a VEC costs as much as, with those left over at its end */
-  k_mask *inside; /* by node: the axes of the loops that it is computed in */
-  bool *now;      /* by node: does the phase at hand need it? */
+  double vec_cost; /* elements that a VEC costs as much as, with those left over at its end */
+  k_mask *inside;  /* by node: the axes of the loops that it is computed in */
+  bool *now;       /* by node: does the phase at hand need it? */
 } pricer;
 
 static double min_of(double a, double b) { return a < b ? a : b; }
@@ -65,17 +65,17 @@ static bool is_access(const k_node *n) { return n->code == K_LOAD || n->code == 
 
 /* How many elements a VEC of the phase at hand costs as much as. Compilers make vectors of as many elements as the narrowest values fill one with,
  * then one of half as many, and what is left by itself. */
-static double whole(const pricer *p) {
+static double vec_cost(const pricer *p) {
   double n = p->c < 0 ? 1 : p->trip[p->l->n - 1], narrowest = 8;
   const price_numbers *by = &p->s->by->price;
-  if (by->lanes == 0) return n;
+  if (by->vector_bytes == 0) return n;
   for (k_val v = 1; v < p->k->n; v++) {
     const k_node *x = &p->k->nodes[v];
     double size = (double)dtype_size((qn_dtype)x->dtype);
     if (p->now[v] && is_access(x) && axis_in(x->axes, p->c) && size < narrowest) narrowest = size;
   }
-  double lanes = by->lanes / narrowest, full = floor(n / lanes) * lanes, half = n - full >= lanes / 2;
-  return full + half * lanes + (n - full - half * lanes / 2) * by->end;
+  double lanes = by->vector_bytes / narrowest, full = floor(n / lanes) * lanes, half = n - full >= lanes / 2;
+  return full + half * lanes + (n - full - half * lanes / 2) * by->left_over;
 }
 
 /* The product of the turns of PARs, and of other loops over axes of `in`. `from`: only of loops from there on. */
@@ -84,7 +84,7 @@ static double turns(const pricer *p, k_mask in, int from, bool vec) {
   for (int i = from; i < p->l->n; i++) {
     const sched_loop *x = &p->l->at[i];
     if (x->role == LOOP_VEC ? vec && axis_in(in, x->axis) : x->role == LOOP_PAR || axis_in(in, x->axis))
-      n *= x->role == LOOP_VEC ? p->whole : p->trip[i];
+      n *= x->role == LOOP_VEC ? p->vec_cost : p->trip[i];
   }
   return n;
 }
@@ -217,7 +217,7 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
   find_trips(p, l);
   k_val dot = find_inside(p, ends, cut);
   double work = extra, vectors = 0, steps = 0, passes = 0;
-  p->whole = whole(p);
+  p->vec_cost = vec_cost(p);
   for (k_val v = 1; v < k->n; v++) {
     const k_node *n = &k->nodes[v];
     if (!p->now[v] || (k_reduces(n, cut) && !ends[v])) continue;
@@ -245,7 +245,7 @@ static double phase_price(pricer *p, const loop_list *l, const bool *ends, doubl
     work += times * by->op_ns *
             (along        ? weight
              : weight < 1 ? weight * by->scalar
-                          : by->scalar + by->alone * (weight - 1));
+                          : by->scalar + by->scalar_more * (weight - 1));
     if (ends[v] || k_folds(n)) vectors = max_of(vectors, turns(p, in, 0, false));
     if (k_reduces(n, p->c)) passes += turns(p, in, 0, false);
   }

@@ -347,8 +347,7 @@ typedef struct cursor {
   schedule_target target;
   k_val *effects;
   uint32_t from, n;
-  schedule_how how;
-  const char *text;
+  schedule_how how; /* of its text what is left */
 } cursor;
 
 static void mark_needed(void *ctx, k_val v) { ((nest *)ctx)->needed[v] = true; }
@@ -417,27 +416,28 @@ static bool nest_from_text(nest *s, cursor *x) {
   *s = (nest){0};
   if (x->from == x->n) return refuse(s, "a schedule of other effects");
   uint32_t n = effects_end(x->k, x->effects, x->from, x->n) - x->from;
-  unsigned long some = strtoul(x->text, &end, 10);
-  if (end != x->text) {
+  unsigned long some = strtoul(x->how.text, &end, 10);
+  if (end != x->how.text) {
     if (*end != ':' || some < 1 || some > n) return refuse(s, "a schedule of other effects");
     n = (uint32_t)some;
-    x->text = end + 1;
+    x->how.text = end + 1;
   }
   if (!checks_together(x, n)) return refuse(s, "a check in two nests");
   if (!nest_init(s, x, n)) return false;
-  if (!nest_parse(x->k, &x->text, &s->s)) return refuse(s, "no schedule");
+  if (!nest_parse(x->k, &x->how.text, &s->s)) return refuse(s, "no schedule");
   if (!nest_fits(s)) return false;
   nest_settle(s);
   bool more = x->from + n < x->n;
-  if (more != (strncmp(x->text, "||", 2) == 0) || (!more && *x->text)) return refuse(s, "a schedule of other effects");
-  x->text += more ? 2 : 0;
-  x->text += strspn(x->text, " ");
+  if (more != (strncmp(x->how.text, "||", 2) == 0) || (!more && *x->how.text))
+    return refuse(s, "a schedule of other effects");
+  x->how.text += more ? 2 : 0;
+  x->how.text += strspn(x->how.text, " ");
   return true;
 }
 
 /* Sets up the next nest. Where effects cannot share loops each is a nest of its own. */
 static bool nest_next(nest *s, cursor *x) {
-  if (x->text) {
+  if (x->how.text) {
     bool ok = nest_from_text(s, x);
     x->from += s->s.effects;
     return ok;
@@ -693,7 +693,7 @@ static bool make_program(const k_kernel *k, schedule_target target, const schedu
   l_program *p = l_new(k->name);
   if (!p) return false;
   nest_builder nb;
-  cursor x = {.k = k, .target = target, .text = how->text, .how = *how};
+  cursor x = {.k = k, .target = target, .how = *how};
   text_buf text = {0};
   print_unrolled(whole, k, &text);
   bool loops = nest_has_loops(k), ok = nest_begin(&nb, k, p);

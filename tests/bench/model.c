@@ -20,7 +20,7 @@
 #include "jit/kernel/launch.h"
 #include "tests/unit/kernel_case.h"
 
-static int64_t tune[] = {
+static const int64_t tune[] = {
 #define TUNABLE(symbol, name, def, min, max, meaning) def,
 #include "lang/tunables.def"
 #undef TUNABLE
@@ -293,7 +293,6 @@ int main(int argc, char **argv) {
     if (strcmp(argv[i], "--gpu") == 0) gpu = atoi(argv[i + 1]) != 0;
     if (strcmp(argv[i], "--ms") == 0) b.seconds = atof(argv[i + 1]) / 1000;
   }
-  tune[TUNE_schedule_processors] = 1; /* as candidates are run */
   mkdir(b.place, 0755);
   qn_config config;
   qn_config_init(&config);
