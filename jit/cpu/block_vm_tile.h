@@ -15,7 +15,8 @@
  *
  * Windows (of a convolution) are read from the array in which they lie, by the offsets of their columns and of their rows. Where each vector of a
  * panel is a run of elements that lie in one piece, or the end of one and the beginning of the next, kernels read them in place, which costs nothing
- * and half a multiplication a vector; elsewhere they are packed. Where neighbours lie two elements apart, each second of two vectors is taken. Stored first, windows of 3 x 3 would be nine times the array.
+ * and half a multiplication a vector; elsewhere they are packed. Where neighbours lie two elements apart, each second of two vectors is taken. Stored
+ * first, windows of 3 x 3 would be nine times the array.
  *
  * A vector times a matrix has up to 8 vectors of sums at a time (tile_row).
  * A matrix times a vector, where rows of the matrix lie along k, has 8 rows in the lanes of a vector, turned in registers (tile_column): to
@@ -40,9 +41,9 @@ enum { TILE_PIECED = 8 /* panels of x that read y in two pieces a vector, rather
 enum { TILE_IS_WHOLE, TILE_IS_PART, TILE_IS_NARROW, TILE_IS_RUNS, TILE_IS_PIECES, TILE_KINDS };
 
 /* By instruction set: rows of sums in registers (TILE_M, and the pitch of packed panels, TILE_PITCH), rows for which y is packed once (a
- * slice of them should lie in the second cache), vectors, masks that say which first elements of a vector are loaded and stored, and what reads the
- * elements after those from another place, and each second element of two vectors. A masked load takes the place of a multiplication, 4 % of a kernel's time, so whole panels have kernels
- * without. */
+ * slice of them should lie in the second cache), vectors, masks that say which first elements of a vector are loaded and stored, what reads the
+ * elements after those from another place, and each second element of two vectors. A masked load takes the place of a multiplication, 4 % of a
+ * kernel's time, so whole panels have kernels without. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
 enum { TILE_M = 14, TILE_PITCH = 16, TILE_ROWS = 512 };

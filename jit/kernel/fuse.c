@@ -766,7 +766,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   const char *why = NULL;
   uint32_t made = 0;
   r.made = &made;
-  const schedule_how how = {.interpreted = !f->tune[TUNE_jit_cc]}; /* plans are the same for any number of threads */
+  const schedule_how how = {.interpreted = !f->tune[TUNE_jit_cc]}; /* groups are the same for any number of threads */
   k_kernel *k = lower(&r, &why);
   if (k) k->statics = f->tune[TUNE_fuse_static] && statics_pay(k);
   f->budget -= n + made;

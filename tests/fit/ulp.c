@@ -3,7 +3,8 @@
  *
  *   gcc -O2 -march=native -ffp-contract=off -fno-math-errno -I. tests/fit/ulp.c -o ulp -lm && ./ulp [STEP [NAME...]]
  *
- * Units are those of the right value; those of 1/4, if they are larger, for gelu_slope from -1.5 on, around its zero. Right values are libm's in f64, which are within a few of its units: less than a billionth of a unit of f32. */
+ * Units are those of the right value; those of 1/4, if they are larger, for gelu_slope from -1.5 on, around its zero. Right values are libm's in f64,
+ * which are within a few of its units: less than a billionth of a unit of f32. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
